@@ -1,0 +1,28 @@
+# `make infer` and `make test` each work as the first command on a fresh machine: both set up .venv first.
+CUDA ?= 13
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+CONFIG ?= configs/infer/cora.yaml
+
+.PHONY: setup infer test lint clean
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),dev]'
+	@touch $@
+
+infer: setup
+	$(BIN)/python scripts/infer.py --config $(CONFIG)
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf .venv *.egg-info .pytest_cache .ruff_cache
