@@ -1,0 +1,24 @@
+"""Sparse attention on tensor cores: the BSB format, the fused kernels and their back ends.
+
+    from kernels import BSB, sparse_attention
+    out = sparse_attention(q, k, v, graph)               # any graph; the fastest back end that can run
+    plan = plan_attention(graph, device="cuda")          # or: build the sparse format once ...
+    out = plan(q, k, v)                                  # ... and call it often
+
+Direction: rows of A are queries, columns are keys. For a DGLGraph a node attends to the sources of its in-edges.
+"""
+
+from kernels.attention import AttentionPlan, BackendInfo, backends, plan_attention, sparse_attention
+from kernels.bsb import BSB
+from kernels.errors import BackendUnavailableError, KernelCompileError
+
+__all__ = [
+    "BSB",
+    "AttentionPlan",
+    "BackendInfo",
+    "BackendUnavailableError",
+    "KernelCompileError",
+    "backends",
+    "plan_attention",
+    "sparse_attention",
+]

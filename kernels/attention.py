@@ -1,0 +1,212 @@
+"""The public call: `sparse_attention(q, k, v, graph)`, and `plan_attention(graph)` for a graph that is used often.
+
+O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 1). What every back end agrees on:
+
+* Non-edges are minus infinity; a score of exactly 0 on an edge counts as any other.
+* A row without an edge gives zeros, as does a row whose scores are all -inf (`dgl` gives NaN for the latter).
+* A NaN, or an infinity that makes one, in Q or K reaches the rows whose edges use it. In V it reaches, with
+  `fused3s_paper`, every row of the 16-row windows that gather it, because the tensor core multiplies it by 0 there;
+  with the others only the rows that have an edge to it.
+* `scale=None` is 1/sqrt(d), as in torch's scaled_dot_product_attention; the paper's formula is `scale=1.0`.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.backends import REGISTRY
+from kernels.backends.base import AttentionFunction, Backend
+from kernels.bsb import BSB
+from kernels.csr import csr_pattern
+from kernels.errors import BackendUnavailableError
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """A back end as a user sees it; `unavailable` is the reason why it cannot run on the device, else None."""
+
+    name: str
+    summary: str
+    unavailable: str | None
+
+
+def backends(device: torch.device | str | None = None) -> dict[str, BackendInfo]:
+    """All back ends, fastest first, and why one cannot run on `device` (default: the GPU where there is one)."""
+    device = _device(device)
+    return {name: BackendInfo(name, backend.summary, backend.unavailable(device)) for name, backend in REGISTRY.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan:
+    """Sparse attention over one graph: its format is built and lies on `device`. Call it with q, k and v.
+
+    Attributes:
+        backend: name of the back end, never "auto".
+        shape: (num_rows, num_cols) of A: queries and keys.
+        device: where the inputs must be.
+    """
+
+    backend: str
+    shape: tuple[int, int]
+    device: torch.device
+    function: AttentionFunction
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """See `sparse_attention`."""
+        _check_tensors(q, k, v, self.shape, self.device)
+        reason = REGISTRY[self.backend].unsupported(q.dtype, q.shape[-1])
+        if reason:
+            raise ValueError(f"q, k, v: back end {self.backend} cannot run them: {reason}")
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+        if not math.isfinite(scale):
+            raise ValueError(f"scale: got {scale}; a finite number is needed")
+        out_dtype = q.dtype if out_dtype is None else out_dtype
+        if out_dtype not in DTYPES:
+            raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
+        if q.dim() == 2:
+            return self.function(q[:, None], k[:, None], v[:, None], scale, out_dtype)[:, 0]
+        return self.function(q, k, v, scale, out_dtype)
+
+
+def plan_attention(
+    graph: Any,
+    *,
+    backend: str = "auto",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    head_dim: int | None = None,
+) -> AttentionPlan:
+    """Choose a back end and build its sparse format of `graph` on `device`, once for many calls.
+
+    Args:
+        graph: a BSB, a DGLGraph (in-edges: destination nodes are the queries), a scipy.sparse matrix or a
+            torch.sparse_csr tensor (rows are the queries).
+        backend: a name of `backends()`, or "auto" for the fastest that can run; the log says which that is.
+        device: where q, k and v will be; default the GPU where there is one.
+        dtype, head_dim: type and head dimension of q, k and v, where known: "auto" then takes a back end that accepts
+            them, and a kernel is compiled now instead of at the first call.
+
+    Raises:
+        BackendUnavailableError: the back end cannot run on this machine or device; the text is the reason.
+        ValueError, TypeError: the back end has no such name or cannot take such inputs; the graph is malformed.
+    """
+    device = _device(device)
+    shape = graph.shape if isinstance(graph, BSB) else csr_pattern(graph).shape
+    chosen = _choose(backend, device, dtype, head_dim)
+    return AttentionPlan(chosen.name, shape, device, chosen.prepare(graph, device, dtype, head_dim))
+
+
+def sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    graph: Any,
+    *,
+    scale: float | None = None,
+    backend: str = "auto",
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """softmax(scale * q k^T masked by graph) v.
+
+    The sparse format is built anew at each call unless `graph` is a BSB on the inputs' device and the back end reads
+    BSB; use `plan_attention` to build it once whatever the back end.
+
+    Args:
+        q: [num_rows, d] or [num_rows, H, d]; float16, bfloat16, float32 or float64.
+        k, v: [num_cols, d] or [num_cols, H, d], of q's type and device.
+        graph: a BSB, a DGLGraph (in-edges: destination nodes are the queries), a scipy.sparse matrix or a
+            torch.sparse_csr tensor (rows are the queries).
+        scale: factor of the scores; None means 1/sqrt(d).
+        backend: a name of `backends()`, or "auto" for the fastest that can run.
+        out_dtype: type of the result; None means q's type. `fused3s_paper` writes torch.float32 or q's type.
+
+    Returns:
+        q's shape, contiguous.
+
+    Raises:
+        BackendUnavailableError: the back end cannot run on this machine or on the inputs' device.
+        ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
+    if q.dim() not in (2, 3):
+        raise ValueError(f"q: got shape {tuple(q.shape)}; [num_rows, d] or [num_rows, H, d] is needed")
+    plan = plan_attention(graph, backend=backend, device=q.device, dtype=q.dtype, head_dim=q.shape[-1])
+    return plan(q, k, v, scale=scale, out_dtype=out_dtype)
+
+
+def _choose(name: str, device: torch.device, dtype: torch.dtype | None, head_dim: int | None) -> Backend:
+    def unsupported(backend: Backend) -> str | None:
+        return None if dtype is None or head_dim is None else backend.unsupported(dtype, head_dim)
+
+    if name == "auto":
+        passed_over = []
+        for backend in REGISTRY.values():
+            reason = backend.unavailable(device) or unsupported(backend)
+            if reason is None:
+                because = f" ({'; '.join(passed_over)})" if passed_over else ""
+                logger.info("attention back end: %s on %s%s", backend.name, device, because)
+                return backend
+            passed_over.append(f"not {backend.name}: {reason}")
+        raise BackendUnavailableError(f"no attention back end can run on {device}: {'; '.join(passed_over)}")
+    if name not in REGISTRY:
+        raise ValueError(f"backend: got {name!r}; allowed are 'auto', {', '.join(map(repr, REGISTRY))}")
+    backend = REGISTRY[name]
+    if reason := backend.unavailable(device):
+        raise BackendUnavailableError(f"back end {name} cannot run: {reason}")
+    if reason := unsupported(backend):
+        raise ValueError(f"q, k, v: back end {name} cannot run them: {reason}")
+    return backend
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _check_tensors(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, graph_shape: tuple[int, int], device: torch.device
+) -> None:
+    """Raise for the first disagreement among q, k, v and the graph."""
+    for name, tensor, rows, what in (("q", q, graph_shape[0], "rows"), ("k", k, graph_shape[1], "columns")):
+        if tensor.dim() not in (2, 3):
+            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; [N, d] or [N, H, d] is needed")
+        if tensor.shape[0] != rows:
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, but the graph has {rows} {what}; they must agree"
+            )
+    if k.shape[1:] != q.shape[1:]:
+        raise ValueError(f"k: got shape {tuple(k.shape)}, but q has {tuple(q.shape)}; heads and d must agree")
+    if v.shape != k.shape:
+        raise ValueError(f"v: got shape {tuple(v.shape)}, but k has {tuple(k.shape)}; they must agree")
+    if q.shape[-1] == 0:
+        raise ValueError(f"q: got shape {tuple(q.shape)}; d must be at least 1")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.device != device:
+            raise ValueError(
+                f"{name}: on {tensor.device}, but the graph was planned for {device}; q, k, v and plan must share it"
+            )
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"{name}: got {tensor.dtype}, but q is {q.dtype}; q, k and v must have one type")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")

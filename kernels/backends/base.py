@@ -1,0 +1,40 @@
+"""What an attention back end is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# (query [num_rows, H, d], key and value [num_cols, H, d], scale, out_dtype) -> output [num_rows, H, d]
+AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, torch.dtype], torch.Tensor]
+
+
+class Backend(ABC):
+    """One way to compute sparse attention.
+
+    Attributes:
+        name: the key in the registry, in configs and in results.
+        summary: one line for a user.
+    """
+
+    name: str
+    summary: str
+
+    @abstractmethod
+    def unavailable(self, device: torch.device) -> str | None:
+        """Why the back end cannot run on `device`; None when it can."""
+
+    def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
+        """Why the back end cannot take such inputs; None when it can."""
+        return None
+
+    @abstractmethod
+    def prepare(
+        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> AttentionFunction:
+        """Build the sparse format of `graph` on `device`, once, and return the function that runs on it.
+
+        `dtype` and `head_dim`, where known, let the back end compile its kernel now instead of at the first call.
+        The function gets checked arguments: see `kernels.attention.AttentionPlan`.
+        """

@@ -1,0 +1,112 @@
+"""`fused3s_paper`: the paper's fused tensor-core kernel over BSB (Algorithms 1 and 2); see cuda/fused3s_paper.cu."""
+
+import importlib.util
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.backends.base import AttentionFunction, Backend
+from kernels.bsb import BSB, PAPER_TILE
+from kernels.jit import PaperKernelSpec, get_kernel
+
+MAX_DIM = 256
+LOAD_BYTES = 16  # one lane's load of Q or K
+MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16
+
+
+class Fused3SPaperBackend(Backend):
+    name = "fused3s_paper"
+    summary = "the paper's fused tensor-core kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
+
+    def unavailable(self, device: torch.device) -> str | None:
+        if not torch.cuda.is_available():
+            return "no NVIDIA GPU found, or this PyTorch has no CUDA"
+        if device.type != "cuda":
+            return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
+        if importlib.util.find_spec("cupy") is None:
+            return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
+        capability = torch.cuda.get_device_capability(device)
+        if capability < MIN_CAPABILITY:
+            found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
+            return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
+        return None
+
+    def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
+        if dtype not in (torch.float16, torch.bfloat16):
+            return f"it takes torch.float16 and torch.bfloat16, got {dtype}"
+        if not (8 <= head_dim <= MAX_DIM and head_dim % 8 == 0):
+            return f"it takes a head dimension that is a multiple of 8 up to {MAX_DIM}, got {head_dim}"
+        return None
+
+    def prepare(
+        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> AttentionFunction:
+        bsb = graph.to(device) if isinstance(graph, BSB) else BSB.from_graph(graph, device=device)
+        if bsb.tile != PAPER_TILE:
+            raise ValueError(f"graph: a BSB with tile {bsb.tile}; back end {self.name} needs tile {PAPER_TILE}")
+        if dtype is not None and head_dim is not None:
+            get_kernel(PaperKernelSpec(dtype, dtype, head_dim), device.index)
+
+        def attend(
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
+        ) -> torch.Tensor:
+            spec = PaperKernelSpec(query.dtype, out_dtype, query.shape[-1])
+            return launch(spec, bsb, query, key, value, scale)
+
+        return attend
+
+
+def launch(
+    spec: PaperKernelSpec, bsb: BSB, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Run one instance of the kernel on torch's current stream, without waiting for it.
+
+    Args:
+        spec: the instance; `spec.dim` and the types must be those of the tensors.
+        bsb: A with tile (16, 8), on the tensors' GPU.
+        query: [num_rows, H, d] fp16 or bf16, any row and head strides.
+        key, value: [num_cols, H, d], likewise.
+        scale: factor of the scores.
+
+    Returns:
+        [num_rows, H, d] contiguous, of spec.out_dtype.
+
+    Raises:
+        ValueError: an output type other than float32 and the inputs' type, or gradients are asked for.
+    """
+    if spec.out_dtype not in (torch.float32, spec.dtype):
+        raise ValueError(f"out_dtype: got {spec.out_dtype}; torch.float32 and {spec.dtype} are allowed")
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        raise ValueError(
+            "fused3s_paper computes the forward pass only, and an input requires a gradient: "
+            "call it under torch.inference_mode() or torch.no_grad(), or use backend='reference' to train"
+        )
+    import cupy
+
+    query, key, value = map(_loadable, (query, key, value))
+    num_rows, num_heads = query.shape[:2]
+    output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
+    if output.numel() == 0:
+        return output
+    kernel = get_kernel(spec, query.device.index)
+    strides = [np.int64(stride) for tensor in (query, key, value) for stride in tensor.stride()[:2]]
+    format_arrays = (bsb.tcb_row_offset, bsb.col_sparse_to_dense, bsb.bitmap, bsb.row_window_order)
+    pointers = [np.uint64(tensor.data_ptr()) for tensor in (*format_arrays, query, key, value, output)]
+    arguments = (*pointers, *strides, np.int32(num_rows), np.float32(scale * math.log2(math.e)))
+    with (
+        cupy.cuda.Device(query.device.index),
+        cupy.cuda.Stream.from_external(torch.cuda.current_stream(query.device)),
+    ):
+        kernel((bsb.num_row_windows, num_heads), (32 * spec.warps,), arguments)
+    return output
+
+
+def _loadable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where every row starts on 16 bytes and is contiguous, as in views of a fused [N, 3, H, d]
+    projection; else a contiguous copy."""
+    starts = (tensor.data_ptr(), *(stride * tensor.itemsize for stride in tensor.stride()[:2]))
+    if tensor.stride(-1) == 1 and all(start % LOAD_BYTES == 0 for start in starts):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,9 @@
+"""Errors that a caller can act on. Wrong arguments are plain ValueError and TypeError."""
+
+
+class BackendUnavailableError(RuntimeError):
+    """The attention back end cannot run here: no GPU, a GPU too old, a package missing. The text is the reason."""
+
+
+class KernelCompileError(RuntimeError):
+    """NVRTC refused a kernel. The text holds the instance, the compiler's log and where the source was saved."""

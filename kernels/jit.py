@@ -1,0 +1,162 @@
+"""Compilation of the CUDA sources: a frozen spec names one template instance, NVRTC builds it once.
+
+CuPy keeps compiled modules on disk (CUPY_CACHE_DIR, ~/.cupy/kernel_cache); its key is the text it is given, so project
+headers are pasted into the text first. `compile_ptxas` builds for any architecture without a GPU and returns what
+ptxas reports, for tests and for readers who count registers.
+"""
+
+import logging
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.errors import KernelCompileError
+
+logger = logging.getLogger(__name__)
+
+CUDA_FOLDER = Path(__file__).parent / "cuda"
+OPTIONS = ("--std=c++17",)
+ELEMENTS = {torch.float16: "kHalf", torch.bfloat16: "kBFloat16", torch.float32: "kFloat"}
+
+
+@dataclass(frozen=True)
+class PaperKernelSpec:
+    """One instance of `cuda/fused3s_paper.cu`.
+
+    Attributes:
+        dtype: torch.float16 or torch.bfloat16, of query, key and value.
+        out_dtype: torch.float32 or `dtype`.
+        dim: dimensions of a head, a multiple of 8 up to 256.
+        warps: warps of a thread block, TCBs of an iteration.
+        reordered: walk the row windows by decreasing TCB count (paper, row-window reordering).
+        permuted: wide loads of Q, K and V through register remapping (paper, data layout).
+    """
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    dim: int
+    warps: int = 8
+    reordered: bool = True
+    permuted: bool = True
+
+    source = "fused3s_paper.cu"
+
+    @property
+    def name(self) -> str:
+        """The C++ name of the instance."""
+        arguments = (
+            f"Element::{ELEMENTS[self.dtype]}",
+            f"Element::{ELEMENTS[self.out_dtype]}",
+            self.dim,
+            self.warps,
+            str(self.reordered).lower(),
+            str(self.permuted).lower(),
+        )
+        return f"fused3s_paper<{', '.join(map(str, arguments))}>"
+
+
+@dataclass(frozen=True)
+class PtxasReport:
+    """What one instance needs: registers a thread, static shared memory and spilled bytes, barriers' count aside."""
+
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+
+
+@cache
+def read_source(file_name: str) -> str:
+    """Text of a CUDA source with its project headers (`#include "..."`) pasted in."""
+    text = (CUDA_FOLDER / file_name).read_text(encoding="utf-8")
+    return re.sub(r'^#include "(.+)"$', lambda match: read_source(match[1]), text, flags=re.MULTILINE).replace(
+        "#pragma once\n", ""
+    )
+
+
+_lock = threading.Lock()
+_functions: dict[tuple[PaperKernelSpec, int], Any] = {}
+
+
+def get_kernel(spec: PaperKernelSpec, device_index: int) -> Any:
+    """The CuPy function of an instance on a GPU, compiled and loaded on first use.
+
+    Raises:
+        KernelCompileError: NVRTC refused the source.
+    """
+    function = _functions.get((spec, device_index))
+    if function is None:
+        with _lock:
+            function = _functions.get((spec, device_index))
+            if function is None:
+                function = _functions[spec, device_index] = _load(spec, device_index)
+    return function
+
+
+def _load(spec: PaperKernelSpec, device_index: int) -> Any:
+    import cupy
+
+    logger.info("compiling %s (on first use; CuPy keeps the result on disk)", spec.name)
+    start = time.perf_counter()
+    source = read_source(spec.source)
+    try:
+        with cupy.cuda.Device(device_index):
+            module = cupy.RawModule(code=source, options=OPTIONS, name_expressions=[spec.name])
+            function = module.get_function(spec.name)
+    except (cupy.cuda.compiler.CompileException, cupy.cuda.nvrtc.NVRTCError) as error:
+        raise _compile_error(spec.name, source, str(error)) from error
+    logger.info("compiled %s in %.1f s", spec.name, time.perf_counter() - start)
+    return function
+
+
+def compile_ptxas(specs: Sequence[PaperKernelSpec], arch: str) -> dict[PaperKernelSpec, PtxasReport]:
+    """Compile instances of one source for `arch` ("sm_80", "sm_90", ...) and read ptxas's report. Needs no GPU.
+
+    Raises:
+        KernelCompileError: NVRTC refused the source.
+    """
+    from cupy.cuda import nvrtc
+
+    source = read_source(specs[0].source)
+    program = nvrtc.createProgram(source, specs[0].source, [], [])
+    try:
+        for spec in specs:
+            nvrtc.addNameExpression(program, spec.name)
+        options = [*OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v"]
+        try:
+            nvrtc.compileProgram(program, options)
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program)
+            raise _compile_error(f"{specs[0].name} and others for {arch}", source, log) from error
+        log = nvrtc.getProgramLog(program)
+        return {spec: _parse_report(log, nvrtc.getLoweredName(program, spec.name)) for spec in specs}
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _parse_report(log: str, lowered_name: str) -> PtxasReport:
+    entry = log.split(f"Compiling entry function '{lowered_name}'", maxsplit=1)[1]
+    entry = entry.split("Compiling entry function", maxsplit=1)[0]
+
+    def number(pattern: str) -> int:
+        match = re.search(pattern, entry)
+        return int(match[1]) if match else 0
+
+    return PtxasReport(
+        registers=number(r"Used (\d+) registers"),
+        shared_bytes=number(r"(\d+) bytes smem"),
+        spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+    )
+
+
+def _compile_error(name: str, source: str, log: str) -> KernelCompileError:
+    with tempfile.NamedTemporaryFile("w", suffix=".cu", prefix="fused3s-", delete=False) as file:
+        file.write(source)
+    return KernelCompileError(f"NVRTC could not compile {name}; the source is saved as {file.name}\n{log}")

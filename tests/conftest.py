@@ -1,0 +1,26 @@
+"""Shared fixtures: the real graphs and the GPU, each skipped with its reason where it is not there."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_graph_dir() -> Path:
+    """Folder of real graphs (`single/NAME.npz`, `batched/NAME.npz`): FUSED3S_TEST_DATA, else ../shared/data."""
+    folder = Path(os.environ.get("FUSED3S_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not (folder / "single").is_dir():
+        pytest.skip(f"no real graphs under {folder}; set FUSED3S_TEST_DATA to a folder with single/ and batched/")
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU found"))

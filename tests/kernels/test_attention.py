@@ -1,0 +1,220 @@
+"""The public call on the CPU: back ends against the dense oracle, the contract's corners, every error message."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from attention_cases import dense_attention, load_real_graph, mask_of
+from tolerance import edges_of, row_errors
+
+import kernels.attention
+from kernels import BSB, BackendUnavailableError, backends, plan_attention, sparse_attention
+from kernels.backends.reference import edge_softmax_attention
+from kernels.dgl_compat import import_dgl
+
+CPU_BACKENDS = ["dgl", "reference"]
+
+
+def inputs(rows: int, cols: int, heads: int = 2, dim: int = 16, dtype=torch.float32) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(rows * 31 + cols)
+    return tuple(torch.randn(n, heads, dim, generator=generator).to(dtype) for n in (rows, cols, cols))
+
+
+def random_graph(rows: int = 40, cols: int = 40) -> sp.csr_array:
+    return sp.random_array((rows, cols), density=0.15, format="csr", rng=np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("scale", [None, 1.0, -0.5])
+def test_against_dense_float64(edge_case, backend, scale):
+    q, k, v = inputs(*edge_case.shape)
+    output = sparse_attention(q, k, v, edge_case, backend=backend, scale=scale)
+    expected = dense_attention(q, k, v, mask_of(edge_case), 0.25 if scale is None else scale)
+    assert output.dtype == torch.float32
+    assert row_errors(output, expected).max() < 2e-5  # a few hundred float32 roundings a row
+
+
+@pytest.mark.parametrize("name", ["cora", "elliptic", "ogbg-molhiv"])
+def test_dgl_against_reference_on_real_graphs(name, real_graph_dir):
+    graph = load_real_graph(real_graph_dir, name)
+    q, k, v = inputs(*graph.shape, heads=1, dim=64)
+    output = sparse_attention(q, k, v, graph, backend="dgl")
+    assert row_errors(output, sparse_attention(q.double(), k.double(), v.double(), graph)).max() < 2e-5
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_types_and_two_dimensions(backend, dtype):
+    graph = random_graph()
+    q, k, v = (tensor[:, 0] for tensor in inputs(40, 40, dtype=dtype))
+    output = sparse_attention(q, k, v, graph, backend=backend)
+    assert output.shape == q.shape
+    assert output.dtype == dtype
+    expected = dense_attention(q[:, None], k[:, None], v[:, None], mask_of(graph), 0.25)[:, 0]
+    unit = torch.finfo(dtype).eps
+    assert row_errors(output, expected).max() < max(unit, 1e-6)  # one rounding of the output
+    assert sparse_attention(q, k, v, graph, backend=backend, out_dtype=torch.float32).dtype == torch.float32
+
+
+def test_every_kind_of_graph_gives_the_same_result():
+    dgl = import_dgl()
+    dense = np.random.default_rng(0).random((40, 40)) < 0.1  # directed
+    csr = sp.csr_array(dense.astype(np.float32))
+    q, k, v = inputs(40, 40)
+    expected = dense_attention(q, k, v, torch.from_numpy(dense), 0.25)
+    query, key = np.nonzero(dense)
+    in_edges = dgl.graph((key, query), num_nodes=40)
+    tensor = torch.from_numpy(dense).float().to_sparse_csr()
+    for graph in (csr, in_edges, tensor, BSB.from_scipy(csr)):
+        for backend in CPU_BACKENDS:
+            output = sparse_attention(q, k, v, graph, backend=backend)
+            torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+class TestContract:
+    """What kernels/attention.py promises of every back end."""
+
+    def test_score_of_zero_is_an_edge(self, backend):
+        graph = random_graph()
+        _, k, v = inputs(40, 40)
+        output = sparse_attention(torch.zeros_like(k), k, v, graph, backend=backend)
+        weights = mask_of(graph).double()
+        expected = torch.einsum("nm,mhd->nhd", weights / weights.sum(1, keepdim=True).clamp(min=1), v.double())
+        torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-6)
+
+    def test_values_of_one_give_one_and_shifted_scores_change_nothing(self, backend):
+        graph = random_graph()
+        q, k, v = inputs(40, 40)
+        has_edge = torch.from_numpy(np.diff(graph.indptr) > 0)
+        ones = sparse_attention(q, k, torch.ones_like(v), graph, backend=backend)
+        torch.testing.assert_close(ones[has_edge], torch.ones_like(ones[has_edge]))
+        # An extra dimension that adds the same number to all scores of a row, far below zero.
+        q_shifted = torch.cat([q, torch.ones(40, 2, 1)], -1)
+        k_shifted = torch.cat([k, torch.full((40, 2, 1), -300.0)], -1)
+        v_padded = torch.cat([v, torch.zeros(40, 2, 1)], -1)
+        shifted = sparse_attention(q_shifted, k_shifted, v_padded, graph, backend=backend, scale=1.0)[..., :-1]
+        plain = sparse_attention(q, k, v, graph, backend=backend, scale=1.0)
+        torch.testing.assert_close(shifted, plain, rtol=1e-3, atol=1e-4)
+
+    def test_huge_scores_do_not_overflow(self, backend):
+        graph = random_graph()
+        q, k, v = inputs(40, 40)
+        output = sparse_attention(100 * q, 100 * k, v, graph, backend=backend)
+        assert torch.isfinite(output).all()
+
+    def test_nan_reaches_only_rows_that_use_it(self, backend):
+        graph = random_graph()
+        q, k, v = inputs(40, 40)
+        k[7] = torch.nan
+        output = sparse_attention(q, k, v, graph, backend=backend)
+        uses = mask_of(graph)[:, 7]
+        assert torch.isnan(output[uses]).all()
+        assert torch.isfinite(output[~uses]).all()
+
+    def test_repeated_edges_count_once(self, backend):
+        graph = random_graph()
+        q, k, v = inputs(40, 40)
+        row, col = graph.tocoo().coords
+        repeated = import_dgl().graph((np.r_[col, col], np.r_[row, row]), num_nodes=40)
+        once = sparse_attention(q, k, v, graph, backend=backend)
+        torch.testing.assert_close(sparse_attention(q, k, v, repeated, backend=backend), once)
+
+
+def test_rows_with_only_minus_infinity_scores_are_zero_in_the_reference():
+    graph = sp.csr_array(np.ones((2, 2)))
+    q = torch.tensor([[1.0], [1.0]]).expand(2, 8)[:, None]
+    k = torch.full((2, 1, 8), -torch.inf)
+    assert (sparse_attention(q, k, torch.ones(2, 1, 8), graph, backend="reference") == 0).all()
+
+
+def test_reference_has_gradients_of_dense_attention():
+    graph = random_graph()
+    tensors = [tensor.double().requires_grad_() for tensor in inputs(40, 40)]
+    row, col = edges_of(graph)
+    sparse = edge_softmax_attention(*tensors, row, col, 0.25)
+    weights = torch.randn_like(sparse)
+    gradients = torch.autograd.grad((sparse * weights).sum(), tensors)
+    dense = dense_attention(*tensors, mask_of(graph), 0.25)
+    # Dense softmax gives NaN gradients to rows without an edge; leave them out of the loss.
+    has_edge = mask_of(graph).any(1)
+    expected = torch.autograd.grad((dense * weights)[has_edge].sum(), tensors)
+    for found, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(found, torch.nan_to_num(wanted))
+
+
+def test_plan_is_reusable_and_auto_says_what_it_took(caplog):
+    graph = random_graph()
+    q, k, v = inputs(40, 40)
+    with caplog.at_level(logging.INFO, logger="kernels"):
+        plan = plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16)
+    assert plan.backend == "dgl"
+    assert "attention back end: dgl on cpu (not fused3s_paper: " in caplog.text
+    torch.testing.assert_close(plan(q, k, v), sparse_attention(q, k, v, graph))
+
+
+def test_auto_passes_over_what_cannot_take_the_inputs(monkeypatch):
+    for backend in kernels.attention.REGISTRY.values():
+        monkeypatch.setattr(type(backend), "unavailable", lambda self, device: None)
+    chosen = kernels.attention._choose("auto", torch.device("cpu"), torch.float32, 64)
+    assert chosen.name == "dgl"
+    assert kernels.attention._choose("auto", torch.device("cpu"), torch.float16, 64).name == "fused3s_paper"
+    assert kernels.attention._choose("auto", torch.device("cpu"), torch.float16, 260).name == "dgl"
+
+
+def test_backends_list_names_and_reasons():
+    listed = backends("cpu")
+    assert list(listed) == ["fused3s_paper", "dgl", "reference"]
+    assert listed["reference"].unavailable is None
+    assert listed["fused3s_paper"].unavailable
+
+
+def test_unavailable_back_end_says_why():
+    q, k, v = inputs(40, 40, dtype=torch.float16)
+    with pytest.raises(BackendUnavailableError, match=r"no NVIDIA GPU found|on CUDA tensors only"):
+        sparse_attention(q, k, v, random_graph(), backend="fused3s_paper")
+
+
+def test_gpu_too_old_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    reason = kernels.attention.REGISTRY["fused3s_paper"].unavailable(torch.device("cuda", 0))
+    assert reason == "Tesla T4 has compute capability 7.5; 8.0 or higher is needed"
+
+
+Q, K, V = inputs(40, 40)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "options", "message"),
+    [
+        (Q[:-1], K, V, {}, r"q: got shape \(39, 2, 16\), but the graph has 40 rows"),
+        (Q, K[:-1], V, {}, r"k: got shape \(39, 2, 16\), but the graph has 40 columns"),
+        (Q, K, V[:-1], {}, r"v: got shape \(39, 2, 16\), but k has \(40, 2, 16\)"),
+        (Q, K[:, :1], V[:, :1], {}, r"k: got shape \(40, 1, 16\), but q has \(40, 2, 16\)"),
+        (Q, K[..., :8], V[..., :8], {}, "heads and d must agree"),
+        (Q[None], K, V, {}, r"q: got shape \(1, 40, 2, 16\); \[num_rows, d\] or \[num_rows, H, d\]"),
+        (Q[..., :0], K[..., :0], V[..., :0], {}, "d must be at least 1"),
+        (Q, K.half(), V, {}, r"k: got torch\.float16, but q is torch\.float32"),
+        (Q.int(), K.int(), V.int(), {}, r"q: got torch\.int32; allowed are torch\.float16"),
+        (Q, K.to("meta"), V, {}, "k: on meta, but the graph was planned for cpu"),
+        (Q, K, V, {"scale": math.nan}, "scale: got nan"),
+        (Q, K, V, {"out_dtype": torch.int8}, r"out_dtype: got torch\.int8; allowed are"),
+        (Q, K, V, {"backend": "fused"}, "backend: got 'fused'; allowed are 'auto', 'fused3s_paper'"),
+    ],
+)
+def test_bad_arguments_are_named(q, k, v, options, message):
+    with pytest.raises(ValueError, match=message):
+        sparse_attention(q, k, v, random_graph(), **options)
+
+
+def test_bad_types_are_named():
+    with pytest.raises(TypeError, match="q: got ndarray"):
+        sparse_attention(Q.numpy(), K, V, random_graph())
+    with pytest.raises(TypeError, match=r"graph: got builtins\.list"):
+        sparse_attention(Q, K, V, [1, 2])

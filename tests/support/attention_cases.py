@@ -1,0 +1,83 @@
+"""Graphs and the dense oracle of the attention tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+Csr = sp.csr_array
+
+
+def _from_dense(mask: np.ndarray) -> Csr:
+    return sp.csr_array(mask.astype(np.int8))
+
+
+def _random(rows: int, cols: int, density: float) -> Csr:
+    return _from_dense(np.random.default_rng(rows * 1000 + cols).random((rows, cols)) < density)
+
+
+def _hub(num_nodes: int) -> Csr:
+    """One row with every column (thousands of TCBs in one window), the other rows with one column, some with none."""
+    mask = np.zeros((num_nodes, num_nodes), dtype=bool)
+    mask[num_nodes // 2] = True
+    mask[np.arange(0, num_nodes, 3), np.arange(0, num_nodes, 3)[::-1]] = True
+    return _from_dense(mask)
+
+
+def _rows_with_one_edge(num_nodes: int) -> Csr:
+    return sp.csr_array((np.ones(num_nodes, np.int8), np.arange(num_nodes)[::-1], np.arange(num_nodes + 1)))
+
+
+# Edge cases by name; every matrix is small enough for a dense oracle.
+EDGE_CASES: dict[str, Callable[[], Csr]] = {
+    "one_node_no_edge": lambda: _from_dense(np.zeros((1, 1))),
+    "one_node_self_loop": lambda: _from_dense(np.ones((1, 1))),
+    "no_edges": lambda: _from_dense(np.zeros((40, 40))),
+    "n_multiple_of_16": lambda: _random(64, 64, 0.2),
+    "n_one_past_16": lambda: _random(65, 65, 0.2),
+    "n_one_short_of_16": lambda: _random(63, 63, 0.2),
+    "fewer_rows_than_a_window": lambda: _random(5, 5, 0.5),
+    "dense": lambda: _from_dense(np.ones((130, 130))),
+    "empty_rows_and_windows": lambda: sp.vstack([_from_dense(np.zeros((35, 90))), _random(55, 90, 0.05)]).tocsr(),
+    "one_edge_a_row": lambda: _rows_with_one_edge(100),
+    "hub": lambda: _hub(2000),
+    "wide": lambda: _random(20, 700, 0.3),
+    "tall": lambda: _random(700, 20, 0.3),
+    "exactly_8_tcbs": lambda: _from_dense(np.ones((16, 64))),
+    "one_tcb_past_an_iteration": lambda: _from_dense(np.ones((16, 65))),
+}
+
+
+def load_real_graph(folder: Path, name: str) -> Csr:
+    """A real graph as CSR with query rows; a collection of small graphs as its block-diagonal batch of 1024."""
+    if (folder / "single" / f"{name}.npz").exists():
+        file = np.load(folder / "single" / f"{name}.npz")
+        num_nodes, row, col = int(file["num_nodes"]), file["src_li"], file["dst_li"]
+    elif (folder / "batched" / f"{name}.npz").exists():
+        file = np.load(folder / "batched" / f"{name}.npz")
+        nodes, edges = file["node_counts"][:1024].astype(np.int64), file["edge_counts"][:1024]
+        offset = np.repeat(np.cumsum(nodes) - nodes, edges)
+        u, v = (file[end][: edges.sum()].astype(np.int64) + offset for end in "uv")
+        num_nodes, row, col = int(nodes.sum()), np.r_[u, v], np.r_[v, u]
+    else:
+        pytest.skip(f"{name}.npz is not under {folder}")
+    csr = sp.coo_array((np.ones(row.size, np.int8), (row, col)), shape=(num_nodes, num_nodes)).tocsr()
+    csr.sort_indices()
+    return csr
+
+
+def dense_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Independent oracle: dense float64 attention. q [N, H, d], k, v [M, H, d], mask [N, M] bool -> [N, H, d]."""
+    score = torch.einsum("nhd,mhd->hnm", q.double(), k.double()) * scale
+    weight = torch.softmax(score.masked_fill(~mask, -torch.inf), -1)
+    weight = torch.where(mask.any(1)[None, :, None], weight, 0.0)
+    return torch.einsum("hnm,mhd->nhd", weight, v.double())
+
+
+def mask_of(graph: Csr) -> torch.Tensor:
+    return torch.from_numpy(graph.toarray() != 0)

@@ -1,0 +1,69 @@
+"""One bound for every kernel: at most twice the error that PyTorch makes with the same types, row by row in norm."""
+
+import torch
+
+from kernels.backends.reference import edge_softmax_attention
+
+FLOOR = 2e-5  # for inputs on which PyTorch's error vanishes, as with one edge a row
+
+
+def row_errors(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """||output - expected|| / ||expected|| of each [..., d] row; a row expected to be 0 must be 0, else infinity."""
+    difference = (output.double() - expected).norm(dim=-1)
+    size = expected.norm(dim=-1)
+    return torch.where(size > 0, difference / size, torch.where(difference == 0, 0.0, torch.inf))
+
+
+def torch_same_types(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: torch.Tensor, col: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention with the rounding steps of the paper's precision table: scores and sums in float32, E in q's type."""
+    score = torch.cat([(q[r].float() * k[c].float()).sum(-1) for r, c in chunks(row, col)]) * scale
+    target = row[:, None].expand_as(score)
+    maximum = score.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, target, score, "amax")
+    weight = torch.exp(score - maximum[row])
+    total = torch.zeros_like(maximum).index_add(0, row, weight)
+    output = torch.zeros(q.shape, device=q.device)
+    for (r, c), w in zip(chunks(row, col), weight.split(CHUNK), strict=True):
+        output.index_add_(0, r, w.to(q.dtype).float()[..., None] * v[c].float())
+    return torch.where(total[..., None] > 0, output / total[..., None], 0.0)
+
+
+CHUNK = 1 << 18
+
+
+def chunks(row: torch.Tensor, col: torch.Tensor):
+    return list(zip(row.split(CHUNK), col.split(CHUNK), strict=True))
+
+
+def assert_within_bound(
+    output: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    row: torch.Tensor,
+    col: torch.Tensor,
+    scale: float,
+    label: str,
+) -> float:
+    """Every row of `output` [N, H, d] against float64; returns the largest relative error of a row."""
+    expected = edge_softmax_attention(q, k, v, row, col, scale)
+    unwritten = torch.nonzero(~torch.isfinite(output))
+    assert len(unwritten) == 0, (
+        f"{label}: {len(unwritten)} elements are not finite, the first at {unwritten[0].tolist()}"
+    )
+    errors = row_errors(output, expected)
+    allowed = 2 * row_errors(torch_same_types(q, k, v, row, col, scale).to(output.dtype), expected).max() + FLOOR
+    worst = errors.argmax()
+    n, h = divmod(int(worst), errors.shape[1])
+    assert errors.max() <= allowed, (
+        f"{label}: row {n}, head {h} is off by {errors.max():.2e} of its norm, allowed {allowed:.2e}; "
+        f"got {output[n, h, :4].tolist()}..., expected {expected[n, h, :4].tolist()}..."
+    )
+    return float(errors.max())
+
+
+def edges_of(graph, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """(row, col) [nnz] int64 of a SciPy CSR matrix."""
+    coo = graph.tocoo()
+    return tuple(torch.from_numpy(index).long().to(device) for index in coo.coords)
