@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernels.bsb_build import build_bsb_arrays
@@ -117,7 +118,11 @@ class BSB:
     def _from_pattern(cls, pattern: CSRPattern, tile: Tile, device: torch.device | None = None) -> "BSB":
         indptr, indices = pattern.indptr, pattern.indices
         if device is not None:
-            indptr, indices = (torch.as_tensor(array).to(device) for array in (indptr, indices))
+            # torch takes no negative strides, NumPy's reversed views have them.
+            indptr, indices = (
+                torch.as_tensor(array if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)).to(device)
+                for array in (indptr, indices)
+            )
         return cls.from_csr(indptr, indices, pattern.shape[1], tile)
 
     @property

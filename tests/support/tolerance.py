@@ -66,4 +66,4 @@ def assert_within_bound(
 def edges_of(graph, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """(row, col) [nnz] int64 of a SciPy CSR matrix."""
     coo = graph.tocoo()
-    return tuple(torch.from_numpy(index).long().to(device) for index in coo.coords)
+    return tuple(torch.tensor(index, dtype=torch.int64, device=device) for index in coo.coords)

@@ -1,0 +1,254 @@
+"""A user's own graph from a file. No format here can run code: pickled arrays are refused.
+
+In every format the first column or row index is the query and the second the key (see `data`). An entry that is
+stored is an edge, whatever its value.
+
+    .npz         `src_li`, `dst_li` [E], `num_nodes`, as the Fused3S authors publish; optional `feat` (float
+                 [N, F]) and `label` (integer [N])
+    .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
+    .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
+                 local to their graph, each edge once); the first `batch_size` of them make the batch
+    .mtx         a square Matrix Market file in coordinate format
+    .txt .txt.gz an edge list as SNAP publishes: two whitespace-separated integers a line, # comments
+    .csv         an edge list in its first two columns, with or without a header line
+
+Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise a node becomes the rank of its id among
+all ids of the file. A node without edges cannot be written in an edge list: use one of the other formats.
+"""
+
+import gzip
+import logging
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.errors import DatasetMissingError
+from data.graph import MAX_NODES, RawGraph
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+logger = logging.getLogger(__name__)
+
+_AUTHORS = {"src_li", "dst_li", "num_nodes"}
+_COLLECTION = {"node_counts", "edge_counts", "u", "v"}
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+
+def read_graph(path: str | Path, batch_size: int) -> RawGraph:
+    """Read a graph file; the format follows from the file's ending (and the arrays in an .npz).
+
+    Args:
+        path: the file.
+        batch_size: graphs to take from a collection of small graphs; not used by the other formats.
+
+    Raises:
+        DatasetMissingError: there is no such file.
+        ValueError: the file is empty, damaged, of an unknown format, or holds ids out of range.
+    """
+    path = Path(path)
+    reader = next((reader for ending, reader in _READERS.items() if path.name.lower().endswith(ending)), None)
+    if reader is None:
+        raise ValueError(f"{path}: unknown format; allowed endings are {', '.join(_READERS)}")
+    if not path.exists():
+        raise DatasetMissingError(f"{path}: no such file; correct the path, or put the graph there")
+    if not path.is_file():
+        raise ValueError(f"{path}: not a file")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: the file is empty (0 bytes)")
+    return reader(path, batch_size)
+
+
+def _read_npz(path: Path, batch_size: int) -> RawGraph:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path}: not an .npz archive, or truncated; fetch or write it again")
+    with zipfile.ZipFile(path) as archive:
+        keys = {name.removesuffix(".npy") for name in archive.namelist()}
+    if "format" in keys:
+        return _from_scipy_npz(path)
+    if keys >= _AUTHORS:
+        return _from_authors_arrays(path, _load_arrays(path, keys & (_AUTHORS | {"feat", "label"})))
+    if keys >= _COLLECTION:
+        return _from_collection(path, _load_arrays(path, _COLLECTION), batch_size)
+    raise ValueError(
+        f"{path}: holds the arrays {sorted(keys)}; allowed are src_li, dst_li, num_nodes, or what "
+        "scipy.sparse.save_npz writes, or node_counts, edge_counts, u, v"
+    )
+
+
+def _load_arrays(path: Path, keys: set[str]) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in keys}
+    except _DAMAGED as error:
+        raise ValueError(f"{path}: damaged, or holds pickled objects, which are refused ({error})") from error
+
+
+def _from_authors_arrays(path: Path, arrays: dict[str, np.ndarray]) -> RawGraph:
+    num_nodes = arrays["num_nodes"]
+    if num_nodes.size != 1 or num_nodes.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path}: num_nodes has shape {num_nodes.shape}, dtype {num_nodes.dtype}; one integer is needed"
+        )
+    num_nodes = int(num_nodes.item())
+    row, col = (_integers(path, key, arrays[key]) for key in ("src_li", "dst_li"))
+    if row.size != col.size:
+        raise ValueError(f"{path}: src_li has {row.size} entries and dst_li {col.size}; they must agree")
+    ndata = {}
+    if "feat" in arrays:
+        feat = arrays["feat"]
+        if feat.ndim != 2 or feat.shape[0] != num_nodes or feat.shape[1] == 0 or feat.dtype.kind != "f":
+            raise ValueError(
+                f"{path}: feat has shape {feat.shape}, dtype {feat.dtype}; floats of shape [{num_nodes}, F] are needed"
+            )
+        ndata["feat"] = feat.astype(np.float32)
+    if "label" in arrays:
+        label = _integers(path, "label", arrays["label"])
+        if label.size != num_nodes:
+            raise ValueError(f"{path}: label has {label.size} entries; one for each of {num_nodes} nodes is needed")
+        ndata["label"] = label
+    return _checked(path, row, col, num_nodes, ndata)
+
+
+def _from_scipy_npz(path: Path) -> RawGraph:
+    import scipy.sparse
+
+    try:
+        matrix = scipy.sparse.load_npz(path)  # refuses pickles by default
+        if hasattr(matrix, "check_format"):
+            matrix.check_format(full_check=True)  # compressed formats: SciPy's conversions trust indptr
+        matrix = matrix.tocoo()
+    except _DAMAGED as error:
+        raise ValueError(f"{path}: not a sparse matrix that SciPy can read ({error})") from error
+    return _from_matrix(path, matrix)
+
+
+def _read_mtx(path: Path, batch_size: int) -> RawGraph:
+    import scipy.io
+
+    try:
+        matrix = scipy.io.mmread(path)
+    except (*_DAMAGED, OverflowError, TypeError) as error:
+        raise ValueError(f"{path}: not a Matrix Market file that SciPy can read ({error})") from error
+    if isinstance(matrix, np.ndarray):
+        raise ValueError(f"{path}: holds a dense array; the coordinate format is needed")
+    return _from_matrix(path, matrix)
+
+
+def _from_matrix(path: Path, matrix: "scipy.sparse.coo_matrix") -> RawGraph:
+    rows, columns = matrix.shape
+    if rows != columns:
+        raise ValueError(f"{path}: the matrix is {rows} x {columns}; a graph needs a square one")
+    return _checked(path, matrix.row.astype(np.int64), matrix.col.astype(np.int64), rows)
+
+
+def _from_collection(path: Path, arrays: dict[str, np.ndarray], batch_size: int) -> RawGraph:
+    sizes, edges, u, v = (_integers(path, key, arrays[key]) for key in ("node_counts", "edge_counts", "u", "v"))
+    if sizes.size != edges.size:
+        raise ValueError(f"{path}: node_counts has {sizes.size} entries and edge_counts {edges.size}; they must agree")
+    if sizes.min(initial=1) < 1 or edges.min(initial=0) < 0:
+        raise ValueError(f"{path}: node_counts must be at least 1 and edge_counts at least 0 in every graph")
+    if not edges.sum() == u.size == v.size:
+        raise ValueError(
+            f"{path}: edge_counts sum to {edges.sum()}, u has {u.size} entries and v {v.size}; they must agree"
+        )
+    if batch_size > sizes.size:
+        raise ValueError(f"batch_size: got {batch_size}; {path} holds {sizes.size} graphs")
+    sizes, edges = sizes[:batch_size], edges[:batch_size]
+    u, v = u[: edges.sum()], v[: edges.sum()]
+    limit = np.repeat(sizes, edges)
+    outside = np.flatnonzero((np.minimum(u, v) < 0) | (np.maximum(u, v) >= limit))
+    if outside.size:
+        at = outside[0]
+        raise ValueError(f"{path}: edge {at} joins {u[at]} and {v[at]} in a graph of {limit[at]} nodes (ids from 0)")
+    first = np.repeat(np.cumsum(sizes) - sizes, edges)
+    u, v = u + first, v + first
+    row, col = np.concatenate([u, v]), np.concatenate([v, u])  # a self loop twice, and once when canonical
+    return RawGraph(row, col, int(sizes.sum()), str(path), graph_sizes=sizes)
+
+
+def _read_txt(path: Path, batch_size: int) -> RawGraph:
+    return _from_edge_list(path, separator=r"\s+", comment="#", header=None)
+
+
+def _read_csv(path: Path, batch_size: int) -> RawGraph:
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        first = next((line for line in lines if line.strip()), "")
+    has_header = not _starts_with_two_integers(first.split(","))
+    return _from_edge_list(path, separator=",", comment=None, header=0 if has_header else None)
+
+
+def _from_edge_list(path: Path, separator: str, comment: str | None, header: int | None) -> RawGraph:
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(
+            path, sep=separator, comment=comment, header=header, usecols=[0, 1], dtype=np.int64, engine="c"
+        )
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: damaged or truncated gzip ({error}); fetch it again") from error
+    except pd.errors.EmptyDataError as error:
+        raise ValueError(f"{path}: holds no edge") from error
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: {_first_bad_line(path, separator, header, comment) or error}") from error
+    if table.empty:
+        raise ValueError(f"{path}: holds no edge")
+    pairs = table.to_numpy()
+    if pairs.min() < 0:
+        raise ValueError(f"{path}: holds the node id {pairs.min()}; ids of 0 and above are allowed")
+    ids, rank = np.unique(pairs, return_inverse=True)
+    if ids[-1] != ids.size - 1:
+        logger.info("%s: node ids have gaps; a node is now the rank of its id (0 to %d)", path, ids.size - 1)
+    row, col = np.ascontiguousarray(rank.reshape(pairs.shape).T, dtype=np.int64)
+    return _checked(path, row, col, ids.size)
+
+
+def _first_bad_line(path: Path, separator: str, header: int | None, comment: str | None) -> str | None:
+    """Which line the fast reader stumbled over; read again, as its own message does not say."""
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            text = line.split(comment)[0] if comment else line
+            skipped = not text.strip() or (header == 0 and number == 1)
+            if not skipped and not _starts_with_two_integers(text.split("," if separator == "," else None)):
+                return f"line {number} is {line.strip()[:60]!r}; two integer node ids below 2^63 are needed"
+    return None
+
+
+def _starts_with_two_integers(fields: list[str]) -> bool:
+    try:
+        return all(-(2**63) <= int(field) < 2**63 for field in fields[:2]) and len(fields) >= 2
+    except ValueError:
+        return False
+
+
+def _integers(path: Path, key: str, values: np.ndarray) -> np.ndarray:
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise ValueError(f"{path}: {key} has shape {values.shape}, dtype {values.dtype}; 1-D integers are needed")
+    return values.astype(np.int64)
+
+
+def _checked(
+    path: Path, row: np.ndarray, col: np.ndarray, num_nodes: int, ndata: dict[str, np.ndarray] | None = None
+) -> RawGraph:
+    if not 1 <= num_nodes <= MAX_NODES:
+        raise ValueError(f"{path}: {num_nodes} nodes; 1 to {MAX_NODES} are allowed")
+    for what, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
+        outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
+        if outside.size:
+            at = outside[0]
+            raise ValueError(f"{path}: edge {at} has the {what} {ids[at]}; allowed are 0 to {num_nodes - 1}")
+    return RawGraph(row, col, num_nodes, str(path), ndata=ndata or {})
+
+
+_READERS: dict[str, Callable[[Path, int], RawGraph]] = {
+    ".npz": _read_npz,
+    ".mtx": _read_mtx,
+    ".txt": _read_txt,
+    ".txt.gz": _read_txt,
+    ".csv": _read_csv,
+}

@@ -1,0 +1,82 @@
+"""What the sources give (`RawGraph`) and what a caller gets (`LoadedGraph`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import dgl
+
+Task = Literal["node", "graph"]
+Source = Literal["official", "file", "synthetic"]
+MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
+
+
+@dataclass(frozen=True, eq=False)
+class RawGraph:
+    """A graph as its source holds it; duplicate edges are allowed here, ids are already checked.
+
+    Attributes:
+        row: [E] int64, the query of each edge (a row of A).
+        col: [E] int64, its key (a column of A).
+        num_nodes: N.
+        origin: URL, path or a description of the generator.
+        graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
+        ndata: arrays of N rows; "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]) have a meaning here.
+    """
+
+    row: np.ndarray
+    col: np.ndarray
+    num_nodes: int
+    origin: str
+    graph_sizes: np.ndarray | None = None
+    ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GraphMeta:
+    """What a loaded graph is and where it came from.
+
+    Attributes:
+        name: registered name, or the label that the caller gave to a file.
+        source: "official", "file" or "synthetic" (a stand-in, to be named as such in every result).
+        origin: URL, path or a description of the generator.
+        task: "node" (an output for each node) or "graph" (one for each graph of the batch).
+        num_nodes: N, summed over a batch.
+        num_edges: edges after duplicates were removed, which is nnz(A).
+        num_graphs: graphs in the batch; 1 for a single graph.
+        feature_kind: "float" (float32 [N, F]) or "categorical" (int64 [N, C]).
+        feature_dim: F or C, the columns of `ndata["feat"]`.
+        feature_cardinalities: number of codes of each categorical column; None for float features.
+        features: "original", or "random" where the source has none.
+        num_classes: size of a model's output.
+        licence: of the data set, as its publisher states it; "" if unknown.
+        citation: how to cite it; "" if unknown.
+        sha256: first 16 hexadecimal digits of the edge list's SHA-256; equal for equal A from any source.
+    """
+
+    name: str
+    source: Source
+    origin: str
+    task: Task
+    num_nodes: int
+    num_edges: int
+    num_graphs: int
+    feature_kind: Literal["float", "categorical"]
+    feature_dim: int
+    feature_cardinalities: tuple[int, ...] | None
+    features: Literal["original", "random"]
+    num_classes: int
+    licence: str
+    citation: str
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedGraph:
+    """A DGLGraph on the CPU (int64 ids; a batch has `batch_num_nodes` set) and what is known about it."""
+
+    graph: "dgl.DGLGraph"
+    meta: GraphMeta

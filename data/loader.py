@@ -1,0 +1,182 @@
+"""`load`: one function for every data set and every source."""
+
+import logging
+import os
+import zlib
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from data.canonical import canonical_edges, edge_hash
+from data.download import fetch_archive, fetch_nothing
+from data.errors import DatasetMissingError
+from data.files import read_graph
+from data.graph import GraphMeta, LoadedGraph, RawGraph, Source
+from data.registry import REGISTRY, Dataset, info
+from data.synthetic import random_features
+
+logger = logging.getLogger(__name__)
+
+SOURCES = ("auto", *get_args(Source))
+# For a file whose name is not registered and which holds no features or no labels.
+DEFAULT_FEATURE_DIM = 64
+DEFAULT_NUM_CLASSES = 2
+
+
+def load(
+    name: str,
+    *,
+    root: str | os.PathLike[str] = "datasets",
+    source: str = "auto",
+    path: str | os.PathLike[str] | None = None,
+    batch_size: int = 1024,
+    seed: int = 0,
+) -> LoadedGraph:
+    """Load a graph, or a batch of small graphs, with node features.
+
+    Sources:
+        official: the publisher's files, below `root` or downloaded to it.
+        file: the file `path`, else `<root>/<name>.npz`; formats in `data.files`. Under a registered name the task, the
+            number of classes and (if the file has no features) the kind of features are the registry's.
+        synthetic: a seeded stand-in.
+        auto: `path` if given; else official files below `root`, `<root>/<name>.npz`, the official download, and only
+            then the stand-in, with one warning that says so.
+
+    Args:
+        name: a registered name (`data.names()`); with a file any label.
+        root: folder of the data sets; created when something is downloaded.
+        source: "auto", "official", "file" or "synthetic".
+        path: a graph file.
+        batch_size: for collections of small graphs, how many: the first ones in data set order.
+        seed: of the stand-in and of random features.
+
+    Returns:
+        The DGLGraph on the CPU, int64 ids, edges sorted by destination (query) and then source (key), each once;
+        `ndata["feat"]` is float32 [N, F] or int64 [N, C], `ndata["label"]` int64 [N] where known.
+
+    Raises:
+        DatasetMissingError: what was asked for is not there and cannot be had.
+        ValueError: an argument or a file is wrong; the text names it and what is allowed.
+        TypeError: an argument is of the wrong type.
+    """
+    _check_arguments(name, source, path, batch_size, seed)
+    entry = REGISTRY.get(name)
+    found_in, raw = _find(name, Path(root), source, None if path is None else Path(path), batch_size, seed)
+    return _finish(name, entry, found_in, raw, seed)
+
+
+def _check_arguments(name: object, source: object, path: object, batch_size: object, seed: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name: got {type(name).__name__}; a string is needed")
+    if source not in SOURCES:
+        raise ValueError(f"source: got {source!r}; allowed are {', '.join(SOURCES)}")
+    if path is not None and source not in ("auto", "file"):
+        raise ValueError(f"path: got {str(path)!r} with source={source!r}; a path goes with source 'file' or 'auto'")
+    for argument, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{argument}: got {value!r}; an integer is needed")
+        if value < least:
+            raise ValueError(f"{argument}: got {value}; {least} or more is allowed")
+
+
+def _find(name: str, root: Path, source: str, path: Path | None, batch_size: int, seed: int) -> tuple[Source, RawGraph]:
+    """The source that had the graph, and the graph."""
+    local = root / f"{name}.npz"
+    if path is not None or source == "file":
+        return "file", read_graph(path or local, batch_size)
+    if source == "auto" and name not in REGISTRY and local.is_file():
+        return "file", read_graph(local, batch_size)
+    entry = info(name)
+    if source == "synthetic":
+        return "synthetic", entry.synthetic.generate(entry, batch_size, _rng(name, seed, "graph"))
+    if source == "official":
+        return "official", _official(entry, root, batch_size)
+
+    reason = "there is no official loader for it"
+    if entry.official:
+        try:
+            return "official", entry.official(root, batch_size, fetch_nothing)
+        except DatasetMissingError:
+            pass  # not here yet: a file of the user's comes before a download
+    if local.is_file():
+        return "file", read_graph(local, batch_size)
+    if entry.official:
+        try:
+            return "official", entry.official(root, batch_size, fetch_archive)
+        except DatasetMissingError as missing:
+            reason = str(missing)
+    logger.warning("%s: not under %s; using a synthetic stand-in (source=synthetic): %s", name, root, reason)
+    return "synthetic", entry.synthetic.generate(entry, batch_size, _rng(name, seed, "graph"))
+
+
+def _official(entry: Dataset, root: Path, batch_size: int) -> RawGraph:
+    remedy = (
+        f"source='synthetic' gives a stand-in; a graph file of your own can be {root / entry.name}.npz or any path= "
+        f"(the publisher: {entry.homepage})"
+    )
+    if entry.official is None:
+        raise DatasetMissingError(f"{entry.name}: there is no official loader for it; {remedy}")
+    try:
+        return entry.official(root, batch_size, fetch_archive)
+    except DatasetMissingError as missing:
+        raise DatasetMissingError(f"{entry.name}: not under {root}; {missing}; {remedy}") from missing
+
+
+def _finish(name: str, entry: Dataset | None, source: Source, raw: RawGraph, seed: int) -> LoadedGraph:
+    """Canonical edges, features where the source has none, the DGLGraph and its description."""
+    import torch
+
+    from kernels.dgl_compat import import_dgl
+
+    row, col, removed = canonical_edges(raw.row, raw.col, raw.num_nodes)
+    if removed:
+        logger.info("%s: removed %d duplicate edges of %d", name, removed, raw.row.size)
+
+    ndata = dict(raw.ndata)
+    original = "feat" in ndata
+    cardinalities = entry.feature_cardinalities if entry else None
+    if original:
+        cardinalities = cardinalities if ndata["feat"].dtype.kind == "i" else None
+    else:
+        dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
+        ndata["feat"] = random_features(raw.num_nodes, dim, cardinalities, _rng(name, seed, "features"))
+
+    # A row of A is a query, which is the destination of DGL's edge: see `data`.
+    graph = import_dgl().graph((torch.from_numpy(col), torch.from_numpy(row)), num_nodes=raw.num_nodes)
+    for key, values in ndata.items():
+        graph.ndata[key] = torch.from_numpy(values)
+    if raw.graph_sizes is not None:
+        ends = np.searchsorted(row, np.cumsum(raw.graph_sizes))  # rows are sorted: a graph's edges are one run
+        graph.set_batch_num_nodes(torch.from_numpy(raw.graph_sizes))
+        graph.set_batch_num_edges(torch.from_numpy(np.diff(ends, prepend=0)))
+
+    if entry:
+        num_classes = entry.num_classes
+    else:
+        num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else DEFAULT_NUM_CLASSES
+    return LoadedGraph(
+        graph,
+        GraphMeta(
+            name=name,
+            source=source,
+            origin=raw.origin,
+            task=entry.task if entry else ("node" if raw.graph_sizes is None else "graph"),
+            num_nodes=raw.num_nodes,
+            num_edges=row.size,
+            num_graphs=1 if raw.graph_sizes is None else raw.graph_sizes.size,
+            feature_kind="categorical" if cardinalities else "float",
+            feature_dim=ndata["feat"].shape[1],
+            feature_cardinalities=cardinalities,
+            features="original" if original else "random",
+            num_classes=num_classes,
+            licence=entry.licence if entry else "",
+            citation=entry.citation if entry else "",
+            sha256=edge_hash(row, col, raw.num_nodes),
+        ),
+    )
+
+
+def _rng(name: str, seed: int, purpose: str) -> np.random.Generator:
+    """One stream for each name and purpose, so that features do not depend on where the edges came from."""
+    return np.random.default_rng([seed, zlib.crc32(f"{name}/{purpose}".encode())])

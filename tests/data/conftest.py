@@ -1,0 +1,74 @@
+"""No test here reaches a network; official data sets are written in their publishers' on-disk layouts."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+
+import data.download
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data.download, "why_unreachable", lambda url: "tests are offline")
+
+
+@pytest.fixture
+def write_planetoid() -> Callable[..., None]:
+    """Writes `ind.cora_v2.*` as kimiyoung/planetoid publishes them: pickles, test nodes last and in shuffled order."""
+
+    def write(folder: Path, row: np.ndarray, col: np.ndarray, num_nodes: int) -> None:
+        folder.mkdir(parents=True)
+        rng = np.random.default_rng(0)
+        features = scipy.sparse.csr_matrix(
+            np.eye(num_nodes, 12, dtype=np.float32) + (rng.random((num_nodes, 12)) < 0.1)
+        )
+        one_hot = np.eye(7, dtype=np.int32)[np.arange(num_nodes) % 7]
+        train, rest, test = 20, num_nodes - 50, rng.permutation(np.arange(num_nodes - 50, num_nodes))
+        neighbours = {node: [] for node in range(num_nodes)}
+        for i, j in zip(row.tolist(), col.tolist(), strict=True):
+            neighbours[i].append(j)
+        parts = {
+            "x": features[:train],
+            "y": one_hot[:train],
+            "allx": features[:rest],
+            "ally": one_hot[:rest],
+            "tx": features[test],
+            "ty": one_hot[test],
+            "graph": neighbours,
+        }
+        for part, content in parts.items():
+            (folder / f"ind.cora_v2.{part}").write_bytes(pickle.dumps(content))
+        (folder / "ind.cora_v2.test.index").write_text("".join(f"{node}\n" for node in test))
+
+    return write
+
+
+@pytest.fixture
+def write_molhiv() -> Callable[..., None]:
+    """Writes three molecules as OGB publishes them: gzipped csv files without headers, each bond once."""
+
+    def write(folder: Path) -> None:
+        (folder / "raw").mkdir(parents=True)
+        (folder / "RELEASE_v1.txt").write_text("")
+        atoms = np.zeros((9, 9), int)
+        atoms[:, 0] = [5, 5, 7, 5, 6, 5, 5, 5, 16]
+        tables = {
+            "edge": [(0, 1), (1, 2), (0, 1), (0, 1), (1, 2), (2, 3), (3, 0)],
+            "num-node-list": [(3,), (2,), (4,)],
+            "num-edge-list": [(2,), (1,), (4,)],
+            "node-feat": atoms.tolist(),
+            "edge-feat": [(0, 0, 0)] * 7,
+            "graph-label": [(0,), (1,), (0,)],
+        }
+        for name, rows in tables.items():
+            pd.DataFrame(rows).to_csv(folder / "raw" / f"{name}.csv.gz", header=False, index=False)
+        for part, rows in {"train": [0], "valid": [1], "test": [2]}.items():
+            (folder / "split" / "scaffold").mkdir(parents=True, exist_ok=True)
+            pd.DataFrame(rows).to_csv(folder / "split" / "scaffold" / f"{part}.csv.gz", header=False, index=False)
+
+    return write

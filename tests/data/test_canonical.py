@@ -1,0 +1,48 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.canonical import canonical_edges, edge_hash
+
+
+@st.composite
+def edge_lists(draw):
+    num_nodes = draw(st.integers(1, 12))
+    node = st.integers(0, num_nodes - 1)
+    edges = draw(st.lists(st.tuples(node, node), max_size=60))
+    return np.array(edges, np.int64).reshape(-1, 2), num_nodes
+
+
+@given(edge_lists())
+def test_each_edge_once_sorted_in_its_direction(drawn):
+    edges, num_nodes = drawn
+    row, col, removed = canonical_edges(edges[:, 0], edges[:, 1], num_nodes)
+    assert list(zip(row.tolist(), col.tolist(), strict=True)) == sorted({tuple(edge) for edge in edges.tolist()})
+    assert removed == len(edges) - len(row)
+    again = canonical_edges(row, col, num_nodes)
+    assert again[2] == 0
+    assert np.array_equal(again[0], row)
+    assert np.array_equal(again[1], col)
+
+
+@given(edge_lists(), st.randoms(use_true_random=False))
+def test_hash_ignores_order_and_repeats(drawn, random):
+    edges, num_nodes = drawn
+    other = [*edges.tolist(), *edges[:5].tolist()]
+    random.shuffle(other)
+    other = np.array(other, np.int64).reshape(-1, 2)
+    hashes = {edge_hash(*canonical_edges(e[:, 0], e[:, 1], num_nodes)[:2], num_nodes) for e in (edges, other)}
+    assert len(hashes) == 1
+
+
+def test_hash_tells_direction_and_size_apart_and_is_stable():
+    row, col = np.array([0, 1]), np.array([1, 2])
+    hashes = [edge_hash(row, col, 3), edge_hash(col, row, 3), edge_hash(row, col, 4)]
+    assert len(set(hashes)) == 3
+    assert hashes[0] == "359b96cd8d571adf"
+
+
+def test_large_ids_do_not_overflow():
+    last = 2**31 - 2
+    row, col, removed = canonical_edges(np.array([last, 0, last]), np.array([last, last, last]), last + 1)
+    assert (row.tolist(), col.tolist(), removed) == ([0, last], [last, last], 1)

@@ -1,0 +1,151 @@
+import functools
+import http.server
+import threading
+import time
+import zipfile
+
+import numpy as np
+import pooch
+import pytest
+import requests
+
+import data
+import data.download
+from data.download import fetch_archive
+
+# Taken at import, before conftest's fixture puts all tests offline.
+why_unreachable = data.download.why_unreachable
+
+
+@pytest.fixture
+def reachable(monkeypatch):
+    monkeypatch.setattr(data.download, "why_unreachable", lambda url: None)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    path = tmp_path / "served.zip"
+    with zipfile.ZipFile(path, "w") as opened:
+        opened.writestr("hiv/a.txt", "a" * 1000)
+        opened.writestr("hiv/raw/b.txt", "b")
+    return path
+
+
+def serve(monkeypatch, content, fails_with=None):
+    def download(self, url, output_file, pooch):
+        with open(output_file, "wb") as file:
+            file.write(content)
+        if fails_with:
+            raise fails_with
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", download)
+
+
+@pytest.mark.parametrize(("member", "inside"), [("hiv", "raw/b.txt"), ("", "hiv/raw/b.txt")])
+def test_whole_archive_is_put_in_place(tmp_path, monkeypatch, reachable, archive, member, inside):
+    serve(monkeypatch, archive.read_bytes())
+    fetch_archive("https://there/x.zip", tmp_path / "root" / "target", member=member)
+    assert (tmp_path / "root" / "target" / inside).read_text() == "b"
+    assert [path.name for path in (tmp_path / "root").iterdir()] == ["target"]
+
+
+def test_interrupted_download_leaves_nothing(tmp_path, monkeypatch, reachable, archive):
+    for failure in (requests.ConnectionError("reset"), OSError("disk full")):
+        serve(monkeypatch, archive.read_bytes()[:60], failure)
+        with pytest.raises(data.DatasetMissingError, match=r"https://there/x\.zip.*nothing was kept"):
+            fetch_archive("https://there/x.zip", tmp_path / "root" / "target")
+    serve(monkeypatch, archive.read_bytes()[:60], KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        fetch_archive("https://there/x.zip", tmp_path / "root" / "target")
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["truncated", "corrupt", "page", "member"])
+def test_wrong_content_leaves_nothing(tmp_path, monkeypatch, reachable, archive, kind):
+    content = archive.read_bytes()
+    at = content.index(b"a" * 1000)
+    served = {
+        "truncated": content[:-40],
+        "corrupt": content[:at] + b"x" + content[at + 1 :],
+        "page": b"<html>please log in</html>",
+        "member": content,
+    }[kind]
+    serve(monkeypatch, served)
+    with pytest.raises(data.DatasetMissingError, match="nothing was kept, try again"):
+        fetch_archive("https://there/x.zip", tmp_path / "root" / "target", member="absent" if kind == "member" else "")
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_an_abandoned_download_is_not_trusted(tmp_path, write_planetoid):
+    ring = np.arange(600), (np.arange(600) + 1) % 600
+    write_planetoid(tmp_path / ".download-abc" / "unpacked", *ring, 600)
+    with pytest.raises(data.DatasetMissingError):
+        data.load("cora", root=tmp_path, source="official")
+
+
+def test_members_stay_below_the_target(tmp_path, monkeypatch, reachable):
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as opened:
+        opened.writestr("../../escaped.txt", "x")
+    serve(monkeypatch, (tmp_path / "evil.zip").read_bytes())
+    fetch_archive("https://there/x.zip", tmp_path / "root" / "target")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("escaped.txt")] == [
+        "root/target/escaped.txt"
+    ]
+
+
+def test_a_host_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(data.download, "PROBE_TIMEOUT_S", 0.2)
+    given_up = threading.Event()
+
+    def hang(*_, **__):
+        given_up.wait(10)
+        raise requests.ConnectionError
+
+    monkeypatch.setattr(requests, "head", hang)
+    start = time.perf_counter()
+    assert why_unreachable("https://there/x.zip") == "no answer within 0.2 s"
+    assert time.perf_counter() - start < 2
+    given_up.set()
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A web server of this machine: its URL and its folder."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_): ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(data.download, "why_unreachable", why_unreachable)
+    yield f"http://127.0.0.1:{server.server_port}/", folder
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_missing_page_and_closed_port(site):
+    assert why_unreachable(site[0]) is None
+    assert why_unreachable(site[0] + "no.zip") == "HTTP 404"
+    assert why_unreachable("http://127.0.0.1:1/") == "ConnectionError"
+
+
+@pytest.mark.parametrize("source", ["auto", "official"])
+def test_cora_downloaded_as_dgl_publishes_it(tmp_path, monkeypatch, site, write_planetoid, source):
+    url, folder = site
+    ring = np.arange(600), (np.arange(600) + 1) % 600
+    write_planetoid(tmp_path / "cora", *ring, 600)
+    (folder / "dataset").mkdir()
+    with zipfile.ZipFile(folder / "dataset" / "cora_v2.zip", "w") as opened:
+        for file in (tmp_path / "cora").iterdir():
+            opened.write(file, file.name)
+    monkeypatch.setenv("DGL_REPO", url)
+    root = tmp_path / "datasets"
+    loaded = data.load("cora", root=root, source=source)
+    assert (loaded.meta.source, loaded.meta.num_edges) == ("official", 1200)
+    assert loaded.meta.origin == url + "dataset/cora_v2.zip"
+    assert len(list(root.iterdir())) == 1

@@ -1,0 +1,298 @@
+import gzip
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+import torch
+
+import data
+
+# Not symmetric; node 3 is only ever a key, node 2 has a self loop.
+ROW, COL, NODES = np.array([0, 0, 1, 2, 2]), np.array([1, 3, 2, 0, 2]), 4
+MATRIX = scipy.sparse.coo_array((np.ones(5), (ROW, COL)), (NODES, NODES))
+LINES = [f"{i} {j}" for i, j in zip(ROW, COL, strict=True)]
+
+
+def load(path: Path, **options) -> data.LoadedGraph:
+    return data.load("mine", path=path, **options)
+
+
+def dense(loaded: data.LoadedGraph) -> np.ndarray:
+    """A of the DGLGraph: A[v, u] = 1 for an edge u -> v."""
+    keys, queries = loaded.graph.edges()
+    a = np.zeros((loaded.meta.num_nodes,) * 2, int)
+    a[queries.numpy(), keys.numpy()] += 1
+    return a
+
+
+def authors_npz(path: Path, **changed) -> Path:
+    np.savez(path, **{"src_li": ROW.astype(np.int32), "dst_li": COL.astype(np.int32), "num_nodes": NODES, **changed})
+    return path
+
+
+def collection_npz(path: Path, **changed) -> Path:
+    arrays = {"node_counts": [3, 2, 4], "edge_counts": [2, 1, 3], "u": [0, 1, 0, 0, 1, 3], "v": [1, 2, 1, 1, 2, 3]}
+    dtypes = {"node_counts": np.int32, "edge_counts": np.int32, "u": np.uint16, "v": np.uint16}
+    np.savez(path, **({key: np.array(value, dtypes[key]) for key, value in arrays.items()} | changed))
+    return path
+
+
+def write(path: Path) -> Path:
+    """The same graph in the format that the file's name stands for."""
+    match path.name:
+        case "authors.npz":
+            authors_npz(path)
+        case "csr.npz" | "csc.npz" | "coo.npz":
+            scipy.sparse.save_npz(path, MATRIX.asformat(path.stem))
+        case "bsr.npz":
+            scipy.sparse.save_npz(path, MATRIX.tobsr((1, 1)))
+        case "general.mtx":
+            scipy.io.mmwrite(path, MATRIX)
+        case "pattern.mtx":
+            scipy.io.mmwrite(path, MATRIX, field="pattern")
+        case "snap.txt":
+            path.write_text("# Directed graph\n# FromNodeId\tToNodeId\n" + "\n".join(LINES).replace(" ", "\t") + "\n")
+        case "spaces.txt":
+            path.write_text("\n".join(f"  {line}  0.5 # weight" for line in LINES))
+        case "snap.txt.gz":
+            path.write_bytes(gzip.compress(("# comment\n" + "\n".join(LINES) + "\n").encode()))
+        case "musae.csv":
+            path.write_text("id_1,id_2\n" + "\n".join(LINES).replace(" ", ","))
+        case "bare.csv":
+            path.write_text("\n".join(LINES).replace(" ", ","))
+        case "bom.csv":
+            path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(LINES).replace(" ", ",").encode())
+    return path
+
+
+FORMATS = [
+    "authors.npz",
+    "csr.npz",
+    "csc.npz",
+    "coo.npz",
+    "bsr.npz",
+    "general.mtx",
+    "pattern.mtx",
+    "snap.txt",
+    "spaces.txt",
+    "snap.txt.gz",
+    "musae.csv",
+    "bare.csv",
+    "bom.csv",
+]
+
+
+@pytest.mark.parametrize("file", FORMATS)
+def test_every_format_gives_the_same_graph_with_rows_as_queries(tmp_path, file):
+    loaded = load(write(tmp_path / file))
+    assert np.array_equal(dense(loaded), MATRIX.toarray())
+    assert loaded.graph.in_degrees().tolist() == [2, 1, 2, 0]  # edges by query
+    assert loaded.graph.idtype == torch.int64
+    assert loaded.meta.sha256 == load(authors_npz(tmp_path / "other.npz")).meta.sha256
+    assert (loaded.meta.source, loaded.meta.origin, loaded.meta.name) == ("file", str(tmp_path / file), "mine")
+    assert (loaded.meta.num_nodes, loaded.meta.num_edges, loaded.meta.num_graphs) == (4, 5, 1)
+
+
+def test_symmetric_mtx_holds_both_directions(tmp_path):
+    (tmp_path / "s.mtx").write_text("%%MatrixMarket matrix coordinate pattern symmetric\n3 3 2\n2 1\n3 3\n")
+    assert dense(load(tmp_path / "s.mtx")).tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
+
+
+def test_stored_zeros_are_edges(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "z.npz", scipy.sparse.csr_array((np.zeros(5), (ROW, COL)), (NODES, NODES)))
+    assert load(tmp_path / "z.npz").meta.num_edges == 5
+
+
+def test_duplicates_are_removed_once_and_logged(tmp_path, caplog):
+    (tmp_path / "d.txt").write_text("\n".join(LINES + LINES[:2]))
+    with caplog.at_level(logging.INFO, logger="data"):
+        loaded = load(tmp_path / "d.txt")
+    assert np.array_equal(dense(loaded), MATRIX.toarray())
+    assert "removed 2 duplicate edges of 7" in caplog.text
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv"])
+def test_ids_with_gaps_become_ranks(tmp_path, ending):
+    path = tmp_path / f"g.{ending}"
+    separator = "," if ending == "csv" else "\t"
+    path.write_text("\n".join(separator.join(pair) for pair in (("500", "7"), ("7", "230425980"), ("12", "7"))))
+    assert dense(load(path)).tolist() == [[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_graph_without_edges_is_a_graph(tmp_path):
+    none = np.zeros(0, np.int32)
+    loaded = load(authors_npz(tmp_path / "n.npz", src_li=none, dst_li=none))
+    assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (4, 0)
+
+
+def test_features_and_labels_of_a_file(tmp_path):
+    feat, label = np.arange(12.0).reshape(4, 3), np.array([0, 4, 1, 1], np.int32)
+    loaded = load(authors_npz(tmp_path / "f.npz", feat=feat, label=label))
+    assert loaded.graph.ndata["feat"].dtype == torch.float32
+    assert np.array_equal(loaded.graph.ndata["feat"].numpy(), feat)
+    assert loaded.graph.ndata["label"].tolist() == [0, 4, 1, 1]
+    assert loaded.graph.ndata["label"].dtype == torch.int64
+    meta = loaded.meta
+    assert (meta.features, meta.feature_kind, meta.feature_dim, meta.num_classes) == ("original", "float", 3, 5)
+
+
+def test_features_of_an_unknown_file_are_seeded(tmp_path):
+    path = authors_npz(tmp_path / "f.npz")
+    first, same, other = (load(path, seed=seed).graph.ndata["feat"] for seed in (1, 1, 2))
+    assert first.shape == (4, 64)
+    assert first.dtype == torch.float32
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    meta = load(path).meta
+    assert (meta.features, meta.feature_cardinalities, meta.num_classes) == ("random", None, 2)
+
+
+def test_registered_name_gives_a_file_its_task_and_features(tmp_path):
+    loaded = data.load("ogbg-molhiv", source="file", path=authors_npz(tmp_path / "one.npz"))
+    meta = loaded.meta
+    assert (meta.source, meta.task, meta.num_classes, meta.feature_kind) == ("file", "graph", 1, "categorical")
+    feat = loaded.graph.ndata["feat"]
+    assert feat.dtype == torch.int64
+    assert feat.shape == (4, 9)
+    assert meta.licence == data.info("ogbg-molhiv").licence
+
+
+def test_collection_is_a_batch_of_its_first_graphs(tmp_path):
+    loaded = load(collection_npz(tmp_path / "c.npz"), batch_size=3)
+    assert loaded.graph.batch_num_nodes().tolist() == [3, 2, 4]
+    assert loaded.graph.batch_num_edges().tolist() == [4, 2, 5]  # both directions, a self loop once
+    assert (loaded.meta.task, loaded.meta.num_graphs) == ("graph", 3)
+    edges = {(0, 1), (1, 2), (3, 4), (5, 6), (6, 7), (8, 8)}
+    assert set(zip(*np.nonzero(dense(loaded)), strict=True)) == edges | {(j, i) for i, j in edges}
+    assert load(tmp_path / "c.npz", batch_size=2).graph.batch_num_nodes().tolist() == [3, 2]
+
+
+def saved(name, **arrays):
+    return lambda path: np.savez(path / name, **arrays)
+
+
+def text(name, content):
+    return lambda path: (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def truncated(name, share=0.6):
+    def make(path):
+        whole = write(path / name).read_bytes()
+        (path / name).write_bytes(whole[: int(len(whole) * share)])
+
+    return make
+
+
+def authors(**changed):
+    return lambda path: authors_npz(path / "a.npz", **changed)
+
+
+def collection(**changed):
+    return lambda path: collection_npz(path / "c.npz", **{key: np.array(value) for key, value in changed.items()})
+
+
+def matrix(stored):
+    return lambda path: scipy.sparse.save_npz(path / "m.npz", stored)
+
+
+def broken_csr(**changed):
+    def make(path):
+        csr = MATRIX.tocsr()
+        arrays = {"indptr": csr.indptr, "indices": csr.indices, "data": csr.data, "shape": csr.shape, "format": b"csr"}
+        np.savez(path / "m.npz", **(arrays | changed))
+
+    return make
+
+
+BAD = {
+    "empty file": (text("a.npz", ""), "empty"),
+    "empty text": (text("a.txt", ""), "empty"),
+    "unknown ending": (text("a.json", "{}"), r"unknown format; allowed endings are \.npz, \.mtx, \.txt"),
+    "folder": (lambda path: (path / "a.npz").mkdir(), "not a file"),
+    "not a zip": (text("a.npz", "hello"), "not an .npz archive"),
+    "truncated npz": (truncated("authors.npz"), "not an .npz archive, or truncated"),
+    "other arrays": (saved("a.npz", rows=ROW), r"holds the arrays \['rows'\]; allowed are src_li"),
+    "pickled": (saved("a.npz", src_li=np.array([{}], object), dst_li=COL, num_nodes=4), "pickled objects"),
+    "lengths": (authors(dst_li=COL[:3]), "src_li has 5 entries and dst_li 3"),
+    "float ids": (authors(src_li=ROW * 1.0), r"src_li has shape \(5,\), dtype float64; 1-D integers"),
+    "2-D ids": (authors(src_li=ROW[None]), r"src_li has shape \(1, 5\)"),
+    "negative row": (authors(src_li=ROW - 1), "edge 0 has the row.* -1; allowed are 0 to 3"),
+    "column out of range": (authors(dst_li=COL + 1), "edge 1 has the column.* 4; allowed are 0 to 3"),
+    "huge unsigned id": (authors(src_li=ROW.astype(np.uint64) + np.uint64(2**63)), "edge 0 has the row.* -"),
+    "num_nodes array": (authors(num_nodes=ROW), r"num_nodes has shape \(5,\), dtype int64; one integer"),
+    "num_nodes zero": (authors(num_nodes=0), "0 nodes; 1 to 2147483647 are allowed"),
+    "num_nodes huge": (authors(num_nodes=2**31), "2147483648 nodes"),
+    "feat rows": (authors(feat=np.ones((3, 2))), r"feat has shape \(3, 2\).*\[4, F\]"),
+    "label length": (authors(label=ROW[:2]), "label has 2 entries; one for each of 4 nodes"),
+    "rectangular": (matrix(scipy.sparse.csr_array((3, 4))), "3 x 4; a graph needs a square one"),
+    "csr column": (broken_csr(indices=np.array([9, 3, 2, 0, 2], np.int32)), "not a sparse matrix that SciPy can read"),
+    "csr indptr": (broken_csr(indptr=np.array([0, 900, 3, 5, 5], np.int32)), "not a sparse matrix that SciPy can read"),
+    "csr no data": (lambda path: np.savez(path / "m.npz", format=b"csr"), "not a sparse matrix that SciPy can read"),
+    "mtx text": (text("a.mtx", "1 2 3\n"), "not a Matrix Market file"),
+    "mtx truncated": (truncated("general.mtx"), "not a Matrix Market file"),
+    "mtx dense": (text("a.mtx", "%%MatrixMarket matrix array real general\n1 1\n1.0\n"), "dense"),
+    "mtx range": (text("a.mtx", "%%MatrixMarket matrix coordinate pattern general\n2 2 1\n3 1\n"), "Matrix Market"),
+    "only comments": (text("a.txt", "# nothing\n"), "holds no edge"),
+    "one column": (text("a.txt", "0 1\n2\n"), "line 2 is '2'; two integer node ids"),
+    "words": (text("a.txt", "# c\n0 1\nzero one\n"), "line 3 is 'zero one'; two integer node ids"),
+    "fraction": (text("a.txt", "0 1\n1.5 2\n"), "line 2 is '1.5 2'"),
+    "id beyond int64": (text("a.txt", "0 1\n99999999999999999999 2\n"), r"line 2 is .* below 2\^63"),
+    "negative id": (text("a.txt", "0 1\n-3 1\n"), "holds the node id -3; ids of 0 and above"),
+    "binary text": (text("a.txt", bytes(range(128, 256))), "line 1 is"),
+    "truncated gzip": (truncated("snap.txt.gz"), "damaged or truncated gzip"),
+    "not gzip": (text("a.txt.gz", "0 1\n"), "damaged or truncated gzip"),
+    "csv header only": (text("a.csv", "id_1,id_2\n"), "holds no edge"),
+    "csv words": (text("a.csv", "id_1,id_2\n0,1\n1,x\n"), "line 3 is '1,x'"),
+    "csv semicolons": (text("a.csv", "0;1\n"), "line 1|usecols|columns"),
+    "counts": (collection(edge_counts=[2, 1]), "node_counts has 3 entries and edge_counts 2"),
+    "sums": (collection(edge_counts=[2, 1, 2]), "edge_counts sum to 5, u has 6 entries and v 6"),
+    "negative count": (collection(edge_counts=[-1, 4, 3]), "edge_counts at least 0"),
+    "empty graph": (collection(node_counts=[3, 2, 0]), "node_counts must be at least 1"),
+    "id of next graph": (collection(v=[1, 3, 1, 1, 2, 3]), "edge 1 joins 1 and 3 in a graph of 3 nodes"),
+    "too few graphs": (
+        collection(node_counts=[3, 6], edge_counts=[2, 4]),
+        r"batch_size: got 3; .*c\.npz holds 2 graphs",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_file_is_named_with_what_is_wrong(tmp_path, case):
+    make, message = BAD[case]
+    make(tmp_path)
+    (path,) = tmp_path.iterdir()
+    with pytest.raises(ValueError, match=message) as caught:
+        load(path, batch_size=3)
+    assert path.name in str(caught.value)
+    assert path.exists()
+
+
+def test_absent_file(tmp_path):
+    with pytest.raises(data.DatasetMissingError, match=r"gone\.npz: no such file"):
+        load(tmp_path / "gone.npz")
+
+
+@pytest.mark.parametrize(("name", "nnz"), [("cora", 10_556), ("elliptic", 234_355)])
+def test_real_graphs_are_canonical_already(real_graph_dir, name, nnz):
+    path = real_graph_dir / "single" / f"{name}.npz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    loaded = data.load(name, source="file", path=path)
+    with np.load(path) as archive:
+        row, col = archive["src_li"], archive["dst_li"]
+    keys, queries = loaded.graph.edges(order="eid")
+    assert np.array_equal(queries.numpy(), row)
+    assert np.array_equal(keys.numpy(), col)
+    assert loaded.meta.num_edges == nnz
+
+
+def test_real_molecules(real_graph_dir):
+    path = real_graph_dir / "batched" / "ogbg-molhiv.npz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    loaded = data.load("ogbg-molhiv", source="file", path=path)
+    assert (loaded.meta.num_graphs, loaded.meta.num_nodes, loaded.meta.num_edges) == (1024, 21_535, 45_740)
+    assert int(loaded.graph.batch_num_edges().sum()) == 45_740

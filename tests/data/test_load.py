@@ -1,0 +1,104 @@
+import logging
+
+import numpy as np
+import pytest
+
+import data
+import data.download
+
+CORA = "cora_v2_d697a464"
+
+
+@pytest.fixture
+def own_npz(tmp_path):
+    path = tmp_path / "cora.npz"
+    np.savez(path, src_li=np.array([0, 1]), dst_li=np.array([1, 2]), num_nodes=3)
+    return path
+
+
+def test_auto_prefers_path_then_official_then_npz(tmp_path, write_planetoid, own_npz):
+    ring = np.arange(600), (np.arange(600) + 1) % 600
+    assert data.load("cora", root=tmp_path).meta.origin == str(own_npz)
+    write_planetoid(tmp_path / CORA, *ring, 600)
+    assert data.load("cora", root=tmp_path).meta.source == "official"
+    with_path = data.load("cora", root=tmp_path, path=own_npz).meta
+    assert (with_path.source, with_path.num_nodes, with_path.num_classes) == ("file", 3, 7)
+
+
+def test_auto_takes_a_local_npz_without_asking_the_network(tmp_path, own_npz, monkeypatch):
+    def asked(url):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(data.download, "why_unreachable", asked)
+    assert data.load("cora", root=tmp_path).meta.source == "file"
+
+
+@pytest.mark.parametrize("name", data.names())
+def test_auto_offline_gives_the_stand_in_with_one_warning(tmp_path, caplog, name):
+    with caplog.at_level(logging.INFO, logger="data"):
+        loaded = data.load(name, root=tmp_path, batch_size=8)
+    assert loaded.meta.source == "synthetic"
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning.startswith(f"{name}: not under {tmp_path}; using a synthetic stand-in (source=synthetic): ")
+    assert "\n" not in warning
+    assert ("tests are offline" in warning) == (data.info(name).official is not None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_does_not_hide_a_damaged_file(tmp_path):
+    (tmp_path / "cora.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"cora\.npz: not an \.npz archive"):
+        data.load("cora", root=tmp_path)
+
+
+def test_auto_and_file_take_an_unregistered_npz_under_root(tmp_path, own_npz):
+    own_npz.rename(tmp_path / "mine.npz")
+    for source in ("auto", "file"):
+        meta = data.load("mine", root=tmp_path, source=source).meta
+        assert (meta.source, meta.name, meta.task) == ("file", "mine", "node")
+    with pytest.raises(data.DatasetMissingError, match=r"other\.npz: no such file"):
+        data.load("other", root=tmp_path, source="file")
+
+
+@pytest.mark.parametrize("name", ["cora", "ogbg-molhiv"])
+def test_official_offline_says_what_where_and_the_remedy(tmp_path, name):
+    with pytest.raises(data.DatasetMissingError) as caught:
+        data.load(name, root=tmp_path, source="official")
+    message = str(caught.value)
+    for part in (name, str(tmp_path), "cannot be reached (tests are offline)", "source='synthetic'", f"{name}.npz"):
+        assert part in message
+    assert ".zip" in message
+
+
+@pytest.mark.parametrize("name", ["musae-github", "elliptic"])
+def test_official_without_a_loader_says_so(tmp_path, name):
+    with pytest.raises(data.DatasetMissingError, match=rf"{name}: there is no official loader for it; .*path="):
+        data.load(name, root=tmp_path, source="official")
+
+
+def test_features_do_not_depend_on_where_the_edges_came_from(tmp_path):
+    stand_in = data.load("cora", source="synthetic", seed=5)
+    keys, queries = stand_in.graph.edges()
+    np.savez(tmp_path / "cora.npz", src_li=queries.numpy(), dst_li=keys.numpy(), num_nodes=2708)
+    read = data.load("cora", root=tmp_path, seed=5)
+    assert read.meta.sha256 == stand_in.meta.sha256
+    assert read.graph.ndata["feat"].equal(stand_in.graph.ndata["feat"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"name": 3}, TypeError, "name: got int"),
+        ({"name": "coral"}, ValueError, "name: got 'coral'; registered are cora"),
+        ({"name": "coral", "source": "synthetic"}, ValueError, "name: got 'coral'"),
+        ({"source": "web"}, ValueError, "source: got 'web'; allowed are auto, official, file, synthetic"),
+        ({"source": "synthetic", "path": "a.npz"}, ValueError, "path: got 'a.npz' with source='synthetic'"),
+        ({"batch_size": 0}, ValueError, "batch_size: got 0; 1 or more"),
+        ({"batch_size": 2.0}, TypeError, "batch_size: got 2.0; an integer"),
+        ({"batch_size": True}, TypeError, "batch_size: got True; an integer"),
+        ({"seed": -1}, ValueError, "seed: got -1; 0 or more"),
+    ],
+)
+def test_bad_arguments(tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
+        data.load(**({"name": "cora", "root": tmp_path} | arguments))
