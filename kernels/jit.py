@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,45 +27,35 @@ OPTIONS = ("--std=c++17",)
 ELEMENTS = {torch.float16: "kHalf", torch.bfloat16: "kBFloat16", torch.float32: "kFloat"}
 
 
-@dataclass(frozen=True)
-class PaperKernelSpec:
-    """One instance of `cuda/fused3s_paper.cu`.
+class KernelSpec(Protocol):
+    """One template instance: a frozen, hashable description of the compile-time choices.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of query, key and value.
-        out_dtype: torch.float32 or `dtype`.
-        dim: dimensions of a head, a multiple of 8 up to 256.
-        warps: warps of a thread block, TCBs of an iteration.
-        reordered: walk the row windows by decreasing TCB count (paper, row-window reordering).
-        permuted: wide loads of Q, K and V through register remapping (paper, data layout).
+        source: file name of the CUDA source, in kernels/cuda.
+        name: the C++ name of the instance, template arguments included.
     """
 
-    dtype: torch.dtype
-    out_dtype: torch.dtype
-    dim: int
-    warps: int = 8
-    reordered: bool = True
-    permuted: bool = True
-
-    source = "fused3s_paper.cu"
+    @property
+    def source(self) -> str: ...
 
     @property
-    def name(self) -> str:
-        """The C++ name of the instance."""
-        arguments = (
-            f"Element::{ELEMENTS[self.dtype]}",
-            f"Element::{ELEMENTS[self.out_dtype]}",
-            self.dim,
-            self.warps,
-            str(self.reordered).lower(),
-            str(self.permuted).lower(),
-        )
-        return f"fused3s_paper<{', '.join(map(str, arguments))}>"
+    def name(self) -> str: ...
+
+
+def cpp_name(function: str, *arguments: torch.dtype | bool | int) -> str:
+    """C++ name of a template instance: `function<Element::kHalf, 128, true>`."""
+
+    def cpp(argument: torch.dtype | bool | int) -> str:
+        if isinstance(argument, torch.dtype):
+            return f"Element::{ELEMENTS[argument]}"
+        return str(argument).lower()
+
+    return f"{function}<{', '.join(map(cpp, arguments))}>"
 
 
 @dataclass(frozen=True)
 class PtxasReport:
-    """What one instance needs: registers a thread, static shared memory and spilled bytes, barriers' count aside."""
+    """What one instance needs: registers of a thread, static shared memory of a block, spilled bytes."""
 
     registers: int
     shared_bytes: int
@@ -82,10 +72,10 @@ def read_source(file_name: str) -> str:
 
 
 _lock = threading.Lock()
-_functions: dict[tuple[PaperKernelSpec, int], Any] = {}
+_functions: dict[tuple[KernelSpec, int], Any] = {}
 
 
-def get_kernel(spec: PaperKernelSpec, device_index: int) -> Any:
+def get_kernel(spec: KernelSpec, device_index: int) -> Any:
     """The CuPy function of an instance on a GPU, compiled and loaded on first use.
 
     Raises:
@@ -100,7 +90,7 @@ def get_kernel(spec: PaperKernelSpec, device_index: int) -> Any:
     return function
 
 
-def _load(spec: PaperKernelSpec, device_index: int) -> Any:
+def _load(spec: KernelSpec, device_index: int) -> Any:
     import cupy
 
     logger.info("compiling %s (on first use; CuPy keeps the result on disk)", spec.name)
@@ -116,7 +106,7 @@ def _load(spec: PaperKernelSpec, device_index: int) -> Any:
     return function
 
 
-def compile_ptxas(specs: Sequence[PaperKernelSpec], arch: str) -> dict[PaperKernelSpec, PtxasReport]:
+def compile_ptxas(specs: Sequence[KernelSpec], arch: str) -> dict[KernelSpec, PtxasReport]:
     """Compile instances of one source for `arch` ("sm_80", "sm_90", ...) and read ptxas's report. Needs no GPU.
 
     Raises:

@@ -2,18 +2,49 @@
 
 import importlib.util
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from kernels.backends.base import AttentionFunction, Backend
 from kernels.bsb import BSB, PAPER_TILE
-from kernels.jit import PaperKernelSpec, get_kernel
+from kernels.fragments import WARP_SIZE
+from kernels.jit import cpp_name, get_kernel
+from kernels.launch import launch_kernel
 
 MAX_DIM = 256
 LOAD_BYTES = 16  # one lane's load of Q or K
 MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16
+
+
+@dataclass(frozen=True)
+class PaperKernelSpec:
+    """One instance of cuda/fused3s_paper.cu.
+
+    Attributes:
+        dtype: torch.float16 or torch.bfloat16, of query, key and value.
+        out_dtype: torch.float32 or `dtype`.
+        dim: dimensions of a head, a multiple of 8 up to 256.
+        warps: warps of a thread block, TCBs of an iteration.
+        reordered: walk the row windows by decreasing TCB count (paper, row-window reordering).
+        permuted: wide loads of Q, K and V through register remapping (paper, data layout).
+    """
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    dim: int
+    warps: int = 8
+    reordered: bool = True
+    permuted: bool = True
+
+    source: ClassVar[str] = "fused3s_paper.cu"
+
+    @property
+    def name(self) -> str:
+        switches = (self.warps, self.reordered, self.permuted)
+        return cpp_name("fused3s_paper", self.dtype, self.out_dtype, self.dim, *switches)
 
 
 class Fused3SPaperBackend(Backend):
@@ -83,23 +114,19 @@ def launch(
             "fused3s_paper computes the forward pass only, and an input requires a gradient: "
             "call it under torch.inference_mode() or torch.no_grad(), or use backend='reference' to train"
         )
-    import cupy
-
     query, key, value = map(_loadable, (query, key, value))
     num_rows, num_heads = query.shape[:2]
     output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
     if output.numel() == 0:
         return output
-    kernel = get_kernel(spec, query.device.index)
     strides = [np.int64(stride) for tensor in (query, key, value) for stride in tensor.stride()[:2]]
-    format_arrays = (bsb.tcb_row_offset, bsb.col_sparse_to_dense, bsb.bitmap, bsb.row_window_order)
-    pointers = [np.uint64(tensor.data_ptr()) for tensor in (*format_arrays, query, key, value, output)]
-    arguments = (*pointers, *strides, np.int32(num_rows), np.float32(scale * math.log2(math.e)))
-    with (
-        cupy.cuda.Device(query.device.index),
-        cupy.cuda.Stream.from_external(torch.cuda.current_stream(query.device)),
-    ):
-        kernel((bsb.num_row_windows, num_heads), (32 * spec.warps,), arguments)
+    launch_kernel(
+        get_kernel(spec, query.device.index),
+        (bsb.num_row_windows, num_heads),
+        WARP_SIZE * spec.warps,
+        (bsb.tcb_row_offset, bsb.col_sparse_to_dense, bsb.bitmap, bsb.row_window_order, query, key, value, output),
+        (*strides, np.int32(num_rows), np.float32(scale * math.log2(math.e))),
+    )
     return output
 
 

@@ -11,8 +11,7 @@ from attention_cases import EDGE_CASES, load_real_graph
 from tolerance import assert_within_bound, edges_of
 
 from kernels import BSB, plan_attention, sparse_attention
-from kernels.backends.fused3s_paper import launch
-from kernels.jit import PaperKernelSpec
+from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels import KernelCompileError, jit
-from kernels.jit import PaperKernelSpec, compile_ptxas
+from kernels.backends.fused3s_paper import PaperKernelSpec
+from kernels.jit import compile_ptxas
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 
