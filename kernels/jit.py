@@ -33,6 +33,8 @@ class KernelSpec(Protocol):
     Attributes:
         source: file name of the CUDA source, in kernels/cuda.
         name: the C++ name of the instance, template arguments included.
+
+    A spec of a kernel with dynamic shared memory also has `shared_bytes`, its size for a block.
     """
 
     @property
@@ -100,10 +102,20 @@ def _load(spec: KernelSpec, device_index: int) -> Any:
         with cupy.cuda.Device(device_index):
             module = cupy.RawModule(code=source, options=OPTIONS, name_expressions=[spec.name])
             function = module.get_function(spec.name)
+            if shared_bytes := getattr(spec, "shared_bytes", 0):
+                _allow_shared_memory(function, spec, shared_bytes, device_index)
     except (cupy.cuda.compiler.CompileException, cupy.cuda.nvrtc.NVRTCError) as error:
         raise _compile_error(spec.name, source, str(error)) from error
     logger.info("compiled %s in %.1f s", spec.name, time.perf_counter() - start)
     return function
+
+
+def _allow_shared_memory(function: Any, spec: KernelSpec, shared_bytes: int, device_index: int) -> None:
+    """Opt in to more dynamic shared memory than the 48 KiB that every kernel may use."""
+    offered = torch.cuda.get_device_properties(device_index).shared_memory_per_block_optin
+    if shared_bytes > offered:
+        raise ValueError(f"{spec.name} needs {shared_bytes} bytes of shared memory a block; this GPU offers {offered}")
+    function.max_dynamic_shared_size_bytes = shared_bytes
 
 
 def compile_ptxas(specs: Sequence[KernelSpec], arch: str) -> dict[KernelSpec, PtxasReport]:

@@ -1,6 +1,5 @@
 """`fused3s_paper`: the paper's fused tensor-core kernel over BSB (Algorithms 1 and 2); see cuda/fused3s_paper.cu."""
 
-import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,15 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from kernels.backends.base import AttentionFunction, Backend
+from kernels.backends.base import AttentionFunction
+from kernels.backends.tensor_core import TensorCoreBackend, check_forward_only, check_out_dtype, loadable
 from kernels.bsb import BSB, PAPER_TILE
 from kernels.fragments import WARP_SIZE
 from kernels.jit import cpp_name, get_kernel
 from kernels.launch import launch_kernel
-
-MAX_DIM = 256
-LOAD_BYTES = 16  # one lane's load of Q or K
-MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16
 
 
 @dataclass(frozen=True)
@@ -47,29 +43,9 @@ class PaperKernelSpec:
         return cpp_name("fused3s_paper", self.dtype, self.out_dtype, self.dim, *switches)
 
 
-class Fused3SPaperBackend(Backend):
+class Fused3SPaperBackend(TensorCoreBackend):
     name = "fused3s_paper"
     summary = "the paper's fused tensor-core kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
-
-    def unavailable(self, device: torch.device) -> str | None:
-        if not torch.cuda.is_available():
-            return "no NVIDIA GPU found, or this PyTorch has no CUDA"
-        if device.type != "cuda":
-            return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
-        if importlib.util.find_spec("cupy") is None:
-            return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
-        capability = torch.cuda.get_device_capability(device)
-        if capability < MIN_CAPABILITY:
-            found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
-            return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
-        return None
-
-    def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"it takes torch.float16 and torch.bfloat16, got {dtype}"
-        if not (8 <= head_dim <= MAX_DIM and head_dim % 8 == 0):
-            return f"it takes a head dimension that is a multiple of 8 up to {MAX_DIM}, got {head_dim}"
-        return None
 
     def prepare(
         self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
@@ -107,14 +83,9 @@ def launch(
     Raises:
         ValueError: an output type other than float32 and the inputs' type, or gradients are asked for.
     """
-    if spec.out_dtype not in (torch.float32, spec.dtype):
-        raise ValueError(f"out_dtype: got {spec.out_dtype}; torch.float32 and {spec.dtype} are allowed")
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        raise ValueError(
-            "fused3s_paper computes the forward pass only, and an input requires a gradient: "
-            "call it under torch.inference_mode() or torch.no_grad(), or use backend='reference' to train"
-        )
-    query, key, value = map(_loadable, (query, key, value))
+    check_out_dtype(spec.out_dtype, spec.dtype)
+    check_forward_only("fused3s_paper", query, key, value)
+    query, key, value = map(loadable, (query, key, value))
     num_rows, num_heads = query.shape[:2]
     output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
     if output.numel() == 0:
@@ -128,12 +99,3 @@ def launch(
         (*strides, np.int32(num_rows), np.float32(scale * math.log2(math.e))),
     )
     return output
-
-
-def _loadable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where every row starts on 16 bytes and is contiguous, as in views of a fused [N, 3, H, d]
-    projection; else a contiguous copy."""
-    starts = (tensor.data_ptr(), *(stride * tensor.itemsize for stride in tensor.stride()[:2]))
-    if tensor.stride(-1) == 1 and all(start % LOAD_BYTES == 0 for start in starts):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,5 +1,6 @@
 """One bound for every kernel: at most twice the error that PyTorch makes with the same types, row by row in norm."""
 
+import numpy as np
 import torch
 
 from kernels.backends.reference import edge_softmax_attention
@@ -66,4 +67,4 @@ def assert_within_bound(
 def edges_of(graph, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """(row, col) [nnz] int64 of a SciPy CSR matrix."""
     coo = graph.tocoo()
-    return tuple(torch.tensor(index, dtype=torch.int64, device=device) for index in coo.coords)
+    return tuple(torch.from_numpy(index.astype(np.int64)).to(device) for index in coo.coords)

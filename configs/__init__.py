@@ -1,0 +1,6 @@
+"""Configurations: `load_config("configs/infer/cora.yaml", ["model.dim=64"])` gives a validated, frozen `Config`."""
+
+from configs.load import ConfigError, load_config
+from configs.schema import Config
+
+__all__ = ["Config", "ConfigError", "load_config"]

@@ -1,0 +1,135 @@
+"""From a YAML file and `section.key=value` overrides to a `Config`, or to one error that lists everything wrong."""
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from configs.schema import Config, did_you_mean
+
+
+class ConfigError(ValueError):
+    """A configuration cannot be used. The text has a line for each problem: file, key, value and what is allowed."""
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML configuration and apply overrides to it.
+
+    Args:
+        path: the YAML file; paths inside it are relative to the current directory.
+        overrides: "section.key=value", later ones win; the value is read as YAML ("4" is a number, "null" is none).
+
+    Raises:
+        ConfigError: with all problems at once.
+    """
+    settings, problems = _read(Path(path))
+    # Where each value came from, so that an error points at the file or at the override that is wrong.
+    origin: dict[tuple[str, ...], str] = {}
+    for override in overrides:
+        problem = _apply(override, settings, origin)
+        if problem:
+            problems.append(f"--set {override}: {problem}")
+    config = None
+    try:
+        config = Config.model_validate(settings)
+    except ValidationError as error:
+        problems += [_describe(details, str(path), origin) for details in error.errors()]
+    if problems or config is None:
+        count = f"{len(problems)} problem" + "s" * (len(problems) > 1)
+        raise ConfigError("\n".join([f"{path}: {count} in the configuration", *(f"  {line}" for line in problems)]))
+    return config
+
+
+class _Loader(yaml.SafeLoader):
+    """yaml.SafeLoader that remembers keys written twice, which YAML would resolve silently to the last one."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self.duplicates: list[str] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        first_line: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in first_line:
+                self.duplicates.append(f"line {line}: {key.value} was already given in line {first_line[key.value]}")
+            first_line.setdefault(key.value, line)
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The file's settings and the keys it gives twice."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        folder = path.parent
+        found = ", ".join(sorted(p.name for p in folder.glob("*.yaml"))) if folder.is_dir() else ""
+        there = f"in {folder} are {found}" if found else "no YAML file is in that folder"
+        raise ConfigError(f"{path}: no such file; {there}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}") from error
+    loader = _Loader(text)
+    try:
+        settings = loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    finally:
+        loader.dispose()
+    if settings is None:
+        settings = {}
+    if not isinstance(settings, dict):
+        raise ConfigError(
+            f"{path}: holds a {type(settings).__name__}; sections are needed: {', '.join(Config.model_fields)}"
+        )
+    return settings, [f"{path}, {duplicate}" for duplicate in loader.duplicates]
+
+
+def _apply(override: str, settings: dict[str, Any], origin: dict[tuple[str, ...], str]) -> str | None:
+    """Put one override into `settings`; the problem as text if it has no such form."""
+    name, equals, text = override.partition("=")
+    key = tuple(name.strip().split("."))
+    if not equals or len(key) != 2 or not all(key):
+        return "the form is section.key=value, for example model.dim=64"
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return f"the value {text!r} is not valid YAML; quote it"
+    section = settings.setdefault(key[0], {})
+    if section is None:  # a section left empty in the file
+        section = settings[key[0]] = {}
+    if isinstance(section, dict):
+        section[key[1]] = value
+        origin[key] = f"--set {override}"
+    return None
+
+
+def _describe(details: Any, path: str, origin: dict[tuple[str, ...], str]) -> str:
+    """One line for one of pydantic's errors: where it was written, key = value, what is allowed."""
+    key = tuple(str(part) for part in details["loc"])
+    overrides = [override for written, override in origin.items() if written[: len(key)] == key]
+    place = origin.get(key) or " with ".join([path, *overrides])
+    name = ".".join(key)
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "value_error":  # raised by the schema, whose text names keys and values
+        return f"{place}: {context['error']}"
+    if kind == "missing":
+        return f"{place}: {name} is missing and has no default"
+    if kind == "extra_forbidden":
+        allowed = _allowed_keys(key[:-1])
+        hint = did_you_mean(key[-1], allowed)
+        return f"{place}: {name} = {value!r}: no such key;{hint} allowed are {', '.join(allowed)}"
+    if kind == "literal_error":
+        words = context["expected"].split("'")[1::2]  # pydantic writes: 'layer' or 'batch'
+        hint = did_you_mean(value, words) if isinstance(value, str) else ""
+        return f"{place}: {name} = {value!r}: not known;{hint} allowed are {context['expected']}"
+    if kind == "model_type":
+        return f"{place}: {name} = {value!r}: a section is needed, with the keys {', '.join(_allowed_keys(key))}"
+    return f"{place}: {name} = {value!r}: {details['msg'].removeprefix('Input ')}"
+
+
+def _allowed_keys(section: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys of a section; of the configuration itself for ()."""
+    schema = Config.model_fields[section[0]].annotation if section else Config
+    return tuple(schema.model_fields)  # type: ignore[union-attr]

@@ -1,0 +1,167 @@
+"""What a configuration may say: four frozen sections, no unknown keys, no silent conversion of types.
+
+A YAML file states only what it changes; everything else is the default written here. Sizes that follow from the
+data set (feature width, number of classes, node or graph level) are not configured at all.
+"""
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MAX_HEAD_DIM = 256  # the widest head that the attention kernels hold in registers
+HEAD_DIM_STEP = 8  # they load eight 16-bit values at a time
+
+
+class Section(BaseModel):
+    # strict: "4" is not 4 and 1 is not true, so a typo in a value is an error instead of a conversion.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DataConfig(Section):
+    """Which graph, and where it comes from (see `data.load`)."""
+
+    name: str = Field(min_length=1)
+    source: Literal["auto", "official", "file", "synthetic"] = "auto"
+    root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
+    path: str | None = None  # the user's own graph; without it, source: file reads <root>/<name>.npz
+    batch_size: int = Field(default=1024, ge=1)  # graphs in the batch, for data sets of many small graphs
+
+    @model_validator(mode="after")
+    def _source_agrees(self) -> Self:
+        if self.source in ("official", "synthetic") and self.path is not None:
+            raise ValueError(
+                f"data.source = {self.source!r} and data.path = {self.path!r}: this source reads no file; "
+                "use data.source: file (or auto), or drop data.path"
+            )
+        reads_file = self.source == "file" or self.path is not None  # a user's graph has any name
+        if not reads_file and not (Path(self.root) / f"{self.name}.npz").is_file():
+            _check_choice("data.name", self.name, _dataset_names())
+        return self
+
+
+class ModelConfig(Section):
+    """Graph Transformer of Dwivedi and Bresson; the defaults are the paper's end-to-end model."""
+
+    dim: int = Field(default=128, ge=HEAD_DIM_STEP)
+    heads: int = Field(default=1, ge=1)
+    blocks: int = Field(default=10, ge=1)
+    norm: Literal["layer", "batch"] = "layer"
+    pos_enc: int = Field(default=0, ge=0)  # Laplacian eigenvectors added to the input; 0 is none
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @model_validator(mode="after")
+    def _heads_divide_dim(self) -> Self:
+        both = f"model.dim = {self.dim} and model.heads = {self.heads}"
+        if self.dim % self.heads:
+            raise ValueError(f"{both}: dim must be a multiple of heads")
+        if self.head_dim % HEAD_DIM_STEP or self.head_dim > MAX_HEAD_DIM:
+            raise ValueError(
+                f"{both}: a head gets dim / heads = {self.head_dim} columns; "
+                f"allowed are the multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+            )
+        return self
+
+
+class AttentionConfig(Section):
+    """How attention is computed, and the precision: attention and the modules around it share one dtype."""
+
+    backend: str = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: float16 on a GPU, float32 on the CPU
+
+    @field_validator("backend")
+    @classmethod
+    def _backend_known(cls, backend: str) -> str:
+        _check_choice("attention.backend", backend, _backend_names())
+        return backend
+
+
+class RuntimeConfig(Section):
+    """Where and how often the model runs."""
+
+    device: str = "auto"
+    warmup: int = Field(default=3, ge=1)  # at least one: the first pass on a GPU may compile and tune
+    repeats: int = Field(default=20, ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+    @field_validator("device")
+    @classmethod
+    def _device_known(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"runtime.device = {device!r}: allowed are auto, cpu, cuda, and cuda:0, cuda:1, ...")
+        return device
+
+
+class Config(Section):
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    attention: AttentionConfig = AttentionConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _backend_can_run(self) -> Self:
+        name = self.attention.backend
+        if name == "auto":
+            return self
+        problems = []
+        if self.runtime.device == "cpu" and (reason := _unavailable_on_cpu(name)):
+            problems.append(f"attention.backend = {name!r} and runtime.device = 'cpu': {reason}")
+        if self.attention.dtype != "auto" and (reason := _unsupported(name, self.attention.dtype, self.model.head_dim)):
+            problems.append(f"attention.backend = {name!r} and attention.dtype = {self.attention.dtype!r}: {reason}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def sha(self) -> str:
+        """Twelve hexadecimal digits that name the resolved configuration, whatever file or override it came from."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def did_you_mean(word: str, allowed: Sequence[str]) -> str:
+    """A hint such as " did you mean 'cora'?" for a misspelt word, or nothing when none is close."""
+    close = difflib.get_close_matches(word.lower(), allowed, n=1, cutoff=0.6)
+    return f" did you mean {close[0]!r}?" if close else ""
+
+
+def _check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        hint = did_you_mean(value, allowed)
+        raise ValueError(f"{key} = {value!r}: not known;{hint} allowed are {', '.join(allowed)}")
+
+
+# The registries hold the names; they are imported on use, so that `import configs` stays light.
+
+
+def _dataset_names() -> Sequence[str]:
+    import data
+
+    return tuple(data.names())
+
+
+def _backend_names() -> Sequence[str]:
+    import kernels
+
+    return ("auto", *kernels.backends("cpu"))
+
+
+def _unavailable_on_cpu(backend: str) -> str | None:
+    import kernels
+
+    return kernels.backends("cpu")[backend].unavailable
+
+
+def _unsupported(backend: str, dtype: str, head_dim: int) -> str | None:
+    import torch
+
+    from kernels.backends import REGISTRY
+
+    return REGISTRY[backend].unsupported(getattr(torch, dtype), head_dim)

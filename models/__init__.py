@@ -1,0 +1,7 @@
+"""The Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
+
+from models.checkpoint import CheckpointError, load_checkpoint
+from models.graph_inputs import Attention, GraphInputs, prepare_graph
+from models.graph_transformer import GraphTransformer
+
+__all__ = ["Attention", "CheckpointError", "GraphInputs", "GraphTransformer", "load_checkpoint", "prepare_graph"]

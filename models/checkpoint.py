@@ -1,0 +1,54 @@
+"""Load weights from a file made with `torch.save(model.state_dict(), path)`."""
+
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+_SHOWN = 4  # tensors listed of each kind of difference; one wrong setting differs in all blocks
+
+
+class CheckpointError(ValueError):
+    """A checkpoint file is absent, damaged or of another model. The text says which, and what differs."""
+
+
+def load_checkpoint(model: nn.Module, path: str | Path) -> None:
+    """Copy a state dict from `path` into `model`, converted to the model's device and dtype.
+
+    Raises:
+        CheckpointError: nothing was copied; the text lists tensors that are missing, unknown or of another shape.
+    """
+    weights = _read(Path(path))
+    expected = model.state_dict()
+    differences = {
+        "of another shape": [
+            f"{name} {list(weights[name].shape)}, the model has {list(tensor.shape)}"
+            for name, tensor in expected.items()
+            if name in weights and weights[name].shape != tensor.shape
+        ],
+        "missing": [f"{name} {list(tensor.shape)}" for name, tensor in expected.items() if name not in weights],
+        "unknown": [name for name in weights if name not in expected],
+    }
+    if any(differences.values()):
+        lines = [f"{path}: not a checkpoint of this model; do model.dim, heads, blocks, norm and pos_enc agree?"]
+        for kind, found in differences.items():
+            lines += [f"  {kind}: {what}" for what in found[:_SHOWN]]
+            if len(found) > _SHOWN:
+                lines.append(f"  {kind}: {len(found) - _SHOWN} more")
+        raise CheckpointError("\n".join(lines))
+    model.load_state_dict(weights)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file; weights_only keeps a file from running code."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint; is it truncated? ({reason})") from error
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise CheckpointError(f"{path}: holds no state dict; save one with torch.save(model.state_dict(), path)")
+    return weights

@@ -1,0 +1,80 @@
+"""The door of the model: everything that a forward pass reads, taken from a DGLGraph once and put on the device.
+
+A DGLGraph may be unable to leave the CPU (DGL on PyPI has no CUDA), so nothing behind this door touches it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from models.laplacian import laplacian_encoding
+
+
+class Attention(Protocol):
+    """Sparse attention over one graph, such as the plan that `kernels.plan_attention(graph, ...)` returns.
+
+    q, k, v: [N, H, head_dim], strided views with a contiguous last dimension. Returns [N, H, head_dim] in out_dtype;
+    rows without in-edges are zero.
+    """
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype | None
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class GraphInputs:
+    """One graph, or a batch as one block-diagonal graph, on the device of the model.
+
+    Attributes:
+        features: [N, F] in the model's dtype, or [N, C] int64 for categorical columns.
+        attention: attention over the edges of this graph.
+        encoding: [N, k] Laplacian positional encoding in the model's dtype, or None.
+        graph_ids: [N] int64, the graph of each node in the batch.
+        graph_sizes: [G, 1] float32, nodes of each graph, at least 1 so that an empty graph has a mean of zero.
+    """
+
+    features: Tensor
+    attention: Attention
+    encoding: Tensor | None
+    graph_ids: Tensor
+    graph_sizes: Tensor
+
+
+def prepare_graph(
+    graph: Any, attention: Attention, *, pos_enc: int, device: torch.device, dtype: torch.dtype
+) -> GraphInputs:
+    """Take what the model needs from a DGLGraph.
+
+    Args:
+        graph: a homogeneous DGLGraph, single or `dgl.batch`ed, with node features in ndata["feat"]: float32 [N, F] or
+            int64 [N, C].
+        attention: attention over this graph, on `device`.
+        pos_enc: eigenvectors in the positional encoding, 0 for none.
+
+    Raises:
+        ValueError: no "feat", not two-dimensional, or of another dtype.
+    """
+    features = graph.ndata.get("feat")
+    if features is None or features.dim() != 2:
+        got = "none" if features is None else f"shape {tuple(features.shape)}"
+        raise ValueError(f'graph: ndata["feat"] of shape [nodes, columns] is needed; got {got}')
+    if features.is_floating_point():
+        features = features.to(dtype)
+    elif features.dtype != torch.int64:
+        raise ValueError(f'graph: ndata["feat"] is {features.dtype}; floats or int64 (categorical) are needed')
+    sizes = graph.batch_num_nodes().cpu()
+    encoding = None
+    if pos_enc:
+        source, destination = (ends.cpu().numpy() for ends in graph.edges())
+        vectors = laplacian_encoding(source, destination, graph.num_nodes(), pos_enc)
+        encoding = torch.from_numpy(vectors).to(device, dtype)
+    return GraphInputs(
+        features=features.to(device),
+        attention=attention,
+        encoding=encoding,
+        graph_ids=torch.arange(len(sizes)).repeat_interleave(sizes).to(device),
+        graph_sizes=sizes.clamp(min=1).float().unsqueeze(1).to(device),
+    )

@@ -1,0 +1,177 @@
+"""Graph Transformer of Dwivedi and Bresson (2020, "A Generalization of Transformer Networks to Graphs"), as the
+end-to-end section of the Fused3S paper runs it: 10 blocks, each with one attention layer, three feed-forward layers
+(output projection, d -> 2d with ReLU, 2d -> d) and two norms.
+
+    model = GraphTransformer(in_features=1433, num_classes=7)
+    plan = kernels.plan_attention(graph, device=..., dtype=..., head_dim=model.head_dim)  # the sparse format, once
+    inputs = model.prepare(graph, plan)                                                   # the DGLGraph ends here
+    logits = model(inputs)                                                                # any number of times
+
+Attention is a callable inside `inputs`, so weights and state dict know nothing of back ends. `forward` only queues
+work on the device: no host synchronisation, no data-dependent shapes, so that a CUDA graph can capture it.
+Dropout is left out: the published configurations set it to 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.graph_inputs import Attention, GraphInputs, prepare_graph
+
+Norm = Literal["layer", "batch"]
+Task = Literal["node", "graph"]
+
+
+class Block(nn.Module):
+    """[N, d] -> [N, d]: attention and feed-forward network, each with a residual and then a norm (post-norm)."""
+
+    def __init__(self, dim: int, heads: int, norm: Norm) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (dim // heads) ** -0.5
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)  # one GEMM; no bias, as in the original
+        self.out = nn.Linear(dim, dim)
+        self.ffn_up = nn.Linear(dim, 2 * dim)
+        self.ffn_down = nn.Linear(2 * dim, dim)
+        make_norm = nn.LayerNorm if norm == "layer" else nn.BatchNorm1d
+        self.norm1 = make_norm(dim)
+        self.norm2 = make_norm(dim)
+
+    def forward(self, h: Tensor, attention: Attention) -> Tensor:
+        q, k, v = self.qkv(h).unflatten(1, (3, self.heads, -1)).unbind(1)  # views [N, H, d / H], no copies
+        attended = attention(q, k, v, scale=self.scale, out_dtype=h.dtype)
+        h = self.norm1(h + self.out(attended.flatten(1)))
+        return self.norm2(h + self.ffn_down(F.relu(self.ffn_up(h))))
+
+
+class FeatureEmbedding(nn.Module):
+    """[N, F] floats or [N, C] int64 -> [N, d]: a linear map, or the sum of one embedding for each column."""
+
+    def __init__(self, in_features: int | Sequence[int], dim: int) -> None:
+        super().__init__()
+        if isinstance(in_features, int):
+            self.linear = nn.Linear(in_features, dim)
+        else:
+            self.columns = nn.ModuleList(nn.Embedding(values, dim) for values in in_features)
+        self.cardinalities = None if isinstance(in_features, int) else tuple(in_features)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.cardinalities is None:
+            return self.linear(features)
+        h = self.columns[0](features[:, 0])
+        for column, embedding in enumerate(self.columns[1:], start=1):
+            h = h + embedding(features[:, column])
+        return h
+
+    def check(self, features: Tensor) -> None:
+        """Raise a ValueError if these features do not fit; on a GPU a bad index would end in a device assertion."""
+        if self.cardinalities is None:
+            if not features.is_floating_point() or features.shape[1] != self.linear.in_features:
+                raise ValueError(
+                    f"graph: features are {features.dtype} with {features.shape[1]} columns; "
+                    f"the model was built for {self.linear.in_features} columns of floats"
+                )
+            return
+        if features.is_floating_point() or features.shape[1] != len(self.cardinalities):
+            raise ValueError(
+                f"graph: features are {features.dtype} with {features.shape[1]} columns; "
+                f"the model was built for {len(self.cardinalities)} columns of int64"
+            )
+        for column, values in enumerate(self.cardinalities):
+            bad = (features[:, column] < 0) | (features[:, column] >= values)
+            if bad.any():
+                node = int(bad.nonzero()[0])
+                raise ValueError(
+                    f"graph: feature column {column} of node {node} is {int(features[node, column])}; "
+                    f"the model was built for 0 to {values - 1}"
+                )
+
+
+class Readout(nn.Module):
+    """[rows, d] -> [rows, classes]: an MLP with two hidden layers, each half as wide as the one before."""
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.hidden1 = nn.Linear(dim, dim // 2)
+        self.hidden2 = nn.Linear(dim // 2, dim // 4)
+        self.classes = nn.Linear(dim // 4, num_classes)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.classes(F.relu(self.hidden2(F.relu(self.hidden1(h)))))
+
+
+class GraphTransformer(nn.Module):
+    """Graph Transformer for inference on one graph or a batch of graphs.
+
+    Args:
+        in_features: columns of float features, or the number of values of each categorical column.
+        num_classes: outputs for each node or graph.
+        task: "node" gives [N, num_classes]; "graph" takes the mean over each graph's nodes: [G, num_classes].
+        dim: width d, a multiple of `heads`. The paper times 64, 128 and 256.
+        heads: attention heads. The paper times 1.
+        blocks: transformer blocks.
+        norm: "layer", or "batch" with running statistics in eval mode.
+        pos_enc: Laplacian eigenvectors added to the input through a linear layer; 0 for none.
+
+    Raises:
+        ValueError: dim is not a multiple of heads, or is too small for the readout.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_features: int | Sequence[int],
+        num_classes: int,
+        task: Task = "node",
+        dim: int = 128,
+        heads: int = 1,
+        blocks: int = 10,
+        norm: Norm = "layer",
+        pos_enc: int = 0,
+    ) -> None:
+        super().__init__()
+        if dim % heads or dim < 4:
+            raise ValueError(f"dim: got {dim} with heads = {heads}; a multiple of heads, at least 4, is needed")
+        self.head_dim = dim // heads
+        self.task = task
+        self.pos_enc = pos_enc
+        self.embedding = FeatureEmbedding(in_features, dim)
+        if pos_enc:
+            self.encoding = nn.Linear(pos_enc, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads, norm) for _ in range(blocks))
+        self.readout = Readout(dim, num_classes)
+
+    def prepare(self, graph: Any, attention: Attention) -> GraphInputs:
+        """Put a DGLGraph's features and structure on the model's device, in its dtype (see `prepare_graph`).
+
+        Args:
+            graph: a DGLGraph, single or batched, with ndata["feat"].
+            attention: attention over this graph on the model's device.
+
+        Raises:
+            ValueError: the features are missing or do not fit this model.
+        """
+        weight = self.readout.classes.weight
+        inputs = prepare_graph(graph, attention, pos_enc=self.pos_enc, device=weight.device, dtype=weight.dtype)
+        self.embedding.check(inputs.features)
+        return inputs
+
+    def forward(self, inputs: GraphInputs) -> Tensor:
+        """Logits [N, num_classes] or [G, num_classes] in the model's dtype."""
+        h = self.embedding(inputs.features)
+        if inputs.encoding is not None:
+            h = h + self.encoding(inputs.encoding)
+        for block in self.blocks:
+            h = block(h, inputs.attention)
+        if self.task == "graph":
+            h = mean_nodes(h, inputs)
+        return self.readout(h)
+
+
+def mean_nodes(h: Tensor, inputs: GraphInputs) -> Tensor:
+    """Mean over the nodes of each graph, [N, d] -> [G, d], summed in float32: a float16 sum would stop growing."""
+    sums = h.new_zeros((inputs.graph_sizes.shape[0], h.shape[1]), dtype=torch.float32)
+    return (sums.index_add_(0, inputs.graph_ids, h.float()) / inputs.graph_sizes).to(h.dtype)

@@ -1,0 +1,139 @@
+"""One run of `scripts/infer.py`: its report for a reader and its rows for the CSV."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from rich.table import Table
+from rich.text import Text
+
+from configs import Config
+from data import GraphMeta
+from results.measure import Spread
+from results.provenance import device_name, provenance
+from results.records import Row
+from results.verify import Agreement
+
+
+@dataclass(frozen=True)
+class InferenceRun:
+    """What was run and what was found out.
+
+    Attributes:
+        backend: the attention back end that ran, never "auto".
+        forward: ms of a forward pass.
+        attention_share: share of a forward pass spent in attention, 0 to 1.
+        peak_memory: MiB.
+        format_build: ms to build the sparse format, once for each graph.
+        agreement: with the reference back end; None if it was not compared.
+    """
+
+    config_path: Path
+    config: Config
+    meta: GraphMeta
+    backend: str
+    device: torch.device
+    dtype: torch.dtype
+    forward: Spread
+    attention_share: Spread
+    peak_memory: float
+    format_build: float
+    agreement: Agreement | None
+
+    @property
+    def precision(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+_ORIGIN = {
+    "official": "{origin}",
+    "file": "from the file {origin}",
+    "synthetic": "SYNTHETIC stand-in, not the real graph: {origin}",
+}
+
+
+def report_table(run: InferenceRun) -> Table:
+    """What a user wants to know, in two columns."""
+    meta, model, forward = run.meta, run.config.model, run.forward
+    graphs = f", {meta.num_graphs:,} graphs" if meta.num_graphs > 1 else ""
+    encoding = f", {model.pos_enc} Laplacian eigenvectors" if model.pos_enc else ""
+    chosen = " (chosen by auto)" if run.config.attention.backend == "auto" else ""
+    whose = "on the GPU, during the forward passes" if run.device.type == "cuda" else "of the whole process"
+    lines = {
+        "data set": f"{meta.name}: {_ORIGIN[meta.source].format(origin=meta.origin)}",
+        "size": f"{meta.num_nodes:,} nodes, {meta.num_edges:,} edges{graphs}",
+        "features": f"{meta.feature_dim:,} {meta.feature_kind} columns, {meta.features}",
+        "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}",
+        "device": f"{run.device} ({device_name(run.device)})",
+        "attention": f"{run.backend}{chosen}",
+        "precision": run.precision,
+        "forward pass": (
+            f"{forward.median:.3f} ms median (p10 {forward.p10:.3f}, p90 {forward.p90:.3f}, {forward.repeats} passes)"
+        ),
+        "in attention": f"{run.attention_share.median:.1%} of the forward pass",
+        "peak memory": f"{run.peak_memory:,.0f} MiB {whose}",
+        "format build": f"{run.format_build:.1f} ms once for the graph, first-use compiling included",
+    }
+    if run.agreement:
+        verdict = "agrees with" if run.agreement.passed else "DIFFERS FROM"
+        lines["verification"] = (
+            f"{verdict} the reference: largest difference {run.agreement.max_abs:.1e} "
+            f"(allowed {run.agreement.allowed_abs:.1e}), relative {run.agreement.relative:.1e} "
+            f"(allowed {run.agreement.allowed:.1e})"
+        )
+    table = Table("", "Graph Transformer inference")
+    for name, text in lines.items():
+        table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
+    return table
+
+
+def result_rows(run: InferenceRun) -> list[Row]:
+    """The run in the repository's CSV schema, a row for each measured value."""
+    if run.agreement is None:
+        checked = {"status": "unchecked"}
+    elif run.agreement.passed:
+        checked = {"status": "ok", "relative_error": run.agreement.relative}
+    else:
+        reason = (
+            f"relative error {run.agreement.relative:.1e} (allowed {run.agreement.allowed:.1e}), "
+            f"largest {run.agreement.max_abs:.1e} (allowed {run.agreement.allowed_abs:.1e})"
+        )
+        checked = {"status": "wrong", "reason": reason, "relative_error": run.agreement.relative}
+    shared = {
+        **provenance(run.device).model_dump(),
+        **checked,
+        "dataset": run.meta.name,
+        "data_sha256": run.meta.sha256,
+        "data_source": run.meta.source,
+        "nodes": run.meta.num_nodes,
+        "nnz": run.meta.num_edges,
+        "graphs": run.meta.num_graphs,
+        "dim": run.config.model.dim,
+        "heads": run.config.model.heads,
+        "blocks": run.config.model.blocks,
+        "dtype": run.precision,
+        "out_dtype": run.precision,
+        "backend": run.backend,
+        "config": str(run.config_path),
+        "config_sha": run.config.sha(),
+    }
+
+    def row(scope: str, metric: str, unit: str, spread: Spread) -> Row:
+        numbers = {"value": spread.median, "p10": spread.p10, "p90": spread.p90, "repeats": spread.repeats}
+        return Row(scope=scope, metric=metric, unit=unit, **numbers, **shared)
+
+    return [
+        row("model", "time", "ms", run.forward),
+        row("attention", "share_of_model_time", "1", run.attention_share),
+        row("model", "peak_memory", "MiB", Spread.of([run.peak_memory])),
+        row("build", "time", "ms", Spread.of([run.format_build])),
+    ]
+
+
+def save_resolved_config(config: Config, folder: Path) -> Path:
+    """Write what the configuration resolved to, defaults and overrides included, to configs/SHA.yaml in `folder`."""
+    path = folder / "configs" / f"{config.sha()}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
+    return path

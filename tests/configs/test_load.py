@@ -1,0 +1,162 @@
+"""Configurations: what ships loads; what is wrong is named with file, key, value and what is allowed."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from configs import Config, ConfigError, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((ROOT / "configs" / "infer").glob("*.yaml"))
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "my.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_config_loads_and_states_only_what_it_changes(path):
+    config = load_config(path)
+    assert config.data.name == path.stem
+    assert (config.model.blocks, config.model.heads, config.model.dim) == (10, 1, 128)
+    defaults = Config(data={"name": path.stem}).model_dump()
+    for section, values in yaml.safe_load(path.read_text()).items():
+        for key, value in values.items():
+            assert (section, key) == ("data", "name") or defaults[section][key] != value
+
+
+def test_the_six_configs_of_the_readme_ship():
+    names = {"cora", "citeseer", "pubmed", "musae-github", "elliptic", "ogbg-molhiv"}
+    assert names == {path.stem for path in SHIPPED}
+
+
+def test_overrides_are_yaml_scalars_and_the_last_one_wins(write):
+    path = write("data: {name: cora}\nmodel:\n")
+    config = load_config(
+        path, ["model.dim=64", "model.heads=2", "model.dim=256", "data.path=null", "runtime.device=cuda:1"]
+    )
+    assert (config.model.dim, config.model.heads, config.model.head_dim) == (256, 2, 128)
+    assert config.data.path is None
+    assert config.runtime.device == "cuda:1"
+
+
+def test_config_is_frozen():
+    config = Config(data={"name": "cora"})
+    with pytest.raises(ValidationError, match="frozen"):
+        config.model.dim = 64
+
+
+def test_sha_names_the_resolved_values_not_the_way_they_were_given(write):
+    path = write("data: {name: cora}\nmodel: {dim: 64}\n")
+    assert load_config(path).sha() == load_config(path, ["model.heads=1"]).sha()
+    assert load_config(path).sha() != load_config(path, ["model.heads=2"]).sha()
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        (
+            "model.head=4",
+            ["model.head = 4", "no such key", "did you mean 'heads'", "dim, heads, blocks, norm, pos_enc"],
+        ),
+        ("modle.dim=64", ["modle", "did you mean 'model'", "data, model, attention, runtime"]),
+        ("model.norm=layr", ["model.norm = 'layr'", "did you mean 'layer'", "'layer' or 'batch'"]),
+        ("model.dim=big", ["model.dim = 'big'", "valid integer"]),
+        ("model.heads='4'", ["model.heads = '4'", "valid integer"]),
+        ("model.blocks=0", ["model.blocks = 0", "greater than or equal to 1"]),
+        ("model.blocks=true", ["model.blocks = True", "valid integer"]),
+        ("model.heads=3", ["model.dim = 128 and model.heads = 3", "multiple of heads"]),
+        ("model.dim=100", ["model.dim = 100 and model.heads = 1", "multiples of 8 up to 256"]),
+        ("model.dim=512", ["model.dim = 512 and model.heads = 1", "multiples of 8 up to 256"]),
+        ("data.name=coar", ["data.name = 'coar'", "did you mean 'cora'", "pubmed"]),
+        ("data.source=offical", ["data.source = 'offical'", "did you mean 'official'"]),
+        ("data.name=12", ["data.name = 12", "valid string"]),
+        (
+            "attention.backend=fused3s_papr",
+            ["attention.backend = 'fused3s_papr'", "did you mean 'fused3s_paper'", "dgl"],
+        ),
+        ("attention.dtype=fp16", ["attention.dtype = 'fp16'", "'float16'"]),
+        ("runtime.device=gpu", ["runtime.device = 'gpu'", "auto, cpu, cuda"]),
+        ("runtime.warmup=0", ["runtime.warmup = 0", "greater than or equal to 1"]),
+        ("runtime=3", ["section.key=value"]),
+        ("model.dim", ["section.key=value"]),
+        ("model.dim=[1", ["not valid YAML"]),
+    ],
+)
+def test_wrong_value_is_named_with_what_is_allowed(write, override, parts):
+    text = problems(write("data:\n  name: cora\n"), override)
+    assert "my.yaml" in text
+    assert f"--set {override}" in text
+    for part in parts:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "both"),
+    [
+        (["data.source=synthetic", "data.path=a.npz"], ["data.source = 'synthetic'", "data.path = 'a.npz'"]),
+        (["attention.backend=fused3s_paper", "runtime.device=cpu"], ["'fused3s_paper'", "runtime.device = 'cpu'"]),
+        (
+            ["attention.backend=fused3s_paper", "attention.dtype=float32"],
+            ["'fused3s_paper'", "attention.dtype = 'float32'"],
+        ),
+    ],
+)
+def test_impossible_combination_names_both_keys(write, overrides, both):
+    text = problems(write("data:\n  name: cora\n"), *overrides)
+    for part in both:
+        assert part in text
+
+
+def test_all_problems_come_at_once(write):
+    text = problems(write("data:\n  nam: cora\nmodel:\n  dim: 64\n  dim: 100\n  norm: none\n"), "runtime.repeats=no")
+    assert "5 problems" in text
+    for part in ("data.name is missing", "data.nam = 'cora'", "did you mean 'name'", "model.norm", "runtime.repeats"):
+        assert part in text
+    assert "line 5: dim was already given in line 4" in text
+
+
+def test_an_error_that_an_override_makes_with_the_file_names_both(write):
+    text = problems(write("data: {name: cora}\nmodel: {dim: 64}\n"), "model.heads=3")
+    assert "my.yaml with --set model.heads=3: model.dim = 64 and model.heads = 3" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("data: [", "not valid YAML"),
+        ("- data", "holds a list"),
+        ("", "data is missing"),
+        ("data: cora", "a section is needed, with the keys name, source"),
+        ("data: !!python/object/apply:os.getcwd []", "not valid YAML"),
+    ],
+)
+def test_file_that_is_no_configuration(write, text, part):
+    assert part in problems(write(text))
+
+
+def test_missing_file_lists_its_neighbours():
+    text = problems(ROOT / "configs" / "infer" / "coar.yaml")
+    assert "no such file" in text
+    assert "cora.yaml" in text
+
+
+def test_an_unregistered_name_is_fine_with_a_file(write, tmp_path):
+    path = write("data: {name: mine, source: file, path: mine.mtx}\n")
+    assert load_config(path).data.name == "mine"
+    (tmp_path / "local.npz").touch()
+    assert load_config(write(f"data: {{name: local, root: '{tmp_path}'}}\n")).data.name == "local"

@@ -1,0 +1,228 @@
+"""The Graph Transformer against a plain re-computation, across back ends, and its symmetries."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import plan_attention
+from kernels.dgl_compat import import_dgl
+from models import GraphTransformer
+from models.graph_transformer import mean_nodes
+
+# float32 with sums of at most a few hundred terms in another order, through three blocks: a few eps (1.2e-7) of
+# values near 1. The mistakes looked for are larger than 1e-2.
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+def plan(graph, backend="reference", **arguments):
+    return plan_attention(graph, backend=backend, device="cpu", **arguments)
+
+
+@torch.inference_mode()
+def run(model, graph, backend="reference"):
+    return model(model.prepare(graph, plan(graph, backend)))
+
+
+def by_hand(model: GraphTransformer, graph, *, heads: int) -> torch.Tensor:
+    """The architecture once more, from the text of Dwivedi and Bresson, with dense masked attention in float64."""
+    weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
+
+    def linear(name, x):
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
+
+    def norm(name, x):
+        if f"{name}.running_mean" in weights:
+            mean, var = weights[f"{name}.running_mean"], weights[f"{name}.running_var"]
+        else:
+            mean, var = x.mean(1, keepdim=True), x.var(1, correction=0, keepdim=True)
+        return (x - mean) / (var + 1e-5).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    nodes = graph.num_nodes()
+    source, destination = graph.edges()
+    mask = torch.zeros(nodes, nodes, dtype=torch.bool)
+    mask[destination, source] = True  # a node attends to the sources of its in-edges
+    feat = graph.ndata["feat"]
+    if feat.is_floating_point():
+        h = linear("embedding.linear", feat.double())
+    else:
+        h = sum(weights[f"embedding.columns.{c}.weight"][feat[:, c]] for c in range(feat.shape[1]))
+    for i in range(len(model.blocks)):
+        wide = linear(f"blocks.{i}.qkv", h)
+        per_head = []
+        for q, k, v in zip(*(part.chunk(heads, dim=1) for part in wide.chunk(3, dim=1)), strict=True):
+            scores = (q @ k.T / q.shape[1] ** 0.5).masked_fill(~mask, -torch.inf)
+            per_head.append(torch.nan_to_num(scores.softmax(1)) @ v)
+        h = norm(f"blocks.{i}.norm1", h + linear(f"blocks.{i}.out", torch.cat(per_head, dim=1)))
+        ffn = linear(f"blocks.{i}.ffn_down", linear(f"blocks.{i}.ffn_up", h).relu())
+        h = norm(f"blocks.{i}.norm2", h + ffn)
+    if model.task == "graph":
+        h = torch.stack([part.mean(0) for part in h.split(graph.batch_num_nodes().tolist())])
+    return linear("readout.classes", linear("readout.hidden2", linear("readout.hidden1", h).relu()).relu())
+
+
+@pytest.mark.parametrize("backend", ["reference", "dgl"])
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_model_is_the_architecture_of_the_paper(make_graph, make_model, heads, norm, backend):
+    graph, model = make_graph(), make_model(heads=heads, norm=norm)
+    torch.testing.assert_close(run(model, graph, backend), by_hand(model, graph, heads=heads).float(), **TOLERANCE)
+
+
+@pytest.mark.parametrize("backend", ["reference", "dgl"])
+def test_categorical_features_and_mean_readout(make_graph, make_model, backend):
+    values = (5, 3, 2)
+    batch = import_dgl().batch([make_graph(n, 4 * n, cardinalities=values, seed=n) for n in (9, 2, 30)])
+    model = make_model(in_features=values, task="graph", heads=4)
+    logits = run(model, batch, backend)
+    assert logits.shape == (3, 3)
+    torch.testing.assert_close(logits, by_hand(model, batch, heads=4).float(), **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["reference", "dgl"])
+def test_sixteen_bit_model_stays_in_its_dtype(make_graph, make_model, backend, dtype):
+    graph, model = make_graph(), make_model(heads=4, pos_enc=3)
+    expected = run(model, graph)
+    logits = run(model.to(dtype), graph, backend)
+    assert logits.dtype == dtype
+    # Three blocks of activations near 1, each rounded to eps.
+    torch.testing.assert_close(logits.float(), expected, rtol=0, atol=20 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("pos_enc", [0, 4])
+def test_a_batch_is_the_concatenation_of_its_graphs(make_graph, make_model, pos_enc):
+    graphs = [make_graph(n, 4 * n, seed=n) for n in (17, 5, 32)]
+    batch = import_dgl().batch(graphs)
+    for task in ("node", "graph"):
+        model = make_model(task=task, pos_enc=pos_enc)
+        parts = torch.cat([run(model, graph, "dgl") for graph in graphs])
+        torch.testing.assert_close(run(model, batch, "dgl"), parts, **TOLERANCE)
+
+
+@pytest.mark.parametrize("pos_enc", [0, 4])
+def test_permuting_nodes_commutes(make_graph, make_model, pos_enc):
+    graph, model = make_graph(num_edges=300), make_model(heads=2, pos_enc=pos_enc)
+    order = torch.randperm(graph.num_nodes(), generator=torch.Generator().manual_seed(1))
+    new_id = order.argsort()
+    source, destination = graph.edges()
+    permuted = import_dgl().graph((new_id[source], new_id[destination]), num_nodes=graph.num_nodes())
+    permuted.ndata["feat"] = graph.ndata["feat"][order]
+    torch.testing.assert_close(run(model, permuted), run(model, graph)[order], **TOLERANCE)
+
+
+def test_direction_matters(make_graph, make_model):
+    graph, model = make_graph(), make_model()
+    reverse = import_dgl().reverse(graph, copy_ndata=True)
+    assert (run(model, graph) - run(model, reverse)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_mean_of_many_nodes_in_float16_does_not_stall(make_graph, make_model, device):
+    graph = make_graph(num_nodes=9000)
+    inputs = make_model().to(device).prepare(graph, plan(graph))
+    ones = torch.ones(9000, 2, dtype=torch.float16, device=device)  # a sum in float16 would stay at 2048
+    assert torch.equal(mean_nodes(ones, inputs), torch.ones_like(ones[:1]))
+
+
+def test_an_empty_graph_in_a_batch_has_a_mean_of_zero(make_graph, make_model):
+    empty = import_dgl().graph(([], []), num_nodes=0)
+    empty.ndata["feat"] = torch.zeros(0, 6)
+    model = make_model(task="graph")
+    logits = run(model, import_dgl().batch([make_graph(), empty]))
+    torch.testing.assert_close(logits[1], model.readout(torch.zeros(32)))
+
+
+def test_positional_encoding_is_used(make_graph, make_model):
+    graph, model = make_graph(), make_model(pos_enc=4)
+    inputs = model.prepare(graph, plan(graph))
+    assert inputs.encoding.shape == (40, 4)
+    with torch.inference_mode():
+        without = model(replace(inputs, encoding=None))
+    assert (run(model, graph) - without).abs().max() > 1e-3
+
+
+def test_attention_is_called_once_for_each_block_with_views_of_one_projection(make_graph, make_model):
+    graph, model, calls = make_graph(), make_model(heads=4, blocks=5), []
+
+    def attention(q, k, v, *, scale, out_dtype):
+        calls.append((q, k, v, scale, out_dtype))
+        return v.contiguous()
+
+    model(model.prepare(graph, attention))
+    assert len(calls) == 5
+    for q, k, v, scale, out_dtype in calls:
+        assert q.shape == k.shape == v.shape == (40, 4, 8)
+        assert q.stride() == (96, 8, 1)
+        assert (k.data_ptr() - q.data_ptr(), v.data_ptr() - q.data_ptr()) == (32 * 4, 64 * 4)
+        assert (scale, out_dtype) == (8**-0.5, torch.float32)
+
+
+def test_shape_of_the_default_model():
+    model = GraphTransformer(in_features=10, num_classes=2)
+    d = 128
+    block = 3 * d * d + (d * d + d) + (d * 2 * d + 2 * d) + (2 * d * d + d) + 4 * d
+    readout = (d * d // 2 + d // 2) + (d // 2 * d // 4 + d // 4) + (d // 4 * 2 + 2)
+    assert len(model.blocks) == 10
+    assert sum(p.numel() for p in model.parameters()) == 10 * d + d + 10 * block + readout
+
+
+def test_forward_touches_no_dgl_graph(make_graph, make_model):
+    graph = make_graph()
+    inputs = make_model().prepare(graph, plan(graph))
+    held = [value for value in vars(inputs).values() if type(value).__module__.startswith("dgl")]
+    assert held == []
+
+
+@pytest.mark.parametrize(
+    ("feat", "in_features", "message"),
+    [
+        (None, 6, r"ndata\[.feat.\].*got none"),
+        (torch.zeros(40), 6, r"got shape \(40,\)"),
+        (torch.zeros(40, 6, dtype=torch.int32), 6, "torch.int32"),
+        (torch.zeros(40, 5), 6, "5 columns; the model was built for 6 columns of floats"),
+        (torch.zeros(40, 6, dtype=torch.int64), 6, "built for 6 columns of floats"),
+        (torch.zeros(40, 2), (3, 3), "built for 2 columns of int64"),
+        (torch.zeros(40, 1, dtype=torch.int64), (3, 3), "1 columns; the model was built for 2"),
+        (torch.full((40, 2), 3), (4, 3), "feature column 1 of node 0 is 3; the model was built for 0 to 2"),
+        (torch.full((40, 2), -1), (4, 3), "column 0 of node 0 is -1"),
+    ],
+)
+def test_features_that_do_not_fit(make_graph, make_model, feat, in_features, message):
+    graph, model = make_graph(), make_model(in_features=in_features)
+    del graph.ndata["feat"]
+    if feat is not None:
+        graph.ndata["feat"] = feat
+    with pytest.raises(ValueError, match=message):
+        model.prepare(graph, plan(graph))
+
+
+def test_dim_that_heads_do_not_divide():
+    with pytest.raises(ValueError, match="got 32 with heads = 3"):
+        GraphTransformer(in_features=1, num_classes=2, dim=32, heads=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("task", ["node", "graph"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gpu_agrees_with_the_reference_and_can_be_captured(make_graph, make_model, dtype, task, heads):
+    graph = import_dgl().batch([make_graph(n, 5 * n, seed=n) for n in (100, 33, 257)])
+    model = make_model(task=task, heads=heads, dim=64, pos_enc=4).to("cuda", dtype)
+
+    def inputs(backend):
+        made = plan_attention(graph, backend=backend, device="cuda", dtype=dtype, head_dim=model.head_dim)
+        return model.prepare(graph, made)
+
+    with torch.inference_mode():
+        fused = inputs("fused3s_paper")
+        logits = model(fused)
+        expected = model(inputs("reference"))
+        torch.testing.assert_close(logits.float(), expected.float(), rtol=0, atol=20 * torch.finfo(dtype).eps)
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            replayed = model(fused)
+        replayed.fill_(torch.nan)
+        captured.replay()
+        torch.testing.assert_close(replayed, logits, rtol=0, atol=torch.finfo(dtype).eps)

@@ -1,0 +1,122 @@
+"""Timers measure what they say, and verification fails where it should."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from results.measure import Spread, peak_memory_mib, reset_peak_memory, time_passes, time_share
+from results.predictions import check_predictions_path, save_predictions
+from results.verify import compare
+
+CPU = torch.device("cpu")
+
+
+def test_spread_is_of_the_repeats():
+    spread = Spread.of([float(i) for i in range(101)])
+    assert (spread.median, spread.p10, spread.p90, spread.repeats) == (50.0, 10.0, 90.0, 101)
+
+
+def test_time_passes_counts_the_pass_and_not_what_is_between():
+    calls = []
+    spread = time_passes(
+        lambda: (calls.append(1), time.sleep(0.01)), device=CPU, repeats=4, after_pass=lambda: time.sleep(0.03)
+    )
+    assert len(calls) == spread.repeats == 4
+    assert 10 <= spread.median < 25
+
+
+def test_time_share_adds_up_the_inner_calls_of_each_pass():
+    def run(inner):
+        inner(0.01)
+        time.sleep(0.02)
+        inner(0.01)
+
+    spread = time_share(run, time.sleep, device=CPU, repeats=3)
+    assert spread.median == pytest.approx(0.5, abs=0.1)
+    assert spread.repeats == 3
+
+
+def test_peak_memory_of_this_process_is_plausible():
+    reset_peak_memory(CPU)
+    assert 50 < peak_memory_mib(CPU) < 100_000
+
+
+@pytest.mark.gpu
+def test_gpu_timer_sees_the_gpu_and_memory_the_tensor():
+    device = torch.device("cuda", torch.cuda.current_device())
+    a = torch.randn(4096, 4096, device=device)
+    reset_peak_memory(device)
+    spread = time_passes(lambda: [a @ a for _ in range(10)], device=device, repeats=5)
+    assert spread.median > 10 * 2 * 4096**3 / 2e15 * 1e3  # no GPU multiplies faster than 2 PFLOP/s
+    assert peak_memory_mib(device) >= 2 * 64
+    share = time_share(lambda inner: (a @ a, inner(a, a)), torch.matmul, device=device, repeats=5)
+    assert share.median == pytest.approx(0.5, abs=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_passes_and_an_error_does_not(dtype):
+    torch.manual_seed(0)
+    eps = torch.finfo(dtype).eps
+    reference = torch.randn(1000, 7, dtype=torch.float64)
+    rounded = reference + eps * torch.randn(1000, 7, dtype=torch.float64)
+    assert compare(rounded.to(dtype), reference.to(dtype)).passed
+    wrong = reference * (1 + 100 * eps)
+    assert not compare(wrong.to(dtype), reference.to(dtype)).passed
+    one_row = reference.clone()
+    one_row[17] *= -1
+    assert not compare(one_row.to(dtype), reference.to(dtype)).passed
+
+
+def test_a_bias_that_all_rows_share_does_not_hide_an_error():
+    torch.manual_seed(0)
+    signal = torch.randn(1000, 7) * 0.5 + 1.0
+    wrong = signal + torch.randn(1000, 7) * 5e-3
+    agreement = compare(wrong.half(), signal.half())
+    assert (wrong - signal).norm() / signal.norm() < agreement.allowed < agreement.relative
+    assert not agreement.passed
+
+
+def test_nan_never_passes_and_equal_zeros_do():
+    reference = torch.ones(4, 2)
+    assert not compare(torch.full((4, 2), torch.nan), reference).passed
+    assert not compare(reference, torch.full((4, 2), torch.nan)).passed
+    assert compare(torch.zeros(4, 2), torch.zeros(4, 2)).passed
+    assert not compare(torch.ones(4, 2), torch.zeros(4, 2)).passed
+
+
+@pytest.mark.parametrize(
+    ("suffix", "load"),
+    [(".npy", np.load), (".npz", lambda path: np.load(path)["logits"]), (".pt", torch.load)],
+)
+def test_predictions_come_back(tmp_path, suffix, load):
+    logits = torch.randn(5, 3).half()
+    path = tmp_path / "new" / f"out{suffix}"
+    save_predictions(path, logits)
+    loaded = torch.as_tensor(load(path))
+    assert loaded.dtype == torch.float32
+    assert torch.equal(loaded, logits.float())
+
+
+def test_failed_save_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    path = tmp_path / "out.npy"
+    path.write_text("old")
+
+    def fail(file, array):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_predictions(path, torch.zeros(2, 2))
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unknown_suffix_is_refused_before_the_run(tmp_path):
+    with pytest.raises(ValueError, match=r"'\.csv'; allowed are \.npy, \.npz, \.pt"):
+        check_predictions_path(tmp_path / "out.csv")
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(ValueError, match="is a folder"):
+        check_predictions_path(tmp_path / "folder.npy")

@@ -1,0 +1,271 @@
+"""`scripts/infer.py` as a user runs it, from the root of the repository.
+
+Importing torch and DGL takes most of a run, so what does not depend on a fresh process is called in this one.
+"""
+
+import csv
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from configs import load_config
+from kernels.backends import REGISTRY
+from models import GraphTransformer
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ["--set", "data.source=synthetic", "--set", "model.blocks=2", "--set", "model.dim=16"]
+QUICK += ["--set", "runtime.warmup=1", "--set", "runtime.repeats=4", "--set", "runtime.device=cpu"]
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    def arguments(*more, config="configs/infer/cora.yaml", quick=QUICK):
+        return [*map(str, ["--config", config, *quick, "--results", tmp_path / "r.csv", *more])]
+
+    return arguments
+
+
+@pytest.fixture
+def fresh_infer(arguments):
+    """Run the script in a process of its own; nothing is exported, PYTHONPATH least of all."""
+
+    def fresh_infer(*more, **changes):
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"COLUMNS": "200"}
+        command = [sys.executable, "scripts/infer.py", *arguments(*more, **changes)]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+    return fresh_infer
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("infer_script", ROOT / "scripts" / "infer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def infer(script, arguments, monkeypatch):
+    """Run the script in this process."""
+
+    def infer(*more, **changes):
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setenv("COLUMNS", "200")
+        return CliRunner().invoke(script.app, arguments(*more, **changes))
+
+    return infer
+
+
+def rows(tmp_path):
+    with (tmp_path / "r.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_report_results_and_predictions(fresh_infer, tmp_path):
+    done = fresh_infer("--verify", "--output", tmp_path / "out.npz")
+    assert done.returncode == 0, done.stderr
+    for text in (
+        "cora: SYNTHETIC stand-in",
+        "2,708 nodes, 10,556 edges",
+        "2 blocks, d = 16, heads = 1, layer norm",
+        "dgl (chosen by auto)",
+        "float32",
+        "ms median (p10 ",
+        "4 passes",
+        "% of the forward pass",
+        "MiB of the whole process",
+        "agrees with the reference",
+        "dim=16 heads=1 blocks=2",
+    ):
+        assert text in done.stdout, done.stdout
+    repeat = next(line for line in done.stdout.splitlines() if line.startswith("to repeat"))
+    assert shlex.split(repeat)[2:6] == ["python", "scripts/infer.py", "--config", "configs/infer/cora.yaml"]
+
+    with np.load(tmp_path / "out.npz") as file:
+        assert file["logits"].shape == (2708, 7)
+
+    written = rows(tmp_path)
+    assert [(row["scope"], row["metric"]) for row in written] == [
+        ("model", "time"),
+        ("attention", "share_of_model_time"),
+        ("model", "peak_memory"),
+        ("build", "time"),
+    ]
+    assert {row["status"] for row in written} == {"ok"}
+    assert {row["data_source"] for row in written} == {"synthetic"}
+    assert {row["backend"] for row in written} == {"dgl"}
+    assert float(written[0]["p10"]) <= float(written[0]["value"]) <= float(written[0]["p90"])
+    assert 0 < float(written[1]["value"]) < 1
+
+    saved = tmp_path / "configs" / f"{written[0]['config_sha']}.yaml"
+    assert load_config(saved).sha() == written[0]["config_sha"]
+    assert yaml.safe_load(saved.read_text())["model"]["dim"] == 16
+
+
+def test_same_seed_same_predictions_and_not_compared_is_said(infer, tmp_path):
+    for name, backend in (("a.npy", "dgl"), ("b.npy", "dgl"), ("c.npy", "reference")):
+        done = infer("--output", tmp_path / name, "--set", f"attention.backend={backend}")
+        assert done.exit_code == 0, done.stderr
+    a, b, c = (np.load(tmp_path / name) for name in ("a.npy", "b.npy", "c.npy"))
+    np.testing.assert_array_equal(a, b)
+    np.testing.assert_allclose(a, c, atol=1e-5)
+    assert {row["status"] for row in rows(tmp_path)} == {"unchecked"}
+    assert len({row["run_id"] for row in rows(tmp_path)}) == 3
+
+
+def test_checkpoint_is_loaded_in_another_precision(infer, tmp_path):
+    torch.manual_seed(7)
+    model = GraphTransformer(in_features=1433, num_classes=7, dim=16, blocks=2)
+    with torch.no_grad():
+        model.readout.classes.bias[3] += 100
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    done = infer(
+        *("--checkpoint", tmp_path / "w.pt", "--output", tmp_path / "out.pt", "--verify"),
+        *("--set", "attention.dtype=bfloat16"),
+    )
+    assert done.exit_code == 0, done.stderr
+    assert (torch.load(tmp_path / "out.pt").argmax(1) == 3).all()
+    assert rows(tmp_path)[0]["dtype"] == "bfloat16"
+
+
+def test_wrong_attention_fails_verification(infer, tmp_path, monkeypatch):
+    right = REGISTRY["dgl"].prepare
+
+    def wrong_by_one_percent(*arguments):
+        attend = right(*arguments)
+        return lambda *tensors: attend(*tensors) * 1.01
+
+    monkeypatch.setattr(REGISTRY["dgl"], "prepare", wrong_by_one_percent)
+    done = infer("--set", "attention.backend=dgl", "--verify")
+    assert done.exit_code == 1, done.stderr
+    assert "DIFFERS FROM" in done.stdout
+    assert {row["status"] for row in rows(tmp_path)} == {"wrong"}
+    assert "relative error" in rows(tmp_path)[0]["reason"]
+
+
+def test_graph_level_batch_with_positional_encoding(infer, tmp_path):
+    done = infer(
+        *("--set", "data.batch_size=20", "--set", "model.pos_enc=4", "--set", "model.heads=2", "--verify"),
+        *("--set", "model.norm=batch", "--output", tmp_path / "out.npy"),
+        config="configs/infer/ogbg-molhiv.yaml",
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "20 graphs" in done.stdout
+    assert "4 Laplacian eigenvectors" in done.stdout
+    assert np.load(tmp_path / "out.npy").shape[0] == 20
+
+
+def test_graph_of_the_user(infer, tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mine.npz"
+    np.savez(path, src_li=rng.integers(0, 50, 200), dst_li=rng.integers(0, 50, 200), num_nodes=50)
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"data: {{name: mine, source: file, path: '{path}'}}\nmodel: {{blocks: 1, dim: 8}}\n")
+    done = infer("--set", "runtime.device=cpu", config=config, quick=[])
+    assert done.exit_code == 0, done.stderr
+    assert "50 nodes" in done.stdout
+    assert f"from the file {path}" in done.stdout
+    assert rows(tmp_path)[0]["data_source"] == "file"
+
+
+def test_features_that_are_not_finite_are_reported(infer, tmp_path):
+    weights = GraphTransformer(in_features=1433, num_classes=7, dim=16, blocks=2).state_dict()
+    weights["readout.classes.bias"][0] = torch.nan
+    torch.save(weights, tmp_path / "w.pt")
+    done = infer("--checkpoint", tmp_path / "w.pt")
+    assert done.exit_code == 0, done.stderr
+    assert "warning: 2708 of 18956 outputs are NaN or infinite" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        (["--set", "model.dmi=64"], ["cora.yaml", "model.dmi = 64", "did you mean 'dim'"]),
+        (["--config", "none.yaml"], ["none.yaml: no such file"]),
+        (["--checkpoint", "none.pt"], ["none.pt: no such file"]),
+        (["--checkpoint", "OTHER"], ["of another shape: embedding.linear.weight [8, 1433], the model has [16, 1433]"]),
+        (["--checkpoint", "TRUNCATED"], ["is it truncated?"]),
+        (["--output", "out.csv"], ["'.csv'; allowed are .npy, .npz, .pt"]),
+        (["--results", "FOREIGN"], ["holds other columns"]),
+        (["--set", "data.source=file", "--set", "data.path=none.npz"], ["none.npz"]),
+        (["--set", "data.source=file", "--set", "data.path=TRUNCATED"], ["w.pt"]),
+        (["--set", "runtime.device=cuda:99"], ["runtime.device = 'cuda:99': not there", "allowed here are cpu"]),
+    ],
+    ids=lambda value: value[-1] if value[0].startswith("--") else "message",
+)
+def test_what_a_user_gets_wrong_is_a_message(infer, tmp_path, given, parts):
+    content = GraphTransformer(in_features=1433, num_classes=7, dim=8, blocks=1).state_dict()
+    torch.save(content, tmp_path / "other.pt")
+    (tmp_path / "w.pt").write_bytes((tmp_path / "other.pt").read_bytes()[:1000])
+    (tmp_path / "foreign.csv").write_text("a,b\n")
+    files = {"OTHER": "other.pt", "TRUNCATED": "w.pt", "FOREIGN": "foreign.csv"}
+    for word, file in files.items():
+        given = [argument.replace(word, str(tmp_path / file)) for argument in given]
+    done = infer(*given)
+    assert done.exit_code == 2, done.stdout + done.stderr
+    assert "error: " in done.stderr
+    for part in parts:
+        assert part in done.stderr
+    assert not (tmp_path / "r.csv").exists()
+    assert "warm-up" not in done.stdout  # known before anything slow
+
+
+def test_packages_come_from_the_clone_that_the_script_is_in(tmp_path):
+    """With several clones, or none installed, the script must not pick up another one's code."""
+    for package in ("configs", "data", "kernels", "models", "results"):
+        (tmp_path / package).symlink_to(ROOT / package)
+    (tmp_path / "scripts").mkdir()
+    copy = shutil.copy(ROOT / "scripts" / "infer.py", tmp_path / "scripts")
+    show = f"import runpy; print(runpy.run_path({str(copy)!r}, run_name='imported')['kernels'].__file__)"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", show], cwd="/", env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str(tmp_path / "kernels" / "__init__.py"), done.stderr
+
+
+def test_a_message_is_no_traceback(fresh_infer):
+    done = fresh_infer("--set", "model.dmi=64")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: configs/infer/cora.yaml: 1 problem in the configuration\n")
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_back_end_without_a_gpu_says_why_and_what_runs(infer):
+    done = infer("--set", "attention.backend=fused3s_paper", "--set", "runtime.device=auto")
+    assert done.exit_code == 2
+    assert "attention.backend = 'fused3s_paper' and runtime.device = 'cpu'" in done.stderr
+    assert "no NVIDIA GPU found" in done.stderr
+    assert "able to run there: dgl, reference" in done.stderr
+
+
+def test_out_of_memory_says_how_much_was_asked_for(infer):
+    # More than a process can address, so that no machine hands it out and regrets it later.
+    done = infer("--set", "model.dim=8000000000000", "--set", "model.heads=1000000000000")
+    assert done.exit_code == 2, done.stderr
+    assert "out of memory" in done.stderr
+    assert "bytes" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["cora", "pubmed", "musae-github", "elliptic"])
+def test_gpu_runs_the_paper_kernel_on_real_graphs(fresh_infer, tmp_path, real_graph_dir, name, dtype):
+    path = real_graph_dir / "single" / f"{name}.npz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    arguments = ["--set", "data.source=file", "--set", f"data.path={path}", "--set", f"attention.dtype={dtype}"]
+    done = fresh_infer(*arguments, "--verify", config=f"configs/infer/{name}.yaml", quick=[])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fused3s_paper (chosen by auto)" in done.stdout
+    assert {row["status"] for row in rows(tmp_path)} == {"ok"}
