@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,10 @@ def import_dgl() -> ModuleType:
     os.environ.setdefault("DGLBACKEND", "pytorch")
     if "dgl" not in sys.modules and _lacks_graphbolt_library():
         sys.modules["dgl.graphbolt"] = ModuleType("dgl.graphbolt", "Left out: no library for this PyTorch.")
-    return importlib.import_module("dgl")
+    with warnings.catch_warnings():
+        # DGL's docstrings hold escapes that Python 3.12 warns of when it compiles them.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return importlib.import_module("dgl")
 
 
 def _lacks_graphbolt_library() -> bool:

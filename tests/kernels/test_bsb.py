@@ -243,7 +243,7 @@ def seconds_to_build(indptr, indices) -> float:
 @pytest.mark.gpu
 class TestOnGpu:
     def test_same_bits_as_on_the_cpu(self, edge_case):
-        arrays = [torch.tensor(array, device="cuda") for array in (edge_case.indptr, edge_case.indices)]
+        arrays = [torch.tensor(array.copy(), device="cuda") for array in (edge_case.indptr, edge_case.indices)]
         on_gpu = BSB.from_csr(*arrays, edge_case.shape[1])
         assert on_gpu.device.type == "cuda"
         assert_same_bits(BSB.from_scipy(edge_case), on_gpu)

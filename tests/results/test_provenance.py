@@ -28,6 +28,7 @@ def test_works_without_git_dgl_and_cupy(monkeypatch):
     def not_installed(name):
         raise MODULE.metadata.PackageNotFoundError
 
+    monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
     monkeypatch.setattr(subprocess, "run", missing)
     monkeypatch.setattr(MODULE.metadata, "version", not_installed)
     found = provenance(CPU)

@@ -1,6 +1,7 @@
 """`scripts/bench_kernels.py` as a user runs it."""
 
 import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def bench(*arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "scripts/bench_kernels.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
