@@ -150,13 +150,13 @@ def _dataset_names() -> Sequence[str]:
 def _backend_names() -> Sequence[str]:
     import kernels
 
-    return ("auto", *kernels.backends("cpu"))
+    return ("auto", *kernels.list_backends("cpu"))
 
 
 def _unavailable_on_cpu(backend: str) -> str | None:
     import kernels
 
-    return kernels.backends("cpu")[backend].unavailable
+    return kernels.list_backends("cpu")[backend].unavailable
 
 
 def _unsupported(backend: str, dtype: str, head_dim: int) -> str | None:

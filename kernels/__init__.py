@@ -8,9 +8,9 @@
 Direction: rows of A are queries, columns are keys. For a DGLGraph a node attends to the sources of its in-edges.
 """
 
-from kernels.attention import AttentionPlan, BackendInfo, backends, plan_attention, sparse_attention
+from kernels.attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
 from kernels.bsb import BSB
-from kernels.errors import BackendUnavailableError, KernelCompileError
+from kernels.errors import BackendUnavailableError, KernelCompileError, UnsupportedGraphError
 
 __all__ = [
     "BSB",
@@ -18,7 +18,8 @@ __all__ = [
     "BackendInfo",
     "BackendUnavailableError",
     "KernelCompileError",
-    "backends",
+    "UnsupportedGraphError",
+    "list_backends",
     "plan_attention",
     "sparse_attention",
 ]

@@ -3,10 +3,13 @@
 O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 1). What every back end agrees on:
 
 * Non-edges are minus infinity; a score of exactly 0 on an edge counts as any other.
-* A row without an edge gives zeros, as does a row whose scores are all -inf (`dgl` gives NaN for the latter).
-* A NaN, or an infinity that makes one, in Q or K reaches the rows whose edges use it. In V it reaches, with
-  `fused3s_paper`, every row of the 16-row windows that gather it, because the tensor core multiplies it by 0 there;
-  with the others only the rows that have an edge to it.
+* A row without an edge gives zeros, as does a row whose scores are all -inf (`dgl` and `pyg` give NaN for the latter).
+* A NaN, or an infinity that makes one, in Q or K reaches the rows whose edges use it. In V it reaches every row with an
+  edge to it, and where a tensor core multiplies it by 0 also others: those of the 16-row windows that gather it with
+  `fused3s_paper`, of the 8-row windows with `flashsparse_*`, of the 128 x 128 blocks with `flex_attention`.
+  `sdpa_padded` is dense inside the diagonal blocks of A: there a NaN reaches all rows of the block.
+* `flashsparse_naive` subtracts no maximum, as its name says: a score above 88 makes its row NaN (0 where only the sum
+  overflows), and a row whose scores are all below -87 is 0.
 * `scale=None` is 1/sqrt(d), as in torch's scaled_dot_product_attention; the paper's formula is `scale=1.0`.
 """
 
@@ -37,8 +40,9 @@ class BackendInfo:
     unavailable: str | None
 
 
-def backends(device: torch.device | str | None = None) -> dict[str, BackendInfo]:
-    """All back ends, fastest first, and why one cannot run on `device` (default: the GPU where there is one)."""
+def list_backends(device: torch.device | str | None = None) -> dict[str, BackendInfo]:
+    """All back ends and why one cannot run on `device` (default: the GPU where there is one): first those that "auto"
+    chooses among, fastest first, then the baselines of the benchmarks."""
     device = _device(device)
     return {name: BackendInfo(name, backend.summary, backend.unavailable(device)) for name, backend in REGISTRY.items()}
 
@@ -96,7 +100,7 @@ def plan_attention(
     Args:
         graph: a BSB, a DGLGraph (in-edges: destination nodes are the queries), a scipy.sparse matrix or a
             torch.sparse_csr tensor (rows are the queries).
-        backend: a name of `backends()`, or "auto" for the fastest that can run; the log says which that is.
+        backend: a name of `list_backends()`, or "auto" for the fastest that can run; the log says which that is.
         device: where q, k and v will be; default the GPU where there is one.
         dtype, head_dim: type and head dimension of q, k and v, where known: "auto" then takes a back end that accepts
             them, and a kernel is compiled now instead of at the first call.
@@ -132,7 +136,7 @@ def sparse_attention(
         graph: a BSB, a DGLGraph (in-edges: destination nodes are the queries), a scipy.sparse matrix or a
             torch.sparse_csr tensor (rows are the queries).
         scale: factor of the scores; None means 1/sqrt(d).
-        backend: a name of `backends()`, or "auto" for the fastest that can run.
+        backend: a name of `list_backends()`, or "auto" for the fastest that can run.
         out_dtype: type of the result; None means q's type. `fused3s_paper` writes torch.float32 or q's type.
 
     Returns:
@@ -157,7 +161,7 @@ def _choose(name: str, device: torch.device, dtype: torch.dtype | None, head_dim
 
     if name == "auto":
         passed_over = []
-        for backend in REGISTRY.values():
+        for backend in (backend for backend in REGISTRY.values() if backend.in_auto):
             reason = backend.unavailable(device) or unsupported(backend)
             if reason is None:
                 because = f" ({'; '.join(passed_over)})" if passed_over else ""

@@ -111,8 +111,14 @@ class BSB:
 
     @classmethod
     def from_graph(cls, graph: Any, tile: Tile = PAPER_TILE, device: torch.device | None = None) -> "BSB":
-        """Build from any kind of graph that `kernels.csr.csr_pattern` accepts, on `device` (default: where it is)."""
-        return cls._from_pattern(csr_pattern(graph), tile, device)
+        """From any kind of graph that `kernels.csr.csr_pattern` accepts, or a BSB, on `device` (default: where it is).
+
+        A BSB that has the tile and the device already is returned as it is; with another tile it is built anew.
+        """
+        if not isinstance(graph, BSB):
+            return cls._from_pattern(csr_pattern(graph), tile, device)
+        graph = graph if device is None else graph.to(device)
+        return graph if graph.tile == tile else cls.from_csr(*graph.to_csr(), graph.shape[1], tile)
 
     @classmethod
     def _from_pattern(cls, pattern: CSRPattern, tile: Tile, device: torch.device | None = None) -> "BSB":

@@ -7,3 +7,7 @@ class BackendUnavailableError(RuntimeError):
 
 class KernelCompileError(RuntimeError):
     """NVRTC refused a kernel. The text holds the instance, the compiler's log and where the source was saved."""
+
+
+class UnsupportedGraphError(ValueError):
+    """The back end runs here and takes the inputs, but not this graph; the text says what the graph would need."""

@@ -48,6 +48,12 @@ def spmm_dimension(block: int, n_tile: int, column: int, permuted: bool) -> int:
     return 16 * block + (2 * column + n_tile if permuted else 8 * n_tile + column)
 
 
+def swapped_spmm_dimension(block: int, m: int) -> int:
+    """Head dimension of row `m` (0 to 15) of A = V^T in output block `block` of cuda/flashsparse.cu, which computes
+    O^T = V^T P^T: rows g and g + 8 are neighbours in memory, so that one 4-byte load of V fills both."""
+    return 16 * block + 2 * (m % 8) + m // 8
+
+
 def table() -> list[str]:
     """The lines of the comment in cuda/mma.cuh."""
 

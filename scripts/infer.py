@@ -156,7 +156,7 @@ def plan(backend: str, graph: Any, model: GraphTransformer) -> kernels.Attention
             graph, backend=backend, device=weight.device, dtype=weight.dtype, head_dim=model.head_dim
         )
     except kernels.BackendUnavailableError as error:
-        able = [info.name for info in kernels.backends(weight.device).values() if info.unavailable is None]
+        able = [info.name for info in kernels.list_backends(weight.device).values() if info.unavailable is None]
         raise kernels.BackendUnavailableError(
             f"attention.backend = {backend!r} and runtime.device = {str(weight.device)!r}: {error}\n"
             f"able to run there: {', '.join(able)}; attention.backend=auto takes the first of them"

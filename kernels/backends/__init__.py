@@ -1,10 +1,35 @@
-"""Attention back ends. `REGISTRY` is the only list of them; "auto" takes the first that can run, so fastest first."""
+"""Attention back ends. `REGISTRY` is the only list of them.
+
+"auto" takes the first that it may (`Backend.in_auto`) and that can run, so those come fastest first; the others are the
+baselines of the benchmarks, which run only where they are named.
+"""
 
 from kernels.backends.base import Backend
+from kernels.backends.csr_unfused import CSRUnfusedBackend
+from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from kernels.backends.dgl import DGLBackend
+from kernels.backends.flashsparse import FlashSparseBackend
+from kernels.backends.flex_attention import FlexAttentionBackend
+from kernels.backends.fused3s import Fused3SBackend
 from kernels.backends.fused3s_paper import Fused3SPaperBackend
+from kernels.backends.pyg import PyGBackend
 from kernels.backends.reference import ReferenceBackend
+from kernels.backends.sdpa_padded import SDPAPaddedBackend
 
 REGISTRY: dict[str, Backend] = {
-    backend.name: backend for backend in (Fused3SPaperBackend(), DGLBackend(), ReferenceBackend())
+    backend.name: backend
+    for backend in (
+        Fused3SBackend(),
+        Fused3SPaperBackend(),
+        DGLBackend(),
+        CSRUnfusedBackend(),
+        ReferenceBackend(),
+        DFGNNTilingBackend(),
+        DFGNNHyperBackend(),
+        FlashSparseBackend(stable=False),
+        FlashSparseBackend(stable=True),
+        PyGBackend(),
+        FlexAttentionBackend(),
+        SDPAPaddedBackend(),
+    )
 }

@@ -16,10 +16,12 @@ class Backend(ABC):
     Attributes:
         name: the key in the registry, in configs and in results.
         summary: one line for a user.
+        in_auto: whether "auto" may take it; the baselines of the benchmarks run only where they are named.
     """
 
     name: str
     summary: str
+    in_auto: bool = True
 
     @abstractmethod
     def unavailable(self, device: torch.device) -> str | None:
@@ -37,4 +39,7 @@ class Backend(ABC):
 
         `dtype` and `head_dim`, where known, let the back end compile its kernel now instead of at the first call.
         The function gets checked arguments: see `kernels.attention.AttentionPlan`.
+
+        Raises:
+            UnsupportedGraphError: the back end cannot run this graph on `device`.
         """

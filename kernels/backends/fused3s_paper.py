@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kernels.backends.base import AttentionFunction
-from kernels.backends.tensor_core import TensorCoreBackend, check_forward_only, check_out_dtype, loadable
+from kernels.backends.tensor_core import TensorCoreBackend, checked_inputs
 from kernels.bsb import BSB, PAPER_TILE
 from kernels.fragments import WARP_SIZE
 from kernels.jit import cpp_name, get_kernel
@@ -83,9 +83,7 @@ def launch(
     Raises:
         ValueError: an output type other than float32 and the inputs' type, or gradients are asked for.
     """
-    check_out_dtype(spec.out_dtype, spec.dtype)
-    check_forward_only("fused3s_paper", query, key, value)
-    query, key, value = map(loadable, (query, key, value))
+    query, key, value = checked_inputs("fused3s_paper", spec.out_dtype, query, key, value)
     num_rows, num_heads = query.shape[:2]
     output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
     if output.numel() == 0:

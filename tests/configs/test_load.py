@@ -41,7 +41,7 @@ def test_shipped_config_loads_and_states_only_what_it_changes(path):
 
 def test_the_six_configs_of_the_readme_ship():
     names = {"cora", "citeseer", "pubmed", "musae-github", "elliptic", "ogbg-molhiv"}
-    assert names == {path.stem for path in SHIPPED}
+    assert names <= {path.stem for path in SHIPPED}
 
 
 def test_overrides_are_yaml_scalars_and_the_last_one_wins(write):

@@ -13,6 +13,7 @@ from kernels.fragments import (
     c_element,
     sddmm_dimension,
     spmm_dimension,
+    swapped_spmm_dimension,
     table,
 )
 from kernels.jit import CUDA_FOLDER
@@ -130,3 +131,75 @@ def test_maps_describe_the_kernels_addresses(permuted):
         fragments = load_value(np.tile(row, (4, 1)), s, g, permuted)
         for tile in range(2):
             assert (fragments[tile] == spmm_dimension(s, tile, g, permuted)).all()
+
+
+def test_swapped_dimensions_are_a_bijection():
+    assert sorted(swapped_spmm_dimension(*at) for at in product(range(8), range(16))) == list(range(128))
+
+
+@pytest.mark.parametrize("dim", [8, 24, 32, 64, 72, 128])
+def test_emulated_swap_and_transpose_multiplies_right(dim):
+    """cuda/flashsparse.cu: S^T = K Q^T and O^T = V^T P^T, eight rows by sixteen keys."""
+    rng = np.random.default_rng(dim)
+    q, k, v = rng.standard_normal((8, dim)), rng.standard_normal((16, dim)), rng.standard_normal((16, dim))
+
+    # SDDMM: A = K, B = Q^T, C = S^T (key, row).
+    c = np.zeros((WARP_SIZE, 4))
+    for s in range(-(-dim // 32)):
+        words = {"low": [], "high": [], "query": []}
+        for lane in LANES:
+            g, t = divmod(lane, 4)
+            for name, row in (("low", k[g]), ("high", k[g + 8]), ("query", q[g])):
+                words[name].append(load_row_words(row, s, t, permuted=True))
+        low, high, query = (np.array(words[name]) for name in ("low", "high", "query"))
+        for odd in range(2):  # words x, y, then z, w
+            first, second = 2 * odd, 2 * odd + 1
+            a = np.stack([low[:, first], high[:, first], low[:, second], high[:, second]], axis=1)
+            c = mma(c, a, query[:, first : second + 1])
+    score = np.zeros((8, 16))
+    for lane, j in product(LANES, range(4)):  # the kernel's stores
+        g, t = divmod(lane, 4)
+        assert c_element(lane, j) == (g + 8 * (j // 2), 2 * t + j % 2)
+        score[2 * t + j % 2, g + 8 * (j // 2)] = c[lane, j]
+    np.testing.assert_allclose(score, q @ k.T, atol=1e-9)
+
+    # SpMM: A = V^T, B = P^T from P [8][16] row by row, C = O^T (dimension, row).
+    output = np.zeros((8, dim))
+    padded = np.concatenate([v, np.zeros((16, 16))], axis=1)
+    for i in range(-(-dim // 16)):
+        a, b = np.zeros((WARP_SIZE, 4, 2)), np.zeros((WARP_SIZE, 2, 2))
+        for lane in LANES:
+            g, t = divmod(lane, 4)
+            word = [padded[key, 16 * i + 2 * g :][:2] for key in (2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9)]
+            for register in range(4):  # low_halves or high_halves of two words
+                pair = word[register // 2 * 2 : register // 2 * 2 + 2]
+                a[lane, register] = [pair[0][register % 2], pair[1][register % 2]]
+                for half in range(2):
+                    m, key = a_element(lane, register, half)
+                    assert a[lane, register, half] == padded[key, swapped_spmm_dimension(i, m)]
+            b[lane] = [score[g, 2 * t : 2 * t + 2], score[g, 2 * t + 8 : 2 * t + 10]]
+        c = mma(np.zeros((WARP_SIZE, 4)), a, b)
+        for lane, j in product(LANES, range(2)):  # the kernel's stores
+            g, t = divmod(lane, 4)
+            if (d := 16 * i + 2 * g) < dim:
+                output[2 * t + j, d : d + 2] = c[lane, j], c[lane, 2 + j]
+    np.testing.assert_allclose(output, score @ v, atol=1e-9)
+
+
+@pytest.mark.parametrize("values", [4, 8])
+def test_emulated_warp_sums(values):
+    """cuda/warp.cuh: the halving exchange leaves lane l with the sum over all lanes of x[l * values / 32]."""
+    x = np.random.default_rng(values).standard_normal((WARP_SIZE, values))
+    expected = x.sum(0)
+    lanes = np.arange(WARP_SIZE)
+    count, distance = values // 2, WARP_SIZE // 2
+    while count:
+        upper = (lanes & distance).astype(bool)[:, None]
+        kept = np.where(upper, x[:, count : 2 * count], x[:, :count])
+        sent = np.where(upper, x[:, :count], x[:, count : 2 * count])
+        x = kept + sent[lanes ^ distance]
+        count, distance = count // 2, distance // 2
+    while distance:
+        x = x + x[lanes ^ distance]
+        distance //= 2
+    np.testing.assert_allclose(x[:, 0], expected[lanes * values // WARP_SIZE])

@@ -16,14 +16,27 @@ def row_errors(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def torch_same_types(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: torch.Tensor, col: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    row: torch.Tensor,
+    col: torch.Tensor,
+    scale: float,
+    normalised: bool = False,
 ) -> torch.Tensor:
-    """Attention with the rounding steps of the paper's precision table: scores and sums in float32, E in q's type."""
+    """Attention with the rounding steps of the paper's precision table: scores and sums in float32, E in q's type.
+
+    `normalised` divides E by its row's sum before it is rounded, as back ends do whose softmax is a kernel of its own,
+    and not after it was multiplied by V. In float32 inputs nothing but float32 arithmetic remains.
+    """
     score = torch.cat([(q[r].float() * k[c].float()).sum(-1) for r, c in chunks(row, col)]) * scale
     target = row[:, None].expand_as(score)
     maximum = score.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, target, score, "amax")
     weight = torch.exp(score - maximum[row])
     total = torch.zeros_like(maximum).index_add(0, row, weight)
+    if normalised:
+        weight = weight / total[row]
+        total = (total > 0).float()
     output = torch.zeros(q.shape, device=q.device)
     for (r, c), w in zip(chunks(row, col), weight.split(CHUNK), strict=True):
         output.index_add_(0, r, w.to(q.dtype).float()[..., None] * v[c].float())
@@ -46,15 +59,20 @@ def assert_within_bound(
     col: torch.Tensor,
     scale: float,
     label: str,
+    normalised: bool = False,
 ) -> float:
-    """Every row of `output` [N, H, d] against float64; returns the largest relative error of a row."""
+    """Every row of `output` [N, H, d] against float64; returns the largest relative error of a row.
+
+    `normalised`: see `torch_same_types`.
+    """
     expected = edge_softmax_attention(q, k, v, row, col, scale)
     unwritten = torch.nonzero(~torch.isfinite(output))
     assert len(unwritten) == 0, (
         f"{label}: {len(unwritten)} elements are not finite, the first at {unwritten[0].tolist()}"
     )
     errors = row_errors(output, expected)
-    allowed = 2 * row_errors(torch_same_types(q, k, v, row, col, scale).to(output.dtype), expected).max() + FLOOR
+    same_types = torch_same_types(q, k, v, row, col, scale, normalised).to(output.dtype)
+    allowed = 2 * row_errors(same_types, expected).max() + FLOOR
     worst = errors.argmax()
     n, h = divmod(int(worst), errors.shape[1])
     assert errors.max() <= allowed, (

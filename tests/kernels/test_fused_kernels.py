@@ -1,17 +1,20 @@
-"""The paper's kernel on a GPU: every row against float64, all types, shapes and switches, and how it is launched."""
+"""The fused kernels on a GPU: every row against float64, all types, shapes and switches, and how they are launched."""
 
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES, load_real_graph
+from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
 from kernels import BSB, plan_attention, sparse_attention
-from kernels.backends.fused3s_paper import PaperKernelSpec, launch
+from kernels.backends import fused3s, fused3s_paper
+from kernels.backends.fused3s import FusedKernelSpec
+from kernels.backends.fused3s_paper import PaperKernelSpec
+from kernels.schedule import Balance, make_schedule
 
 pytestmark = pytest.mark.gpu
 
@@ -44,72 +47,97 @@ def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype) -> li
     return [torch.randn(n, heads, dim, generator=generator, device="cuda").to(dtype) for n in (rows, cols, cols)]
 
 
-@contextmanager
-def poisoned_outputs(monkeypatch: pytest.MonkeyPatch):
-    """Outputs start as NaN, between two guard rows of NaN that must still be there afterwards."""
-    empty = torch.empty
-    buffers = []
-
-    def poisoned(shape, *, dtype, device):
-        buffer = empty((shape[0] + 2, *shape[1:]), dtype=dtype, device=device).fill_(torch.nan)
-        buffers.append(buffer)
-        return buffer[1:-1]
-
-    with monkeypatch.context() as patch:
-        patch.setattr("torch.empty", poisoned)
-        yield
-    assert buffers
-    for buffer in buffers:
-        assert torch.isnan(buffer[0]).all(), "written before the output"
-        assert torch.isnan(buffer[-1]).all(), "written past the output"
-
-
-def check(monkeypatch, graph, tensors, *, scale: float, label: str, out_dtype=None, **switches) -> float:
+def run_paper(graph, tensors, scale: float, out_dtype: torch.dtype) -> torch.Tensor:
     q, k, v = tensors
-    bsb = BSB.from_scipy(graph).to("cuda")
-    spec = PaperKernelSpec(q.dtype, out_dtype or torch.float32, q.shape[-1], **switches)
-    with poisoned_outputs(monkeypatch):
-        output = launch(spec, bsb, q, k, v, scale)
-    assert output.dtype == spec.out_dtype
-    return assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), scale, f"{label} {spec.name}")
+    spec = PaperKernelSpec(q.dtype, out_dtype, q.shape[-1])
+    return fused3s_paper.launch(spec, BSB.from_scipy(graph).to("cuda"), q, k, v, scale)
+
+
+def run_fast(graph, tensors, scale: float, out_dtype: torch.dtype, balance: Balance | None = None) -> torch.Tensor:
+    q, k, v = tensors
+    bsb = BSB.from_scipy(graph, fused3s.TILE).to("cuda")
+    schedule = make_schedule(bsb, fused3s.WARPS, balance or Balance.of(bsb.num_tcbs, num_sms=132))
+    # Both ways to gather, whichever the back end would take: through L1 with the usual balance, past it with cuts.
+    spec = FusedKernelSpec(q.dtype, out_dtype, q.shape[-1], cache_l1=balance is None)
+    return fused3s.launch(spec, bsb, schedule, q, k, v, scale)
+
+
+def run_fast_cut(graph, tensors, scale: float, out_dtype: torch.dtype) -> torch.Tensor:
+    """Windows of two chunks are shared, of three or more cut between blocks."""
+    return run_fast(graph, tensors, scale, out_dtype, Balance(light=1, target=3, piece=2))
+
+
+KERNELS = {"fused3s_paper": run_paper, "fused3s": run_fast, "fused3s_cut": run_fast_cut}
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=["fused3s_paper", "fused3s"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def check(monkeypatch, kernel, graph, tensors, *, scale: float, label: str, out_dtype=torch.float32) -> float:
+    with poisoned_buffers(monkeypatch):
+        output = KERNELS[kernel](graph, tensors, scale, out_dtype)
+    assert output.dtype == out_dtype
+    q, k, v = tensors
+    return assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), scale, f"{kernel}, {label}")
 
 
 @pytest.mark.parametrize("name", REAL_GRAPHS)
 @pytest.mark.parametrize("scale", [1.0, 128**-0.5], ids=["unscaled", "scaled"])
-def test_real_graphs(monkeypatch, real_graph_dir, name, scale):
+def test_real_graphs(monkeypatch, kernel, real_graph_dir, name, scale):
     graph = load_real_graph(real_graph_dir, name)
-    error = check(monkeypatch, graph, inputs(*graph.shape, 1, 128, torch.float16), scale=scale, label=name)
+    error = check(monkeypatch, kernel, graph, inputs(*graph.shape, 1, 128, torch.float16), scale=scale, label=name)
     assert error < 2e-3
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), TYPES, ids=str)
-def test_edge_cases(monkeypatch, edge_case, dtype, out_dtype):
+def test_edge_cases(monkeypatch, kernel, edge_case, dtype, out_dtype):
     tensors = inputs(*edge_case.shape, 2, 64, dtype)
-    check(monkeypatch, edge_case, tensors, scale=0.3, label="edge case", out_dtype=out_dtype)
+    check(monkeypatch, kernel, edge_case, tensors, scale=0.3, label="edge case", out_dtype=out_dtype)
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
 @pytest.mark.parametrize(("dtype", "out_dtype"), TYPES, ids=str)
-def test_every_dimension(monkeypatch, dim, dtype, out_dtype):
+def test_every_dimension(monkeypatch, kernel, dim, dtype, out_dtype):
     graph = EDGE_CASES["n_one_past_16"]()
     tensors = inputs(*graph.shape, 1, dim, dtype)
-    check(monkeypatch, graph, tensors, scale=dim**-0.5, label=f"d = {dim}", out_dtype=out_dtype)
+    check(monkeypatch, kernel, graph, tensors, scale=dim**-0.5, label=f"d = {dim}", out_dtype=out_dtype)
 
 
 @pytest.mark.parametrize("reordered", [True, False])
 @pytest.mark.parametrize("permuted", [True, False])
 @pytest.mark.parametrize("dim", [8, 64, 72, 128, 256])
-def test_switches_keep_the_result(monkeypatch, edge_case, reordered, permuted, dim):
-    tensors = inputs(*edge_case.shape, 1, dim, torch.float16)
-    switches = {"reordered": reordered, "permuted": permuted}
-    check(monkeypatch, edge_case, tensors, scale=0.2, label="switches", **switches)
+def test_switches_of_the_papers_kernel_keep_the_result(monkeypatch, edge_case, reordered, permuted, dim):
+    q, k, v = inputs(*edge_case.shape, 1, dim, torch.float16)
+    spec = PaperKernelSpec(q.dtype, torch.float32, dim, reordered=reordered, permuted=permuted)
+    with poisoned_buffers(monkeypatch):
+        output = fused3s_paper.launch(spec, BSB.from_scipy(edge_case).to("cuda"), q, k, v, 0.2)
+    assert_within_bound(output, q, k, v, *edges_of(edge_case, "cuda"), 0.2, spec.name)
+
+
+@pytest.mark.parametrize("balance", [Balance(1, 1, 16), Balance(2, 4, 2), Balance(16, 1, 16)], ids=str)
+@pytest.mark.parametrize("cache_l1", [True, False])
+@pytest.mark.parametrize(("dim", "warps"), [(8, 4), (40, 4), (128, 4), (256, 4), (256, 2)])
+def test_balance_of_the_fast_kernel_keeps_the_result(monkeypatch, edge_case, balance, cache_l1, dim, warps):
+    q, k, v = inputs(*edge_case.shape, 2, dim, torch.float16)
+    bsb = BSB.from_scipy(edge_case, fused3s.TILE).to("cuda")
+    spec = FusedKernelSpec(q.dtype, torch.float16, dim, warps=warps, cache_l1=cache_l1)
+    with poisoned_buffers(monkeypatch):
+        output = fused3s.launch(spec, bsb, make_schedule(bsb, warps, balance), q, k, v, 0.2)
+    assert_within_bound(output, q, k, v, *edges_of(edge_case, "cuda"), 0.2, f"{spec.name} {balance}")
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8])
 @pytest.mark.parametrize("name", ["cora", "ogbg-molhiv"])
-def test_heads(monkeypatch, real_graph_dir, heads, name):
+def test_heads(monkeypatch, kernel, real_graph_dir, heads, name):
     graph = load_real_graph(real_graph_dir, name)
-    check(monkeypatch, graph, inputs(*graph.shape, heads, 32, torch.bfloat16), scale=0.2, label=name)
+    check(monkeypatch, kernel, graph, inputs(*graph.shape, heads, 32, torch.bfloat16), scale=0.2, label=name)
 
 
 SCORES = {
@@ -122,48 +150,49 @@ SCORES = {
 
 @pytest.mark.parametrize("kind", SCORES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_unusual_scores(monkeypatch, kind, dtype):
+def test_unusual_scores(monkeypatch, kernel, kind, dtype):
     graph = EDGE_CASES["n_one_short_of_16"]()
     q, k, v = inputs(*graph.shape, 2, 64, dtype)
     q, k = SCORES[kind](q, k)
-    check(monkeypatch, graph, [q, k, v], scale=1.0, label=kind)
+    check(monkeypatch, kernel, graph, [q, k, v], scale=1.0, label=kind)
 
 
-def test_strided_views_of_a_fused_projection_need_no_copy(monkeypatch):
+def test_strided_views_of_a_fused_projection_need_no_copy(monkeypatch, backend):
     graph = EDGE_CASES["n_one_past_16"]()
     fused = torch.randn(65, 3, 4, 32, device="cuda").half()
     q, k, v = fused.unbind(1)
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "clone", lambda *args, **kwargs: pytest.fail("copied"))
-        output = sparse_attention(q, k, v, graph, backend="fused3s_paper")
-    expected = sparse_attention(q.contiguous(), k.contiguous(), v.contiguous(), graph, backend="fused3s_paper")
+        output = sparse_attention(q, k, v, graph, backend=backend)
+    expected = sparse_attention(q.contiguous(), k.contiguous(), v.contiguous(), graph, backend=backend)
     assert torch.equal(output, expected)
 
 
 @pytest.mark.parametrize("view", ["transposed", "odd_offset"])
-def test_views_that_cannot_be_loaded_wide_are_copied(view):
+def test_views_that_cannot_be_loaded_wide_are_copied(view, backend):
     graph = EDGE_CASES["n_one_past_16"]()
     if view == "transposed":
         q = torch.randn(64, 65, device="cuda").half().t()
     else:
         q = torch.randn(65 * 64 + 1, device="cuda").half()[1:].view(65, 64)
-    expected = sparse_attention(q.contiguous().clone(), q.contiguous().clone(), q.contiguous().clone(), graph)
-    assert torch.equal(sparse_attention(q, q, q, graph), expected)
+    aligned = q.contiguous().clone()
+    expected = sparse_attention(aligned, aligned, aligned, graph, backend=backend)
+    assert torch.equal(sparse_attention(q, q, q, graph, backend=backend), expected)
 
 
-def test_results_are_the_same_bits_every_time(real_graph_dir):
+def test_results_are_the_same_bits_every_time(real_graph_dir, backend):
     graph = load_real_graph(real_graph_dir, "musae-github")
-    plan = plan_attention(graph, backend="fused3s_paper")
+    plan = plan_attention(graph, backend=backend)
     q, k, v = (tensor[:, 0] for tensor in inputs(*graph.shape, 1, 64, torch.float16))
     first = plan(q, k, v)
     assert all(torch.equal(plan(q, k, v), first) for _ in range(20))
 
 
-def test_infinite_value_reaches_only_windows_that_gather_it():
+def test_infinite_value_reaches_only_windows_that_gather_it(backend):
     graph = EDGE_CASES["n_one_past_16"]()
     q, k, v = (tensor[:, 0] for tensor in inputs(*graph.shape, 1, 64, torch.float16))
     v[3] = torch.inf
-    output = sparse_attention(q, k, v, graph, backend="fused3s_paper")
+    output = sparse_attention(q, k, v, graph, backend=backend)
     dense = graph.toarray() != 0
     window_gathers = np.repeat([dense[first : first + 16, 3].any() for first in range(0, 65, 16)], 16)[:65]
     finite = torch.isfinite(output).all(1).cpu().numpy()
@@ -171,19 +200,19 @@ def test_infinite_value_reaches_only_windows_that_gather_it():
     assert not finite[dense[:, 3]].any()
 
 
-def test_infinite_and_nan_scores_end_and_stay_in_their_rows():
+def test_infinite_and_nan_scores_end_and_stay_in_their_rows(backend):
     graph = EDGE_CASES["n_one_past_16"]()
     for poison in (torch.nan, torch.inf, -torch.inf):
         q, k, v = (tensor[:, 0] for tensor in inputs(*graph.shape, 1, 64, torch.float16))
         k[3] = poison
-        output = sparse_attention(q, k, v, graph, backend="fused3s_paper")
+        output = sparse_attention(q, k, v, graph, backend=backend)
         uses = torch.from_numpy(graph.toarray()[:, 3] != 0)
         assert torch.isfinite(output.cpu()[~uses]).all()
 
 
-def test_cuda_graph_capture_and_replay():
+def test_cuda_graph_capture_and_replay(backend):
     graph = EDGE_CASES["n_one_past_16"]()
-    plan = plan_attention(graph, backend="fused3s_paper", dtype=torch.float16, head_dim=64)
+    plan = plan_attention(graph, backend=backend, dtype=torch.float16, head_dim=64)
     q, k, v = inputs(65, 65, 2, 64, torch.float16)
     cuda_graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(cuda_graph):
@@ -194,10 +223,10 @@ def test_cuda_graph_capture_and_replay():
     assert torch.equal(output, plan(q, k, v))
 
 
-def test_runs_on_the_current_stream():
+def test_runs_on_the_current_stream(backend):
     """On a stream that first waits a while, the kernel must see inputs that are written after the wait."""
     graph = EDGE_CASES["n_one_past_16"]()
-    plan = plan_attention(graph, backend="fused3s_paper", dtype=torch.float16, head_dim=64)
+    plan = plan_attention(graph, backend=backend, dtype=torch.float16, head_dim=64)
     q, k, v = inputs(65, 65, 1, 64, torch.float16)
     expected = plan(q, k, v)
     late = torch.full_like(v, torch.nan)
@@ -210,9 +239,9 @@ def test_runs_on_the_current_stream():
     assert torch.equal(output, expected)
 
 
-def test_does_not_wait_for_the_gpu():
+def test_does_not_wait_for_the_gpu(backend):
     graph = EDGE_CASES["n_one_past_16"]()
-    plan = plan_attention(graph, backend="fused3s_paper", dtype=torch.float16, head_dim=64)
+    plan = plan_attention(graph, backend=backend, dtype=torch.float16, head_dim=64)
     q, k, v = inputs(65, 65, 1, 64, torch.float16)
     plan(q, k, v)
     torch.cuda.synchronize()
@@ -225,11 +254,11 @@ def test_does_not_wait_for_the_gpu():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_two_threads_compile_and_run_at_once(monkeypatch):
+def test_two_threads_compile_and_run_at_once(monkeypatch, backend):
     monkeypatch.setattr("kernels.jit._functions", {})
     graph = EDGE_CASES["n_one_past_16"]()
     jobs = {dim: inputs(65, 65, 1, dim, torch.float16) for dim in (40, 104)}
-    expected = {dim: sparse_attention(*tensors, graph, backend="fused3s_paper") for dim, tensors in jobs.items()}
+    expected = {dim: sparse_attention(*tensors, graph, backend=backend) for dim, tensors in jobs.items()}
     monkeypatch.setattr("kernels.jit._functions", {})
     torch.cuda.synchronize()
     results: dict[int, list[torch.Tensor]] = {dim: [] for dim in jobs}
@@ -237,7 +266,7 @@ def test_two_threads_compile_and_run_at_once(monkeypatch):
     def work(dim: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(50):
-                results[dim].append(sparse_attention(*jobs[dim], graph, backend="fused3s_paper"))
+                results[dim].append(sparse_attention(*jobs[dim], graph, backend=backend))
             torch.cuda.current_stream().synchronize()
 
     threads = [threading.Thread(target=work, args=(dim,)) for dim in jobs]
@@ -254,11 +283,11 @@ def test_compile_is_reported(monkeypatch, caplog):
     monkeypatch.setattr("kernels.jit._functions", {})
     with caplog.at_level("INFO", logger="kernels"):
         plan_attention(EDGE_CASES["dense"](), backend="auto", dtype=torch.float16, head_dim=48)
-    assert "attention back end: fused3s_paper on cuda:0" in caplog.text
-    assert "compiling fused3s_paper<Element::kHalf" in caplog.text
+    assert "attention back end: fused3s on cuda:0" in caplog.text
+    assert "compiling fused3s<Element::kHalf" in caplog.text
 
 
-def test_bad_input_is_named():
+def test_bad_input_is_named(backend):
     graph = EDGE_CASES["n_multiple_of_16"]()
     q = torch.randn(64, 64, device="cuda").half()
     cases = [
@@ -270,21 +299,29 @@ def test_bad_input_is_named():
     ]
     for tensor, options, message in cases:
         with pytest.raises(ValueError, match=message):
-            sparse_attention(tensor, tensor, tensor, graph, backend="fused3s_paper", **options)
+            sparse_attention(tensor, tensor, tensor, graph, backend=backend, **options)
     with pytest.raises(ValueError, match="k: on cpu, but the graph was planned for cuda:0"):
         sparse_attention(q, q.cpu(), q, graph)
+
+
+def test_a_bsb_of_another_tile_is_refused_or_rebuilt():
+    graph = EDGE_CASES["n_multiple_of_16"]()
+    q = torch.randn(64, 64, device="cuda").half()
+    other = BSB.from_csr(graph.indptr, graph.indices, tile=(8, 16))
     with pytest.raises(ValueError, match=r"tile \(8, 16\)"):
-        sparse_attention(q, q, q, BSB.from_csr(graph.indptr, graph.indices, tile=(8, 16)), backend="fused3s_paper")
+        sparse_attention(q, q, q, other, backend="fused3s_paper")
+    expected = sparse_attention(q, q, q, graph, backend="fused3s")
+    assert torch.equal(sparse_attention(q, q, q, other, backend="fused3s"), expected)
 
 
 def test_out_of_memory_names_the_size():
     bsb = BSB.from_csr([0, 0], []).to("cuda")
     q = torch.empty(1, 1, 256, device="cuda", dtype=torch.float16).expand(1, 1 << 30, 256)
     with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate \d+"):
-        launch(PaperKernelSpec(torch.float16, torch.float32, 256), bsb, q, q, q, 1.0)
+        fused3s_paper.launch(PaperKernelSpec(torch.float16, torch.float32, 256), bsb, q, q, q, 1.0)
 
 
-def test_offsets_past_2_to_31_elements():
+def test_offsets_past_2_to_31_elements(backend):
     """Rows of K and V that lie more than 2^31 elements into the tensor."""
     num_cols, dim = 2**31 // 256 + 1000, 256
     last = np.arange(num_cols - 100, num_cols)
@@ -292,6 +329,6 @@ def test_offsets_past_2_to_31_elements():
     k = torch.zeros(num_cols, 1, dim, device="cuda", dtype=torch.float16)
     k[-100:] = torch.randn(100, 1, dim, device="cuda").half()
     q = torch.randn(1, 1, dim, device="cuda").half()
-    output = sparse_attention(q, k, k, graph, backend="fused3s_paper")
-    dense = sparse_attention(q, k[-100:], k[-100:], sp.csr_array(np.ones((1, 100))), backend="fused3s_paper")
+    output = sparse_attention(q, k, k, graph, backend=backend)
+    dense = sparse_attention(q, k[-100:], k[-100:], sp.csr_array(np.ones((1, 100))), backend=backend)
     assert torch.equal(output, dense)

@@ -1,0 +1,66 @@
+"""`csr_unfused`: SDDMM, softmax and SpMM one after the other over CSR with torch's sparse routines, cuSPARSE on a GPU.
+
+What message passing costs without fusion and without tensor cores: the baseline where DGL has no CUDA. S and the
+weights are materialised in CSR. On a GPU `torch.sparse.sampled_addmm` is cusparseSDDMM and `torch.sparse.mm` is
+cusparseSpMM; both take float32 and float64, so 16-bit inputs are converted to float32 at each call. Heads run one after
+the other.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+
+from kernels.backends.base import AttentionFunction, Backend
+from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
+from kernels.bsb import BSB
+from kernels.csr import csr_pattern
+
+
+class CSRUnfusedBackend(Backend):
+    name = "csr_unfused"
+    summary = "SDDMM, softmax and SpMM over CSR as separate torch calls, cuSPARSE on a GPU; float32 and float64"
+
+    def unavailable(self, device: torch.device) -> str | None:
+        if device.type not in ("cpu", "cuda"):
+            return f"torch's sparse products run on the CPU and on CUDA, and these tensors are on {device}"
+        if device.type == "cuda" and not torch.cuda.is_available():
+            return "no NVIDIA GPU found, or this PyTorch has no CUDA"
+        return None
+
+    def prepare(
+        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> AttentionFunction:
+        shape = graph.shape if isinstance(graph, BSB) else csr_pattern(graph).shape
+        indptr, indices = csr_without_duplicates(graph, device)
+        indices = indices.long()
+        row = rows_of_edges(indptr)
+
+        def csr(values: torch.Tensor) -> torch.Tensor:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+                return torch.sparse_csr_tensor(indptr, indices, values, shape, check_invariants=False)
+
+        def attend(
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
+        ) -> torch.Tensor:
+            if query.dtype.itemsize == 2:
+                query, key, value = query.float(), key.float(), value.float()
+            pattern = csr(query.new_zeros(indices.numel()))
+            heads = []
+            for q, k, v in zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True):
+                # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
+                score = torch.sparse.sampled_addmm(pattern, q, k.t(), beta=0.0, alpha=scale).values()
+                heads.append(torch.sparse.mm(csr(_softmax(score, indptr, row)), v))
+            return torch.stack(heads, 1).to(out_dtype)
+
+        return attend
+
+
+def _softmax(score: torch.Tensor, indptr: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """Softmax over each row's run of `score` [nnz]; a row with only -inf scores gets zeros."""
+    maximum = torch.segment_reduce(score, "max", offsets=indptr, unsafe=True)
+    maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
+    weight = torch.exp(score - maximum[row])
+    total = torch.segment_reduce(weight, "sum", offsets=indptr, unsafe=True)
+    return weight / torch.where(total == 0, 1.0, total)[row]

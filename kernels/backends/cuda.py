@@ -1,0 +1,46 @@
+"""What every back end with CUDA kernels of its own shares: where it runs and how tensors reach its loads."""
+
+import importlib.util
+
+import torch
+
+from kernels.backends.base import Backend
+
+MAX_DIM = 256
+MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; the kernels without tensor cores are tested from there on too
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+class CudaBackend(Backend):
+    """A back end whose kernels are compiled by CuPy; it has a forward pass only."""
+
+    def unavailable(self, device: torch.device) -> str | None:
+        if not torch.cuda.is_available():
+            return "no NVIDIA GPU found, or this PyTorch has no CUDA"
+        if device.type != "cuda":
+            return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
+        if importlib.util.find_spec("cupy") is None:
+            return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
+        capability = torch.cuda.get_device_capability(device)
+        if capability < MIN_CAPABILITY:
+            found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
+            return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
+        return None
+
+
+def refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
+    """Raise a ValueError where autograd expects a backward pass."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise ValueError(
+            f"{name} computes the forward pass only, and an input requires a gradient: "
+            "call it under torch.inference_mode() or torch.no_grad(), or use backend='reference' to train"
+        )
+
+
+def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    """The tensor itself where each of its rows [..., :] is contiguous and starts on `num_bytes`, as in views of a fused
+    [N, 3, H, d] projection; else a contiguous copy."""
+    starts = (tensor.data_ptr(), *(stride * tensor.itemsize for stride in tensor.stride()[:-1]))
+    if tensor.stride(-1) == 1 and all(start % num_bytes == 0 for start in starts):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

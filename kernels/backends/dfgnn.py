@@ -1,0 +1,163 @@
+"""`dfgnn_tiling` and `dfgnn_hyper`: the fused float32 kernels of DF-GNN on CUDA cores, baselines of the paper.
+
+Method: Liu et al., "DF-GNN: Dynamic Fusion Framework for Attention Graph Neural Networks on GPUs" (LoG 2024), and the
+paper's section on baselines; written from these descriptions. See cuda/dfgnn_tiling.cu and cuda/dfgnn_hyper.cu.
+
+As published, both compute in float32 with a softmax that subtracts the maximum. Where ours differ from the published
+code:
+
+* Any head dimension up to 256 is right. The published tiling kernel leaves some scores of a tile unwritten for 65 to 96
+  and 129 to 224 dimensions, and reads past the rows where 32 does not divide the dimension.
+* Several edges are in flight, partial sums of several edges are added together, and an exponential is taken once a warp
+  instead of once a thread: the published kernels have one edge a warp in flight.
+* hyper asks for as much shared memory as the eight rows with most edges need and refuses a graph that needs more than a
+  block gets; the published one plans for eight times the largest degree and writes past the end beyond that.
+* Offsets are 64 bits wide.
+
+16-bit inputs are converted to float32 at each call, and the output from it: the published code knows float32 only, so
+measure these back ends with float32 inputs.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.backends.base import AttentionFunction
+from kernels.backends.baseline import KernelInstance, csr_without_duplicates, rows_of_edges
+from kernels.backends.cuda import HALF_TYPES, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
+from kernels.errors import UnsupportedGraphError
+from kernels.fragments import WARP_SIZE
+from kernels.jit import get_kernel
+from kernels.launch import launch_kernel
+
+HYPER_ROWS = 8  # rows, and warps, of a block
+HYPER_SHARED_BYTES = 48 * 1024  # what a block gets without opting in to more; the published code does not opt in
+
+
+class _DFGNNBackend(CudaBackend):
+    """What the two kernels share: float32 in and out, CSR in 64-bit offsets."""
+
+    in_auto = False
+
+    def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
+        if dtype != torch.float32 and dtype not in HALF_TYPES:
+            return f"it takes torch.float32, and torch.float16 and torch.bfloat16 by conversion, got {dtype}"
+        if not 1 <= head_dim <= MAX_DIM:
+            return f"it takes a head dimension up to {MAX_DIM}, got {head_dim}"
+        return None
+
+    def _convert(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        refuse_gradients(self.name, *tensors)
+        return [tensor.float() for tensor in tensors]
+
+    @abstractmethod
+    def instance(self, head_dim: int) -> KernelInstance:
+        """The kernel for a head dimension."""
+
+
+class DFGNNTilingBackend(_DFGNNBackend):
+    name = "dfgnn_tiling"
+    summary = "DF-GNN's node-parallel float32 kernel on CUDA cores; NVIDIA GPU"
+
+    def instance(self, head_dim: int) -> KernelInstance:
+        return KernelInstance("dfgnn_tiling.cu", "dfgnn_tiling", (-(-head_dim // WARP_SIZE),))
+
+    def prepare(
+        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> AttentionFunction:
+        indptr, indices = csr_without_duplicates(graph, device)
+        if head_dim is not None:
+            get_kernel(self.instance(head_dim), device.index)
+
+        def attend(
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
+        ) -> torch.Tensor:
+            query, key, value = (aligned_rows(tensor, 4) for tensor in self._convert(query, key, value))
+            num_rows, num_heads, dim = query.shape
+            output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+            if output.numel():
+                instance = self.instance(dim)
+                launch_kernel(
+                    get_kernel(instance, device.index),
+                    (num_rows, num_heads),
+                    WARP_SIZE * instance.arguments[0],
+                    (indptr, indices, query, key, value, output),
+                    (*_strides(query, key, value), np.int32(dim), _log2_scale(scale)),
+                )
+            return output.to(out_dtype)
+
+        return attend
+
+
+class DFGNNHyperBackend(_DFGNNBackend):
+    name = "dfgnn_hyper"
+    summary = "DF-GNN's edge- and node-parallel float32 kernel on CUDA cores; NVIDIA GPU, no high-degree graphs"
+
+    def instance(self, head_dim: int) -> KernelInstance:
+        vector = 4 if head_dim % (4 * WARP_SIZE) == 0 else 2 if head_dim % (2 * WARP_SIZE) == 0 else 1
+        return KernelInstance("dfgnn_hyper.cu", "dfgnn_hyper", (vector, -(-head_dim // (vector * WARP_SIZE))))
+
+    def prepare(
+        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> AttentionFunction:
+        indptr, indices = csr_without_duplicates(graph, device)
+        shared_bytes = hyper_shared_bytes(indptr)
+        edge_row = rows_of_edges(indptr).int()
+        if head_dim is not None:
+            get_kernel(self.instance(head_dim), device.index)
+
+        def attend(
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
+        ) -> torch.Tensor:
+            num_rows, num_heads, dim = query.shape
+            instance = self.instance(dim)
+            load_bytes = 4 * instance.arguments[0]
+            query, key, value = (aligned_rows(tensor, load_bytes) for tensor in self._convert(query, key, value))
+            output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+            if output.numel():
+                launch_kernel(
+                    get_kernel(instance, device.index),
+                    (-(-num_rows // HYPER_ROWS), num_heads),
+                    WARP_SIZE * HYPER_ROWS,
+                    (indptr, edge_row, indices, query, key, value, output),
+                    (*_strides(query, key, value), np.int32(num_rows), np.int32(dim), _log2_scale(scale)),
+                    shared_bytes=shared_bytes,
+                )
+            return output.to(out_dtype)
+
+        return attend
+
+
+def hyper_shared_bytes(indptr: torch.Tensor) -> int:
+    """Shared memory of a block of the hyper kernel: a float32 score for each edge of its eight rows.
+
+    Raises:
+        UnsupportedGraphError: a block would need more than it gets.
+    """
+    num_rows = indptr.numel() - 1
+    if num_rows == 0:
+        return 0
+    bounds = torch.arange(0, num_rows + HYPER_ROWS, HYPER_ROWS, device=indptr.device).clamp(max=num_rows)
+    edges = indptr[bounds].diff()
+    needed = 4 * int(edges.max())
+    if needed > HYPER_SHARED_BYTES:
+        first = HYPER_ROWS * int(edges.argmax())
+        raise UnsupportedGraphError(
+            f"unsupported: needs {needed / 1024:.0f} KB of shared memory, this GPU offers "
+            f"{HYPER_SHARED_BYTES // 1024} KB to a block that does not opt in to more; dfgnn_hyper keeps a score for "
+            f"each edge of 8 rows there, and rows {first} to {first + HYPER_ROWS - 1} have {needed // 4} edges "
+            "(dfgnn_tiling has no such limit)"
+        )
+    return needed
+
+
+def _strides(*tensors: torch.Tensor) -> Sequence[np.int64]:
+    return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:2]]
+
+
+def _log2_scale(scale: float) -> np.float32:
+    return np.float32(scale * math.log2(math.e))

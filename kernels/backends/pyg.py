@@ -1,0 +1,82 @@
+"""`pyg`: PyTorch Geometric's message passing with its softmax, as `torch_geometric.nn.TransformerConv` does it.
+
+What TransformerConv does between its projections: gather Q by target and K, V by source, score, softmax over each
+target's edges, scatter-add of the weighted V. A layer of its own is needed because TransformerConv holds the
+projections and fixes the scale; the steps and PyG's routines are the same. Every edge's Q, K, V and message are
+materialised, which is what runs out of memory on large graphs.
+
+The inputs' type is kept. Softmax divides by its sum plus 1e-16, which changes nothing: the sum is at least 1.
+"""
+
+import importlib.util
+from functools import cache
+from typing import Any, Optional
+
+import torch
+
+from kernels.backends.base import AttentionFunction, Backend
+from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
+
+
+class PyGBackend(Backend):
+    name = "pyg"
+    summary = "PyTorch Geometric's message passing, as its TransformerConv does it; any device"
+    in_auto = False
+
+    def unavailable(self, device: torch.device) -> str | None:
+        if importlib.util.find_spec("torch_geometric") is None:
+            return "the package torch_geometric is not installed"
+        return None
+
+    def prepare(
+        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
+    ) -> AttentionFunction:
+        indptr, indices = csr_without_duplicates(graph, device)
+        # Messages go from keys (sources) to queries (targets); the edges are sorted by target.
+        edge_index = torch.stack([indices.long(), rows_of_edges(indptr)])
+        layer = _attention_layer()
+
+        def attend(
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
+        ) -> torch.Tensor:
+            size = (key.shape[0], query.shape[0])
+            return layer(edge_index, size, query, key, value, scale).to(out_dtype)
+
+        return attend
+
+
+@cache
+def _attention_layer() -> torch.nn.Module:
+    """TransformerConv's message, without its projections; the class needs torch_geometric, which may be missing."""
+    from torch_geometric.nn import MessagePassing
+    from torch_geometric.utils import softmax
+
+    class TransformerMessage(MessagePassing):
+        def __init__(self) -> None:
+            super().__init__(aggr="add", node_dim=0)
+
+        def forward(
+            self,
+            edge_index: torch.Tensor,
+            size: tuple[int, int],
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            scale: float,
+        ) -> torch.Tensor:
+            return self.propagate(edge_index, size=size, query=query, key=key, value=value, scale=scale)
+
+        def message(
+            self,
+            query_i: torch.Tensor,
+            key_j: torch.Tensor,
+            value_j: torch.Tensor,
+            scale: float,
+            index: torch.Tensor,
+            ptr: Optional[torch.Tensor],  # noqa: UP045 (PyG reads the annotations, and not this `X | None`)
+            size_i: Optional[int],  # noqa: UP045
+        ) -> torch.Tensor:
+            score = (query_i * key_j).sum(dim=-1) * scale
+            return value_j * softmax(score, index, ptr, size_i)[..., None]
+
+    return TransformerMessage()

@@ -1,0 +1,150 @@
+// O = softmax(scale * Q K^T masked by A) V in float32 on CUDA cores, A in CSR and COO: DF-GNN's "hyper" method.
+//
+//   row_offset        [num_rows + 1]   first edge of each row
+//   edge_row          [nnz]            row of each edge (COO); a row's edges are neighbours
+//   column            [nnz]            key of each edge
+//   query, key, value [N][H][dim]      float32, any row and head stride, dim contiguous, kVec * 4-byte aligned
+//   output            [num_rows][H][dim]   contiguous; every element is written
+//
+// Grid (ceil(num_rows / 8), H), block 8 warps: one block eight rows and a head.
+//
+//   scores   edge-parallel: the block's edges, contiguous in CSR, are cut into eight equal runs, one a warp, whatever
+//            rows they belong to; lanes share out the dimensions and add with shuffles
+//   softmax  node-parallel: warp = row, over the row's scores in shared memory
+//   output   node-parallel: lanes = dimensions, the row's edges one after the other
+//
+// Shared memory: score [edges of the block] x 4 B, dynamic, sized on the host for the largest block of the graph.
+// Barriers: one, after all scores are written; what follows stays inside a warp.
+//
+// A lane holds dimensions kVec * (lane + 32 c) on, for c < kChunks: kVec is 4 where dim % 128 == 0 (16-byte loads), 2
+// where dim % 64 == 0, else 1. kUnroll edges are in flight in both phases.
+#include "warp.cuh"
+
+constexpr int kRows = 8;  // rows and warps of a block
+constexpr int kUnroll = 4;
+
+template <int kVec>
+struct __align__(4 * kVec) Vector {
+  float element[kVec];
+};
+
+// Dimensions d on of a row, or zeros.
+template <int kVec>
+__device__ __forceinline__ Vector<kVec> load(const float* row, int d, bool valid) {
+  if (!valid) return {};
+  if constexpr (kVec == 4) {
+    const float4 x = __ldg(reinterpret_cast<const float4*>(row + d));
+    return {x.x, x.y, x.z, x.w};
+  } else if constexpr (kVec == 2) {
+    const float2 x = __ldg(reinterpret_cast<const float2*>(row + d));
+    return {x.x, x.y};
+  } else {
+    return {__ldg(row + d)};
+  }
+}
+
+template <int kVec, int kChunks>
+__global__ void __launch_bounds__(kRows* kWarpSize)
+    dfgnn_hyper(const i64* __restrict__ row_offset, const int* __restrict__ edge_row, const int* __restrict__ column,
+                const float* __restrict__ query, const float* __restrict__ key, const float* __restrict__ value,
+                float* __restrict__ output, i64 query_row_stride, i64 query_head_stride, i64 key_row_stride,
+                i64 key_head_stride, i64 value_row_stride, i64 value_head_stride, int num_rows, int dim,
+                float scale_log2e) {
+  extern __shared__ float smem_score[];
+
+  const int warp = warp_uniform(threadIdx.x / kWarpSize);
+  const int lane = threadIdx.x % kWarpSize;
+  const i64 first_row = static_cast<i64>(blockIdx.x) * kRows;
+  const i64 first_edge = row_offset[first_row];
+  const i64 end_row = min(first_row + kRows, static_cast<i64>(num_rows));
+  const int num_edges = warp_uniform(static_cast<int>(row_offset[end_row] - first_edge));
+  query += blockIdx.y * query_head_stride;
+  key += blockIdx.y * key_head_stride;
+  value += blockIdx.y * value_head_stride;
+  edge_row += first_edge;
+  column += first_edge;
+
+  // Scores, in units of log 2.
+  const int run = (num_edges + kRows - 1) / kRows;
+  const int run_end = min((warp + 1) * run, num_edges);
+  for (int e0 = warp * run; e0 < run_end; e0 += kUnroll) {
+    Vector<kVec> frag_query[kUnroll][kChunks], frag_key[kUnroll][kChunks];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const bool is_edge = e0 + i < run_end;
+      const float* query_row = query + (is_edge ? edge_row[e0 + i] : 0) * query_row_stride;
+      const float* key_row = key + (is_edge ? column[e0 + i] : 0) * key_row_stride;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const int d = kVec * (lane + kWarpSize * c);
+        frag_query[i][c] = load<kVec>(query_row, d, is_edge && d < dim);
+        frag_key[i][c] = load<kVec>(key_row, d, is_edge && d < dim);
+      }
+    }
+    float dot[kUnroll] = {};
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+#pragma unroll
+      for (int x = 0; x < kChunks * kVec; ++x) {
+        dot[i] += frag_query[i][x / kVec].element[x % kVec] * frag_key[i][x / kVec].element[x % kVec];
+      }
+    }
+    const float score = warp_sums(dot, lane) * scale_log2e;
+    const int e = e0 + lane * kUnroll / kWarpSize;
+    if (lane % (kWarpSize / kUnroll) == 0 && e < run_end) smem_score[e] = score;
+  }
+  __syncthreads();
+
+  const i64 row = first_row + warp;
+  if (row >= num_rows) return;
+  const int begin = warp_uniform(static_cast<int>(row_offset[row] - first_edge));
+  const int end = warp_uniform(static_cast<int>(row_offset[row + 1] - first_edge));
+
+  // Softmax: the weights replace the scores.
+  float row_max = negative_infinity();
+  for (int e = begin + lane; e < end; e += kWarpSize) row_max = fmaxf(row_max, smem_score[e]);
+  row_max = warp_max(row_max);
+  if (row_max == negative_infinity()) row_max = 0.0f;  // no edge, or scores of -infinity only
+  float sum = 0.0f;
+  for (int e = begin + lane; e < end; e += kWarpSize) {
+    const float weight = exp2_approx(smem_score[e] - row_max);
+    smem_score[e] = weight;
+    sum += weight;
+  }
+  sum = warp_sum(sum);
+  __syncwarp();
+
+  // Output.
+  Vector<kVec> out[kChunks] = {};
+#pragma unroll 1
+  for (int e0 = begin; e0 < end; e0 += kUnroll) {
+    Vector<kVec> frag_value[kUnroll][kChunks];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const bool is_edge = e0 + i < end;
+      const float* value_row = value + (is_edge ? column[e0 + i] : 0) * value_row_stride;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const int d = kVec * (lane + kWarpSize * c);
+        frag_value[i][c] = load<kVec>(value_row, d, is_edge && d < dim);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const float weight = e0 + i < end ? smem_score[e0 + i] : 0.0f;
+#pragma unroll
+      for (int x = 0; x < kChunks * kVec; ++x) {
+        out[x / kVec].element[x % kVec] += weight * frag_value[i][x / kVec].element[x % kVec];
+      }
+    }
+  }
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+  output += (row * gridDim.y + blockIdx.y) * dim;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const int d = kVec * (lane + kWarpSize * c);
+#pragma unroll
+    for (int x = 0; x < kVec; ++x) out[c].element[x] *= inverse;
+    if (d < dim) *reinterpret_cast<Vector<kVec>*>(output + d) = out[c];
+  }
+}

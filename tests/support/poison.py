@@ -1,0 +1,32 @@
+"""Outputs that start as NaN between guard rows: what a kernel does not write, or writes past the end, shows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+
+@contextmanager
+def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, `torch.empty` gives NaN with a guard of NaN before and after, which must still be there at the end."""
+    empty = torch.empty
+    buffers = []
+
+    def poisoned(shape, *, dtype, device):
+        if isinstance(shape, int):  # scratch memory in one dimension; its guards keep it on 16 bytes
+            guard = 16 // dtype.itemsize
+            buffer = empty(shape + 2 * guard, dtype=dtype, device=device).fill_(torch.nan)
+            buffers.append(buffer.view(-1, guard))
+            return buffer[guard:-guard]
+        buffer = empty((shape[0] + 2, *shape[1:]), dtype=dtype, device=device).fill_(torch.nan)
+        buffers.append(buffer)
+        return buffer[1:-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.empty", poisoned)
+        yield
+    assert buffers, "nothing was allocated with torch.empty"
+    for buffer in buffers:
+        assert torch.isnan(buffer[0]).all(), f"written before a buffer of shape {tuple(buffer[1:-1].shape)}"
+        assert torch.isnan(buffer[-1]).all(), f"written past a buffer of shape {tuple(buffer[1:-1].shape)}"
