@@ -3,13 +3,15 @@
 Direction, everywhere in this project: the attention's sparse matrix A has one row for each query, and A[i, j] = 1
 says that node i attends to node j. In a DGLGraph that is the edge j -> i: a node attends along its in-edges. In a file
 the first column (`src_li`, the row index) is therefore the query and the second the key:
-`A[src_li[e], dst_li[e]] = 1`, which is `dgl.graph((dst_li, src_li))`. Graphs that `dgl.data` and `ogb` build keep
-the direction that those give them.
+`A[src_li[e], dst_li[e]] = 1`, which is `dgl.graph((dst_li, src_li))`. So it is for official edge lists
+that hold one direction only: the first end of an edge is the query, as it was in the published run. (ogb's own
+DGLGraphs of those sets point the other way.)
 """
 
+from data.entry import Dataset
 from data.errors import DatasetMissingError
 from data.graph import GraphMeta, LoadedGraph
 from data.loader import load
-from data.registry import Dataset, info, names
+from data.registry import info, names
 
 __all__ = ["Dataset", "DatasetMissingError", "GraphMeta", "LoadedGraph", "info", "load", "names"]

@@ -3,12 +3,14 @@
 import logging
 import os
 import sys
+import tarfile
 import tempfile
 import threading
 import zipfile
 import zlib
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from data.errors import DatasetMissingError
 
@@ -19,12 +21,12 @@ READ_TIMEOUT_S = 60.0
 
 
 class Fetch(Protocol):
-    """Puts the folder `member` (default: all) of the zip archive at `url` in place as the folder `target`."""
+    """Puts what is published at `url` in place as `target`; of an archive its `member` (default: all of it)."""
 
-    def __call__(self, url: str, target: Path, member: str = "") -> None: ...
+    def __call__(self, url: str, target: Path, member: str = "", known_hash: str = "") -> None: ...
 
 
-def fetch_nothing(url: str, target: Path, member: str = "") -> None:
+def fetch_nothing(url: str, target: Path, member: str = "", known_hash: str = "") -> None:
     """The `Fetch` of a caller who wants local files only.
 
     Raises:
@@ -33,14 +35,20 @@ def fetch_nothing(url: str, target: Path, member: str = "") -> None:
     raise DatasetMissingError(f"{target}: not there (it is published at {url})")
 
 
-def fetch_archive(url: str, target: Path, member: str = "") -> None:
-    """Download a zip archive and put its folder `member` in place as `target`.
+def fetch(url: str, target: Path, member: str = "", known_hash: str = "") -> None:
+    """Download a file, or a .zip, .tar or .tar.gz archive, and put it in place as `target`.
 
     All work happens in a temporary folder beside `target`, and a rename is the last step: an interrupted download
-    leaves at most a `.download-*` folder, which nothing reads.
+    leaves at most a `.download-*` folder, which nothing reads, and the next one starts afresh.
+
+    Args:
+        url: where it is published; an archive is known by the ending of the URL's path.
+        target: file or folder to make.
+        member: file or folder inside the archive that becomes `target`; "" is all of it.
+        known_hash: "md5:..." or "sha256:..." where the publisher states one.
 
     Raises:
-        DatasetMissingError: no network, or what arrived is not the archive. Nothing is kept.
+        DatasetMissingError: no network, or what arrived is not what was published. Nothing is kept.
     """
     problem = why_unreachable(url)
     if problem:
@@ -50,17 +58,51 @@ def fetch_archive(url: str, target: Path, member: str = "") -> None:
     logger.info("downloading %s to %s", url, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as scratch:
-        archive, unpacked = Path(scratch, "archive.zip"), Path(scratch, "unpacked")
+        arrived, unpacked = Path(scratch, "arrived"), Path(scratch, "unpacked")
         download = HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**20, timeout=READ_TIMEOUT_S)
         try:
-            download(url, str(archive), None)
-            with zipfile.ZipFile(archive) as opened:
-                opened.extractall(unpacked)  # checks every member's CRC, and keeps members below `unpacked`
-            os.replace(unpacked / member, target)
-        except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            download(url, str(arrived), None)
+            _check_hash(arrived, known_hash)
+            os.replace(unpacked / member if _unpack(url, arrived, unpacked) else arrived, target)
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
             raise DatasetMissingError(
                 f"{url}: the download to {target} failed ({type(error).__name__}: {error}); nothing was kept, try again"
             ) from error
+
+
+def _check_hash(file: Path, known_hash: str) -> None:
+    if not known_hash:
+        if file.stat().st_size == 0:
+            raise ValueError("0 bytes arrived")
+        return
+    from pooch import file_hash
+
+    algorithm, _, expected = known_hash.partition(":")
+    got = file_hash(str(file), alg=algorithm)
+    if got != expected:
+        raise ValueError(f"the {algorithm} of what arrived is {got}, the publisher states {expected}")
+
+
+def _unpack(url: str, archive: Path, folder: Path) -> bool:
+    """Unpack into `folder`; False if the URL's ending is not an archive's. A member that would leave it is an error."""
+    path = urlsplit(url).path
+    if path.endswith(".zip"):
+        with zipfile.ZipFile(archive) as opened:
+            _check_members(opened.namelist(), folder)
+            opened.extractall(folder)  # checks every member's CRC
+        return True
+    if path.endswith((".tar", ".tar.gz", ".tgz")):
+        with tarfile.open(archive) as opened:
+            _check_members(opened.getnames(), folder)
+            opened.extractall(folder, filter="data")  # also refuses links that lead out, and devices
+        return True
+    return False
+
+
+def _check_members(names: list[str], folder: Path) -> None:
+    for name in names:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"the archive's member {name!r} would be written outside the target")
 
 
 def why_unreachable(url: str) -> str | None:

@@ -9,12 +9,13 @@ from typing import get_args
 import numpy as np
 
 from data.canonical import canonical_edges, edge_hash
-from data.download import fetch_archive, fetch_nothing
+from data.download import fetch, fetch_nothing
+from data.entry import Dataset
 from data.errors import DatasetMissingError
 from data.files import read_graph
 from data.graph import GraphMeta, LoadedGraph, RawGraph, Source
-from data.registry import REGISTRY, Dataset, info
-from data.synthetic import random_features
+from data.registry import REGISTRY, info
+from data.synthetic import NoStandIn, random_features, stand_in
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def load(
         official: the publisher's files, below `root` or downloaded to it.
         file: the file `path`, else `<root>/<name>.npz`; formats in `data.files`. Under a registered name the task, the
             number of classes and (if the file has no features) the kind of features are the registry's.
-        synthetic: a seeded stand-in.
+        synthetic: a seeded stand-in; large ones are kept below `root`/synthetic.
         auto: `path` if given; else official files below `root`, `<root>/<name>.npz`, the official download, and only
             then the stand-in, with one warning that says so.
 
@@ -53,17 +54,57 @@ def load(
 
     Returns:
         The DGLGraph on the CPU, int64 ids, edges sorted by destination (query) and then source (key), each once;
-        `ndata["feat"]` is float32 [N, F] or int64 [N, C], `ndata["label"]` int64 [N] where known.
+        `ndata["feat"]` is float32 [N, F] or int64 [N, C], `ndata["label"]` int64 [N] where known, [N, C] where
+        a node has several.
 
     Raises:
         DatasetMissingError: what was asked for is not there and cannot be had.
         ValueError: an argument or a file is wrong; the text names it and what is allowed.
         TypeError: an argument is of the wrong type.
+        MemoryError: the graph would not fit.
+    """
+    found_in, raw = find_graph(name, root=root, source=source, path=path, batch_size=batch_size, seed=seed)
+    return _finish(name, REGISTRY.get(name), found_in, raw, seed)
+
+
+def find_graph(
+    name: str,
+    *,
+    root: str | os.PathLike[str] = "datasets",
+    source: str = "auto",
+    path: str | os.PathLike[str] | None = None,
+    batch_size: int = 1024,
+    seed: int = 0,
+) -> tuple[Source, RawGraph]:
+    """What `load` starts from: the source that had the graph, and its edges, possibly with duplicates.
+
+    Arguments and errors are those of `load`.
     """
     _check_arguments(name, source, path, batch_size, seed)
-    entry = REGISTRY.get(name)
-    found_in, raw = _find(name, Path(root), source, None if path is None else Path(path), batch_size, seed)
-    return _finish(name, entry, found_in, raw, seed)
+    root, path = Path(root), None if path is None else Path(path)
+    local = root / f"{name}.npz"
+    if path is not None or source == "file":
+        return "file", read_graph(path or local, batch_size)
+    if source == "auto" and name not in REGISTRY and local.is_file():
+        return "file", read_graph(local, batch_size)
+    entry = info(name)
+    if source == "synthetic":
+        return "synthetic", stand_in(entry, root, batch_size, seed)
+    if source == "official":
+        return "official", _official(entry, root, batch_size)
+
+    try:
+        return "official", entry.official(root, batch_size, fetch_nothing)
+    except DatasetMissingError:
+        pass  # not here yet: a file of the user's comes before a download
+    if local.is_file():
+        return "file", read_graph(local, batch_size)
+    try:
+        return "official", entry.official(root, batch_size, fetch)
+    except DatasetMissingError as missing:
+        reason = str(missing)
+    logger.warning("%s: not under %s; using a synthetic stand-in (source=synthetic): %s", name, root, reason)
+    return "synthetic", stand_in(entry, root, batch_size, seed)
 
 
 def _check_arguments(name: object, source: object, path: object, batch_size: object, seed: object) -> None:
@@ -80,45 +121,14 @@ def _check_arguments(name: object, source: object, path: object, batch_size: obj
             raise ValueError(f"{argument}: got {value}; {least} or more is allowed")
 
 
-def _find(name: str, root: Path, source: str, path: Path | None, batch_size: int, seed: int) -> tuple[Source, RawGraph]:
-    """The source that had the graph, and the graph."""
-    local = root / f"{name}.npz"
-    if path is not None or source == "file":
-        return "file", read_graph(path or local, batch_size)
-    if source == "auto" and name not in REGISTRY and local.is_file():
-        return "file", read_graph(local, batch_size)
-    entry = info(name)
-    if source == "synthetic":
-        return "synthetic", entry.synthetic.generate(entry, batch_size, _rng(name, seed, "graph"))
-    if source == "official":
-        return "official", _official(entry, root, batch_size)
-
-    reason = "there is no official loader for it"
-    if entry.official:
-        try:
-            return "official", entry.official(root, batch_size, fetch_nothing)
-        except DatasetMissingError:
-            pass  # not here yet: a file of the user's comes before a download
-    if local.is_file():
-        return "file", read_graph(local, batch_size)
-    if entry.official:
-        try:
-            return "official", entry.official(root, batch_size, fetch_archive)
-        except DatasetMissingError as missing:
-            reason = str(missing)
-    logger.warning("%s: not under %s; using a synthetic stand-in (source=synthetic): %s", name, root, reason)
-    return "synthetic", entry.synthetic.generate(entry, batch_size, _rng(name, seed, "graph"))
-
-
 def _official(entry: Dataset, root: Path, batch_size: int) -> RawGraph:
+    stand_in_instead = "" if isinstance(entry.synthetic, NoStandIn) else "source='synthetic' gives a stand-in; "
     remedy = (
-        f"source='synthetic' gives a stand-in; a graph file of your own can be {root / entry.name}.npz or any path= "
+        f"{stand_in_instead}a graph file of your own can be {root / entry.name}.npz or any path= "
         f"(the publisher: {entry.homepage})"
     )
-    if entry.official is None:
-        raise DatasetMissingError(f"{entry.name}: there is no official loader for it; {remedy}")
     try:
-        return entry.official(root, batch_size, fetch_archive)
+        return entry.official(root, batch_size, fetch)
     except DatasetMissingError as missing:
         raise DatasetMissingError(f"{entry.name}: not under {root}; {missing}; {remedy}") from missing
 

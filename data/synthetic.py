@@ -1,142 +1,135 @@
-"""Seeded stand-ins for graphs that cannot be had: nodes, edges and the spread of degrees, and nothing else.
+"""Seeded stand-ins for data sets that cannot be had, and random features. `data/README.md` says what they model."""
 
-Communities, node order and the link between features and structure are not modelled; block statistics and accuracy
-of a stand-in say nothing about the original.
-"""
-
+import hashlib
+import logging
+import os
+import tempfile
+import time
+import zipfile
+import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from data.errors import DatasetMissingError
 from data.graph import RawGraph
+from data.memory import require_memory
 
 if TYPE_CHECKING:
-    from data.registry import Dataset
+    from data.entry import Dataset
+
+logger = logging.getLogger(__name__)
+
+GENERATOR_VERSION = 1  # counts up when the same seed gives another graph
+CACHED_FROM_EDGES = 1_000_000  # smaller stand-ins are made in less time than a file is worth
+GPU_BYTES_PER_EDGE = 64
 
 
 class Generator(Protocol):
-    """Makes a stand-in for an entry of the registry."""
+    """Makes a stand-in for an entry of the registry, the same for the same seed on NumPy and on CuPy (`xp`)."""
 
-    def generate(self, entry: "Dataset", batch_size: int, rng: np.random.Generator) -> RawGraph: ...
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """Degrees `minimum + x`, x log-normal with shape `sigma`, the largest node at about `maximum`.
-
-    A hub's final degree is smaller, as it is drawn more than once with the same partner.
-    """
-
-    minimum: int
-    sigma: float
-    maximum: int
-
-    def draw(self, num_nodes: int, total: int, rng: np.random.Generator) -> np.ndarray:
-        """[num_nodes] int64 degrees that sum to `total` exactly."""
-        spare = total - self.minimum * num_nodes
-        weights = np.exp(self.sigma * rng.standard_normal(num_nodes))
-        weights *= spare / weights.sum()
-        np.minimum(weights, self.maximum - self.minimum, out=weights)
-        weights[weights.argmax()] = self.maximum - self.minimum
-        return self.minimum + _apportion(spare, weights)
+    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph: ...
 
 
 @dataclass(frozen=True)
-class LogNormalGraph:
-    """A single graph whose edges join random nodes of given degrees (a configuration model).
+class NoStandIn:
+    """Refuses, for graphs whose stand-in would not fit a usual machine."""
 
-    Attributes:
-        rows: degrees of the rows of A, and of its columns too if A is symmetric.
-        columns: degrees of the columns where A is not symmetric.
-        self_loops: how many nodes get a self loop; no other self loops arise.
-    """
-
-    rows: Degrees
-    columns: Degrees | None = None
-    self_loops: int = 0
-
-    def generate(self, entry: "Dataset", batch_size: int, rng: np.random.Generator) -> RawGraph:
-        """A graph with the entry's nodes and, exactly, its nnz; symmetric if the entry is."""
-        num_nodes, nodes = entry.num_nodes, np.arange(entry.num_nodes)
-        off_diagonal = entry.nnz - self.self_loops
-        stubs = rng.permutation(np.repeat(nodes, self.rows.draw(num_nodes, off_diagonal, rng)))
-        if self.columns is None:
-            row, col = _join(stubs[::2], stubs[1::2], num_nodes, rng, undirected=True)
-            row, col = np.concatenate([row, col]), np.concatenate([col, row])
-        else:
-            partners = np.repeat(nodes, self.columns.draw(num_nodes, off_diagonal, rng))
-            row, col = _join(stubs, partners, num_nodes, rng, undirected=False)
-        loops = rng.choice(num_nodes, self.self_loops, replace=False)
-        return RawGraph(
-            row=np.concatenate([row, loops]),
-            col=np.concatenate([col, loops]),
-            num_nodes=num_nodes,
-            origin="configuration model with log-normal degrees (data/synthetic.py)",
+    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        raise DatasetMissingError(
+            f"{entry.name}: no stand-in is made for it, as its {entry.nnz:,} edges alone need "
+            f"{entry.nnz * 48 / 2**30:,.0f} GiB of memory while they are made; it needs the official files"
         )
 
 
-@dataclass(frozen=True)
-class MoleculeBatch:
-    """A batch of small sparse trees with a few six-rings, mean sizes as in the entry.
+def stand_in(entry: "Dataset", root: Path, batch_size: int, seed: int) -> RawGraph:
+    """The stand-in of an entry; large ones are kept below `root`/synthetic and read from there the next time.
 
-    Attributes:
-        shape: of the gamma distribution of graph sizes (coefficient of variation 1 / sqrt(shape)).
-        branching: chance that an atom hangs on the last atom but one and not on the last.
+    Raises:
+        DatasetMissingError: there is none for this entry.
+        ValueError: the kept file is damaged.
     """
+    edges = entry.nnz * (batch_size / entry.num_graphs if entry.num_graphs else 1)
+    stream = np.random.default_rng([seed, zlib.crc32(entry.name.encode())])
+    graph_seed = int(stream.integers(2**63))
+    if edges < CACHED_FROM_EDGES or isinstance(entry.synthetic, NoStandIn):
+        return entry.synthetic.generate(entry, batch_size, graph_seed)
 
-    shape: float = 4.0
-    branching: float = 0.2
+    recipe = f"{GENERATOR_VERSION} {entry.synthetic} {entry.num_nodes} {entry.nnz} {batch_size} {seed}"
+    key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
+    path = root / "synthetic" / f"{entry.name}-seed{seed}-{key}.npz"
+    if path.exists():
+        return _read(path)
+    logger.info("%s: making the synthetic stand-in of %s edges, once", entry.name, f"{entry.nnz:,}")
+    start = time.perf_counter()
+    raw = entry.synthetic.generate(entry, batch_size, graph_seed, _array_module(edges))
+    logger.info("%s: made in %.0f s; keeping it in %s", entry.name, time.perf_counter() - start, path)
+    _write(path, raw)
+    return raw
 
-    def generate(self, entry: "Dataset", batch_size: int, rng: np.random.Generator) -> RawGraph:
-        """`batch_size` graphs with the entry's mean nodes and nnz per graph, in both directions."""
-        num_nodes = round(entry.num_nodes * batch_size / entry.num_graphs)
-        num_bonds = round(entry.nnz * batch_size / entry.num_graphs / 2)
-        sizes = 2 + _apportion(num_nodes - 2 * batch_size, rng.gamma(self.shape, size=batch_size))
-        local = np.arange(num_nodes) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
-        atoms = np.flatnonzero(local > 0)
-        step = np.minimum(1 + (rng.random(atoms.size) < self.branching), local[atoms])
-        # A bond to the fifth atom before closes a ring of six where the chain did not branch.
-        closable = np.flatnonzero(local >= 5)
-        closing = rng.choice(closable, min(num_bonds - atoms.size, closable.size), replace=False)
-        row, col = np.concatenate([atoms, closing]), np.concatenate([atoms - step, closing - 5])
-        return RawGraph(
-            row=np.concatenate([row, col]),
-            col=np.concatenate([col, row]),
-            num_nodes=num_nodes,
-            origin="random trees with six-rings (data/synthetic.py)",
-            graph_sizes=sizes,
-        )
+def _array_module(edges: float) -> Any:
+    """CuPy where there is a GPU with the memory, else NumPy; the graph is the same."""
+    try:
+        import cupy
+
+        free, _ = cupy.cuda.runtime.memGetInfo()
+    except Exception:  # not installed, no driver, no device: whatever the reason, the CPU can do it
+        return np
+    return cupy if free > edges * GPU_BYTES_PER_EDGE else np
+
+
+def _write(path: Path, raw: RawGraph) -> None:
+    """Keep the edges as row ends and int32 columns, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    order = None if np.all(raw.row[1:] >= raw.row[:-1]) else np.lexsort((raw.col, raw.row))
+    arrays = {
+        "row_counts": np.bincount(raw.row, minlength=raw.num_nodes).astype(np.int32),
+        "col": (raw.col if order is None else raw.col[order]).astype(np.int32),
+        "origin": np.array(raw.origin),
+    }
+    if raw.graph_sizes is not None:
+        arrays["graph_sizes"] = raw.graph_sizes
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
+        try:
+            np.savez(file, **arrays)
+            file.close()
+            os.chmod(file.name, 0o644)  # temporary files are private, a data set is not
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _read(path: Path) -> RawGraph:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        counts, col = arrays["row_counts"], arrays["col"]
+        if counts.sum(dtype=np.int64) != col.size:
+            raise ValueError(f"row_counts sum to {counts.sum(dtype=np.int64)}, col has {col.size} entries")
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: the kept stand-in is damaged ({error}); delete it, and it is made anew") from error
+    return RawGraph(
+        row=np.repeat(np.arange(counts.size), counts),
+        col=col.astype(np.int64),
+        num_nodes=counts.size,
+        origin=str(arrays["origin"]),
+        graph_sizes=arrays.get("graph_sizes"),
+    )
 
 
 def random_features(
     num_nodes: int, dim: int, cardinalities: tuple[int, ...] | None, rng: np.random.Generator
 ) -> np.ndarray:
-    """Float32 [N, dim] from N(0, 1); with cardinalities int64 [N, C], column c uniform in 0 .. cardinalities[c] - 1."""
+    """Float32 [N, dim] from N(0, 1); with cardinalities int64 [N, C], column c uniform in 0 .. cardinalities[c] - 1.
+
+    Raises:
+        MemoryError: they would not fit.
+    """
     if cardinalities is None:
+        require_memory(f"random features of {num_nodes:,} nodes by {dim}", num_nodes * dim * 4)
         return rng.standard_normal((num_nodes, dim), dtype=np.float32)
     return rng.integers(0, cardinalities, size=(num_nodes, len(cardinalities)))
-
-
-def _apportion(total: int, weights: np.ndarray) -> np.ndarray:
-    """Non-negative integers in proportion to `weights` that sum to `total`."""
-    ends = np.cumsum(weights)
-    return np.diff(np.rint(ends * (total / ends[-1])).astype(np.int64), prepend=0)
-
-
-def _join(
-    heads: np.ndarray, tails: np.ndarray, num_nodes: int, rng: np.random.Generator, *, undirected: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pair heads[e] with tails[e]; pairs that are self loops or repeated are drawn anew until all differ."""
-    count = heads.size
-    keys = np.empty(0, np.int64)
-    row, col = heads, tails
-    while True:
-        if undirected:
-            row, col = np.minimum(row, col), np.maximum(row, col)
-        keys = np.union1d(keys, (row * num_nodes + col)[row != col])
-        if keys.size == count:
-            return keys // num_nodes, keys % num_nodes
-        # Drawing ends of edges keeps the chance of a node in proportion to its degree.
-        row, col = rng.choice(heads, count - keys.size), rng.choice(tails, count - keys.size)

@@ -19,9 +19,9 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def write_planetoid() -> Callable[..., None]:
-    """Writes `ind.cora_v2.*` as kimiyoung/planetoid publishes them: pickles, test nodes last and in shuffled order."""
+    """Writes `ind.NAME.*` as kimiyoung/planetoid publishes them: pickles, test nodes last and in shuffled order."""
 
-    def write(folder: Path, row: np.ndarray, col: np.ndarray, num_nodes: int) -> None:
+    def write(folder: Path, row: np.ndarray, col: np.ndarray, num_nodes: int, name: str = "cora_v2") -> None:
         folder.mkdir(parents=True)
         rng = np.random.default_rng(0)
         features = scipy.sparse.csr_matrix(
@@ -42,8 +42,8 @@ def write_planetoid() -> Callable[..., None]:
             "graph": neighbours,
         }
         for part, content in parts.items():
-            (folder / f"ind.cora_v2.{part}").write_bytes(pickle.dumps(content))
-        (folder / "ind.cora_v2.test.index").write_text("".join(f"{node}\n" for node in test))
+            (folder / f"ind.{name}.{part}").write_bytes(pickle.dumps(content))
+        (folder / f"ind.{name}.test.index").write_text("".join(f"{node}\n" for node in test))
 
     return write
 

@@ -1,5 +1,8 @@
 import functools
+import gzip
+import hashlib
 import http.server
+import tarfile
 import threading
 import time
 import zipfile
@@ -11,7 +14,7 @@ import requests
 
 import data
 import data.download
-from data.download import fetch_archive
+from data.download import fetch
 
 # Taken at import, before conftest's fixture puts all tests offline.
 why_unreachable = data.download.why_unreachable
@@ -44,7 +47,7 @@ def serve(monkeypatch, content, fails_with=None):
 @pytest.mark.parametrize(("member", "inside"), [("hiv", "raw/b.txt"), ("", "hiv/raw/b.txt")])
 def test_whole_archive_is_put_in_place(tmp_path, monkeypatch, reachable, archive, member, inside):
     serve(monkeypatch, archive.read_bytes())
-    fetch_archive("https://there/x.zip", tmp_path / "root" / "target", member=member)
+    fetch("https://there/x.zip", tmp_path / "root" / "target", member=member)
     assert (tmp_path / "root" / "target" / inside).read_text() == "b"
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["target"]
 
@@ -53,10 +56,10 @@ def test_interrupted_download_leaves_nothing(tmp_path, monkeypatch, reachable, a
     for failure in (requests.ConnectionError("reset"), OSError("disk full")):
         serve(monkeypatch, archive.read_bytes()[:60], failure)
         with pytest.raises(data.DatasetMissingError, match=r"https://there/x\.zip.*nothing was kept"):
-            fetch_archive("https://there/x.zip", tmp_path / "root" / "target")
+            fetch("https://there/x.zip", tmp_path / "root" / "target")
     serve(monkeypatch, archive.read_bytes()[:60], KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        fetch_archive("https://there/x.zip", tmp_path / "root" / "target")
+        fetch("https://there/x.zip", tmp_path / "root" / "target")
     assert list((tmp_path / "root").iterdir()) == []
 
 
@@ -72,7 +75,7 @@ def test_wrong_content_leaves_nothing(tmp_path, monkeypatch, reachable, archive,
     }[kind]
     serve(monkeypatch, served)
     with pytest.raises(data.DatasetMissingError, match="nothing was kept, try again"):
-        fetch_archive("https://there/x.zip", tmp_path / "root" / "target", member="absent" if kind == "member" else "")
+        fetch("https://there/x.zip", tmp_path / "root" / "target", member="absent" if kind == "member" else "")
     assert list((tmp_path / "root").iterdir()) == []
 
 
@@ -86,11 +89,52 @@ def test_an_abandoned_download_is_not_trusted(tmp_path, write_planetoid):
 def test_members_stay_below_the_target(tmp_path, monkeypatch, reachable):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as opened:
         opened.writestr("../../escaped.txt", "x")
-    serve(monkeypatch, (tmp_path / "evil.zip").read_bytes())
-    fetch_archive("https://there/x.zip", tmp_path / "root" / "target")
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("escaped.txt")] == [
-        "root/target/escaped.txt"
-    ]
+    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as opened:
+        opened.addfile(tarfile.TarInfo("../../escaped.txt"))
+    for ending in ("zip", "tar.gz"):
+        serve(monkeypatch, (tmp_path / f"evil.{ending}").read_bytes())
+        with pytest.raises(data.DatasetMissingError, match=r"'../../escaped\.txt' would be written outside"):
+            fetch(f"https://there/x.{ending}", tmp_path / "root" / "target")
+    assert not list(tmp_path.rglob("escaped.txt"))
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_links_in_a_tar_cannot_lead_out(tmp_path, monkeypatch, reachable):
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(tmp_path / "evil.tar", "w") as opened:
+        opened.addfile(link)
+    serve(monkeypatch, (tmp_path / "evil.tar").read_bytes())
+    with pytest.raises(data.DatasetMissingError, match="nothing was kept"):
+        fetch("https://there/x.tar", tmp_path / "root" / "target")
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_a_member_of_a_tar_is_put_in_place(tmp_path, monkeypatch, reachable, ending):
+    (tmp_path / "edges.csv").write_text("0,1\n")
+    with tarfile.open(tmp_path / "served", "w:gz" if ending == "tar.gz" else "w") as opened:
+        opened.add(tmp_path / "edges.csv", "clean/edges.csv")
+    serve(monkeypatch, (tmp_path / "served").read_bytes())
+    fetch(f"https://there/x.{ending}?dl=1", tmp_path / "root" / "mine.csv", member="clean/edges.csv")
+    assert (tmp_path / "root" / "mine.csv").read_text() == "0,1\n"
+
+
+def test_a_plain_file_is_kept_as_it_is_and_its_hash_checked(tmp_path, monkeypatch, reachable):
+    content = gzip.compress(b"0 1\n")
+    serve(monkeypatch, content)
+    target = tmp_path / "root" / "edges.txt.gz"
+    with pytest.raises(data.DatasetMissingError, match=r"the md5 of what arrived is .*, the publisher states 00"):
+        fetch("https://there/edges.txt.gz", target, known_hash="md5:00")
+    assert list((tmp_path / "root").iterdir()) == []
+    fetch("https://there/edges.txt.gz", target, known_hash=f"md5:{hashlib.md5(content).hexdigest()}")
+    assert target.read_bytes() == content
+
+
+def test_an_empty_answer_is_no_file(tmp_path, monkeypatch, reachable):
+    serve(monkeypatch, b"")
+    with pytest.raises(data.DatasetMissingError, match="0 bytes arrived"):
+        fetch("https://there/feats.npy", tmp_path / "feats.npy")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_that_hangs_is_given_up(monkeypatch):

@@ -1,15 +1,27 @@
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from ogb.utils.features import get_atom_feature_dims
 
 import data
+from configs import load_config
+
+# The names in the paper's tables and in the authors' end-to-end runs, as `data.load` takes them.
+PAPER = {
+    *("igb-small", "igb-medium", "igb-large", "amazon0505", "com-amazon", "musae-github", "artist", "pubmed", "cora"),
+    *("citeseer", "amazon-products", "yelp", "reddit", "blog", "elliptic", "ogbn-products", "ogbn-arxiv"),
+    *("ogbn-papers100m", "flickr", "questions", "pascalvoc-sp", "coco-sp", "peptides-func", "peptides-struct"),
+    *("ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa", "ogbg-code2", "zinc"),
+}
+WITHOUT_STATISTICS = {"igb-large", "ogbn-arxiv", "ogbn-papers100m", "flickr", "questions"}
 
 
-def test_names_are_the_data_sets_of_the_configs():
-    assert data.names() == ("cora", "citeseer", "pubmed", "musae-github", "elliptic", "ogbg-molhiv")
+def test_every_set_of_the_paper_is_registered():
+    assert set(data.names()) == PAPER
+    assert data.names()[:2] == ("cora", "citeseer")
 
 
 @pytest.mark.parametrize("name", data.names())
@@ -17,16 +29,49 @@ def test_entry_is_complete_and_frozen(name):
     entry = data.info(name)
     assert entry.name == name
     assert entry.task in ("node", "graph")
-    for field in fields(entry):
-        if field.default == "" or field.name in ("official", "feature_cardinalities", "num_graphs", "symmetric"):
-            continue
-        assert getattr(entry, field.name), field.name
     assert entry.homepage.startswith("https://")
-    assert (entry.task == "graph") == (entry.num_graphs is not None)
+    assert entry.licence
+    assert entry.citation
+    assert min(entry.num_nodes, entry.nnz, entry.num_classes, entry.feature_dim) >= 1
+    assert (entry.published is None) == (name in WITHOUT_STATISTICS)
+    if entry.task == "graph":
+        assert entry.num_graphs == 1024
     if entry.feature_cardinalities:
         assert len(entry.feature_cardinalities) == entry.feature_dim
     with pytest.raises(FrozenInstanceError):
         entry.nnz = 1
+
+
+@pytest.mark.parametrize("name", data.names())
+def test_every_set_has_a_config(name):
+    path = Path(__file__).resolve().parents[2] / "configs" / "infer" / f"{name}.yaml"
+    assert load_config(path).data.name == name
+
+
+@pytest.mark.parametrize("name", data.names())
+def test_every_set_says_which_files_it_needs_and_where_they_come_from(name, tmp_path):
+    files = data.info(name).official.files(tmp_path)
+    assert files
+    for remote in files:
+        assert remote.target.is_relative_to(tmp_path)
+        assert remote.target != tmp_path
+        assert remote.url == remote.url.strip()
+        assert remote.url.startswith(("https://", "http://")) or name == "igb-large"
+
+
+@pytest.mark.parametrize("name", [name for name in data.names() if data.info(name).published])
+def test_published_figures_agree_with_each_other(name):
+    """The table's means times its counts are the totals that were recovered from the throughputs."""
+    entry = data.info(name)
+    published = entry.published
+    windows = -(-entry.num_nodes // 16)
+    assert entry.nnz / published.num_tcbs == pytest.approx(
+        published.nnz_per_tcb or entry.nnz / published.num_tcbs, 0.02
+    )
+    assert published.num_tcbs / windows == pytest.approx(published.tcb_per_rw or published.num_tcbs / windows, 0.02)
+    if published.deciles:
+        assert list(published.deciles) == sorted(published.deciles)
+        assert len(published.deciles) == 11
 
 
 def test_atom_codes_are_those_of_ogb():
@@ -42,3 +87,10 @@ def test_importing_data_loads_no_heavy_package():
     code = "import data, sys; print(sorted({'dgl', 'ogb', 'torch', 'pandas', 'cupy', 'requests'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_readme_lists_every_set():
+    text = (Path(data.__file__).parent / "README.md").read_text()
+    for name in data.names():
+        entry = data.info(name)
+        assert f"| `{name}` | {entry.task} | {entry.num_nodes:,} | {entry.nnz:,} |" in text

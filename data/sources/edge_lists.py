@@ -1,0 +1,37 @@
+"""Graphs published as one edge list or matrix: SNAP's text, MUSAE's and GEMSEC's csv, Network Repository's mtx."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from data.files import read_graph
+from data.graph import RawGraph
+from data.sources.base import OfficialSource, Remote
+
+
+@dataclass(frozen=True)
+class EdgeList(OfficialSource):
+    """One file, read as `data.files` reads it: the first column is the query, and ids with gaps become ranks.
+
+    Attributes:
+        url: of the file, or of an archive that holds it.
+        file: its place below the root.
+        member: its path in the archive.
+        both_directions: the file holds each undirected edge once, and A holds it twice.
+    """
+
+    url: str
+    file: str
+    member: str = ""
+    both_directions: bool = False
+
+    def files(self, root: Path) -> Sequence[Remote]:
+        return [Remote(self.url, root / self.file, member=self.member)]
+
+    def load(self, root: Path, batch_size: int) -> RawGraph:
+        raw = replace(read_graph(root / self.file, batch_size), origin=self.url)
+        if not self.both_directions:
+            return raw
+        return replace(raw, row=np.concatenate([raw.row, raw.col]), col=np.concatenate([raw.col, raw.row]))

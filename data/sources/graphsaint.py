@@ -1,0 +1,48 @@
+"""AmazonProducts as GraphSAINT publishes it: `adj_full.npz` (SciPy) and `feats.npy`.
+
+The labels, a json file with 107 numbers for each node, are neither fetched nor read: nothing here trains.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.graph import RawGraph
+from data.sources.base import OfficialSource, Remote, reading
+
+DRIVE = "https://drive.usercontent.google.com/download?confirm=t&id="
+
+
+@dataclass(frozen=True)
+class GraphSaint(OfficialSource):
+    """One folder of GraphSAINT's Google Drive.
+
+    Attributes:
+        folder: its name, there and below the root.
+        adjacency_id: Google's id of adj_full.npz.
+        features_id: of feats.npy.
+    """
+
+    folder: str
+    adjacency_id: str
+    features_id: str
+
+    def files(self, root: Path) -> Sequence[Remote]:
+        return [
+            Remote(DRIVE + self.adjacency_id, root / self.folder / "adj_full.npz"),
+            Remote(DRIVE + self.features_id, root / self.folder / "feats.npy"),
+        ]
+
+    def load(self, root: Path, batch_size: int) -> RawGraph:
+        import scipy.sparse
+
+        adjacency, features = self.files(root)
+        with reading(root / self.folder):
+            matrix = scipy.sparse.load_npz(adjacency.target).tocoo()
+            feat = np.load(features.target).astype(np.float32, copy=False)
+            if feat.shape[0] != matrix.shape[0]:
+                raise ValueError(f"feats.npy has {feat.shape[0]} rows for {matrix.shape[0]} nodes")
+        row, col = (ids.astype(np.int64) for ids in (matrix.row, matrix.col))
+        return RawGraph(row, col, matrix.shape[0], adjacency.url, ndata={"feat": feat})

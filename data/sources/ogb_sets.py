@@ -1,0 +1,88 @@
+"""Open Graph Benchmark sets through ogb's own classes for DGL.
+
+Nothing here unpickles: those classes read csv, npz and DGL's binary files, and for the labels of ogbg-code2 call
+`torch.load` with its safe default.
+
+The first end of a published edge is the query (see `data`): a paper attends to those that it cites, a node of a syntax
+tree to its children. Only so has ogbg-code2 the paper's number of blocks; the other way round a window of 16 rows, each
+with one parent, fills 2 blocks at most.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.graph import RawGraph
+from data.sources.base import OfficialSource, Remote, first_graphs, from_dgl, reading
+
+
+@dataclass(frozen=True)
+class OgbSource(OfficialSource):
+    """What ogb's sets share.
+
+    Attributes:
+        name: ogb's name of the set, such as "ogbg-molhiv".
+    """
+
+    name: str
+
+    def files(self, root: Path) -> Sequence[Remote]:
+        about = self.about()
+        return [Remote(about["url"], self.folder(root), member=about["download_name"])]
+
+    def about(self) -> Any:
+        """ogb's own record of the set: its URL, version and layout."""
+        import pandas as pd
+
+        table = Path(self.package().__file__).with_name("master.csv")
+        return pd.read_csv(table, index_col=0, keep_default_na=False)[self.name]
+
+    def package(self) -> Any:
+        """`ogb.nodeproppred` or `ogb.graphproppred`, whichever has the set."""
+        from data.sources.ogb_import import import_ogb  # it imports DGL and torch
+
+        return import_ogb("nodeproppred" if self.name.startswith("ogbn") else "graphproppred")
+
+    def folder(self, root: Path) -> Path:
+        """Where ogb looks for the set."""
+        folder = root / self.name.replace("-", "_")
+        alternative = folder.with_name(f"{folder.name}_dgl")
+        return alternative if alternative.is_dir() else folder
+
+    def checked_folder(self, root: Path) -> Path:
+        """`folder`, with the files without which ogb would ask at the terminal, or download over what is there."""
+        about, folder = self.about(), self.folder(root)
+        release = folder / f"RELEASE_v{about['version']}.txt"
+        raw = folder / "raw" / ("data.npz" if about["binary"] == "True" else "edge.csv.gz")
+        if not release.is_file() or not (raw.is_file() or (folder / "processed" / "dgl_data_processed").is_file()):
+            raise ValueError(
+                f"{folder}: incomplete, or of another version; {release.name} and {raw.relative_to(folder)} "
+                "must be there. Move the folder away and load again to fetch it anew"
+            )
+        return folder
+
+
+class OgbGraphs(OgbSource):
+    """The first graphs of an ogbg set, in data set order, as one batch without edge features."""
+
+    def load(self, root: Path, batch_size: int) -> RawGraph:
+        folder = self.checked_folder(root)
+        with reading(folder):
+            dataset = self.package().DglGraphPropPredDataset(name=self.name, root=str(root))
+        raw = from_dgl(first_graphs(dataset.graphs, batch_size, str(folder)), self.about()["url"], batched=True)
+        return replace(raw, row=raw.col, col=raw.row)
+
+
+class OgbNodes(OgbSource):
+    """An ogbn set: one graph with features and labels."""
+
+    def load(self, root: Path, batch_size: int) -> RawGraph:
+        folder = self.checked_folder(root)
+        with reading(folder):
+            graph, labels = self.package().DglNodePropPredDataset(name=self.name, root=str(root))[0]
+        raw = from_dgl(graph, self.about()["url"])
+        label = labels.numpy().reshape(-1).astype(np.int64)
+        return replace(raw, row=raw.col, col=raw.row, ndata={**raw.ndata, "label": label})

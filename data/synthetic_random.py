@@ -1,0 +1,54 @@
+"""Random numbers that are the same bits on the CPU (NumPy) and the GPU (CuPy): a hash of (seed, stream, position)."""
+
+from typing import Any
+
+CHUNK = 1 << 18  # a chunk of 64-bit numbers stays in a core's cache on the CPU
+
+
+def random_bits(xp: Any, seed: int, stream: int, count: int) -> Any:
+    """[count] int64, uniform in 0 .. 2^63 - 1: splitmix64 of the position, from a start that seed and stream give.
+
+    Args:
+        xp: `numpy` or `cupy`.
+        seed: any non-negative integer.
+        stream: tells the draws of one seed apart.
+        count: how many.
+    """
+    start = _mix(_mix(seed) ^ stream)
+    out = xp.empty(count, dtype=xp.uint64)
+    step = CHUNK if xp.__name__ == "numpy" else max(count, 1)
+    for first in range(0, count, step):
+        z = xp.arange(first, min(first + step, count), dtype=xp.uint64)
+        z *= xp.uint64(0x9E3779B97F4A7C15)
+        z += xp.uint64(start)
+        z ^= z >> xp.uint64(30)
+        z *= xp.uint64(0xBF58476D1CE4E5B9)
+        z ^= z >> xp.uint64(27)
+        z *= xp.uint64(0x94D049BB133111EB)
+        z ^= z >> xp.uint64(31)
+        z >>= xp.uint64(1)
+        out[first : first + step] = z
+    return out.view(xp.int64)
+
+
+def shuffled(xp: Any, ids: Any, seed: int, stream: int) -> Any:
+    """The same ids in random order. Sorting by random keys, unlike a shuffle by swaps, gives the same order anywhere.
+
+    Args:
+        ids: [n] int64 in 0 .. 2^31 - 1.
+    """
+    key = random_bits(xp, seed, stream, ids.size)
+    key &= ~xp.int64(2**31 - 1)
+    key |= ids
+    key.sort()
+    key &= xp.int64(2**31 - 1)
+    return key
+
+
+def _mix(value: int) -> int:
+    """splitmix64's finisher for one Python integer."""
+    mask = 2**64 - 1
+    z = value * 0x9E3779B97F4A7C15 & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return z ^ z >> 31

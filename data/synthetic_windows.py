@@ -1,0 +1,70 @@
+"""How tensor core blocks (TCB) spread over the row windows of a graph: the paper's deciles, or a mean and a CV."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Deciles:
+    """TCB counts from the paper's decile table.
+
+    Attributes:
+        bounds: eleven numbers, the lowest count and the highest of each tenth of the windows.
+    """
+
+    bounds: tuple[int, ...]
+
+    def counts(self, num_windows: int, mean: float) -> np.ndarray:
+        """[num_windows] float64, ascending, with that mean where the last decile allows it."""
+        place = np.arange(num_windows) * (10 / max(num_windows - 1, 1))
+        decile = np.minimum(place.astype(int), 9)
+        low, high = (np.asarray(self.bounds, float)[decile + end] for end in (0, 1))
+        within = place - decile
+        counts = low + (high - low) * within
+        # The tenth decile is a tail: a Pareto distribution between its bounds, whose exponent gives the overall mean.
+        last = decile == 9
+        wanted = mean * num_windows - counts[~last].sum()
+        low, high, within = low[last], high[last], within[last]
+
+        def tail(power: float) -> np.ndarray:
+            return low * (1 - within * (1 - (low / high) ** power)) ** (-1 / power)
+
+        counts[last] = tail(_crossing(lambda power: tail(power).sum() - wanted, 0.01, 20.0))
+        return counts
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """TCB counts that are log-normal over the windows.
+
+    Attributes:
+        cv: coefficient of variation.
+        maximum: the largest count.
+    """
+
+    cv: float
+    maximum: float = np.inf
+
+    def counts(self, num_windows: int, mean: float) -> np.ndarray:
+        """[num_windows] float64, ascending, with that mean and CV: quantiles, not draws, so without sampling error."""
+        from scipy.special import ndtri
+
+        z = ndtri((np.arange(num_windows) + 0.5) / num_windows)
+
+        def shaped(sigma: float) -> np.ndarray:
+            counts = np.exp(sigma * z)
+            for _ in range(20):  # clipping moves the mean, and scaling what is clipped
+                counts = np.clip(counts * (mean / counts.mean()), min(1.0, mean), self.maximum)
+            return counts
+
+        return shaped(_crossing(lambda sigma: self.cv - shaped(sigma).std() / mean, 0.01, 4.0))
+
+
+def _crossing(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function crosses 0, or the end of the interval that is nearest to it."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,202 @@
+"""The data sets of the paper: what they are, fetching them, and the paper's tables about them.
+
+    python scripts/datasets.py list
+    python scripts/datasets.py info NAME
+    python scripts/datasets.py fetch NAME ... | --all
+    python scripts/datasets.py stats NAME ... | --all [--source synthetic]
+
+Exit status: 0, or 1 if a set could not be fetched or a stand-in is off its targets, or 2 for anything that stopped it.
+"""
+
+import logging
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import data
+from data import tables
+from data.block_stats import NOT_PUBLISHED, measure, paper_figures
+from data.download import fetch as download
+from data.format_plot import plot_formats
+from data.loader import find_graph
+
+USER_ERRORS = (ValueError, OSError, MemoryError, data.DatasetMissingError)
+LOADED_BYTES_PER_EDGE = 16  # two int64 ids
+
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Registered names; see `list`.")]
+All = Annotated[bool, typer.Option("--all", help="Every registered set.")]
+Root = Annotated[Path, typer.Option(help="Folder of the data sets.")]
+
+
+@contextmanager
+def short_errors() -> Iterator[None]:
+    """What a user can mend is shown as one message; a bug keeps its traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("data").setLevel(logging.INFO)
+    try:
+        yield
+    except USER_ERRORS as error:
+        errors.print(Text(f"error: {error}"))
+        raise typer.Exit(2) from error
+
+
+@app.command("list")
+def list_sets() -> None:
+    """Names, sizes, licences and citations."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "task", "nodes", "edges", "in memory", "licence", "citation"):
+        table.add_column(column, justify="right" if column in ("nodes", "edges", "in memory") else "left")
+    for name in data.names():
+        entry = data.info(name)
+        sizes = (f"{entry.num_nodes:,}", f"{entry.nnz:,}", _gibibytes(entry))
+        table.add_row(name, entry.task, *sizes, entry.licence, entry.citation.split(":")[0])
+    Console(highlight=False, width=max(console.width, 160)).print(table)
+
+
+@app.command()
+def info(name: str, root: Root = Path("datasets")) -> None:
+    """Everything that is known about one set, its files included."""
+    with short_errors():
+        entry = data.info(name)
+        lines = {
+            "name": entry.name,
+            "task": f"{entry.task}, {entry.num_classes} classes",
+            "nodes": f"{entry.num_nodes:,}" + (f" in {entry.num_graphs:,} graphs" if entry.num_graphs else ""),
+            "edges": f"{entry.nnz:,}, {'symmetric' if entry.symmetric else 'one direction'}",
+            "features": f"{entry.feature_dim} {'codes' if entry.feature_cardinalities else 'floats'} a node",
+            "in memory": f"{_gibibytes(entry)} (ids and features)",
+            "homepage": entry.homepage,
+            "licence": entry.licence,
+            "citation": entry.citation,
+        }
+        for remote in entry.official.files(root):
+            there = "there" if remote.target.exists() else "not there"
+            lines[f"file {remote.target}"] = f"{there}, from {remote.url or 'a script of the publisher'}"
+        for metric, value in paper_figures(entry).items():
+            if metric not in ("nodes", "nnz"):
+                lines[metric] = NOT_PUBLISHED if value is None else f"{value:.2f}, published"
+        lines["stand-in"] = str(entry.synthetic)
+        lines["note"] = entry.note or "none"
+        for key, value in lines.items():
+            console.print(Text(f"{key:<18} {value}"))
+
+
+@app.command()
+def fetch(names: Names = None, everything: All = False, root: Root = Path("datasets")) -> None:
+    """Download the official files of data sets; what is there already stays as it is."""
+    with short_errors():
+        missing = 0
+        for name in _chosen(names, everything):
+            try:
+                data.info(name).official.fetch(root, download)
+                console.print(Text(f"{name}: in {root}"))
+            except data.DatasetMissingError as error:
+                missing += 1
+                errors.print(Text(f"{name}: {error}"))
+    raise typer.Exit(1 if missing else 0)
+
+
+@app.command()
+def stats(
+    names: Names = None,
+    everything: All = False,
+    source: Annotated[str, typer.Option(help="auto, official, file or synthetic; see data.load.")] = "auto",
+    root: Root = Path("datasets"),
+    path: Annotated[Path | None, typer.Option(help="A graph file, for one NAME.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of stand-ins.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("results/tables"),
+) -> None:
+    """The paper's data set, decile and format tables: its figures beside those of our graphs."""
+    off = 0
+    with short_errors():
+        chosen = _chosen(names, everything)
+        if path and len(chosen) != 1:
+            raise ValueError(f"--path: goes with one NAME, got {len(chosen)}")
+        for name in chosen:
+            try:
+                off += _stats_of(name, source, root, path, seed, out)
+            except (data.DatasetMissingError, MemoryError) as error:
+                if len(chosen) == 1:
+                    raise
+                errors.print(Text(f"{name}: left out: {error}"))
+        if (out / "formats.csv").exists():
+            plot_formats(out / "formats.csv", out / "formats.svg")
+        console.print(Text(f"tables in {out}"))
+    raise typer.Exit(1 if off else 0)
+
+
+def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, out: Path) -> int:
+    """Measure one set and merge it into the tables; how many figures of a stand-in are off their targets."""
+    entry = data.info(name)
+    start = time.perf_counter()
+    found_in, raw = find_graph(name, root=root, source=source, path=path, seed=seed)
+    got = time.perf_counter()
+    measured = measure(raw)
+    done = time.perf_counter()
+    cost = {
+        "dataset": name,
+        "source": found_in,
+        "edges": str(measured.bsb.nnz),
+        "graph_s": f"{got - start:.1f}",
+        "blocks_s": f"{done - got:.1f}",
+        "peak_memory_mib": str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024),
+    }
+    del raw
+    rows = {
+        "datasets": tables.dataset_rows(entry, found_in, measured),
+        "deciles": tables.decile_rows(entry, found_in, measured),
+        "formats": tables.format_rows(entry, found_in, measured),
+        "costs": [cost],
+    }
+    for table, new in rows.items():
+        merged = tables.merge_csv(out / f"{table}.csv", tables.COLUMNS[table], new)
+        tables.write_atomically(out / f"{table}.md", tables.MARKDOWN[table](merged))
+    _show(name, found_in, rows["datasets"], cost)
+    states = [row["status"] for row in (*rows["datasets"], *rows["deciles"])]
+    return states.count("off") if found_in == "synthetic" else 0
+
+
+def _show(name: str, source: str, rows: list[tables.Row], cost: tables.Row) -> None:
+    table = Table(title=f"{name} ({source})", title_justify="left", box=None, pad_edge=False)
+    for column in ("", "ours", "paper", "deviation", "target", "status"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*(row[key] for key in ("metric", "ours", "paper", "deviation", "target", "status")))
+    console.print(table)
+    took = f"graph {cost['graph_s']} s, blocks {cost['blocks_s']} s, peak memory {cost['peak_memory_mib']} MiB"
+    console.print(Text(f"{took} of the whole process\n"))
+
+
+def _chosen(names: list[str] | None, everything: bool) -> list[str]:
+    if everything == bool(names):
+        raise ValueError("NAME or --all: one of the two is needed, and not both")
+    chosen = list(data.names()) if everything else names
+    for name in chosen:
+        data.info(name)  # a misspelt name must not come to light after hours
+    return chosen
+
+
+def _gibibytes(entry: data.Dataset) -> str:
+    width = 8 if entry.feature_cardinalities else 4
+    size = entry.nnz * LOADED_BYTES_PER_EDGE + entry.num_nodes * entry.feature_dim * width
+    return f"{size / 2**30:.2f} GiB"
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,385 @@
+"""Real graphs in their publishers' on-disk layouts, through the official classes, offline.
+
+What is not edges (features, labels) is made up and small.
+"""
+
+import gzip
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.io
+import scipy.sparse
+import torch
+
+import data
+from data.block_stats import measure, paper_figures
+from data.loader import find_graph
+from kernels.dgl_compat import import_dgl
+
+MOLECULES = 1024
+
+
+@pytest.fixture
+def real(real_graph_dir):
+    """(row, col, num_nodes) of a real single graph."""
+
+    def read(name):
+        path = real_graph_dir / "single" / f"{name}.npz"
+        if not path.is_file():
+            pytest.skip(f"{path} is not there")
+        with np.load(path) as archive:
+            return archive["src_li"].astype(np.int64), archive["dst_li"].astype(np.int64), int(archive["num_nodes"])
+
+    return read
+
+
+@pytest.fixture
+def molecules(real_graph_dir):
+    """(node_counts, edge_counts, u, v) of a real collection, each undirected edge once."""
+
+    def read(name):
+        path = real_graph_dir / "batched" / f"{name}.npz"
+        if not path.is_file():
+            pytest.skip(f"{path} is not there")
+        with np.load(path) as archive:
+            return tuple(archive[key].astype(np.int64) for key in ("node_counts", "edge_counts", "u", "v"))
+
+    return read
+
+
+def dgl_graphs(node_counts, edge_counts, u, v, feature):
+    """The collection as DGLGraphs with both directions."""
+    graphs, first = [], 0
+    for nodes, edges in zip(node_counts.tolist(), edge_counts.tolist(), strict=True):
+        a, b = (torch.from_numpy(ids[first : first + edges]) for ids in (u, v))
+        graph = import_dgl().graph((torch.cat([a, b]), torch.cat([b, a])), num_nodes=nodes)
+        graph.ndata["feat"] = feature(nodes)
+        graph.edata["feat"] = torch.zeros(2 * edges, 3, dtype=torch.int64)
+        graphs.append(graph)
+        first += edges
+    return graphs
+
+
+def assert_is_the_real_graph(name, root, real_edges):
+    """The official source gives exactly these edges, and with them the paper's statistics."""
+    source, raw = find_graph(name, root=root, source="official")
+    row, col, num_nodes = real_edges
+    ours, theirs = measure(raw), measure(type(raw)(row, col, num_nodes, "real"))
+    assert source == "official"
+    assert ours.sha256 == theirs.sha256
+    entry = data.info(name)
+    for metric, paper in paper_figures(entry).items():
+        if paper is not None:
+            digits = 0 if metric in ("nodes", "nnz") else 2 if metric.endswith("cv") else 1
+            assert ours.figures[metric] == pytest.approx(paper, abs=1.01 * 10.0**-digits), metric
+    return raw
+
+
+@pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
+def test_planetoid(tmp_path, real, write_planetoid, name):
+    (remote,) = data.info(name).official.files(tmp_path)
+    write_planetoid(remote.target, *real(name), name="cora_v2" if name == "cora" else name)
+    assert_is_the_real_graph(name, tmp_path, real(name))
+
+
+def test_musae_csv(tmp_path, real):
+    row, col, num_nodes = real("musae-github")
+    once = row < col
+    (tmp_path / "git_web_ml").mkdir()
+    edges = pd.DataFrame({"id_1": row[once], "id_2": col[once]})
+    edges.to_csv(tmp_path / "git_web_ml" / "musae_git_edges.csv", index=False)
+    assert_is_the_real_graph("musae-github", tmp_path, (row, col, num_nodes))
+
+
+def write_elliptic(folder, row, col, num_nodes):
+    """Transaction ids in another order than the file's rows."""
+    rng = np.random.default_rng(0)
+    ids = np.sort(rng.choice(10**8, num_nodes, replace=False))
+    order = rng.permutation(num_nodes)
+    folder.mkdir()
+    features = pd.DataFrame({0: ids, 1: 1, 2: np.arange(num_nodes) / 8, 3: 0.5}).iloc[order]
+    features.to_csv(folder / "elliptic_txs_features.csv", header=False, index=False)
+    pd.DataFrame({"txId1": ids[row], "txId2": ids[col]}).to_csv(folder / "elliptic_txs_edgelist.csv", index=False)
+    classes = np.array(["unknown", "1", "2"])[np.arange(num_nodes) % 3]
+    pd.DataFrame({"txId": ids, "class": classes}).iloc[order].to_csv(folder / "elliptic_txs_classes.csv", index=False)
+
+
+def test_elliptic_csv_and_its_direction(tmp_path, real):
+    row, col, num_nodes = real("elliptic")
+    write_elliptic(tmp_path / "elliptic_bitcoin_dataset", row, col, num_nodes)
+    raw = assert_is_the_real_graph("elliptic", tmp_path, (row, col, num_nodes))
+    assert raw.ndata["feat"][:3].tolist() == [[0.0, 0.5], [0.125, 0.5], [0.25, 0.5]]
+    assert raw.ndata["label"][:3].tolist() == [-1, 1, 0]
+    assert measure(type(raw)(col, row, num_nodes, "turned")).figures["tcb_per_rw_cv"] > 0.7  # the paper has 0.57
+
+
+@pytest.mark.parametrize("damage", ["edge", "class", "missing"])
+def test_damaged_elliptic_is_named(tmp_path, damage):
+    folder = tmp_path / "elliptic_bitcoin_dataset"
+    write_elliptic(folder, np.array([0, 1]), np.array([1, 2]), 3)
+    if damage == "edge":
+        (folder / "elliptic_txs_edgelist.csv").write_text("txId1,txId2\n-5,-6\n")
+    elif damage == "class":
+        (folder / "elliptic_txs_classes.csv").write_text("txId,class\n1,3\n")
+    else:
+        (folder / "elliptic_txs_edgelist.csv").unlink()
+    if damage == "missing":
+        with pytest.raises(data.DatasetMissingError, match=r"elliptic_txs_edgelist\.csv\.zip: cannot be reached"):
+            data.load("elliptic", root=tmp_path, source="official")
+        return
+    with pytest.raises(ValueError, match=rf"{folder}: the official files are there but cannot be read .*elliptic_txs_"):
+        data.load("elliptic", root=tmp_path, source="official")
+
+
+def test_ogbn_arxiv_csv_and_its_direction(tmp_path, real):
+    row, col, num_nodes = real("ogbn-arxiv")
+    raw_dir = tmp_path / "ogbn_arxiv" / "raw"
+    raw_dir.mkdir(parents=True)
+    (tmp_path / "ogbn_arxiv" / "RELEASE_v1.txt").write_text("")
+    tables = {
+        "edge": np.stack([row, col], 1),
+        "num-node-list": [[num_nodes]],
+        "num-edge-list": [[row.size]],
+        "node-feat": np.full((num_nodes, 2), 0.5),
+        "node-label": np.arange(num_nodes)[:, None] % 40,
+        "node_year": np.full((num_nodes, 1), 2020),
+    }
+    for name, rows in tables.items():
+        options = {"compression": {"method": "gzip", "compresslevel": 1}, "header": False, "index": False}
+        pd.DataFrame(rows).to_csv(raw_dir / f"{name}.csv.gz", **options)
+    raw = assert_is_the_real_graph("ogbn-arxiv", tmp_path, (row, col, num_nodes))
+    figures = measure(raw).figures
+    shown = [round(figures[key], 2) for key in ("tcb_per_rw_mean", "tcb_per_rw_cv", "nnz_per_tcb_mean")]
+    assert shown == [13.75, 0.50, 8.02]
+    assert raw.ndata["label"][:3].tolist() == [0, 1, 2]
+
+
+def test_snap_text_with_gaps_in_its_ids(tmp_path, real):
+    row, col, num_nodes = real("cora")
+    frame = pd.DataFrame({"from": 7 * row + 3, "to": 7 * col + 3})
+    text = "# Undirected graph\n# FromNodeId\tToNodeId\n" + frame.to_csv(sep="\t", header=False, index=False)
+    path = tmp_path / "com-amazon.ungraph.txt.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    _, raw = find_graph("com-amazon", root=tmp_path, source="official")
+    assert measure(raw).sha256 == measure(type(raw)(row, col, num_nodes, "")).sha256
+    assert raw.origin.startswith("https://snap.stanford.edu/")
+
+
+def test_network_repository_matrix(tmp_path, real):
+    row, col, num_nodes = real("cora")
+    lower = row > col
+    matrix = scipy.sparse.coo_array((np.ones(lower.sum()), (row[lower], col[lower])), shape=(num_nodes, num_nodes))
+    scipy.io.mmwrite(tmp_path / "soc-BlogCatalog.mtx", matrix, field="pattern", symmetry="general")
+    text = (tmp_path / "soc-BlogCatalog.mtx").read_text()
+    (tmp_path / "soc-BlogCatalog.mtx").write_text(text.replace("general", "symmetric"))
+    _, raw = find_graph("blog", root=tmp_path, source="official")
+    assert measure(raw).sha256 == measure(type(raw)(row, col, num_nodes, "")).sha256
+
+
+def write_graphsaint(folder, row, col, num_nodes):
+    folder.mkdir(parents=True)
+    matrix = scipy.sparse.csr_matrix((np.ones(row.size, bool), (row, col)), shape=(num_nodes, num_nodes))
+    scipy.sparse.save_npz(folder / "adj_full.npz", matrix)
+    np.save(folder / "feats.npy", np.eye(num_nodes, 4))
+    (folder / "class_map.json").write_text(json.dumps({str(node): [node % 2, 1] for node in range(num_nodes)}))
+    (folder / "role.json").write_text(json.dumps({"tr": [0], "va": [1], "te": [2]}))
+
+
+@pytest.mark.parametrize("name", ["yelp", "flickr", "amazon-products"])
+def test_graphsaint_files(tmp_path, real, name):
+    row, col, num_nodes = real("cora")
+    target = data.info(name).official.files(tmp_path)[0].target
+    folder = target.parent if name == "amazon-products" else target
+    write_graphsaint(folder, row, col, num_nodes)
+    loaded = data.load(name, root=tmp_path, source="official")
+    assert loaded.meta.sha256 == measure(find_graph(name, root=tmp_path, source="official")[1]).sha256
+    assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (num_nodes, row.size)
+    assert loaded.graph.ndata["feat"].dtype == torch.float32
+    if name == "amazon-products":
+        np.save(folder / "feats.npy", np.eye(3))
+        with pytest.raises(ValueError, match=r"feats\.npy has 3 rows for 2708 nodes"):
+            data.load(name, root=tmp_path, source="official")
+
+
+def test_reddit_with_self_loops(tmp_path, real):
+    row, col, num_nodes = real("cora")
+    (remote,) = data.info("reddit").official.files(tmp_path)
+    remote.target.mkdir()
+    nodes = np.arange(num_nodes)
+    row, col = np.concatenate([row, nodes]), np.concatenate([col, nodes])
+    matrix = scipy.sparse.coo_matrix((np.ones(row.size), (row, col)), shape=(num_nodes, num_nodes))
+    scipy.sparse.save_npz(remote.target / "reddit_self_loop_graph.npz", matrix)
+    types = np.array([1, 2, 3])[nodes % 3]
+    arrays = {"feature": np.eye(num_nodes, 4), "label": nodes % 41, "node_types": types}
+    np.savez(remote.target / "reddit_data.npz", **arrays)
+    _, raw = find_graph("reddit", root=tmp_path, source="official")
+    assert (raw.num_nodes, raw.row.size, (raw.row == raw.col).sum()) == (num_nodes, row.size, num_nodes)
+    # DGL numbers the nodes anew: the graph is the same up to their order
+    degrees = [np.sort(np.bincount(ids)) for ids in (row, raw.row)]
+    assert np.array_equal(*degrees)
+
+
+def test_questions_npz(tmp_path, real):
+    row, col, num_nodes = real("cora")
+    (remote,) = data.info("questions").official.files(tmp_path)
+    remote.target.parent.mkdir()
+    masks = np.zeros((10, num_nodes), bool)
+    arrays = {"edges": np.stack([row, col], 1)[row < col], "node_features": np.eye(num_nodes, 4, dtype=np.float32)}
+    arrays |= {f"{part}_masks": masks for part in ("train", "val", "test")}
+    np.savez(remote.target, node_labels=np.arange(num_nodes) % 2, **arrays)
+    _, raw = find_graph("questions", root=tmp_path, source="official")
+    assert measure(raw).sha256 == measure(type(raw)(row, col, num_nodes, "")).sha256
+
+
+def write_igb(root, row, col, num_nodes):
+    folder = root / "small" / "processed"
+    for part in ("paper", "paper__cites__paper"):
+        (folder / part).mkdir(parents=True)
+    np.save(folder / "paper__cites__paper" / "edge_index.npy", np.stack([row, col], 1))
+    np.save(folder / "paper" / "node_feat.npy", np.ones((num_nodes, 8), np.float32))
+    np.save(folder / "paper" / "node_label_19.npy", np.arange(num_nodes) % 19.0)
+    return folder
+
+
+def test_igb_arrays_are_mapped(tmp_path, real):
+    row, col, num_nodes = real("cora")
+    folder = write_igb(tmp_path, row, col, num_nodes)
+    _, raw = find_graph("igb-small", root=tmp_path, source="official")
+    assert measure(raw).sha256 == measure(type(raw)(row, col, num_nodes, "")).sha256
+    assert isinstance(raw.ndata["feat"], np.memmap)
+    assert data.load("igb-small", root=tmp_path, source="official").graph.ndata["feat"].shape == (num_nodes, 8)
+    np.save(folder / "paper__cites__paper" / "edge_index.npy", np.array([[0, num_nodes]]))
+    with pytest.raises(ValueError, match=r"edge_index names papers outside 0 \.\. 2707"):
+        data.load("igb-small", root=tmp_path, source="official")
+    np.save(folder / "paper" / "node_feat.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(ValueError, match="cannot be read"):
+        data.load("igb-small", root=tmp_path, source="official")
+
+
+def test_igb_large_names_the_publishers_script(tmp_path):
+    with pytest.raises(data.DatasetMissingError, match=r"large: not there, and published through a script only"):
+        data.load("igb-large", root=tmp_path, source="official")
+
+
+def test_a_graph_that_does_not_fit_is_refused(tmp_path, monkeypatch):
+    write_igb(tmp_path, np.zeros(50, int), np.ones(50, int), 3)
+    monkeypatch.setattr("data.memory.available_bytes", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"IGB-small: its edges: about 0\.0 GiB needed"):
+        data.load("igb-small", root=tmp_path, source="official")
+
+
+def test_papers100m_arrays_are_mapped(tmp_path, real):
+    row, col, num_nodes = real("cora")
+    folder = tmp_path / "ogbn_papers100M"
+    (folder / "raw").mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
+    arrays = {"edge_index": np.stack([row, col]), "node_feat": np.eye(num_nodes, 4, dtype=np.float32)}
+    np.savez(folder / "raw" / "data.npz", num_nodes_list=[num_nodes], num_edges_list=[row.size], **arrays)
+    _, raw = find_graph("ogbn-papers100m", root=tmp_path, source="official")
+    assert measure(raw).sha256 == measure(type(raw)(row, col, num_nodes, "")).sha256
+    assert isinstance(raw.ndata["feat"], np.memmap)
+    assert np.array_equal(raw.ndata["feat"], arrays["node_feat"])
+    np.savez_compressed(folder / "raw" / "data.npz", **arrays)
+    with pytest.raises(ValueError, match="edge_index is compressed and cannot be mapped"):
+        find_graph("ogbn-papers100m", root=tmp_path, source="official")
+
+
+def write_ogb_graphs(folder, node_counts, edges, counts, features=None):
+    (folder / "raw").mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
+    tables = {
+        "edge": edges,
+        "num-node-list": node_counts[:, None],
+        "num-edge-list": counts[:, None],
+        "graph-label": np.zeros((node_counts.size, 1), int),
+    }
+    if features is not None:
+        tables["node-feat"] = features
+    for name, rows in tables.items():
+        pd.DataFrame(rows).to_csv(folder / "raw" / f"{name}.csv.gz", header=False, index=False)
+
+
+def test_ogbg_molhiv_csv(tmp_path, molecules):
+    node_counts, edge_counts, u, v = molecules("ogbg-molhiv")
+    features = np.zeros((node_counts.sum(), 9), int)
+    write_ogb_graphs(tmp_path / "ogbg_molhiv", node_counts, np.stack([u, v], 1), edge_counts, features)
+    _, raw = find_graph("ogbg-molhiv", root=tmp_path, source="official", batch_size=MOLECULES)
+    figures = measure(raw).figures
+    entry = data.info("ogbg-molhiv")
+    assert (figures["nodes"], figures["nnz"]) == (entry.num_nodes, entry.nnz)
+    assert measure(raw).bsb.num_tcbs == entry.published.num_tcbs
+    assert raw.graph_sizes.tolist() == node_counts[:MOLECULES].tolist()
+
+
+def test_ogbg_code2_a_parent_attends_to_its_children(tmp_path):
+    folder = tmp_path / "ogbg_code2"
+    edges = np.array([[0, 1], [0, 2], [2, 3], [0, 1]])  # parent, child: two trees
+    write_ogb_graphs(folder, np.array([4, 2]), edges, np.array([3, 1]), np.zeros((6, 2), int))
+    for name in ("edge_is_dfs", "node_is_attributed", "node_dfs_order", "node_depth"):
+        size = 4 if name.startswith("edge") else 6
+        pd.DataFrame(np.zeros((size, 1), int)).to_csv(folder / "raw" / f"{name}.csv.gz", header=False, index=False)
+    pd.DataFrame(["get name", "run"]).to_csv(folder / "raw" / "graph-label.csv.gz", header=False, index=False)
+    for _ in range(2):  # the second time from ogb's own processed files
+        _, raw = find_graph("ogbg-code2", root=tmp_path, source="official", batch_size=2)
+        pairs = list(zip(raw.row.tolist(), raw.col.tolist(), strict=True))
+        assert pairs == [(0, 1), (0, 2), (2, 3), (4, 5)]
+
+
+@pytest.mark.parametrize("name", ["peptides-func", "peptides-struct"])
+def test_peptides_as_dgl_keeps_them(tmp_path, molecules, name):
+    node_counts, edge_counts, u, v = molecules("peptides")
+    molecules_file, split_file = data.info(name).official.files(tmp_path)
+    graphs = dgl_graphs(node_counts, edge_counts, u, v, lambda n: torch.zeros(n, 9, dtype=torch.int64))
+    folder = molecules_file.target.parent
+    folder.mkdir()
+    stem = "Peptides-func" if name == "peptides-func" else "Peptides-struc"
+    molecules_file.target.write_bytes(b"")
+    labels = {"labels": torch.zeros(len(graphs), 10)}
+    split_file.target.write_bytes(
+        pickle.dumps({"train": np.arange(5, 1100), "val": np.arange(2), "test": np.arange(2)})
+    )
+    with pytest.raises(ValueError, match=r"holds SMILES strings; .*RDKit"):
+        find_graph(name, root=tmp_path, source="official")
+    import_dgl().save_graphs(str(folder / f"{stem}.bin"), graphs, labels)
+    _, raw = find_graph(name, root=tmp_path, source="official", batch_size=MOLECULES)
+    assert raw.graph_sizes.tolist() == node_counts[5 : 5 + MOLECULES].tolist()
+    assert raw.row.size == 2 * edge_counts[5 : 5 + MOLECULES].sum()
+    assert measure(raw).figures["nnz_per_tcb_mean"] == pytest.approx(10.86, abs=0.05)
+    with pytest.raises(ValueError, match=r"batch_size: got 1096; .* has 1095 graphs"):
+        find_graph(name, root=tmp_path, source="official", batch_size=1096)
+
+
+def test_zinc_as_dgl_publishes_it(tmp_path, molecules):
+    node_counts, edge_counts, u, v = molecules("zinc12k-val-test")
+    (remote,) = data.info("zinc").official.files(tmp_path)
+    graphs = dgl_graphs(node_counts, edge_counts, u, v, lambda n: torch.zeros(n, dtype=torch.int64))
+    remote.target.mkdir()
+    labels = {"g_label": torch.zeros(len(graphs))}
+    import_dgl().save_graphs(str(remote.target / "ZincDGL_train.bin"), graphs, labels)
+    loaded = data.load("zinc", root=tmp_path, source="official", batch_size=MOLECULES)
+    assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (23_614, 50_830)
+    assert loaded.graph.ndata["feat"].shape == (23_614, 1)
+    (remote.target / "ZincDGL_train.bin").unlink()
+    with pytest.raises(ValueError, match=r"zinc_\w+: the official files are there but cannot be read"):
+        data.load("zinc", root=tmp_path, source="official")
+
+
+@pytest.mark.parametrize("name", ["pascalvoc-sp", "coco-sp"])
+def test_superpixels_as_lrgb_publishes_them(tmp_path, molecules, name):
+    node_counts, edge_counts, u, v = molecules("superpixel-bsds500")
+    (remote,) = data.info(name).official.files(tmp_path)
+    graphs = []
+    for graph in dgl_graphs(node_counts[:4], edge_counts[:4], u, v, lambda n: torch.ones(n, 14)):
+        pairs = torch.stack(graph.edges())
+        labels = [1] * graph.num_nodes()
+        graphs.append((graph.ndata["feat"], torch.ones(pairs.shape[1], 2), pairs, labels))
+    remote.target.mkdir(parents=True)
+    (remote.target / "train.pickle").write_bytes(pickle.dumps(graphs))
+    loaded = data.load(name, root=tmp_path, source="official", batch_size=3)
+    assert (loaded.meta.task, loaded.meta.num_graphs) == ("node", 3)
+    assert loaded.graph.batch_num_nodes().tolist() == node_counts[:3].tolist()
+    assert loaded.graph.ndata["feat"].shape == (node_counts[:3].sum(), 14)
+    assert loaded.graph.num_edges() == 2 * edge_counts[:3].sum()

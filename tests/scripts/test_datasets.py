@@ -1,0 +1,137 @@
+"""`scripts/datasets.py` as a user runs it: in a process of its own, from the root of the repository."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import data
+import data.block_stats
+import scripts.datasets
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def datasets(tmp_path):
+    def run(*arguments):
+        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")} | {"COLUMNS": "200"}
+        # A proxy that is not there: no test reaches a network.
+        environment |= {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
+        command = [sys.executable, "scripts/datasets.py", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_list_names_every_set_with_licence_and_citation(datasets):
+    done = datasets("list")
+    assert done.returncode == 0, done.stderr
+    for name in data.names():
+        assert f"{name} " in done.stdout
+    assert "GPL-3.0 (benedekrozemberczki/MUSAE)" in done.stdout
+    assert "Hamilton, Ying, Leskovec" in done.stdout
+
+
+def test_info_shows_files_licence_citation_and_published_figures(datasets, tmp_path):
+    done = datasets("info", "amazon-products", "--root", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in (data.info("amazon-products").citation, "MIT (GraphSAINT", "264,339,468", "adj_full.npz", "not there"):
+        assert text in done.stdout
+    assert "tcb_per_rw_mean    330.50, published" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["info", "coral"], "error: name: got 'coral'; registered are cora"),
+        (["stats", "cora", "coral"], "error: name: got 'coral'"),
+        (["stats"], "error: NAME or --all: one of the two"),
+        (["fetch", "cora", "--all"], "error: NAME or --all: one of the two"),
+        (["stats", "cora", "zinc", "--path", "x.npz"], "error: --path: goes with one NAME, got 2"),
+        (["stats", "cora", "--path", "x.npz"], "error: x.npz: no such file"),
+        (["stats", "igb-large", "--source", "synthetic"], "error: igb-large: no stand-in is made for it"),
+        (["stats", "cora", "--source", "web"], "error: source: got 'web'"),
+    ],
+)
+def test_mistakes_are_one_message(datasets, arguments, message):
+    done = datasets(*arguments)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+
+
+def test_fetch_offline_says_so_and_keeps_nothing(datasets, tmp_path):
+    done = datasets("fetch", "amazon0505", "--root", tmp_path / "root")
+    assert done.returncode == 1
+    assert "amazon0505: https://snap.stanford.edu/data/amazon0505.txt.gz: cannot be reached" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "root").exists()
+
+
+def test_fetch_leaves_what_is_there(datasets, tmp_path):
+    (tmp_path / "amazon0505.txt.gz").write_bytes(b"mine")
+    done = datasets("fetch", "amazon0505", "--root", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "amazon0505.txt.gz").read_bytes() == b"mine"
+
+
+def test_stats_writes_tables_with_the_papers_figures_beside(datasets, tmp_path):
+    done = datasets("stats", "pubmed", "zinc", "--source", "synthetic", "--root", tmp_path, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pubmed (synthetic)" in done.stdout
+    figures = rows(tmp_path / "out" / "datasets.csv")
+    assert [row["dataset"] for row in figures] == ["pubmed"] * 6 + ["zinc"] * 6
+    assert {row["source"] for row in figures} == {"synthetic"}
+    assert (figures[2]["metric"], figures[2]["paper"]) == ("tcb_per_rw_mean", "9.300")
+    assert all(cell for row in figures for cell in row.values())
+    deciles = rows(tmp_path / "out" / "deciles.csv")
+    assert [row["paper_max"] for row in deciles[:10]] == ["5", "6", "7", "8", "9", "10", "11", "12", "14", "43"]
+    formats = {row["format"]: row for row in rows(tmp_path / "out" / "formats.csv") if row["dataset"] == "pubmed"}
+    assert len(formats) == 8
+    assert int(formats["BSB"]["built_bits"]) > 0
+    figure = (tmp_path / "out" / "formats.svg").read_text()
+    assert "pubmed (synthetic)" in figure
+    assert "BitTCF" in figure
+    text = (tmp_path / "out" / "datasets.md").read_text()
+    assert "| pubmed | synthetic | 19717 / 19717 | 88651 / 88651 |" in text
+
+
+def test_a_later_run_replaces_its_rows_only(tmp_path):
+    def stats(*arguments):
+        command = ["stats", *map(str, arguments), "--root", str(tmp_path), "--out", str(tmp_path / "out")]
+        return CliRunner().invoke(scripts.datasets.app, command)
+
+    np.savez(tmp_path / "ring.npz", src_li=np.arange(20), dst_li=(np.arange(20) + 1) % 20, num_nodes=20)
+    out = tmp_path / "out"
+    for arguments in (["zinc", "--source", "synthetic"], ["cora", "--path", tmp_path / "ring.npz"]):
+        assert stats(*arguments).exit_code == 0
+    kept = {(row["dataset"], row["source"]): row["status"] for row in rows(out / "datasets.csv")}
+    assert set(kept) == {("cora", "file"), ("zinc", "synthetic")}
+    before = (out / "datasets.csv").read_bytes()
+    (out / "datasets.csv").write_text("a,b\n1,2\n")
+    assert stats("zinc", "--source", "synthetic").exit_code == 2
+    assert (out / "datasets.csv").read_text() == "a,b\n1,2\n"
+    (out / "datasets.csv").write_bytes(before)
+    drawn = (out / "formats.svg").read_bytes()
+    assert stats("cora", "--path", tmp_path / "ring.npz").exit_code == 0
+    assert (out / "formats.svg").read_bytes() == drawn
+    assert (out / "datasets.csv").read_bytes() == before
+
+
+def test_a_stand_in_off_its_targets_fails_the_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(data.block_stats.TARGETS, "tcb_per_rw_mean", 1e-9)
+    command = ["stats", "cora", "--source", "synthetic", "--root", str(tmp_path), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(scripts.datasets.app, command)
+    assert result.exit_code == 1
+    assert "**" in (tmp_path / "out" / "datasets.md").read_text()
