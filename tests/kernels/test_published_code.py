@@ -20,9 +20,9 @@ def edges_in_a_wrong_row(graph: sp.csr_array) -> float:
     return np.mean((position % num_nodes >= BLOCK) & (row % 16 != 0))
 
 
-@pytest.mark.parametrize(("name", "share"), [("cora", 0.025), ("pubmed", 0.037), ("musae-github", 0.349)])
+@pytest.mark.parametrize(("name", "share"), [("cora", 0.028), ("pubmed", 0.037), ("musae-github", 0.349)])
 def test_edges_past_position_32_lose_their_row(name, share, real_graph_dir):
-    assert edges_in_a_wrong_row(load_real_graph(real_graph_dir, name)) == pytest.approx(share, abs=0.002)
+    assert edges_in_a_wrong_row(load_real_graph(real_graph_dir, name)) == pytest.approx(share, abs=0.001)
 
 
 def test_the_bug_is_hidden_where_the_published_accuracy_test_looks():
