@@ -6,7 +6,7 @@ BIN := .venv/bin
 CONFIG ?= configs/infer/cora.yaml
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
-.PHONY: setup infer tables test lint clean
+.PHONY: setup infer tables reproduce-figures test lint clean
 setup: .venv/.installed
 
 .venv/.installed: pyproject.toml
@@ -21,6 +21,10 @@ infer: setup
 # The paper's data set, decile and format tables; TABLE_SETS='--all --source synthetic' takes about ten minutes and 14 GiB.
 tables: setup
 	$(BIN)/python scripts/datasets.py stats $(TABLE_SETS)
+
+# Figures and tables of results/figures, from the CSVs of results/ alone; no GPU needed.
+reproduce-figures: setup
+	$(BIN)/python scripts/make_figures.py
 
 test: setup
 	$(BIN)/python -m pytest

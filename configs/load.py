@@ -1,41 +1,44 @@
-"""From a YAML file and `section.key=value` overrides to a `Config`, or to one error that lists everything wrong."""
+"""From YAML and `section.key=value` overrides to a configuration, or to one error that lists everything wrong."""
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from configs.schema import Config, did_you_mean
+from configs.schema import Config, Section, did_you_mean
+
+Schema = TypeVar("Schema", bound=Section)
 
 
 class ConfigError(ValueError):
     """A configuration cannot be used. The text has a line for each problem: file, key, value and what is allowed."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[Schema] = Config) -> Schema:
     """Read a YAML configuration and apply overrides to it.
 
     Args:
         path: the YAML file; paths inside it are relative to the current directory.
         overrides: "section.key=value", later ones win; the value is read as YAML ("4" is a number, "null" is none).
+        schema: the sections that the file may have.
 
     Raises:
         ConfigError: with all problems at once.
     """
-    settings, problems = _read(Path(path))
+    settings, problems = _read(Path(path), schema)
     # Where each value came from, so that an error points at the file or at the override that is wrong.
     origin: dict[tuple[str, ...], str] = {}
     for override in overrides:
-        problem = _apply(override, settings, origin)
+        problem = _apply(override, settings, origin, schema)
         if problem:
             problems.append(f"--set {override}: {problem}")
     config = None
     try:
-        config = Config.model_validate(settings)
+        config = schema.model_validate(settings)
     except ValidationError as error:
-        problems += [_describe(details, str(path), origin) for details in error.errors()]
+        problems += [_describe(details, str(path), origin, schema) for details in error.errors()]
     if problems or config is None:
         count = f"{len(problems)} problem" + "s" * (len(problems) > 1)
         raise ConfigError("\n".join([f"{path}: {count} in the configuration", *(f"  {line}" for line in problems)]))
@@ -59,7 +62,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _read(path: Path, schema: type[Section]) -> tuple[dict[str, Any], list[str]]:
     """The file's settings and the keys it gives twice."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -81,17 +84,19 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
         settings = {}
     if not isinstance(settings, dict):
         raise ConfigError(
-            f"{path}: holds a {type(settings).__name__}; sections are needed: {', '.join(Config.model_fields)}"
+            f"{path}: holds a {type(settings).__name__}; sections are needed: {', '.join(schema.model_fields)}"
         )
     return settings, [f"{path}, {duplicate}" for duplicate in loader.duplicates]
 
 
-def _apply(override: str, settings: dict[str, Any], origin: dict[tuple[str, ...], str]) -> str | None:
+def _apply(
+    override: str, settings: dict[str, Any], origin: dict[tuple[str, ...], str], schema: type[Section]
+) -> str | None:
     """Put one override into `settings`; the problem as text if it has no such form."""
     name, equals, text = override.partition("=")
     key = tuple(name.strip().split("."))
     if not equals or len(key) != 2 or not all(key):
-        return "the form is section.key=value, for example model.dim=64"
+        return f"the form is section.key=value; the sections are {', '.join(schema.model_fields)}"
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -105,11 +110,11 @@ def _apply(override: str, settings: dict[str, Any], origin: dict[tuple[str, ...]
     return None
 
 
-def _describe(details: Any, path: str, origin: dict[tuple[str, ...], str]) -> str:
+def _describe(details: Any, path: str, origin: dict[tuple[str, ...], str], schema: type[Section]) -> str:
     """One line for one of pydantic's errors: where it was written, key = value, what is allowed."""
-    key = tuple(str(part) for part in details["loc"])
+    key = tuple(str(part) for part in details["loc"])  # section, key, and the index in a list
     overrides = [override for written, override in origin.items() if written[: len(key)] == key]
-    place = origin.get(key) or " with ".join([path, *overrides])
+    place = origin.get(key[:2]) or " with ".join([path, *overrides])
     name = ".".join(key)
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "value_error":  # raised by the schema, whose text names keys and values
@@ -117,7 +122,7 @@ def _describe(details: Any, path: str, origin: dict[tuple[str, ...], str]) -> st
     if kind == "missing":
         return f"{place}: {name} is missing and has no default"
     if kind == "extra_forbidden":
-        allowed = _allowed_keys(key[:-1])
+        allowed = _allowed_keys(key[:-1], schema)
         hint = did_you_mean(key[-1], allowed)
         return f"{place}: {name} = {value!r}: no such key;{hint} allowed are {', '.join(allowed)}"
     if kind == "literal_error":
@@ -125,11 +130,13 @@ def _describe(details: Any, path: str, origin: dict[tuple[str, ...], str]) -> st
         hint = did_you_mean(value, words) if isinstance(value, str) else ""
         return f"{place}: {name} = {value!r}: not known;{hint} allowed are {context['expected']}"
     if kind == "model_type":
-        return f"{place}: {name} = {value!r}: a section is needed, with the keys {', '.join(_allowed_keys(key))}"
+        return (
+            f"{place}: {name} = {value!r}: a section is needed, with the keys {', '.join(_allowed_keys(key, schema))}"
+        )
     return f"{place}: {name} = {value!r}: {details['msg'].removeprefix('Input ')}"
 
 
-def _allowed_keys(section: tuple[str, ...]) -> tuple[str, ...]:
+def _allowed_keys(section: tuple[str, ...], schema: type[Section]) -> tuple[str, ...]:
     """The keys of a section; of the configuration itself for ()."""
-    schema = Config.model_fields[section[0]].annotation if section else Config
-    return tuple(schema.model_fields)  # type: ignore[union-attr]
+    allowed = schema.model_fields[section[0]].annotation if section else schema
+    return tuple(allowed.model_fields)  # type: ignore[union-attr]

@@ -1,5 +1,6 @@
 """Timers. A pass is queued as a user queues it: no synchronisation between passes, one at the end."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+
+SLOW_MS = 100.0
+SLOW_REPEATS = 10
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,25 @@ def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 
         with watch.interval():
             graph.replay()
     return Spread.of([milliseconds / launches for milliseconds in watch.milliseconds()])
+
+
+def time_kernel(run: Callable[[], Any], *, device: torch.device, repeats: int) -> tuple[Spread, str]:
+    """Milliseconds of one `run()`, which must have run before, and how they were measured.
+
+    CUDA graph replays; CUDA events around each run where the GPU's work cannot be captured; the clock on a CPU. A slow
+    run is timed less often, since its time varies less.
+    """
+    if device.type != "cuda":
+        return time_passes(run, device=device, repeats=repeats), "clock"
+    once = time_passes(run, device=device, repeats=1).median
+    repeats = min(repeats, SLOW_REPEATS) if once > SLOW_MS else repeats
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()):  # torch leaves the stream of a failed capture current
+            return time_graph_replays(run, repeats=repeats, launches=10 if once < 10 else 1), "CUDA graph replays"
+    except RuntimeError as error:
+        logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
+    # Out of the handler: the error holds what the failed capture allocated.
+    return time_passes(run, device=device, repeats=repeats), "CUDA events, which also time waiting for launches"
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from results.provenance import NONE, Provenance
 
 # ok: the output was compared with the reference and agrees; unchecked: measured, the output was not compared;
-# wrong: measured, the output disagrees; the others have no value.
-Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "error"]
+# wrong: measured, the output disagrees; the others have no value. unsupported: the back end cannot take such inputs or
+# such a graph; unavailable: it cannot run on that machine.
+Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
 Scope = Literal["model", "attention", "kernel", "build"]
 
 
@@ -121,6 +122,27 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
         except OSError:
             file.truncate(len(before))
             raise
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a results file, in the order in which they were written.
+
+    Raises:
+        ResultsFileError: the file does not have the schema, or a row does not; the text names the line.
+    """
+    content = path.read_bytes()
+    _check_content(path, content)
+    reader = csv.DictReader(io.StringIO(content.decode(), newline=""))
+    rows = []
+    for cells in reader:
+        try:
+            blank = {name: None for name, cell in cells.items() if cell == ""}
+            rows.append(Row.model_validate(cells | blank, strict=False))  # a CSV holds text only
+        except ValidationError as error:
+            details = error.errors()[0]
+            key = ".".join(map(str, details["loc"])) or "row"
+            raise ResultsFileError(f"{path}, line {reader.line_num}: {key}: {details['msg']}") from error
+    return rows
 
 
 def _check_content(path: Path, content: bytes) -> None:

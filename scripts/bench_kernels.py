@@ -1,17 +1,19 @@
-"""Time one attention kernel, without a model around it, and append the measurements to the results CSV.
+"""Time attention kernels, without a model around them, and append the measurements to the results CSV.
 
-    python scripts/bench_kernels.py cora pubmed --backend fused3s_paper --dim 128 --results results/kernels.csv
+    python scripts/bench_kernels.py --config configs/bench/single.yaml [--set section.key=value ...] [--results FILE]
 
-The inputs are normal random numbers, the scores unscaled as in the paper. Each output is compared with float64, every
-row, before its time is kept. The kernel is timed in CUDA graphs of several launches, L2 warm. Exit status: 0, or 1 if
-an output was wrong, or 2 for anything that stopped the run.
+Every output is compared with float64 before its time is kept. A kernel that runs out of memory, cannot take a graph or
+fails gets a row that says so. Cells that the file already holds are not measured again. Exit status: 0, or 1 if an
+output was wrong or a kernel failed, or 2 for anything that stopped the run or kept a graph from being loaded.
 """
 
+import logging
+import shlex
 import sys
-import time
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 # Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -19,151 +21,133 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 import data
 import kernels
-from kernels.backends.reference import edge_softmax_attention
-from results import append_rows, check_results_file
-from results.measure import Spread, time_graph_replays
-from results.provenance import Provenance, provenance
-from results.records import Row
+from configs import load_config
+from configs.bench_schema import BenchConfig
+from results import append_rows, check_results_file, provenance
+from results.kernel_bench import Cell, CellKey, DeviceLostError, GraphBench, finished_cells
+from results.records import Row, read_rows
 
-BUILDS = 11  # the first one warms up
-ALLOWED_ERROR = {"float16": 2e-3, "bfloat16": 1.6e-2}  # of a row, relative in norm: about two roundings of E
+DEFAULT_RESULTS = Path("results/local/kernels.csv")  # ignored by git
+# What a user can mend: shown as a short message.
+USER_ERRORS = (ValueError, OSError, kernels.BackendUnavailableError, DeviceLostError)
 
 console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-class DType(StrEnum):
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-
-class OutDType(StrEnum):
-    float32 = "float32"
-    input = "input"
-
-
+@app.command()
 def main(
-    names: Annotated[list[str], typer.Argument(help="Data sets: registered names, or NAME for ROOT/NAME.npz.")],
-    root: Annotated[Path, typer.Option(help="Folder of the data sets.")] = Path("datasets"),
-    source: Annotated[str, typer.Option(help="auto, official, file or synthetic.")] = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Graphs of a batch.")] = 1024,
-    backend: Annotated[str, typer.Option(help="Attention back end.")] = "fused3s_paper",
-    dim: Annotated[int, typer.Option(help="Dimensions of a head.")] = 128,
-    dtype: Annotated[DType, typer.Option(help="Type of q, k and v.")] = DType.float16,
-    out_dtype: Annotated[OutDType, typer.Option(help="Type of the output.")] = OutDType.float32,
-    repeats: Annotated[int, typer.Option(min=30, help="Timed CUDA graph replays.")] = 50,
-    results: Annotated[Path, typer.Option(help="CSV to append to.")] = Path("results/local/kernels.csv"),
+    config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/bench/single.yaml.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; may be repeated.")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="CSV to append to.")] = DEFAULT_RESULTS,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what the CSV already holds.")] = False,
 ) -> None:
-    """Time one attention kernel on some data sets."""
+    """Time attention kernels on some graphs."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("data").setLevel(logging.INFO)
     try:
-        check_results_file(results)
+        settings = load_config(config, overrides or [], BenchConfig)
+        check_results_file(results)  # a long run must not end in a file that cannot be written
         if not torch.cuda.is_available():
             raise kernels.BackendUnavailableError("kernels are timed on an NVIDIA GPU, and none was found")
-        setting = {"backend": backend, "dim": dim, "dtype": dtype.value, "repeats": repeats}
-        setting["out_dtype"] = "float32" if out_dtype is OutDType.float32 else dtype.value
-        environment = provenance(torch.device("cuda"))
-        table = Table("data set", "nnz", "kernel ms", "p10", "p90", "error", "format build ms")
-        wrong = False
-        for name in track(names, "timing", console=console, disable=not console.is_terminal):
-            loaded = data.load(name, root=root, source=source, batch_size=batch_size)
-            kernel, build = measure(loaded, environment, **setting)
-            append_rows(results, [kernel, build])
-            wrong |= kernel.status == "wrong"
-            label = name if kernel.data_source != "synthetic" else f"{name} (synthetic)"
-            times = [f"{x:.4f}" for x in (kernel.value, kernel.p10, kernel.p90)]
-            table.add_row(label, f"{kernel.nnz:,}", *times, f"{kernel.relative_error:.1e}", f"{build.value:.2f}")
-    except (ValueError, OSError, kernels.BackendUnavailableError, data.DatasetMissingError) as error:
-        Console(stderr=True, soft_wrap=True).print(Text(f"error: {error}"))
+        finished = finished_cells(read_rows(results)) if results.exists() and not again else set()
+        status = bench(settings, config, results, finished, torch.device("cuda", torch.cuda.current_device()))
+    except USER_ERRORS as error:
+        errors.print(Text(f"error: {error}"))
         raise typer.Exit(2) from error
+    raise typer.Exit(status)
+
+
+def bench(config: BenchConfig, path: Path, results: Path, finished: set[CellKey], device: torch.device) -> int:
+    """Measure all cells that are not finished; the exit status."""
+    console.print(Text(describe_config(path, config)))
+    environment = provenance(device)
+    table = Table("data set", "dim", "back end", "dtype", "kernel ms", "p10", "p90", "error", "peak MiB", "status")
+    seen, skipped, not_loaded = set(), 0, []
+    cells_per_graph = len(config.kernel.dims) * len(config.kernel.backends)
+    with progress(len(config.data.names) * cells_per_graph) as advance:
+        for name in config.data.names:
+            advance(name, 0)
+            try:
+                where = config.data
+                loaded = data.load(name, root=where.root, source=where.source, batch_size=where.batch_size)
+            except (data.DatasetMissingError, ValueError, OSError, MemoryError) as error:  # the other graphs go on
+                not_loaded.append(f"{name}: {error}")
+                advance(f"{name}: not loaded", cells_per_graph)
+                continue
+            for cell, rows in GraphBench(loaded, config, str(path), environment, device).measure(finished):
+                advance(describe_cell(name, cell, rows), 1)
+                if not rows:
+                    skipped += 1
+                    continue
+                append_rows(results, rows)
+                seen.add(rows[0].status)
+                table.add_row(*table_cells(rows))
     console.print(table)
-    console.print(Text(f"appended to {results}"))
-    raise typer.Exit(wrong)
+    if skipped:
+        console.print(Text(f"skipped      {skipped}: {results} holds them already (--again measures them anew)"))
+    console.print(Text(f"results      run {environment.run_id} in {results}"))
+    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
+    for problem in not_loaded:
+        errors.print(Text(f"error: {problem}"))
+    if not_loaded:
+        return 2
+    return 1 if seen & {"wrong", "error"} else 0
 
 
-def measure(
-    loaded: data.LoadedGraph,
-    environment: Provenance,
-    *,
-    backend: str,
-    dim: int,
-    dtype: str,
-    out_dtype: str,
-    repeats: int,
-) -> tuple[Row, Row]:
-    """Rows for the kernel's time and for the time to build the format on the GPU, on one graph."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    torch_dtype, torch_out = getattr(torch, dtype), getattr(torch, out_dtype)
-    graph = loaded.graph
-    plan = kernels.plan_attention(graph, backend=backend, device=device, dtype=torch_dtype, head_dim=dim)
-    generator = torch.Generator(device).manual_seed(0)
-    q, k, v = (
-        torch.randn(graph.num_nodes(), dim, generator=generator, device=device).to(torch_dtype) for _ in range(3)
+def describe_config(path: Path, config: BenchConfig) -> str:
+    """The resolved configuration, a line for each section."""
+    sections = config.model_dump(mode="json").items()
+    return "\n".join(
+        [str(path), *(f"  {name:<8} " + " ".join(f"{k}={v}" for k, v in s.items()) for name, s in sections)]
     )
 
-    def run() -> torch.Tensor:
-        return plan(q, k, v, scale=1.0, out_dtype=torch_out)
 
-    key, query = (ends.to(device) for ends in graph.edges())
-    expected = edge_softmax_attention(q[:, None], k[:, None], v[:, None], query, key, 1.0)[:, 0]
-    error = largest_row_error(run(), expected)
-    del expected
-    allowed = ALLOWED_ERROR[dtype]
-    checked: dict[str, Any] = {"status": "ok", "relative_error": error}
-    if not error <= allowed:  # NaN is wrong too
-        checked |= {"status": "wrong", "reason": f"relative error {error:.1e} of a row, allowed {allowed:.1e}"}
-    meta = loaded.meta
-    shared = {
-        **environment.model_dump(),
-        "dataset": meta.name,
-        "data_sha256": meta.sha256,
-        "data_source": meta.source,
-        "nodes": meta.num_nodes,
-        "nnz": meta.num_edges,
-        "graphs": meta.num_graphs,
-        "dim": dim,
-        "heads": 1,
-        "blocks": 0,
-        "dtype": dtype,
-        "out_dtype": out_dtype,
-        "backend": plan.backend,
-        "metric": "time",
-        "unit": "ms",
-        "config": "scripts/bench_kernels.py",
-        "config_sha": "none",
-    }
-
-    def row(scope: str, spread: Spread, note: str, **check: Any) -> Row:
-        numbers = {"value": spread.median, "p10": spread.p10, "p90": spread.p90, "repeats": spread.repeats}
-        return Row(scope=scope, note=note, **numbers, **check, **shared)
-
-    kernel = row("kernel", time_graph_replays(run, repeats=repeats), "CUDA graph replays; L2 warm; scale 1", **checked)
-    build_note = "CSR on the GPU to BSB, tile (16, 8); wall clock, synchronised"
-    return kernel, row("build", time_builds(graph, device), build_note, status="unchecked")
+def describe_cell(name: str, cell: Cell, rows: list[Row]) -> str:
+    outcome = rows[0].status if rows else "measured before"
+    return f"{name} d={cell.dim} {cell.backend}: {outcome}"
 
 
-def largest_row_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest norm of a row's difference over the norm of the row; a row that should be 0 must be 0."""
-    difference, size = (output.double() - expected).norm(dim=-1), expected.norm(dim=-1)
-    return torch.where(size > 0, difference / size, torch.where(difference == 0, 0.0, torch.inf)).max().item()
+def table_cells(rows: list[Row]) -> list[Text]:
+    """A line of the final table."""
+    kernel = rows[0]
+    memory = next((f"{row.value:,.0f}" for row in rows if row.metric == "peak_memory"), "")
+    times = ["" if x is None else f"{x:.4f}" for x in (kernel.value, kernel.p10, kernel.p90)]
+    error = "" if kernel.relative_error is None else f"{kernel.relative_error:.1e}"
+    status = kernel.status if kernel.status == "ok" else f"{kernel.status}: {kernel.reason}"
+    label = kernel.dataset if kernel.data_source != "synthetic" else f"{kernel.dataset} (synthetic)"
+    return [Text(x) for x in (label, str(kernel.dim), kernel.backend, kernel.dtype, *times, error, memory, status)]
 
 
-def time_builds(graph: Any, device: torch.device) -> Spread:
-    """Milliseconds to build BSB from CSR arrays that are on the GPU."""
-    indptr, indices, _ = (array.to(device) for array in graph.adj_tensors("csc"))
-    milliseconds = []
-    for _ in range(BUILDS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        kernels.BSB.from_csr(indptr, indices)
-        torch.cuda.synchronize()
-        milliseconds.append((time.perf_counter() - start) * 1e3)
-    return Spread.of(milliseconds[1:])
+@contextmanager
+def progress(cells: int) -> Iterator[Callable[[str, int], None]]:
+    """Called with what was done and how many cells that was: a bar on a terminal, a line for each call elsewhere."""
+    if not console.is_terminal:
+        done = 0
+
+        def print_line(what: str, count: int) -> None:
+            nonlocal done
+            done += count
+            if count:
+                console.print(Text(f"[{done}/{cells}] {what}"))
+
+        yield print_line
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    # Drawn only when advanced: no thread disturbs the timing.
+    with Progress(*columns, console=console, auto_refresh=False) as bar:
+        task = bar.add_task("", total=cells)
+        yield lambda what, count: bar.update(task, description=what, advance=count, refresh=True)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -20,7 +20,7 @@ def edges_in_a_wrong_row(graph: sp.csr_array) -> float:
     return np.mean((position % num_nodes >= BLOCK) & (row % 16 != 0))
 
 
-@pytest.mark.parametrize(("name", "share"), [("cora", 0.028), ("pubmed", 0.037), ("musae-github", 0.349)])
+@pytest.mark.parametrize(("name", "share"), [("cora", 0.028), ("pubmed", 0.037), ("musae-github", 0.351)])
 def test_edges_past_position_32_lose_their_row(name, share, real_graph_dir):
     assert edges_in_a_wrong_row(load_real_graph(real_graph_dir, name)) == pytest.approx(share, abs=0.001)
 

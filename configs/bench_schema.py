@@ -1,0 +1,89 @@
+"""What a configuration of `scripts/bench_kernels.py` may say: graphs, kernels, and how they are measured."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from configs.schema import HEAD_DIM_STEP, MAX_HEAD_DIM, Section, did_you_mean
+
+# The paper's ablation: variants of the kernel of `fused3s_paper`, by its switches, each with those of the one before.
+VARIANTS = {
+    "F3S_splitC": {"reordered": False, "permuted": False},
+    "F3S_reorderRW": {"reordered": True, "permuted": False},
+    "F3S_permuteQKV": {"reordered": True, "permuted": True},  # fused3s_paper itself
+}
+
+Names = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]  # YAML has lists and no tuples
+
+
+class BenchDataConfig(Section):
+    """Which graphs, and where they come from (see `data.load`)."""
+
+    names: Names
+    source: Literal["auto", "official", "file", "synthetic"] = "auto"
+    root: str = Field(default="datasets", min_length=1)  # relative to the current directory
+    batch_size: int = Field(default=1024, ge=1)  # graphs of a batch, for data sets of many small graphs
+
+    @model_validator(mode="after")
+    def _names_known(self) -> Self:
+        import data  # on use: `import configs` stays light
+
+        if self.source != "file":
+            here = [name for name in self.names if (Path(self.root) / f"{name}.npz").is_file()]
+            _check_names("data.names", self.names, (*data.names(), *here))
+        return self
+
+
+class KernelConfig(Section):
+    """Which kernels. A back end gets the type that it computes in: see `results.kernel_bench`."""
+
+    backends: Names  # of `kernels.list_backends()`, or VARIANTS
+    dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)  # of a head
+
+    @field_validator("backends")
+    @classmethod
+    def _backends_known(cls, backends: tuple[str, ...]) -> tuple[str, ...]:
+        import kernels
+
+        _check_names("kernel.backends", backends, (*kernels.list_backends("cpu"), *VARIANTS))
+        return backends
+
+    @field_validator("dims")
+    @classmethod
+    def _dims_fit(cls, dims: tuple[int, ...]) -> tuple[int, ...]:
+        for dim in dims:
+            if dim % HEAD_DIM_STEP or not HEAD_DIM_STEP <= dim <= MAX_HEAD_DIM:
+                raise ValueError(
+                    f"kernel.dims = {list(dims)}: {dim} is not among the multiples of {HEAD_DIM_STEP} "
+                    f"up to {MAX_HEAD_DIM}"
+                )
+        return dims
+
+
+class MeasureConfig(Section):
+    """What every cell shares. Its hash is the `config_sha` of a row: the row's other columns say the rest."""
+
+    repeats: int = Field(default=50, ge=30)  # timed intervals; fewer for a kernel that takes over 100 ms
+    scale: float = Field(default=1.0, allow_inf_nan=False)  # of the scores; 1 as in the paper
+
+    def sha(self) -> str:
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class BenchConfig(Section):
+    data: BenchDataConfig
+    kernel: KernelConfig
+    measure: MeasureConfig = MeasureConfig()
+
+
+def _check_names(key: str, names: tuple[str, ...], allowed: tuple[str, ...]) -> None:
+    problems = [f"{name!r} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    unknown = [f"{name!r} is not known,{did_you_mean(name, allowed)}".rstrip(",") for name in set(names) - {*allowed}]
+    if unknown:
+        problems += [*sorted(unknown), f"allowed are {', '.join(allowed)}"]
+    if problems:
+        raise ValueError(f"{key} = {list(names)}: {'; '.join(problems)}")
