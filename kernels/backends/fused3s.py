@@ -33,8 +33,7 @@ class FusedKernelSpec:
         dim: dimensions of a head, a multiple of 8 up to 256.
         warps: warps of a thread block.
         stages: chunks in a warp's ring.
-        cache_l1: gather through L1. On Hopper that is the faster way out of L2 (8.0 against 5.6 TB/s), but not for rows
-            that come from device memory.
+        cache_l1: gather through L1 (cp.async.ca), on Hopper the faster way out of L2; see `goes_through_l1`.
     """
 
     dtype: torch.dtype
@@ -113,8 +112,8 @@ class Fused3SBackend(TensorCoreBackend):
 def goes_through_l1(num_cols: int, head_dim: int, l2_bytes: int) -> bool:
     """Whether to gather a head's K and V, [num_cols, head_dim] in 16 bits each, through L1.
 
-    Measured on an H200: faster than past L1, up to 1.25 times, except for rows that come from device memory while the
-    rings leave little of L1, where it is up to 1.2 times slower.
+    On Hopper that is faster than past L1, except for rows that come from device memory while the rings leave little of
+    L1: then requests wait for lines of L1.
     """
     spec = FusedKernelSpec(torch.float16, torch.float16, head_dim)
     block_bytes = spec.shared_bytes + 1024  # 1 KiB a block is reserved

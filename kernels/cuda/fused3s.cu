@@ -1,5 +1,6 @@
-// O = softmax(scale * Q K^T masked by A) V, made for the rate at which rows of K and V can be gathered. A is in BSB with
-// 16 x 16 blocks; one such block is called a chunk: 16 queries by 16 keys, one k-step of SpMM, the unit of the pipeline.
+// O = softmax(scale * Q K^T masked by A) V, made for the rate at which rows of K and V can be gathered. A is in BSB
+// with 16 x 16 blocks; one such block is called a chunk: 16 queries by 16 keys, one k-step of SpMM, the unit of the
+// pipeline.
 //
 //   col_sparse_to_dense  [num_chunks][16]   key of each chunk column; padding repeats the window's last key
 //   bitmap               [num_chunks][16]   two bytes a row, bit j = column j
@@ -15,8 +16,9 @@
 //   shared window   the warps split the chunks of one heavy window, or of a piece of one, and add their parts up once,
 //                   at the end, through shared memory; pieces go on to `partial` and the merge kernel below
 //
-// A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring runs
-// on across window borders: neither the start nor the end of a window drains it. Q, the scores, E and O stay in registers.
+// A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring
+// runs on across window borders: neither the start nor the end of a window drains it. Q, the scores, E and O stay in
+// registers. kCacheL1 gathers by cp.async.ca, which on Hopper brings more out of L2 than .cg does.
 // A chunk with fewer than 16 keys copies only those; for the others the fragments read the last key again, with E = 0.
 //
 // Shared memory of a warp and stage (bytes at kDim = 128):
@@ -40,7 +42,7 @@ struct Stage {
   static constexpr int kPairs = divide_up(kDim, 32);         // pairs of k-steps of SDDMM
   static constexpr int kSteps = divide_up(kDim, 16);         // pairs of n-tiles of SpMM
   static constexpr int kKeyPitch = kPairs * 64;              // bytes of a row
-  static constexpr int kKeySwizzle = kPairs % 2 ? 0 : 4;     // an odd number of 64-byte pieces alternates banks by itself
+  static constexpr int kKeySwizzle = kPairs % 2 ? 0 : 4;     // an odd number of 64-byte pairs alternates banks itself
   static constexpr int kValuePitch = (2 * kSteps + 1) * 16;
   unsigned char key[kChunk * kKeyPitch];
   unsigned char value[kChunk * kValuePitch];
@@ -79,7 +81,7 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Four 8 x 8 matrices, transposed; lanes 8i to 8i + 7 give the rows of matrix i, which register i holds as a B fragment.
+// Four 8 x 8 matrices, transposed; lanes 8i to 8i + 7 give the rows of matrix i, register i holds it as a B fragment.
 __device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -125,8 +127,8 @@ __device__ __forceinline__ void store_step(void* output, i64 row_start, bool in_
 
 __device__ __forceinline__ float inverse_or_zero(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 
-// Adds up `count` parts of one window, `stride` bytes apart: n-tiles first_step, first_step + kWarps, ... (pairs) are
-// this warp's. Writes the output, or one Partial if `result` is given. All loads of a step are independent.
+// Adds up `count` parts of one window, `stride` bytes apart; steps of 16 dimensions warp, warp + kWarps, ... are this
+// warp's. Writes the output, or one Partial if `result` is given.
 template <int kDim, int kWarps, Element kOut>
 __device__ __forceinline__ void merge_parts(const char* parts, i64 stride, int count, Partial<kDim>* result,
                                             void* output, i64 first_row, int num_rows, int warp, int lane) {
@@ -240,8 +242,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     }
   }
 
-  // The producer. `keys` holds the keys of two chunks, the next one to gather in lanes 0 to 15; it is loaded two to four
-  // chunks ahead, like `windows` (lanes 0 and 1).
+  // The producer. `keys` holds the keys of two chunks, the next one to gather in lanes 0 to 15; it is loaded two to
+  // four chunks ahead, like `windows` (lanes 0 and 1).
   int produced = begin;
   bool second = false;
   const auto load_keys = [&](int chunk) {
@@ -253,8 +255,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
   int keys = load_keys(begin), next_keys = load_keys(begin + 2);
   int windows = load_windows(begin), next_windows = load_windows(begin + 2);
 
-  // kLanesPerRow lanes, a power of two, read one row of K or V, 16 bytes each; those past the end of a row sit out. So a
-  // lane keeps its piece and its place in a row, and everything that changes is a constant.
+  // kLanesPerRow lanes, a power of two, read one row of K or V, 16 bytes each; those past the end of a row sit out. So
+  // a lane keeps its piece and its place in a row, and everything that changes is a constant.
   constexpr int kLanesPerRow = next_power_of_two(kPieces);
   constexpr int kRowsAtOnce = kWarpSize / kLanesPerRow;
   const int lane_row = lane / kLanesPerRow;
@@ -283,8 +285,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
         copy_async<kCacheL1>(base + value_place + i * kRowsAtOnce * WarpStage::kValuePitch,
                              value_lane + static_cast<i64>(source) * value_row_bytes, wanted);
       }
-      copy_async<kCacheL1>(shared_address(stage.bitmap) + 16 * lane, bitmap + static_cast<i64>(produced) * 2 * kTileM + 16 * lane,
-                 lane < 2);
+      copy_async<kCacheL1>(shared_address(stage.bitmap) + 16 * lane,
+                           bitmap + static_cast<i64>(produced) * 2 * kTileM + 16 * lane, lane < 2);
       if (lane == 0) *reinterpret_cast<int2*>(&stage.window) = make_int2(windows, num_keys);
       ++produced;
       keys = second ? next_keys : __shfl_down_sync(kFullWarp, keys, kChunk);
@@ -343,8 +345,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
                                : make_uint4(0, 0, 0, 0);
       }
     }
-    // An A operand is four registers in a row, of two rows of Q; a load fills four with one row. The xor with a zero that
-    // the compiler cannot see moves them once a window; plain copies it would repeat before every mma.
+    // An A operand is four registers in a row, of two rows of Q; a load fills four with one row. The xor with a zero
+    // that the compiler cannot see moves them once a window; plain copies it would repeat before every mma.
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const uint4 top = rows[pair][0], bottom = rows[pair][1];
@@ -379,7 +381,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     for (int tile = 0; tile < 2; ++tile) {
       const int row = min(8 * tile + g, last_key);
       const u32 key_row = shared_address(stage.key) + row * WarpStage::kKeyPitch + 16 * t;
-      // 64-byte pairs of an odd row are exchanged where kKeySwizzle says so: even pairs lie one further, odd ones before.
+      // 64-byte pairs of an odd row are exchanged where kKeySwizzle says so: even pairs lie one on, odd ones one back.
       const int exchange = row % 2 * WarpStage::kKeySwizzle * 16;
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
@@ -438,7 +440,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     mma<kIn>(row_sums, prob[0], prob[1], prob[2], prob[3], ones, ones);
 
     // SpMM: matrices (keys 0-7, 8-15) x (low, high eight dimensions), keys innermost
-    const u32 value_row = shared_address(stage.value) + min(lane % 16, last_key) * WarpStage::kValuePitch + lane / 16 * 16;
+    const u32 value_row =
+        shared_address(stage.value) + min(lane % 16, last_key) * WarpStage::kValuePitch + lane / 16 * 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       u32 b[4];

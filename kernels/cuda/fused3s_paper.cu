@@ -53,7 +53,7 @@ __device__ __forceinline__ uint4 load_row_words(const u16* row, int s, int t) {
   return words;
 }
 
-// B fragments of two n-tiles of SpMM, output dimensions 16i to 16i + 15, from the rows of V of keys 2t, 2t+1, 2t+8, 2t+9:
+// B fragments of two n-tiles of SpMM, output dimensions 16i to 16i + 15, from V's rows of keys 2t, 2t+1, 2t+8, 2t+9:
 //
 //              n-tile 0, column n    n-tile 1, column n
 //   plain      16i + n               16i + 8 + n             eight 2-byte loads
