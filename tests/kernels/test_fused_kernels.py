@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from attention_cases import EDGE_CASES, load_real_graph
+from attention_cases import EDGE_CASES, REAL_GRAPHS, load_real_graph
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -18,22 +18,6 @@ from kernels.schedule import Balance, make_schedule
 
 pytestmark = pytest.mark.gpu
 
-REAL_GRAPHS = [
-    "cora",
-    "citeseer",
-    "pubmed",
-    "musae-github",
-    "elliptic",
-    "ogbn-arxiv",
-    "soc-epinions1",
-    "ego-twitter",
-    "facebook-large",
-    "fb100-cornell5",
-    "ogbg-molhiv",
-    "peptides",
-    "zinc12k-val-test",
-    "superpixel-bsds500",
-]
 TYPES = [
     (torch.float16, torch.float32),
     (torch.float16, torch.float16),

@@ -51,6 +51,25 @@ EDGE_CASES: dict[str, Callable[[], Csr]] = {
 }
 
 
+# Single graphs, then collections of small ones.
+REAL_GRAPHS = [
+    "cora",
+    "citeseer",
+    "pubmed",
+    "musae-github",
+    "elliptic",
+    "ogbn-arxiv",
+    "soc-epinions1",
+    "ego-twitter",
+    "facebook-large",
+    "fb100-cornell5",
+    "ogbg-molhiv",
+    "peptides",
+    "zinc12k-val-test",
+    "superpixel-bsds500",
+]
+
+
 def load_real_graph(folder: Path, name: str) -> Csr:
     """A real graph as CSR with query rows; a collection of small graphs as its block-diagonal batch of 1024."""
     if (folder / "single" / f"{name}.npz").exists():
