@@ -1,0 +1,38 @@
+// Rows from global to shared memory without registers, and from there into fragments. After mma.cuh.
+#pragma once
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes from global to shared memory if `wanted`: a predicate, where an if would become a branch.
+template <bool kCacheL1>
+__device__ __forceinline__ void copy_async(u32 target, const void* source, bool wanted) {
+  if constexpr (kCacheL1) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 16;}" ::"r"(target),
+                 "l"(source), "r"(static_cast<int>(wanted)));
+  } else {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(target),
+                 "l"(source), "r"(static_cast<int>(wanted)));
+  }
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Four 8 x 8 matrices, transposed; lanes 8i to 8i + 7 give the rows of matrix i, register i holds it as a B fragment.
+__device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ uint4 load_shared(u32 address) {
+  uint4 words;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(address));
+  return words;
+}
