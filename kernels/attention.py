@@ -6,7 +6,7 @@ O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 
 * A row without an edge gives zeros, as does a row whose scores are all -inf (`dgl` and `pyg` give NaN for the latter).
 * A NaN, or an infinity that makes one, in Q or K reaches the rows whose edges use it. In V it reaches every row with an
   edge to it, and where a tensor core multiplies it by 0 also others: those of the 16-row windows that gather it with
-  `fused3s` and `fused3s_paper`, of the 8-row windows with `flashsparse_*`, of the 128 x 128 blocks with `flex_attention`.
+  `fused3s` and `fused3s_paper`, of the 8-row windows with `flashsparse_*`, of 128 x 128 blocks with `flex_attention`.
   `sdpa_padded` is dense inside the groups of diagonal blocks that it packs: there a NaN reaches the whole group.
 * `flashsparse_naive` subtracts no maximum, as its name says: a score above 88 makes its row NaN (0 where only the sum
   overflows), and a row whose scores are all below -87 is 0.
