@@ -31,6 +31,8 @@ class DataConfig(Section):
     root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
     path: str | None = None  # the user's own graph; without it, source: file reads <root>/<name>.npz
     batch_size: int = Field(default=1024, ge=1)  # graphs in the batch, for data sets of many small graphs
+    order: Literal["dataset", "random"] = "dataset"  # of the graphs that the batch is taken from
+    split: Literal["train", "val", "test"] | None = None  # that it is taken from; null is what the published run used
 
     @model_validator(mode="after")
     def _source_agrees(self) -> Self:
@@ -42,7 +44,25 @@ class DataConfig(Section):
         reads_file = self.source == "file" or self.path is not None  # a user's graph has any name
         if not reads_file and not (Path(self.root) / f"{self.name}.npz").is_file():
             _check_choice("data.name", self.name, _dataset_names())
+        self._check_selection(reads_file)
         return self
+
+    def _check_selection(self, reads_file: bool) -> None:
+        is_single = not reads_file and self.name in _dataset_names() and not _is_collection(self.name)
+        for key, default in (("order", "dataset"), ("split", None)):
+            if (value := getattr(self, key)) == default:
+                continue
+            against = None
+            if is_single:
+                against = f"data.name = {self.name!r}: a single graph"
+            elif self.source == "synthetic":
+                against = "data.source = 'synthetic': a stand-in has neither an order nor splits"
+            elif reads_file and key == "split":
+                what = f"data.path = {self.path!r}" if self.path else "data.source = 'file'"
+                against = f"{what}: a file has no splits"
+            if against:
+                shown = "null" if default is None else repr(default)
+                raise ValueError(f"data.{key} = {value!r} and {against}; only data.{key}: {shown} is allowed")
 
 
 class ModelConfig(Section):
@@ -145,6 +165,12 @@ def _dataset_names() -> Sequence[str]:
     import data
 
     return tuple(data.names())
+
+
+def _is_collection(name: str) -> bool:
+    import data
+
+    return data.info(name).num_graphs is not None
 
 
 def _backend_names() -> Sequence[str]:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.canonical import canonical_edges, edge_hash
+from data.canonical import to_csr
 from data.entry import Dataset
-from data.graph import RawGraph
+from data.graph import CsrGraph, RawGraph
 
 if TYPE_CHECKING:
     from kernels.bsb import BSB
@@ -46,19 +46,18 @@ class MeasuredGraph:
     deciles: list[tuple[int, int]]
 
 
-def measure(raw: RawGraph) -> MeasuredGraph:
+def measure(raw: RawGraph | CsrGraph) -> MeasuredGraph:
     """Count the blocks of a graph."""
     from kernels.bsb import BSB
 
-    row, col, _ = canonical_edges(raw.row, raw.col, raw.num_nodes)
-    indptr = np.zeros(raw.num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(row, minlength=raw.num_nodes), out=indptr[1:])
-    bsb = BSB.from_csr(indptr, col)
+    graph = to_csr(raw)
+    bsb = BSB.from_csr(graph.indptr, graph.col)
     stats = bsb.stats()
-    figures = {"nodes": raw.num_nodes} | {key: stats[key] for key in TARGETS if key in stats}
+    figures = {"nodes": graph.num_nodes} | {key: stats[key] for key in TARGETS if key in stats}
     tenths = np.array_split(np.sort(bsb.tcb_row_offset.diff().numpy()), 10)
     deciles = [(int(tenth[0]), int(tenth[-1])) for tenth in tenths if tenth.size]
-    return MeasuredGraph(indptr, col, bsb, edge_hash(row, col, raw.num_nodes), figures, deciles)
+    indptr, indices = (array.astype(np.int64) for array in (graph.indptr, graph.col))  # keys of tiles need 64 bits
+    return MeasuredGraph(indptr, indices, bsb, graph.sha256, figures, deciles)
 
 
 def paper_figures(entry: Dataset) -> dict[str, float | None]:

@@ -1,9 +1,13 @@
-"""The one place that decides what the edge list of a binary A is: every edge once, sorted by row, then column."""
+"""The one place that decides what the edges of a binary A are: every edge once, sorted by row, then column."""
 
 import hashlib
 from typing import Any
 
 import numpy as np
+
+from data.graph import CsrGraph, RawGraph
+
+MAX_INT32 = 2**31 - 1
 
 
 def distinct(xp: Any, keys: Any) -> Any:
@@ -45,3 +49,22 @@ def edge_hash(row: np.ndarray, col: np.ndarray, num_nodes: int) -> str:
     for ids in (row, col):
         digest.update(np.ascontiguousarray(ids, dtype="<i8"))
     return digest.hexdigest()[:16]
+
+
+def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
+    """The canonical form of a graph; one that has it already, as a kept stand-in, is returned as it is."""
+    if isinstance(graph, CsrGraph):
+        return graph
+    row, col, removed = canonical_edges(graph.row, graph.col, graph.num_nodes)
+    ids = np.int32 if col.size <= MAX_INT32 else np.int64
+    indptr = np.zeros(graph.num_nodes + 1, ids)
+    np.cumsum(np.bincount(row, minlength=graph.num_nodes), out=indptr[1:])
+    return CsrGraph(
+        indptr=indptr,
+        col=col.astype(ids),
+        sha256=edge_hash(row, col, graph.num_nodes),
+        origin=graph.origin,
+        graph_sizes=graph.graph_sizes,
+        ndata=graph.ndata,
+        removed=removed,
+    )

@@ -7,7 +7,7 @@ stored is an edge, whatever its value.
                  [N, F]) and `label` (integer [N])
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
-                 local to their graph, each edge once); the first `batch_size` of them make the batch
+                 local to their graph, each edge once); `batch_size` of them make the batch
     .mtx         a square Matrix Market file in coordinate format
     .txt .txt.gz an edge list as SNAP publishes: two whitespace-separated integers a line, # comments
     .csv         an edge list in its first two columns, with or without a header line
@@ -28,6 +28,7 @@ import numpy as np
 
 from data.errors import DatasetMissingError
 from data.graph import MAX_NODES, RawGraph
+from data.selection import Selection, refusal
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -39,12 +40,12 @@ _COLLECTION = {"node_counts", "edge_counts", "u", "v"}
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
-def read_graph(path: str | Path, batch_size: int) -> RawGraph:
+def read_graph(path: str | Path, selection: Selection) -> RawGraph:
     """Read a graph file; the format follows from the file's ending (and the arrays in an .npz).
 
     Args:
         path: the file.
-        batch_size: graphs to take from a collection of small graphs; not used by the other formats.
+        selection: which graphs to take from a collection of small graphs; files have no splits.
 
     Raises:
         DatasetMissingError: there is no such file.
@@ -60,10 +61,14 @@ def read_graph(path: str | Path, batch_size: int) -> RawGraph:
         raise ValueError(f"{path}: not a file")
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty (0 bytes)")
-    return reader(path, batch_size)
+    raw = reader(path, selection)
+    why = f"{path} holds {'one graph' if raw.graph_sizes is None else 'no splits'}"
+    if wrong := refusal(selection, {"order": raw.graph_sizes is not None}, why):
+        raise ValueError(wrong)
+    return raw
 
 
-def _read_npz(path: Path, batch_size: int) -> RawGraph:
+def _read_npz(path: Path, selection: Selection) -> RawGraph:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: not an .npz archive, or truncated; fetch or write it again")
     with zipfile.ZipFile(path) as archive:
@@ -73,7 +78,7 @@ def _read_npz(path: Path, batch_size: int) -> RawGraph:
     if keys >= _AUTHORS:
         return _from_authors_arrays(path, _load_arrays(path, keys & (_AUTHORS | {"feat", "label"})))
     if keys >= _COLLECTION:
-        return _from_collection(path, _load_arrays(path, _COLLECTION), batch_size)
+        return _from_collection(path, _load_arrays(path, _COLLECTION), selection)
     raise ValueError(
         f"{path}: holds the arrays {sorted(keys)}; allowed are src_li, dst_li, num_nodes, or what "
         "scipy.sparse.save_npz writes, or node_counts, edge_counts, u, v"
@@ -127,7 +132,7 @@ def _from_scipy_npz(path: Path) -> RawGraph:
     return _from_matrix(path, matrix)
 
 
-def _read_mtx(path: Path, batch_size: int) -> RawGraph:
+def _read_mtx(path: Path, selection: Selection) -> RawGraph:
     import scipy.io
 
     try:
@@ -146,7 +151,7 @@ def _from_matrix(path: Path, matrix: "scipy.sparse.coo_matrix") -> RawGraph:
     return _checked(path, matrix.row.astype(np.int64), matrix.col.astype(np.int64), rows)
 
 
-def _from_collection(path: Path, arrays: dict[str, np.ndarray], batch_size: int) -> RawGraph:
+def _from_collection(path: Path, arrays: dict[str, np.ndarray], selection: Selection) -> RawGraph:
     sizes, edges, u, v = (_integers(path, key, arrays[key]) for key in ("node_counts", "edge_counts", "u", "v"))
     if sizes.size != edges.size:
         raise ValueError(f"{path}: node_counts has {sizes.size} entries and edge_counts {edges.size}; they must agree")
@@ -156,26 +161,30 @@ def _from_collection(path: Path, arrays: dict[str, np.ndarray], batch_size: int)
         raise ValueError(
             f"{path}: edge_counts sum to {edges.sum()}, u has {u.size} entries and v {v.size}; they must agree"
         )
-    if batch_size > sizes.size:
-        raise ValueError(f"batch_size: got {batch_size}; {path} holds {sizes.size} graphs")
-    sizes, edges = sizes[:batch_size], edges[:batch_size]
-    u, v = u[: edges.sum()], v[: edges.sum()]
+    picked = selection.pick(sizes.size, str(path))
+    first = (np.cumsum(edges) - edges)[picked]
+    sizes, edges = sizes[picked], edges[picked]
+    # The edges of the picked graphs, one graph after the other.
+    at = np.arange(edges.sum()) + np.repeat(first - (np.cumsum(edges) - edges), edges)
+    u, v = u[at], v[at]
     limit = np.repeat(sizes, edges)
     outside = np.flatnonzero((np.minimum(u, v) < 0) | (np.maximum(u, v) >= limit))
     if outside.size:
-        at = outside[0]
-        raise ValueError(f"{path}: edge {at} joins {u[at]} and {v[at]} in a graph of {limit[at]} nodes (ids from 0)")
+        bad = outside[0]
+        raise ValueError(
+            f"{path}: edge {at[bad]} joins {u[bad]} and {v[bad]} in a graph of {limit[bad]} nodes (ids from 0)"
+        )
     first = np.repeat(np.cumsum(sizes) - sizes, edges)
     u, v = u + first, v + first
     row, col = np.concatenate([u, v]), np.concatenate([v, u])  # a self loop twice, and once when canonical
-    return RawGraph(row, col, int(sizes.sum()), str(path), graph_sizes=sizes)
+    return RawGraph(row, col, int(sizes.sum()), selection.described(str(path)), graph_sizes=sizes)
 
 
-def _read_txt(path: Path, batch_size: int) -> RawGraph:
+def _read_txt(path: Path, selection: Selection) -> RawGraph:
     return _from_edge_list(path, separator=r"\s+", comment="#", header=None)
 
 
-def _read_csv(path: Path, batch_size: int) -> RawGraph:
+def _read_csv(path: Path, selection: Selection) -> RawGraph:
     with path.open(encoding="utf-8-sig", errors="replace") as lines:
         first = next((line for line in lines if line.strip()), "")
     has_header = not _starts_with_two_integers(first.split(","))
@@ -245,7 +254,7 @@ def _checked(
     return RawGraph(row, col, num_nodes, str(path), ndata=ndata or {})
 
 
-_READERS: dict[str, Callable[[Path, int], RawGraph]] = {
+_READERS: dict[str, Callable[[Path, Selection], RawGraph]] = {
     ".npz": _read_npz,
     ".mtx": _read_mtx,
     ".txt": _read_txt,

@@ -1,7 +1,8 @@
-"""What the sources give (`RawGraph`) and what a caller gets (`LoadedGraph`)."""
+"""What the sources give (`RawGraph`), its canonical form (`CsrGraph`) and what a caller gets (`LoadedGraph`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -33,6 +34,36 @@ class RawGraph:
     origin: str
     graph_sizes: np.ndarray | None = None
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class CsrGraph:
+    """A graph in canonical form: every edge once, sorted by row and then column.
+
+    Attributes:
+        indptr: [N + 1], where each row's edges start; int32, or int64 where there are 2^31 edges or more.
+        col: [nnz] of the same type, the columns.
+        sha256: see `GraphMeta`.
+        origin, graph_sizes, ndata: see `RawGraph`.
+        removed: duplicates that are left out.
+    """
+
+    indptr: np.ndarray
+    col: np.ndarray
+    sha256: str
+    origin: str
+    graph_sizes: np.ndarray | None = None
+    ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
+    removed: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        return self.indptr.size - 1
+
+    @cached_property
+    def row(self) -> np.ndarray:
+        """[nnz], the row of each edge; made when it is asked for."""
+        return np.repeat(np.arange(self.num_nodes, dtype=self.col.dtype), np.diff(self.indptr))
 
 
 @dataclass(frozen=True)
@@ -76,7 +107,7 @@ class GraphMeta:
 
 @dataclass(frozen=True, eq=False)
 class LoadedGraph:
-    """A DGLGraph on the CPU (int64 ids; a batch has `batch_num_nodes` set) and what is known about it."""
+    """A DGLGraph on the CPU (int32 ids; a batch has `batch_num_nodes` set) and what is known about it."""
 
     graph: "dgl.DGLGraph"
     meta: GraphMeta

@@ -8,13 +8,14 @@ from typing import get_args
 
 import numpy as np
 
-from data.canonical import canonical_edges, edge_hash
+from data.canonical import to_csr
 from data.download import fetch, fetch_nothing
 from data.entry import Dataset
 from data.errors import DatasetMissingError
 from data.files import read_graph
-from data.graph import GraphMeta, LoadedGraph, RawGraph, Source
+from data.graph import CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source
 from data.registry import REGISTRY, info
+from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
 from data.synthetic import NoStandIn, random_features, stand_in
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,10 @@ def load(
     source: str = "auto",
     path: str | os.PathLike[str] | None = None,
     batch_size: int = 1024,
+    order: Order = "dataset",
+    split: Split | None = None,
     seed: int = 0,
+    features: bool = True,
 ) -> LoadedGraph:
     """Load a graph, or a batch of small graphs, with node features.
 
@@ -49,11 +53,17 @@ def load(
         root: folder of the data sets; created when something is downloaded.
         source: "auto", "official", "file" or "synthetic".
         path: a graph file.
-        batch_size: for collections of small graphs, how many: the first ones in data set order.
-        seed: of the stand-in and of random features.
+        batch_size: for collections of small graphs, how many: the first ones in `order`.
+        order: "dataset", or "random" (by `seed`), of the graphs of a collection.
+        split: "train", "val" or "test", of the official collections; None is what the published run used: the whole
+            set for ogbg sets, train for the others. A stand-in has neither an order nor splits.
+        seed: of the stand-in, of a random order and of random features.
+        features: False leaves `ndata["feat"]` out where the source has none, which for a large graph takes longer to
+            make than its edges to load.
 
     Returns:
-        The DGLGraph on the CPU, int64 ids, edges sorted by destination (query) and then source (key), each once;
+        The DGLGraph on the CPU, edges sorted by destination (query) and then source (key), each once, int32 ids (int64
+        from 2^31 edges on). It is made in DGL's "csc" format alone; DGL makes the others when they are needed.
         `ndata["feat"]` is float32 [N, F] or int64 [N, C], `ndata["label"]` int64 [N] where known, [N, C] where
         a node has several.
 
@@ -63,8 +73,10 @@ def load(
         TypeError: an argument is of the wrong type.
         MemoryError: the graph would not fit.
     """
-    found_in, raw = find_graph(name, root=root, source=source, path=path, batch_size=batch_size, seed=seed)
-    return _finish(name, REGISTRY.get(name), found_in, raw, seed)
+    found_in, raw = find_graph(
+        name, root=root, source=source, path=path, batch_size=batch_size, order=order, split=split, seed=seed
+    )
+    return _finish(name, REGISTRY.get(name), found_in, raw, seed, features)
 
 
 def find_graph(
@@ -74,46 +86,61 @@ def find_graph(
     source: str = "auto",
     path: str | os.PathLike[str] | None = None,
     batch_size: int = 1024,
+    order: Order = "dataset",
+    split: Split | None = None,
     seed: int = 0,
-) -> tuple[Source, RawGraph]:
+) -> tuple[Source, RawGraph | CsrGraph]:
     """What `load` starts from: the source that had the graph, and its edges, possibly with duplicates.
 
     Arguments and errors are those of `load`.
     """
-    _check_arguments(name, source, path, batch_size, seed)
+    _check_arguments(name, source, path, batch_size, order, split, seed)
+    selection = Selection(batch_size, order, split, seed, name)
     root, path = Path(root), None if path is None else Path(path)
     local = root / f"{name}.npz"
     if path is not None or source == "file":
-        return "file", read_graph(path or local, batch_size)
+        return "file", read_graph(path or local, selection)
     if source == "auto" and name not in REGISTRY and local.is_file():
-        return "file", read_graph(local, batch_size)
+        return "file", read_graph(local, selection)
     entry = info(name)
+    if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
+        raise ValueError(wrong)
     if source == "synthetic":
+        if wrong := refusal(selection, {}, "a stand-in has neither an order nor splits"):
+            raise ValueError(wrong)
         return "synthetic", stand_in(entry, root, batch_size, seed)
     if source == "official":
-        return "official", _official(entry, root, batch_size)
+        return "official", _official(entry, root, selection)
 
     try:
-        return "official", entry.official(root, batch_size, fetch_nothing)
+        return "official", entry.official(root, selection, fetch_nothing)
     except DatasetMissingError:
         pass  # not here yet: a file of the user's comes before a download
     if local.is_file():
-        return "file", read_graph(local, batch_size)
+        return "file", read_graph(local, selection)
+    if not selection.is_default:  # which a stand-in cannot give
+        return "official", _official(entry, root, selection)
     try:
-        return "official", entry.official(root, batch_size, fetch)
+        return "official", entry.official(root, selection, fetch)
     except DatasetMissingError as missing:
         reason = str(missing)
     logger.warning("%s: not under %s; using a synthetic stand-in (source=synthetic): %s", name, root, reason)
     return "synthetic", stand_in(entry, root, batch_size, seed)
 
 
-def _check_arguments(name: object, source: object, path: object, batch_size: object, seed: object) -> None:
+def _check_arguments(
+    name: object, source: object, path: object, batch_size: object, order: object, split: object, seed: object
+) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name: got {type(name).__name__}; a string is needed")
     if source not in SOURCES:
         raise ValueError(f"source: got {source!r}; allowed are {', '.join(SOURCES)}")
     if path is not None and source not in ("auto", "file"):
         raise ValueError(f"path: got {str(path)!r} with source={source!r}; a path goes with source 'file' or 'auto'")
+    if order not in ORDERS:
+        raise ValueError(f"order: got {order!r}; allowed are {', '.join(ORDERS)}")
+    if split is not None and split not in SPLITS:
+        raise ValueError(f"split: got {split!r}; allowed are None, {', '.join(SPLITS)}")
     for argument, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{argument}: got {value!r}; an integer is needed")
@@ -121,45 +148,55 @@ def _check_arguments(name: object, source: object, path: object, batch_size: obj
             raise ValueError(f"{argument}: got {value}; {least} or more is allowed")
 
 
-def _official(entry: Dataset, root: Path, batch_size: int) -> RawGraph:
-    stand_in_instead = "" if isinstance(entry.synthetic, NoStandIn) else "source='synthetic' gives a stand-in; "
+def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph:
+    stand_in_instead = "source='synthetic' gives a stand-in; "
+    if isinstance(entry.synthetic, NoStandIn):
+        stand_in_instead = ""
+    elif not selection.is_default:
+        stand_in_instead = "source='synthetic' gives a stand-in, but only with order 'dataset' and no split; "
     remedy = (
         f"{stand_in_instead}a graph file of your own can be {root / entry.name}.npz or any path= "
         f"(the publisher: {entry.homepage})"
     )
     try:
-        return entry.official(root, batch_size, fetch)
+        return entry.official(root, selection, fetch)
     except DatasetMissingError as missing:
         raise DatasetMissingError(f"{entry.name}: not under {root}; {missing}; {remedy}") from missing
 
 
-def _finish(name: str, entry: Dataset | None, source: Source, raw: RawGraph, seed: int) -> LoadedGraph:
+def _finish(
+    name: str, entry: Dataset | None, source: Source, raw: RawGraph | CsrGraph, seed: int, features: bool
+) -> LoadedGraph:
     """Canonical edges, features where the source has none, the DGLGraph and its description."""
     import torch
 
     from kernels.dgl_compat import import_dgl
 
-    row, col, removed = canonical_edges(raw.row, raw.col, raw.num_nodes)
-    if removed:
-        logger.info("%s: removed %d duplicate edges of %d", name, removed, raw.row.size)
+    csr = to_csr(raw)
+    if csr.removed:
+        logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
 
-    ndata = dict(raw.ndata)
+    ndata = dict(csr.ndata)
     original = "feat" in ndata
     cardinalities = entry.feature_cardinalities if entry else None
     if original:
         cardinalities = cardinalities if ndata["feat"].dtype.kind == "i" else None
+        feature_dim = ndata["feat"].shape[1]
     else:
-        dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
-        ndata["feat"] = random_features(raw.num_nodes, dim, cardinalities, _rng(name, seed, "features"))
+        feature_dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
+        if features:
+            ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
 
-    # A row of A is a query, which is the destination of DGL's edge: see `data`.
-    graph = import_dgl().graph((torch.from_numpy(col), torch.from_numpy(row)), num_nodes=raw.num_nodes)
+    # A row of A is a query, which is the destination of DGL's edge (see `data`): A's rows are DGL's "csc".
+    indptr, col = torch.from_numpy(csr.indptr), torch.from_numpy(csr.col)
+    no_edge_ids = col.new_empty(0)  # edges are numbered as they come
+    graph = import_dgl().graph(("csc", (indptr, col, no_edge_ids)), num_nodes=csr.num_nodes)
     for key, values in ndata.items():
         graph.ndata[key] = torch.from_numpy(values)
-    if raw.graph_sizes is not None:
-        ends = np.searchsorted(row, np.cumsum(raw.graph_sizes))  # rows are sorted: a graph's edges are one run
-        graph.set_batch_num_nodes(torch.from_numpy(raw.graph_sizes))
-        graph.set_batch_num_edges(torch.from_numpy(np.diff(ends, prepend=0)))
+    if csr.graph_sizes is not None:
+        ends = csr.indptr[np.cumsum(csr.graph_sizes)]  # rows are sorted: a graph's edges are one run
+        graph.set_batch_num_nodes(torch.from_numpy(csr.graph_sizes).to(graph.idtype))
+        graph.set_batch_num_edges(torch.from_numpy(np.diff(ends, prepend=0)).to(graph.idtype))
 
     if entry:
         num_classes = entry.num_classes
@@ -170,19 +207,19 @@ def _finish(name: str, entry: Dataset | None, source: Source, raw: RawGraph, see
         GraphMeta(
             name=name,
             source=source,
-            origin=raw.origin,
-            task=entry.task if entry else ("node" if raw.graph_sizes is None else "graph"),
-            num_nodes=raw.num_nodes,
-            num_edges=row.size,
-            num_graphs=1 if raw.graph_sizes is None else raw.graph_sizes.size,
+            origin=csr.origin,
+            task=entry.task if entry else ("node" if csr.graph_sizes is None else "graph"),
+            num_nodes=csr.num_nodes,
+            num_edges=csr.col.size,
+            num_graphs=1 if csr.graph_sizes is None else csr.graph_sizes.size,
             feature_kind="categorical" if cardinalities else "float",
-            feature_dim=ndata["feat"].shape[1],
+            feature_dim=feature_dim,
             feature_cardinalities=cardinalities,
             features="original" if original else "random",
             num_classes=num_classes,
             licence=entry.licence if entry else "",
             citation=entry.citation if entry else "",
-            sha256=edge_hash(row, col, raw.num_nodes),
+            sha256=csr.sha256,
         ),
     )
 

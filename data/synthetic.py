@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from data.canonical import to_csr
 from data.errors import DatasetMissingError
-from data.graph import RawGraph
+from data.graph import CsrGraph, RawGraph
 from data.memory import require_memory
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GENERATOR_VERSION = 1  # counts up when the same seed gives another graph
+LAYOUT_VERSION = 2  # counts up when kept files hold other arrays
 CACHED_FROM_EDGES = 1_000_000  # smaller stand-ins are made in less time than a file is worth
 GPU_BYTES_PER_EDGE = 64
 
@@ -44,30 +46,49 @@ class NoStandIn:
         )
 
 
-def stand_in(entry: "Dataset", root: Path, batch_size: int, seed: int) -> RawGraph:
+def stand_in(entry: "Dataset", root: Path, batch_size: int, seed: int) -> RawGraph | CsrGraph:
     """The stand-in of an entry; large ones are kept below `root`/synthetic and read from there the next time.
 
     Raises:
         DatasetMissingError: there is none for this entry.
-        ValueError: the kept file is damaged.
+        ValueError: the kept file is damaged, or of another version.
     """
-    edges = entry.nnz * (batch_size / entry.num_graphs if entry.num_graphs else 1)
     stream = np.random.default_rng([seed, zlib.crc32(entry.name.encode())])
     graph_seed = int(stream.integers(2**63))
-    if edges < CACHED_FROM_EDGES or isinstance(entry.synthetic, NoStandIn):
+    path = kept_file(entry, root, batch_size, seed)
+    if path is None:
         return entry.synthetic.generate(entry, batch_size, graph_seed)
-
-    recipe = f"{GENERATOR_VERSION} {entry.synthetic} {entry.num_nodes} {entry.nnz} {batch_size} {seed}"
-    key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
-    path = root / "synthetic" / f"{entry.name}-seed{seed}-{key}.npz"
+    recipe = _recipe(entry, batch_size, seed)
     if path.exists():
-        return _read(path)
+        return _read(path, recipe)
     logger.info("%s: making the synthetic stand-in of %s edges, once", entry.name, f"{entry.nnz:,}")
+    if others := sorted(path.parent.glob(f"{entry.name}-seed{seed}-*.npz")):
+        text = ", ".join(map(str, others))
+        logger.info("%s: of another version or batch size, not used and left as they are: %s", entry.name, text)
     start = time.perf_counter()
-    raw = entry.synthetic.generate(entry, batch_size, graph_seed, _array_module(edges))
+    array_module = _array_module(_expected_edges(entry, batch_size))
+    graph = to_csr(entry.synthetic.generate(entry, batch_size, graph_seed, array_module))
     logger.info("%s: made in %.0f s; keeping it in %s", entry.name, time.perf_counter() - start, path)
-    _write(path, raw)
-    return raw
+    _write(path, graph, recipe)
+    return graph
+
+
+def kept_file(entry: "Dataset", root: Path, batch_size: int, seed: int) -> Path | None:
+    """Where the stand-in is kept, whether it is there or not; None if it is made each time, or cannot be made."""
+    if _expected_edges(entry, batch_size) < CACHED_FROM_EDGES or isinstance(entry.synthetic, NoStandIn):
+        return None
+    key = hashlib.sha256(_recipe(entry, batch_size, seed).encode()).hexdigest()[:12]
+    return root / "synthetic" / f"{entry.name}-seed{seed}-{key}.npz"
+
+
+def _recipe(entry: "Dataset", batch_size: int, seed: int) -> str:
+    """All that decides what a kept file holds."""
+    version = f"{GENERATOR_VERSION}.{LAYOUT_VERSION}"
+    return f"{version} {entry.name} {entry.synthetic} {entry.num_nodes} {entry.nnz} {batch_size} {seed}"
+
+
+def _expected_edges(entry: "Dataset", batch_size: int) -> float:
+    return entry.nnz * (batch_size / entry.num_graphs if entry.num_graphs else 1)
 
 
 def _array_module(edges: float) -> Any:
@@ -81,17 +102,14 @@ def _array_module(edges: float) -> Any:
     return cupy if free > edges * GPU_BYTES_PER_EDGE else np
 
 
-def _write(path: Path, raw: RawGraph) -> None:
-    """Keep the edges as row ends and int32 columns, whole or not at all."""
+def _write(path: Path, graph: CsrGraph, recipe: str) -> None:
+    """Keep a graph, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    order = None if np.all(raw.row[1:] >= raw.row[:-1]) else np.lexsort((raw.col, raw.row))
-    arrays = {
-        "row_counts": np.bincount(raw.row, minlength=raw.num_nodes).astype(np.int32),
-        "col": (raw.col if order is None else raw.col[order]).astype(np.int32),
-        "origin": np.array(raw.origin),
-    }
-    if raw.graph_sizes is not None:
-        arrays["graph_sizes"] = raw.graph_sizes
+    arrays = {"indptr": graph.indptr, "col": graph.col}
+    texts = {"sha256": graph.sha256, "origin": graph.origin, "recipe": recipe}
+    arrays |= {key: np.array(text) for key, text in texts.items()}
+    if graph.graph_sizes is not None:
+        arrays["graph_sizes"] = graph.graph_sizes
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
         try:
             np.savez(file, **arrays)
@@ -103,22 +121,31 @@ def _write(path: Path, raw: RawGraph) -> None:
             raise
 
 
-def _read(path: Path) -> RawGraph:
+def _read(path: Path, recipe: str) -> CsrGraph:
+    """A kept graph. Its bytes are those that were written, as zip's checksums say, so edges and hash are not checked.
+
+    Raises:
+        ValueError: it is damaged, or of another recipe.
+    """
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no .npz archive, or truncated")
         with np.load(path, allow_pickle=False) as archive:
+            found = str(archive["recipe"]) if "recipe" in archive.files else "of an older version"
+            if found != recipe:
+                raise ValueError(f"it is another stand-in: {found!r}, and not {recipe!r}")
             arrays = {name: archive[name] for name in archive.files}
-        counts, col = arrays["row_counts"], arrays["col"]
-        if counts.sum(dtype=np.int64) != col.size:
-            raise ValueError(f"row_counts sum to {counts.sum(dtype=np.int64)}, col has {col.size} entries")
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: the kept stand-in is damaged ({error}); delete it, and it is made anew") from error
-    return RawGraph(
-        row=np.repeat(np.arange(counts.size), counts),
-        col=col.astype(np.int64),
-        num_nodes=counts.size,
-        origin=str(arrays["origin"]),
-        graph_sizes=arrays.get("graph_sizes"),
-    )
+        indptr, col, sha256, origin = (arrays[name] for name in ("indptr", "col", "sha256", "origin"))
+        if indptr.dtype != col.dtype or indptr[0] != 0 or indptr[-1] != col.size or np.any(indptr[1:] < indptr[:-1]):
+            raise ValueError(f"indptr must rise from 0 to the {col.size} entries of col")
+        if col.size and (col.min() < 0 or col.max() >= indptr.size - 1):
+            raise ValueError(f"col must be within 0 .. {indptr.size - 2}")
+    except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path}: the kept stand-in is damaged, or not the one that is wanted ({error}); "
+            "delete it, and it is made anew"
+        ) from error
+    return CsrGraph(indptr, col, str(sha256), str(origin), graph_sizes=arrays.get("graph_sizes"))
 
 
 def random_features(

@@ -23,6 +23,11 @@ COLUMNS = {
     "deciles": ("dataset", "source", "decile", "ours_min", "ours_max", "paper_min", "paper_max", "status"),
     "formats": ("dataset", "source", "format", "formula_bits", "built_bits", "built_over_formula"),
     "costs": ("dataset", "source", "edges", "graph_s", "blocks_s", "peak_memory_mib"),
+    "loading": (
+        *("dataset", "source", "edges", "file_bytes", "read_s", "edges_s", "graph_s", "load_s"),
+        *("graph_over_read", "load_over_read", "repeats", "cores"),
+        *("device", "date", "commit", "dirty", "python", "torch", "dgl"),
+    ),
 }
 
 

@@ -204,7 +204,7 @@ class Problem:
         return self._reference(torch.device("cpu"))
 
     def _reference(self, device: torch.device) -> torch.Tensor:
-        key, query = (ends.to(device) for ends in self.graph.edges())
+        key, query = (ends.to(device).long() for ends in self.graph.edges())
         q, k, v = (tensor.to(device)[:, None] for tensor in self.inputs)
         return edge_softmax_attention(q, k, v, query, key, self.scale)[:, 0].cpu()
 

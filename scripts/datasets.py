@@ -4,6 +4,7 @@
     python scripts/datasets.py info NAME
     python scripts/datasets.py fetch NAME ... | --all
     python scripts/datasets.py stats NAME ... | --all [--source synthetic]
+    python scripts/datasets.py load-times NAME ...
 
 Exit status: 0, or 1 if a set could not be fetched or a stand-in is off its targets, or 2 for anything that stopped it.
 """
@@ -20,6 +21,7 @@ from typing import Annotated
 # Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -30,10 +32,13 @@ from data import tables
 from data.block_stats import NOT_PUBLISHED, measure, paper_figures
 from data.download import fetch as download
 from data.format_plot import plot_formats
+from data.load_times import time_loading
 from data.loader import find_graph
+from results.provenance import provenance
 
 USER_ERRORS = (ValueError, OSError, MemoryError, data.DatasetMissingError)
-LOADED_BYTES_PER_EDGE = 16  # two int64 ids
+LOADED_BYTES_PER_EDGE = 4  # an int32 column
+LOADED_BYTES_PER_NODE = 4  # where its row starts
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -141,6 +146,27 @@ def stats(
     raise typer.Exit(1 if off else 0)
 
 
+@app.command()
+def load_times(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sets whose stand-ins are kept on disk.")],
+    root: Root = Path("datasets"),
+    seed: Annotated[int, typer.Option(help="Seed of stand-ins.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; the median is kept.")] = 7,
+    out: Annotated[Path, typer.Option(help="Folder of the table.")] = Path("results/tables"),
+) -> None:
+    """Time of loading a kept stand-in, beside that of reading its file; makes it first where it is not there."""
+    with short_errors():
+        columns = tables.COLUMNS["loading"]
+        for name in _chosen(names, everything=False):
+            row = time_loading(data.info(name), root, seed, repeats)
+            where = provenance(torch.device("cpu")).model_dump()
+            row |= {column: where[column] for column in columns if column not in row}
+            tables.merge_csv(out / "loading.csv", columns, [row])
+            shown = (f"{step.removesuffix('_s')} {row[step]} s" for step in ("read_s", "edges_s", "graph_s", "load_s"))
+            console.print(Text(f"{name}: {', '.join(shown)}; graph / read = {row['graph_over_read']}"))
+        console.print(Text(f"table in {out / 'loading.csv'}"))
+
+
 def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, out: Path) -> int:
     """Measure one set and merge it into the tables; how many figures of a stand-in are off their targets."""
     entry = data.info(name)
@@ -194,7 +220,7 @@ def _chosen(names: list[str] | None, everything: bool) -> list[str]:
 
 def _gibibytes(entry: data.Dataset) -> str:
     width = 8 if entry.feature_cardinalities else 4
-    size = entry.nnz * LOADED_BYTES_PER_EDGE + entry.num_nodes * entry.feature_dim * width
+    size = entry.nnz * LOADED_BYTES_PER_EDGE + entry.num_nodes * (LOADED_BYTES_PER_NODE + entry.feature_dim * width)
     return f"{size / 2**30:.2f} GiB"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from data.download import Fetch
 from data.graph import RawGraph
+from data.selection import Selection
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +47,11 @@ class OfficialSource(ABC):
         """What `load` reads, in the official layout below `root`."""
 
     @abstractmethod
-    def load(self, root: Path, batch_size: int) -> RawGraph:
-        """The graph, or the batch of the first `batch_size` graphs.
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        """The graph, or the batch that `selection` names; a single graph has no use for it.
 
         Raises:
-            ValueError: the files are there but cannot be read, or batch_size exceeds the data set.
+            ValueError: the files are there but cannot be read, or the batch exceeds the data set.
             MemoryError: they would not fit.
         """
 
@@ -64,9 +65,9 @@ class OfficialSource(ABC):
             if not remote.target.exists():
                 fetch(remote.url, remote.target, member=remote.member, known_hash=remote.known_hash)
 
-    def __call__(self, root: Path, batch_size: int, fetch: Fetch) -> RawGraph:
+    def __call__(self, root: Path, selection: Selection, fetch: Fetch) -> RawGraph:
         self.fetch(root, fetch)
-        return self.load(root, batch_size)
+        return self.load(root, selection)
 
 
 def from_dgl(graph: Any, origin: str, *, batched: bool = False) -> RawGraph:
@@ -85,17 +86,16 @@ def from_dgl(graph: Any, origin: str, *, batched: bool = False) -> RawGraph:
     )
 
 
-def first_graphs(graphs: Sequence[Any], batch_size: int, what: str) -> Any:
-    """The first `batch_size` DGLGraphs as one batch, without edge features.
+def batch_of(graphs: Sequence[Any], selection: Selection, what: str) -> Any:
+    """The selected DGLGraphs of a split as one batch, without edge features.
 
     Raises:
         ValueError: there are fewer.
     """
     from kernels.dgl_compat import import_dgl
 
-    if batch_size > len(graphs):
-        raise ValueError(f"batch_size: got {batch_size}; {what} has {len(graphs)} graphs")
-    return import_dgl().batch(graphs[:batch_size], edata=None)
+    picked = selection.pick(len(graphs), what)
+    return import_dgl().batch([graphs[i] for i in picked.tolist()], edata=None)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Collections of small graphs through their classes in `dgl.data`: ZINC and the Long Range Graph Benchmark (LRGB).
 
-The batch is the first graphs of the `train` split. LRGB's classes unpickle their publisher's own files, and no others.
+The published run's split is `train`. LRGB's classes unpickle their publisher's own files, and no others.
 """
 
 import importlib
@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from data.graph import RawGraph
-from data.sources.base import OfficialSource, Remote, first_graphs, from_dgl, reading
+from data.selection import Selection
+from data.sources.base import OfficialSource, Remote, batch_of, from_dgl, reading
 from data.sources.dgl_graphs import dgl_class, located
+
+PUBLISHED_SPLIT = "train"
 
 
 def lrgb_class(name: str) -> Any:
@@ -37,12 +40,14 @@ class Zinc(OfficialSource):
         there = located(dgl_class("ZINCDataset"), root)
         return [Remote(there.url, Path(there.raw_path))]
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
-        loader = dgl_class("ZINCDataset")
+        split = selection.split or PUBLISHED_SPLIT
+        mode = {"val": "valid"}.get(split, split)
         with reading(remote.target):
-            graphs = loader(mode="train", raw_dir=str(root))._graphs
-        return from_dgl(first_graphs(graphs, batch_size, str(remote.target)), remote.url, batched=True)
+            graphs = dgl_class("ZINCDataset")(mode=mode, raw_dir=str(root))._graphs
+        batch = batch_of(graphs, selection, f"{remote.target}, {split}")
+        return from_dgl(batch, selection.described(remote.url), batched=True)
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,13 @@ class Superpixels(OfficialSource):
         there = located(lrgb_class(self.class_name), root)
         return [Remote(there.url.strip(), Path(there.save_path), member=self.folder)]  # DGL's URLs hold line breaks
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
+        split = selection.split or PUBLISHED_SPLIT
         with reading(remote.target):
-            graphs = lrgb_class(self.class_name)(raw_dir=str(root), verbose=False).graphs
-        return from_dgl(first_graphs(graphs, batch_size, str(remote.target)), remote.url, batched=True)
+            graphs = lrgb_class(self.class_name)(raw_dir=str(root), split=split, verbose=False).graphs
+        batch = batch_of(graphs, selection, f"{remote.target}, {split}")
+        return from_dgl(batch, selection.described(remote.url), batched=True)
 
 
 @dataclass(frozen=True)
@@ -84,16 +91,18 @@ class Peptides(OfficialSource):
         split_url, split_md5 = there.url_stratified_split.strip(), there.md5sum_stratified_split
         return [molecules, Remote(split_url, Path(there.split_data_path), known_hash=f"md5:{split_md5}")]
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         loader = lrgb_class(self.class_name)
         there = located(loader, root)
         folder = Path(there.raw_path)
         if not there.has_cache():
             _require_rdkit(folder)
+        split = selection.split or PUBLISHED_SPLIT
         with reading(folder):
             dataset = loader(raw_dir=str(root), verbose=False)
-            graphs = [dataset.graphs[i] for i in dataset.get_idx_split()["train"].tolist()[:batch_size]]
-        return from_dgl(first_graphs(graphs, batch_size, f"{folder}, train"), there.url.strip(), batched=True)
+            graphs = [dataset.graphs[i] for i in dataset.get_idx_split()[split].tolist()]
+        batch = batch_of(graphs, selection, f"{folder}, {split}")
+        return from_dgl(batch, selection.described(there.url.strip()), batched=True)
 
 
 def _require_rdkit(folder: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.graph import RawGraph
+from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, from_dgl, reading
 
 
@@ -43,7 +44,7 @@ class DglGraph(OfficialSource):
         there = located(dgl_class(self.class_name), root, **self.options)
         return [Remote(there.url, Path(there.raw_path, self.file))]
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
         with reading(remote.target):
             graph = dgl_class(self.class_name)(raw_dir=str(root), verbose=False, **self.options)[0]

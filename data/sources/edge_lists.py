@@ -8,6 +8,7 @@ import numpy as np
 
 from data.files import read_graph
 from data.graph import RawGraph
+from data.selection import Selection
 from data.sources.base import OfficialSource, Remote
 
 
@@ -30,8 +31,8 @@ class EdgeList(OfficialSource):
     def files(self, root: Path) -> Sequence[Remote]:
         return [Remote(self.url, root / self.file, member=self.member)]
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
-        raw = replace(read_graph(root / self.file, batch_size), origin=self.url)
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        raw = replace(read_graph(root / self.file, selection), origin=self.url)
         if not self.both_directions:
             return raw
         return replace(raw, row=np.concatenate([raw.row, raw.col]), col=np.concatenate([raw.col, raw.row]))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from data.graph import RawGraph
+from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 
 FOLDER = "elliptic_bitcoin_dataset"  # as in the archive of Kaggle, where the publisher has it, behind a login
@@ -20,7 +21,7 @@ class Elliptic(OfficialSource):
     def files(self, root: Path) -> Sequence[Remote]:
         return [Remote(f"{MIRROR}/{name}.zip", root / FOLDER / name, name) for name in (FEATURES, EDGES, CLASSES)]
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         import pandas as pd
 
         folder = root / FOLDER

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data.graph import RawGraph
+from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 
 DRIVE = "https://drive.usercontent.google.com/download?confirm=t&id="
@@ -35,7 +36,7 @@ class GraphSaint(OfficialSource):
             Remote(DRIVE + self.features_id, root / self.folder / "feats.npy"),
         ]
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         import scipy.sparse
 
         adjacency, features = self.files(root)

@@ -10,6 +10,7 @@ from data.download import Fetch
 from data.errors import DatasetMissingError
 from data.graph import RawGraph
 from data.memory import require_memory
+from data.selection import Selection
 from data.sources.base import LOADING_BYTES_PER_EDGE, OfficialSource, Remote, reading
 
 
@@ -38,7 +39,7 @@ class Igb(OfficialSource):
             )
         super().fetch(root, fetch)
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         folder = root / self.size / "processed"
         with reading(folder):
             edges = np.load(folder / "paper__cites__paper" / "edge_index.npy", mmap_mode="r")

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from data.graph import RawGraph
-from data.sources.base import OfficialSource, Remote, first_graphs, from_dgl, reading
+from data.selection import Selection
+from data.sources.base import OfficialSource, Remote, batch_of, from_dgl, reading
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,25 @@ class OgbSource(OfficialSource):
 
 
 class OgbGraphs(OgbSource):
-    """The first graphs of an ogbg set, in data set order, as one batch without edge features."""
+    """Graphs of an ogbg set as one batch without edge features; the published run took them from the set as a whole."""
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         folder = self.checked_folder(root)
         with reading(folder):
             dataset = self.package().DglGraphPropPredDataset(name=self.name, root=str(root))
-        raw = from_dgl(first_graphs(dataset.graphs, batch_size, str(folder)), self.about()["url"], batched=True)
+            graphs = dataset.graphs
+            if selection.split:
+                ids = dataset.get_idx_split()[{"val": "valid"}.get(selection.split, selection.split)]
+                graphs = [graphs[i] for i in ids.tolist()]
+        batch = batch_of(graphs, selection, f"{folder}, {selection.split}" if selection.split else str(folder))
+        raw = from_dgl(batch, selection.described(self.about()["url"]), batched=True)
         return replace(raw, row=raw.col, col=raw.row)
 
 
 class OgbNodes(OgbSource):
     """An ogbn set: one graph with features and labels."""
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         folder = self.checked_folder(root)
         with reading(folder):
             graph, labels = self.package().DglNodePropPredDataset(name=self.name, root=str(root))[0]

@@ -7,6 +7,7 @@ import numpy as np
 
 from data.graph import RawGraph
 from data.memory import require_memory
+from data.selection import Selection
 from data.sources.base import LOADING_BYTES_PER_EDGE, reading
 from data.sources.ogb_sets import OgbSource
 
@@ -14,7 +15,7 @@ from data.sources.ogb_sets import OgbSource
 class Papers100M(OgbSource):
     """`raw/data.npz`: the features are mapped, the edges read; labels, which 1.4 % of the nodes have, are left out."""
 
-    def load(self, root: Path, batch_size: int) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph:
         archive = self.checked_folder(root) / "raw" / "data.npz"
         with reading(archive):
             edges, features = (map_npz_array(archive, name) for name in ("edge_index", "node_feat"))

@@ -84,6 +84,8 @@ def test_sha_names_the_resolved_values_not_the_way_they_were_given(write):
         ("model.dim=512", ["model.dim = 512 and model.heads = 1", "multiples of 8 up to 256"]),
         ("data.name=coar", ["data.name = 'coar'", "did you mean 'cora'", "pubmed"]),
         ("data.source=offical", ["data.source = 'offical'", "did you mean 'official'"]),
+        ("data.order=sorted", ["data.order = 'sorted'", "'dataset' or 'random'"]),
+        ("data.split=valid", ["data.split = 'valid'", "'train', 'val' or 'test'"]),
         ("data.name=12", ["data.name = 12", "valid string"]),
         (
             "attention.backend=fused3s_papr",
@@ -109,6 +111,12 @@ def test_wrong_value_is_named_with_what_is_allowed(write, override, parts):
     ("overrides", "both"),
     [
         (["data.source=synthetic", "data.path=a.npz"], ["data.source = 'synthetic'", "data.path = 'a.npz'"]),
+        (["data.split=test"], ["data.split = 'test'", "data.name = 'cora': a single graph", "only data.split: null"]),
+        (["data.order=random"], ["data.order = 'random'", "data.name = 'cora'", "only data.order: 'dataset'"]),
+        (["data.name=zinc", "data.split=val", "data.source=synthetic"], ["data.split = 'val'", "data.source = 'synth"]),
+        (["data.name=zinc", "data.order=random", "data.source=synthetic"], ["data.order = 'random'", "a stand-in has"]),
+        (["data.name=zinc", "data.split=val", "data.path=a.npz"], ["data.split = 'val'", "data.path = 'a.npz'"]),
+        (["data.name=zinc", "data.split=val", "data.source=file"], ["data.split = 'val'", "data.source = 'file'"]),
         (["attention.backend=fused3s_paper", "runtime.device=cpu"], ["'fused3s_paper'", "runtime.device = 'cpu'"]),
         (
             ["attention.backend=fused3s_paper", "attention.dtype=float32"],
@@ -160,3 +168,18 @@ def test_an_unregistered_name_is_fine_with_a_file(write, tmp_path):
     assert load_config(path).data.name == "mine"
     (tmp_path / "local.npz").touch()
     assert load_config(write(f"data: {{name: local, root: '{tmp_path}'}}\n")).data.name == "local"
+
+
+@pytest.mark.parametrize(
+    "overrides", [["data.split=val"], ["data.order=random", "data.source=file"], ["data.split=null"]]
+)
+def test_order_and_split_of_a_collection(write, overrides):
+    config = load_config(write("data: {name: zinc}\n"), overrides)
+    keys = {key.removeprefix("data."): value for key, value in (override.split("=") for override in overrides)}
+    for key, value in keys.items():
+        assert getattr(config.data, key) == (None if value == "null" else value)
+
+
+def test_the_published_run_is_the_default_of_order_and_split():
+    data = Config(data={"name": "zinc"}).data
+    assert (data.batch_size, data.order, data.split) == (1024, "dataset", None)

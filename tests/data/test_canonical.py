@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.canonical import canonical_edges, edge_hash
+from data.canonical import canonical_edges, edge_hash, to_csr
+from data.graph import RawGraph
 
 
 @st.composite
@@ -46,3 +47,16 @@ def test_large_ids_do_not_overflow():
     last = 2**31 - 2
     row, col, removed = canonical_edges(np.array([last, 0, last]), np.array([last, last, last]), last + 1)
     assert (row.tolist(), col.tolist(), removed) == ([0, last], [last, last], 1)
+
+
+@given(edge_lists())
+def test_csr_holds_the_canonical_edges(drawn):
+    edges, num_nodes = drawn
+    row, col, removed = canonical_edges(edges[:, 0], edges[:, 1], num_nodes)
+    csr = to_csr(RawGraph(edges[:, 0], edges[:, 1], num_nodes, "here"))
+    assert (csr.num_nodes, csr.removed, csr.origin) == (num_nodes, removed, "here")
+    assert csr.indptr.dtype == csr.col.dtype == np.int32
+    assert np.array_equal(csr.row, row)
+    assert np.array_equal(csr.col, col)
+    assert csr.sha256 == edge_hash(row, col, num_nodes)
+    assert to_csr(csr) is csr

@@ -2,6 +2,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import io
 import tarfile
 import threading
 import time
@@ -193,3 +194,71 @@ def test_cora_downloaded_as_dgl_publishes_it(tmp_path, monkeypatch, site, write_
     assert (loaded.meta.source, loaded.meta.num_edges) == ("official", 1200)
     assert loaded.meta.origin == url + "dataset/cora_v2.zip"
     assert len(list(root.iterdir())) == 1
+
+
+def packed(ending, files):
+    """A .zip or .tar.gz of files by their paths."""
+    stream = io.BytesIO()
+    if ending == ".zip":
+        with zipfile.ZipFile(stream, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+    else:
+        with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+            for name, text in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+    return stream.getvalue()
+
+
+EDGE_LISTS = {
+    # GEMSEC's archive holds eight graphs, MUSAE's features and labels beside its edges; only the edges are kept.
+    "artist": (
+        ".tar.gz",
+        {
+            "facebook_clean_data/artist_edges.csv": "node_1,node_2\n0,2\n0,1\n",
+            "facebook_clean_data/tvshow_edges.csv": "node_1,node_2\n5,6\n",
+        },
+        [(0, 1), (0, 2)],
+    ),
+    "musae-github": (
+        ".zip",
+        {
+            "git_web_ml/musae_git_edges.csv": "id_1,id_2\n0,2\n0,1\n",
+            "git_web_ml/musae_git_features.json": '{"0": [1574, 3773], "1": [], "2": [9]}',
+            "git_web_ml/musae_git_target.csv": "id,name,ml_target\n0,Eiryyy,0\n1,a,1\n2,b,0\n",
+        },
+        [(0, 1), (0, 2), (1, 0), (2, 0)],
+    ),
+    "blog": (
+        ".zip",
+        {
+            "readme.html": "<html></html>",
+            "soc-BlogCatalog.mtx": "%%MatrixMarket matrix coordinate pattern symmetric\n3 3 2\n2 1\n3 1\n",
+        },
+        [(0, 1), (0, 2), (1, 0), (2, 0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDGE_LISTS)
+def test_edge_lists_in_their_publishers_archives(tmp_path, monkeypatch, reachable, name):
+    ending, files, edges = EDGE_LISTS[name]
+    (remote,) = data.info(name).official.files(tmp_path)
+    assert remote.url.endswith(ending)
+    serve(monkeypatch, packed(ending, files))
+    loaded = data.load(name, root=tmp_path, source="official")
+    keys, queries = loaded.graph.edges()
+    assert list(zip(queries.tolist(), keys.tolist(), strict=True)) == edges
+    assert (loaded.meta.num_nodes, loaded.meta.features, loaded.meta.origin) == (3, "random", remote.url)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [remote.target]  # and nothing else was kept
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", None)  # the second time nothing is downloaded
+    assert data.load(name, root=tmp_path, source="official").meta == loaded.meta
+
+
+def test_an_archive_without_the_edge_list_leaves_nothing(tmp_path, monkeypatch, reachable):
+    serve(monkeypatch, packed(".tar.gz", {"facebook_clean_data/tvshow_edges.csv": "node_1,node_2\n5,6\n"}))
+    with pytest.raises(data.DatasetMissingError, match=r"gemsec_facebook_dataset\.tar\.gz: .*nothing was kept"):
+        data.load("artist", root=tmp_path, source="official")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -90,7 +90,7 @@ def test_every_format_gives_the_same_graph_with_rows_as_queries(tmp_path, file):
     loaded = load(write(tmp_path / file))
     assert np.array_equal(dense(loaded), MATRIX.toarray())
     assert loaded.graph.in_degrees().tolist() == [2, 1, 2, 0]  # edges by query
-    assert loaded.graph.idtype == torch.int64
+    assert loaded.graph.idtype == torch.int32
     assert loaded.meta.sha256 == load(authors_npz(tmp_path / "other.npz")).meta.sha256
     assert (loaded.meta.source, loaded.meta.origin, loaded.meta.name) == ("file", str(tmp_path / file), "mine")
     assert (loaded.meta.num_nodes, loaded.meta.num_edges, loaded.meta.num_graphs) == (4, 5, 1)
@@ -254,7 +254,7 @@ BAD = {
     "id of next graph": (collection(v=[1, 3, 1, 1, 2, 3]), "edge 1 joins 1 and 3 in a graph of 3 nodes"),
     "too few graphs": (
         collection(node_counts=[3, 6], edge_counts=[2, 4]),
-        r"batch_size: got 3; .*c\.npz holds 2 graphs",
+        r"batch_size: got 3; .*c\.npz has 2 graphs. Set batch_size \(data.batch_size",
     ),
 }
 

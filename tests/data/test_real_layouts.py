@@ -16,6 +16,7 @@ import torch
 
 import data
 from data.block_stats import measure, paper_figures
+from data.graph import RawGraph
 from data.loader import find_graph
 from kernels.dgl_compat import import_dgl
 
@@ -134,27 +135,42 @@ def test_damaged_elliptic_is_named(tmp_path, damage):
         data.load("elliptic", root=tmp_path, source="official")
 
 
-def test_ogbn_arxiv_csv_and_its_direction(tmp_path, real):
-    row, col, num_nodes = real("ogbn-arxiv")
-    raw_dir = tmp_path / "ogbn_arxiv" / "raw"
-    raw_dir.mkdir(parents=True)
-    (tmp_path / "ogbn_arxiv" / "RELEASE_v1.txt").write_text("")
+def write_ogb_nodes(folder, row, col, num_nodes, num_classes):
+    (folder / "raw").mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
     tables = {
         "edge": np.stack([row, col], 1),
         "num-node-list": [[num_nodes]],
         "num-edge-list": [[row.size]],
         "node-feat": np.full((num_nodes, 2), 0.5),
-        "node-label": np.arange(num_nodes)[:, None] % 40,
+        "node-label": np.arange(num_nodes)[:, None] % num_classes,
         "node_year": np.full((num_nodes, 1), 2020),
     }
     for name, rows in tables.items():
         options = {"compression": {"method": "gzip", "compresslevel": 1}, "header": False, "index": False}
-        pd.DataFrame(rows).to_csv(raw_dir / f"{name}.csv.gz", **options)
+        pd.DataFrame(rows).to_csv(folder / "raw" / f"{name}.csv.gz", **options)
+
+
+def test_ogbn_arxiv_csv_and_its_direction(tmp_path, real):
+    row, col, num_nodes = real("ogbn-arxiv")
+    write_ogb_nodes(tmp_path / "ogbn_arxiv", row, col, num_nodes, num_classes=40)
     raw = assert_is_the_real_graph("ogbn-arxiv", tmp_path, (row, col, num_nodes))
     figures = measure(raw).figures
     shown = [round(figures[key], 2) for key in ("tcb_per_rw_mean", "tcb_per_rw_cv", "nnz_per_tcb_mean")]
     assert shown == [13.75, 0.50, 8.02]
     assert raw.ndata["label"][:3].tolist() == [0, 1, 2]
+
+
+def test_ogbn_products_csv_holds_each_edge_once(tmp_path, real):
+    row, col, num_nodes = real("cora")
+    once = row < col
+    write_ogb_nodes(tmp_path / "ogbn_products", row[once], col[once], num_nodes, num_classes=47)
+    (tmp_path / "ogbn_products" / "raw" / "node_year.csv.gz").unlink()
+    for _ in range(2):  # the second time from ogb's own processed file
+        loaded = data.load("ogbn-products", root=tmp_path, source="official")
+        assert loaded.meta.sha256 == measure(RawGraph(row, col, num_nodes, "")).sha256
+        assert (loaded.meta.features, loaded.meta.feature_dim, loaded.meta.num_classes) == ("original", 2, 47)
+        assert loaded.graph.ndata["label"][:3].tolist() == [0, 1, 2]
 
 
 def test_snap_text_with_gaps_in_its_ids(tmp_path, real):
@@ -312,6 +328,35 @@ def test_ogbg_molhiv_csv(tmp_path, molecules):
     assert (figures["nodes"], figures["nnz"]) == (entry.num_nodes, entry.nnz)
     assert measure(raw).bsb.num_tcbs == entry.published.num_tcbs
     assert raw.graph_sizes.tolist() == node_counts[:MOLECULES].tolist()
+
+
+def test_ogbg_ppa_csv_without_node_features(tmp_path):
+    folder = tmp_path / "ogbg_ppa"
+    edges = np.array([[0, 1], [0, 2], [1, 2], [0, 1]])  # each once; ogb adds the other direction
+    write_ogb_graphs(folder, np.array([3, 4]), edges, np.array([3, 1]))
+    pd.DataFrame(np.ones((4, 7))).to_csv(folder / "raw" / "edge-feat.csv.gz", header=False, index=False)
+    for _ in range(2):
+        loaded = data.load("ogbg-ppa", root=tmp_path, source="official", batch_size=2)
+        assert (loaded.meta.features, loaded.meta.feature_kind, loaded.meta.feature_dim) == ("random", "float", 128)
+        assert (loaded.meta.num_nodes, loaded.meta.num_edges, loaded.meta.task) == (7, 8, "graph")
+        assert loaded.graph.ndata["feat"].shape == (7, 128)
+        assert loaded.graph.batch_num_edges().tolist() == [6, 2]
+        assert not loaded.graph.edata
+
+
+def test_ogbg_molpcba_csv_with_unknown_labels(tmp_path, molecules):
+    node_counts, edge_counts, u, v = molecules("ogbg-molhiv")
+    node_counts, edge_counts = node_counts[:40], edge_counts[:40]
+    u, v = u[: edge_counts.sum()], v[: edge_counts.sum()]
+    folder = tmp_path / "ogbg_molpcba"
+    write_ogb_graphs(folder, node_counts, np.stack([u, v], 1), edge_counts, np.ones((node_counts.sum(), 9), int))
+    labels = np.full((40, 128), np.nan)  # most of the 128 assays of a molecule were not made
+    labels[:, ::7] = 1.0
+    pd.DataFrame(labels).to_csv(folder / "raw" / "graph-label.csv.gz", header=False, index=False)
+    loaded = data.load("ogbg-molpcba", root=tmp_path, source="official", batch_size=32)
+    assert (loaded.meta.num_graphs, loaded.meta.num_classes, loaded.meta.features) == (32, 128, "original")
+    assert loaded.graph.batch_num_nodes().tolist() == node_counts[:32].tolist()
+    assert loaded.meta.num_edges == 2 * edge_counts[:32].sum()
 
 
 def test_ogbg_code2_a_parent_attends_to_its_children(tmp_path):

@@ -44,7 +44,9 @@ def test_block_statistics_are_the_papers(stand_in):
 
 def test_symmetric_where_the_original_is(stand_in):
     entry, raw, _ = stand_in
-    forward, backward = (np.sort(a * raw.num_nodes + b) for a, b in ((raw.row, raw.col), (raw.col, raw.row)))
+    forward, backward = (
+        np.sort(a.astype(np.int64) * raw.num_nodes + b) for a, b in ((raw.row, raw.col), (raw.col, raw.row))
+    )
     assert np.array_equal(forward, backward) == entry.symmetric
 
 
@@ -173,22 +175,100 @@ def test_large_stand_ins_are_kept_and_read(kept, monkeypatch, caplog):
     assert len(list(path.parent.iterdir())) == 3  # another seed and another version are other files
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "lying"])
+def rewrite(path, drop=(), **changed):
+    """Replace arrays of a kept file, checksums included."""
+    with np.load(path) as archive:
+        arrays = {key: array for key, array in archive.items() if key not in drop}
+    np.savez(path, **arrays | changed)
+
+
+LIES = {
+    "too few edges": {"indptr": np.arange(2709, dtype=np.int32)},
+    "falling indptr": {"indptr": np.array([0, 10556, 0, 10556], np.int32)},
+    "column out of range": {"col": np.full(10556, 2708, np.int32)},
+    "negative column": {"col": np.full(10556, -1, np.int32)},
+    "other type": {"indptr": np.arange(2709.0)},
+    "no indptr": {"indptr": np.zeros(0, np.int32)},
+    "no array": {"drop": ["col"]},
+    "no hash": {"drop": ["sha256"]},
+    "older layout": {"drop": ["recipe", "indptr"]},
+    "pickled": {"col": np.array([{}])},
+}
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "text", *LIES])
 def test_a_damaged_kept_stand_in_is_an_error_and_stays(kept, damage):
     path, load = kept
     content = bytearray(path.read_bytes())
-    if damage == "truncated":
-        path.write_bytes(content[: len(content) // 2])
+    if damage in ("empty", "truncated"):
+        path.write_bytes(content[: len(content) // 2 if damage == "truncated" else 0])
     elif damage == "flipped":
         content[len(content) // 2] ^= 255
         path.write_bytes(content)
+    elif damage == "text":
+        path.write_text("no archive")
     else:
-        with np.load(path) as archive:
-            arrays = dict(archive)
-        np.savez(path, **arrays | {"row_counts": arrays["row_counts"] + 1})
-    with pytest.raises(ValueError, match=rf"{path.name}: the kept stand-in is damaged .*delete it"):
+        rewrite(path, **LIES[damage])
+    content = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"{path.name}: the kept stand-in is damaged, or not .*delete it") as caught:
         load()
-    assert path.exists()
+    assert ("of an older version" in str(caught.value)) == (damage == "older layout")
+    assert path.read_bytes() == content
+
+
+def test_a_kept_stand_in_under_another_name_is_not_used(kept):
+    path, load = kept
+    first = load(seed=1)
+    (other,) = set(path.parent.iterdir()) - {path}
+    other.write_bytes(path.read_bytes())  # seed 0's graph under seed 1's name
+    with pytest.raises(ValueError, match=r"it is another stand-in: '1\.2 cora .* 0', and not '1\.2 cora .* 1'"):
+        load(seed=1)
+    other.unlink()
+    assert load(seed=1).meta == first.meta
+
+
+def test_a_kept_stand_in_of_another_version_is_named_and_stays(kept, monkeypatch, caplog):
+    path, load = kept
+    content = path.read_bytes()
+    monkeypatch.setattr(data.synthetic, "LAYOUT_VERSION", 10**6)
+    with caplog.at_level(logging.INFO, logger="data"):
+        load()
+    assert f"of another version or batch size, not used and left as they are: {path}" in caplog.text
+    assert path.read_bytes() == content
+
+
+def test_kept_edges_are_canonical_and_hashed_once(kept, monkeypatch):
+    _, load = kept
+    made = load().meta
+
+    def again(*_):
+        raise AssertionError("the edges were sorted or hashed again")
+
+    monkeypatch.setattr("data.canonical.canonical_edges", again)
+    monkeypatch.setattr("data.canonical.edge_hash", again)
+    read = load()
+    assert read.meta == made
+    assert read.graph.formats()["created"] == ["csc"]
+    assert read.graph.idtype == torch.int32
+
+
+@pytest.mark.parametrize("name", ["ogbg-ppa", "pascalvoc-sp"])
+def test_kept_batches_are_those_that_were_made(root, monkeypatch, name):
+    for _ in range(2):  # the second time, if not the first, it is read
+        read = data.load(name, root=root, source="synthetic", features=False)
+    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 10**9)
+    made = data.load(name, root=root, source="synthetic", features=False)
+    assert read.meta == made.meta
+    for ours, theirs in zip(read.graph.edges(), made.graph.edges(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(read.graph.batch_num_edges(), made.graph.batch_num_edges())
+
+
+def test_features_can_be_left_out():
+    whole, edges = (data.load("zinc", source="synthetic", features=wanted) for wanted in (True, False))
+    assert edges.meta == whole.meta
+    assert "feat" in whole.graph.ndata
+    assert not edges.graph.ndata
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):

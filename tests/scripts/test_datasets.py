@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import data
 import data.block_stats
+import data.synthetic
 import scripts.datasets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,3 +136,20 @@ def test_a_stand_in_off_its_targets_fails_the_command(tmp_path, monkeypatch):
     result = CliRunner().invoke(scripts.datasets.app, command)
     assert result.exit_code == 1
     assert "**" in (tmp_path / "out" / "datasets.md").read_text()
+
+
+def test_load_times_are_a_row_with_its_provenance(tmp_path, monkeypatch):
+    def run(*arguments):
+        places = ["--root", str(tmp_path), "--out", str(tmp_path / "out"), "--repeats", "2"]
+        return CliRunner().invoke(scripts.datasets.app, ["load-times", *arguments, *places])
+
+    refused = run("cora")
+    assert refused.exit_code == 2
+    assert "its stand-in is too small to be kept" in refused.output
+    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 1)
+    for _ in range(2):  # a later run replaces its row
+        assert run("cora").exit_code == 0
+    (row,) = rows(tmp_path / "out" / "loading.csv")
+    assert (row["dataset"], row["source"], row["edges"], row["repeats"]) == ("cora", "synthetic", "10556", "2")
+    assert all(row.values())
+    assert all(float(row[step]) >= 0 for step in ("read_s", "edges_s", "graph_s", "load_s", "graph_over_read"))

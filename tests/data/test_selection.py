@@ -1,0 +1,198 @@
+"""Which graphs of a collection make the batch: order, split, and what has neither."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import data
+from data.selection import Selection
+from kernels.dgl_compat import import_dgl
+
+PICKED = [0, 1, 9, 2, 5]  # of ten graphs, by seed 7 under the name zinc
+SIZES = np.array([2, 3, 4, 5, 6, 7, 8, 9])  # paths of so many nodes: a batch tells which graphs it holds
+
+
+def dgl_paths(sizes, feature):
+    graphs = []
+    for size in sizes.tolist():
+        first, second = torch.arange(size - 1), torch.arange(1, size)
+        graph = import_dgl().graph((torch.cat([first, second]), torch.cat([second, first])), num_nodes=size)
+        graph.ndata["feat"] = feature(size)
+        graphs.append(graph)
+    return graphs
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A user's file with all eight paths."""
+    v = np.concatenate([np.arange(1, size) for size in SIZES])
+    np.savez(tmp_path / "own.npz", node_counts=SIZES, edge_counts=SIZES - 1, u=v - 1, v=v)
+    return tmp_path / "own.npz"
+
+
+@pytest.fixture
+def ogb(tmp_path):
+    """The paths as an ogbg set: even numbers train, 1 and 5 are val, 3 and 7 test."""
+    folder = tmp_path / "ogbg_molhiv"
+    split = folder / "split" / "scaffold"
+    for made in (folder / "raw", split):
+        made.mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
+    v = np.concatenate([np.arange(1, size) for size in SIZES])
+    tables = {
+        "edge": np.stack([v - 1, v], 1),
+        "num-node-list": SIZES,
+        "num-edge-list": SIZES - 1,
+        "node-feat": np.repeat(np.arange(8), SIZES)[:, None] * np.ones((1, 9), int),
+        "graph-label": np.zeros(8, int),
+    }
+    for name, rows in tables.items():
+        pd.DataFrame(rows).to_csv(folder / "raw" / f"{name}.csv.gz", header=False, index=False)
+    for part, rows in {"train": [6, 0, 2, 4], "valid": [1, 5], "test": [3, 7]}.items():
+        pd.DataFrame(rows).to_csv(split / f"{part}.csv.gz", header=False, index=False)
+    return tmp_path
+
+
+@pytest.fixture
+def zinc(tmp_path):
+    (remote,) = data.info("zinc").official.files(tmp_path)
+    remote.target.mkdir()
+    for mode, sizes in {"train": SIZES[:4], "valid": SIZES[4:6], "test": SIZES[6:]}.items():
+        graphs = dgl_paths(sizes, lambda n: torch.zeros(n, dtype=torch.int64))
+        labels = {"g_label": torch.zeros(len(graphs))}
+        import_dgl().save_graphs(str(remote.target / f"ZincDGL_{mode}.bin"), graphs, labels)
+    return tmp_path
+
+
+@pytest.fixture
+def peptides(tmp_path):
+    molecules, split = data.info("peptides-func").official.files(tmp_path)
+    molecules.target.parent.mkdir()
+    molecules.target.write_bytes(b"")
+    split.target.write_bytes(pickle.dumps({"train": np.arange(4), "val": np.array([7, 4]), "test": np.array([5, 6])}))
+    graphs = dgl_paths(SIZES, lambda n: torch.zeros(n, 9, dtype=torch.int64))
+    import_dgl().save_graphs(str(molecules.target.parent / "Peptides-func.bin"), graphs, {"labels": torch.zeros(8, 10)})
+    return tmp_path
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    (remote,) = data.info("pascalvoc-sp").official.files(tmp_path)
+    remote.target.mkdir(parents=True)
+    for split, sizes in {"train": SIZES[:4], "val": SIZES[4:6], "test": SIZES[6:]}.items():
+        graphs = []
+        for graph in dgl_paths(sizes, lambda n: torch.ones(n, 14)):
+            pairs = torch.stack(graph.edges())
+            graphs.append((graph.ndata["feat"], torch.ones(pairs.shape[1], 2), pairs, [1] * graph.num_nodes()))
+        (remote.target / f"{split}.pickle").write_bytes(pickle.dumps(graphs))
+    return tmp_path
+
+
+def load(name, root, **options):
+    return data.load(name, root=root, source="official", **options)
+
+
+def sizes_of(loaded):
+    return loaded.graph.batch_num_nodes().tolist()
+
+
+SPLITS = {
+    "ogb": ("ogbg-molhiv", {None: [2, 3, 4, 5, 6, 7, 8, 9], "train": [8, 2, 4, 6], "val": [3, 7], "test": [5, 9]}),
+    "zinc": ("zinc", {None: [2, 3, 4, 5], "train": [2, 3, 4, 5], "val": [6, 7], "test": [8, 9]}),
+    "peptides": ("peptides-func", {None: [2, 3, 4, 5], "train": [2, 3, 4, 5], "val": [9, 6], "test": [7, 8]}),
+    "pictures": ("pascalvoc-sp", {None: [2, 3, 4, 5], "train": [2, 3, 4, 5], "val": [6, 7], "test": [8, 9]}),
+}
+
+
+@pytest.mark.parametrize("layout", SPLITS)
+def test_split_and_order(layout, request):
+    root = request.getfixturevalue(layout)
+    name, splits = SPLITS[layout]
+    for split, sizes in splits.items():
+        whole = load(name, root, batch_size=len(sizes), split=split)
+        assert sizes_of(whole) == sizes
+        assert sizes_of(load(name, root, batch_size=2, split=split)) == sizes[:2]
+        mixed = load(name, root, batch_size=len(sizes), split=split, order="random")
+        assert sorted(sizes_of(mixed)) == sorted(sizes)
+        assert whole.meta.origin.endswith(f" ({split} split)" if split else (".zip", "?dl=1"))
+        words = f"{split} split, random order of seed 0" if split else "random order of seed 0"
+        assert mixed.meta.origin.endswith(f" ({words})")
+        with pytest.raises(
+            ValueError, match=rf"batch_size: got 9; .* has {len(sizes)} graphs\. Set batch_size \(data\.b"
+        ):
+            load(name, root, batch_size=9, split=split)
+
+
+def test_a_graph_keeps_its_features_and_edges_in_a_random_order(ogb):
+    loaded = load("ogbg-molhiv", ogb, batch_size=5, order="random", seed=3)
+    sizes = sizes_of(loaded)
+    assert sizes != sorted(sizes)
+    number = np.repeat(np.array(sizes) - 2, sizes)  # of each graph in the set, which is its features
+    assert loaded.graph.ndata["feat"][:, 0].tolist() == number.tolist()
+    assert loaded.graph.batch_num_edges().tolist() == [2 * (size - 1) for size in sizes]
+
+
+def test_files_have_an_order_and_no_splits(own):
+    def load(**options):
+        return data.load("mine", path=own, **options)
+
+    assert sizes_of(load(batch_size=3)) == [2, 3, 4]
+    mixed = load(batch_size=8, order="random", seed=1)
+    assert sizes_of(mixed) != sorted(sizes_of(mixed)) == SIZES.tolist()
+    assert sizes_of(load(batch_size=3, order="random", seed=1)) == sizes_of(mixed)[:3]
+    assert sizes_of(load(batch_size=8, order="random", seed=2)) != sizes_of(mixed)
+    assert mixed.meta.origin == f"{own} (random order of seed 1)"
+    assert load(batch_size=8).meta.origin == str(own)
+    keys, queries = (ids.numpy() for ids in mixed.graph.edges())
+    assert np.array_equal(np.abs(keys - queries), np.ones(2 * (SIZES.sum() - 8)))  # each is still a path
+    with pytest.raises(ValueError, match=r"split: got 'val'; .*own\.npz holds no splits: only None .*\(data\.split in"):
+        load(batch_size=3, split="val")
+
+
+def test_file_and_official_give_the_same_random_batch(own, ogb):
+    options = {"batch_size": 6, "order": "random", "seed": 4}
+    from_file = data.load("ogbg-molhiv", path=own, **options)
+    assert from_file.meta.sha256 == load("ogbg-molhiv", ogb, **options).meta.sha256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"order": "sorted"}, "order: got 'sorted'; allowed are dataset, random"),
+        ({"split": "valid"}, "split: got 'valid'; allowed are None, train, val, test"),
+        ({"name": "cora", "split": "test"}, "split: got 'test'; cora is a single graph: only None is allowed"),
+        ({"name": "cora", "order": "random"}, "order: got 'random'; cora is a single graph: only 'dataset' is allowed"),
+        ({"source": "synthetic", "split": "test"}, "split: got 'test'; a stand-in has neither"),
+        ({"source": "synthetic", "order": "random"}, "order: got 'random'; a stand-in has neither"),
+    ],
+)
+def test_what_cannot_be_chosen(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        data.load(**({"name": "zinc", "root": tmp_path} | arguments))
+
+
+def test_a_file_of_one_graph_has_no_order(tmp_path):
+    np.savez(tmp_path / "one.npz", src_li=[0], dst_li=[1], num_nodes=2)
+    with pytest.raises(ValueError, match=r"order: got 'random'; .*one\.npz holds one graph: only 'dataset'"):
+        data.load("one", path=tmp_path / "one.npz", order="random")
+
+
+def test_auto_makes_no_stand_in_of_what_has_a_split(tmp_path):
+    with pytest.raises(data.DatasetMissingError, match=r"tests are offline.* only with order 'dataset' and no split"):
+        data.load("zinc", root=tmp_path, split="test")
+
+
+def test_a_damaged_split_file_is_named(ogb):
+    (ogb / "ogbg_molhiv" / "split" / "scaffold" / "valid.csv.gz").unlink()
+    assert sizes_of(load("ogbg-molhiv", ogb, batch_size=2)) == [2, 3]
+    with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files are there but cannot be read"):
+        load("ogbg-molhiv", ogb, batch_size=2, split="val")
+
+
+def test_random_order_is_the_same_on_every_machine():
+    picked = Selection(batch_size=5, order="random", seed=7, name="zinc").pick(10, "")
+    assert picked.tolist() == PICKED
+    assert Selection(batch_size=5, order="random", seed=7, name="cora").pick(10, "").tolist() != PICKED
