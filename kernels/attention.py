@@ -110,9 +110,9 @@ def plan_attention(
         ValueError, TypeError: the back end has no such name or cannot take such inputs; the graph is malformed.
     """
     device = _device(device)
-    shape = graph.shape if isinstance(graph, BSB) else csr_pattern(graph).shape
+    pattern = graph if isinstance(graph, BSB) else csr_pattern(graph)
     chosen = _choose(backend, device, dtype, head_dim)
-    return AttentionPlan(chosen.name, shape, device, chosen.prepare(graph, device, dtype, head_dim))
+    return AttentionPlan(chosen.name, pattern.shape, device, chosen.prepare(pattern, device, dtype, head_dim))
 
 
 def sparse_attention(

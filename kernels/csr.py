@@ -58,11 +58,13 @@ def csr_from_dgl(graph: Any) -> CSRPattern:
 
 
 def csr_pattern(graph: Any) -> CSRPattern:
-    """CSR pattern of a DGLGraph, a SciPy sparse matrix or a torch sparse CSR tensor.
+    """CSR pattern of a DGLGraph, a SciPy sparse matrix or a torch sparse CSR tensor; a pattern is returned as it is.
 
     Raises:
         TypeError: `graph` is none of these.
     """
+    if isinstance(graph, CSRPattern):
+        return graph
     if isinstance(graph, torch.Tensor):
         return csr_from_torch(graph)
     package = type(graph).__module__.split(".", maxsplit=1)[0]

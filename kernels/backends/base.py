@@ -37,8 +37,9 @@ class Backend(ABC):
     ) -> AttentionFunction:
         """Build the sparse format of `graph` on `device`, once, and return the function that runs on it.
 
-        `dtype` and `head_dim`, where known, let the back end compile its kernel now instead of at the first call.
-        The function gets checked arguments: see `kernels.attention.AttentionPlan`.
+        `graph` is a BSB or a `kernels.csr.CSRPattern`: whatever a caller has is converted before, once. `dtype` and
+        `head_dim`, where known, let the back end compile its kernel now instead of at the first call. The function
+        gets checked arguments: see `kernels.attention.AttentionPlan`.
 
         Raises:
             UnsupportedGraphError: the back end cannot run this graph on `device`.

@@ -13,8 +13,6 @@ import torch
 
 from kernels.backends.base import AttentionFunction, Backend
 from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
-from kernels.bsb import BSB
-from kernels.csr import csr_pattern
 
 
 class CSRUnfusedBackend(Backend):
@@ -31,7 +29,7 @@ class CSRUnfusedBackend(Backend):
     def prepare(
         self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
     ) -> AttentionFunction:
-        shape = graph.shape if isinstance(graph, BSB) else csr_pattern(graph).shape
+        shape = graph.shape
         indptr, indices = csr_without_duplicates(graph, device)
         indices = indices.long()
         row = rows_of_edges(indptr)

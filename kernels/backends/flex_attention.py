@@ -13,8 +13,6 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from kernels.backends.base import AttentionFunction, Backend
 from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
-from kernels.bsb import BSB
-from kernels.csr import csr_pattern
 from kernels.errors import UnsupportedGraphError
 
 BLOCK = 128  # FlexAttention's own default
@@ -46,7 +44,7 @@ class FlexAttentionBackend(Backend):
     def prepare(
         self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
     ) -> AttentionFunction:
-        shape = graph.shape if isinstance(graph, BSB) else csr_pattern(graph).shape
+        shape = graph.shape
         indptr, col = csr_without_duplicates(graph, device)
         row, col = rows_of_edges(indptr), col.long()
         block_mask = graph_block_mask(row, col, shape) if col.numel() else None

@@ -15,8 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.backends.base import AttentionFunction, Backend
 from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
-from kernels.bsb import BSB
-from kernels.csr import csr_pattern
 from kernels.errors import UnsupportedGraphError
 
 MAX_MASK_BYTES = 16 << 30
@@ -86,7 +84,7 @@ class SDPAPaddedBackend(Backend):
     def prepare(
         self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
     ) -> AttentionFunction:
-        shape = graph.shape if isinstance(graph, BSB) else csr_pattern(graph).shape
+        shape = graph.shape
         indptr, col = csr_without_duplicates(graph, device)
         row, col = rows_of_edges(indptr), col.long()
         packing = Packing.of(row, col, shape)
