@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
+NO_HEAD = (403, 405, 501)  # answers of servers that give a file and refuse to describe it
+MAGIC = {".npz": b"PK", ".npy": b"\x93NUMPY", ".gz": b"\x1f\x8b"}
 
 
 class Fetch(Protocol):
@@ -62,6 +64,7 @@ def fetch(url: str, target: Path, member: str = "", known_hash: str = "") -> Non
         download = HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**20, timeout=READ_TIMEOUT_S)
         try:
             download(url, str(arrived), None)
+            _check_content(arrived, target)
             _check_hash(arrived, known_hash)
             os.replace(unpacked / member if _unpack(url, arrived, unpacked) else arrived, target)
         except (OSError, EOFError, ValueError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
@@ -70,10 +73,19 @@ def fetch(url: str, target: Path, member: str = "", known_hash: str = "") -> Non
             ) from error
 
 
+def _check_content(file: Path, target: Path) -> None:
+    """Hosts answer with a page ("quota exceeded", "log in") and no error where a file should be."""
+    with file.open("rb") as opened:
+        start = opened.read(64)
+    if not start:
+        raise ValueError("0 bytes arrived")
+    magic = MAGIC.get(target.suffix, b"")
+    if not start.startswith(magic):
+        raise ValueError(f"what arrived is no {target.suffix} file: it starts with {start[:20]!r}")
+
+
 def _check_hash(file: Path, known_hash: str) -> None:
     if not known_hash:
-        if file.stat().st_size == 0:
-            raise ValueError("0 bytes arrived")
         return
     from pooch import file_hash
 
@@ -113,7 +125,9 @@ def why_unreachable(url: str) -> str | None:
 
     def probe() -> None:
         try:
-            requests.head(url, timeout=PROBE_TIMEOUT_S, allow_redirects=True).raise_for_status()
+            response = requests.head(url, timeout=PROBE_TIMEOUT_S, allow_redirects=True)
+            if response.status_code not in NO_HEAD:
+                response.raise_for_status()
             reasons.clear()
         except requests.RequestException as error:
             reasons[:] = [type(error).__name__ if error.response is None else f"HTTP {error.response.status_code}"]

@@ -4,13 +4,13 @@ In every format the first column or row index is the query and the second the ke
 stored is an edge, whatever its value.
 
     .npz         `src_li`, `dst_li` [E], `num_nodes`, as the Fused3S authors publish; optional `feat` (float
-                 [N, F]) and `label` (integer [N])
+                 [N, F]) and `label` (integer [N], -1 for unknown)
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
                  local to their graph, each edge once); `batch_size` of them make the batch
     .mtx         a square Matrix Market file in coordinate format
     .txt .txt.gz an edge list as SNAP publishes: two whitespace-separated integers a line, # comments
-    .csv         an edge list in its first two columns, with or without a header line
+    .csv         an edge list in its first two columns, with or without a header line (which holds no numbers)
 
 Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise a node becomes the rank of its id among
 all ids of the file. A node without edges cannot be written in an edge list: use one of the other formats.
@@ -88,9 +88,14 @@ def _read_npz(path: Path, selection: Selection) -> RawGraph:
 def _load_arrays(path: Path, keys: set[str]) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in keys}
+            arrays = {key: archive[key] for key in keys}
+    except MemoryError as error:
+        raise MemoryError(f"{path}: {error}") from error
     except _DAMAGED as error:
         raise ValueError(f"{path}: damaged, or holds pickled objects, which are refused ({error})") from error
+    if other := sorted(key for key, array in arrays.items() if not isinstance(array, np.ndarray)):
+        raise ValueError(f"{path}: damaged: {', '.join(other)} should be in NumPy's format and is not")
+    return arrays
 
 
 def _from_authors_arrays(path: Path, arrays: dict[str, np.ndarray]) -> RawGraph:
@@ -110,11 +115,16 @@ def _from_authors_arrays(path: Path, arrays: dict[str, np.ndarray]) -> RawGraph:
             raise ValueError(
                 f"{path}: feat has shape {feat.shape}, dtype {feat.dtype}; floats of shape [{num_nodes}, F] are needed"
             )
-        ndata["feat"] = feat.astype(np.float32)
+        with np.errstate(over="ignore"):
+            ndata["feat"] = feat.astype(np.float32)
+        if not np.isfinite(ndata["feat"]).all():
+            raise ValueError(f"{path}: feat holds NaN, or numbers beyond float32; finite ones are needed")
     if "label" in arrays:
         label = _integers(path, "label", arrays["label"])
         if label.size != num_nodes:
             raise ValueError(f"{path}: label has {label.size} entries; one for each of {num_nodes} nodes is needed")
+        if label.min(initial=0) < -1:
+            raise ValueError(f"{path}: label holds {label.min()}; classes from 0, and -1 for unknown, are allowed")
         ndata["label"] = label
     return _checked(path, row, col, num_nodes, ndata)
 
@@ -187,7 +197,7 @@ def _read_txt(path: Path, selection: Selection) -> RawGraph:
 def _read_csv(path: Path, selection: Selection) -> RawGraph:
     with path.open(encoding="utf-8-sig", errors="replace") as lines:
         first = next((line for line in lines if line.strip()), "")
-    has_header = not _starts_with_two_integers(first.split(","))
+    has_header = not any(_is_number(field) for field in first.split(",")[:2])
     return _from_edge_list(path, separator=",", comment=None, header=0 if has_header else None)
 
 
@@ -226,6 +236,14 @@ def _first_bad_line(path: Path, separator: str, header: int | None, comment: str
             if not skipped and not _starts_with_two_integers(text.split("," if separator == "," else None)):
                 return f"line {number} is {line.strip()[:60]!r}; two integer node ids below 2^63 are needed"
     return None
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field.strip().strip('"'))
+    except ValueError:
+        return False
+    return True
 
 
 def _starts_with_two_integers(fields: list[str]) -> bool:

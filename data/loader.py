@@ -4,7 +4,7 @@ import logging
 import os
 import zlib
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from data.graph import CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source
 from data.registry import REGISTRY, info
 from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
 from data.synthetic import NoStandIn, random_features, stand_in
+
+if TYPE_CHECKING:
+    import dgl
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +97,7 @@ def find_graph(
 
     Arguments and errors are those of `load`.
     """
-    _check_arguments(name, source, path, batch_size, order, split, seed)
+    _check_arguments(name, root, source, path, batch_size, order, split, seed)
     selection = Selection(batch_size, order, split, seed, name)
     root, path = Path(root), None if path is None else Path(path)
     local = root / f"{name}.npz"
@@ -128,11 +131,38 @@ def find_graph(
     return "synthetic", stand_in(entry, root, batch_size, seed)
 
 
+def to_dgl(csr: CsrGraph) -> "dgl.DGLGraph":
+    """The DGLGraph of a graph, without features; the arrays are shared."""
+    import torch
+
+    from kernels.dgl_compat import import_dgl
+
+    # A row of A is a query, which is the destination of DGL's edge (see `data`): A's rows are DGL's "csc".
+    indptr, col = torch.from_numpy(csr.indptr), torch.from_numpy(csr.col)
+    no_edge_ids = col.new_empty(0)  # edges are numbered as they come
+    graph = import_dgl().graph(("csc", (indptr, col, no_edge_ids)), num_nodes=csr.num_nodes)
+    if csr.graph_sizes is not None:
+        ends = csr.indptr[np.cumsum(csr.graph_sizes)]  # rows are sorted: a graph's edges are one run
+        graph.set_batch_num_nodes(torch.from_numpy(csr.graph_sizes).to(graph.idtype))
+        graph.set_batch_num_edges(torch.from_numpy(np.diff(ends, prepend=0)).to(graph.idtype))
+    return graph
+
+
 def _check_arguments(
-    name: object, source: object, path: object, batch_size: object, order: object, split: object, seed: object
+    name: object,
+    root: object,
+    source: object,
+    path: object,
+    batch_size: object,
+    order: object,
+    split: object,
+    seed: object,
 ) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name: got {type(name).__name__}; a string is needed")
+    for argument, value in (("root", root), ("path", "" if path is None else path)):
+        if not isinstance(value, (str, os.PathLike)):
+            raise TypeError(f"{argument}: got {type(value).__name__}; a string or a path is needed")
     if source not in SOURCES:
         raise ValueError(f"source: got {source!r}; allowed are {', '.join(SOURCES)}")
     if path is not None and source not in ("auto", "file"):
@@ -170,11 +200,13 @@ def _finish(
     """Canonical edges, features where the source has none, the DGLGraph and its description."""
     import torch
 
-    from kernels.dgl_compat import import_dgl
-
     csr = to_csr(raw)
     if csr.removed:
         logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
+
+    if source == "official" and entry.num_graphs is None and csr.num_nodes != entry.num_nodes:
+        text = "%s: %s holds %s nodes, and %s are published: it is of another version, or not whole"
+        logger.warning(text, name, csr.origin, f"{csr.num_nodes:,}", f"{entry.num_nodes:,}")
 
     ndata = dict(csr.ndata)
     original = "feat" in ndata
@@ -187,21 +219,15 @@ def _finish(
         if features:
             ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
 
-    # A row of A is a query, which is the destination of DGL's edge (see `data`): A's rows are DGL's "csc".
-    indptr, col = torch.from_numpy(csr.indptr), torch.from_numpy(csr.col)
-    no_edge_ids = col.new_empty(0)  # edges are numbered as they come
-    graph = import_dgl().graph(("csc", (indptr, col, no_edge_ids)), num_nodes=csr.num_nodes)
+    graph = to_dgl(csr)
     for key, values in ndata.items():
         graph.ndata[key] = torch.from_numpy(values)
-    if csr.graph_sizes is not None:
-        ends = csr.indptr[np.cumsum(csr.graph_sizes)]  # rows are sorted: a graph's edges are one run
-        graph.set_batch_num_nodes(torch.from_numpy(csr.graph_sizes).to(graph.idtype))
-        graph.set_batch_num_edges(torch.from_numpy(np.diff(ends, prepend=0)).to(graph.idtype))
 
     if entry:
         num_classes = entry.num_classes
     else:
-        num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else DEFAULT_NUM_CLASSES
+        num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else 0
+        num_classes = num_classes or DEFAULT_NUM_CLASSES  # where all labels are unknown, too
     return LoadedGraph(
         graph,
         GraphMeta(

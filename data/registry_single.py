@@ -17,6 +17,7 @@ from data.synthetic_windows import Deciles, LogNormal
 
 _NO_FEATURES = 128  # columns of the random features of a set that has none
 _RANDOM_FEATURES = "the original has no node features; random ones are used"
+_ASSUMED = "that the first end of an edge is the query is an assumption, not checked against the original's statistics"
 _PUBMED = (1, 5, 6, 7, 8, 9, 10, 11, 12, 14, 43)
 _GITHUB = (2, 13, 16, 18, 20, 23, 25, 29, 34, 46, 1191)
 _YELP = (4, 9, 12, 15, 19, 23, 29, 38, 52, 82, 1000)
@@ -35,7 +36,7 @@ _SNAP = {
     "num_classes": 2,
     "feature_dim": _NO_FEATURES,
     "licence": "not stated by SNAP",
-    "note": f"one direction, as the paper's count of edges; {_RANDOM_FEATURES}",
+    "note": f"one direction, as the paper's count of edges; {_ASSUMED}; {_RANDOM_FEATURES}",
 }
 _GRAPHSAINT = "Zeng et al.: GraphSAINT: Graph Sampling Based Inductive Learning Method, ICLR 2020"
 _OGB = {
@@ -52,7 +53,7 @@ _IGB = {
     "licence": "as stated in the IGB-Datasets repository",
     "citation": "Khatua et al.: IGB: Addressing the Gaps in Labeling, Features, Heterogeneity, and Size of Public "
     "Graph Datasets for Deep Learning Research, KDD 2023",
-    "note": "one direction: a paper attends to those that it cites; edges after duplicates",
+    "note": f"one direction: a paper attends to those that it cites; {_ASSUMED}; edges after duplicates",
 }
 _IGB_ARCHIVES = "https://igb-public.s3.us-east-2.amazonaws.com/igb-homogeneous/igb_homogeneous"
 
@@ -148,7 +149,7 @@ SINGLE = (
         ),
         synthetic=WindowedGraph(LogNormal(0.73), 32.2, patch_share=0.02, column_sigma=1.0),
         published=Published(101_695, 32.0, 0.73, 8.0, 0.11),
-        note=f"one direction, as the paper's count of edges; {_RANDOM_FEATURES}",
+        note=f"one direction, as the paper's count of edges; {_ASSUMED}; {_RANDOM_FEATURES}",
     ),
     Dataset(
         name="com-amazon",

@@ -22,7 +22,10 @@ COLUMNS = {
     "datasets": ("dataset", "source", "sha256", "metric", "ours", "paper", "deviation", "target", "status"),
     "deciles": ("dataset", "source", "decile", "ours_min", "ours_max", "paper_min", "paper_max", "status"),
     "formats": ("dataset", "source", "format", "formula_bits", "built_bits", "built_over_formula"),
-    "costs": ("dataset", "source", "edges", "graph_s", "blocks_s", "peak_memory_mib"),
+    "costs": (
+        *("dataset", "source", "edges", "edges_s", "dgl_s", "blocks_s", "peak_memory_mib", "cores"),
+        *("device", "date", "commit", "dirty"),
+    ),
     "loading": (
         *("dataset", "source", "edges", "file_bytes", "read_s", "edges_s", "graph_s", "load_s"),
         *("graph_over_read", "load_over_read", "repeats", "cores"),
@@ -169,8 +172,9 @@ def formats_markdown(rows: Sequence[Row]) -> str:
 
 
 def costs_markdown(rows: Sequence[Row]) -> str:
-    """Time and memory of getting a graph and of building its blocks."""
-    return markdown(COLUMNS["costs"], ([row[column] for column in COLUMNS["costs"]] for row in rows))
+    """Time and memory of getting a graph's edges and of building the DGLGraph and the blocks."""
+    columns = COLUMNS["costs"][: COLUMNS["costs"].index("device")]
+    return markdown(columns, ([row[column] for column in columns] for row in rows))
 
 
 def _wide(rows: Sequence[Row], column: str, cell: Callable[[Row], str]) -> str:

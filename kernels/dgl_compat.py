@@ -11,6 +11,8 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -30,10 +32,24 @@ def import_dgl() -> ModuleType:
     os.environ.setdefault("DGLBACKEND", "pytorch")
     if "dgl" not in sys.modules and _lacks_graphbolt_library():
         sys.modules["dgl.graphbolt"] = ModuleType("dgl.graphbolt", "Left out: no library for this PyTorch.")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ogb_keeps_offline():
         # DGL's docstrings hold escapes that Python 3.12 warns of when it compiles them.
         warnings.simplefilter("ignore", SyntaxWarning)
         return importlib.import_module("dgl")
+
+
+@contextmanager
+def ogb_keeps_offline() -> Iterator[None]:
+    """Import ogb, which DGL does too, without the thread in which it asks PyPI for its newest version: where a network
+    drops packets, that thread keeps the process from ending."""
+    hidden = "outdated" not in sys.modules
+    if hidden:
+        sys.modules["outdated"] = None  # makes ogb's `import outdated` an ImportError, which ogb expects
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["outdated"]
 
 
 def _lacks_graphbolt_library() -> bool:

@@ -98,6 +98,12 @@ def batch_of(graphs: Sequence[Any], selection: Selection, what: str) -> Any:
     return import_dgl().batch([graphs[i] for i in picked.tolist()], edata=None)
 
 
+def check_ids(row: np.ndarray, col: np.ndarray, num_nodes: int) -> None:
+    """Raise a ValueError if an end of an edge is no node."""
+    if row.size and (min(row.min(), col.min()) < 0 or max(row.max(), col.max()) >= num_nodes):
+        raise ValueError(f"edge_index names papers outside 0 .. {num_nodes - 1}")
+
+
 @contextlib.contextmanager
 def reading(place: Path) -> Iterator[None]:
     """Send a library's prints to the debug log, and turn whatever a damaged file makes it raise into a ValueError.

@@ -11,8 +11,8 @@ from typing import Any
 
 from data.graph import RawGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote, batch_of, from_dgl, reading
-from data.sources.dgl_graphs import dgl_class, located
+from data.sources.base import OfficialSource, Remote, batch_of, from_dgl
+from data.sources.dgl_graphs import dgl_class, located, reading_with_dgl
 
 PUBLISHED_SPLIT = "train"
 
@@ -44,7 +44,7 @@ class Zinc(OfficialSource):
         (remote,) = self.files(root)
         split = selection.split or PUBLISHED_SPLIT
         mode = {"val": "valid"}.get(split, split)
-        with reading(remote.target):
+        with reading_with_dgl(remote.target):
             graphs = dgl_class("ZINCDataset")(mode=mode, raw_dir=str(root))._graphs
         batch = batch_of(graphs, selection, f"{remote.target}, {split}")
         return from_dgl(batch, selection.described(remote.url), batched=True)
@@ -69,7 +69,7 @@ class Superpixels(OfficialSource):
     def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
         split = selection.split or PUBLISHED_SPLIT
-        with reading(remote.target):
+        with reading_with_dgl(remote.target):
             graphs = lrgb_class(self.class_name)(raw_dir=str(root), split=split, verbose=False).graphs
         batch = batch_of(graphs, selection, f"{remote.target}, {split}")
         return from_dgl(batch, selection.described(remote.url), batched=True)
@@ -98,7 +98,7 @@ class Peptides(OfficialSource):
         if not there.has_cache():
             _require_rdkit(folder)
         split = selection.split or PUBLISHED_SPLIT
-        with reading(folder):
+        with reading_with_dgl(folder):
             dataset = loader(raw_dir=str(root), verbose=False)
             graphs = [dataset.graphs[i] for i in dataset.get_idx_split()[split].tolist()]
         batch = batch_of(graphs, selection, f"{folder}, {split}")

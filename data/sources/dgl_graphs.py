@@ -1,6 +1,8 @@
 """Single graphs through their classes in `dgl.data`, in the layout that DGL keeps below its `raw_dir`."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,35 @@ def located(loader: Any, root: Path, **options: Any) -> Any:
     return inert(raw_dir=str(root), **options)
 
 
+@contextlib.contextmanager
+def reading_with_dgl(place: Path) -> Iterator[None]:
+    """`reading`, in which the graphs that DGL writes for the next time are put in place whole.
+
+    DGL reads them without a check: half a file, as an interrupted process leaves it, would end every later process.
+    """
+    from kernels.dgl_compat import import_dgl
+
+    import_dgl()
+    from dgl.data import graph_serialize
+
+    save = graph_serialize.save_heterographs
+
+    def save_whole(filename: str, *arguments: Any) -> None:
+        unfinished = Path(f"{filename}.{os.getpid()}.writing")
+        try:
+            save(str(unfinished), *arguments)
+            os.replace(unfinished, filename)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    graph_serialize.save_heterographs = save_whole
+    try:
+        with reading(place):
+            yield
+    finally:
+        graph_serialize.save_heterographs = save
+
+
 @dataclass(frozen=True)
 class DglGraph(OfficialSource):
     """A single graph.
@@ -46,6 +77,6 @@ class DglGraph(OfficialSource):
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
-        with reading(remote.target):
+        with reading_with_dgl(remote.target):
             graph = dgl_class(self.class_name)(raw_dir=str(root), verbose=False, **self.options)[0]
         return from_dgl(graph, remote.url)

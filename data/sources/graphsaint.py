@@ -4,11 +4,12 @@ The labels, a json file with 107 numbers for each node, are neither fetched nor 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from data.files import read_graph
 from data.graph import RawGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
@@ -37,13 +38,10 @@ class GraphSaint(OfficialSource):
         ]
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
-        import scipy.sparse
-
         adjacency, features = self.files(root)
         with reading(root / self.folder):
-            matrix = scipy.sparse.load_npz(adjacency.target).tocoo()
+            raw = read_graph(adjacency.target, selection)
             feat = np.load(features.target).astype(np.float32, copy=False)
-            if feat.shape[0] != matrix.shape[0]:
-                raise ValueError(f"feats.npy has {feat.shape[0]} rows for {matrix.shape[0]} nodes")
-        row, col = (ids.astype(np.int64) for ids in (matrix.row, matrix.col))
-        return RawGraph(row, col, matrix.shape[0], adjacency.url, ndata={"feat": feat})
+            if feat.shape[0] != raw.num_nodes:
+                raise ValueError(f"feats.npy has {feat.shape[0]} rows for {raw.num_nodes} nodes")
+        return replace(raw, origin=adjacency.url, ndata={"feat": feat})

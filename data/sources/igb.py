@@ -11,7 +11,7 @@ from data.errors import DatasetMissingError
 from data.graph import RawGraph
 from data.memory import require_memory
 from data.selection import Selection
-from data.sources.base import LOADING_BYTES_PER_EDGE, OfficialSource, Remote, reading
+from data.sources.base import LOADING_BYTES_PER_EDGE, OfficialSource, Remote, check_ids, reading
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,5 @@ class Igb(OfficialSource):
                 )
             require_memory(f"IGB-{self.size}: its edges", edges.shape[0] * LOADING_BYTES_PER_EDGE)
             row, col = (np.array(edges[:, end], dtype=np.int64) for end in (0, 1))
-            if row.size and (min(row.min(), col.min()) < 0 or max(row.max(), col.max()) >= label.size):
-                raise ValueError(f"edge_index names papers outside 0 .. {label.size - 1}")
+            check_ids(row, col, label.size)
         return RawGraph(row, col, label.size, self.url or str(folder), ndata={"feat": feat, "label": label})

@@ -1,20 +1,23 @@
 """The one place that imports ogb."""
 
 import importlib
-import sys
 from typing import Any
 
-from kernels.dgl_compat import import_dgl
+from data.errors import DatasetMissingError
+from kernels.dgl_compat import import_dgl, ogb_keeps_offline
 
 
 def import_ogb(module: str) -> Any:
-    """`ogb.<module>`, without the thread in which `import ogb` asks PyPI for its newest version."""
-    import_dgl()  # ogb imports DGL, which must be made ready first
-    hidden = "outdated" not in sys.modules
-    if hidden:
-        sys.modules["outdated"] = None  # makes ogb's `import outdated` an ImportError, which ogb expects
+    """`ogb.<module>`.
+
+    Raises:
+        DatasetMissingError: ogb is not installed, or a package that it needs is not.
+    """
     try:
-        return importlib.import_module(f"ogb.{module}")
-    finally:
-        if hidden:
-            del sys.modules["outdated"]
+        import_dgl()  # which imports ogb, and must be made ready before ogb imports it
+        with ogb_keeps_offline():
+            return importlib.import_module(f"ogb.{module}")
+    except ImportError as error:
+        raise DatasetMissingError(
+            f"its files are read by ogb, which cannot be imported ({error}); install ogb"
+        ) from error

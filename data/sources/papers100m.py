@@ -8,7 +8,7 @@ import numpy as np
 from data.graph import RawGraph
 from data.memory import require_memory
 from data.selection import Selection
-from data.sources.base import LOADING_BYTES_PER_EDGE, reading
+from data.sources.base import LOADING_BYTES_PER_EDGE, check_ids, reading
 from data.sources.ogb_sets import OgbSource
 
 
@@ -21,6 +21,7 @@ class Papers100M(OgbSource):
             edges, features = (map_npz_array(archive, name) for name in ("edge_index", "node_feat"))
             require_memory(f"{self.name}: its edges", edges.shape[1] * LOADING_BYTES_PER_EDGE)
             row, col = (np.array(ids, dtype=np.int64) for ids in edges)
+            check_ids(row, col, features.shape[0])  # nobody else does: what is mapped has no checksum
         return RawGraph(row, col, features.shape[0], self.about()["url"], ndata={"feat": features})
 
 

@@ -131,6 +131,14 @@ def test_a_plain_file_is_kept_as_it_is_and_its_hash_checked(tmp_path, monkeypatc
     assert target.read_bytes() == content
 
 
+@pytest.mark.parametrize("name", ["adj_full.npz", "feats.npy", "edges.txt.gz"])
+def test_a_page_in_place_of_a_file_is_not_kept(tmp_path, monkeypatch, reachable, name):
+    serve(monkeypatch, b"<!DOCTYPE html><html>Quota exceeded</html>")
+    with pytest.raises(data.DatasetMissingError, match=r"what arrived is no \.\w+ file: it starts with b'<!DOCTYPE"):
+        fetch(f"https://there/download?id={name}", tmp_path / "root" / name)
+    assert list((tmp_path / "root").iterdir()) == []
+
+
 def test_an_empty_answer_is_no_file(tmp_path, monkeypatch, reachable):
     serve(monkeypatch, b"")
     with pytest.raises(data.DatasetMissingError, match="0 bytes arrived"):
@@ -162,6 +170,20 @@ def site(tmp_path, monkeypatch):
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_): ...
 
+        def do_HEAD(self):
+            if "shy" in self.path:
+                self.send_error(405)
+            else:
+                super().do_HEAD()
+
+        def do_GET(self):
+            if "short" not in self.path:
+                return super().do_GET()
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"\x1f\x8b and no more")
+
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -177,6 +199,23 @@ def test_missing_page_and_closed_port(site):
     assert why_unreachable(site[0]) is None
     assert why_unreachable(site[0] + "no.zip") == "HTTP 404"
     assert why_unreachable("http://127.0.0.1:1/") == "ConnectionError"
+
+
+def test_a_server_that_refuses_head_is_asked_for_the_file(site, tmp_path):
+    (site[1] / "shy.txt").write_text("0 1\n")
+    assert why_unreachable(site[0] + "shy.txt") is None
+    fetch(site[0] + "shy.txt", tmp_path / "root" / "edges.txt")
+    assert (tmp_path / "root" / "edges.txt").read_text() == "0 1\n"
+    with pytest.raises(data.DatasetMissingError, match=r"shier\.txt\?shy: the download .* failed .*404"):
+        fetch(site[0] + "shier.txt?shy", tmp_path / "root" / "edges.txt.gz")
+
+
+def test_a_connection_that_breaks_off_leaves_nothing(site, tmp_path):
+    with pytest.raises(
+        data.DatasetMissingError, match=r"short\.gz\?shy: .* failed .*986 more expected.*nothing was kept"
+    ):
+        fetch(site[0] + "short.gz?shy", tmp_path / "root" / "edges.txt.gz")
+    assert list((tmp_path / "root").iterdir()) == []
 
 
 @pytest.mark.parametrize("source", ["auto", "official"])

@@ -1,5 +1,6 @@
 import gzip
 import logging
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +199,15 @@ def matrix(stored):
     return lambda path: scipy.sparse.save_npz(path / "m.npz", stored)
 
 
+def zipped(*names):
+    def make(path):
+        with zipfile.ZipFile(path / "a.npz", "w") as archive:
+            for name in names:
+                archive.writestr(name, "text")
+
+    return make
+
+
 def broken_csr(**changed):
     def make(path):
         csr = MATRIX.tocsr()
@@ -226,6 +236,14 @@ BAD = {
     "num_nodes zero": (authors(num_nodes=0), "0 nodes; 1 to 2147483647 are allowed"),
     "num_nodes huge": (authors(num_nodes=2**31), "2147483648 nodes"),
     "feat rows": (authors(feat=np.ones((3, 2))), r"feat has shape \(3, 2\).*\[4, F\]"),
+    "feat NaN": (authors(feat=np.full((4, 2), np.nan)), "feat holds NaN, or numbers beyond float32"),
+    "feat beyond float32": (authors(feat=np.full((4, 2), 1e300)), "feat holds NaN, or numbers beyond float32"),
+    "label below -1": (authors(label=ROW[:4] - 2), "label holds -2; classes from 0, and -1 for unknown"),
+    "members of no format": (
+        zipped("src_li.npy", "dst_li.npy", "num_nodes.npy"),
+        "dst_li, num_nodes, src_li should be",
+    ),
+    "members by other names": (zipped("src_li", "dst_li", "num_nodes"), "should be in NumPy's format"),
     "label length": (authors(label=ROW[:2]), "label has 2 entries; one for each of 4 nodes"),
     "rectangular": (matrix(scipy.sparse.csr_array((3, 4))), "3 x 4; a graph needs a square one"),
     "csr column": (broken_csr(indices=np.array([9, 3, 2, 0, 2], np.int32)), "not a sparse matrix that SciPy can read"),
@@ -268,6 +286,34 @@ def test_bad_file_is_named_with_what_is_wrong(tmp_path, case):
         load(path, batch_size=3)
     assert path.name in str(caught.value)
     assert path.exists()
+
+
+@pytest.mark.parametrize("lines", ['"0","1"\n"1","2"\n', "0.0,1.0\n1.0,2.0\n", "node 1,2nd\n0,1\n1,2\n"])
+def test_a_first_line_with_numbers_is_an_edge(tmp_path, lines):
+    (tmp_path / "a.csv").write_text(lines)
+    keys, queries = load(tmp_path / "a.csv").graph.edges()
+    assert (queries.tolist(), keys.tolist()) == ([0, 1], [1, 2])
+
+
+def test_a_header_that_claims_too_much_is_named(tmp_path):
+    header = b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999999,), }"
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name in ("src_li", "dst_li", "num_nodes"):
+            archive.writestr(f"{name}.npy", header.ljust(127) + b"\n")
+    with pytest.raises(MemoryError, match=r"a\.npz: .*728\. TiB"):
+        load(tmp_path / "a.npz")
+
+
+def test_unknown_labels_are_no_class(tmp_path):
+    for label, classes in (([-1, 4, -1, 0], 5), ([-1] * 4, 2)):
+        assert load(authors_npz(tmp_path / "l.npz", label=np.array(label))).meta.num_classes == classes
+
+
+def test_one_node(tmp_path):
+    none = np.zeros(0, np.int32)
+    for ids, edges in ((none, 0), (np.zeros(1, np.int32), 1)):
+        loaded = load(authors_npz(tmp_path / "o.npz", src_li=ids, dst_li=ids, num_nodes=1))
+        assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (1, edges)
 
 
 def test_absent_file(tmp_path):

@@ -98,6 +98,8 @@ def test_features_do_not_depend_on_where_the_edges_came_from(tmp_path):
     ("arguments", "error", "message"),
     [
         ({"name": 3}, TypeError, "name: got int"),
+        ({"root": 3}, TypeError, "root: got int; a string or a path"),
+        ({"path": 3}, TypeError, "path: got int; a string or a path"),
         ({"name": "coral"}, ValueError, "name: got 'coral'; registered are cora"),
         ({"name": "coral", "source": "synthetic"}, ValueError, "name: got 'coral'"),
         ({"source": "web"}, ValueError, "source: got 'web'; allowed are auto, official, file, synthetic"),

@@ -2,6 +2,7 @@
 
 import builtins
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -38,10 +39,12 @@ def test_cora_from_planetoid_files(tmp_path, write_planetoid, capsys, caplog, so
     again = data.load("cora", root=tmp_path, source=source)  # now from DGL's own cache
     assert again.meta == loaded.meta
     assert capsys.readouterr().out == ""
-    assert not caplog.records
+    warnings = {record.getMessage() for record in caplog.records}
+    size = "600 nodes, and 2,708 are published: it is of another version, or not whole"
+    assert warnings == {f"cora: https://data.dgl.ai/dataset/cora_v2.zip holds {size}"}
 
 
-def test_real_cora_is_the_same_graph_from_file_and_through_dgl(tmp_path, write_planetoid, real_graph_dir):
+def test_real_cora_is_the_same_graph_from_file_and_through_dgl(tmp_path, write_planetoid, real_graph_dir, caplog):
     path = real_graph_dir / "single" / "cora.npz"
     if not path.is_file():
         pytest.skip(f"{path} is not there")
@@ -49,6 +52,7 @@ def test_real_cora_is_the_same_graph_from_file_and_through_dgl(tmp_path, write_p
         write_planetoid(tmp_path / CORA, archive["src_li"], archive["dst_li"], int(archive["num_nodes"]))
     official = data.load("cora", root=tmp_path, source="official")
     assert official.meta.sha256 == data.load("cora", path=path).meta.sha256
+    assert not caplog.records  # the size is the published one
 
 
 def test_damaged_planetoid_file_is_an_error_even_for_auto(tmp_path, write_planetoid):
@@ -90,13 +94,13 @@ def test_batch_larger_than_the_data_set(tmp_path, write_molhiv):
         data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=4)
 
 
-@pytest.mark.parametrize("part", ["RELEASE_v1.txt", "raw"])
+@pytest.mark.parametrize("part", ["RELEASE_v1.txt", "raw", "raw/node-feat.csv.gz"])
 def test_incomplete_ogb_folder_asks_and_deletes_nothing(tmp_path, write_molhiv, part):
     folder = tmp_path / "ogbg_molhiv"
     write_molhiv(folder)
     victim = folder / part
     shutil.rmtree(victim) if victim.is_dir() else victim.unlink()
-    with pytest.raises(ValueError, match=r"ogbg_molhiv: incomplete, or of another version; RELEASE_v1\.txt and raw"):
+    with pytest.raises(ValueError, match=r"ogbg_molhiv: incomplete, or of another version; RELEASE_v1\.txt, raw"):
         data.load("ogbg-molhiv", root=tmp_path)
     assert folder.is_dir()
 
@@ -110,6 +114,43 @@ def test_truncated_ogb_file(tmp_path, write_molhiv, file):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files are there but cannot be read"):
         data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=1)
+
+
+@pytest.mark.parametrize("name", ["cora", "ogbg-molhiv"])
+def test_an_interrupted_first_load_leaves_no_half_file(tmp_path, monkeypatch, write_planetoid, write_molhiv, name):
+    """DGL reads a graph that it wrote itself without a check, and half of one ends the process."""
+    import_dgl()
+    from dgl.data import heterograph_serialize
+
+    write_planetoid(tmp_path / CORA, *RING, N)
+    write_molhiv(tmp_path / "ogbg_molhiv")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def killed(filename, *_):
+        with open(filename, "wb") as file:
+            file.write(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(heterograph_serialize, "_CAPI_SaveHeteroGraphData", killed)
+        with pytest.raises(KeyboardInterrupt):
+            data.load(name, root=tmp_path, source="official", batch_size=2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert data.load(name, root=tmp_path, source="official", batch_size=2).meta.source == "official"
+
+
+@pytest.mark.parametrize("source", ["auto", "official"])
+def test_without_ogb(tmp_path, monkeypatch, write_molhiv, source):
+    monkeypatch.setitem(sys.modules, "ogb.graphproppred", None)
+    options = {"root": tmp_path, "source": source, "batch_size": 2}
+    if source == "auto":
+        assert data.load("ogbg-molhiv", **options).meta.source == "synthetic"
+    else:
+        with pytest.raises(data.DatasetMissingError, match=r"read by ogb, which cannot be imported .*install ogb"):
+            data.load("ogbg-molhiv", **options)
+    write_molhiv(tmp_path / "ogbg_molhiv")  # which a stand-in must not hide
+    with pytest.raises(ValueError, match=r"ogbg_molhiv: its files are read by ogb, which cannot be imported"):
+        data.load("ogbg-molhiv", **options)
 
 
 def test_edges_of_a_dgl_graph_keep_their_direction():

@@ -218,6 +218,11 @@ def test_graphsaint_files(tmp_path, real, name):
         np.save(folder / "feats.npy", np.eye(3))
         with pytest.raises(ValueError, match=r"feats\.npy has 3 rows for 2708 nodes"):
             data.load(name, root=tmp_path, source="official")
+        with np.load(folder / "adj_full.npz") as archive:
+            arrays = dict(archive)
+        np.savez(folder / "adj_full.npz", **arrays | {"indices": arrays["indices"] + num_nodes})
+        with pytest.raises(ValueError, match=r"adj_full\.npz: not a sparse matrix that SciPy can read"):
+            data.load(name, root=tmp_path, source="official")
 
 
 def test_reddit_with_self_loops(tmp_path, real):
@@ -298,6 +303,9 @@ def test_papers100m_arrays_are_mapped(tmp_path, real):
     assert measure(raw).sha256 == measure(type(raw)(row, col, num_nodes, "")).sha256
     assert isinstance(raw.ndata["feat"], np.memmap)
     assert np.array_equal(raw.ndata["feat"], arrays["node_feat"])
+    np.savez(folder / "raw" / "data.npz", **arrays | {"node_feat": np.eye(9, 4, dtype=np.float32)})
+    with pytest.raises(ValueError, match=r"edge_index names papers outside 0 \.\. 8"):
+        find_graph("ogbn-papers100m", root=tmp_path, source="official")
     np.savez_compressed(folder / "raw" / "data.npz", **arrays)
     with pytest.raises(ValueError, match="edge_index is compressed and cannot be mapped"):
         find_graph("ogbn-papers100m", root=tmp_path, source="official")

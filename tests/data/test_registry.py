@@ -74,6 +74,11 @@ def test_published_figures_agree_with_each_other(name):
         assert len(published.deciles) == 11
 
 
+def test_an_assumed_direction_is_called_one():
+    assumed = {name for name in data.names() if "is an assumption" in data.info(name).note}
+    assert assumed == {"com-amazon", "amazon0505", "artist", "igb-small", "igb-medium", "igb-large"}
+
+
 def test_atom_codes_are_those_of_ogb():
     assert data.info("ogbg-molhiv").feature_cardinalities == tuple(get_atom_feature_dims())
 

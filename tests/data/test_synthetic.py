@@ -299,15 +299,39 @@ def test_random_bits_are_uniform_and_differ_between_streams():
     assert np.abs(np.corrcoef(ids, mixed)[0, 1]) < 0.1
 
 
+def test_what_does_not_fit_is_refused_before_it_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.memory.available_bytes", lambda: 10**8)
+    for name, batch_size in (("amazon0505", 1024), ("zinc", 10**5)):
+        with pytest.raises(MemoryError, match=rf"the stand-in of {name}, .* edges: about 0\..* GiB needed, 0\.1 GiB"):
+            data.load(name, root=tmp_path, source="synthetic", batch_size=batch_size)
+    assert list(tmp_path.iterdir()) == []
+
+
+# One direction and both, with and without patches, with self loops.
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["cora", "elliptic", "amazon0505"])
+@pytest.mark.parametrize("name", ["cora", "citeseer", "elliptic", "musae-github", "amazon0505", "igb-small"])
 def test_gpu_makes_the_same_graph(name):
     import cupy
 
     entry = data.info(name)
     ours, theirs = (entry.synthetic.generate(entry, 1, 7, xp) for xp in (np, cupy))
-    assert np.array_equal(ours.row, theirs.row)
-    assert np.array_equal(ours.col, theirs.col)
+    for a, b in ((ours.row, theirs.row), (ours.col, theirs.col)):
+        assert a.dtype == b.dtype == np.int64
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.gpu
+def test_gpu_makes_what_is_kept_and_gives_its_memory_back(kept, monkeypatch, caplog):
+    import cupy
+
+    _, load = kept
+    held = cupy.get_default_memory_pool().total_bytes()
+    with caplog.at_level(logging.INFO, logger="data"):
+        ours = load(seed=1).meta
+    assert "s on the GPU; keeping it in" in caplog.text
+    assert cupy.get_default_memory_pool().total_bytes() <= held
+    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 10**9)
+    assert load(seed=1).meta == ours
 
 
 def test_targets_can_be_missed(root):
