@@ -23,8 +23,9 @@ import torch
 from kernels.backends import REGISTRY
 from kernels.backends.base import AttentionFunction, Backend
 from kernels.bsb import BSB
-from kernels.csr import csr_pattern
+from kernels.csr import CSRPattern, csr_pattern
 from kernels.errors import BackendUnavailableError
+from kernels.reorder import METHODS, RowOrder, find_row_order, permute_rows
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,14 @@ class AttentionPlan:
         backend: name of the back end, never "auto".
         shape: (num_rows, num_cols) of A: queries and keys.
         device: where the inputs must be.
+        order: the order of the rows, what it saves and what it cost; None if none was asked for.
     """
 
     backend: str
     shape: tuple[int, int]
     device: torch.device
     function: AttentionFunction
+    order: RowOrder | None = None
 
     def __call__(
         self,
@@ -70,8 +73,14 @@ class AttentionPlan:
         *,
         scale: float | None = None,
         out_dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        """See `sparse_attention`."""
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """See `sparse_attention`.
+
+        Args:
+            return_lse: return (output, lse): lse is float32, q's shape without d, the natural logarithm of the sum of
+                exp(scale * score) over each row's edges, -inf for a row without one. For back ends with `writes_lse`.
+        """
         _check_tensors(q, k, v, self.shape, self.device)
         reason = REGISTRY[self.backend].unsupported(q.dtype, q.shape[-1])
         if reason:
@@ -82,9 +91,17 @@ class AttentionPlan:
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
+        into = {}
+        if return_lse:
+            if not REGISTRY[self.backend].writes_lse:
+                able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
+                raise ValueError(f"return_lse: back end {self.backend} has no log-sum-exp; these have: {able}")
+            into["lse"] = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         if q.dim() == 2:
-            return self.function(q[:, None], k[:, None], v[:, None], scale, out_dtype)[:, 0]
-        return self.function(q, k, v, scale, out_dtype)
+            output = self.function(q[:, None], k[:, None], v[:, None], scale, out_dtype, **into)[:, 0]
+        else:
+            output = self.function(q, k, v, scale, out_dtype, **into)
+        return (output, into["lse"]) if return_lse else output
 
 
 def plan_attention(
@@ -94,6 +111,7 @@ def plan_attention(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     head_dim: int | None = None,
+    reorder: str = "none",
 ) -> AttentionPlan:
     """Choose a back end and build its sparse format of `graph` on `device`, once for many calls.
 
@@ -104,15 +122,28 @@ def plan_attention(
         device: where q, k and v will be; default the GPU where there is one.
         dtype, head_dim: type and head dimension of q, k and v, where known: "auto" then takes a back end that accepts
             them, and a kernel is compiled now instead of at the first call.
+        reorder: "none", "rcm", "communities" or "auto": which rows are worked on together, see `kernels.reorder`. q, k,
+            v and the output stay in the caller's order. What it cost and saves is in the plan's `order`.
 
     Raises:
         BackendUnavailableError: the back end cannot run on this machine or device; the text is the reason.
         ValueError, TypeError: the back end has no such name or cannot take such inputs; the graph is malformed.
     """
     device = _device(device)
+    if reorder not in METHODS:
+        raise ValueError(f"reorder: got {reorder!r}; allowed are {', '.join(METHODS)}")
     pattern = graph if isinstance(graph, BSB) else csr_pattern(graph)
-    chosen = _choose(backend, device, dtype, head_dim)
-    return AttentionPlan(chosen.name, pattern.shape, device, chosen.prepare(pattern, device, dtype, head_dim))
+    chosen = _choose(backend, device, dtype, head_dim, reorder)
+    if reorder == "none":
+        return AttentionPlan(chosen.name, pattern.shape, device, chosen.prepare(pattern, device, dtype, head_dim))
+    if isinstance(pattern, BSB):
+        pattern = CSRPattern(*pattern.to_csr(), pattern.shape)
+    order = find_row_order(pattern, reorder)
+    if order.perm is None:
+        function = chosen.prepare(pattern, device, dtype, head_dim)
+    else:
+        function = chosen.prepare_reordered(permute_rows(pattern, order.perm), order.perm, device, dtype, head_dim)
+    return AttentionPlan(chosen.name, pattern.shape, device, function, order)
 
 
 def sparse_attention(
@@ -155,8 +186,13 @@ def sparse_attention(
     return plan(q, k, v, scale=scale, out_dtype=out_dtype)
 
 
-def _choose(name: str, device: torch.device, dtype: torch.dtype | None, head_dim: int | None) -> Backend:
+def _choose(
+    name: str, device: torch.device, dtype: torch.dtype | None, head_dim: int | None, reorder: str = "none"
+) -> Backend:
     def unsupported(backend: Backend) -> str | None:
+        if reorder != "none" and not backend.reorders:
+            able = ", ".join(name for name, other in REGISTRY.items() if other.reorders)
+            return f"it cannot reorder rows (reorder={reorder!r}), which only {able} can"
         return None if dtype is None or head_dim is None else backend.unsupported(dtype, head_dim)
 
     if name == "auto":
@@ -175,7 +211,7 @@ def _choose(name: str, device: torch.device, dtype: torch.dtype | None, head_dim
     if reason := backend.unavailable(device):
         raise BackendUnavailableError(f"back end {name} cannot run: {reason}")
     if reason := unsupported(backend):
-        raise ValueError(f"q, k, v: back end {name} cannot run them: {reason}")
+        raise ValueError(f"backend: {name} cannot run this: {reason}")
     return backend
 
 

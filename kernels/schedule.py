@@ -1,4 +1,5 @@
-"""Who computes what in `cuda/fused3s.cu`: the chunks of every warp, made once a graph, on the graph's device.
+"""Who computes what in `cuda/fused3s.cu`: the stream of chunks and each warp's part of it, made once a graph, on the
+graph's device.
 
 A chunk is 16 gathered keys of a 16-row window (a 16 x 16 block of BSB). Windows fall in three tiers:
 
@@ -17,7 +18,11 @@ import torch
 
 from kernels.bsb import BSB
 
-OWN_WINDOWS, SHARED_WINDOW = -2, -1  # kOwnWindows and kSharedWindow in cuda/fused3s.cu
+CONTINUES, DONE = -2, -1  # kContinues and kDone in cuda/fused3s.cu
+CHUNK_KEYS = 16
+# Words of struct Chunk.
+KEYS, BITMAP, WINDOW, NUM_KEYS, FINISH, STARTS = slice(0, 16), slice(16, 24), 24, 25, 26, 27
+CHUNK_WORDS = 28
 WARPS_PER_SM = 12  # resident at d = 128: three blocks of four warps
 
 
@@ -39,8 +44,11 @@ class Balance:
     def of(cls, num_chunks: int, num_sms: int) -> "Balance":
         """The rule that fits the measurements: small jobs where the warps have few chunks each, else larger ones."""
         share = num_chunks / (num_sms * WARPS_PER_SM)
-        target = 1 if share < 3 else 4 if share < 32 else 8
-        return cls(light=2 * target, target=target, piece=128)
+        return cls(
+            light=3 if share < 1 else 8 if share < 8 else 16,
+            target=1,
+            piece=128 if share < 40 else 256,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,70 +56,118 @@ class Schedule:
     """The arrays that the kernel walks by, all int32 on the graph's device.
 
     Attributes:
-        chunk_window: [num_chunks] row window of each chunk.
-        warp_range: [num_blocks, warps, 4] first chunk, end chunk, first window, end window (the last two say which
-            windows' empty rows the warp writes).
-        block_slot: [num_blocks] OWN_WINDOWS, SHARED_WINDOW, or the slot of the block's part of a cut window.
+        chunks: [num_chunks, 28] struct Chunk, those of a warp one after the other. Empty windows, and a warp's share
+            of a shared window that has fewer chunks than warps, have one without keys.
+        warp_range: [num_blocks, warps, 2] first and end chunk of each warp.
+        num_shared_blocks: blocks whose warps share a window; they come first.
         cut_window: [num_cut_windows] windows that are cut between blocks.
         cut_slot: [num_cut_windows + 1] first slot of each of them.
         num_slots: parts in all.
     """
 
-    chunk_window: torch.Tensor
+    chunks: torch.Tensor
     warp_range: torch.Tensor
-    block_slot: torch.Tensor
+    num_shared_blocks: int
     cut_window: torch.Tensor
     cut_slot: torch.Tensor
     num_slots: int
 
     @property
     def num_blocks(self) -> int:
-        return self.block_slot.numel()
+        return self.warp_range.shape[0]
+
+
+@dataclass(frozen=True)
+class _Jobs:
+    """Consecutive chunks [begin, end) of a window for one warp, in the order of the stream; all [num_jobs] int64.
+
+    `finish` is the last chunk's FINISH.
+    """
+
+    warp: torch.Tensor
+    window: torch.Tensor
+    begin: torch.Tensor
+    end: torch.Tensor
+    finish: torch.Tensor
 
 
 def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
     """Schedule of a BSB with 16 x 16 blocks for blocks of `warps` warps."""
-    device = bsb.device
     offset = bsb.tcb_row_offset.long()
     counts = offset.diff()
-    window = torch.arange(bsb.num_row_windows, device=device)
+    window = torch.arange(bsb.num_row_windows, device=bsb.device)
     is_light = counts <= balance.light
 
-    # Light windows: runs of neighbours, cut where the running weight passes a multiple of the target.
-    light = window[is_light]
-    weight = torch.cumsum(counts[light] + 1, 0)
-    bucket = (weight - 1) // (balance.target + 1)
+    heavy = window[~is_light]
+    pieces = -(-counts[heavy] // balance.piece)
+    num_shared_blocks = int(pieces.sum())
+    shared = _shared_jobs(heavy, pieces, offset, warps)
+    own = _own_jobs(window[is_light], offset, balance.target, num_shared_blocks * warps)
+    job = _Jobs(*(torch.cat([getattr(jobs, name) for jobs in (shared, own)]) for name in _Jobs.__dataclass_fields__))
+
+    length = (job.end - job.begin).clamp(min=1)
+    num_warps = int(job.warp[-1]) + 1 if len(job.warp) else 0
+    warp_end = torch.zeros(-(-num_warps // warps) * warps, dtype=torch.int64, device=bsb.device)
+    warp_end = warp_end.index_add_(0, job.warp, length).cumsum(0)
+    warp_begin = torch.nn.functional.pad(warp_end[:-1], (1, 0))
+    is_cut = pieces > 1
+    cut_slot = torch.nn.functional.pad(pieces[is_cut].cumsum(0), (1, 0))
+    return Schedule(
+        chunks=_stream(bsb, job, length),
+        warp_range=torch.stack([warp_begin, warp_end], 1).int().view(-1, warps, 2),
+        num_shared_blocks=num_shared_blocks,
+        cut_window=heavy[is_cut].int(),
+        cut_slot=cut_slot.int(),
+        num_slots=int(cut_slot[-1]),
+    )
+
+
+def _shared_jobs(heavy: torch.Tensor, pieces: torch.Tensor, offset: torch.Tensor, warps: int) -> _Jobs:
+    """Jobs of the windows that blocks share: a block for each piece, longest first in powers of two."""
+    window = torch.repeat_interleave(heavy, pieces)
+    parts = torch.repeat_interleave(pieces, pieces)
+    index = torch.arange(len(window), device=offset.device) - torch.repeat_interleave(pieces.cumsum(0) - pieces, pieces)
+    total = offset[window + 1] - offset[window]
+    begin, end = total * index // parts, total * (index + 1) // parts
+    is_cut = parts > 1
+    finish = torch.where(is_cut, is_cut.cumsum(0) - 1, DONE)
+    by_size = torch.argsort(torch.log2((end - begin).double()).floor(), descending=True, stable=True)
+    window, begin, end, finish = (each[by_size, None] for each in (window, begin, end, finish))
+
+    steps = torch.arange(warps + 1, device=offset.device)
+    cuts = offset[window] + begin - -(end - begin) * steps // warps
+    warp = torch.arange(len(window) * warps, device=offset.device)
+    return _Jobs(warp, *(each.expand(-1, warps).flatten() for each in (window, cuts[:, :-1], cuts[:, 1:], finish)))
+
+
+def _own_jobs(light: torch.Tensor, offset: torch.Tensor, target: int, first_warp: int) -> _Jobs:
+    """Jobs of the light windows: runs of neighbours, cut where the running weight passes a multiple of the target."""
+    begin, end = offset[light], offset[light + 1]
+    weight = torch.cumsum(end - begin + 1, 0)
+    bucket = (weight - 1) // (target + 1)
     starts = torch.ones_like(light, dtype=torch.bool)
     starts[1:] = (light.diff() != 1) | (bucket.diff() != 0)
-    first = light[starts]
-    last = light[torch.roll(starts, -1)]  # a run ends where the next one starts
-    own = torch.stack([offset[first], offset[last + 1], first, last + 1], 1)
-    own = torch.nn.functional.pad(own, (0, 0, 0, -len(own) % warps)).view(-1, warps, 4)
+    return _Jobs(first_warp + starts.cumsum(0) - 1, light, begin, end, torch.full_like(light, DONE))
 
-    # Medium windows and pieces of heavy ones: each a block, longest first in powers of two, else in natural order.
-    shared = window[~is_light]
-    pieces = -(-counts[shared] // balance.piece)
-    piece_window = torch.repeat_interleave(shared, pieces)
-    first_piece = torch.cumsum(pieces, 0) - pieces
-    index = torch.arange(len(piece_window), device=device) - torch.repeat_interleave(first_piece, pieces)
-    parts = torch.repeat_interleave(pieces, pieces)
-    total = counts[piece_window]
-    begin, end = total * index // parts, total * (index + 1) // parts
-    steps = torch.arange(warps + 1, device=device)
-    # Rounded up, so that the first warp has a chunk whatever the size.
-    cuts = offset[piece_window, None] + begin[:, None] + -(-(end - begin)[:, None] * steps // warps)
-    nothing = torch.zeros_like(cuts[:, 1:])
-    split = torch.stack([cuts[:, :-1], cuts[:, 1:], nothing, nothing], 2)
-    is_cut = parts > 1
-    slot = torch.where(is_cut, torch.cumsum(is_cut, 0) - 1, SHARED_WINDOW)
-    by_size = torch.argsort(torch.log2((end - begin).double()).floor(), descending=True, stable=True)
 
-    cut = pieces > 1
-    return Schedule(
-        chunk_window=torch.repeat_interleave(window, counts).int(),
-        warp_range=torch.cat([split[by_size], own]).int().contiguous(),
-        block_slot=torch.cat([slot[by_size], slot.new_full((len(own),), OWN_WINDOWS)]).int(),
-        cut_window=shared[cut].int(),
-        cut_slot=torch.nn.functional.pad(torch.cumsum(pieces[cut], 0), (1, 0)).int(),
-        num_slots=int(pieces[cut].sum()),
-    )
+def _stream(bsb: BSB, job: _Jobs, length: torch.Tensor) -> torch.Tensor:
+    """[num_chunks, 28] struct Chunk of all jobs."""
+    owner = torch.repeat_interleave(length)
+    within = torch.arange(len(owner), device=bsb.device) - (length.cumsum(0) - length)[owner]
+    has_keys = (job.end > job.begin)[owner]
+    source = (job.begin[owner] + within)[has_keys]
+    keys = bsb.col_sparse_to_dense.view(-1, CHUNK_KEYS)[source]
+    keys[:, 1:][keys.diff(dim=1) == 0] = -1  # padding repeats the key before it
+    # Row g of the bitmap in the lower half of a word, row g + 8 in the upper one.
+    row_pairs = bsb.bitmap.view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32).view(torch.int32)
+
+    chunks = torch.empty((len(owner), CHUNK_WORDS), dtype=torch.int32, device=bsb.device)
+    chunks[:, KEYS] = -1
+    chunks[:, BITMAP] = 0
+    chunks[has_keys, KEYS] = keys
+    chunks[has_keys, BITMAP] = row_pairs[source]
+    chunks[:, WINDOW] = job.window[owner].int()
+    chunks[:, NUM_KEYS] = (chunks[:, KEYS] >= 0).sum(1, dtype=torch.int32)
+    chunks[:, FINISH] = torch.where(within == length[owner] - 1, job.finish[owner], CONTINUES).int()
+    chunks[:, STARTS] = torch.where((within == 0) & has_keys, job.window[owner], -1).int()
+    return chunks

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
-# (query [num_rows, H, d], key and value [num_cols, H, d], scale, out_dtype) -> output [num_rows, H, d]
-AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, torch.dtype], torch.Tensor]
+from kernels.csr import CSRPattern
+
+# (query [num_rows, H, d], key and value [num_cols, H, d], scale, out_dtype) -> output [num_rows, H, d]; that of a back
+# end that writes it also takes lse=, [num_rows, H] float32 to fill with the log-sum-exp of each row's scaled scores.
+AttentionFunction = Callable[..., torch.Tensor]
 
 
 class Backend(ABC):
@@ -17,11 +20,13 @@ class Backend(ABC):
         name: the key in the registry, in configs and in results.
         summary: one line for a user.
         in_auto: whether "auto" may take it; the baselines of the benchmarks run only where they are named.
+        writes_lse: whether its function takes `lse`.
     """
 
     name: str
     summary: str
     in_auto: bool = True
+    writes_lse: bool = False
 
     @abstractmethod
     def unavailable(self, device: torch.device) -> str | None:
@@ -44,3 +49,22 @@ class Backend(ABC):
         Raises:
             UnsupportedGraphError: the back end cannot run this graph on `device`.
         """
+
+    def prepare_reordered(
+        self,
+        graph: CSRPattern,
+        perm: torch.Tensor,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        head_dim: int | None,
+    ) -> AttentionFunction:
+        """`prepare` for a graph whose row i is row perm[i] of the caller's; perm is [num_rows] int32 on the CPU.
+
+        Only back ends that can group any rows in a window have it: see `reorders`.
+        """
+        raise NotImplementedError(self.name)
+
+    @property
+    def reorders(self) -> bool:
+        """Whether `prepare_reordered` is there."""
+        return type(self).prepare_reordered is not Backend.prepare_reordered

@@ -2,25 +2,29 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from kernels.backends.base import AttentionFunction
-from kernels.backends.cuda import MAX_DIM
 from kernels.backends.tensor_core import TensorCoreBackend, checked_inputs
 from kernels.bsb import BSB
+from kernels.csr import CSRPattern
 from kernels.fragments import WARP_SIZE
 from kernels.jit import cpp_name, get_kernel
 from kernels.launch import launch_kernel
-from kernels.schedule import Balance, Schedule, make_schedule
+from kernels.schedule import WARPS_PER_SM, Balance, Schedule, make_schedule
 
 TILE = (16, 16)
 WARPS = 4
-FEW_WARPS = 2  # where the rings of four warps are more than a block gets
+FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
+WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
 SM_SHARED_BYTES = 228 * 1024  # of an SM of compute capability 9.0
-MAX_BLOCKS_PER_SM = 4  # what registers allow at d = 64 and below
+MAX_BLOCKS_PER_SM = 5  # of four warps, what registers allow at d = 64 and below
+LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
+CHUNK_BYTES = 112  # struct Chunk
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class FusedKernelSpec:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: the warps' rings, as struct Stage has them."""
         key_pitch, value_pitch = 64 * -(-self.dim // 32), 16 * (2 * -(-self.dim // 16) + 1)
-        return self.warps * self.stages * (16 * (key_pitch + value_pitch) + 32 + 16)
+        stage = 16 * (key_pitch + value_pitch)
+        return self.warps * self.stages * (stage + 2 * CHUNK_BYTES)
 
 
 @dataclass(frozen=True)
@@ -74,72 +79,108 @@ class MergeKernelSpec:
 class Fused3SBackend(TensorCoreBackend):
     name = "fused3s"
     summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
+    writes_lse = True
 
     def prepare(
         self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
     ) -> AttentionFunction:
+        return plan_launches(BSB.from_graph(graph, TILE, device), None, device, dtype, head_dim)
+
+    def prepare_reordered(
+        self,
+        graph: CSRPattern,
+        perm: torch.Tensor,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        head_dim: int | None,
+    ) -> AttentionFunction:
         bsb = BSB.from_graph(graph, TILE, device)
-        gpu = torch.cuda.get_device_properties(device)
-        balance = Balance.of(bsb.num_tcbs, gpu.multi_processor_count)
-
-        def spec_of(dtype: torch.dtype, out_dtype: torch.dtype, dim: int) -> FusedKernelSpec:
-            through_l1 = goes_through_l1(bsb.shape[1], dim, gpu.L2_cache_size)
-            spec = FusedKernelSpec(dtype, out_dtype, dim, cache_l1=through_l1)
-            fits = spec.shared_bytes <= gpu.shared_memory_per_block_optin
-            return spec if fits else replace(spec, warps=FEW_WARPS)
-
-        # GPUs that offer a block 99 KiB run wide heads with fewer warps; the others never need that schedule.
-        widest = FusedKernelSpec(torch.float16, torch.float32, MAX_DIM)
-        narrow = widest.shared_bytes > gpu.shared_memory_per_block_optin
-        schedules = {
-            warps: make_schedule(bsb, warps, balance) for warps in ((WARPS, FEW_WARPS) if narrow else (WARPS,))
-        }
-        if dtype is not None and head_dim is not None:
-            spec = spec_of(dtype, dtype, head_dim)
-            get_kernel(spec, device.index)
-            if schedules[spec.warps].num_slots:
-                get_kernel(MergeKernelSpec(dtype, head_dim, spec.warps), device.index)
-
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            spec = spec_of(query.dtype, out_dtype, query.shape[-1])
-            return launch(spec, bsb, schedules[spec.warps], query, key, value, scale)
-
-        return attend
+        row_ids = perm.new_full((bsb.num_row_windows * TILE[0],), len(perm))  # what pads the last window is no row
+        row_ids[: len(perm)] = perm
+        return plan_launches(bsb, row_ids.to(device), device, dtype, head_dim)
 
 
-def goes_through_l1(num_cols: int, head_dim: int, l2_bytes: int) -> bool:
-    """Whether to gather a head's K and V, [num_cols, head_dim] in 16 bits each, through L1.
+def plan_launches(
+    bsb: BSB,
+    row_ids: torch.Tensor | None,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    head_dim: int | None,
+) -> AttentionFunction:
+    """Schedule a BSB with tile (16, 16) on a GPU; the function that launches the kernels on it.
 
-    On Hopper that is faster than past L1, except for rows that come from device memory while the rings leave little of
-    L1: then requests wait for lines of L1.
+    Args:
+        bsb: A, on `device`; its row i is row row_ids[i] of query and output.
+        row_ids: [16 * num_row_windows] int32 on `device`, or None where the rows have their own order.
+        dtype, head_dim: where known, the kernels are compiled and scheduled for them now.
     """
-    spec = FusedKernelSpec(torch.float16, torch.float16, head_dim)
+    gpu = torch.cuda.get_device_properties(device)
+    balance = Balance.of(bsb.num_tcbs, gpu.multi_processor_count)
+    is_small = bsb.num_tcbs < gpu.multi_processor_count * WARPS_PER_SM
+
+    @cache
+    def schedule_of(warps: int) -> Schedule:
+        return make_schedule(bsb, warps, balance)
+
+    def spec_of(dtype: torch.dtype, out_dtype: torch.dtype, dim: int) -> FusedKernelSpec:
+        warps = FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
+        spec = FusedKernelSpec(dtype, out_dtype, dim, warps)
+        if spec.shared_bytes > gpu.shared_memory_per_block_optin:
+            spec = replace(spec, warps=FEW_WARPS)
+        return replace(spec, cache_l1=goes_through_l1(spec, bsb.shape[1], gpu.L2_cache_size))
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        spec = spec_of(query.dtype, out_dtype, query.shape[-1])
+        return launch(spec, schedule_of(spec.warps), query, key, value, scale, row_ids=row_ids, lse=lse)
+
+    if dtype is not None and head_dim is not None:
+        spec = spec_of(dtype, dtype, head_dim)
+        get_kernel(spec, device.index)
+        if schedule_of(spec.warps).num_slots:
+            get_kernel(MergeKernelSpec(dtype, head_dim, spec.warps), device.index)
+    else:
+        schedule_of(WARPS)
+    return attend
+
+
+def goes_through_l1(spec: FusedKernelSpec, num_cols: int, l2_bytes: int) -> bool:
+    """Whether to gather K and V, [num_cols, d] each, through L1: where the rings leave much of L1 (d up to 64), or
+    where a head's K and V are small against L2. Else requests would wait for lines of L1 that few gathers hit."""
     block_bytes = spec.shared_bytes + 1024  # 1 KiB a block is reserved
-    blocks = min(SM_SHARED_BYTES // block_bytes, MAX_BLOCKS_PER_SM)
-    l1_is_small = SM_SHARED_BYTES - blocks * block_bytes < 64 * 1024
-    return not l1_is_small or 4 * num_cols * head_dim <= l2_bytes
+    blocks = min(SM_SHARED_BYTES // block_bytes, MAX_BLOCKS_PER_SM * WARPS // spec.warps)
+    l1_is_large = SM_SHARED_BYTES - blocks * block_bytes >= 64 * 1024
+    return l1_is_large or 16 * num_cols * spec.dim <= l2_bytes
 
 
 def launch(
     spec: FusedKernelSpec,
-    bsb: BSB,
     schedule: Schedule,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     scale: float,
+    *,
+    row_ids: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run the kernel, and the merge kernel where windows are cut, on torch's current stream, without waiting.
 
     Args:
         spec: the instance; its dimension and types must be those of the tensors.
-        bsb: A with tile (16, 16), on the tensors' GPU.
-        schedule: of `bsb`, for `spec.warps` warps.
+        schedule: of A, for `spec.warps` warps, on the tensors' GPU.
         query: [num_rows, H, d] fp16 or bf16, any row and head strides.
         key, value: [num_cols, H, d], likewise.
         scale: factor of the scores.
+        row_ids: see `plan_launches`.
+        lse: [num_rows, H] float32 contiguous, filled with the log of each row's sum of exp(scale * score), -inf for a
+            row without an edge; None: not wanted.
 
     Returns:
         [num_rows, H, d] contiguous, of spec.out_dtype.
@@ -161,20 +202,15 @@ def launch(
         get_kernel(spec, query.device.index),
         (schedule.num_blocks, num_heads),
         WARP_SIZE * spec.warps,
+        (schedule.chunks, schedule.warp_range, query, key, value, output, lse, partial, row_ids),
         (
-            bsb.col_sparse_to_dense,
-            bsb.bitmap,
-            schedule.chunk_window,
-            schedule.warp_range,
-            schedule.block_slot,
-            query,
-            key,
-            value,
-            output,
-            partial,
-            bsb.tcb_row_offset,
+            *head_strides,
+            *row_bytes,
+            np.int32(num_rows),
+            np.int32(schedule.num_shared_blocks),
+            np.uint32(0x80008000 if scale < 0 else 0),
+            np.float32(max(abs(scale) * math.log2(math.e), LEAST_SCALE)),
         ),
-        (*head_strides, *row_bytes, np.int32(num_rows), np.float32(scale * math.log2(math.e))),
         shared_bytes=spec.shared_bytes,
     )
     if schedule.num_slots:
@@ -182,7 +218,7 @@ def launch(
             get_kernel(MergeKernelSpec(spec.out_dtype, spec.dim, spec.warps), query.device.index),
             (schedule.cut_window.numel(), num_heads),
             WARP_SIZE * spec.warps,
-            (schedule.cut_window, schedule.cut_slot, partial, output),
+            (schedule.cut_window, schedule.cut_slot, partial, output, lse, row_ids),
             (np.int32(num_rows),),
         )
     return output

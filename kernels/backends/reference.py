@@ -13,6 +13,7 @@ ELEMENTS_PER_CHUNK = 1 << 25  # gathered rows of K or V at a time: 256 MiB in fl
 class ReferenceBackend(Backend):
     name = "reference"
     summary = "plain PyTorch in float64, any device: the oracle, not made for speed"
+    writes_lse = True
 
     def unavailable(self, device: torch.device) -> str | None:
         return None
@@ -27,9 +28,17 @@ class ReferenceBackend(Backend):
         col = col.long()
 
         def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            scale: float,
+            out_dtype: torch.dtype,
+            lse: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            return edge_softmax_attention(query, key, value, row, col, scale).to(out_dtype)
+            output, log_sum_exp = edge_softmax_attention(query, key, value, row, col, scale)
+            if lse is not None:
+                lse.copy_(log_sum_exp.view_as(lse))
+            return output.to(out_dtype)
 
         return attend
 
@@ -41,7 +50,7 @@ def edge_softmax_attention(
     row: torch.Tensor,
     col: torch.Tensor,
     scale: float,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax over each row's edges of scale * <query[row], key[col]>, times value[col].
 
     Args:
@@ -50,7 +59,8 @@ def edge_softmax_attention(
         scale: factor of the scores.
 
     Returns:
-        [num_rows, H, d] float64; a row without an edge, or with only -inf scores, is 0.
+        [num_rows, H, d] float64, a row without an edge, or with only -inf scores, is 0; and [num_rows, H] float64, the
+        logarithm of the sum of exp(scale * score) over each row's edges, there -inf.
     """
     query, key, value = query.double(), key.double(), value.double()
     num_heads, head_dim = query.shape[1:]
@@ -66,4 +76,5 @@ def edge_softmax_attention(
     output = torch.zeros_like(query)
     for (r, c), w in zip(edges, weight.split(chunk), strict=True):
         output = output.index_add(0, r, w[..., None] * value[c])
-    return torch.where(total[..., None] == 0, 0.0, output / total[..., None])
+    output = torch.where(total[..., None] == 0, 0.0, output / total[..., None])
+    return output, maximum + torch.log(total)

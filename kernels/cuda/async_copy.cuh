@@ -5,16 +5,20 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from global to shared memory if `wanted`: a predicate, where an if would become a branch.
+// 16 bytes from global to shared memory if `index` is not negative: a predicate, where an if would become a branch.
 template <bool kCacheL1>
-__device__ __forceinline__ void copy_async(u32 target, const void* source, bool wanted) {
+__device__ __forceinline__ void copy_async(u32 target, const void* source, int index) {
   if constexpr (kCacheL1) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 16;}" ::"r"(target),
-                 "l"(source), "r"(static_cast<int>(wanted)));
+    asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 16;}" ::"r"(target),
+                 "l"(source), "r"(index));
   } else {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(target),
-                 "l"(source), "r"(static_cast<int>(wanted)));
+    asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(target),
+                 "l"(source), "r"(index));
   }
+}
+// Brings a line of 128 bytes into L2; nothing waits for it.
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 template <int kPending>
@@ -35,4 +39,19 @@ __device__ __forceinline__ uint4 load_shared(u32 address) {
                : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                : "r"(address));
   return words;
+}
+
+// kCount ints, a power of two, from an address aligned to as many (16 bytes at most).
+template <int kCount>
+__device__ __forceinline__ void load_ints(int (&words)[kCount], const int* source) {
+  if constexpr (kCount >= 4) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const int4 four = *reinterpret_cast<const int4*>(source + i);
+      words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) words[i] = source[i];
+  }
 }

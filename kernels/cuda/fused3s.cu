@@ -1,39 +1,51 @@
-// O = softmax(scale * Q K^T masked by A) V, made for the rate at which rows of K and V can be gathered. A is in BSB
-// with 16 x 16 blocks; one such block is called a chunk: 16 queries by 16 keys, one k-step of SpMM, the unit of the
-// pipeline.
+// O = softmax(scale * Q K^T masked by A) V, made for the rate at which rows of K and V can be gathered. The schedule
+// (kernels/schedule.py) lists A as a stream of chunks, 16 x 16 blocks of BSB in the order in which warps take them; a
+// chunk is one k-step of SpMM and the unit of the pipeline.
 //
-//   col_sparse_to_dense  [num_chunks][16]   key of each chunk column; padding repeats the window's last key
-//   bitmap               [num_chunks][16]   two bytes a row, bit j = column j
-//   chunk_window         [num_chunks]       row window of each chunk
-//   warp_range           [num_blocks][kWarps]  first chunk, end chunk, first row window, end row window of each warp
-//   block_slot           [num_blocks]       kOwnWindows, kSharedWindow, or the block's slot in `partial`
+//   chunks               [num_chunks]       struct Chunk: the keys, the bitmap, and what to do
+//   warp_range           [num_blocks][kWarps]  first and end chunk of each warp
+//   row_ids              [num_row_windows][16] row of Q and O of each row of the windows, or null: 16 w, 16 w + 1, ...
 //   query, key, value    [N][H][kDim]       16-bit, any row and head stride, kDim contiguous, 16-byte aligned
 //   output               [num_rows][H][kDim]  contiguous; every element is written
+//   lse                  [num_rows][H]      log of the sum of exp(scores), -infinity for an empty row; may be null
 //   partial              [num_slots][H]     Partial<kDim>: the part of a window that is cut between blocks
 //
-// Grid (num_blocks, H), block kWarps warps. The plan gives each block one of two jobs:
-//   own windows     every warp walks over row windows of its own, consecutive and whole; no barrier at all
-//   shared window   the warps split the chunks of one heavy window, or of a piece of one, and add their parts up once,
-//                   at the end, through shared memory; pieces go on to `partial` and the merge kernel below
+// Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds:
+//   shared window   the first num_shared_blocks: the warps split the chunks of one heavy window, or of a piece of one,
+//                   and add their parts up once, at the end, through shared memory; a piece goes on to `partial` and
+//                   the merge kernel below
+//   own windows     every warp has row windows of its own; no barrier at all
 //
 // A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring
-// runs on across window borders: neither the start nor the end of a window drains it. Q, the scores, E and O stay in
-// registers. kCacheL1 gathers by cp.async.ca, which on Hopper brings more out of L2 than .cg does.
+// runs on across window borders: neither the start nor the end of a window drains it. Q is fetched into L2 when a
+// window's first chunk is gathered, and into registers as soon as the window before is done. Q, the scores, E and O
+// stay in registers. kCacheL1 gathers by cp.async.ca, which on Hopper brings more out of L2 than .cg does.
 // A chunk with fewer than 16 keys copies only those; for the others the fragments read the last key again, with E = 0.
 //
-// Shared memory of a warp and stage (bytes at kDim = 128):
-//   key      16 rows x 256    4096   read 16 bytes a lane, rows g = 0, 1, ... by pieces t, t + 4, ...; odd rows have
-//                                    their 64-byte halves exchanged (piece ^ 4), so that two rows cover all banks
-//   value    16 rows x 272    4352   read by ldmatrix; 17 pieces a row put eight rows into different banks
-//   bitmap   16 rows x 2        32
-//   window, keys                 8   row window and number of keys, padded to 16
+// Shared memory of a warp (bytes at kDim = 128):
+//   kStages of
+//     key      16 rows x 256    4096   read 16 bytes a lane, rows g = 0, 1, ... by pieces t, t + 4, ...; odd rows have
+//                                      their 64-byte halves exchanged (piece ^ 4), so that two rows cover all banks
+//     value    16 rows x 272    4352   read by ldmatrix; 17 pieces a row put eight rows into different banks
+//   2 kStages of
+//     Chunk                      112   arrives with the K and V of the chunk kStages before it
+// In the end the first stage of each warp holds its part of a shared window.
 #include "mma.cuh"
 #include "async_copy.cuh"
 #include "window_parts.cuh"
 
 constexpr int kChunk = 16;
-constexpr int kOwnWindows = -2;
-constexpr int kSharedWindow = -1;
+
+struct __align__(16) Chunk {
+  int key[kChunk];         // -1 past num_keys
+  u32 bitmap[kTileM / 2];  // word g: row g in the lower half, row g + 8 in the upper one; bit j: column j
+  int window;              // row window
+  int num_keys;            // 0 in an empty window, and where a shared window has no chunk for a warp
+  int finish;              // kContinues, kDone, or the slot in `partial` for the part of a cut window
+  int starts;              // the row window whose queries this chunk is the first to need, or -1
+};
+constexpr int kContinues = -2;
+constexpr int kDone = -1;
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
 
@@ -42,138 +54,114 @@ struct Stage {
   static constexpr int kPairs = divide_up(kDim, 32);         // pairs of k-steps of SDDMM
   static constexpr int kSteps = divide_up(kDim, 16);         // pairs of n-tiles of SpMM
   static constexpr int kKeyPitch = kPairs * 64;              // bytes of a row
-  static constexpr int kKeySwizzle = kPairs % 2 ? 0 : 4;     // an odd number of 64-byte pairs alternates banks itself
+  static constexpr int kKeySwizzle = kPairs % 2 ? 0 : 64;    // an odd number of 64-byte pairs alternates banks itself
   static constexpr int kValuePitch = (2 * kSteps + 1) * 16;
   unsigned char key[kChunk * kKeyPitch];
   unsigned char value[kChunk * kValuePitch];
-  u32 bitmap[kTileM / 2];  // word i: rows 2i and 2i + 1
-  int window;
-  int num_keys;
-  int unused[2];
 };
 
 template <Element kIn, Element kOut, int kDim, int kWarps, int kStages, bool kCacheL1>
-__global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 128 ? 12 : 8) / kWarps)  // no spills
-    fused3s(const int* __restrict__ col_sparse_to_dense, const u8* __restrict__ bitmap,
-            const int* __restrict__ chunk_window, const int4* __restrict__ warp_range,
-            const int* __restrict__ block_slot, const u16* __restrict__ query, const u16* __restrict__ key,
-            const u16* __restrict__ value, void* __restrict__ output, Partial<kDim>* __restrict__ partial,
-            const int* __restrict__ tcb_row_offset, i64 query_head_stride, i64 key_head_stride, i64 value_head_stride,
-            int query_row_bytes, int key_row_bytes, int value_row_bytes, int num_rows, float scale_log2e) {
+__global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 128 ? 12 : 8) / kWarps)  // no spills
+    fused3s(const Chunk* __restrict__ chunks, const int2* __restrict__ warp_range, const u16* __restrict__ query,
+            const u16* __restrict__ key, const u16* __restrict__ value, void* __restrict__ output,
+            float* __restrict__ lse, Partial<kDim>* __restrict__ partial, const int* __restrict__ row_ids,
+            i64 query_head_stride, i64 key_head_stride, i64 value_head_stride, int query_row_bytes, int key_row_bytes,
+            int value_row_bytes, int num_rows, int num_shared_blocks, u32 query_signs, float scale_log2e) {
   static_assert(kDim % 8 == 0 && kDim <= 256, "a row is made of whole 16-byte pieces");
   using WarpStage = Stage<kDim>;
   constexpr int kPairs = WarpStage::kPairs;
   constexpr int kSteps = WarpStage::kSteps;
   constexpr int kPieces = kDim / 8;  // 16-byte pieces of a row
-  static_assert(sizeof(Partial<kDim>) <= kStages * sizeof(WarpStage), "a part is left in the warp's ring");
+  static_assert(sizeof(Partial<kDim>) <= sizeof(WarpStage), "a part is left in a stage");
 
   extern __shared__ uint4 smem[];
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int g = lane / 4;
   const int t = lane % 4;
-  WarpStage* const ring = reinterpret_cast<WarpStage*>(smem) + warp * kStages;
+  WarpStage* const rings = reinterpret_cast<WarpStage*>(smem);
+  WarpStage* const ring = rings + warp * kStages;
+  constexpr int kRecords = 2 * kStages;
+  Chunk* const records = reinterpret_cast<Chunk*>(rings + kWarps * kStages) + warp * kRecords;
 
   query += blockIdx.y * query_head_stride;
   key += blockIdx.y * key_head_stride;
   value += blockIdx.y * value_head_stride;
   const char* const query_bytes = reinterpret_cast<const char*>(query);
-  const u32 hidden_zero = static_cast<u32>(num_rows) >> 31;
-  const int4 range = warp_range[blockIdx.x * kWarps + warp];
-  const int slot = block_slot[blockIdx.x];
+  const int2 range = warp_range[blockIdx.x * kWarps + warp];
+  const bool shared = blockIdx.x < num_shared_blocks;
   const int begin = range.x;
   const int end = range.y;
+  const WindowRows rows{row_ids, num_rows};
 
-  // What pads kDim to whole steps stays zero in every stage: no copy touches it.
+  // What pads kDim to whole steps is zero, and no copy touches it.
   for (int s = 0; s < kStages; ++s) {
     for (int n = lane; n < kChunk; n += kWarpSize) {
       for (int piece = kPieces; piece < 4 * kPairs; ++piece) {
-        const int place = piece ^ (n % 2 * WarpStage::kKeySwizzle);
-        *reinterpret_cast<uint4*>(ring[s].key + n * WarpStage::kKeyPitch + place * 16) = make_uint4(0, 0, 0, 0);
+        const int place = 16 * piece ^ (n % 2 * WarpStage::kKeySwizzle);
+        *reinterpret_cast<uint4*>(ring[s].key + n * WarpStage::kKeyPitch + place) = make_uint4(0, 0, 0, 0);
       }
       for (int piece = kPieces; piece < 2 * kSteps; ++piece) {
-        *reinterpret_cast<uint4*>(ring[s].value + n * WarpStage::kValuePitch + piece * 16) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(ring[s].value + n * WarpStage::kValuePitch + 16 * piece) = make_uint4(0, 0, 0, 0);
       }
     }
   }
 
-  // Rows without any edge.
-  for (int first = range.z; first < range.w; first += kWarpSize) {
-    const int window = first + lane;
-    const bool empty = window < range.w && tcb_row_offset[window] == tcb_row_offset[window + 1];
-    for (u32 left = __ballot_sync(kFullWarp, empty); left; left &= left - 1) {
-      const i64 first_row = static_cast<i64>(first + __ffs(left) - 1) * kTileM;
-      for (int half = 0; half < 2; ++half) {
-        const i64 row = first_row + 8 * half + g;
-        for (int step = 0; step < kSteps; ++step) {
-          store_step<kDim, kOut>(output, (row * gridDim.y + blockIdx.y) * kDim, row < num_rows, step, t,
-                                 make_float2(0.0f, 0.0f), make_float2(0.0f, 0.0f));
-        }
-      }
-    }
-  }
-
-  // The producer. `keys` holds the keys of two chunks, the next one to gather in lanes 0 to 15; it is loaded two to
-  // four chunks ahead, like `windows` (lanes 0 and 1).
-  int produced = begin;
-  bool second = false;
-  const auto load_keys = [&](int chunk) {
-    return chunk + lane / kChunk < end ? col_sparse_to_dense[static_cast<i64>(chunk) * kChunk + lane] : 0;
-  };
-  const auto load_windows = [&](int chunk) {
-    return lane < 2 && chunk + lane < end ? chunk_window[chunk + lane] : 0;
-  };
-  int keys = load_keys(begin), next_keys = load_keys(begin + 2);
-  int windows = load_windows(begin), next_windows = load_windows(begin + 2);
-
-  // kLanesPerRow lanes, a power of two, read one row of K or V, 16 bytes each; those past the end of a row sit out. So
-  // a lane keeps its piece and its place in a row, and everything that changes is a constant.
-  constexpr int kLanesPerRow = next_power_of_two(kPieces);
-  constexpr int kRowsAtOnce = kWarpSize / kLanesPerRow;
-  const int lane_row = lane / kLanesPerRow;
+  // The producer. kLanesPerRow lanes, a power of two, read one row of K or V, 16 bytes each; those past the end of a row
+  // sit out. A lane always copies the same piece of the same kRowsPerLane rows, one after the other.
+  constexpr int kLanesPerRow = kPieces == 1 ? 2 : next_power_of_two(kPieces);
+  constexpr int kRowsPerLane = kChunk * kLanesPerRow / kWarpSize;
+  const int lane_row = lane / kLanesPerRow * kRowsPerLane;
   const int lane_piece = lane % kLanesPerRow;
+  const int sits_out = lane_piece < kPieces ? 0 : -1;
   const char* const key_lane = reinterpret_cast<const char*>(key) + 16 * lane_piece;
   const char* const value_lane = reinterpret_cast<const char*>(value) + 16 * lane_piece;
-  const u32 ring_address = shared_address(ring);
-  const u32 key_place = lane_row * WarpStage::kKeyPitch + 16 * (lane_piece ^ (lane_row % 2 * WarpStage::kKeySwizzle));
+  const u32 key_place = lane_row * WarpStage::kKeyPitch + 16 * lane_piece;
   const u32 value_place = lane_row * WarpStage::kValuePitch + 16 * lane_piece + sizeof(WarpStage::key);
+  const u32 ring_address = shared_address(ring);
 
-  const auto produce = [&](int s) {
-    WarpStage& stage = ring[s];
-    if (produced < end) {
-      // A padding slot repeats the key before it; within a window keys ascend, so nothing else does.
-      const int before = __shfl_up_sync(kFullWarp, keys, 1);
-      const int num_keys = __popc(__ballot_sync(kFullWarp, lane == 0 || keys != before) & 0xffff);
-      const u32 base = ring_address + s * static_cast<u32>(sizeof(WarpStage));
-      const int lane_keys = lane_piece < kPieces ? num_keys - lane_row : 0;
+  const auto fetch_record = [&](int chunk) {
+    copy_async<kCacheL1>(shared_address(records + static_cast<u32>(chunk) % kRecords) + 16 * lane,
+                         reinterpret_cast<const char*>(chunks + chunk) + 16 * lane,
+                         chunk < end && lane < static_cast<int>(sizeof(Chunk) / 16) ? 0 : -1);
+  };
+  const auto prefetch_query = [&](int window) {
+    constexpr int kLines = divide_up(2 * kDim, 128);
 #pragma unroll
-      for (int i = 0; i < divide_up(kChunk, kRowsAtOnce); ++i) {
-        const int source = __shfl_sync(kFullWarp, keys, i * kRowsAtOnce + lane_row);
-        const bool wanted = i * kRowsAtOnce < lane_keys;
-        const u32 exchange = kRowsAtOnce == 1 && i % 2 ? 16 * WarpStage::kKeySwizzle : 0;
-        copy_async<kCacheL1>(base + (key_place ^ exchange) + i * kRowsAtOnce * WarpStage::kKeyPitch,
-                             key_lane + static_cast<i64>(source) * key_row_bytes, wanted);
-        copy_async<kCacheL1>(base + value_place + i * kRowsAtOnce * WarpStage::kValuePitch,
-                             value_lane + static_cast<i64>(source) * value_row_bytes, wanted);
+    for (int i = lane; i < kTileM * kLines; i += kWarpSize) {
+      const int row = rows.of(window, i / kLines);
+      if (row < num_rows) {
+        prefetch_l2(query_bytes + static_cast<i64>(row) * query_row_bytes + i % kLines * 128);
       }
-      copy_async<kCacheL1>(shared_address(stage.bitmap) + 16 * lane,
-                           bitmap + static_cast<i64>(produced) * 2 * kTileM + 16 * lane, lane < 2);
-      if (lane == 0) *reinterpret_cast<int2*>(&stage.window) = make_int2(windows, num_keys);
-      ++produced;
-      keys = second ? next_keys : __shfl_down_sync(kFullWarp, keys, kChunk);
-      windows = second ? next_windows : __shfl_down_sync(kFullWarp, windows, 1);
-      if (second) {
-        next_keys = load_keys(produced + 2);
-        next_windows = load_windows(produced + 2);
+    }
+  };
+
+  // Gathers a chunk, whose record is there, into stage s, and fetches the record of the chunk kStages after it.
+  const auto produce = [&](int chunk, int s) {
+    if (chunk < end) {
+      const Chunk& record = records[static_cast<u32>(chunk) % kRecords];
+      const u32 stage = ring_address + s * static_cast<u32>(sizeof(WarpStage));
+      int source[kRowsPerLane];
+      load_ints(source, record.key + lane_row);
+#pragma unroll
+      for (int i = 0; i < kRowsPerLane; ++i) {
+        const int wanted = source[i] | sits_out;
+        // lane_row is even wherever a lane has several rows, so that the row's parity is that of i.
+        const u32 exchange = (kRowsPerLane == 1 ? lane_row : i) % 2 * WarpStage::kKeySwizzle;
+        copy_async<kCacheL1>(stage + (key_place ^ exchange) + i * WarpStage::kKeyPitch,
+                             key_lane + static_cast<i64>(source[i]) * key_row_bytes, wanted);
+        copy_async<kCacheL1>(stage + value_place + i * WarpStage::kValuePitch,
+                             value_lane + static_cast<i64>(source[i]) * value_row_bytes, wanted);
       }
-      second = !second;
+      if (record.starts >= 0) prefetch_query(record.starts);
+      fetch_record(chunk + kStages);
     }
     commit_copies();  // an empty group keeps the count of pending groups right
   };
 
   u32 frag_query[kPairs][2][4];  // A registers of two k-steps: words of pieces t, t + 4, ... (register remapping)
   float out[2 * kSteps][4];
-  float maximum[2];  // rows g and g + 8; scores are in units of log 2
+  float maximum[2];  // of the scores of rows g and g + 8, not yet scaled
   // E times a column of ones: row sums of E as rounded, so that a row's largest weight loses nothing to the rounding.
   float row_sums[4];
   const auto reset = [&] {
@@ -190,13 +178,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float inverse = inverse_or_zero(row_sums[2 * half]);
-      const i64 row = static_cast<i64>(window) * kTileM + 8 * half + g;
-      const i64 row_start = (row * gridDim.y + blockIdx.y) * kDim;
+      const i64 row = rows.of(window, 8 * half + g);
+      const i64 row_of_head = row * gridDim.y + blockIdx.y;
+      if (lse && t == 0 && row < num_rows) lse[row_of_head] = log_sum_exp(maximum[half] * scale_log2e, row_sums[2 * half]);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const float* left = out[2 * step] + 2 * half;
         const float* right = out[2 * step + 1] + 2 * half;
-        store_step<kDim, kOut>(output, row_start, row < num_rows, step, t,
+        store_step<kDim, kOut>(output, row_of_head * kDim, row < num_rows, step, t,
                                make_float2(left[0] * inverse, left[1] * inverse),
                                make_float2(right[0] * inverse, right[1] * inverse));
       }
@@ -204,88 +193,79 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
   };
 
   const auto load_query = [&](int window) {
-    uint4 rows[kPairs][2];
+    uint4 pieces[kPairs][2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const i64 row = static_cast<i64>(window) * kTileM + 8 * half + g;
+      const int row = window < 0 ? num_rows : rows.of(window, 8 * half + g);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         const int piece = 4 * pair + t;
-        rows[pair][half] = row < num_rows && piece < kPieces
-                               ? __ldg(reinterpret_cast<const uint4*>(query_bytes + row * query_row_bytes) + piece)
-                               : make_uint4(0, 0, 0, 0);
+        const char* const address = query_bytes + static_cast<i64>(row) * query_row_bytes;
+        pieces[pair][half] = row < num_rows && piece < kPieces ? __ldg(reinterpret_cast<const uint4*>(address) + piece)
+                                                               : make_uint4(0, 0, 0, 0);
       }
     }
-    // An A operand is four registers in a row, of two rows of Q; a load fills four with one row. The xor with a zero
-    // that the compiler cannot see moves them once a window; plain copies it would repeat before every mma.
+    // An A operand is four registers in a row, of two rows of Q; a load fills four with one row. The xor, which
+    // changes the signs where the scale is negative, moves them once a window; plain copies the compiler would repeat
+    // before every mma.
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      const uint4 top = rows[pair][0], bottom = rows[pair][1];
+      const uint4 top = pieces[pair][0], bottom = pieces[pair][1];
       const u32 words[2][4] = {{top.x, bottom.x, top.y, bottom.y}, {top.z, bottom.z, top.w, bottom.w}};
 #pragma unroll
-      for (int r = 0; r < 8; ++r) frag_query[pair][r / 4][r % 4] = words[r / 4][r % 4] ^ hidden_zero;
+      for (int r = 0; r < 8; ++r) frag_query[pair][r / 4][r % 4] = words[r / 4][r % 4] ^ query_signs;
     }
   };
 
+  // One chunk: the scores, the weights, and what they add to O.
+  const int exchange = g % 2 * WarpStage::kKeySwizzle;  // 64-byte halves of odd rows: even pairs lie one on, odd one back
+  const u32 key_fragments[2] = {g * WarpStage::kKeyPitch + 16 * t + exchange,
+                                g * WarpStage::kKeyPitch + 16 * t - exchange};
+  const auto work = [&](u32 stage, const Chunk& record, int last_key) {
+    // SDDMM: keys g and g + 8, 32 dimensions at a time. Rows past the last key hold whatever was there; no bit is set
+    // for them.
+    float score[2][4] = {}, more[2][4] = {};
 #pragma unroll
-  for (int s = 0; s < kStages; ++s) produce(s);
-
-  int current = -1;
-  int s = 0;
-  reset();
-  for (int chunk = begin; chunk < end; ++chunk) {
-    wait_copies<kStages - 1>();
-    __syncwarp();
-    WarpStage& stage = ring[s];
-    const int2 about = *reinterpret_cast<const int2*>(&stage.window);
-    if (about.x != current) {
-      if (current >= 0) write_window(current);
-      reset();
-      current = about.x;
-      load_query(current);
-    }
-    const int last_key = about.y - 1;
-
-    // SDDMM: keys g and g + 8, 32 dimensions at a time
-    float score[2][4] = {};
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const u32(&a)[2][4] = frag_query[pair];
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const int row = min(8 * tile + g, last_key);
-      const u32 key_row = shared_address(stage.key) + row * WarpStage::kKeyPitch + 16 * t;
-      // 64-byte pairs of an odd row are exchanged where kKeySwizzle says so: even pairs lie one on, odd ones one back.
-      const int exchange = row % 2 * WarpStage::kKeySwizzle * 16;
-#pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        const uint4 b = load_shared(key_row + (pair % 2 ? -exchange : exchange) + 64 * pair);
-        const u32(&a)[2][4] = frag_query[pair];
+      for (int tile = 0; tile < 2; ++tile) {
+        const uint4 b =
+            load_shared(stage + key_fragments[pair % 2] + tile * kTileN * WarpStage::kKeyPitch + 64 * pair);
         mma<kIn>(score[tile], a[0][0], a[0][1], a[0][2], a[0][3], b.x, b.y);
-        mma<kIn>(score[tile], a[1][0], a[1][1], a[1][2], a[1][3], b.z, b.w);
+        mma<kIn>(more[tile], a[1][0], a[1][1], a[1][2], a[1][3], b.z, b.w);
       }
     }
 
+#pragma unroll
+    for (int e = 0; e < 4; ++e) score[0][e] += more[0][e], score[1][e] += more[1][e];
+
     // Mask and online softmax
+    const u32 bits = record.bitmap[g] >> (2 * t);
     float new_max[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const u32 row_bits = reinterpret_cast<const u16*>(stage.bitmap)[8 * half + g] >> (2 * t);
       new_max[half] = maximum[half];
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = score[tile][2 * half + e];
-          x = row_bits >> (8 * tile + e) & 1 ? x * scale_log2e : negative_infinity();
+          x = bits >> (16 * half + 8 * tile + e) & 1 ? x : negative_infinity();
           new_max[half] = fmaxf(new_max[half], x);
         }
       }
       new_max[half] = fmaxf(new_max[half], __shfl_xor_sync(kFullWarp, new_max[half], 1));
       new_max[half] = fmaxf(new_max[half], __shfl_xor_sync(kFullWarp, new_max[half], 2));
     }
-    if (__any_sync(kFullWarp, new_max[0] > maximum[0] || new_max[1] > maximum[1])) {
+    // What a row without an edge so far has, zeros, needs no new scale.
+    const auto grows = [&](int half) {
+      return new_max[half] > maximum[half] && maximum[half] != negative_infinity();
+    };
+    if (__any_sync(kFullWarp, grows(0) || grows(1))) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float rescale = new_max[half] == negative_infinity() ? 1.0f : exp2_approx(maximum[half] - new_max[half]);
-        maximum[half] = new_max[half];
+        const float rescale = grows(half) ? exp2_approx((maximum[half] - new_max[half]) * scale_log2e) : 1.0f;
         row_sums[2 * half] *= rescale;
 #pragma unroll
         for (int tile = 0; tile < 2 * kSteps; ++tile) {
@@ -297,12 +277,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     u32 prob[4];  // A fragment: tile 0 rows g, g + 8, tile 1 rows g, g + 8
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      maximum[half] = new_max[half];
       // A row without an edge so far keeps -infinity; subtracting it would give NaN.
-      const float shift = maximum[half] == negative_infinity() ? 0.0f : maximum[half];
+      const float shift = maximum[half] == negative_infinity() ? 0.0f : maximum[half] * scale_log2e;
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
-        const float e0 = exp2_approx(score[tile][2 * half] - shift);
-        const float e1 = exp2_approx(score[tile][2 * half + 1] - shift);
+        const float e0 = exp2_approx(fmaf(score[tile][2 * half], scale_log2e, -shift));
+        const float e1 = exp2_approx(fmaf(score[tile][2 * half + 1], scale_log2e, -shift));
         prob[2 * tile + half] = pack<kIn>(e0, e1);
       }
     }
@@ -310,9 +291,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     const u32 ones = pack<kIn>(1.0f, 1.0f);
     mma<kIn>(row_sums, prob[0], prob[1], prob[2], prob[3], ones, ones);
 
-    // SpMM: matrices (keys 0-7, 8-15) x (low, high eight dimensions), keys innermost
+    // SpMM: matrices (keys 0-7, 8-15) x (low, high eight dimensions), keys innermost. In place of rows past the last
+    // key, which may hold anything, the last one is read again: 0 times NaN would not be 0.
     const u32 value_row =
-        shared_address(stage.value) + min(lane % 16, last_key) * WarpStage::kValuePitch + lane / 16 * 16;
+        stage + sizeof(WarpStage::key) + min(lane % 16, last_key) * WarpStage::kValuePitch + lane / 16 * 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       u32 b[4];
@@ -320,19 +302,41 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
       mma<kIn>(out[2 * step], prob[0], prob[1], prob[2], prob[3], b[0], b[1]);
       mma<kIn>(out[2 * step + 1], prob[0], prob[1], prob[2], prob[3], b[2], b[3]);
     }
-    __syncwarp();  // every lane has read the stage
-    produce(s);
-    s = s + 1 == kStages ? 0 : s + 1;
-  }
+  };
 
-  if (slot == kOwnWindows) {
-    if (current >= 0) write_window(current);
-    return;
-  }
-  // A shared window: leave the part in the ring, which no copy writes any more, and add the parts up.
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) fetch_record(begin + i);
+  commit_copies();
   wait_copies<0>();
   __syncwarp();
-  Partial<kDim>* const mine = reinterpret_cast<Partial<kDim>*>(ring);
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) produce(begin + s, s);
+  const auto next_query = [&](int chunk) { load_query(chunk < end ? records[static_cast<u32>(chunk) % kRecords].starts : -1); };
+  next_query(begin);
+  reset();
+  int s = 0;
+  int window = 0, finish = kDone;
+  for (int chunk = begin; chunk < end; ++chunk) {
+    wait_copies<kStages - 1>();
+    __syncwarp();
+    const Chunk& record = records[static_cast<u32>(chunk) % kRecords];
+    const int num_keys = record.num_keys;
+    window = record.window;
+    finish = record.finish;
+    if (num_keys > 0) work(ring_address + s * static_cast<u32>(sizeof(WarpStage)), record, num_keys - 1);
+    __syncwarp();  // every lane has read the stage and the record
+    produce(chunk + kStages, s);
+    if (finish == kDone && !shared) {
+      write_window(window);
+      reset();
+      next_query(chunk + 1);
+    }
+    s = s + 1 == kStages ? 0 : s + 1;
+  }
+  if (!shared) return;
+
+  // Every warp of a shared window has a chunk, if one without keys, and so knows the window.
+  auto* const mine = reinterpret_cast<Partial<kDim>*>(ring);
 #pragma unroll
   for (int tile = 0; tile < 2 * kSteps; ++tile) {
     mine->out[tile][lane] = make_float4(out[tile][0], out[tile][1], out[tile][2], out[tile][3]);
@@ -340,16 +344,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
   if (t == 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      mine->maximum[8 * half + g] = maximum[half];
+      mine->maximum[8 * half + g] = maximum[half] * scale_log2e;
       mine->sum[8 * half + g] = row_sums[2 * half];
     }
   }
   __syncthreads();
-  // The window of the block is that of warp 0, which always has a chunk.
-  const i64 first_row = static_cast<i64>(chunk_window[warp_range[blockIdx.x * kWarps].x]) * kTileM;
-  merge_parts<kDim, kWarps, kOut>(reinterpret_cast<const char*>(smem), kStages * sizeof(WarpStage), kWarps,
-                                  slot == kSharedWindow ? nullptr : partial + (i64)slot * gridDim.y + blockIdx.y,
-                                  output, first_row, num_rows, warp, lane);
+  Partial<kDim>* const result = finish == kDone ? nullptr : partial + (i64)finish * gridDim.y + blockIdx.y;
+  merge_parts<kDim, kWarps, kOut>(reinterpret_cast<const char*>(rings), kStages * sizeof(WarpStage), kWarps, result,
+                                  output, lse, rows, window, warp, lane);
 }
 
 // Adds up the parts of the windows that are cut between blocks. Grid (num_cut_windows, H), block kWarps warps.
@@ -358,11 +360,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
 template <Element kOut, int kDim, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     fused3s_merge(const int* __restrict__ cut_window, const int* __restrict__ cut_slot,
-                  const Partial<kDim>* __restrict__ partial, void* __restrict__ output, int num_rows) {
+                  const Partial<kDim>* __restrict__ partial, void* __restrict__ output, float* __restrict__ lse,
+                  const int* __restrict__ row_ids, int num_rows) {
   const int first = cut_slot[blockIdx.x];
   const int count = cut_slot[blockIdx.x + 1] - first;
   merge_parts<kDim, kWarps, kOut>(reinterpret_cast<const char*>(partial + (i64)first * gridDim.y + blockIdx.y),
-                                  sizeof(Partial<kDim>) * gridDim.y, count, nullptr, output,
-                                  static_cast<i64>(cut_window[blockIdx.x]) * kTileM, num_rows,
-                                  threadIdx.x / kWarpSize, threadIdx.x % kWarpSize);
+                                  sizeof(Partial<kDim>) * gridDim.y, count, nullptr, output, lse,
+                                  WindowRows{row_ids, num_rows}, cut_window[blockIdx.x], threadIdx.x / kWarpSize,
+                                  threadIdx.x % kWarpSize);
 }

@@ -149,7 +149,7 @@ def test_reference_has_gradients_of_dense_attention():
     graph = random_graph()
     tensors = [tensor.double().requires_grad_() for tensor in inputs(40, 40)]
     row, col = edges_of(graph)
-    sparse = edge_softmax_attention(*tensors, row, col, 0.25)
+    sparse, _ = edge_softmax_attention(*tensors, row, col, 0.25)
     weights = torch.randn_like(sparse)
     gradients = torch.autograd.grad((sparse * weights).sum(), tensors)
     dense = dense_attention(*tensors, mask_of(graph), 0.25)
@@ -177,6 +177,28 @@ def test_auto_passes_over_what_cannot_take_the_inputs(monkeypatch):
     assert chosen.name == "dgl"
     assert kernels.attention._choose("auto", torch.device("cpu"), torch.float16, 64).name == "fused3s"
     assert kernels.attention._choose("auto", torch.device("cpu"), torch.float16, 260).name == "dgl"
+
+
+def test_only_a_back_end_that_can_reorders_rows():
+    graph = random_graph()
+    with pytest.raises(ValueError, match="'rmc'; allowed are none, rcm, communities, auto"):
+        plan_attention(graph, device="cpu", reorder="rmc")
+    with pytest.raises(ValueError, match="dgl cannot run .* cannot reorder rows .*, which only fused3s can"):
+        plan_attention(graph, device="cpu", backend="dgl", dtype=torch.float32, head_dim=16, reorder="auto")
+    with pytest.raises(BackendUnavailableError, match="not dgl: it cannot reorder rows"):
+        plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16, reorder="auto")
+
+
+def test_log_sum_exp_is_that_of_the_dense_scores():
+    graph = random_graph()
+    q, k, v = (tensor[:, 0] for tensor in inputs(40, 40))
+    output, lse = plan_attention(graph, device="cpu", backend="reference")(q, k, v, scale=0.3, return_lse=True)
+    score = (q.double() @ k.double().T * 0.3).masked_fill(~mask_of(graph), -torch.inf)
+    torch.testing.assert_close(lse, torch.logsumexp(score, 1).float())
+    assert (lse == -torch.inf).any(), "a row without an edge"
+    torch.testing.assert_close(output, sparse_attention(q, k, v, graph, scale=0.3, backend="reference"))
+    with pytest.raises(ValueError, match="return_lse: back end dgl has no log-sum-exp; these have: fused3s, reference"):
+        plan_attention(graph, device="cpu", backend="dgl")(q, k, v, return_lse=True)
 
 
 def test_backends_list_names_and_reasons():

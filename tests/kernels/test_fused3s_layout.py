@@ -8,23 +8,35 @@ import torch
 from attention_cases import EDGE_CASES, load_real_graph
 
 from kernels import BSB
-from kernels.backends.fused3s import FEW_WARPS, TILE, WARPS, FusedKernelSpec, goes_through_l1
+from kernels.backends.fused3s import CHUNK_BYTES, FEW_WARPS, TILE, WARPS, FusedKernelSpec, goes_through_l1
 from kernels.fragments import WARP_SIZE, b_element, c_element, sddmm_dimension, spmm_dimension
-from kernels.schedule import OWN_WINDOWS, SHARED_WINDOW, Balance, make_schedule
+from kernels.schedule import (
+    BITMAP,
+    CHUNK_WORDS,
+    CONTINUES,
+    DONE,
+    FINISH,
+    KEYS,
+    NUM_KEYS,
+    STARTS,
+    WINDOW,
+    Balance,
+    make_schedule,
+)
 
 LANES = range(WARP_SIZE)
 DIMS = [8, 24, 32, 64, 72, 96, 128, 192, 256]
 
 
 def key_layout(dim: int) -> tuple[int, int]:
-    """(pitch in bytes, swizzle in pieces) of a stage's K tile."""
+    """(pitch, swizzle) of a stage's K tile, in bytes."""
     pairs = -(-dim // 32)
-    return 64 * pairs, 0 if pairs % 2 else 4
+    return 64 * pairs, 0 if pairs % 2 else 64
 
 
 def key_address(row: int, piece: int, dim: int) -> int:
     pitch, swizzle = key_layout(dim)
-    return row * pitch + 16 * (piece ^ (row % 2 * swizzle))
+    return row * pitch + (16 * piece ^ (row % 2 * swizzle))
 
 
 def value_address(row: int, piece: int, dim: int) -> int:
@@ -62,7 +74,7 @@ def test_key_words_are_the_remapped_b_fragments(dim):
         g, t = divmod(lane, 4)
         if g != row:
             continue
-        exchange = row % 2 * swizzle * 16
+        exchange = row % 2 * swizzle
         read = row * key_layout(dim)[0] + 16 * t + (-exchange if pair % 2 else exchange) + 64 * pair
         assert read == key_address(row, 4 * pair + t, dim)
         first = 8 * (4 * pair + t)  # dimension of the first of eight elements
@@ -101,9 +113,16 @@ def test_stores_write_every_dimension_of_a_step_once_in_runs_of_four():
     assert (written == np.arange(16)).all()
 
 
-def test_shared_memory_is_what_the_struct_holds():
-    # struct Stage at kDim = 128: key 4096, value 4352, bitmap 32, window and number of keys 16.
-    assert FusedKernelSpec(torch.float16, torch.float32, 128).shared_bytes == 4 * 2 * (4096 + 4352 + 32 + 16)
+def test_shared_memory_is_what_the_structs_hold():
+    # At kDim = 128: two stages of K 4096 and V 4352, and four of struct Chunk 112 a warp.
+    assert FusedKernelSpec(torch.float16, torch.float32, 128).shared_bytes == 4 * (2 * (4096 + 4352) + 4 * 112)
+    assert CHUNK_BYTES == 4 * CHUNK_WORDS
+
+
+@pytest.mark.parametrize("dim", range(8, 257, 8))
+def test_a_part_of_a_window_fits_a_stage(dim):
+    steps, pairs = -(-dim // 16), -(-dim // 32)
+    assert 2 * steps * 32 * 16 + 2 * 16 * 4 <= 16 * 64 * pairs + 16 * 16 * (2 * steps + 1)
 
 
 def test_wide_heads_fit_gpus_with_less_shared_memory():
@@ -113,41 +132,69 @@ def test_wide_heads_fit_gpus_with_less_shared_memory():
     assert FusedKernelSpec(torch.float16, torch.float32, 168).shared_bytes < 163 * 1024
 
 
-def test_gathers_go_past_l1_only_where_device_memory_meets_a_small_l1():
-    h200_l2 = 60 << 20
-    assert goes_through_l1(80_000, 128, h200_l2)
-    assert not goes_through_l1(400_000, 128, h200_l2)  # rings leave little of L1
-    assert goes_through_l1(400_000, 64, h200_l2)
-    assert goes_through_l1(400_000, 256, h200_l2)
+@pytest.mark.parametrize(
+    ("dim", "warps", "num_cols", "expected"),
+    [(64, 4, 10_000_000, True), (128, 4, 7_000, True), (128, 4, 80_000, False), (256, 2, 80_000, False)],
+)
+def test_gathers_go_past_l1_where_it_is_small_and_k_and_v_are_not(dim, warps, num_cols, expected):
+    spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps)
+    assert goes_through_l1(spec, num_cols, l2_bytes=60 << 20) == expected
 
 
-def check_schedule(bsb: BSB, balance: Balance) -> None:
-    """Every chunk has one warp, every empty row one writer, every shared block one window, every cut its slots."""
-    schedule = make_schedule(bsb, WARPS, balance)
-    offset = bsb.tcb_row_offset.tolist()
-    counts = np.diff(offset)
-    chunk_warps, window_writers = np.zeros(bsb.num_tcbs, int), np.zeros(bsb.num_row_windows, int)
-    slots: dict[int, list[int]] = {}
-    for slot, warps in zip(schedule.block_slot.tolist(), schedule.warp_range.tolist(), strict=True):
-        for begin, end, first_window, end_window in warps:
-            assert begin <= end
-            chunk_warps[begin:end] += 1
-            window_writers[first_window:end_window] += 1
-            if slot == OWN_WINDOWS and begin < end:
-                assert (begin, end) == (offset[first_window], offset[end_window])
-        if slot != OWN_WINDOWS:
-            assert warps[0][0] < warps[0][1], "the first warp names the window"
-            (window,) = {int(schedule.chunk_window[c]) for begin, end, _, _ in warps for c in range(begin, end)}
-            assert max(end - begin for begin, end, _, _ in warps) <= -(-balance.piece // WARPS)
-            if slot != SHARED_WINDOW:
-                slots.setdefault(window, []).append(slot)
-    assert (chunk_warps == 1).all()
-    np.testing.assert_array_equal(window_writers, counts <= balance.light)
+def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
+    """The stream holds every edge once; every window has one writer, every cut its slots."""
+    schedule = make_schedule(bsb, warps, balance)
+    chunks, ranges = schedule.chunks.numpy(), schedule.warp_range.reshape(-1, 2).tolist()
+    assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges)][: len(ranges)]
+    assert not ranges or ranges[-1][1] == len(chunks)
+
+    bits = np.unpackbits(np.ascontiguousarray(chunks[:, BITMAP]).view(np.uint8), axis=1, bitorder="little")
+    chunk, pair, half, column = np.nonzero(bits.reshape(-1, 8, 2, 16))
+    edges = zip(chunks[chunk, WINDOW] * 16 + 8 * half + pair, chunks[chunk, column], strict=True)
+    indptr, indices = bsb.to_csr()
+    rows = np.repeat(np.arange(bsb.shape[0]), indptr.diff().numpy())
+    assert sorted(edges) == sorted(zip(rows, indices.numpy(), strict=True))
+    np.testing.assert_array_equal(chunks[:, NUM_KEYS], (chunks[:, KEYS] >= 0).sum(1))
+
+    writers, slots = np.zeros(bsb.num_row_windows, int), {}
+    for block in range(schedule.num_blocks):
+        jobs = [jobs_of(chunks[slice(*ranges[warp])]) for warp in range(block * warps, (block + 1) * warps)]
+        if block >= schedule.num_shared_blocks:
+            for window, finish, _ in (job for warp in jobs for job in warp):
+                assert finish == DONE
+                writers[window] += 1
+            continue
+        ((window, finish),) = {job[:2] for warp in jobs for job in warp}  # one window, and every warp knows it
+        sizes = [size for ((_, _, size),) in jobs]
+        assert sum(sizes) <= balance.piece
+        assert max(sizes) - min(sizes) <= 1
+        if finish == DONE:
+            writers[window] += 1
+        else:
+            slots.setdefault(window, []).append(finish)
     assert sorted(slots) == schedule.cut_window.tolist()
     cut_slot = schedule.cut_slot.tolist()
     for i, window in enumerate(schedule.cut_window.tolist()):
         assert sorted(slots[window]) == list(range(cut_slot[i], cut_slot[i + 1]))
+        writers[window] += 1
     assert cut_slot[-1] == schedule.num_slots
+    assert (writers == 1).all()
+
+
+def jobs_of(chunks: np.ndarray) -> list[tuple[int, int, int]]:
+    """(window, finish, chunks with keys) of each job in a warp's part of the stream."""
+    jobs, first = [], 0
+    for last in np.flatnonzero(chunks[:, FINISH] != CONTINUES):
+        job = chunks[first : last + 1]
+        assert (job[:, WINDOW] == job[0, WINDOW]).all()
+        has_keys = job[:, NUM_KEYS] > 0
+        assert has_keys.all() or len(job) == 1
+        assert job[0, STARTS] == (job[0, WINDOW] if has_keys[0] else -1)
+        assert (job[1:, STARTS] == -1).all()
+        jobs.append((int(job[0, WINDOW]), int(job[-1, FINISH]), int(has_keys.sum())))
+        first = last + 1
+    assert first == len(chunks)
+    return jobs
 
 
 @pytest.mark.parametrize("name", EDGE_CASES)
@@ -156,14 +203,15 @@ def check_schedule(bsb: BSB, balance: Balance) -> None:
 )
 def test_schedule_covers_edge_cases(name, balance):
     graph = EDGE_CASES[name]()
-    check_schedule(BSB.from_csr(graph.indptr, graph.indices, graph.shape[1], TILE), balance)
+    for warps in (WARPS, FEW_WARPS):
+        check_schedule(BSB.from_csr(graph.indptr, graph.indices, graph.shape[1], TILE), warps, balance)
 
 
 @pytest.mark.parametrize("name", ["cora", "pubmed", "soc-epinions1", "ogbg-molhiv"])
 def test_schedule_covers_real_graphs(name, real_graph_dir):
     graph = load_real_graph(real_graph_dir, name)
     bsb = BSB.from_csr(graph.indptr, graph.indices, tile=TILE)
-    check_schedule(bsb, Balance.of(bsb.num_tcbs, num_sms=132))
+    check_schedule(bsb, WARPS, Balance.of(bsb.num_tcbs, num_sms=132))
 
 
 def test_windows_of_a_run_are_neighbours_and_heavy_ones_lead():
@@ -174,23 +222,27 @@ def test_windows_of_a_run_are_neighbours_and_heavy_ones_lead():
     bsb = BSB.from_csr(indptr, columns, 640, TILE)
     assert bsb.tcb_row_offset.diff().tolist() == counts.tolist()
     schedule = make_schedule(bsb, WARPS, Balance(light=4, target=2, piece=100))
-    windows = [int(schedule.chunk_window[warps[0][0]]) for warps in schedule.warp_range[:2].tolist()]
-    assert windows == [4, 2]
-    assert schedule.warp_range[2, :, 2:].tolist() == [[0, 1], [1, 2], [3, 4], [5, 7]]
+    chunks = schedule.chunks.tolist()
+    jobs = [[chunk[WINDOW] for chunk in chunks[begin:end]] for begin, end in schedule.warp_range.view(-1, 2).tolist()]
+    assert jobs[:4] == [[4] * 10] * 4
+    assert jobs[4:8] == [[2] * 3, [2] * 2, [2] * 2, [2] * 2]
+    assert jobs[8:] == [[0], [1], [3], [5, 6]]
 
 
-def test_lanes_copy_every_piece_of_a_chunk_once():
-    for dim in range(8, 257, 8):
-        pieces = dim // 8
-        lanes_per_row = 1 << (pieces - 1).bit_length()
-        rows_at_once = WARP_SIZE // lanes_per_row
-        copies = [
-            (i * rows_at_once + lane // lanes_per_row, lane % lanes_per_row)
-            for i in range(-(-16 // rows_at_once))
-            for lane in LANES
-            if lane % lanes_per_row < pieces
-        ]
-        wanted = [(row, piece) for row, piece in copies if row < 16]  # num_keys is 16 at most
-        assert sorted(wanted) == sorted(product(range(16), range(pieces)))
-        if rows_at_once > 1:  # a lane's rows are all even or all odd: its place under the swizzle never changes
-            assert rows_at_once % 2 == 0
+@pytest.mark.parametrize("dim", range(8, 257, 8))
+def test_lanes_copy_every_piece_of_a_chunk_once(dim):
+    pieces = dim // 8
+    lanes_per_row = 2 if pieces == 1 else 1 << (pieces - 1).bit_length()
+    rows_per_lane = 16 * lanes_per_row // WARP_SIZE
+    copies = [
+        (lane // lanes_per_row * rows_per_lane + i, lane % lanes_per_row, i)
+        for i in range(rows_per_lane)
+        for lane in LANES
+        if lane % lanes_per_row < pieces
+    ]
+    assert sorted((row, piece) for row, piece, _ in copies) == sorted(product(range(16), range(pieces)))
+    pitch, swizzle = key_layout(dim)
+    for row, piece, i in copies:  # the address that the kernel computes
+        exchange = (row - i if rows_per_lane == 1 else i) % 2 * swizzle
+        place = (row - i) * pitch + 16 * piece
+        assert (place ^ exchange) + i * pitch == key_address(row, piece, dim)

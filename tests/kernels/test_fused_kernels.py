@@ -14,6 +14,7 @@ from kernels import BSB, plan_attention, sparse_attention
 from kernels.backends import fused3s, fused3s_paper
 from kernels.backends.fused3s import FusedKernelSpec
 from kernels.backends.fused3s_paper import PaperKernelSpec
+from kernels.backends.reference import edge_softmax_attention
 from kernels.schedule import Balance, make_schedule
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +44,7 @@ def run_fast(graph, tensors, scale: float, out_dtype: torch.dtype, balance: Bala
     schedule = make_schedule(bsb, fused3s.WARPS, balance or Balance.of(bsb.num_tcbs, num_sms=132))
     # Both ways to gather, whichever the back end would take: through L1 with the usual balance, past it with cuts.
     spec = FusedKernelSpec(q.dtype, out_dtype, q.shape[-1], cache_l1=balance is None)
-    return fused3s.launch(spec, bsb, schedule, q, k, v, scale)
+    return fused3s.launch(spec, schedule, q, k, v, scale)
 
 
 def run_fast_cut(graph, tensors, scale: float, out_dtype: torch.dtype) -> torch.Tensor:
@@ -113,7 +114,7 @@ def test_balance_of_the_fast_kernel_keeps_the_result(monkeypatch, edge_case, bal
     bsb = BSB.from_scipy(edge_case, fused3s.TILE).to("cuda")
     spec = FusedKernelSpec(q.dtype, torch.float16, dim, warps=warps, cache_l1=cache_l1)
     with poisoned_buffers(monkeypatch):
-        output = fused3s.launch(spec, bsb, make_schedule(bsb, warps, balance), q, k, v, 0.2)
+        output = fused3s.launch(spec, make_schedule(bsb, warps, balance), q, k, v, 0.2)
     assert_within_bound(output, q, k, v, *edges_of(edge_case, "cuda"), 0.2, f"{spec.name} {balance}")
 
 
@@ -316,3 +317,40 @@ def test_offsets_past_2_to_31_elements(backend):
     output = sparse_attention(q, k, k, graph, backend=backend)
     dense = sparse_attention(q, k[-100:], k[-100:], sp.csr_array(np.ones((1, 100))), backend=backend)
     assert torch.equal(output, dense)
+
+
+@pytest.mark.parametrize("dim", [8, 64, 128, 256])
+@pytest.mark.parametrize("balance", [Balance(16, 1, 128), Balance(0, 1, 2)], ids=str)
+def test_rows_in_any_order_keep_the_result_and_its_lse(monkeypatch, edge_case, dim, balance):
+    """Windows of arbitrary rows; the output and the log-sum-exp come back in the caller's order."""
+    q, k, v = inputs(*edge_case.shape, 2, dim, torch.float16)
+    perm = torch.randperm(edge_case.shape[0], generator=torch.Generator().manual_seed(3)).int()
+    bsb = BSB.from_scipy(edge_case[perm.numpy()], fused3s.TILE).to("cuda")
+    row_ids = torch.full((16 * bsb.num_row_windows,), len(perm), dtype=torch.int32)
+    row_ids[: len(perm)] = perm
+    spec = FusedKernelSpec(q.dtype, torch.float32, dim)
+    schedule = make_schedule(bsb, fused3s.WARPS, balance)
+    with poisoned_buffers(monkeypatch):
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device="cuda")
+        output = fused3s.launch(spec, schedule, q, k, v, 0.2, row_ids=row_ids.cuda(), lse=lse)
+    row, col = edges_of(edge_case, "cuda")
+    assert_within_bound(output, q, k, v, row, col, 0.2, f"{spec.name} {balance}")
+    _, expected = edge_softmax_attention(q, k, v, row, col, 0.2)
+    torch.testing.assert_close(lse.double(), expected, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-30, -1e-30])
+def test_negative_and_vanishing_scales(monkeypatch, kernel, edge_case, scale):
+    check(monkeypatch, kernel, edge_case, inputs(*edge_case.shape, 1, 64, torch.float16), scale=scale, label=str(scale))
+
+
+@pytest.mark.parametrize("reorder", ["none", "rcm", "communities", "auto"])
+def test_reordered_plans_agree(real_graph_dir, reorder):
+    graph = load_real_graph(real_graph_dir, "cora")
+    q, k, v = inputs(*graph.shape, 2, 64, torch.float16)
+    plan = plan_attention(graph, backend="fused3s", dtype=torch.float16, head_dim=64, reorder=reorder)
+    output, lse = plan(q, k, v, out_dtype=torch.float32, return_lse=True)
+    assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), 1 / 8, reorder)
+    _, expected = plan_attention(graph, backend="reference")(q, k, v, return_lse=True)
+    torch.testing.assert_close(lse, expected, rtol=1e-3, atol=2e-3)
+    assert (plan.order is None) == (reorder == "none")

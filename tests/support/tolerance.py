@@ -65,7 +65,7 @@ def assert_within_bound(
 
     `normalised`: see `torch_same_types`.
     """
-    expected = edge_softmax_attention(q, k, v, row, col, scale)
+    expected, _ = edge_softmax_attention(q, k, v, row, col, scale)
     unwritten = torch.nonzero(~torch.isfinite(output))
     assert len(unwritten) == 0, (
         f"{label}: {len(unwritten)} elements are not finite, the first at {unwritten[0].tolist()}"
