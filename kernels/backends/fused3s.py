@@ -151,7 +151,7 @@ def plan_launches(
 
 
 def goes_through_l1(spec: FusedKernelSpec, num_cols: int, l2_bytes: int) -> bool:
-    """Whether to gather K and V, [num_cols, d] each, through L1: where the rings leave much of L1 (d up to 64), or
+    """Whether to gather K and V, [num_cols, d] each, through L1: where the rings leave much of L1 (narrow heads), or
     where a head's K and V are small against L2. Else requests would wait for lines of L1 that few gathers hit."""
     block_bytes = spec.shared_bytes + 1024  # 1 KiB a block is reserved
     blocks = min(SM_SHARED_BYTES // block_bytes, MAX_BLOCKS_PER_SM * WARPS // spec.warps)

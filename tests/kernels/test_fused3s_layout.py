@@ -134,7 +134,13 @@ def test_wide_heads_fit_gpus_with_less_shared_memory():
 
 @pytest.mark.parametrize(
     ("dim", "warps", "num_cols", "expected"),
-    [(64, 4, 10_000_000, True), (128, 4, 7_000, True), (128, 4, 80_000, False), (256, 2, 80_000, False)],
+    [
+        (32, 4, 10_000_000, True),
+        (64, 4, 80_000, False),
+        (128, 4, 7_000, True),
+        (128, 4, 80_000, False),
+        (256, 2, 80_000, False),
+    ],
 )
 def test_gathers_go_past_l1_where_it_is_small_and_k_and_v_are_not(dim, warps, num_cols, expected):
     spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps)
@@ -199,7 +205,7 @@ def jobs_of(chunks: np.ndarray) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("name", EDGE_CASES)
 @pytest.mark.parametrize(
-    "balance", [Balance(1, 1, 16), Balance(8, 16, 64), Balance(2, 1, 2), Balance(1, 3, 1)], ids=str
+    "balance", [Balance(1, 1, 16, 3), Balance(8, 16, 64, 100), Balance(2, 1, 2, 1), Balance(1, 3, 1, 2)], ids=str
 )
 def test_schedule_covers_edge_cases(name, balance):
     graph = EDGE_CASES[name]()
@@ -214,19 +220,19 @@ def test_schedule_covers_real_graphs(name, real_graph_dir):
     check_schedule(bsb, WARPS, Balance.of(bsb.num_tcbs, num_sms=132))
 
 
-def test_windows_of_a_run_are_neighbours_and_heavy_ones_lead():
-    counts = torch.tensor([1, 1, 9, 1, 40, 0, 1])
+def test_heavy_windows_lead_and_light_ones_are_sorted_in_segments():
+    counts = torch.tensor([1, 3, 9, 2, 40, 0, 1])
     indptr = torch.repeat_interleave(counts, 16).mul(16).cumsum(0)  # every row of a window has all its columns
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), indptr])
     columns = torch.cat([torch.arange(16 * int(count)) for count in counts for _ in range(16)])
     bsb = BSB.from_csr(indptr, columns, 640, TILE)
     assert bsb.tcb_row_offset.diff().tolist() == counts.tolist()
-    schedule = make_schedule(bsb, WARPS, Balance(light=4, target=2, piece=100))
+    schedule = make_schedule(bsb, WARPS, Balance(light=4, target=2, piece=100, segment=3))
     chunks = schedule.chunks.tolist()
     jobs = [[chunk[WINDOW] for chunk in chunks[begin:end]] for begin, end in schedule.warp_range.view(-1, 2).tolist()]
     assert jobs[:4] == [[4] * 10] * 4
     assert jobs[4:8] == [[2] * 3, [2] * 2, [2] * 2, [2] * 2]
-    assert jobs[8:] == [[0], [1], [3], [5, 6]]
+    assert jobs[8:] == [[1] * 3, [3] * 2, [0], [6, 5]]
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
