@@ -26,6 +26,11 @@ class PaperKernelSpec:
         warps: warps of a thread block, TCBs of an iteration.
         reordered: walk the row windows by decreasing TCB count (paper, row-window reordering).
         permuted: wide loads of Q, K and V through register remapping (paper, data layout).
+        split_rows: SDDMM shares out the dimensions of K to the warps instead of its TCBs (paper, warp partitioning).
+        clocked: note each block's SM and clock, see `launch`.
+
+    Raises:
+        ValueError: split_rows and permuted, which do not go together.
     """
 
     dtype: torch.dtype
@@ -34,13 +39,31 @@ class PaperKernelSpec:
     warps: int = 8
     reordered: bool = True
     permuted: bool = True
+    split_rows: bool = False
+    clocked: bool = False
 
     source: ClassVar[str] = "fused3s_paper.cu"
 
+    def __post_init__(self) -> None:
+        if self.split_rows and self.permuted:
+            raise ValueError(
+                "split_rows: got True with permuted=True; a permuted load feeds two k-steps, which two warps would "
+                "need: set permuted=False"
+            )
+
     @property
     def name(self) -> str:
-        switches = (self.warps, self.reordered, self.permuted)
+        switches = (self.warps, self.reordered, self.permuted, self.split_rows, self.clocked)
         return cpp_name("fused3s_paper", self.dtype, self.out_dtype, self.dim, *switches)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: the parts of S of split rows, [warps][splits][32] of 16 bytes."""
+        if not self.split_rows:
+            return 0
+        all_steps = -(-self.dim // 16)
+        steps = -(-all_steps // self.warps)  # of a warp
+        return self.warps * -(-all_steps // steps) * WARP_SIZE * 16
 
 
 class Fused3SPaperBackend(TensorCoreBackend):
@@ -66,7 +89,13 @@ class Fused3SPaperBackend(TensorCoreBackend):
 
 
 def launch(
-    spec: PaperKernelSpec, bsb: BSB, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    spec: PaperKernelSpec,
+    bsb: BSB,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    clocks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run one instance of the kernel on torch's current stream, without waiting for it.
 
@@ -76,15 +105,19 @@ def launch(
         query: [num_rows, H, d] fp16 or bf16, any row and head strides.
         key, value: [num_cols, H, d], likewise.
         scale: factor of the scores.
+        clocks: [H, num_row_windows, 3] int64, contiguous, on the GPU; for a clocked instance, which fills it with a row
+            for each block: its SM, and the SM's clock in cycles at the block's start and end.
 
     Returns:
         [num_rows, H, d] contiguous, of spec.out_dtype.
 
     Raises:
-        ValueError: an output type other than float32 and the inputs' type, or gradients are asked for.
+        ValueError: an output type other than float32 and the inputs' type, gradients are asked for, or `clocks` does
+            not fit.
     """
     query, key, value = checked_inputs("fused3s_paper", spec.out_dtype, query, key, value)
     num_rows, num_heads = query.shape[:2]
+    _check_clocks(spec, clocks, (num_heads, bsb.num_row_windows, 3), query.device)
     output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
     if output.numel() == 0:
         return output
@@ -94,6 +127,28 @@ def launch(
         (bsb.num_row_windows, num_heads),
         WARP_SIZE * spec.warps,
         (bsb.tcb_row_offset, bsb.col_sparse_to_dense, bsb.bitmap, bsb.row_window_order, query, key, value, output),
-        (*strides, np.int32(num_rows), np.float32(scale * math.log2(math.e))),
+        (
+            *strides,
+            np.int32(num_rows),
+            np.float32(scale * math.log2(math.e)),
+            np.uint64(0 if clocks is None else clocks.data_ptr()),
+        ),
+        shared_bytes=spec.shared_bytes,
     )
     return output
+
+
+def _check_clocks(
+    spec: PaperKernelSpec, clocks: torch.Tensor | None, shape: tuple[int, ...], device: torch.device
+) -> None:
+    if clocks is None:
+        if spec.clocked:
+            raise ValueError(f"clocks: got None; a clocked instance needs int64 {list(shape)}")
+        return
+    if not spec.clocked:
+        raise ValueError("clocks: got a tensor, which only an instance with clocked=True fills")
+    if (tuple(clocks.shape), clocks.dtype, clocks.device) != (shape, torch.int64, device) or not clocks.is_contiguous():
+        raise ValueError(
+            f"clocks: got {clocks.dtype} {list(clocks.shape)} with strides {clocks.stride()} on {clocks.device}; "
+            f"contiguous int64 {list(shape)} on {device} is needed"
+        )

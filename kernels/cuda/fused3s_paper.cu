@@ -6,30 +6,56 @@
 //   row_window_order     [num_row_windows]       row windows by decreasing TCB count
 //   query, key, value    [N][H][kDim]            16-bit, any row and head stride, kDim contiguous, 16-byte aligned
 //   output               [num_rows][H][kDim]     contiguous; every element is written
+//   clocks               [H][num_row_windows][3] SM, its clock at the block's start and end; only if kClocked
 //
 // Grid (num_row_windows, H), block kWarps warps: one block a row window and head (node-parallel). The block walks over
-// its window kWarps TCBs at a time (split-column): in SDDMM and softmax a warp owns one TCB, in SpMM it owns 16-column
-// blocks of the output. K and V go from global memory straight into fragments; Q, E and O live in shared memory.
+// its window kWarps TCBs at a time: in softmax a warp owns one TCB, in SpMM it owns 16-column blocks of the output
+// (split-column). In SDDMM it owns that one TCB too (split-column), or a part of the dimensions for all TCBs of the
+// iteration (split-row, kSplitRows). K and V go from global memory straight into fragments; Q, E and O live in shared
+// memory.
 //
 // Shared memory (bytes at kDim = 128, kWarps = 8; all in fragment order, so that lane L touches bank L):
 //   query   [kDim/32][2][32] x 16 B   4096   row half (0: rows g, 1: rows g + 8), lane; written once
 //   prob    [kWarps][2][32] x 4 B     2048   E of one TCB a warp: row half, lane
 //   out     [kDim/16][8][32] x 4 B    8192   O: the eight C registers of a 16-column block; private to its warp
 //   stat    [16][kWarps] x 4 B         512   row maxima of a warp's TCB; row sums after the loop
+// With kSplitRows there is no `query`: a warp keeps its part of Q in registers. Instead, in dynamic shared memory:
+//   partial [kWarps][kSplits][32] x 16 B  32768   S of a TCB from one warp's dimensions, its four C registers
 //
 // Barriers of an iteration:
+//   kSplitRows: after `partial` is written: a TCB's warp adds the parts of all warps
 //   after `stat` is written: every warp needs the maxima of all warps; it also orders last iteration's reads of `prob`
+//     and this one's reads of `partial`
 //   after `prob` is written: SpMM of every warp reads the E of all warps; it also orders the reads of `stat`
 // The row sums need no barrier: each lane keeps the sum of its own columns, and they are added once, after the loop.
 //
-// Switches: kReordered walks the row windows in row_window_order instead of 0, 1, 2, ...; kPermuted is the paper's
-// register remapping: a lane loads 16 bytes of K (4 of V) in one access where the plain layout takes 4 (2) bytes at a
-// time. Both change the schedule only, not the result beyond rounding.
+// Switches, none of which changes the result beyond rounding:
+//   kReordered  walks the row windows in row_window_order instead of 0, 1, 2, ...
+//   kPermuted   the paper's register remapping: a lane loads 16 bytes of K (4 of V) in one access where the plain
+//               layout takes 4 (2) bytes at a time
+//   kSplitRows  the rows of K^T instead of its columns are shared out to the warps in SDDMM (the paper's F3S_splitR). A
+//               warp needs a fraction of Q, but the parts of S meet in shared memory behind one more barrier, and only
+//               as many warps work as there are k-steps, four at kDim = 64. An iteration has kWarps TCBs as with split
+//               columns, so that the two differ in nothing else
+//   kClocked    writes `clocks`, from which the SM active time follows. An SM's clock counts its cycles, and has no
+//               common zero with another SM's; %globaltimer has one but may advance by a microsecond at a time, as long
+//               as a block runs. The time for which an SM has blocks needs nothing but its own clock
 #include "mma.cuh"
 
 constexpr u32 kFullWarp = 0xffffffffu;
 
 __device__ constexpr int divide_up(int x, int y) { return (x + y - 1) / y; }
+
+// The words of a row that feed one k-step of SDDMM in the plain layout, dimensions 16 step to 16 step + 15: b0 and b1
+// for K, a0 (or a1) and a2 (or a3) for Q. Dimensions past kDim are zero.
+template <int kDim>
+__device__ __forceinline__ uint2 load_step_words(const u16* row, int step, int t) {
+  uint2 words = make_uint2(0, 0);
+  const int d = kTileK * step + 2 * t;
+  if (d < kDim) words.x = __ldg(reinterpret_cast<const u32*>(row + d));
+  if (d + 8 < kDim) words.y = __ldg(reinterpret_cast<const u32*>(row + d + 8));
+  return words;
+}
 
 // The four words of a row that feed two k-steps of SDDMM, dimensions 32s to 32s + 31: (b0, b1) of step 2s and of 2s + 1
 // for K, (a0 or a1, a2 or a3) of the two steps for Q. Dimensions past kDim are zero. Register remapping:
@@ -44,13 +70,82 @@ __device__ __forceinline__ uint4 load_row_words(const u16* row, int s, int t) {
     const int d = 32 * s + 8 * t;
     if (d < kDim) words = __ldg(reinterpret_cast<const uint4*>(row + d));
   } else {
-    const int d = 32 * s + 2 * t;
-    if (d < kDim) words.x = __ldg(reinterpret_cast<const u32*>(row + d));
-    if (d + 8 < kDim) words.y = __ldg(reinterpret_cast<const u32*>(row + d + 8));
-    if (d + 16 < kDim) words.z = __ldg(reinterpret_cast<const u32*>(row + d + 16));
-    if (d + 24 < kDim) words.w = __ldg(reinterpret_cast<const u32*>(row + d + 24));
+    const uint2 even = load_step_words<kDim>(row, 2 * s, t);
+    const uint2 odd = load_step_words<kDim>(row, 2 * s + 1, t);
+    words = make_uint4(even.x, even.y, odd.x, odd.y);
   }
   return words;
+}
+
+// How split-row SDDMM shares out the k-steps: each of kSplits warps has kSteps neighbouring ones, of which the last
+// warp's may lie past kDim.
+template <int kDim, int kWarps>
+struct RowSplit {
+  static constexpr int kAllSteps = divide_up(kDim, kTileK);
+  static constexpr int kSteps = divide_up(kAllSteps, kWarps);
+  static constexpr int kSplits = divide_up(kAllSteps, kSteps);
+};
+
+extern __shared__ float4 smem_partial[];  // [kWarps][kSplits][32], only if kSplitRows
+
+// Split-row SDDMM: the warp's part of S for each TCB of the iteration, to `smem_partial`.
+template <Element kIn, int kDim, int kWarps>
+__device__ __forceinline__ void multiply_split_rows(const uint2 (&frag_query)[RowSplit<kDim, kWarps>::kSteps][2],
+                                                    const u16* key, i64 key_row_stride, const int* tcb_columns,
+                                                    int num_active, int warp, int lane) {
+  using Split = RowSplit<kDim, kWarps>;
+  if (warp >= Split::kSplits) return;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  // One loop after the other, so that the loads of all TCBs are under way together.
+  int column[kWarps];
+#pragma unroll
+  for (int slot = 0; slot < kWarps; ++slot) {
+    column[slot] = slot < num_active ? tcb_columns[slot * kTileN + g] : 0;
+  }
+  uint2 frag_key[kWarps][Split::kSteps];
+#pragma unroll
+  for (int slot = 0; slot < kWarps; ++slot) {
+    const u16* key_row = key + column[slot] * key_row_stride;
+#pragma unroll
+    for (int i = 0; i < Split::kSteps; ++i) {
+      frag_key[slot][i] = make_uint2(0, 0);
+      if (slot < num_active) frag_key[slot][i] = load_step_words<kDim>(key_row, warp * Split::kSteps + i, t);
+    }
+  }
+#pragma unroll
+  for (int slot = 0; slot < kWarps; ++slot) {
+    if (slot < num_active) {
+      float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < Split::kSteps; ++i) {
+        const uint2 top = frag_query[i][0], bottom = frag_query[i][1];
+        mma<kIn>(part, top.x, bottom.x, top.y, bottom.y, frag_key[slot][i].x, frag_key[slot][i].y);
+      }
+      smem_partial[(slot * Split::kSplits + warp) * kWarpSize + lane] = make_float4(part[0], part[1], part[2], part[3]);
+    }
+  }
+}
+
+// S of the warp's TCB from the parts, always added in the same order.
+template <int kSplits>
+__device__ __forceinline__ void add_parts(float (&dot)[4], int warp, int lane) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) dot[j] = 0.0f;
+#pragma unroll
+  for (int split = 0; split < kSplits; ++split) {
+    const float4 part = smem_partial[(warp * kSplits + split) * kWarpSize + lane];
+    dot[0] += part.x;
+    dot[1] += part.y;
+    dot[2] += part.z;
+    dot[3] += part.w;
+  }
+}
+
+// Bit masks of rows g and g + 8 of a TCB.
+__device__ __forceinline__ void load_edges(u32 (&edges)[2], const u8* bitmap, i64 tcb, int g) {
+  edges[0] = bitmap[tcb * kTileM + g];
+  edges[1] = bitmap[tcb * kTileM + 8 + g];
 }
 
 // B fragments of two n-tiles of SpMM, output dimensions 16i to 16i + 15, from V's rows of keys 2t, 2t+1, 2t+8, 2t+9:
@@ -142,15 +237,32 @@ __device__ __forceinline__ float row_sum(const float (&stat)[kWarps]) {
   return result;
 }
 
-template <Element kIn, Element kOut, int kDim, int kWarps, bool kReordered, bool kPermuted>
-__global__ void __launch_bounds__(kWarps* kWarpSize, 24 / kWarps)  // 24 warps an SM: no spill at any kDim
+// Warps of an SM for which there must be registers; none spills at any kDim. Split columns keep to the 64 registers of
+// 32 warps by themselves up to kDim = 128, split rows have to be told.
+template <int kDim, bool kSplitRows>
+__device__ constexpr int warps_per_sm() {
+  return kSplitRows && kDim <= 128 ? 32 : 24;
+}
+
+__device__ __forceinline__ int sm_number() {
+  int number;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+  return number;
+}
+
+template <Element kIn, Element kOut, int kDim, int kWarps, bool kReordered, bool kPermuted, bool kSplitRows,
+          bool kClocked>
+__global__ void __launch_bounds__(kWarps* kWarpSize, warps_per_sm<kDim, kSplitRows>() / kWarps)
     fused3s_paper(const int* __restrict__ tcb_row_offset, const int* __restrict__ col_sparse_to_dense,
                   const u8* __restrict__ bitmap, const int* __restrict__ row_window_order,
                   const u16* __restrict__ query, const u16* __restrict__ key, const u16* __restrict__ value,
                   void* __restrict__ output, i64 query_row_stride, i64 query_head_stride, i64 key_row_stride,
-                  i64 key_head_stride, i64 value_row_stride, i64 value_head_stride, int num_rows, float scale_log2e) {
+                  i64 key_head_stride, i64 value_row_stride, i64 value_head_stride, int num_rows, float scale_log2e,
+                  i64* __restrict__ clocks) {
   static_assert(kDim % 8 == 0 && kDim <= 256, "a row is made of whole 16-byte pieces");
   static_assert(kWarps % 2 == 0, "SpMM takes the TCBs of two warps in one k-step");
+  static_assert(!kSplitRows || !kPermuted, "a permuted load feeds two k-steps, which split-row gives to two warps");
+  using Split = RowSplit<kDim, kWarps>;
   constexpr int kPairs = divide_up(kDim, 2 * kTileK);       // pairs of SDDMM k-steps
   constexpr int kOutBlocks = divide_up(kDim, 2 * kTileN);   // 16-column blocks of O
 
@@ -158,6 +270,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 24 / kWarps)  // 24 warps a
   __shared__ u32 smem_prob[kWarps][2][kWarpSize];
   __shared__ float smem_out[kOutBlocks][8][kWarpSize];
   __shared__ __align__(16) float smem_stat[kTileM][kWarps];
+
+  i64* const block_clock = clocks + 3 * (static_cast<i64>(blockIdx.y) * gridDim.x + blockIdx.x);
+  if constexpr (kClocked) {
+    if (threadIdx.x == 0) {
+      block_clock[0] = sm_number();
+      block_clock[1] = clock64();
+    }
+  }
 
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
@@ -172,12 +292,26 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 24 / kWarps)  // 24 warps a
   key += blockIdx.y * key_head_stride;
   value += blockIdx.y * value_head_stride;
 
-  // Line 5: Q_i to shared memory. Rows past the end are zero, never read.
-  for (int piece = warp; piece < 2 * kPairs; piece += kWarps) {
-    const i64 row = first_row + 8 * (piece % 2) + g;
-    smem_query[piece / 2][piece % 2][lane] =
-        row < num_rows ? load_row_words<kDim, kPermuted>(query + row * query_row_stride, piece / 2, t)
-                       : make_uint4(0, 0, 0, 0);
+  // Line 5: Q_i to shared memory, or the warp's part to registers. Rows past the end are zero, never read.
+  uint2 frag_query[Split::kSteps][2];  // row half
+  if constexpr (kSplitRows) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const i64 row = first_row + 8 * half + g;
+#pragma unroll
+      for (int i = 0; i < Split::kSteps; ++i) {
+        frag_query[i][half] =
+            row < num_rows ? load_step_words<kDim>(query + row * query_row_stride, warp * Split::kSteps + i, t)
+                           : make_uint2(0, 0);
+      }
+    }
+  } else {
+    for (int piece = warp; piece < 2 * kPairs; piece += kWarps) {
+      const i64 row = first_row + 8 * (piece % 2) + g;
+      smem_query[piece / 2][piece % 2][lane] =
+          row < num_rows ? load_row_words<kDim, kPermuted>(query + row * query_row_stride, piece / 2, t)
+                         : make_uint4(0, 0, 0, 0);
+    }
   }
   for (int i = warp; i < kOutBlocks; i += kWarps) {
 #pragma unroll
@@ -196,20 +330,33 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 24 / kWarps)  // 24 warps a
     float score[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) score[j] = negative_infinity();
+    u32 edges[2];
+    if constexpr (kSplitRows) {
+      if (warp < num_active) load_edges(edges, bitmap, tcb0 + warp, g);  // on the way while warps wait for each other
+      const int* tcb_columns = col_sparse_to_dense + static_cast<i64>(tcb0) * kTileN;
+      multiply_split_rows<kIn, kDim, kWarps>(frag_query, key, key_row_stride, tcb_columns, num_active, warp, lane);
+      __syncthreads();
+    }
     if (warp < num_active) {
       const i64 tcb = tcb0 + warp;
-      const u16* key_row = key + col_sparse_to_dense[tcb * kTileN + g] * key_row_stride;
-      const u32 edges[2] = {bitmap[tcb * kTileM + g], bitmap[tcb * kTileM + 8 + g]};
-      uint4 frag_key[kPairs];
+      [[maybe_unused]] const u16* key_row = key + col_sparse_to_dense[tcb * kTileN + g] * key_row_stride;
+      if constexpr (!kSplitRows) load_edges(edges, bitmap, tcb, g);
+      float dot[4];
+      if constexpr (kSplitRows) {
+        add_parts<Split::kSplits>(dot, warp, lane);
+      } else {
+        uint4 frag_key[kPairs];
 #pragma unroll
-      for (int s = 0; s < kPairs; ++s) frag_key[s] = load_row_words<kDim, kPermuted>(key_row, s, t);
-      float dot[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (int s = 0; s < kPairs; ++s) frag_key[s] = load_row_words<kDim, kPermuted>(key_row, s, t);
 #pragma unroll
-      for (int s = 0; s < kPairs; ++s) {
-        const uint4 top = smem_query[s][0][lane];
-        const uint4 bottom = smem_query[s][1][lane];
-        mma<kIn>(dot, top.x, bottom.x, top.y, bottom.y, frag_key[s].x, frag_key[s].y);
-        mma<kIn>(dot, top.z, bottom.z, top.w, bottom.w, frag_key[s].z, frag_key[s].w);
+        for (int j = 0; j < 4; ++j) dot[j] = 0.0f;
+#pragma unroll
+        for (int s = 0; s < kPairs; ++s) {
+          const uint4 top = smem_query[s][0][lane];
+          const uint4 bottom = smem_query[s][1][lane];
+          mma<kIn>(dot, top.x, bottom.x, top.y, bottom.y, frag_key[s].x, frag_key[s].y);
+          mma<kIn>(dot, top.z, bottom.z, top.w, bottom.w, frag_key[s].z, frag_key[s].w);
+        }
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -292,5 +439,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 24 / kWarps)  // 24 warps a
       for (int e = 0; e < 4; ++e) c[e / 2][e % 2] = smem_out[i][e / 2 * 4 + 2 * half + e % 2][lane] * inverse;
       store_row<kDim, kPermuted, kOut>(output, row_start, i, t, c);
     }
+  }
+  if constexpr (kClocked) {
+    __syncthreads();
+    if (threadIdx.x == 0) block_clock[2] = clock64();
   }
 }

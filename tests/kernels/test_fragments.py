@@ -119,6 +119,41 @@ def test_emulated_kernel_multiplies_right(dim, permuted):
     np.testing.assert_allclose(output, expected @ v, atol=1e-9)
 
 
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("dim", [8, 24, 64, 72, 128, 136, 200, 256])
+def test_emulated_split_rows_multiply_right(dim, warps):
+    """Each warp multiplies its k-steps for all TCBs; the parts, where shared memory has them, add up to S."""
+    rng = np.random.default_rng(dim)
+    q, k = rng.standard_normal((16, dim)), rng.standard_normal((warps, 8, dim))
+    all_steps = -(-dim // 16)
+    steps = -(-all_steps // warps)  # of a warp
+    splits = -(-all_steps // steps)
+    assert sorted(w * steps + i for w in range(splits) for i in range(steps))[:all_steps] == list(range(all_steps))
+
+    def step_words(row: np.ndarray, step: int, t: int) -> np.ndarray:  # the kernel's load_step_words
+        padded = np.concatenate([row, np.zeros(32 * steps)])
+        return np.array([padded[start : start + 2] for start in (16 * step + 2 * t, 16 * step + 2 * t + 8)])
+
+    def words(rows: np.ndarray, step: int) -> np.ndarray:  # [lane, register, half], of row g
+        return np.array([step_words(rows[lane // 4], step, lane % 4) for lane in LANES])
+
+    partial = np.full((warps * splits * WARP_SIZE, 4), np.nan)
+    for warp, slot in product(range(splits), range(warps)):
+        part = np.zeros((WARP_SIZE, 4))
+        for step in range(warp * steps, (warp + 1) * steps):
+            top, bottom = words(q[:8], step), words(q[8:], step)
+            a = np.stack([top[:, 0], bottom[:, 0], top[:, 1], bottom[:, 1]], axis=1)
+            part = mma(part, a, words(k[slot], step))
+        place = (slot * splits + warp) * WARP_SIZE
+        assert np.isnan(partial[place : place + WARP_SIZE]).all(), "written by two warps"
+        partial[place : place + WARP_SIZE] = part
+    for slot in range(warps):
+        score = sum(partial[(slot * splits + split) * WARP_SIZE :][:WARP_SIZE] for split in range(splits))
+        expected = q @ k[slot].T
+        for lane, register in product(LANES, range(4)):
+            assert score[lane, register] == pytest.approx(expected[c_element(lane, register)])
+
+
 @PERMUTED
 def test_maps_describe_the_kernels_addresses(permuted):
     row = np.arange(128)
