@@ -3,18 +3,24 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from configs.schema import HEAD_DIM_STEP, MAX_HEAD_DIM, Section, did_you_mean
 
-# The paper's ablation: variants of the kernel of `fused3s_paper`, by its switches, each with those of the one before.
+if TYPE_CHECKING:
+    from data import LoadedGraph
+
+# The paper's ablation: variants of the kernel of `fused3s_paper`, by its switches, each one step from the one before.
 VARIANTS = {
-    "F3S_splitC": {"reordered": False, "permuted": False},
-    "F3S_reorderRW": {"reordered": True, "permuted": False},
-    "F3S_permuteQKV": {"reordered": True, "permuted": True},  # fused3s_paper itself
+    "F3S_splitR": {"split_rows": True, "reordered": False, "permuted": False},
+    "F3S_splitC": {"split_rows": False, "reordered": False, "permuted": False},
+    "F3S_reorderRW": {"split_rows": False, "reordered": True, "permuted": False},
+    "F3S_permuteQKV": {"split_rows": False, "reordered": True, "permuted": True},  # fused3s_paper itself
 }
+
+REORDERED = "fused3s+reorder"  # back end fused3s with reorder="auto", see `kernels.reorder`
 
 Names = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]  # YAML has lists and no tuples
 
@@ -36,19 +42,26 @@ class BenchDataConfig(Section):
             _check_names("data.names", self.names, (*data.names(), *here))
         return self
 
+    def load(self, name: str) -> "LoadedGraph":
+        """One of the graphs, without features, which no kernel looks at. Errors are those of `data.load`."""
+        import data
+
+        return data.load(name, root=self.root, source=self.source, batch_size=self.batch_size, features=False)
+
 
 class KernelConfig(Section):
     """Which kernels. A back end gets the type that it computes in: see `results.kernel_bench`."""
 
-    backends: Names  # of `kernels.list_backends()`, or VARIANTS
+    backends: Names  # of `kernels.list_backends()`, VARIANTS or REORDERED
     dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)  # of a head
+    out_dtype: Literal["float32", "float16"] = "float32"  # float16: of the back ends that compute in it
 
     @field_validator("backends")
     @classmethod
     def _backends_known(cls, backends: tuple[str, ...]) -> tuple[str, ...]:
         import kernels
 
-        _check_names("kernel.backends", backends, (*kernels.list_backends("cpu"), *VARIANTS))
+        _check_names("kernel.backends", backends, (*kernels.list_backends("cpu"), *VARIANTS, REORDERED))
         return backends
 
     @field_validator("dims")
@@ -66,7 +79,8 @@ class KernelConfig(Section):
 class MeasureConfig(Section):
     """What every cell shares. Its hash is the `config_sha` of a row: the row's other columns say the rest."""
 
-    repeats: int = Field(default=50, ge=30)  # timed intervals; fewer for a kernel that takes over 100 ms
+    repeats: int = Field(default=30, ge=30)  # timed intervals; fewer for a kernel that takes over 100 ms
+    l2: Literal["warm", "cold"] = "warm"  # cold: written over before each timed interval, which then holds one run
     scale: float = Field(default=1.0, allow_inf_nan=False)  # of the scores; 1 as in the paper
 
     def sha(self) -> str:

@@ -8,8 +8,8 @@ A chunk is 16 gathered keys of a 16-row window (a 16 x 16 block of BSB). Windows
     heavy   more: cut in pieces of at most `Balance.piece` chunks, a block each, whose parts a second kernel adds up
 
 Blocks with medium windows and pieces come first, the longest ones leading, so that none starts late. Light windows
-follow in their natural order, which keeps neighbours together, but sorted by size among as many as run at a time: a
-block holds its SM until its longest warp is done, and a fifth of the warps' time was lost with windows of mixed sizes.
+follow in their natural order, which keeps neighbours together, but sorted by size among a few: a block holds its SM
+until its longest warp is done, and windows of mixed sizes would leave a fifth of the warps' time unused.
 Every piece has a fixed slot for its part: no atomics, the same bits on every run.
 """
 
@@ -24,6 +24,7 @@ CHUNK_KEYS = 16
 # Words of struct Chunk.
 KEYS, BITMAP, WINDOW, NUM_KEYS, FINISH, STARTS = slice(0, 16), slice(16, 24), 24, 25, 26, 27
 CHUNK_WORDS = 28
+SEGMENT = 32  # of sorted windows: long enough for blocks of equals, short enough to keep neighbours together
 WARPS_PER_SM = 12  # resident at d = 128: three blocks of four warps
 
 
@@ -46,13 +47,12 @@ class Balance:
     @classmethod
     def of(cls, num_chunks: int, num_sms: int) -> "Balance":
         """The rule that fits the measurements: small jobs where the warps have few chunks each, else larger ones."""
-        warps = num_sms * WARPS_PER_SM
-        share = num_chunks / warps
+        share = num_chunks / (num_sms * WARPS_PER_SM)
         return cls(
             light=3 if share < 1 else 8 if share < 8 else 16,
             target=1,
             piece=128 if share < 40 else 256,
-            segment=warps,
+            segment=SEGMENT,
         )
 
 

@@ -1,13 +1,14 @@
 """Measuring attention kernels on one graph: every cell, a back end at a head dimension, becomes rows of the CSV.
 
 The inputs are normal random numbers. A cell's output is compared with float64, every row, before its time is kept. What
-a back end cannot do, and whatever goes wrong in it, is a row with a status and a reason.
+a back end cannot do, and whatever goes wrong in it, is a row with a status and a reason. Beside the time stand the
+memory of a run and the bytes of `results.traffic`; rates and shares of a ceiling are computed when drawing.
 """
 
 import gc
-import time
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,23 +16,24 @@ import torch
 
 import data
 import kernels
-from configs.bench_schema import VARIANTS, BenchConfig
+from configs.bench_schema import REORDERED, VARIANTS, BenchConfig
 from kernels.backends import REGISTRY
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
-from kernels.backends.reference import edge_softmax_attention
+from kernels.csr import CSRPattern
 from kernels.jit import get_kernel
-from results.measure import Spread, peak_memory_mib, reset_peak_memory, time_kernel
+from results.measure import NOT_MEASURED, Spread, l2_flusher, peak_memory_mib, reset_peak_memory, time_kernel
+from results.oracle import float64_attention, largest_row_error
 from results.provenance import Provenance
 from results.records import Row
+from results.traffic import compulsory_bytes, gathered_bytes, gathered_columns
 
 # The back ends that compute in float32 get float32, as in the paper: 16-bit inputs they would only convert, or (pyg)
 # round every intermediate result. All others get float16.
 FLOAT32 = ("csr_unfused", "dfgnn_hyper", "dfgnn_tiling", "dgl", "pyg", "reference")
-OUT_DTYPE = torch.float32
 # Largest relative error of a row, in norm: about two roundings of E in float16; rounded scores in float32.
 ALLOWED_ERROR = {torch.float16: 2e-3, torch.float32: 1e-4}
-BUILDS = 11  # the first one warms up
-ROWS_AT_A_TIME = 1 << 16
+# Warm and cold times are metrics of their own, so that nothing compares one with the other by mistake.
+TIME_METRIC = {"warm": "time", "cold": "time_l2_cold"}
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Failure = tuple[str, str]  # status and reason
@@ -52,6 +54,7 @@ class Cell:
 
     backend: str
     dim: int
+    out_dtype: torch.dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,7 +66,7 @@ def finished_cells(rows: Iterable[Row]) -> set[CellKey]:
     return {
         (r.dataset, r.data_sha256, r.dim, r.dtype, r.out_dtype, r.backend, r.device, r.config_sha)
         for r in rows
-        if (r.scope, r.metric) == ("kernel", "time") and r.status in ("ok", "unsupported")
+        if r.scope == "kernel" and r.metric in TIME_METRIC.values() and r.status in ("ok", "unsupported", "oom")
     }
 
 
@@ -80,8 +83,22 @@ class GraphBench:
     def cells(self) -> list[Cell]:
         """By dimension, and then by type, so that only the inputs of one type are in memory at a time."""
         kernel = self.config.kernel
-        cells = [Cell(backend, dim) for dim in kernel.dims for backend in kernel.backends]
+        out_dtype = getattr(torch, kernel.out_dtype)
+        cells = [Cell(backend, dim, out_dtype) for dim in kernel.dims for backend in kernel.backends]
         return sorted(cells, key=lambda cell: (kernel.dims.index(cell.dim), cell.dtype == torch.float32))
+
+    @cached_property
+    def pattern(self) -> CSRPattern:
+        """The graph on the device, from which every back end builds its format."""
+        return pattern_on(self.device, self.loaded)
+
+    @cached_property
+    def gathered_columns(self) -> int:
+        return gathered_columns(self.pattern)
+
+    @cached_property
+    def flush(self) -> Callable[[], None] | None:
+        return l2_flusher(self.device) if self.config.measure.l2 == "cold" else None
 
     def measure(self, finished: Collection[CellKey]) -> Iterator[tuple[Cell, list[Row]]]:
         """Each cell with its rows as soon as they are measured, the kernel's time first; none if it is `finished`."""
@@ -92,26 +109,27 @@ class GraphBench:
             if (*key, row["device"], row["config_sha"]) in finished:
                 yield cell, []
                 continue
-            if problem is None or (problem.dim, problem.dtype) != (cell.dim, cell.dtype):
+            if problem is None or problem.dim != cell.dim:
                 problem = None  # frees the inputs before others are made
-                problem = Problem(self.loaded.graph, cell.dim, cell.dtype, self.config.measure.scale, self.device)
+                problem = Problem(self, cell.dim)
+            held = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
             yield cell, self._measure_cell(cell, problem)
-            gc.collect()
             if self.device.type == "cuda":
-                self._free_gpu(cell)
+                self._free_gpu(cell, held)
 
     def _measure_cell(self, cell: Cell, problem: "Problem") -> list[Row]:
         try:
             return self._measured_rows(cell, problem)
         except Exception as error:  # whatever it is, the other cells go on
             status, reason = classify(error)
-        numbers = {"value": None, "p10": None, "p90": None, "repeats": 0}
-        failed = {"scope": "kernel", "metric": "time", "unit": "ms", "status": status, "reason": reason}
-        return [Row(**self._row_of(cell), **numbers, **failed)]
+        failed = {"metric": self._time_metric, "unit": "ms", "status": status, "reason": reason}
+        return [Row(**self._row_of(cell), **NOT_MEASURED, **failed)]
 
-    def _free_gpu(self, cell: Cell) -> None:
+    def _free_gpu(self, cell: Cell, held: int) -> None:
         try:
             torch.cuda.synchronize()
+            if torch.cuda.memory_allocated() > held:  # by a cycle of references, perhaps
+                gc.collect()
             torch.cuda.empty_cache()  # CuPy and cuSPARSE allocate beside torch
         except RuntimeError as error:
             raise DeviceLostError(
@@ -120,37 +138,52 @@ class GraphBench:
                 "to measure the rest, run again without that back end (kernel.backends) or graph (data.names)"
             ) from error
 
+    @property
+    def _time_metric(self) -> str:
+        return TIME_METRIC[self.config.measure.l2]
+
     def _measured_rows(self, cell: Cell, problem: "Problem") -> list[Row]:
         refuse_impossible(cell, self.device)
-        expected = problem.expected
-        attention = plan(cell, self.loaded.graph, self.device, problem.scale)
+        inputs, expected = problem.inputs(cell.dtype), problem.expected
+        measure = self.config.measure
+        flush, columns = self.flush, self.gathered_columns  # made before memory is looked at
+        own = self._bytes_held_besides(inputs)
+        attention, about = plan(cell, self.pattern, self.device, measure.scale)
 
         def run() -> torch.Tensor:
-            return attention(*problem.inputs)
+            return attention(*inputs)
 
         error = largest_row_error(run(), expected)  # the first call may compile
         reset_peak_memory(self.device)
         run()
-        memory = Spread.of([peak_memory_mib(self.device)])
+        memory = peak_memory_mib(self.device) - own / 2**20
         allowed = ALLOWED_ERROR[cell.dtype]
         checked: dict[str, Any] = {"status": "ok", "relative_error": error}
         if not error <= allowed:  # NaN is wrong too
             checked |= {"status": "wrong", "reason": f"relative error {error:.1e} of a row, allowed {allowed:.1e}"}
 
-        def row(scope: str, metric: str, unit: str, spread: Spread, note: str, **check: Any) -> Row:
-            numbers = {"value": spread.median, "p10": spread.p10, "p90": spread.p90, "repeats": spread.repeats}
-            return Row(**self._row_of(cell), scope=scope, metric=metric, unit=unit, note=note, **numbers, **check)
+        def row(metric: str, unit: str, spread: Spread, note: str, check: dict[str, Any]) -> Row:
+            return Row(**self._row_of(cell), metric=metric, unit=unit, note=note, **spread.columns(), **check)
 
-        spread, how = time_kernel(run, device=self.device, repeats=self.config.measure.repeats)
+        spread, how = time_kernel(run, device=self.device, repeats=measure.repeats, flush=flush)
+        note = f"{how}; L2 {measure.l2}; scale {measure.scale:g}{about}"
         rows = [
-            row("kernel", "time", "ms", spread, f"{how}; L2 warm; scale {problem.scale:g}", **checked),
-            row("kernel", "peak_memory", "MiB", memory, "inputs, format and one run; torch's allocator", **checked),
+            row(self._time_metric, "ms", spread, note, checked),
+            row("peak_memory", "MiB", Spread.of([memory]), "inputs, format and one run; torch's allocator", checked),
         ]
-        if cell.backend == "fused3s_paper":
-            build = time_builds(self.loaded.graph, self.device)
-            note = "CSR on the device to BSB, tile (16, 8); wall clock, synchronised"
-            rows.append(row("build", "time", "ms", build, note, status="unchecked"))
+        traffic = {
+            "gathered_bytes": gathered_bytes(columns, cell.dim, cell.dtype),
+            "compulsory_bytes": compulsory_bytes(self.pattern.shape[0], cell.dim, cell.dtype, cell.out_dtype),
+        }
+        unchecked = {"status": "unchecked"}
+        rows += [row(key, "B", Spread.of([x]), "results/traffic.py", unchecked) for key, x in traffic.items()]
         return rows
+
+    def _bytes_held_besides(self, inputs: Iterable[torch.Tensor]) -> int:
+        """What the measurement itself keeps on a GPU; a CPU's peak is of the whole process."""
+        if self.device.type != "cuda":
+            return 0
+        return torch.cuda.memory_allocated(self.device) - sum(tensor.nbytes for tensor in inputs)
 
     def _row_of(self, cell: Cell) -> dict[str, Any]:
         """The columns that all rows of a cell share."""
@@ -167,71 +200,89 @@ class GraphBench:
             "heads": 1,
             "blocks": 0,
             "dtype": str(cell.dtype).removeprefix("torch."),
-            "out_dtype": str(OUT_DTYPE).removeprefix("torch."),
+            "out_dtype": str(cell.out_dtype).removeprefix("torch."),
             "backend": cell.backend,
+            "scope": "kernel",
             "config": self.config_path,
             "config_sha": self.config.measure.sha(),
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Problem:
-    """Inputs on a graph and their right output, made when the first cell needs them."""
+    """Inputs of one head dimension on a graph and their right output, made when the first cell needs them.
 
-    graph: Any
+    All back ends get the same numbers, which float16 holds exactly, so that one reference serves all types.
+    """
+
+    bench: GraphBench
     dim: int
-    dtype: torch.dtype
-    scale: float
-    device: torch.device
+    _inputs: tuple[torch.Tensor, ...] = field(default=(), init=False)
 
-    @cached_property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        """q, k and v: [N, d]."""
-        generator = torch.Generator(self.device).manual_seed(0)
-        shape = (self.graph.num_nodes(), self.dim)
-        return tuple(
-            torch.randn(shape, generator=generator, device=self.device).to(self.dtype) for _ in ("q", "k", "v")
-        )
+    def inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """q, k and v: [N, d]; those of another type are dropped."""
+        if not self._inputs:
+            device = self.bench.device
+            generator = torch.Generator(device).manual_seed(0)
+            shape = (self.bench.pattern.shape[0], self.dim)
+            self._inputs = tuple(torch.randn(shape, generator=generator, device=device).half() for _ in ("q", "k", "v"))
+        if self._inputs[0].dtype != dtype:
+            self._inputs = tuple(tensor.to(dtype) for tensor in self._inputs)
+        return self._inputs
 
     @cached_property
     def expected(self) -> torch.Tensor:
-        """[N, d] float64 on the CPU, where it takes no memory from the back ends."""
+        """[N, d] float32, computed in float64."""
+        pattern, scale = self.bench.pattern, self.bench.config.measure.scale
         try:
-            return self._reference(self.device)
-        except torch.OutOfMemoryError:
-            pass  # out of the handler first: the error holds what was allocated
-        gc.collect()
-        return self._reference(torch.device("cpu"))
+            return float64_attention(*self._inputs, pattern.indptr, pattern.indices, scale)
+        except torch.OutOfMemoryError as error:
+            text = str(error).partition("\n")[0]
+            raise MemoryError(f"the float64 reference, not the back end, ran out of memory: {text}") from None
 
-    def _reference(self, device: torch.device) -> torch.Tensor:
-        key, query = (ends.to(device).long() for ends in self.graph.edges())
-        q, k, v = (tensor.to(device)[:, None] for tensor in self.inputs)
-        return edge_softmax_attention(q, k, v, query, key, self.scale)[:, 0].cpu()
+
+def pattern_on(device: torch.device, loaded: data.LoadedGraph) -> CSRPattern:
+    """A graph as CSR arrays on a device, offsets in int64."""
+    if device.type == "cuda" and "cupy" in sys.modules:  # a stand-in is made with CuPy, which keeps the memory
+        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+    indptr, indices, _ = (array.to(device) for array in loaded.graph.adj_tensors("csc"))
+    return CSRPattern(indptr.long(), indices, (loaded.meta.num_nodes, loaded.meta.num_nodes))
 
 
 def refuse_impossible(cell: Cell, device: torch.device) -> None:
     """Raise if the cell's back end cannot run on the device (BackendUnavailableError), or not in the cell's dimension
     and type (UnsupportedInputsError)."""
-    backend = REGISTRY["fused3s_paper" if cell.backend in VARIANTS else cell.backend]
+    varied = "fused3s_paper" if cell.backend in VARIANTS else "fused3s" if cell.backend == REORDERED else cell.backend
+    backend = REGISTRY[varied]
     if reason := backend.unavailable(device):
         raise kernels.BackendUnavailableError(reason)
     if reason := backend.unsupported(cell.dtype, cell.dim):
         raise UnsupportedInputsError(reason)
+    if cell.out_dtype not in (torch.float32, cell.dtype):
+        raise UnsupportedInputsError(f"it computes in {cell.dtype}, and kernel.out_dtype is {cell.out_dtype}")
 
 
-def plan(cell: Cell, graph: Any, device: torch.device, scale: float) -> Attention:
-    """The cell's kernel with its sparse format built.
+def plan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) -> tuple[Attention, str]:
+    """The cell's kernel with its sparse format built, the first call may compile; and what else a row's note says.
 
     Raises:
         UnsupportedGraphError: it cannot take this graph.
     """
     if cell.backend in VARIANTS:
-        bsb = kernels.BSB.from_graph(graph, device=device)
-        spec = PaperKernelSpec(cell.dtype, OUT_DTYPE, cell.dim, **VARIANTS[cell.backend])
+        bsb = kernels.BSB.from_graph(pattern, device=device)
+        spec = PaperKernelSpec(cell.dtype, cell.out_dtype, cell.dim, **VARIANTS[cell.backend])
         get_kernel(spec, device.index)
-        return lambda q, k, v: launch(spec, bsb, q[:, None], k[:, None], v[:, None], scale)[:, 0]
-    planned = kernels.plan_attention(graph, backend=cell.backend, device=device, dtype=cell.dtype, head_dim=cell.dim)
-    return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=OUT_DTYPE)
+        return lambda q, k, v: launch(spec, bsb, q[:, None], k[:, None], v[:, None], scale)[:, 0], ""
+    # Without type and dimension, for which a kernel with an output of that type would be compiled now.
+    if cell.backend == REORDERED:
+        planned = kernels.plan_attention(pattern, backend="fused3s", device=device, reorder="auto")
+        order = planned.order
+        about = (
+            f"; rows {order.method} in {order.seconds:.3g} s, columns {order.columns_before} to {order.columns_after}"
+        )
+    else:
+        planned, about = kernels.plan_attention(pattern, backend=cell.backend, device=device), ""
+    return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=cell.out_dtype), about
 
 
 def classify(error: Exception) -> Failure:
@@ -245,27 +296,3 @@ def classify(error: Exception) -> Failure:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "out of memory" in text.lower():
         return "oom", text
     return "error", f"{type(error).__name__}: {text}"
-
-
-def largest_row_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest norm of a row's difference over the norm of the row; a row that should be 0 must be 0. NaN for a NaN."""
-    errors = []
-    for got, right in zip(output.split(ROWS_AT_A_TIME), expected.split(ROWS_AT_A_TIME), strict=True):
-        right = right.to(got.device)
-        difference, size = (got.double() - right).norm(dim=-1), right.norm(dim=-1)
-        error = torch.where(size > 0, difference / size, torch.where(difference == 0, 0.0, torch.inf))
-        errors.append(error.max())
-    return torch.stack(errors).max().item() if errors else 0.0
-
-
-def time_builds(graph: Any, device: torch.device) -> Spread:
-    """Milliseconds to build BSB from CSR arrays that are on the device."""
-    indptr, indices, _ = (array.to(device) for array in graph.adj_tensors("csc"))
-    milliseconds = []
-    for _ in range(BUILDS):
-        start = time.perf_counter()
-        kernels.BSB.from_csr(indptr, indices)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        milliseconds.append((time.perf_counter() - start) * 1e3)
-    return Spread.of(milliseconds[1:])

@@ -1,10 +1,12 @@
 """Timers. A pass is queued as a user queues it: no synchronisation between passes, one at the end."""
 
 import logging
+import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,8 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-SLOW_MS = 100.0
-SLOW_REPEATS = 10
+SLOW_MS = 100.0  # a longer run is timed less often:
+SLOW_TOTAL_MS = 2000.0  # for so long,
+SLOW_REPEATS = 3  # but at least so often
+LONG_MS = 10.0  # during a longer run the host queues the next ones
+REPLAY_MS = 2.0  # of the replay of a CUDA graph, against which what it costs to start one is nothing
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +36,13 @@ class Spread:
     def of(cls, values: list[float]) -> "Spread":
         p10, median, p90 = np.percentile(values, [10, 50, 90]).tolist()
         return cls(median, p10, p90, len(values))
+
+    def columns(self) -> dict[str, float | int]:
+        """Of a row of results."""
+        return {"value": self.median, "p10": self.p10, "p90": self.p90, "repeats": self.repeats}
+
+
+NOT_MEASURED = {"value": None, "p10": None, "p90": None, "repeats": 0}  # the same columns of a row without a value
 
 
 class Stopwatch:
@@ -115,45 +127,103 @@ def time_share(
     return Spread.of([sum(spent[first:last]) / total for (first, last), total in passes])
 
 
-def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 10) -> Spread:
+def time_graph_replays(
+    run: Callable[[], Any], *, repeats: int, launches: int = 10, between: Callable[[], Any] = lambda: None
+) -> Spread:
     """Milliseconds of one `run()` on the GPU without the launch from Python: CUDA graphs of `launches` runs in a row.
 
-    `run` must queue the same work each time and must have run before; its outputs are dropped.
+    `run` must queue the same work each time and must have run before; its outputs are dropped. `between` is called
+    before each replay, outside the timed interval.
+
+    Raises:
+        RuntimeError: the work cannot be captured. Torch's allocator and streams are as they were before.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(launches):
-            run()
+    graph = _captured(run, launches)
     graph.replay()
     watch = Stopwatch(torch.device("cuda"))
     for _ in range(repeats):
+        between()
         with watch.interval():
             graph.replay()
     return Spread.of([milliseconds / launches for milliseconds in watch.milliseconds()])
 
 
-def time_kernel(run: Callable[[], Any], *, device: torch.device, repeats: int) -> tuple[Spread, str]:
+def _captured(run: Callable[[], Any], launches: int) -> torch.cuda.CUDAGraph:
+    _refuse_synchronisation(run)
+    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
+        run()
+    current.wait_stream(stream)
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            for _ in range(launches):
+                run()
+    except RuntimeError:
+        # A capture that failed cannot be ended: torch stays on its stream, and its allocator, in the belief that the
+        # capture goes on, would neither free the capture's memory nor empty its cache.
+        torch.cuda.set_stream(current)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(current.device_index, pool)
+            torch._C._cuda_releasePool(current.device_index, pool)
+        raise
+    return graph
+
+
+def _refuse_synchronisation(run: Callable[[], Any]) -> None:
+    """Raise torch's RuntimeError if `run` waits for the GPU, which a capture does not survive."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def time_kernel(
+    run: Callable[[], Any], *, device: torch.device, repeats: int, flush: Callable[[], Any] | None = None
+) -> tuple[Spread, str]:
     """Milliseconds of one `run()`, which must have run before, and how they were measured.
 
-    CUDA graph replays; CUDA events around each run where the GPU's work cannot be captured; the clock on a CPU. A slow
-    run is timed less often, since its time varies less.
+    On a GPU: CUDA graph replays, as many runs each as last about 2 ms, 10 at most; CUDA events around each run where
+    the work cannot be captured, and for runs of 10 ms and more, during which the next launches are queued. The clock on
+    a CPU. A run of over 100 ms is timed less often, since its time varies less: 3 times, or for 2 seconds.
+
+    Args:
+        flush: called before each timed interval, which then holds one run: see `l2_flusher`.
     """
+    between = flush or (lambda: None)
     if device.type != "cuda":
-        return time_passes(run, device=device, repeats=repeats), "clock"
+        between()
+        return time_passes(run, device=device, repeats=repeats, after_pass=between), "clock"
     once = time_passes(run, device=device, repeats=1).median
-    repeats = min(repeats, SLOW_REPEATS) if once > SLOW_MS else repeats
-    try:
-        with torch.cuda.stream(torch.cuda.current_stream()):  # torch leaves the stream of a failed capture current
-            return time_graph_replays(run, repeats=repeats, launches=10 if once < 10 else 1), "CUDA graph replays"
-    except RuntimeError as error:
-        logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
+    if once > SLOW_MS:
+        repeats = min(repeats, max(SLOW_REPEATS, int(SLOW_TOTAL_MS / once)))
+    if once < LONG_MS:
+        launches = 1 if flush else min(10, math.ceil(REPLAY_MS / once))
+        try:
+            spread = time_graph_replays(run, repeats=repeats, launches=launches, between=between)
+            return spread, "CUDA graph replays"
+        except RuntimeError as error:
+            logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
     # Out of the handler: the error holds what the failed capture allocated.
-    return time_passes(run, device=device, repeats=repeats), "CUDA events, which also time waiting for launches"
+    between()
+    spread = time_passes(run, device=device, repeats=repeats, after_pass=between)
+    return spread, "CUDA events" if once >= LONG_MS else "CUDA events, which also time waiting for launches"
+
+
+def l2_flusher(device: torch.device) -> Callable[[], None]:
+    """A function that queues a write over twice the L2 cache of a GPU, after which nothing else is in it."""
+    num_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    buffer = torch.empty(num_bytes // 4, dtype=torch.int32, device=device)
+
+    def flush() -> None:
+        buffer.fill_(1)
+
+    return flush
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from results.provenance import NONE, Provenance
 # wrong: measured, the output disagrees; the others have no value. unsupported: the back end cannot take such inputs or
 # such a graph; unavailable: it cannot run on that machine.
 Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
-Scope = Literal["model", "attention", "kernel", "build"]
+Scope = Literal["model", "attention", "kernel", "build", "machine"]
 
 
 class ResultsFileError(ValueError):
@@ -30,12 +30,14 @@ class Row(Provenance):
     """One measured value, with everything needed to measure it again.
 
     Attributes:
-        dataset, data_sha256, data_source: the graph's name, its hash, and official, file or synthetic.
+        dataset, data_sha256, data_source: the graph's name, its hash, and official, file or synthetic. Of scope machine
+            the micro-benchmark's name and "none", and the next columns are its sizes, see `results.ceilings`.
         nodes, nnz, graphs: its size; nnz counts the attention scores (edges) of one head.
         dim, heads, blocks: the model's width, heads and blocks; blocks is 0 where no model was run.
         dtype, out_dtype: of the inputs and of the output.
         backend: the attention back end that really ran.
-        scope: what was measured: the whole model, attention alone, one kernel, or building the sparse format.
+        scope: what was measured: the whole model, attention alone, one kernel, building the sparse format, or the
+            machine itself.
         metric, unit: such as time and ms, share_of_time and 1, peak_memory and MiB.
         value, p10, p90: median and percentiles over `repeats`.
         relative_error: norm of the difference from the reference over the norm of the reference; for a whole model
@@ -45,7 +47,7 @@ class Row(Provenance):
 
     dataset: str
     data_sha256: str
-    data_source: Literal["official", "file", "synthetic"]
+    data_source: Literal["official", "file", "synthetic", "none"]
     nodes: int = Field(ge=0)
     nnz: int = Field(ge=0)
     graphs: int = Field(ge=1)

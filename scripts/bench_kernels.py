@@ -10,8 +10,6 @@ output was wrong or a kernel failed, or 2 for anything that stopped the run or k
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +28,7 @@ from configs import load_config
 from configs.bench_schema import BenchConfig
 from results import append_rows, check_results_file, provenance
 from results.kernel_bench import Cell, CellKey, DeviceLostError, GraphBench, finished_cells
+from results.progress import progress
 from results.records import Row, read_rows
 
 DEFAULT_RESULTS = Path("results/local/kernels.csv")  # ignored by git
@@ -74,12 +72,11 @@ def bench(config: BenchConfig, path: Path, results: Path, finished: set[CellKey]
     table = Table("data set", "dim", "back end", "dtype", "kernel ms", "p10", "p90", "error", "peak MiB", "status")
     seen, skipped, not_loaded = set(), 0, []
     cells_per_graph = len(config.kernel.dims) * len(config.kernel.backends)
-    with progress(len(config.data.names) * cells_per_graph) as advance:
+    with progress(console, len(config.data.names) * cells_per_graph) as advance:
         for name in config.data.names:
             advance(name, 0)
             try:
-                where = config.data
-                loaded = data.load(name, root=where.root, source=where.source, batch_size=where.batch_size)
+                loaded = config.data.load(name)
             except (data.DatasetMissingError, ValueError, OSError, MemoryError) as error:  # the other graphs go on
                 not_loaded.append(f"{name}: {error}")
                 advance(f"{name}: not loaded", cells_per_graph)
@@ -126,27 +123,6 @@ def table_cells(rows: list[Row]) -> list[Text]:
     status = kernel.status if kernel.status == "ok" else f"{kernel.status}: {kernel.reason}"
     label = kernel.dataset if kernel.data_source != "synthetic" else f"{kernel.dataset} (synthetic)"
     return [Text(x) for x in (label, str(kernel.dim), kernel.backend, kernel.dtype, *times, error, memory, status)]
-
-
-@contextmanager
-def progress(cells: int) -> Iterator[Callable[[str, int], None]]:
-    """Called with what was done and how many cells that was: a bar on a terminal, a line for each call elsewhere."""
-    if not console.is_terminal:
-        done = 0
-
-        def print_line(what: str, count: int) -> None:
-            nonlocal done
-            done += count
-            if count:
-                console.print(Text(f"[{done}/{cells}] {what}"))
-
-        yield print_line
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
-    # Drawn only when advanced: no thread disturbs the timing.
-    with Progress(*columns, console=console, auto_refresh=False) as bar:
-        task = bar.add_task("", total=cells)
-        yield lambda what, count: bar.update(task, description=what, advance=count, refresh=True)
 
 
 if __name__ == "__main__":

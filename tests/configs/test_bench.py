@@ -1,12 +1,15 @@
 """Configurations of scripts/bench_kernels.py: what ships loads, what is wrong is named."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 import data
 from configs import ConfigError, load_config
 from configs.bench_schema import VARIANTS, BenchConfig
+from kernels.backends.fused3s_paper import PaperKernelSpec
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench"
 
@@ -31,12 +34,29 @@ def test_the_papers_back_ends_and_variants_ship():
         assert papers <= {*load(name).kernel.backends}
         assert load(name).kernel.dims == (64, 128, 256)
     assert load("ablation").kernel.backends == tuple(VARIANTS)
+    assert load("ablation").kernel.dims == (64, 128, 256)
+
+
+def test_each_variant_is_one_switch_from_the_one_before():
+    for before, after in pairwise(VARIANTS.values()):
+        assert sum(before[switch] != after[switch] for switch in before) == 1
+    specs = [PaperKernelSpec(torch.float16, torch.float32, 64, **switches) for switches in VARIANTS.values()]
+    assert len({spec.name for spec in specs}) == 4
+    assert specs[-1] == PaperKernelSpec(torch.float16, torch.float32, 64)
+
+
+def test_the_other_configurations_load():
+    more, smoke = load("more_real"), load("smoke")
+    assert more.data.source == "file"
+    assert not {*more.data.names} & {*load("single").data.names, *load("batched").data.names}
+    assert {"fused3s", "fused3s+reorder", "fused3s_paper"} < {*smoke.kernel.backends}
 
 
 def test_the_hash_is_of_what_every_cell_shares():
     sha = load("single").measure.sha()
     assert load("batched", "kernel.dims=[8]", "data.names=[zinc]").measure.sha() == sha
     assert load("single", "measure.scale=0.5").measure.sha() != sha
+    assert load("single", "measure.l2=cold").measure.sha() != sha
 
 
 @pytest.mark.parametrize(
@@ -47,7 +67,9 @@ def test_the_hash_is_of_what_every_cell_shares():
         ("data.names=[]", ["data.names", "at least 1 item"]),
         ("data.names=cora", ["data.names = 'cora'", "valid tuple"]),
         ("kernel.backends=[fused3s_papr]", ["did you mean 'fused3s_paper'?", "F3S_splitC"]),
-        ("kernel.backends=[F3S_splitR]", ["'F3S_splitR' is not known"]),
+        ("kernel.backends=[F3S_splitX]", ["'F3S_splitX' is not known, did you mean 'F3S_split"]),
+        ("kernel.out_dtype=bfloat16", ["kernel.out_dtype = 'bfloat16'", "'float32' or 'float16'"]),
+        ("measure.l2=hot", ["measure.l2 = 'hot'", "'warm' or 'cold'"]),
         ("kernel.dims=[64, 60]", ["kernel.dims = [64, 60]: 60", "multiples of 8 up to 256"]),
         ("kernel.dims=[big]", ["kernel.dims.0 = 'big'", "valid integer"]),
         ("measure.repeats=3", ["measure.repeats = 3", "greater than or equal to 30"]),

@@ -1,15 +1,28 @@
 """Timers measure what they say, and verification fails where it should."""
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from results.measure import Spread, peak_memory_mib, reset_peak_memory, time_passes, time_share
+from results.measure import (
+    NOT_MEASURED,
+    Spread,
+    l2_flusher,
+    peak_memory_mib,
+    reset_peak_memory,
+    time_kernel,
+    time_passes,
+    time_share,
+)
 from results.predictions import check_predictions_path, save_predictions
 from results.verify import compare
 
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 
 
@@ -53,6 +66,87 @@ def test_gpu_timer_sees_the_gpu_and_memory_the_tensor():
     assert peak_memory_mib(device) >= 2 * 64
     share = time_share(lambda inner: (a @ a, inner(a, a)), torch.matmul, device=device, repeats=5)
     assert share.median == pytest.approx(0.5, abs=0.2)
+
+
+def run_on_gpu(code: str) -> str:
+    """Of a process of its own: a capture that fails could leave something behind for other tests."""
+    head = "import torch\nfrom results.measure import *\ndevice = torch.device('cuda', torch.cuda.current_device())\n"
+    done = subprocess.run([sys.executable, "-c", head + code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "spoiler",
+    [
+        "x.sum().item()",  # torch would say so before the capture
+        "torch.cuda.synchronize()",  # only the capture does
+        "x.cpu()",
+    ],
+)
+def test_work_that_cannot_be_captured_leaves_the_allocator_as_it_was(spoiler):
+    code = f"""
+x = torch.randn(1 << 20, device=device)
+def run():
+    y = torch.cat([x] * 64)  # 256 MiB of the capture's memory
+    {spoiler}
+    return y
+run()
+stream = torch.cuda.current_stream()
+spread, how = time_kernel(run, device=device, repeats=30)
+assert how == "CUDA events, which also time waiting for launches", how
+assert torch.cuda.current_stream() == stream
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+assert torch.cuda.memory_reserved() < 64 << 20, torch.cuda.memory_reserved()
+x + 1  # the first time loads the kernel
+spread, how = time_kernel(lambda: x + 1, device=device, repeats=30)
+assert how == "CUDA graph replays", how
+print(spread.repeats, float(torch.randn(1, generator=torch.Generator(device).manual_seed(0), device=device)) != 0)
+"""
+    assert run_on_gpu(code).split() == ["30", "True"]
+
+
+@pytest.mark.gpu
+def test_long_runs_are_timed_with_events_and_slow_ones_less_often():
+    code = """
+def spin(ms):
+    return lambda: torch.cuda._sleep(int(ms * 1.5e6))
+for ms in (0.1, 30, 400):
+    spread, how = time_kernel(spin(ms), device=device, repeats=30)
+    print(spread.repeats, how, sep=",")
+"""
+    short, long, slow = (line.split(",") for line in run_on_gpu(code).splitlines())
+    assert short == ["30", "CUDA graph replays"]
+    assert long == ["30", "CUDA events"]
+    assert slow[1] == "CUDA events"
+    assert 3 <= int(slow[0]) < 30
+
+
+@pytest.mark.gpu
+def test_a_flush_is_outside_the_timed_interval_and_empties_l2():
+    device = torch.device("cuda", torch.cuda.current_device())
+    x = torch.randn(1 << 20, device=device)  # 4 MiB
+    flush = l2_flusher(device)
+    alone = time_passes(flush, device=device, repeats=30)
+    x.sum()
+    warm, _ = time_kernel(x.sum, device=device, repeats=30)
+    cold, how = time_kernel(x.sum, device=device, repeats=30, flush=flush)
+    assert how == "CUDA graph replays"
+    assert warm.median < cold.median < warm.median + alone.median
+
+
+def test_columns_of_a_row():
+    assert Spread.of([1.0, 2.0, 3.0]).columns() == {"value": 2.0, "p10": 1.2, "p90": 2.8, "repeats": 3}
+    assert set(NOT_MEASURED) == {"value", "p10", "p90", "repeats"}
+
+
+def test_a_flush_on_the_cpu_is_called_before_every_interval():
+    calls = []
+    spread, how = time_kernel(lambda: calls.append("run"), device=CPU, repeats=3, flush=lambda: calls.append("flush"))
+    assert (spread.repeats, how) == (3, "clock")
+    assert calls == ["flush", "run"] * 3 + ["flush"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from configs import load_config
-from configs.bench_schema import BenchConfig
+from configs.bench_schema import VARIANTS, BenchConfig
 from kernels import UnsupportedGraphError
 from kernels.backends import REGISTRY
 from kernels.backends.base import Backend
-from results.kernel_bench import classify, finished_cells, largest_row_error
+from results import kernel_bench
+from results.kernel_bench import TIME_METRIC, classify, finished_cells
+from results.kernel_times import kernel_panels
+from results.oracle import float64_attention
 from results.records import Row, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +53,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def kernel_times(path: Path) -> list[Row]:
-    return [row for row in read_rows(path) if (row.scope, row.metric) == ("kernel", "time")]
+    return [row for row in read_rows(path) if row.scope == "kernel" and row.metric in TIME_METRIC.values()]
 
 
 class Broken(Backend):
@@ -115,8 +118,84 @@ def test_whatever_a_back_end_does_is_a_row_and_the_others_go_on(script, broken_b
     reference = next(row for row in kernel_times(path) if row.backend == "reference")
     assert (reference.dtype, reference.out_dtype, reference.repeats) == ("float32", "float32", 30)
     assert reference.relative_error < 1e-6
-    memory = [row.backend for row in read_rows(path) if row.metric == "peak_memory"]
-    assert memory == ["zero", "not_a_number", "reference"]
+    for metric in ("peak_memory", "gathered_bytes", "compulsory_bytes"):
+        measured = [row.backend for row in read_rows(path) if row.metric == metric]
+        assert measured == ["zero", "not_a_number", "reference"]
+
+
+def test_the_bytes_of_a_cell_follow_its_type_and_output(script, broken_backends, tmp_path):
+    script.bench(config("zero, reference"), CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
+    cells = {(row.backend, row.metric): row for row in read_rows(tmp_path / "r.csv")}
+    nodes = cells["zero", "time"].nodes
+    assert cells["zero", "compulsory_bytes"].value == nodes * 16 * (2 + 4)
+    assert cells["reference", "compulsory_bytes"].value == nodes * 16 * (4 + 4)
+    gathered = cells["zero", "gathered_bytes"].value
+    assert cells["reference", "gathered_bytes"].value == 2 * gathered
+    # Every edge once at most, and not less than a column for each 16 edges.
+    assert cells["zero", "time"].nnz / 16 <= gathered / (2 * 16 * 2) <= cells["zero", "time"].nnz
+
+
+def test_the_reference_is_computed_once_a_dimension_and_all_types_get_its_numbers(script, monkeypatch, tmp_path):
+    calls, seen = [], {}
+
+    def counted(*arguments):
+        calls.append(arguments[0].shape[1])
+        return float64_attention(*arguments)
+
+    class Spy(Broken):
+        def prepare(self, graph, device, dtype, head_dim):
+            def attend(query, key, value, scale, out_dtype):
+                seen[self.name, query.shape[-1]] = torch.stack([query, key, value]).double()
+                return torch.zeros(query.shape, dtype=out_dtype)
+
+            return attend
+
+    monkeypatch.setattr(kernel_bench, "float64_attention", counted)
+    monkeypatch.setattr(kernel_bench, "FLOAT32", ("single",))
+    for name in ("half", "single"):
+        monkeypatch.setitem(REGISTRY, name, Spy(name, 0.0))
+    settings = config("single, half", "kernel.dims=[16, 24]")
+    script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
+    assert calls == [16, 24]
+    assert [row.dtype for row in kernel_times(tmp_path / "r.csv")] == ["float16", "float32"] * 2
+    for dim in (16, 24):
+        assert torch.equal(seen["half", dim], seen["single", dim])
+
+
+def test_a_reference_that_does_not_fit_is_not_the_back_ends_fault(script, monkeypatch, tmp_path):
+    def too_large(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried 9 GiB")
+
+    monkeypatch.setattr(kernel_bench, "float64_attention", too_large)
+    script.bench(config("csr_unfused"), CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
+    (row,) = kernel_times(tmp_path / "r.csv")
+    assert row.status == "oom"
+    assert row.reason == "the float64 reference, not the back end, ran out of memory: CUDA out of memory."
+
+
+def test_float16_outputs_are_cells_of_their_own(script, broken_backends, tmp_path):
+    path, cpu = tmp_path / "r.csv", torch.device("cpu")
+    script.bench(config("zero, reference"), CONFIG, path, set(), cpu)
+    half = config("zero, reference", "kernel.out_dtype=float16")
+    script.bench(half, CONFIG, path, finished_cells(read_rows(path)), cpu)
+    rows = [(row.backend, row.out_dtype, row.status) for row in kernel_times(path)[2:]]
+    assert rows == [("zero", "float16", "wrong"), ("reference", "float16", "unsupported")]
+
+
+def test_cold_times_are_another_metric(script, monkeypatch, tmp_path):
+    flushes = []
+    monkeypatch.setattr(kernel_bench, "l2_flusher", lambda device: lambda: flushes.append(1))
+    path, cpu = tmp_path / "r.csv", torch.device("cpu")
+    script.bench(config("reference", "measure.l2=cold"), CONFIG, path, set(), cpu)
+    (cold,) = kernel_times(path)
+    assert (cold.metric, cold.note) == ("time_l2_cold", "clock; L2 cold; scale 1")
+    assert len(flushes) >= cold.repeats == 30
+    assert kernel_panels([cold]) == []
+    script.bench(config("reference"), CONFIG, path, finished_cells(read_rows(path)), cpu)
+    assert [row.metric for row in kernel_times(path)] == ["time_l2_cold", "time"]
+    before = len(read_rows(path))
+    script.bench(config("reference", "measure.l2=cold"), CONFIG, path, finished_cells(read_rows(path)), cpu)
+    assert len(read_rows(path)) == before
 
 
 def test_a_run_resumes(script, broken_backends, tmp_path):
@@ -160,19 +239,6 @@ def test_status_of_an_error(error, status):
     assert classify(error)[0] == status
 
 
-def test_largest_row_error_sees_every_row_and_every_nan():
-    expected = torch.ones(200_000, 2, dtype=torch.float64)
-    expected[3] = 0
-    output = expected.float()
-    assert largest_row_error(output, expected) == 0
-    output[150_000, 1] = 1.5
-    assert largest_row_error(output, expected) == pytest.approx(0.5 / 2**0.5)
-    output[3, 0] = 1e-30
-    assert largest_row_error(output, expected) == float("inf")
-    output[70_000, 0] = float("nan")
-    assert largest_row_error(output, expected) != largest_row_error(output, expected)
-
-
 def test_a_wrong_configuration_is_named():
     done = run("--set", "kernel.backends=[fused3s_papr]")
     assert done.returncode == 2
@@ -192,14 +258,28 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
 @pytest.mark.gpu
 def test_a_failing_back_end_on_the_gpu(script, broken_backends, tmp_path):
     path, device = tmp_path / "r.csv", torch.device("cuda", torch.cuda.current_device())
-    settings = config(f"fused3s_paper, {broken_backends}, F3S_splitC, F3S_reorderRW, F3S_permuteQKV, dfgnn_tiling")
+    settings = config(f"fused3s_paper, {broken_backends}, {', '.join(VARIANTS)}, dfgnn_tiling")
     assert script.bench(settings, CONFIG, path, set(), device) == 1
     check_broken_rows(kernel_times(path))
     times = {row.backend: row for row in kernel_times(path)}
     assert times["fused3s_paper"].note == "CUDA graph replays; L2 warm; scale 1"
     assert (times["fused3s_paper"].dtype, times["dfgnn_tiling"].dtype) == ("float16", "float32")
     assert all(0 < row.value < 10 for row in times.values() if row.status == "ok")
-    assert [row.backend for row in read_rows(path) if row.scope == "build"] == ["fused3s_paper"]
+    memory = {row.backend: row.value for row in read_rows(path) if row.metric == "peak_memory"}
+    inputs_and_output = times["fused3s_paper"].nodes * 16 * (3 * 2 + 4) / 2**20
+    assert inputs_and_output < memory["fused3s_paper"] < inputs_and_output + 4  # the reference is not in it
+
+
+@pytest.mark.gpu
+def test_cold_is_slower_than_warm_where_the_graph_fits_l2(script, tmp_path):
+    path, device = tmp_path / "r.csv", torch.device("cuda", torch.cuda.current_device())
+    for l2 in ("warm", "cold"):
+        settings = config("fused3s_paper", f"measure.l2={l2}", "data.names=[pubmed]", "kernel.dims=[128]")
+        assert script.bench(settings, CONFIG, path, set(), device) == 0
+    warm, cold = kernel_times(path)
+    assert (warm.metric, cold.metric) == ("time", "time_l2_cold")
+    assert cold.note == "CUDA graph replays; L2 cold; scale 1"
+    assert 1.1 * warm.value < cold.value < 20 * warm.value
 
 
 @pytest.mark.gpu

@@ -1,0 +1,85 @@
+"""Measure what the GPU at hand does at most: copy, random gathers of K and V rows, mma.sync. See results/ceilings.py.
+
+    python scripts/roofline.py --results results/h200/roofline.csv
+
+Ceilings that the file already holds are not measured again. Exit status: 0, 1 if one failed, or 2 for anything that
+stopped the run.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+import kernels
+from results import append_rows, check_results_file, provenance
+from results.ceilings import ceilings, measure_ceiling
+from results.records import read_rows
+from results.roofline import Ceilings
+
+DEFAULT_RESULTS = Path("results/local/roofline.csv")  # ignored by git
+
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    results: Annotated[Path, typer.Option(help="CSV to append to.")] = DEFAULT_RESULTS,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what the CSV already holds.")] = False,
+) -> None:
+    """Measure the ceilings of the GPU at hand."""
+    try:
+        check_results_file(results)
+        if not torch.cuda.is_available():
+            raise kernels.BackendUnavailableError("ceilings are an NVIDIA GPU's, and none was found")
+        device = torch.device("cuda", torch.cuda.current_device())
+        environment = provenance(device)
+        recorded = read_rows(results) if results.exists() else []
+        finished = set() if again else {key(row.model_dump()) for row in recorded if row.status == "ok"}
+        wanted = [one for one in ceilings(device) if key(one.columns | {"device": environment.device}) not in finished]
+        rows = []
+        for ceiling in track(wanted, "measuring", console=console, auto_refresh=False):
+            rows.append(measure_ceiling(ceiling, environment, device))
+            append_rows(results, rows[-1:])
+    except (ValueError, OSError, kernels.BackendUnavailableError) as error:
+        errors.print(Text(f"error: {error}"))
+        raise typer.Exit(2) from error
+    print_table(Ceilings.of([*recorded, *rows], environment.device))
+    console.print(Text(f"results      run {environment.run_id}, {len(rows)} rows, in {results}"))
+    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
+    failed = [row for row in rows if row.status != "ok"]
+    for row in failed:
+        errors.print(Text(f"error: {row.dataset} {row.backend}, {row.nodes} rows, d = {row.dim}: {row.reason}"))
+    raise typer.Exit(1 if failed else 0)
+
+
+def key(columns: dict) -> tuple:
+    """What tells one ceiling from another."""
+    return tuple(columns[name] for name in ("dataset", "backend", "nodes", "nnz", "dim", "device"))
+
+
+def print_table(found: Ceilings) -> None:
+    table = Table("K and V, MiB", *(f"{size}-byte rows, TB/s" for size in sorted(found.gather)), title=found.device)
+    sizes = sorted({size for working_sets, _ in found.gather.values() for size in working_sets})
+    for size in sizes:
+        rates = [f"{found.gather_rate(row_bytes, size) / 1e9:.2f}" for row_bytes in sorted(found.gather)]
+        table.add_row(f"{size / 2**20:.0f}", *rates)
+    console.print(table)
+    for what, rate, unit in (("copy", found.copy, "TB/s, read and written"), ("mma.sync", found.mma, "TFLOP/s")):
+        console.print(Text(f"{what:<12} " + ("not measured" if rate is None else f"{rate / 1e9:.2f} {unit}")))
+
+
+if __name__ == "__main__":
+    app()

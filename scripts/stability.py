@@ -1,0 +1,79 @@
+"""Measure what naive, stable and online softmax lose in fp16 and fp32, over ranges of scores. See results/stability.py.
+
+    python scripts/stability.py --results results/h200/stability.csv
+
+Without a GPU only the emulations run. A range that the file already holds from this device is not measured again. Exit
+status: 0, or 2 for anything that stopped the run.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from results import append_rows, check_results_file, provenance
+from results.records import Row, read_rows
+from results.stability import all_scores, measure_scores
+
+DEFAULT_RESULTS = Path("results/local/stability.csv")  # ignored by git
+
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    results: Annotated[Path, typer.Option(help="CSV to append to.")] = DEFAULT_RESULTS,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what the CSV already holds.")] = False,
+) -> None:
+    """Measure the errors of the softmaxes."""
+    try:
+        check_results_file(results)
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        environment = provenance(device)
+        recorded = read_rows(results) if results.exists() and not again else []
+        finished = {row.dataset for row in recorded if row.device == environment.device}
+        rows = []
+        wanted = [scores for scores in all_scores(device) if scores.name not in finished]
+        for scores in track(wanted, "measuring", console=console, auto_refresh=False):
+            measured = list(measure_scores(scores, environment))
+            append_rows(results, measured)
+            rows += measured
+    except (ValueError, OSError) as error:
+        errors.print(Text(f"error: {error}"))
+        raise typer.Exit(2) from error
+    print_table(rows)
+    console.print(Text(f"results      run {environment.run_id}, {len(rows)} rows, in {results}"))
+    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
+
+
+def print_table(rows: list[Row]) -> None:
+    """The median error, a line for each range; "-" where no row is finite."""
+    rows = [row for row in rows if row.metric == "relative_error"]
+    columns = list(dict.fromkeys((row.backend, row.dtype) for row in rows))
+    cells = {(row.dataset, row.backend, row.dtype): row for row in rows}
+    table = Table("scores", *(f"{backend}\n{dtype}" for backend, dtype in columns))
+    for dataset in dict.fromkeys(row.dataset for row in rows):
+        line = [cells.get((dataset, *column)) for column in columns]
+        table.add_row(dataset, *("-" if row is None or row.value is None else describe(row) for row in line))
+    console.print(table)
+
+
+def describe(row: Row) -> str:
+    finite = f" ({row.repeats / row.nodes:.0%})" if row.repeats < row.nodes else ""
+    return f"{row.value:.1e}{finite}"
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,79 @@
+"""`scripts/roofline.py`, `preprocessing.py` and `stability.py` as a user runs them; each resumes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from results.ceilings import DIMS, PATHS, WORKING_SETS_MIB
+from results.records import read_rows
+from results.stability import EMULATED, KERNELS, SHIFTS, SPREADS
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}  # on a busy machine the threads of tiny operations wait
+
+
+def run(script: str, *arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, f"scripts/{script}.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | ONE_THREAD, capture_output=True, text=True, timeout=600)
+
+
+def builds_of(path: Path, *names: str) -> subprocess.CompletedProcess:
+    sets = ["--set", f"data.names=[{','.join(names)}]", "--set", "data.source=synthetic"]
+    return run("preprocessing", "--config", "configs/bench/single.yaml", *sets, "--results", path)
+
+
+def test_builds_resume_and_a_graph_that_is_not_there_stops_no_other(tmp_path):
+    path = tmp_path / "r.csv"
+    done = builds_of(path, "cora")
+    assert done.returncode == 0, done.stderr
+    assert "cora (synthetic)" in done.stdout
+    before = read_rows(path)
+    done = builds_of(path, "igb-large", "cora", "citeseer")
+    assert done.returncode == 2
+    assert "error: igb-large: " in done.stderr
+    added = read_rows(path)[len(before) :]
+    assert {row.dataset for row in added} == {"citeseer"}
+    assert len(added) == len(before)
+
+
+def test_a_file_of_other_columns_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "r.csv").write_text("a,b\n")
+    for script in ("roofline", "stability"):
+        done = run(script, "--results", tmp_path / "r.csv")
+        assert done.returncode == 2
+        assert "holds other columns" in done.stderr
+
+
+def test_ceilings_need_a_gpu(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    done = run("roofline", "--results", tmp_path / "r.csv")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ceilings are an NVIDIA GPU's, and none was found")
+    assert not (tmp_path / "r.csv").exists()
+
+
+def test_stability_covers_every_range_once(tmp_path):
+    path = tmp_path / "r.csv"
+    done = run("stability", "--results", path)
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(path)
+    assert len({row.dataset for row in rows}) == len(SPREADS) + len(SHIFTS)
+    expected = {*EMULATED, *KERNELS} if torch.cuda.is_available() else {*EMULATED}
+    assert {row.backend for row in rows} == expected
+    assert "0 rows, in" in run("stability", "--results", path).stdout
+    assert len(read_rows(path)) == len(rows)
+
+
+@pytest.mark.gpu
+def test_every_ceiling_of_this_gpu(tmp_path):
+    path = tmp_path / "r.csv"
+    done = run("roofline", "--results", path)
+    assert done.returncode == 0, done.stderr
+    assert len(read_rows(path)) == 2 + len(WORKING_SETS_MIB) * len(DIMS) * len(PATHS)
+    assert "TFLOP/s" in done.stdout
+    assert ", 0 rows, in" in run("roofline", "--results", path).stdout
