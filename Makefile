@@ -4,6 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 CONFIG ?= configs/infer/cora.yaml
+FIGURES ?= all
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
 .PHONY: setup infer tables reproduce-figures test lint clean
@@ -22,9 +23,10 @@ infer: setup
 tables: setup
 	$(BIN)/python scripts/datasets.py stats $(TABLE_SETS)
 
-# Figures and tables of results/figures, from the CSVs of results/ alone; no GPU needed.
+# With a GPU: measures into results/local what FIGURES selects (all, smoke, kernels, ablation, end_to_end, ...), then draws
+# that. Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
 reproduce-figures: setup
-	$(BIN)/python scripts/make_figures.py
+	$(BIN)/python scripts/reproduce_figures.py $(FIGURES)
 
 test: setup
 	$(BIN)/python -m pytest

@@ -1,27 +1,40 @@
 """The numbers behind the kernel figures, as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from configs.bench_schema import VARIANTS
-from results.kernel_times import SUBJECTS, Panel, baselines
+from results.kernel_times import SUBJECTS, Panel, baselines, kernel_panels
+from results.records import Row
+from results.roofline import Achieved, Ceilings, achieved
 
 HEAD = """# Attention kernels
 
 Drawn by `make reproduce-figures` from the CSVs under `results/`; a speed-up is computed here and stored nowhere. Times
-are medians in ms, the format built, L2 warm. A speed-up is a geometric mean over the n distinct graphs on which both
-back ends gave a right output; below 1 is slower. A cell without a time says why; `-` was not measured.
+are medians in ms, the format built, L2 warm, output fp32. A speed-up is a geometric mean over the n distinct graphs on
+which both back ends gave a right output; below 1 is slower. A cell without a time says why; `-` was not measured.
 """
 
+RATES = """TB/s of the rows that must be gathered and copied, TFLOP/s (4 d a score), and share of the gather floor
+(results/roofline.py) in the time."""
 
-def kernel_tables(panels: Sequence[Panel]) -> str:
-    """Times, speed-ups and ablation of each panel."""
+
+def kernel_tables(rows: Sequence[Row]) -> str:
+    """Times, rates, speed-ups and ablation of each panel."""
     sections = [HEAD]
-    for panel in panels:
+    rates = {found.row: found for found in achieved(rows)}
+    for panel in kernel_panels(rows):
         sections.append(f"## {panel.title[0].upper()}{panel.title[1:]}\n")
         sections.append(_times(panel))
+        sections += _rates(panel, rates, Ceilings.of(rows, panel.device))
         if lines := [*_speedups(panel), *_steps(panel)]:
-            sections.append(_table(["back end", "over", "speed-up", "lowest", "highest"], lines))
+            sections.append(table(["back end", "over", "speed-up", "lowest", "highest"], lines))
     return "\n".join(sections)
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """In Markdown; numbers to the right in tables of graphs."""
+    rule = ["---", *["---:"] * (len(head) - 1)] if head[0] == "graph" else ["---"] * len(head)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines)) + "\n"
 
 
 def _times(panel: Panel) -> str:
@@ -31,7 +44,26 @@ def _times(panel: Panel) -> str:
         rows = [panel.rows.get((graph, backend)) for backend in panel.backends]
         cells = ["-" if row is None else f"{row.value:.4f}" if row.status == "ok" else row.status for row in rows]
         lines.append([graph.label, f"{graph.nnz:,}", *cells])
-    return _table(head, lines)
+    return table(head, lines)
+
+
+def _rates(panel: Panel, rates: Mapping[Row, Achieved], ceilings: Ceilings) -> list[str]:
+    """What the times mean on this machine; nothing where no cell has its bytes beside the time."""
+    known = ceilings.copy is not None and bool(ceilings.gather)
+    found = {key: rates[row] for key, row in panel.rows.items() if row in rates}
+    backends = [backend for backend in panel.backends if any(name == backend for _, name in found)]
+    lines = []
+    for graph in panel.graphs:
+        cells = []
+        for backend in backends:
+            one = found.get((graph, backend))
+            share = f"{one.share(ceilings):.0%}" if one and known else "-"
+            cells.append(f"{one.tb_per_s:.2f}, {one.tflop_per_s:.2f}, {share}" if one else "-")
+        lines.append([graph.label, *cells])
+    if not backends:
+        return []
+    words = RATES if known else f"{RATES} The ceilings of the {panel.device} are not recorded: scripts/roofline.py."
+    return [f"{words}\n", table(["graph", *backends], lines)]
 
 
 def _speedups(panel: Panel) -> list[list[str]]:
@@ -52,8 +84,3 @@ def _line(panel: Panel, subject: str, baseline: str) -> list[str] | None:
         return None
     ratios = speedup.ratios.values()
     return [subject, baseline, speedup.describe(), f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"]
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(head) - 1)] if head[0] == "graph" else ["---"] * len(head)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines)) + "\n"

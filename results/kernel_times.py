@@ -1,15 +1,19 @@
-"""Recorded kernel times as panels (one device, one kind of graph, one head dimension), and the speed-ups in them."""
+"""Recorded kernel times as panels (one device, one group of graphs, one head dimension), and the speed-ups in them."""
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from configs.bench_schema import REORDERED
+from results.means import geometric_mean
+from results.paper_values import SETS
 from results.records import COLUMNS, Row, read_rows
+from results.style import count
 
 SUBJECTS = ("fused3s_paper", "fused3s")  # whose speed-ups are of interest
-Group = Literal["single", "batched"]
+LOCAL = "local"  # folder of what a user measured, ignored by git
+Group = Literal["single", "batched", "more"]  # the paper's single graphs, its batches, and all others
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,16 @@ class Graph:
     def label(self) -> str:
         return f"{self.dataset} (synthetic)" if self.synthetic else self.dataset
 
+    @property
+    def tick(self) -> str:
+        """For under a group of bars."""
+        return f"{self.label}, {count(self.nnz)} edges"
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """By increasing number of edges."""
+        return self.nnz, self.label, self.sha256
+
 
 @dataclass(frozen=True)
 class Speedup:
@@ -35,7 +49,7 @@ class Speedup:
     @property
     def mean(self) -> float:
         """Geometric mean, as in the paper."""
-        return math.exp(sum(map(math.log, self.ratios.values())) / len(self.ratios))
+        return geometric_mean(self.ratios.values())
 
     @property
     def losses(self) -> int:
@@ -57,15 +71,20 @@ class Panel:
     device: str
     group: Group
     dim: int
+    out_dtype: str
     rows: dict[tuple[Graph, str], Row]
 
     @property
     def title(self) -> str:
-        return f"{self.group} graphs, {self.device}, d = {self.dim}"
+        names = {"single": "single graphs", "batched": "batched graphs", "more": "more real graphs"}
+        name = names[self.group]
+        if self.group == "more" and any(graph.synthetic for graph in self.graphs):
+            name = "more graphs"
+        return f"{name}, {self.device}, d = {self.dim}"
 
     @property
     def graphs(self) -> list[Graph]:
-        return sorted({graph for graph, _ in self.rows}, key=lambda graph: (graph.nnz, graph.label, graph.sha256))
+        return sorted({graph for graph, _ in self.rows}, key=lambda graph: graph.order)
 
     @property
     def backends(self) -> list[str]:
@@ -75,13 +94,17 @@ class Panel:
     def only(self, backends: Iterable[str]) -> "Panel":
         """The panel without the other back ends."""
         kept = set(backends)
-        rows = {key: row for key, row in self.rows.items() if key[1] in kept}
-        return Panel(self.device, self.group, self.dim, rows)
+        return replace(self, rows={key: row for key, row in self.rows.items() if key[1] in kept})
 
     def time(self, graph: Graph, backend: str) -> float | None:
         """Milliseconds, if the output was right."""
         row = self.rows.get((graph, backend))
         return row.value if row and row.status == "ok" else None
+
+    def status(self, graph: Graph, backend: str) -> str | None:
+        """Of the row; None if there is none."""
+        row = self.rows.get((graph, backend))
+        return row and row.status
 
     def dtype(self, backend: str) -> str:
         return next(row.dtype for (_, name), row in self.rows.items() if name == backend)
@@ -98,34 +121,47 @@ class Panel:
 
 
 def recorded_rows(folder: Path) -> list[Row]:
-    """All rows of the CSVs below `folder` that have the schema, in the order of their dates."""
+    """All rows of the CSVs below `folder` that have the schema, in the order of their dates.
+
+    What a user measured (a folder `local` below it) is not recorded, and CSVs of other tables are passed over.
+
+    Raises:
+        ResultsFileError: a file of measurements has other columns than this version writes, or a broken row.
+    """
     rows = []
     for path in sorted(folder.rglob("*.csv")):
+        if LOCAL in path.relative_to(folder).parts:
+            continue
         with path.open(encoding="utf-8") as file:
-            if tuple(file.readline().rstrip("\n").split(",")) == COLUMNS:
-                rows += read_rows(path)
+            measured = file.readline().startswith(f"{COLUMNS[0]},")
+        if measured:
+            rows += read_rows(path)
     return sorted(rows, key=lambda row: row.date)
 
 
-def kernel_panels(rows: Iterable[Row]) -> list[Panel]:
+def kernel_panels(rows: Iterable[Row], out_dtype: str = "float32") -> list[Panel]:
     """Panels of the kernel times among `rows`; of several rows for one bar the last counts.
 
-    Only what the paper measures: float16 or float32 inputs, float32 output, one head.
+    Only what the paper measures: float16 or float32 inputs, one head, L2 warm; and outputs of one type, its float32.
     """
     panels: dict[tuple[Group, str, int], dict[tuple[Graph, str], Row]] = {}
     for row in rows:
-        measured_so = row.dtype != "bfloat16" and row.out_dtype == "float32" and row.heads == 1
+        measured_so = row.dtype != "bfloat16" and row.out_dtype == out_dtype and row.heads == 1
         if (row.scope, row.metric) != ("kernel", "time") or not measured_so:
             continue
-        group: Group = "single" if row.graphs == 1 else "batched"
         graph = Graph(row.dataset, row.data_sha256, row.nnz, row.data_source == "synthetic")
-        panels.setdefault((group, row.device, row.dim), {})[graph, row.backend] = row
-    order = {"single": 0, "batched": 1}
-    keys = sorted(panels, key=lambda key: (order[key[0]], *key[1:]))
-    return [Panel(device, group, dim, panels[group, device, dim]) for group, device, dim in keys]
+        panels.setdefault((group_of(row.dataset), row.device, row.dim), {})[graph, row.backend] = row
+    order = ("single", "batched", "more")
+    keys = sorted(panels, key=lambda key: (order.index(key[0]), *key[1:]))
+    return [Panel(device, group, dim, out_dtype, panels[group, device, dim]) for group, device, dim in keys]
+
+
+def group_of(dataset: str) -> Group:
+    """Which of the paper's kernel figures shows this data set; "more" if none does."""
+    return next((group for group, names in SETS.items() if dataset in names), "more")
 
 
 def baselines(panel: Panel, subject: str) -> list[str]:
     """What `subject` is compared with: all that is not ours, and our kernel of the paper for the fast one."""
-    ours = {*SUBJECTS} - ({"fused3s_paper"} if subject == "fused3s" else set())
+    ours = {*SUBJECTS, REORDERED} - ({"fused3s_paper"} if subject == "fused3s" else set())
     return [backend for backend in panel.backends if backend not in ours]

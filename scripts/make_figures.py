@@ -1,12 +1,13 @@
-"""Draw every kernel figure and table from the recorded CSVs; no GPU is needed and nothing is measured.
+"""Draw every figure and table from recorded CSVs; no GPU is needed and nothing is measured.
 
     python scripts/make_figures.py [--results DIR] [--figures DIR]
 
-Exit status: 0, or 2 if there was nothing to draw or a CSV could not be read.
+Figures are PDF and PNG, tables Markdown. What is not drawn is named with the rows that it would need. Exit status: 0,
+or 2 if there was nothing to draw or a CSV could not be read.
 """
 
-import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,19 +15,46 @@ from typing import Annotated
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
+from results import (
+    plot_ablation,
+    plot_beyond,
+    plot_end_to_end,
+    plot_paper,
+    plot_preprocessing,
+    plot_roofline,
+    plot_sm_active,
+    plot_speedups,
+    plot_stability,
+)
+from results.end_to_end_tables import end_to_end_tables
 from results.kernel_tables import kernel_tables
-from results.kernel_times import kernel_panels, recorded_rows
-from results.plots import draw_ablation, draw_speedups, draw_times
+from results.kernel_times import recorded_rows
+from results.paper_tables import paper_tables
+from results.plot_formats import draw_formats
+from results.records import Row
+from results.style import save
 
-FIGURES = {"kernel-time": draw_times, "speedup": draw_speedups, "ablation": draw_ablation}
-WHAT_IS_MISSING = {
-    "kernel-time": "no back end has a time",
-    "speedup": "no baseline has a time on the same graph",
-    "ablation": "no variant has a time beside F3S_splitC",
+# Each gives its figures by the names of their files, none without the rows that it needs.
+Drawer = Callable[[Sequence[Row]], dict[str, Figure]]
+DRAWERS: dict[str, tuple[Drawer, str]] = {
+    "speed-ups": (plot_speedups.draw, "times of a baseline beside ours: scripts/bench_kernels.py"),
+    "ablation": (
+        plot_ablation.draw,
+        "times of two variants F3S_*: scripts/bench_kernels.py, configs/bench/ablation.yaml",
+    ),
+    "beyond the paper": (plot_beyond.draw, "times of fused3s and fused3s_paper: scripts/bench_kernels.py"),
+    "ours beside the paper": (plot_paper.draw, "times on the paper's graphs at d = 128: scripts/bench_kernels.py"),
+    "roofline": (plot_roofline.draw, "ceilings of the device: scripts/roofline.py"),
+    "SM active time": (plot_sm_active.draw, "active times of the SMs: scripts/sm_active_time.py"),
+    "preprocessing": (plot_preprocessing.draw, "build times: scripts/preprocessing.py"),
+    "stability": (plot_stability.draw, "errors by range of the scores: scripts/stability.py"),
+    "end to end": (plot_end_to_end.draw, "times of the whole model: scripts/bench_end_to_end.py"),
 }
+TABLES = {"kernels": kernel_tables, "paper": paper_tables, "end-to-end": end_to_end_tables}
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -38,29 +66,38 @@ def main(
     results: Annotated[Path, typer.Option(help="Folder of the CSVs; its subfolders are read too.")] = Path("results"),
     figures: Annotated[Path, typer.Option(help="Folder to draw into.")] = Path("results/figures"),
 ) -> None:
-    """Draw the kernel figures from the recorded CSVs."""
+    """Draw all figures and tables from the recorded CSVs."""
     try:
-        panels = kernel_panels(recorded_rows(results))
-        if not panels:
-            raise ValueError(f"{results}: no CSV with kernel times below it; scripts/bench_kernels.py writes them")
+        rows = recorded_rows(results)
+        if not rows:
+            raise ValueError(f"{results}: no CSV with measurements below it; scripts/bench_kernels.py writes one")
         figures.mkdir(parents=True, exist_ok=True)
-        for panel in panels:
-            device = re.sub(r"[^a-z0-9]+", "-", panel.device.lower()).strip("-")
-            for name, draw in FIGURES.items():
-                svg = draw(panel)
-                if svg is None:
-                    console.print(Text(f"not drawn  {name}, {panel.title}: {WHAT_IS_MISSING[name]}"))
-                else:
-                    save(figures / f"{name}_{panel.group}_{device}_d{panel.dim}.svg", svg)
-        save(figures / "kernels.md", kernel_tables(panels))
+        for what, (draw, needs) in DRAWERS.items():
+            drawn = draw(rows)
+            for name, figure in drawn.items():
+                report(save(figure, figures / name))
+            if not drawn:
+                console.print(Text(f"not drawn  {what}: needs {needs}"))
+        tables = results / "tables"
+        if (tables / "formats.csv").exists():
+            report(save(draw_formats(tables), figures / "formats"))
+        else:
+            console.print(Text(f"not drawn  formats: needs {tables / 'formats.csv'}: make tables"))
+        for name, write in TABLES.items():
+            text = write(rows)
+            if "\n## " not in text:  # nothing but its introduction
+                console.print(Text(f"not drawn  {name}.md: has no rows"))
+                continue
+            path = figures / f"{name}.md"
+            path.write_text(text, encoding="utf-8", newline="\n")
+            report([path])
     except (ValueError, OSError) as error:
         errors.print(Text(f"error: {error}"))
         raise typer.Exit(2) from error
 
 
-def save(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
-    console.print(Text(f"drawn      {path}"))
+def report(paths: Sequence[Path]) -> None:
+    console.print(Text(f"drawn      {', '.join(map(str, paths))}"))
 
 
 if __name__ == "__main__":

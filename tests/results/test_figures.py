@@ -3,53 +3,25 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
+from kernel_rows import row
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from results import ResultsFileError, Row, append_rows, provenance
+from results import ResultsFileError, Row, append_rows, style
 from results.kernel_tables import kernel_tables
 from results.kernel_times import Panel, kernel_panels, recorded_rows
-from results.plots import draw_ablation, draw_speedups, draw_times
+from results.plot_ablation import draw_ablation
+from results.plot_beyond import draw as draw_beyond
+from results.plot_formats import draw_formats
+from results.plot_speedups import draw as draw_speedups_of_all
+from results.plot_speedups import draw_speedups
 from results.records import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-PROVENANCE = provenance(torch.device("cpu")).model_dump() | {"device": "NVIDIA H200", "date": "2026-01-01T00:00:00Z"}
-NNZ = {"cora": 10_556, "zinc": 51_000, "reddit": 114_848_857, "pubmed": 88_651}
-
-
-def row(dataset: str, backend: str, milliseconds: float | None, status: str = "ok", **changes) -> Row:
-    measured = milliseconds is not None
-    values = {
-        "dataset": dataset,
-        "data_sha256": f"hash of {dataset}",
-        "data_source": "synthetic" if dataset == "reddit" else "official",
-        "nodes": 10,
-        "nnz": NNZ.get(dataset, 1000),
-        "graphs": 1024 if dataset == "zinc" else 1,
-        "dim": 128,
-        "heads": 1,
-        "blocks": 0,
-        "dtype": "float16",
-        "out_dtype": "float32",
-        "backend": backend,
-        "scope": "kernel",
-        "metric": "time",
-        "unit": "ms",
-        "value": milliseconds,
-        "p10": milliseconds,
-        "p90": milliseconds,
-        "repeats": 50 if measured else 0,
-        "status": status,
-        "reason": "none" if status == "ok" else "because",
-        "relative_error": 1e-4 if measured else None,
-        "config": "configs/bench/single.yaml",
-        "config_sha": "abc",
-    }
-    return Row(**(PROVENANCE | values | changes))
-
-
 ROWS = [
     row("reddit", "fused3s_paper", 8.0),
     row("reddit", "pyg", None, "oom"),
@@ -70,6 +42,16 @@ def panel(rows=ROWS, group="single") -> Panel:
     return found
 
 
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text)]
+
+
+def bars(figure: Figure, label_start: str) -> list[tuple[float, str | None]]:
+    """Where the bars of one colour end, and their hatches, from left to right."""
+    containers = [c for axes in figure.axes for c in axes.containers if c.get_label().startswith(label_start)]
+    return [(bar.get_y() + bar.get_height(), bar.get_hatch()) for container in containers for bar in container]
+
+
 def make_figures(*arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "scripts/make_figures.py", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=120)
@@ -85,8 +67,9 @@ def test_geometric_mean_over_graphs_that_both_ran_on():
 def test_losses_are_shown_as_losses():
     speedup = panel().speedup("fused3s_paper", "dfgnn_hyper")
     assert (speedup.mean, speedup.losses) == (pytest.approx(0.5), 1)
-    assert speedup.describe() == "0.50x (n = 1, slower on 1)"
-    assert "0.50x (n = 1, slower on 1)" in draw_speedups(panel())
+    figure = draw_speedups(panel())
+    assert "over dfgnn_hyper: 0.50x (n = 1, slower on 1)" in texts(figure)
+    assert bars(figure, "over dfgnn_hyper") == [(pytest.approx(0.5), "")]
 
 
 def test_a_graph_under_two_names_counts_once_and_synthetic_ones_are_counted_apart():
@@ -95,8 +78,8 @@ def test_a_graph_under_two_names_counts_once_and_synthetic_ones_are_counted_apar
         for name in ("peptides-func", "peptides-struct")
         for backend, time in (("fused3s", 1.0), ("pyg", 4.0))
     ]
-    stand_in = [row("yelp", b, t, data_source="synthetic") for b, t in (("fused3s", 1.0), ("pyg", 9.0))]
-    both = panel([*twins, *stand_in])
+    stand_in = [row("coco-sp", b, t, data_source="synthetic") for b, t in (("fused3s", 1.0), ("pyg", 9.0))]
+    both = panel([*twins, *stand_in], "batched")
     assert len(both.graphs) == 3
     assert both.speedup("fused3s", "pyg").describe() == "6.00x (n = 2, 1 synthetic)"
 
@@ -106,34 +89,45 @@ def test_wrong_and_missing_outputs_have_no_time():
     assert panel().speedup("fused3s_paper", "flex_attention") is None
 
 
-def test_the_last_row_of_a_cell_counts_and_other_types_are_left_out(tmp_path):
+def test_the_last_row_of_a_cell_counts_and_other_measurements_are_left_out(tmp_path):
     append_rows(tmp_path / "b.csv", [row("cora", "fused3s", 1.0)])
     newer = {"date": "2026-02-01T00:00:00Z"}
     append_rows(tmp_path / "a.csv", [row("cora", "fused3s", 3.0, **newer)])
-    others = [row("cora", "fused3s", 7.0, **newer, **change) for change in ({"dtype": "bfloat16"}, {"heads": 4})]
+    changes = [{"dtype": "bfloat16"}, {"heads": 4}, {"metric": "time_l2_cold"}, {"out_dtype": "float16"}]
+    others = [row("cora", "fused3s", 7.0, **newer, **change) for change in changes]
     append_rows(tmp_path / "deeper" / "c.csv", [*others, row("cora", "fused3s", 7.0, scope="build", **newer)])
+    append_rows(tmp_path / "local" / "d.csv", [row("cora", "fused3s", 9.0, **newer)])
     (tmp_path / "other.csv").write_text("another,schema\n1,2\n")
     rows = recorded_rows(tmp_path)
-    assert len(rows) == 5
+    assert len(rows) == 7
     (only,) = panel(rows).rows.values()
     assert only.value == 3.0
+    assert [one.value for one in recorded_rows(tmp_path / "local")] == [9.0]
 
 
-def test_times_are_drawn_with_words_for_missing_bars():
-    svg = draw_times(panel())
-    for text in ("OOM", "unsupported", "wrong", "not run", "reddit (synthetic)", "115M edges", "pyg (float16)"):
-        assert f">{text}</" in svg
-    order = [svg.index(f">{name}</") for name in ("cora", "pubmed", "reddit (synthetic)")]
-    assert order == sorted(order)
+def test_bars_are_ordered_by_edges_hatched_if_synthetic_and_say_why_they_are_missing():
+    figure = draw_speedups(panel())
+    for word in ("OOM", "unsupported", "wrong", "not run"):
+        assert word in texts(figure)
+    names = [text.get_text() for text in figure.axes[-1].get_xticklabels()]
+    assert names == ["cora, 10.6K edges", "pubmed, 88.7K edges", "reddit (synthetic), 115M edges"]
+    assert bars(figure, "over pyg: 4.00x (n = 2)") == [(pytest.approx(8), ""), (pytest.approx(2), "")]
+    assert figure.axes[0].get_yscale() == "log"
+    real = row("reddit", "pyg", 16.0)
+    assert bars(draw_speedups(panel([*ROWS, real])), "over pyg")[-1] == (pytest.approx(2), style.HATCH)
+    assert "over flashsparse_naive: on no graph" in texts(figure)
 
 
 def test_groups_devices_and_dimensions_are_panels_of_their_own():
-    rows = [*ROWS, row("cora", "pyg", 1.0, device="NVIDIA A30"), row("cora", "pyg", 1.0, dim=64)]
+    more = [row("ego-twitter", "pyg", 1.0), row("ogbn-arxiv", "pyg", 1.0, dim=64, data_source="synthetic")]
+    rows = [*ROWS, row("cora", "pyg", 1.0, device="NVIDIA A30"), row("cora", "pyg", 1.0, dim=64), *more]
     assert [p.title for p in kernel_panels(rows)] == [
         "single graphs, NVIDIA A30, d = 128",
         "single graphs, NVIDIA H200, d = 64",
         "single graphs, NVIDIA H200, d = 128",
         "batched graphs, NVIDIA H200, d = 128",
+        "more graphs, NVIDIA H200, d = 64",
+        "more real graphs, NVIDIA H200, d = 128",
     ]
 
 
@@ -147,25 +141,52 @@ ABLATION = [
 ]
 
 
-def test_ablation_compares_each_variant_with_the_one_before():
-    svg = draw_ablation(panel(ABLATION))
-    assert "F3S_reorderRW: 1.00x (n = 2, 1 synthetic, slower on 1) over F3S_splitC" in svg
-    assert "F3S_permuteQKV: 1.25x (n = 1) over F3S_reorderRW" in svg
-    assert ">OOM</" in svg
-    assert "| F3S_permuteQKV | F3S_reorderRW | 1.25x (n = 1) | 1.25x | 1.25x |" in kernel_tables([panel(ABLATION)])
+def test_ablation_compares_each_variant_with_the_one_before_and_draws_it_over_the_first():
+    figure = draw_ablation(panel(ABLATION))
+    labels = (
+        "F3S_reorderRW: 1.00x (n = 2, 1 synthetic, slower on 1) over F3S_splitC",
+        "F3S_permuteQKV: 1.25x (n = 1) over F3S_reorderRW",
+        "OOM",
+    )
+    assert {*labels} <= {*texts(figure)}
+    assert bars(figure, "F3S_reorderRW") == [(pytest.approx(2), ""), (pytest.approx(0.5), style.HATCH)]
+    assert bars(figure, "F3S_permuteQKV") == [(pytest.approx(2.5), "")]
+    assert "| F3S_permuteQKV | F3S_reorderRW | 1.25x (n = 1) | 1.25x | 1.25x |" in kernel_tables(ABLATION)
+    first = row("cora", "F3S_splitR", 0.08)
+    assert bars(draw_ablation(panel([*ABLATION, first])), "F3S_splitC") == [(pytest.approx(2), "")]
+
+
+def test_beyond_the_paper_has_both_output_types_of_all_groups():
+    half = {"out_dtype": "float16"}
+    rows = [
+        *(row("cora", name, time) for name, time in (("fused3s", 0.01), ("fused3s_paper", 0.02))),
+        *(row("cora", name, time, **half) for name, time in (("fused3s", 0.01), ("fused3s_paper", 0.04))),
+        *(row("zinc", name, time) for name, time in (("fused3s", 0.01), ("fused3s_paper", 0.08))),
+        row("zinc", "fused3s+reorder", 0.005),
+        row("reddit", "fused3s", None, "oom"),
+        row("cora", "pyg", 5.0),
+    ]
+    ((name, figure),) = draw_beyond(rows).items()
+    assert name == "beyond-the-paper_nvidia-h200"
+    assert bars(figure, "fused3s, fp32 output: 4.00x (n = 2)") == [(pytest.approx(2), ""), (pytest.approx(8), "")]
+    assert bars(figure, "fused3s, fp16 output: 4.00x (n = 1)") == [(pytest.approx(4), "")]
+    assert bars(figure, "fused3s+reorder, fp32 output: 16.00x (n = 1)") == [(pytest.approx(16), "")]
+    assert {"OOM", "not run", "d = 128"} <= {*texts(figure)}
 
 
 def test_nothing_is_drawn_without_rows():
     assert draw_ablation(panel()) is None
     assert draw_ablation(panel(ABLATION[:1])) is None
-    assert draw_times(panel(ABLATION)) is None
     assert draw_speedups(panel(ABLATION)) is None
     assert draw_speedups(panel([row("cora", "fused3s_paper", 1.0)])) is None
-    assert draw_times(panel([row("cora", "pyg", None, "oom")])) is None
+    assert draw_speedups(panel([row("cora", "fused3s_paper", 1.0), row("cora", "pyg", None, "oom")])) is None
+    assert draw_speedups(panel(group="batched")) is None  # our two kernels only
+    assert draw_beyond(ROWS[:3]) == {}
+    assert draw_speedups_of_all([]) == {}
 
 
 def test_the_table_has_the_figures_numbers():
-    text = kernel_tables(kernel_panels(ROWS))
+    text = kernel_tables(ROWS)
     assert "| graph | edges | dfgnn_hyper (float16) | flashsparse_naive (float16) | fused3s_paper" in text
     assert "| reddit (synthetic) | 114,848,857 | unsupported | wrong | 8.0000 | oom |" in text
     assert "| pubmed | 88,651 | - | - | 0.0200 | 0.0400 |" in text
@@ -173,31 +194,99 @@ def test_the_table_has_the_figures_numbers():
     assert "| fused3s | fused3s_paper | 2.00x (n = 1) | 2.00x | 2.00x |" in text
 
 
-def test_the_script_draws_the_same_bytes_each_time(tmp_path):
-    append_rows(tmp_path / "in" / "r.csv", [*ROWS, *ABLATION])
+def cell(backend: str, milliseconds: float, **changes) -> list[Row]:
+    """A time with the bytes of its cell."""
+    size = {"unit": "B", "status": "unchecked", "relative_error": None} | changes
+    return [
+        row("cora", backend, milliseconds, **changes),
+        row("cora", backend, 8e6, metric="gathered_bytes", **size),
+        row("cora", backend, 2e6, metric="compulsory_bytes", **size),
+    ]
+
+
+def test_the_table_judges_times_by_the_ceilings_of_their_machine():
+    rows = [*cell("fused3s", 0.01), row("pubmed", "fused3s", 0.02), row("cora", "pyg", 0.08)]
+    # 1 TB/s: 1e6 rows of 128 fp16 values, read and written, in 0.512 ms; 2 TB/s: as many pairs of rows in 0.256 ms.
+    machine = {"scope": "machine", "data_source": "none", "nodes": 10**6}
+    ceilings = [
+        row("copy", "cudaMemcpy", 0.512, nnz=0, **machine),
+        row("gather", "ld_global", 0.256, nnz=10**6, **machine),
+    ]
+    judged = kernel_tables([*ceilings, *rows])
+    # 10 MB in 0.01 ms; 4 * 128 * 10,556 FLOP in 0.01 ms; floor 8 MB / 2 TB/s + 2 MB / 1 TB/s = 0.006 ms
+    assert "| graph | fused3s |\n| --- | ---: |\n| cora | 1.00, 0.54, 60% |\n| pubmed | - |" in judged
+    assert "not recorded" not in judged
+    without = kernel_tables(rows)
+    assert "| cora | 1.00, 0.54, - |" in without
+    assert "The ceilings of the NVIDIA H200 are not recorded: scripts/roofline.py." in without
+    assert "TB/s" not in kernel_tables(ROWS)
+
+
+def test_formats_are_drawn_by_size_from_their_tables(tmp_path):
+    formats = [f"{name},synthetic,CSR,{bits},0,0" for name, bits in (("large", 4000), ("small", 500))]
+    (tmp_path / "formats.csv").write_text(
+        "dataset,source,format,formula_bits,built_bits,built_over_formula\n" + "\n".join(formats) + "\n"
+    )
+    sizes = [
+        "large,synthetic,x,nodes,7,7,0,0,ok",
+        "large,synthetic,x,nnz,100,1,0,0,ok",
+        "small,synthetic,x,nnz,10,,,,ok",
+    ]
+    (tmp_path / "datasets.csv").write_text(
+        "dataset,source,sha256,metric,ours,paper,deviation,target,status\n" + "\n".join(sizes) + "\n"
+    )
+    axes = draw_formats(tmp_path).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["small (synthetic)", "large (synthetic)"]
+    (line,) = axes.lines
+    assert line.get_xdata().tolist() == [50.0, 40.0]
+
+
+def test_ticks_are_plain_and_dense_enough():
+    figure, axes = style.new_figure()
+    style.log_axis(axes.yaxis, "x")
+    for low, high, expected in (
+        (0.9, 1.6, ["1x", "1.2x", "1.5x"]),
+        (0.5, 30, ["0.5x", "1x", "2x", "5x", "10x", "20x"]),
+    ):
+        axes.set_ylim(low, high)
+        figure.canvas.draw()
+        shown = [
+            text.get_text()
+            for text, tick in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True)
+            if low <= tick <= high
+        ]
+        assert shown == expected
+
+
+def test_a_figure_is_saved_as_the_same_bytes_in_both_formats(tmp_path):
+    for folder in ("first", "second"):
+        paths = style.save(draw_speedups(panel()), tmp_path / folder / "a.b_d128")
+        assert [path.name for path in paths] == ["a.b_d128.pdf", "a.b_d128.png"]
+    for kind in ("pdf", "png"):
+        first, second = ((tmp_path / folder / f"a.b_d128.{kind}").read_bytes() for folder in ("first", "second"))
+        assert first == second
+
+
+def test_the_script_draws_the_same_bytes_each_time_and_says_what_it_does_not_draw(tmp_path):
+    append_rows(tmp_path / "in" / "r.csv", [*ROWS[:7], *ABLATION])
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         done = make_figures("--results", tmp_path / "in", "--figures", folder)
         assert done.returncode == 0, done.stderr
-    names = sorted(path.name for path in folders[0].iterdir())
-    assert names == [
-        "ablation_single_nvidia-h200_d128.svg",
-        "kernel-time_batched_nvidia-h200_d128.svg",
-        "kernel-time_single_nvidia-h200_d128.svg",
-        "kernels.md",
-        "speedup_batched_nvidia-h200_d128.svg",
-        "speedup_single_nvidia-h200_d128.svg",
-    ]
-    for name in names:
+    drawn = {path.name for path in folders[0].iterdir()}
+    stems = ("ablation_single_nvidia-h200_d128", "paper-times_nvidia-h200", "speedup_single_nvidia-h200_d128")
+    assert {f"{stem}.{kind}" for stem in stems for kind in ("pdf", "png")} | {"kernels.md", "paper.md"} <= drawn
+    for name in drawn:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
-    assert done.stdout.count("not drawn") == 1
-    assert "not drawn  ablation, batched graphs, NVIDIA H200, d = 128: no variant" in done.stdout
+    assert "not drawn  SM active time: needs active times of the SMs: scripts/sm_active_time.py" in done.stdout
+    assert "not drawn  beyond the paper: needs times of fused3s and fused3s_paper" in done.stdout
+    assert "not drawn  formats" in done.stdout
 
 
 def test_the_script_says_so_if_there_is_nothing_to_draw(tmp_path):
     done = make_figures("--results", tmp_path, "--figures", tmp_path / "figures")
     assert done.returncode == 2
-    assert "no CSV with kernel times" in done.stderr
+    assert "no CSV with measurements" in done.stderr
     assert not (tmp_path / "figures").exists()
 
 
@@ -206,9 +295,18 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     assert read_rows(tmp_path / "r.csv") == ROWS
 
 
-def test_a_broken_row_is_named_with_its_line(tmp_path):
+def test_a_broken_row_is_named_with_its_line_and_a_file_of_another_version_is_not_passed_over(tmp_path):
     append_rows(tmp_path / "r.csv", ROWS[:2])
     text = (tmp_path / "r.csv").read_text()
     (tmp_path / "r.csv").write_text(text.replace(",oom,", ",slow,"))
     with pytest.raises(ResultsFileError, match=r"r\.csv, line 3: status: Input should be 'ok'"):
         recorded_rows(tmp_path)
+    (tmp_path / "r.csv").write_text("run_id,date\nx,y\n")
+    with pytest.raises(ResultsFileError, match="holds other columns"):
+        recorded_rows(tmp_path)
+
+
+def test_colours_of_back_ends_differ():
+    names = [name for name in style.COLOURS if name != "F3S_permuteQKV"]  # fused3s_paper under another name
+    shades = sorted(style.colour(name) for name in names)
+    assert all(one != other for one, other in pairwise(shades))

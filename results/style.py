@@ -1,0 +1,167 @@
+"""The one style of the figures: sizes, colours by back end, hatching, axis helpers, and `save`.
+
+Importing this module sets matplotlib's defaults; a plot module uses it and nothing of pyplot, so that no display and no
+global state is needed. Colours are of Paul Tol's sets (https://personal.sfu.ca/~ptol, "Colour schemes", 2021), which
+stay apart for colour-blind readers and in grey.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from PIL import Image
+
+matplotlib.rcParams.update(
+    {
+        "font.size": 8,
+        "axes.titlesize": 9,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "grid.linewidth": 0.3,
+        "grid.color": "#BBBBBB",
+        "lines.linewidth": 1.2,
+        "lines.markersize": 4,
+        "hatch.linewidth": 0.5,
+        "legend.frameon": False,
+        "legend.fontsize": 7,
+        "pdf.fonttype": 42,  # text stays text
+        "savefig.bbox": "tight",
+        "savefig.pad_inches": 0.05,
+    }
+)
+
+WIDTH = 7.0  # inches: the text width of two columns in print
+MAX_WIDTH = 11.0  # what can still be read in a README
+DPI = 150  # of the PNG
+HATCH = "////"  # of whatever was measured on a synthetic stand-in
+
+# Ours strong, the paper's baselines in the order of its legend, then what users would try, then the ablation.
+COLOURS = {
+    "fused3s": "#EE6677",
+    "fused3s+reorder": "#FFAABB",
+    "fused3s_paper": "#4477AA",
+    "flashsparse_naive": "#228833",
+    "flashsparse_stable": "#99DDAA",
+    "dfgnn_tiling": "#CCBB44",
+    "dfgnn_hyper": "#EEDD88",
+    "pyg": "#AA3377",
+    "csr_unfused": "#66CCEE",
+    "dgl": "#BBBBBB",
+    "flex_attention": "#777777",
+    "sdpa_padded": "#DDAACC",
+    "F3S_splitR": "#DDDDDD",
+    "F3S_splitC": "#BBCCEE",
+    "F3S_reorderRW": "#77AADD",
+    "F3S_permuteQKV": "#4477AA",
+}
+OTHER = "#000000"
+# For lines and groups that are no back ends: Paul Tol's "bright".
+SERIES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB")
+
+WORDS = {"oom": "OOM", None: "not run"}  # in place of a missing bar; other statuses are their own words
+
+
+def new_figure(width: float = WIDTH, height: float = 3.6, rows: int = 1, columns: int = 1, **options: Any) -> Any:
+    """A figure and its axes, as `pyplot.subplots` gives them; `options` go to `Figure.subplots`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write `stem`.pdf (for print) and `stem`.png (for Markdown), the same bytes on every run; the paths written.
+
+    Both are drawn before either is written, so that an error leaves no half figure.
+    """
+    pdf, pixels, png = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure.savefig(pdf, format="pdf", metadata={"Creator": None, "Producer": None, "CreationDate": None})
+    figure.savefig(pixels, format="png", dpi=DPI)
+    # A palette makes a third of the bytes, which a repository keeps for ever.
+    Image.open(pixels).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(png, "PNG", optimize=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png")]
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for path, content in zip(paths, (pdf, png), strict=True):
+        path.write_bytes(content.getvalue())
+    return paths
+
+
+def colour(backend: str) -> str:
+    return COLOURS.get(backend, OTHER)
+
+
+def in_order(backends: Iterable[str]) -> list[str]:
+    """Back ends in the order of the legend, unknown ones last."""
+    known = list(COLOURS)
+    return sorted(backends, key=lambda name: (known.index(name) if name in known else len(known), name))
+
+
+def hatch(synthetic: bool) -> str:
+    return HATCH if synthetic else ""
+
+
+def synthetic_key(label: str = "synthetic stand-in") -> Patch:
+    """A legend entry that explains the hatching."""
+    return Patch(facecolor="white", edgecolor="black", linewidth=0.3, hatch=HATCH, label=label)
+
+
+def slug(text: str) -> str:
+    """Part of a file name, such as nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def count(number: float) -> str:
+    """Such as 115M or 88.7K."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def width_of_bars(groups: int, bars: int) -> float:
+    """Inches for `groups` groups of `bars` bars each."""
+    return min(max(WIDTH, 1 + 0.09 * (bars + 1) * groups), MAX_WIDTH)
+
+
+def name_ticks(axes: Axes, names: Sequence[str]) -> None:
+    """One slanted name under each group of bars at 0, 1, 2, ..., and light lines across."""
+    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", size=7)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.grid(axis="y")
+
+
+class _PlainTicks(LogLocator):
+    """At 1, 2 and 5 of each decade, and closer where the axis spans less than one."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        self.set_params(subs=(1, 2, 5) if vmax > 7 * vmin else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7))
+        return super().tick_values(vmin, vmax)
+
+
+def log_axis(axis: Axis, unit: str = "") -> None:
+    """Logarithmic, with ticks in plain digits, followed by `unit` ("x" for ratios)."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(_PlainTicks(numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def write_missing(axes: Axes, place: float, status: str | None) -> None:
+    """Why there is no bar at `place`: the status of its row, None without a row."""
+    word = WORDS.get(status, status)
+    axes.text(place, 0.01, word, transform=axes.get_xaxis_transform(), rotation=90, ha="center", va="bottom", size=5)
+
+
+def legend_above(axes: Axes, title: str, columns: int, extra: Sequence[Any] = ()) -> None:
+    """The legend, with `extra` entries, above the axes, and the title above the legend ("" for none)."""
+    handles = [*axes.get_legend_handles_labels()[0], *extra]
+    axes.legend(handles=handles, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.set_title(title, pad=10 + 12 * -(-len(handles) // columns) if title else None)

@@ -1,0 +1,83 @@
+"""`scripts/reproduce_figures.py`: what it measures and what it draws from, with and without a GPU."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDED = ("make_figures.py", "--results", "results", "--figures", "results/figures")
+MEASURED = ("make_figures.py", "--results", "results/local", "--figures", "results/local/figures")
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("reproduce_figures", ROOT / "scripts" / "reproduce_figures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def call(script, monkeypatch):
+    """Calls it with a GPU or none, and fails the scripts named; the exit status, the output, and what it ran."""
+
+    def invoke(*steps: str, gpu: bool, failing: tuple[str, ...] = ()):
+        ran = []
+
+        def run(*command: str) -> int:
+            ran.append(command)
+            return 2 if command[0] in failing else 0
+
+        monkeypatch.setattr(script, "run", run)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        done = CliRunner().invoke(script.app, steps)
+        return done.exit_code, done.output, ran
+
+    return invoke
+
+
+def test_without_a_gpu_the_recorded_csvs_are_drawn(call):
+    status, output, ran = call(gpu=False)
+    assert (status, ran) == (0, [RECORDED])
+    assert "no NVIDIA GPU found: nothing is measured; drawing from the CSVs recorded in results" in output
+
+
+def test_with_a_gpu_it_measures_into_local_and_draws_that(call):
+    status, _, ran = call("smoke", gpu=True)
+    assert status == 0
+    assert ran[-1] == MEASURED
+    assert len(ran) > 1
+    assert all("results/local" in " ".join(command) for command in ran)
+    assert any("configs/bench/smoke.yaml" in command for command in ran)
+
+
+def test_none_draws_what_is_recorded_also_with_a_gpu(call):
+    assert call("none", gpu=True)[2] == [RECORDED]
+
+
+def test_all_runs_every_step_but_smoke_once(call, script):
+    _, _, ran = call("all", "kernels", gpu=True)
+    assert ran == [*(command for name, step in script.STEPS.items() if name != "smoke" for command in step), MEASURED]
+
+
+def test_a_failed_step_stops_neither_the_others_nor_the_drawing(call):
+    status, output, ran = call("ablation", "stability", gpu=True, failing=("bench_kernels.py",))
+    assert status == 2
+    assert [command[0] for command in ran] == ["bench_kernels.py", "stability.py", "make_figures.py"]
+    assert "failed     ablation: exit status 2" in output
+
+
+def test_an_unknown_step_names_those_that_there_are(call):
+    status, output, ran = call("kernel", gpu=True)
+    assert (status, ran) == (2, [])
+    assert "kernels" in output
+
+
+def test_every_script_and_config_of_a_step_exists(script):
+    for step in script.STEPS.values():
+        for name, *arguments in step:
+            assert (ROOT / "scripts" / name).is_file()
+            assert all((ROOT / path).is_file() for path in arguments if path.endswith(".yaml"))

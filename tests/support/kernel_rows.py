@@ -1,0 +1,39 @@
+"""Rows of a results CSV, as if recorded."""
+
+import torch
+
+from results import Row, provenance
+
+PROVENANCE = provenance(torch.device("cpu")).model_dump() | {"device": "NVIDIA H200", "date": "2026-01-01T00:00:00Z"}
+NNZ = {"cora": 10_556, "zinc": 51_000, "reddit": 114_848_857, "pubmed": 88_651}
+
+
+def row(dataset: str, backend: str, milliseconds: float | None, status: str = "ok", **changes) -> Row:
+    measured = milliseconds is not None
+    values = {
+        "dataset": dataset,
+        "data_sha256": f"hash of {dataset}",
+        "data_source": "synthetic" if dataset == "reddit" else "official",
+        "nodes": 10,
+        "nnz": NNZ.get(dataset, 1000),
+        "graphs": 1024 if dataset == "zinc" else 1,
+        "dim": 128,
+        "heads": 1,
+        "blocks": 0,
+        "dtype": "float16",
+        "out_dtype": "float32",
+        "backend": backend,
+        "scope": "kernel",
+        "metric": "time",
+        "unit": "ms",
+        "value": milliseconds,
+        "p10": milliseconds,
+        "p90": milliseconds,
+        "repeats": 50 if measured else 0,
+        "status": status,
+        "reason": "none" if status == "ok" else "because",
+        "relative_error": 1e-4 if measured else None,
+        "config": "configs/bench/single.yaml",
+        "config_sha": "abc",
+    }
+    return Row(**(PROVENANCE | values | changes))
