@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 MAX_HEAD_DIM = 256  # the widest head that the attention kernels hold in registers
 HEAD_DIM_STEP = 8  # they load eight 16-bit values at a time
+FUSED_DIMS = (64, 128, 256)  # widths for which the dense part has a kernel (see models.dense)
 
 
 class Section(BaseModel):
@@ -43,7 +44,7 @@ class DataConfig(Section):
             )
         reads_file = self.source == "file" or self.path is not None  # a user's graph has any name
         if not reads_file and not (Path(self.root) / f"{self.name}.npz").is_file():
-            _check_choice("data.name", self.name, _dataset_names())
+            check_choice("data.name", self.name, _dataset_names())
         self._check_selection(reads_file)
         return self
 
@@ -96,18 +97,30 @@ class AttentionConfig(Section):
 
     backend: str = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: float16 on a GPU, float32 on the CPU
+    reorder: Literal["none", "rcm", "communities", "auto"] = "none"  # which rows are worked on together
 
     @field_validator("backend")
     @classmethod
     def _backend_known(cls, backend: str) -> str:
-        _check_choice("attention.backend", backend, _backend_names())
+        check_choice("attention.backend", backend, _backend_names())
         return backend
+
+    @model_validator(mode="after")
+    def _backend_reorders(self) -> Self:
+        if self.reorder != "none" and self.backend not in ("auto", *(able := _reordering_backends())):
+            raise ValueError(
+                f"attention.reorder = {self.reorder!r} and attention.backend = {self.backend!r}: of the back ends only "
+                f"{', '.join(able)} reorders; use that (or auto), or attention.reorder: none"
+            )
+        return self
 
 
 class RuntimeConfig(Section):
-    """Where and how often the model runs."""
+    """Where, how and how often the model runs. auto is the fastest way that can be had; the report says which."""
 
     device: str = "auto"
+    cuda_graph: Literal[True, False, "auto"] = "auto"  # the whole forward pass, captured once and replayed
+    dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # all between two attentions (see models.dense)
     warmup: int = Field(default=3, ge=1)  # at least one: the first pass on a GPU may compile and tune
     repeats: int = Field(default=20, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -125,6 +138,31 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     attention: AttentionConfig = AttentionConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _runtime_fits(self) -> Self:
+        problems = []
+        if self.runtime.device == "cpu" and self.runtime.cuda_graph is True:
+            problems.append("runtime.cuda_graph = True and runtime.device = 'cpu': only an NVIDIA GPU has CUDA graphs")
+        if self.runtime.dense == "fused":
+            allowed = {
+                "runtime.device": (self.runtime.device, self.runtime.device != "cpu", "an NVIDIA GPU"),
+                "model.norm": (self.model.norm, self.model.norm == "layer", "'layer'"),
+                "model.dim": (self.model.dim, self.model.dim in FUSED_DIMS, ", ".join(map(str, FUSED_DIMS))),
+                "attention.dtype": (
+                    self.attention.dtype,
+                    self.attention.dtype != "float32",
+                    "'auto', 'float16' and 'bfloat16'",
+                ),
+            }
+            problems += [
+                f"runtime.dense = 'fused' and {key} = {value!r}: the fused kernel takes {takes}"
+                for key, (value, fits, takes) in allowed.items()
+                if not fits
+            ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
     @model_validator(mode="after")
     def _backend_can_run(self) -> Self:
@@ -152,7 +190,7 @@ def did_you_mean(word: str, allowed: Sequence[str]) -> str:
     return f" did you mean {close[0]!r}?" if close else ""
 
 
-def _check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
+def check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         hint = did_you_mean(value, allowed)
         raise ValueError(f"{key} = {value!r}: not known;{hint} allowed are {', '.join(allowed)}")
@@ -177,6 +215,12 @@ def _backend_names() -> Sequence[str]:
     import kernels
 
     return ("auto", *kernels.list_backends("cpu"))
+
+
+def _reordering_backends() -> list[str]:
+    from kernels.backends import REGISTRY
+
+    return [name for name, backend in REGISTRY.items() if backend.reorders]
 
 
 def _unavailable_on_cpu(backend: str) -> str | None:

@@ -1,7 +1,20 @@
 """The Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
 
 from models.checkpoint import CheckpointError, load_checkpoint
+from models.dense import DenseUnavailableError
+from models.execution import CudaGraphError, Execution, prepare_execution
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 from models.graph_transformer import GraphTransformer
 
-__all__ = ["Attention", "CheckpointError", "GraphInputs", "GraphTransformer", "load_checkpoint", "prepare_graph"]
+__all__ = [
+    "Attention",
+    "CheckpointError",
+    "CudaGraphError",
+    "DenseUnavailableError",
+    "Execution",
+    "GraphInputs",
+    "GraphTransformer",
+    "load_checkpoint",
+    "prepare_execution",
+    "prepare_graph",
+]

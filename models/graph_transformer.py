@@ -7,12 +7,15 @@ end-to-end section of the Fused3S paper runs it: 10 blocks, each with one attent
     inputs = model.prepare(graph, plan)                                                   # the DGLGraph ends here
     logits = model(inputs)                                                                # any number of times
 
-Attention is a callable inside `inputs`, so weights and state dict know nothing of back ends. `forward` only queues
-work on the device: no host synchronisation, no data-dependent shapes, so that a CUDA graph can capture it.
-Dropout is left out: the published configurations set it to 0.
+Attention is a callable inside `inputs`, so weights and state dict know nothing of back ends. What lies between two
+attentions is a callable too, one for each block: `forward` takes other ways to compute it (see `models.dense`).
+`forward` only queues work on the device: no host synchronisation, no data-dependent shapes, so that a CUDA graph can
+capture it. Dropout is left out: the published configurations set it to 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -23,10 +26,13 @@ from models.graph_inputs import Attention, GraphInputs, prepare_graph
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
+# From one attention to the next: (attended [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or
+# None after the last block).
+DensePart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Block(nn.Module):
-    """[N, d] -> [N, d]: attention and feed-forward network, each with a residual and then a norm (post-norm)."""
+    """Attention and feed-forward network, each with a residual and then a norm (post-norm)."""
 
     def __init__(self, dim: int, heads: int, norm: Norm) -> None:
         super().__init__()
@@ -40,11 +46,26 @@ class Block(nn.Module):
         self.norm1 = make_norm(dim)
         self.norm2 = make_norm(dim)
 
-    def forward(self, h: Tensor, attention: Attention) -> Tensor:
-        q, k, v = self.qkv(h).unflatten(1, (3, self.heads, -1)).unbind(1)  # views [N, H, d / H], no copies
-        attended = attention(q, k, v, scale=self.scale, out_dtype=h.dtype)
-        h = self.norm1(h + self.out(attended.flatten(1)))
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        """[N, 3 d] -> [N, d]."""
+        q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(1)  # views [N, H, d / H], no copies
+        return attention(q, k, v, scale=self.scale, out_dtype=qkv.dtype).flatten(1)
+
+    def finish(self, attended: Tensor, h: Tensor) -> Tensor:
+        """[N, d] of attention's output and of the block's input -> [N, d], the block's output."""
+        h = self.norm1(h + self.out(attended))
         return self.norm2(h + self.ffn_down(F.relu(self.ffn_up(h))))
+
+
+def finish_and_project(block: Block, following: Block, attended: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """A DensePart: the rest of a block and the projection of the one that follows."""
+    h = block.finish(attended, h)
+    return h, following.qkv(h)
+
+
+def finish_last(block: Block, attended: Tensor, h: Tensor) -> tuple[Tensor, None]:
+    """The DensePart of the last block."""
+    return block.finish(attended, h), None
 
 
 class FeatureEmbedding(nn.Module):
@@ -159,13 +180,25 @@ class GraphTransformer(nn.Module):
         self.embedding.check(inputs.features)
         return inputs
 
-    def forward(self, inputs: GraphInputs) -> Tensor:
-        """Logits [N, num_classes] or [G, num_classes] in the model's dtype."""
+    def dense_parts(self, project: Callable = finish_and_project, last: Callable = finish_last) -> list[DensePart]:
+        """One for each block: plain modules, or those two functions as somebody compiled them."""
+        parts = [partial(project, block, following) for block, following in pairwise(self.blocks)]
+        return [*parts, partial(last, self.blocks[-1])]
+
+    def forward(self, inputs: GraphInputs, dense: Sequence[DensePart] | None = None) -> Tensor:
+        """Logits [N, num_classes] or [G, num_classes] in the model's dtype.
+
+        Args:
+            inputs: from `prepare`.
+            dense: another way to compute what lies between two attentions, for each block (see `models.dense`); None
+                is the plain modules.
+        """
         h = self.embedding(inputs.features)
         if inputs.encoding is not None:
             h = h + self.encoding(inputs.encoding)
-        for block in self.blocks:
-            h = block(h, inputs.attention)
+        qkv = self.blocks[0].qkv(h)
+        for block, part in zip(self.blocks, self.dense_parts() if dense is None else dense, strict=True):
+            h, qkv = part(block.attend(qkv, inputs.attention), h)
         if self.task == "graph":
             h = mean_nodes(h, inputs)
         return self.readout(h)

@@ -1,6 +1,7 @@
 """Run the Graph Transformer over a graph and report where the time goes.
 
-    python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...] [--verify]
+    python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...] [--verify] [--accuracy]
+        [--profile]
 
 Exit status: 0, or 1 if --verify found a difference, or 2 for anything that stopped the run.
 """
@@ -11,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,16 +29,32 @@ import data
 import kernels
 from configs import Config, load_config
 from configs.resolve import resolve_device, resolve_dtype
-from models import GraphInputs, GraphTransformer, load_checkpoint
+from models import (
+    CudaGraphError,
+    DenseUnavailableError,
+    Execution,
+    GraphTransformer,
+    load_checkpoint,
+    prepare_execution,
+)
 from results import append_rows, check_results_file
-from results.inference import InferenceRun, report_table, result_rows, save_resolved_config
-from results.measure import Spread, peak_memory_mib, reset_peak_memory, time_passes, time_share
+from results.accuracy import accuracy
+from results.breakdown import save_trace, time_attention, time_regions
+from results.inference import InferenceRun, region_table, report_table, result_rows, save_resolved_config
+from results.measure import Spread, peak_memory_mib, reset_peak_memory, time_passes
 from results.predictions import check_predictions_path, save_predictions
 from results.verify import compare
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 # What a user can mend: shown as a short message. The packages raise ValueError for input that they cannot take.
-USER_ERRORS = (ValueError, OSError, kernels.BackendUnavailableError, data.DatasetMissingError)
+USER_ERRORS = (
+    ValueError,
+    OSError,
+    kernels.BackendUnavailableError,
+    data.DatasetMissingError,
+    DenseUnavailableError,
+    CudaGraphError,
+)
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -53,6 +69,10 @@ def main(
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights: a state dict saved with torch.save.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the output with the reference back end.")] = False,
+    exact: Annotated[bool, typer.Option("--accuracy", help="Compare the output with the model in float32.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Report the time of each part of the model and save a Chrome trace.")
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="Save the logits: .npy, .npz or .pt.")] = None,
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
@@ -62,7 +82,7 @@ def main(
     for package in ("data", "kernels"):
         logging.getLogger(package).setLevel(logging.INFO)
     try:
-        passed = infer(config, overrides or [], checkpoint, verify, output, results)
+        passed = infer(config, overrides or [], checkpoint, verify, exact, profile, output, results)
     except (*USER_ERRORS, RuntimeError, MemoryError) as error:
         message = out_of_memory(error) or (str(error) if isinstance(error, USER_ERRORS) else None)
         if message is None:  # a bug, which needs its traceback
@@ -73,7 +93,14 @@ def main(
 
 
 def infer(
-    config_path: Path, overrides: list[str], checkpoint: Path | None, verify: bool, output: Path | None, results: Path
+    config_path: Path,
+    overrides: list[str],
+    checkpoint: Path | None,
+    verify: bool,
+    exact: bool,
+    profile: bool,
+    output: Path | None,
+    results: Path,
 ) -> bool:
     """One run from configuration to report; whether the output agreed with the reference (True if not compared)."""
     config = load_config(config_path, overrides)
@@ -87,34 +114,48 @@ def infer(
     console.print(Text(f"loading {config.data.name}"))
     settings = config.data.model_dump()
     loaded = data.load(settings.pop("name"), **settings, seed=config.runtime.seed)
-    model = build_model(config, loaded.meta)
-    if checkpoint:
-        load_checkpoint(model, checkpoint)
-    model = model.to(device, dtype).eval()
 
+    def make_model(dtype: torch.dtype) -> GraphTransformer:
+        model = build_model(config, loaded.meta)
+        if checkpoint:
+            load_checkpoint(model, checkpoint)
+        return model.to(device, dtype).eval()
+
+    def reference_logits(model: GraphTransformer) -> Tensor:
+        return model(model.prepare(loaded.graph, plan("reference", loaded.graph, model)))
+
+    model = make_model(dtype)
     console.print(Text(f"building the sparse format on {device}"))
     start = time.perf_counter()
-    attention = plan(config.attention.backend, loaded.graph, model)
+    attention = plan(config.attention.backend, loaded.graph, model, config.attention.reorder)
     if device.type == "cuda":
         torch.cuda.synchronize()
     format_build = (time.perf_counter() - start) * 1e3
     inputs = model.prepare(loaded.graph, attention)
 
     with torch.inference_mode():
-        logits = warm_up(model, inputs, config.runtime.warmup)
+        runtime = config.runtime
+        execution = prepare_execution(
+            model, inputs, backend=attention.backend, dense=runtime.dense, cuda_graph=runtime.cuda_graph
+        )
+        logits = warm_up(execution, runtime.warmup)
         reset_peak_memory(device)
-        forward, share = time_model(model, inputs, config.runtime.repeats, device)
+        forward, share = time_model(execution, runtime.repeats, device)
         peak_memory = peak_memory_mib(device)
-        agreement = None
+        regions = profile_model(execution, runtime.repeats, device) if profile else {}
+        agreement = found = None
         if verify:
             console.print("comparing with the reference back end")
-            reference = replace(inputs, attention=plan("reference", loaded.graph, model))
-            agreement = compare(logits, model(reference))
+            agreement = compare(logits, reference_logits(model))
+        if exact:
+            console.print("comparing with the model in float32")
+            found = accuracy(logits, reference_logits(make_model(torch.float32)))
     run = InferenceRun(
         config_path=config_path,
         config=config,
         meta=loaded.meta,
         backend=attention.backend,
+        execution=execution,
         device=device,
         dtype=dtype,
         forward=forward,
@@ -122,8 +163,17 @@ def infer(
         peak_memory=peak_memory,
         format_build=format_build,
         agreement=agreement,
+        order=attention.order,
+        accuracy=found,
+        regions=regions,
     )
     console.print(report_table(run))
+    if profile:
+        console.print(region_table(regions))
+        trace = results.parent / "traces" / f"{loaded.meta.name}_{config.sha()}.json"
+        with torch.inference_mode():
+            save_trace(execution, trace)
+        console.print(Text(f"trace        {trace}: open it with chrome://tracing or https://ui.perfetto.dev"))
     rows = result_rows(run)
     append_rows(results, rows)
     resolved = save_resolved_config(config, results.parent)
@@ -148,12 +198,17 @@ def build_model(config: Config, meta: data.GraphMeta) -> GraphTransformer:
     )
 
 
-def plan(backend: str, graph: Any, model: GraphTransformer) -> kernels.AttentionPlan:
+def plan(backend: str, graph: Any, model: GraphTransformer, reorder: str = "none") -> kernels.AttentionPlan:
     """Attention over a graph for a model; why not, in the words of the configuration, if the back end cannot run."""
     weight = model.readout.classes.weight
     try:
         return kernels.plan_attention(
-            graph, backend=backend, device=weight.device, dtype=weight.dtype, head_dim=model.head_dim
+            graph,
+            backend=backend,
+            device=weight.device,
+            dtype=weight.dtype,
+            head_dim=model.head_dim,
+            reorder=reorder,
         )
     except kernels.BackendUnavailableError as error:
         able = [info.name for info in kernels.list_backends(weight.device).values() if info.unavailable is None]
@@ -163,31 +218,33 @@ def plan(backend: str, graph: Any, model: GraphTransformer) -> kernels.Attention
         ) from error
 
 
-def warm_up(model: GraphTransformer, inputs: GraphInputs, passes: int) -> Tensor:
+def warm_up(execution: Execution, passes: int) -> Tensor:
     """Run the model until nothing happens for the first time any more; its logits."""
     with progress("warm-up", passes) as advance:
         for _ in range(passes):
-            logits = model(inputs)
+            logits = execution.run()
             advance()
     return logits
 
 
-def time_model(
-    model: GraphTransformer, inputs: GraphInputs, repeats: int, device: torch.device
-) -> tuple[Spread, Spread]:
+def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread]:
     """Milliseconds of a forward pass, and the share of it that is spent in attention."""
     with progress("timing forward passes", repeats) as advance:
-        forward = time_passes(lambda: model(inputs), device=device, repeats=repeats, after_pass=advance)
+        forward = time_passes(execution.run, device=device, repeats=repeats, after_pass=advance)
     few = max(1, repeats // 4)  # a share needs fewer passes than percentiles do
-    with progress("timing attention inside", few) as advance:
-        share = time_share(
-            lambda attention: model(replace(inputs, attention=attention)),
-            inputs.attention,
-            device=device,
-            repeats=few,
-            after_pass=advance,
-        )
-    return forward, share
+    console.print(Text(f"timing attention inside: {few}"))
+    attention = time_attention(execution, device=device, repeats=few)
+    shares = [milliseconds / forward.median for milliseconds in (attention.median, attention.p10, attention.p90)]
+    return forward, Spread(*shares, attention.repeats)
+
+
+def profile_model(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
+    """Milliseconds of each region of an eager pass."""
+    few = max(1, repeats // 4)
+    console.print(Text(f"timing the model's parts: {few}"))
+    execution.eager()
+    eager = time_passes(execution.eager, device=device, repeats=few)
+    return time_regions(execution, eager_ms=eager.median, device=device, repeats=few)
 
 
 @contextmanager

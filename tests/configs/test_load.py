@@ -54,6 +54,14 @@ def test_overrides_are_yaml_scalars_and_the_last_one_wins(write):
     assert config.runtime.device == "cuda:1"
 
 
+def test_ways_to_run_come_as_they_are_written(write):
+    path = write("data: {name: cora}\nruntime: {cuda_graph: off}\n")
+    assert load_config(path).runtime.cuda_graph is False
+    config = load_config(path, ["runtime.cuda_graph=true", "runtime.dense=fused", "attention.backend=fused3s"])
+    assert (config.runtime.cuda_graph, config.runtime.dense) == (True, "fused")
+    assert load_config(path, ["attention.backend=fused3s", "attention.reorder=communities"]).attention.reorder
+
+
 def test_config_is_frozen():
     config = Config(data={"name": "cora"})
     with pytest.raises(ValidationError, match="frozen"):
@@ -93,6 +101,10 @@ def test_sha_names_the_resolved_values_not_the_way_they_were_given(write):
         ),
         ("attention.dtype=fp16", ["attention.dtype = 'fp16'", "'float16'"]),
         ("runtime.device=gpu", ["runtime.device = 'gpu'", "auto, cpu, cuda"]),
+        ("attention.reorder=rmc", ["attention.reorder = 'rmc'", "did you mean 'rcm'", "'communities'"]),
+        ("runtime.cuda_graph=3", ["runtime.cuda_graph = 3", "True, False or 'auto'"]),
+        ("runtime.cuda_graph=yess", ["runtime.cuda_graph = 'yess'", "True, False or 'auto'"]),
+        ("runtime.dense=fuse", ["runtime.dense = 'fuse'", "did you mean 'fused'", "'compiled'"]),
         ("runtime.warmup=0", ["runtime.warmup = 0", "greater than or equal to 1"]),
         ("runtime=3", ["section.key=value"]),
         ("model.dim", ["section.key=value"]),
@@ -118,6 +130,18 @@ def test_wrong_value_is_named_with_what_is_allowed(write, override, parts):
         (["data.name=zinc", "data.split=val", "data.path=a.npz"], ["data.split = 'val'", "data.path = 'a.npz'"]),
         (["data.name=zinc", "data.split=val", "data.source=file"], ["data.split = 'val'", "data.source = 'file'"]),
         (["attention.backend=fused3s_paper", "runtime.device=cpu"], ["'fused3s_paper'", "runtime.device = 'cpu'"]),
+        (
+            ["attention.reorder=auto", "attention.backend=dgl"],
+            ["attention.reorder = 'auto'", "attention.backend = 'dgl'", "only fused3s reorders"],
+        ),
+        (["runtime.cuda_graph=true", "runtime.device=cpu"], ["runtime.cuda_graph = True", "runtime.device = 'cpu'"]),
+        (["runtime.dense=fused", "runtime.device=cpu"], ["runtime.dense = 'fused'", "runtime.device = 'cpu'"]),
+        (["runtime.dense=fused", "model.norm=batch"], ["runtime.dense = 'fused'", "model.norm = 'batch'", "'layer'"]),
+        (["runtime.dense=fused", "model.dim=96"], ["runtime.dense = 'fused'", "model.dim = 96", "64, 128, 256"]),
+        (
+            ["runtime.dense=fused", "attention.dtype=float32"],
+            ["runtime.dense = 'fused'", "attention.dtype = 'float32'", "'bfloat16'"],
+        ),
         (
             ["attention.backend=fused3s_paper", "attention.dtype=float32"],
             ["'fused3s_paper'", "attention.dtype = 'float32'"],

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from configs import load_config
 from kernels.backends import REGISTRY
+from kernels.dense_block import dense_block_unavailable
 from models import GraphTransformer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,6 +119,48 @@ def test_report_results_and_predictions(fresh_infer, tmp_path):
     saved = tmp_path / "configs" / f"{written[0]['config_sha']}.yaml"
     assert load_config(saved).sha() == written[0]["config_sha"]
     assert yaml.safe_load(saved.read_text())["model"]["dim"] == 16
+
+
+def test_profile_and_accuracy(infer, tmp_path):
+    done = infer("--profile", "--accuracy")
+    assert done.exit_code == 0, done.stderr
+    for text in (
+        "against float32: 100.00% of the rows have the same largest output, relative error",
+        "Where an eager forward pass spends its time",
+        "out projection",
+    ):
+        assert text in done.stdout
+    written = rows(tmp_path)
+    metrics = [row["metric"] for row in written]
+    regions = ["embedding", "qkv", "attention", "out projection", "ffn", "norms", "readout"]
+    assert metrics[4:] == [*(f"time in {region}" for region in regions), "argmax_agreement", "output_error"]
+    assert {row["note"] for row in written} == {"plain", "plain; against float32"}
+    trace = tmp_path / "traces" / f"cora_{written[0]['config_sha']}.json"
+    assert str(trace) in done.stdout
+    assert "forward pass, eager" in trace.read_text()
+
+
+def test_the_report_says_how_the_model_was_run_and_why(infer):
+    done = infer()
+    assert "plain (chosen by auto; not fused: it takes " in done.stdout
+    assert "no (chosen by auto; a CUDA graph needs an NVIDIA GPU, and the model is on cpu)" in done.stdout
+    done = infer("--set", "runtime.dense=plain", "--set", "runtime.cuda_graph=false")
+    assert "plain (as configured)" in done.stdout
+    assert "no (as configured)" in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("runtime.cuda_graph=true", "error: a CUDA graph needs an NVIDIA GPU, and the model is on cpu"),
+        ("runtime.dense=fused", "error: the fused dense part cannot run: it takes float16 and bfloat16"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_an_error_when_asked_for(infer, key, message):
+    done = infer("--set", "runtime.device=auto", "--set", "model.dim=64", "--set", key)
+    assert done.exit_code == 2
+    assert message in done.stderr
 
 
 def test_same_seed_same_predictions_and_not_compared_is_said(infer, tmp_path):
@@ -276,4 +319,18 @@ def test_gpu_runs_a_fused_kernel_on_real_graphs(fresh_infer, tmp_path, real_grap
     done = fresh_infer(*arguments, "--verify", config=f"configs/infer/{name}.yaml", quick=[])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fused3s (chosen by auto)" in done.stdout
+    assert "yes (chosen by auto)" in done.stdout  # a CUDA graph
+    fused = dense_block_unavailable(torch.device("cuda", 0), getattr(torch, dtype), 128) is None
+    assert ("fused (chosen by auto)" if fused else "plain (chosen by auto; not fused: ") in done.stdout
     assert {row["status"] for row in rows(tmp_path)} == {"ok"}
+
+
+@pytest.mark.gpu
+def test_gpu_profile_tells_launch_gaps(fresh_infer, tmp_path):
+    more = ["--set", "runtime.device=cuda", "--set", "model.dim=64", "--profile", "--accuracy"]
+    done = fresh_infer(*more, quick=[*QUICK[:4], "--set", "runtime.dense=plain"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "launch gaps" in done.stdout
+    assert {row["note"] for row in rows(tmp_path)} == {"plain+graph", "plain", "plain+graph; against float32"}
+    (trace,) = (tmp_path / "traces").iterdir()
+    assert "forward pass, CUDA graph" in trace.read_text()

@@ -1,0 +1,75 @@
+"""The numbers behind the end-to-end figures, as Markdown."""
+
+from collections.abc import Sequence
+
+from results.end_to_end_times import beside_paper, end_to_end_panels, end_to_end_rows, find_panel
+from results.kernel_times import Panel
+from results.records import Row
+
+HEAD = """# The whole model
+
+Drawn by `make reproduce-figures` from the CSVs under `results/`; a ratio is computed here and stored nowhere. Graph
+Transformer of 10 blocks and one head; medians in ms of a forward pass, in brackets the share spent in attention. Back
+ends that compute in float32 run the whole model in float32, the others in float16. A variant is an attention back end,
+the way to compute the dense part and, with `+graph`, a CUDA graph. A cell without a time says why; `-` was not
+measured. `csr_unfused` stands in for DGL, which has no CUDA on PyPI.
+"""
+
+
+def end_to_end_tables(rows: Sequence[Row]) -> str:
+    """Times of each panel, the paper's ratios beside ours, and the accuracy of 16 bits."""
+    rows = end_to_end_rows(rows)
+    attention = end_to_end_panels(rows, "attention")
+    sections = [HEAD]
+    for panel in end_to_end_panels(rows):
+        sections.append(f"## {panel.title[0].upper()}{panel.title[1:]}\n")
+        sections.append(_times(panel, find_panel(attention, panel)))
+    for device in sorted({row.device for row in rows}):
+        sections.append(f"## The paper's ratios beside ours, {device}\n")
+        sections.append(_ratios(rows, device))
+    if accuracy := _accuracy(rows):
+        sections += ["## Accuracy of 16 bits against the model in float32\n", accuracy]
+    return "\n".join(sections)
+
+
+def _times(panel: Panel, attention: Panel | None) -> str:
+    lines = []
+    for variant in panel.backends:
+        cells = []
+        for graph in panel.graphs:
+            whole, status = panel.time(graph, variant), panel.status(graph, variant)
+            inside = attention.time(graph, variant) if attention else None
+            share = "" if whole is None or inside is None else f" ({inside / whole:.0%})"
+            cells.append("-" if status is None else status if whole is None else f"{whole:.3f}{share}")
+        lines.append([variant, *cells])
+    return _table(["variant", *(graph.label for graph in panel.graphs)], lines)
+
+
+def _ratios(rows: Sequence[Row], device: str) -> str:
+    subjects = ("fused3s_paper plain", "fused3s plain", "fused3s fused+graph")
+    lines = []
+    for ratio in beside_paper(rows, device):
+        over = ratio.baseline if ratio.baseline == ratio.measured else f"{ratio.baseline} (ours: {ratio.measured})"
+        stated = [f"{ratio.stated[gpu]:g}x" if gpu in ratio.stated else "-" for gpu in ("H100", "A30")]
+        ours = [ratio.ours.get(subject) for subject in subjects]
+        lines.append([over, *stated, *("-" if mean is None else f"{mean[0]:.2f}x (n = {mean[1]})" for mean in ours)])
+    return _table(["over", "the paper, H100", "the paper, A30", *(f"ours, {subject}" for subject in subjects)], lines)
+
+
+def _accuracy(rows: Sequence[Row]) -> str:
+    found: dict[tuple[str, int, str, str], dict[str, float]] = {}
+    for row in rows:
+        if row.metric in ("output_error", "argmax_agreement") and row.value is not None:
+            found.setdefault((row.dataset, row.dim, row.dtype, row.backend), {})[row.metric] = row.value
+    lines = []
+    for (dataset, dim, dtype, backend), values in sorted(found.items()):
+        same = values.get("argmax_agreement")
+        agreement = "-" if same is None else f"{same:.2%}"
+        lines.append([dataset, str(dim), dtype, backend, agreement, f"{values['output_error']:.1e}"])
+    head = ["graph", "d", "precision", "back end", "same largest output", "relative error"]
+    return _table(head, lines) if lines else ""
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines)) + "\n"

@@ -1,0 +1,282 @@
+"""Ways to run the model: plain, compiled and fused dense parts, and CUDA graphs, all with the same outputs."""
+
+import copy
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+
+from configs.schema import FUSED_DIMS
+from kernels import plan_attention
+from kernels.backends import REGISTRY
+from kernels.backends.base import Backend
+from kernels.dense_block import DIMS, dense_block_unavailable
+from kernels.dgl_compat import import_dgl
+from models import CudaGraphError, DenseUnavailableError, execution, prepare_execution
+from models.dense import choose_dense
+from models.graph_transformer import finish_and_project, finish_last
+from results.verify import compare
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def compiles_anew():
+    yield
+    torch.compiler.reset()  # what is compiled hangs on code objects, of which only a few versions are kept
+
+
+def prepared(model, graph, backend="reference", **options):
+    weight = model.readout.classes.weight
+    attention = plan_attention(
+        graph, backend=backend, device=weight.device, dtype=weight.dtype, head_dim=model.head_dim
+    )
+    with torch.inference_mode():
+        return prepare_execution(model, model.prepare(graph, attention), backend=backend, **options)
+
+
+def error(logits, expected):
+    return compare(logits, expected).relative
+
+
+def compile_eagerly(monkeypatch):
+    """torch.compile without code generation, which takes most of a minute: the graph is traced and checked."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_compiled_parts_give_what_plain_ones_give(make_graph, make_model, monkeypatch, norm):
+    compile_eagerly(monkeypatch)
+    graph, model = make_graph(), make_model(norm=norm, heads=4)
+    plain, compiled = (prepared(model, graph, dense=dense) for dense in ("plain", "compiled"))
+    assert (plain.mode, compiled.mode) == ("plain", "compiled")
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled.run(), plain.run(), rtol=0, atol=1e-6)
+
+
+def test_blocks_share_what_is_compiled_and_attention_is_outside(make_graph, make_model, monkeypatch):
+    compile_eagerly(monkeypatch)
+    compiled = prepared(make_model(blocks=6), make_graph(), dense="compiled")
+    with torch.inference_mode():
+        compiled.run()
+    functions = (finish_and_project, finish_last)
+    assert [len(torch._dynamo.eval_frame._debug_get_cache_entry_list(f.__code__)) for f in functions] == [1, 1]
+
+
+def test_only_the_last_part_projects_nothing(make_graph, make_model):
+    model = make_model(blocks=3)
+    h, attended = torch.randn(2, 5, 32)
+    outputs = [part(attended, h) for part in model.dense_parts()]
+    assert [qkv is None for _, qkv in outputs] == [False, False, True]
+    assert outputs[0][1].shape == (5, 96)
+    torch.testing.assert_close(outputs[0][1], model.blocks[1].qkv(model.blocks[0].finish(attended, h)))
+
+
+def test_other_parts_take_the_place_of_the_modules(make_graph, make_model):
+    graph, model = make_graph(), make_model(blocks=2)
+    inputs = model.prepare(graph, plan_attention(graph, backend="reference", device="cpu"))
+    seen = []
+
+    def part(attended, h):
+        seen.append((attended.shape, h.shape))
+        return h, torch.zeros(len(h), 96) if len(seen) < 2 else None
+
+    logits = model(inputs, [part, part])
+    assert seen == [((40, 32), (40, 32))] * 2
+    torch.testing.assert_close(logits, model.readout(model.embedding(inputs.features)))
+    with pytest.raises(ValueError, match="zip"):
+        model(inputs, [part])
+
+
+def test_auto_without_a_gpu_is_plain_and_eager_and_says_why(make_graph, make_model):
+    run = prepared(make_model(), make_graph())
+    assert run.mode == "plain"
+    assert run.dense.reason.startswith("chosen by auto; not fused: it takes ")
+    assert run.graph_reason == "chosen by auto; a CUDA graph needs an NVIDIA GPU, and the model is on cpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"norm": "batch"}, "it takes LayerNorm, and the model has BatchNorm1d"),
+        ({"dim": 32}, "32"),
+        ({"dim": 64}, "float32"),
+    ],
+)
+def test_fused_that_cannot_be_had_is_an_error_and_no_fallback(make_model, arguments, reason):
+    with pytest.raises(DenseUnavailableError, match=reason):
+        choose_dense(make_model(**arguments), "fused")
+    assert reason in choose_dense(make_model(**arguments), "auto").reason
+
+
+def test_widths_of_the_configuration_are_those_of_the_kernel():
+    assert FUSED_DIMS == DIMS
+
+
+def test_a_cuda_graph_that_cannot_be_had_is_an_error(make_graph, make_model):
+    with pytest.raises(CudaGraphError, match="needs an NVIDIA GPU, and the model is on cpu"):
+        prepared(make_model(), make_graph(), cuda_graph=True)
+
+
+class FakeStream:
+    def wait_stream(self, other):
+        pass
+
+
+@pytest.fixture
+def fake_capture(monkeypatch):
+    """CUDA graphs that run nothing when replayed; what was called in which order."""
+    calls = []
+
+    class FakeGraph:
+        def replay(self):
+            calls.append("replay")
+
+    @contextmanager
+    def capture(graph, stream):
+        calls.append("capture")
+        try:
+            yield
+        except Exception:
+            raise RuntimeError("capture was invalidated") from None
+
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    return calls
+
+
+def test_a_pass_is_captured_once_after_a_warm_up_and_then_replayed(fake_capture):
+    def run():
+        fake_capture.append("run")
+        return torch.zeros(1)
+
+    captured = execution.CapturedForward(run, "fused3s")
+    first, second = captured.replay(), captured.replay()
+    assert fake_capture == ["run", "capture", "run", "replay", "replay"]
+    assert first is second
+
+
+def test_a_failed_capture_names_back_end_and_first_reason(fake_capture):
+    def run():
+        if "capture" in fake_capture:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    with pytest.raises(CudaGraphError) as caught:
+        execution.CapturedForward(run, "pyg")
+    assert str(caught.value) == (
+        "a forward pass with the attention back end pyg cannot be captured in a CUDA graph: "
+        "operation not permitted when stream is capturing"
+    )
+
+
+def test_what_fails_before_the_capture_is_not_the_captures_fault(fake_capture):
+    def run():
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug") as caught:
+        execution.CapturedForward(run, "pyg")
+    assert not isinstance(caught.value, CudaGraphError)
+
+
+class Waits(Backend):
+    """The reference, with a wait for the GPU in each call."""
+
+    name = "waits"
+    summary = "a back end of the tests"
+    in_auto = False
+
+    def unavailable(self, device):
+        return None
+
+    def prepare(self, graph, device, dtype, head_dim):
+        attend = REGISTRY["reference"].prepare(graph, device, dtype, head_dim)
+
+        def waits(*arguments):
+            output = attend(*arguments)
+            output.sum().item()
+            return output
+
+        return waits
+
+
+@pytest.mark.gpu
+def test_gpu_back_end_that_waits_is_run_eagerly_by_auto_and_refused_otherwise(make_graph, make_model, monkeypatch):
+    monkeypatch.setitem(REGISTRY, "waits", Waits())
+    graph, model = make_graph(), make_model(dim=64).to(GPU, torch.float16)
+    with pytest.raises(CudaGraphError, match="back end waits cannot be captured"):
+        prepared(model, graph, "waits", cuda_graph=True)
+    run = prepared(model, graph, "waits")
+    assert run.captured is None
+    assert "back end waits cannot be captured" in run.graph_reason
+    with torch.inference_mode():
+        torch.testing.assert_close(run.run(), prepared(model, graph, cuda_graph=False).run(), rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", ["node", "graph"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gpu_all_back_ends_and_ways_agree(make_graph, make_model, dtype, dim, task):
+    graph = import_dgl().batch([make_graph(n, 5 * n, seed=n) for n in (700, 33, 1100)])
+    model = make_model(task=task, dim=dim, heads=2 if dim == 256 else 1, blocks=4).to(GPU, dtype)
+    ways = ["plain"]
+    if (dim, task) == (128, "node"):
+        ways.append("compiled")  # which takes its time
+    if (reason := dense_block_unavailable(GPU, dtype, dim)) is None:
+        ways.append("fused")
+    with torch.inference_mode():
+        exact = prepared(copy.deepcopy(model).float(), graph, cuda_graph=False, dense="plain").run()
+        rounding = error(prepared(model, graph, cuda_graph=False, dense="plain").run(), exact)
+        assert 0 < rounding < 50 * torch.finfo(dtype).eps
+        for backend in ("fused3s", "fused3s_paper", "flashsparse_stable", "csr_unfused"):
+            for dense in ways if backend == "fused3s" else ways[:1]:
+                for cuda_graph in (False, True) if backend.startswith("fused3s") else (False,):
+                    run = prepared(model, graph, backend, dense=dense, cuda_graph=cuda_graph)
+                    found = error(run.run(), exact)
+                    assert found <= 2 * rounding, (backend, run.mode, found, rounding)
+    if reason:
+        pytest.skip(f"compared without the fused dense part: {reason}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dense", ["plain", "compiled", "fused"])
+def test_gpu_replays_read_new_features_and_write_every_logit(make_graph, make_model, dense):
+    graph, model = make_graph(num_nodes=300, num_edges=1500), make_model(dim=64).to(GPU, torch.float16)
+    if dense == "fused" and (reason := dense_block_unavailable(GPU, torch.float16, 64)):
+        pytest.skip(reason)
+    run = prepared(model, graph, "fused3s", dense=dense, cuda_graph=True)
+    eager = prepared(model, graph, "fused3s", dense=dense, cuda_graph=False)
+    assert run.mode == f"{dense}+graph"
+    with torch.inference_mode():
+        run.inputs.features.mul_(-0.5)
+        eager.inputs.features.mul_(-0.5)
+        run.run().fill_(torch.nan)
+        torch.testing.assert_close(run.run(), eager.run(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_gpu_auto_takes_the_fused_part_and_a_graph_where_they_run(make_graph, make_model):
+    graph, model = make_graph(), make_model(dim=64).to(GPU, torch.float16)
+    run = prepared(model, graph, "fused3s")
+    fused = dense_block_unavailable(GPU, torch.float16, 64) is None
+    assert run.mode == ("fused+graph" if fused else "plain+graph")
+    assert run.graph_reason == "chosen by auto"
+    assert prepared(make_model(dim=64, norm="batch").to(GPU, torch.float16), graph, "fused3s").mode == "plain+graph"
+
+
+@pytest.mark.gpu
+def test_gpu_other_weights_are_packed_anew(make_graph, make_model):
+    if reason := dense_block_unavailable(GPU, torch.float16, 64):
+        pytest.skip(reason)
+    graph, model = make_graph(), make_model(dim=64).to(GPU, torch.float16)
+    with torch.inference_mode():
+        before = prepared(model, graph, "fused3s", dense="fused").run().clone()
+    with torch.no_grad():
+        model.blocks[0].ffn_up.weight.mul_(-1)
+    with torch.inference_mode():
+        after, plain = (prepared(model, graph, "fused3s", dense=dense).run().clone() for dense in ("fused", "plain"))
+    assert error(after, plain) < 0.1 * error(before, plain)

@@ -1,0 +1,224 @@
+"""`scripts/bench_end_to_end.py`: as a user runs it, and its cells with back ends that fail in every way."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs import load_config
+from configs.end_to_end_schema import EndToEndConfig
+from kernels import UnsupportedGraphError
+from kernels.backends import REGISTRY
+from kernels.backends.base import Backend
+from kernels.dense_block import dense_block_unavailable
+from results import end_to_end
+from results.end_to_end import finished_cells
+from results.end_to_end_times import mode_of
+from results.records import Row, read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "end_to_end" / "smoke.yaml"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("bench_end_to_end", ROOT / "scripts" / "bench_end_to_end.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine the threads of tiny operations wait for each other
+    yield
+    torch.set_num_threads(threads)
+
+
+def config(modes: str, *overrides: str) -> EndToEndConfig:
+    small = ["data.names=[cora]", "data.source=synthetic", "model.dims=[16]", "model.blocks=2", "measure.repeats=3"]
+    none = ["run.regions=[reference]", "run.accuracy=[reference]"]
+    return load_config(CONFIG, [*small, *none, f"run.modes={{{modes}}}", *overrides], EndToEndConfig)
+
+
+def model_times(path: Path) -> list[Row]:
+    return [row for row in read_rows(path) if (row.scope, row.metric) == ("model", "time")]
+
+
+class Broken(Backend):
+    """Raises, or gives this instead of the attention."""
+
+    summary = "a back end of the tests"
+    in_auto = False
+
+    def __init__(self, name: str, outcome: Exception | float) -> None:
+        self.name, self.outcome = name, outcome
+
+    def unavailable(self, device):
+        return "not on a weekday" if self.name == "absent" else None
+
+    def unsupported(self, dtype, head_dim):
+        return "it takes no head dimension" if self.name == "picky" else None
+
+    def prepare(self, graph, device, dtype, head_dim):
+        if self.name == "refuses":
+            raise self.outcome
+
+        def attend(query, key, value, scale, out_dtype):
+            if isinstance(self.outcome, Exception):
+                raise self.outcome
+            return torch.full(query.shape, self.outcome, dtype=out_dtype, device=device)
+
+        return attend
+
+
+BROKEN = (
+    Broken("absent", 0.0),
+    Broken("picky", 0.0),
+    Broken("refuses", UnsupportedGraphError("needs 99 KB of shared memory")),
+    Broken("hungry", torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")),
+    Broken("buggy", KeyError("rows")),
+    Broken("zero", 0.0),
+    Broken("not_a_number", float("nan")),
+)
+
+
+@pytest.fixture
+def broken_backends(monkeypatch):
+    for backend in BROKEN:
+        monkeypatch.setitem(REGISTRY, backend.name, backend)
+    return ", ".join(f"{backend.name}: [plain]" for backend in BROKEN)
+
+
+def test_whatever_a_back_end_does_is_a_row_and_the_others_go_on(script, broken_backends, tmp_path):
+    path = tmp_path / "r.csv"
+    settings = config(f"{broken_backends}, csr_unfused: [plain], reference: [plain, plain+graph, fused]")
+    assert script.bench(settings, CONFIG, path, set(), CPU) == 1
+    found = {(row.backend, mode_of(row)): (row.status, row.reason) for row in model_times(path)}
+    assert found.pop(("absent", "plain")) == ("unavailable", "not on a weekday")
+    assert found.pop(("picky", "plain")) == ("unsupported", "it takes no head dimension")
+    assert found.pop(("refuses", "plain")) == ("unsupported", "needs 99 KB of shared memory")
+    assert found.pop(("hungry", "plain")) == ("oom", "CUDA out of memory. Tried to allocate 9 GiB")
+    assert found.pop(("buggy", "plain")) == ("error", "KeyError: 'rows'")
+    for name in ("zero", "not_a_number"):
+        status, reason = found.pop((name, "plain"))
+        assert (status, reason.partition(" ")[0]) == ("wrong", "relative")
+    status, reason = found.pop(("reference", "plain+graph"))
+    assert (status, reason) == ("unsupported", "a CUDA graph needs an NVIDIA GPU, and the model is on cpu")
+    status, reason = found.pop(("reference", "fused"))
+    assert status == "unsupported"
+    assert reason.startswith("the fused dense part cannot run: it takes ")
+    assert found == {("csr_unfused", "plain"): ("ok", "none"), ("reference", "plain"): ("ok", "none")}
+
+
+def test_rows_of_a_cell(script, tmp_path):
+    path = tmp_path / "r.csv"
+    assert script.bench(config("reference: [plain]"), CONFIG, path, set(), CPU) == 0
+    rows = read_rows(path)
+    time, attention, memory, *regions = [row for row in rows if mode_of(row) == "plain"]
+    assert [(row.scope, row.metric, row.unit) for row in (time, attention, memory)] == [
+        ("model", "time", "ms"),
+        ("attention", "time", "ms"),
+        ("model", "peak_memory", "MiB"),
+    ]
+    assert (time.dtype, time.dim, time.heads, time.blocks, time.note) == (
+        *("float32", 16, 1, 2),
+        "plain; checked against reference",
+    )
+    assert (time.status, time.relative_error) == ("ok", 0.0)
+    assert attention.value > 0
+    assert [row.metric.removeprefix("time in ") for row in regions] == [
+        *("embedding", "qkv", "attention", "out projection", "ffn", "norms", "readout")
+    ]
+    accuracy = [row for row in rows if mode_of(row) == "accuracy"]
+    assert [(row.dtype, row.metric) for row in accuracy] == [
+        ("float16", "output_error"),
+        ("float16", "argmax_agreement"),
+        ("bfloat16", "output_error"),
+        ("bfloat16", "argmax_agreement"),
+    ]
+    assert 1e-4 < accuracy[0].value < accuracy[2].value < 0.1
+    assert 0.9 < accuracy[3].value <= accuracy[1].value <= 1
+
+
+def test_a_run_resumes(script, broken_backends, tmp_path):
+    path = tmp_path / "r.csv"
+    script.bench(config("reference: [plain], refuses: [plain]"), CONFIG, path, set(), CPU)
+    more = config("reference: [plain, plain+graph], refuses: [plain], buggy: [plain], csr_unfused: [plain]")
+    before = len(read_rows(path))
+    script.bench(more, CONFIG, path, finished_cells(read_rows(path)), CPU)
+    new = [(row.backend, mode_of(row)) for row in read_rows(path)[before:] if row.metric == "time"]
+    assert new[:2] == [("reference", "plain+graph"), ("buggy", "plain")]
+    assert {backend for backend, _ in new[2:]} == {"csr_unfused"}
+    before = len(read_rows(path))
+    script.bench(config("reference: [plain]"), CONFIG, path, finished_cells(read_rows(path)), CPU)
+    assert len(read_rows(path)) == before
+    script.bench(config("reference: [plain]", "measure.seed=1"), CONFIG, path, finished_cells(read_rows(path)), CPU)
+    assert len(read_rows(path)) > before
+
+
+def test_large_graphs_are_checked_against_another_fast_back_end(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(end_to_end, "REFERENCE_ELEMENTS", 0)
+    monkeypatch.setattr(end_to_end, "FAST_REFERENCES", ("csr_unfused", "dgl"))
+    path = tmp_path / "r.csv"
+    modes = "csr_unfused: [plain], reference: [plain]"
+    assert script.bench(config(modes, "run.accuracy=[dgl]"), CONFIG, path, set(), CPU) == 0
+    notes = {row.backend: row.note for row in model_times(path)}
+    assert notes == {
+        "csr_unfused": "plain; checked against dgl",
+        "reference": "plain; checked against csr_unfused",
+    }
+    assert all(0 < row.relative_error < 1e-5 for row in model_times(path))
+
+
+def test_a_batch_and_a_graph_that_cannot_be_loaded(script, tmp_path, capsys):
+    settings = config("reference: [plain]", "data.names=[igb-large, ogbg-molhiv]", "data.batch_size=9")
+    assert script.bench(settings, CONFIG, tmp_path / "r.csv", set(), CPU) == 2
+    assert [(row.dataset, row.graphs, row.status) for row in model_times(tmp_path / "r.csv")] == [
+        ("ogbg-molhiv", 9, "ok")
+    ]
+    assert "error: igb-large: " in capsys.readouterr().err
+
+
+def unfinished(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.status not in ("ok", "unsupported")]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "scripts/bench_end_to_end.py", "--config", str(CONFIG), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}, capture_output=True, text=True, timeout=600
+    )
+
+
+def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    done = run("--results", tmp_path / "r.csv")
+    assert done.returncode == 2
+    assert "error: models are timed on an NVIDIA GPU, and none was found" in done.stderr
+    assert not (tmp_path / "r.csv").exists()
+
+
+@pytest.mark.gpu
+def test_the_command_on_a_gpu_measures_and_resumes(tmp_path):
+    arguments = ["--set", "data.source=synthetic", "--results", tmp_path / "r.csv"]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = model_times(tmp_path / "r.csv")
+    fused = dense_block_unavailable(torch.device("cuda", 0), torch.float16, 64) is None
+    for name in ("cora", "ogbg-molhiv"):
+        times = {(row.backend, mode_of(row)): row for row in rows if row.dataset == name}
+        statuses = {key: row.status for key, row in times.items()}
+        may_fail = {("csr_unfused", "plain+graph")}
+        may_fail |= set() if fused else {("fused3s", "fused"), ("fused3s", "fused+graph")}
+        assert {key for key, status in statuses.items() if status != "ok"} <= may_fail, statuses
+        assert times["fused3s", "plain+graph"].value < times["fused3s", "plain"].value
+    cells = 2 * load_config(CONFIG, [], EndToEndConfig).run.cells_of_a_width
+    assert f"skipped      {cells - len(unfinished(rows))}:" in run(*arguments).stdout
