@@ -34,7 +34,9 @@ class KernelSpec(Protocol):
         source: file name of the CUDA source, in kernels/cuda.
         name: the C++ name of the instance, template arguments included.
 
-    A spec of a kernel with dynamic shared memory also has `shared_bytes`, its size for a block.
+    A spec of a kernel with dynamic shared memory also has `shared_bytes`, its size for a block. One of a kernel with
+    instructions that only a single architecture has, such as "sm_90a", also has `arch`; the others are compiled for
+    the GPU that they run on.
     """
 
     @property
@@ -57,11 +59,13 @@ def cpp_name(function: str, *arguments: torch.dtype | bool | int) -> str:
 
 @dataclass(frozen=True)
 class PtxasReport:
-    """What one instance needs: registers of a thread, static shared memory of a block, spilled bytes."""
+    """What one instance needs: registers of a thread, static shared memory of a block, spilled bytes; and whether ptxas
+    found that it must run matrix products of warpgroups one by one."""
 
     registers: int
     shared_bytes: int
     spill_bytes: int
+    serialized: bool
 
 
 @cache
@@ -98,9 +102,12 @@ def _load(spec: KernelSpec, device_index: int) -> Any:
     logger.info("compiling %s (on first use; CuPy keeps the result on disk)", spec.name)
     start = time.perf_counter()
     source = read_source(spec.source)
+    # CuPy adds the plain architecture of the GPU; NVRTC takes the more specific of the two.
+    arch = getattr(spec, "arch", None)
+    options = (*OPTIONS, f"--gpu-architecture={arch}") if arch else OPTIONS
     try:
         with cupy.cuda.Device(device_index):
-            module = cupy.RawModule(code=source, options=OPTIONS, name_expressions=[spec.name])
+            module = cupy.RawModule(code=source, options=options, name_expressions=[spec.name])
             function = module.get_function(spec.name)
             if shared_bytes := getattr(spec, "shared_bytes", 0):
                 _allow_shared_memory(function, spec, shared_bytes, device_index)
@@ -155,6 +162,7 @@ def _parse_report(log: str, lowered_name: str) -> PtxasReport:
         registers=number(r"Used (\d+) registers"),
         shared_bytes=number(r"(\d+) bytes smem"),
         spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        serialized=bool(re.search(rf"wgmma.mma_async instructions are serialized .*'{lowered_name}'", log)),
     )
 
 

@@ -1,0 +1,292 @@
+"""What lies between two attentions of a Graph Transformer, in one kernel; see cuda/dense_block.cu.
+
+packed = pack_block(...)                             # once, when the weights are there
+h, qkv = dense_block(packed, attended, h)            # any number of times
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from kernels.backends.cuda import HALF_TYPES, aligned_rows, refuse_gradients
+from kernels.backends.fused3s import Fused3SBackend
+from kernels.jit import cpp_name, get_kernel
+from kernels.launch import launch_kernel
+
+CAPABILITY = (9, 0)  # the only one with these instructions
+SLICE = 64  # columns of a tall tile, k of a wide one
+BLOCK_ROWS = 64  # rows of a consumer in a round
+BLOCK_SHARED_BYTES = 227 * 1024  # what compute capability 9.0 offers a block
+BARRIER_BYTES = 512  # more than any instance has
+
+
+class Shape(NamedTuple):
+    """How the blocks of an instance work.
+
+    Attributes:
+        consumers: warpgroups that each take 64 rows at a time.
+        stages: places of the ring through which tiles pass that do not stay.
+        shared_h1: whether h1 goes to the up projection through shared memory instead of registers.
+        cluster: blocks that share every copy of a tile.
+        stagger: whether a consumer starts only when the one before it is half through its first products.
+    """
+
+    consumers: int
+    stages: int
+    shared_h1: bool
+    cluster: int
+    stagger: bool = False
+
+
+SHAPES = {64: Shape(3, 0, False, 1), 128: Shape(2, 3, False, 1), 256: Shape(2, 4, True, 2)}
+DIMS = tuple(SHAPES)
+
+
+@dataclass(frozen=True)
+class DenseBlockSpec:
+    """One instance of cuda/dense_block.cu.
+
+    Attributes:
+        dtype: torch.float16 or torch.bfloat16, of everything but the vectors.
+        dim: d, one of `DIMS`.
+        has_next: whether the projection of a next block follows.
+    """
+
+    dtype: torch.dtype
+    dim: int
+    has_next: bool
+
+    source: ClassVar[str] = "dense_block.cu"
+    arch: ClassVar[str] = "sm_90a"
+
+    @property
+    def name(self) -> str:
+        shape = self.shape
+        return cpp_name(
+            "dense_block",
+            self.dtype,
+            self.dim,
+            shape.consumers,
+            shape.shared_h1,
+            shape.stagger,
+            shape.cluster,
+            self.resident,
+            shape.stages,
+            self.has_next,
+        )
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.dim]
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.shape.consumers + 1)
+
+    def grid(self, num_rows: int, sms: int) -> int:
+        """Blocks: whole clusters, at most a block an SM and no more than there are tiles of rows."""
+        cluster = self.shape.cluster
+        return min(sms // cluster, -(-num_rows // (BLOCK_ROWS * cluster))) * cluster
+
+    @property
+    def tile_bytes(self) -> int:
+        return 2 * self.dim * SLICE
+
+    @property
+    def tiles(self) -> int:
+        return (8 if self.has_next else 5) * self.dim // SLICE
+
+    @property
+    def other_bytes(self) -> int:
+        """Shared memory beside the places for tiles and the barriers: h1 and the vectors."""
+        h1 = self.shape.consumers * BLOCK_ROWS * self.dim * 2 if self.shape.shared_h1 else 0
+        return h1 + 8 * self.dim * 4
+
+    @property
+    def resident(self) -> int:
+        """Tiles that stay in shared memory: all, or as many as fit and leave the ring whole laps."""
+        stages = self.shape.stages
+        places = (BLOCK_SHARED_BYTES - self.other_bytes - BARRIER_BYTES) // self.tile_bytes
+        if stages == 0:
+            return self.tiles
+        laps = -(-max(0, self.tiles - (places - stages)) // stages)
+        return self.tiles - laps * stages
+
+    @property
+    def shared_bytes(self) -> int:
+        places = self.resident + self.shape.stages
+        return places * self.tile_bytes + self.other_bytes + 8 * (places + self.shape.stages)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBlock:
+    """Weights of a block as the kernel reads them, copies of the model's.
+
+    Attributes:
+        spec: the instance that takes them.
+        weights: [tiles, d * 64] of spec.dtype, tile after tile in the order of use, as shared memory has it.
+        vectors: [8 d] float32: biases and norms.
+        eps: of both norms.
+    """
+
+    spec: DenseBlockSpec
+    weights: torch.Tensor
+    vectors: torch.Tensor
+    eps: float
+
+
+def dense_block_unavailable(device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
+    """Why the kernel cannot run with such a model on `device`; None when it can."""
+    if dtype not in HALF_TYPES:
+        return f"it takes float16 and bfloat16, and the model has {dtype}"
+    if dim not in DIMS:
+        return f"it takes d = {', '.join(map(str, DIMS))}, and the model has {dim}"
+    if reason := Fused3SBackend().unavailable(device):
+        return reason
+    capability = torch.cuda.get_device_capability(device)
+    if capability != CAPABILITY:
+        found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
+        return f"{found}; it is written for {CAPABILITY[0]}.{CAPABILITY[1]} (H100, H200)"
+    return None
+
+
+def pack_block(
+    out_w: torch.Tensor,
+    out_b: torch.Tensor,
+    norm1_w: torch.Tensor,
+    norm1_b: torch.Tensor,
+    up_w: torch.Tensor,
+    up_b: torch.Tensor,
+    down_w: torch.Tensor,
+    down_b: torch.Tensor,
+    norm2_w: torch.Tensor,
+    norm2_b: torch.Tensor,
+    next_qkv_w: torch.Tensor | None,
+    eps: float,
+) -> PackedBlock:
+    """Pack a block's weights, laid out as torch.nn.Linear has them, and compile the kernel if they are on a GPU.
+
+    Args:
+        out_w, out_b: [d, d], [d]: output projection of the attention.
+        norm1_w, norm1_b: [d]: LayerNorm after the attention.
+        up_w, up_b: [2d, d], [2d]: first layer of the FFN.
+        down_w, down_b: [d, 2d], [d]: second layer of the FFN.
+        norm2_w, norm2_b: [d]: LayerNorm after the FFN.
+        next_qkv_w: [3d, d]: projections of the next block, None after the last.
+        eps: of both norms.
+
+    Raises:
+        ValueError: a shape, type or device does not fit the others, or `DIMS` and float16 or bfloat16.
+    """
+    dim = out_w.shape[0]
+    if dim not in DIMS or out_w.dtype not in HALF_TYPES:
+        raise ValueError(
+            f"out_w: got {out_w.dtype} with d = {dim}; the kernel takes float16 and bfloat16, d in {DIMS}: "
+            "ask dense_block_unavailable first"
+        )
+    weights = {"out_w": (out_w, (dim, dim)), "up_w": (up_w, (2 * dim, dim)), "down_w": (down_w, (dim, 2 * dim))}
+    if next_qkv_w is not None:
+        weights["next_qkv_w"] = (next_qkv_w, (3 * dim, dim))
+    vectors = {"out_b": out_b, "norm1_w": norm1_w, "norm1_b": norm1_b, "up_b": up_b, "down_b": down_b}
+    vectors |= {"norm2_w": norm2_w, "norm2_b": norm2_b}
+    shapes = weights | {name: (vector, ((2 if name == "up_b" else 1) * dim,)) for name, vector in vectors.items()}
+    for name, (tensor, shape) in shapes.items():
+        if tensor.shape != shape or tensor.dtype != out_w.dtype or tensor.device != out_w.device:
+            raise ValueError(
+                f"{name}: got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; "
+                f"with this out_w it must be {shape}, {out_w.dtype} on {out_w.device}"
+            )
+    spec = DenseBlockSpec(out_w.dtype, dim, next_qkv_w is not None)
+    packed = PackedBlock(
+        spec,
+        torch.stack([image_of(tile) for tile in tiles_of(spec, out_w, up_w, down_w, next_qkv_w)]),
+        torch.cat(list(vectors.values())).float(),
+        eps,
+    )
+    if out_w.device.type == "cuda":
+        get_kernel(spec, out_w.device.index)
+    return packed
+
+
+def tiles_of(
+    spec: DenseBlockSpec,
+    out_w: torch.Tensor,
+    up_w: torch.Tensor,
+    down_w: torch.Tensor,
+    next_qkv_w: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """The weights cut into wide tiles [d, 64] and tall tiles [64, d], in the order of their use, columns exchanged."""
+    out, up, down = exchange(out_w).split(SLICE, 1), exchange(up_w).split(SLICE), exchange(down_w).split(SLICE, 1)
+    ffn = [tile for pair in zip(up, down, strict=True) for tile in pair]
+    if not spec.shape.shared_h1:  # two slices are under way: up i + 1 starts before down i
+        ffn = [up[0], *(tile for pair in zip(up[1:], down[:-1], strict=True) for tile in pair), down[-1]]
+    return [*out, *ffn] if next_qkv_w is None else [*out, *ffn, *exchange(next_qkv_w).split(SLICE)]
+
+
+def exchange(weight: torch.Tensor) -> torch.Tensor:
+    """Rows and columns in the order of the kernel's products."""
+    rows, columns = (dimension_of_column(size).to(weight.device) for size in weight.shape)
+    return weight[rows][:, columns]
+
+
+def dimension_of_column(size: int) -> torch.Tensor:
+    """[size] int64: column 32s + 8w + 2t + b of a product stands for dimension 32s + 8t + 2w + b."""
+    return torch.arange(size).view(-1, 4, 4, 2).transpose(1, 2).flatten()
+
+
+def image_of(tile: torch.Tensor) -> torch.Tensor:
+    """[rows, k] -> [rows * k]: panels of 64 k, a row's 16-byte piece i at i ^ (row % 8)."""
+    rows = torch.arange(tile.shape[0], device=tile.device)[:, None]
+    pieces = torch.arange(8, device=tile.device) ^ rows % 8
+    return tile.unflatten(1, (-1, 8, 8)).transpose(0, 1)[:, rows, pieces].flatten()
+
+
+def dense_block(
+    packed: PackedBlock, attended: torch.Tensor, h: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run the kernel on torch's current stream, without waiting; a CUDA graph can capture it.
+
+    Products and norms accumulate in float32, biases and residuals are added in float32; what is multiplied next and
+    what is returned is rounded to the inputs' type.
+
+    Args:
+        packed: weights on the tensors' GPU.
+        attended: [N, d], output of the attention, in the type of the weights.
+        h: [N, d], input of the block.
+
+    Returns:
+        Output of the block [N, d], and q, k, v of the next one [N, 3d], None after the last block.
+
+    Raises:
+        ValueError: shape, type or device do not fit the weights, or gradients are asked for.
+    """
+    spec = packed.spec
+    for name, tensor in {"attended": attended, "h": h}.items():
+        if (
+            tensor.shape != (len(h), spec.dim)
+            or tensor.dtype != spec.dtype
+            or tensor.device != packed.weights.device
+            or not tensor.is_cuda
+        ):
+            raise ValueError(
+                f"{name}: got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; these weights need "
+                f"({len(h)}, {spec.dim}), {spec.dtype} on {packed.weights.device}, which must be a GPU"
+            )
+    refuse_gradients("dense_block", attended, h)
+    device, num_rows = h.device, len(h)
+    h_next = torch.empty((num_rows, spec.dim), dtype=spec.dtype, device=device)
+    qkv = torch.empty((num_rows, 3 * spec.dim), dtype=spec.dtype, device=device) if spec.has_next else None
+    if num_rows:
+        inputs = [aligned_rows(tensor.contiguous(), 16) for tensor in (attended, h)]
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        launch_kernel(
+            get_kernel(spec, device.index),
+            (spec.grid(num_rows, sms),),
+            spec.threads,
+            [*inputs, packed.weights, packed.vectors, h_next, qkv],
+            [np.int32(num_rows), np.float32(packed.eps)],
+            shared_bytes=spec.shared_bytes,
+        )
+    return h_next, qkv
