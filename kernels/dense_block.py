@@ -30,14 +30,12 @@ class Shape(NamedTuple):
         stages: places of the ring through which tiles pass that do not stay.
         shared_h1: whether h1 goes to the up projection through shared memory instead of registers.
         cluster: blocks that share every copy of a tile.
-        stagger: whether a consumer starts only when the one before it is half through its first products.
     """
 
     consumers: int
     stages: int
     shared_h1: bool
     cluster: int
-    stagger: bool = False
 
 
 SHAPES = {64: Shape(3, 0, False, 1), 128: Shape(2, 3, False, 1), 256: Shape(2, 4, True, 2)}
@@ -70,7 +68,6 @@ class DenseBlockSpec:
             self.dim,
             shape.consumers,
             shape.shared_h1,
-            shape.stagger,
             shape.cluster,
             self.resident,
             shape.stages,

@@ -7,13 +7,14 @@ A chunk is 16 gathered keys of a 16-row window (a 16 x 16 block of BSB). Windows
     medium  up to `Balance.piece` chunks: the warps of one block share the window's chunks
     heavy   more: cut in pieces of at most `Balance.piece` chunks, a block each, whose parts a second kernel adds up
 
-Blocks with medium windows and pieces come first, the longest ones leading, so that none starts late. Light windows
-follow in their natural order, which keeps neighbours together, but sorted by size among a few: a block holds its SM
-until its longest warp is done, and windows of mixed sizes would leave a fifth of the warps' time unused.
-Every piece has a fixed slot for its part: no atomics, the same bits on every run.
+Blocks whose warps have more than `Balance.light` chunks each come first, so that none starts late; those with light
+windows follow, and the other medium windows, quick as they are, fill the gaps at the end. Light windows are in their
+natural order, which keeps neighbours together, but sorted by size among a few: a block holds its SM until its longest
+warp is done, and windows of mixed sizes would leave a fifth of the warps' time unused. Every piece has a fixed slot for
+its part: no atomics, the same bits on every run.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -64,7 +65,7 @@ class Schedule:
         chunks: [num_chunks, 28] struct Chunk, those of a warp one after the other. Empty windows, and a warp's share
             of a shared window that has fewer chunks than warps, have one without keys.
         warp_range: [num_blocks, warps, 2] first and end chunk of each warp.
-        num_shared_blocks: blocks whose warps share a window; they come first.
+        own_blocks: first and end block of those whose warps have windows of their own; the others share one each.
         cut_window: [num_cut_windows] windows that are cut between blocks.
         cut_slot: [num_cut_windows + 1] first slot of each of them.
         num_slots: parts in all.
@@ -72,7 +73,7 @@ class Schedule:
 
     chunks: torch.Tensor
     warp_range: torch.Tensor
-    num_shared_blocks: int
+    own_blocks: tuple[int, int]
     cut_window: torch.Tensor
     cut_slot: torch.Tensor
     num_slots: int
@@ -105,14 +106,16 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
 
     heavy = window[~is_light]
     pieces = -(-counts[heavy] // balance.piece)
-    num_shared_blocks = int(pieces.sum())
-    shared = _shared_jobs(heavy, pieces, offset, warps)
-    own = _own_jobs(window[is_light], offset, balance, num_shared_blocks * warps)
-    job = _Jobs(*(torch.cat([getattr(jobs, name) for jobs in (shared, own)]) for name in _Jobs.__dataclass_fields__))
+    shared, num_leading = _shared_jobs(heavy, pieces, offset, warps, balance.light)
+    own, num_own = _own_jobs(window[is_light], offset, balance, warps)
+    cut = num_leading * warps  # in the shared jobs, of which every warp has one
+    own.warp.add_(cut)
+    shared.warp[cut:] += num_own * warps
+    job = _Jobs(*(torch.cat([a[:cut], b, a[cut:]]) for a, b in zip(astuple(shared), astuple(own), strict=True)))
 
     length = (job.end - job.begin).clamp(min=1)
-    num_warps = int(job.warp[-1]) + 1 if len(job.warp) else 0
-    warp_end = torch.zeros(-(-num_warps // warps) * warps, dtype=torch.int64, device=bsb.device)
+    num_warps = len(shared.warp) + num_own * warps
+    warp_end = torch.zeros(num_warps, dtype=torch.int64, device=bsb.device)
     warp_end = warp_end.index_add_(0, job.warp, length).cumsum(0)
     warp_begin = torch.nn.functional.pad(warp_end[:-1], (1, 0))
     is_cut = pieces > 1
@@ -120,15 +123,18 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
     return Schedule(
         chunks=_stream(bsb, job, length),
         warp_range=torch.stack([warp_begin, warp_end], 1).int().view(-1, warps, 2),
-        num_shared_blocks=num_shared_blocks,
+        own_blocks=(num_leading, num_leading + num_own),
         cut_window=heavy[is_cut].int(),
         cut_slot=cut_slot.int(),
         num_slots=int(cut_slot[-1]),
     )
 
 
-def _shared_jobs(heavy: torch.Tensor, pieces: torch.Tensor, offset: torch.Tensor, warps: int) -> _Jobs:
-    """Jobs of the windows that blocks share: a block for each piece, longest first in powers of two."""
+def _shared_jobs(
+    heavy: torch.Tensor, pieces: torch.Tensor, offset: torch.Tensor, warps: int, light: int
+) -> tuple[_Jobs, int]:
+    """Jobs of the windows that blocks share, a block for each piece, longest first in powers of two; and how many of
+    the blocks have more than `light` chunks a warp."""
     window = torch.repeat_interleave(heavy, pieces)
     parts = torch.repeat_interleave(pieces, pieces)
     index = torch.arange(len(window), device=offset.device) - torch.repeat_interleave(pieces.cumsum(0) - pieces, pieces)
@@ -136,24 +142,28 @@ def _shared_jobs(heavy: torch.Tensor, pieces: torch.Tensor, offset: torch.Tensor
     begin, end = total * index // parts, total * (index + 1) // parts
     is_cut = parts > 1
     finish = torch.where(is_cut, is_cut.cumsum(0) - 1, DONE)
-    by_size = torch.argsort(torch.log2((end - begin).double()).floor(), descending=True, stable=True)
+    leads = end - begin > light * warps
+    by_size = torch.argsort(leads * 64 + torch.log2((end - begin).double()).floor(), descending=True, stable=True)
     window, begin, end, finish = (each[by_size, None] for each in (window, begin, end, finish))
 
     steps = torch.arange(warps + 1, device=offset.device)
     cuts = offset[window] + begin - -(end - begin) * steps // warps
     warp = torch.arange(len(window) * warps, device=offset.device)
-    return _Jobs(warp, *(each.expand(-1, warps).flatten() for each in (window, cuts[:, :-1], cuts[:, 1:], finish)))
+    jobs = (each.expand(-1, warps).flatten() for each in (window, cuts[:, :-1], cuts[:, 1:], finish))
+    return _Jobs(warp, *jobs), int(leads.sum())
 
 
-def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, first_warp: int) -> _Jobs:
-    """Jobs of the light windows, given to warps where their running weight passes a multiple of the target."""
+def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int) -> tuple[_Jobs, int]:
+    """Jobs of the light windows, given to warps where their running weight passes a multiple of the target; and the
+    number of blocks."""
     segment = torch.arange(len(light), device=offset.device) // balance.segment
     size = offset[light + 1] - offset[light]
     light = light[torch.argsort(segment * (balance.light + 1) - size, stable=True)]
     begin, end = offset[light], offset[light + 1]
     bucket = (torch.cumsum(end - begin + 1, 0) - 1) // (balance.target + 1)
     _, warp = torch.unique_consecutive(bucket, return_inverse=True)
-    return _Jobs(first_warp + warp, light, begin, end, torch.full_like(light, DONE))
+    num_warps = int(warp[-1]) + 1 if len(warp) else 0
+    return _Jobs(warp, light, begin, end, torch.full_like(light, DONE)), -(-num_warps // warps)
 
 
 def _stream(bsb: BSB, job: _Jobs, length: torch.Tensor) -> torch.Tensor:

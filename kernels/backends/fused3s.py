@@ -207,7 +207,7 @@ def launch(
             *head_strides,
             *row_bytes,
             np.int32(num_rows),
-            np.int32(schedule.num_shared_blocks),
+            *map(np.int32, schedule.own_blocks),
             np.uint32(0x80008000 if scale < 0 else 0),
             np.float32(max(abs(scale) * math.log2(math.e), LEAST_SCALE)),
         ),

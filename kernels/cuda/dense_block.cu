@@ -44,7 +44,7 @@
 //
 // The producer waits for an empty place of the ring, in all blocks of the cluster; a consumer for a full place. A
 // consumer holds a place until the products that read it are over. Consumers are not synchronised with each other but
-// by the ring, so that the norms of one run beside the products of another; with kStagger they start one after another.
+// by the ring, so that the norms of one run beside the products of another.
 // The warps of a consumer meet after writing h1, and before its place is taken by the next `attended`. Rows of the next
 // round are read while the last products of this one run. No block leaves before the others of its cluster are done with
 // its barriers.
@@ -276,7 +276,7 @@ __device__ __forceinline__ void produce(u32 smem, const char* weights, int round
   }
 }
 
-template <Element kElement, int kDim, int kConsumers, bool kSharedH1, bool kStagger, int kCluster, int kResident,
+template <Element kElement, int kDim, int kConsumers, bool kSharedH1, int kCluster, int kResident,
           int kStages, bool kNext>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * kGroupSize, 1)
     dense_block(const u16* __restrict__ attended, const u16* __restrict__ h, const char* __restrict__ weights,
@@ -391,8 +391,6 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * 
 
   const int first_tile = group * gridDim.x + blockIdx.x;
   read_tile(first_tile);
-  // A consumer starts when the one before it is half through its first products, so that not all take norms at once.
-  if (kStagger && group > 0 && first_tile < row_tiles) wait_for_group(group - 1);
   for (int tile_of_round = first_tile; tile_of_round < row_tiles; tile_of_round += tiles_a_round, ++round) {
     const int row_tile = fresh(tile_of_round);
     const int next_tile = row_tile + tiles_a_round;
@@ -437,10 +435,6 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * 
       if (i > 0) {
         wait_products<1>();
         release(out_tiles[(i - 1) % 2]);
-      }
-      if (kStagger && i == P::kOutTiles / 2 && round == 0 && group + 1 < kConsumers &&
-          row_tile + static_cast<int>(gridDim.x) < row_tiles) {
-        let_next_group(group);
       }
     }
     wait_products<0>();

@@ -11,10 +11,10 @@
 //   partial              [num_slots][H]     Partial<kDim>: the part of a window that is cut between blocks
 //
 // Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds:
-//   shared window   the first num_shared_blocks: the warps split the chunks of one heavy window, or of a piece of one,
-//                   and add their parts up once, at the end, through shared memory; a piece goes on to `partial` and
-//                   the merge kernel below
-//   own windows     every warp has row windows of its own; no barrier at all
+//   own windows     blocks first_own_block to end_own_block: every warp has row windows of its own; no barrier at all
+//   shared window   the others: the warps split the chunks of one heavy window, or of a piece of one, and add their
+//                   parts up once, at the end, through shared memory; a piece goes on to `partial` and the merge
+//                   kernel below
 //
 // A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring
 // runs on across window borders: neither the start nor the end of a window drains it. Q is fetched into L2 when a
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
             const u16* __restrict__ key, const u16* __restrict__ value, void* __restrict__ output,
             float* __restrict__ lse, Partial<kDim>* __restrict__ partial, const int* __restrict__ row_ids,
             i64 query_head_stride, i64 key_head_stride, i64 value_head_stride, int query_row_bytes, int key_row_bytes,
-            int value_row_bytes, int num_rows, int num_shared_blocks, u32 query_signs, float scale_log2e) {
+            int value_row_bytes, int num_rows, int first_own_block, int end_own_block, u32 query_signs, float scale_log2e) {
   static_assert(kDim % 8 == 0 && kDim <= 256, "a row is made of whole 16-byte pieces");
   using WarpStage = Stage<kDim>;
   constexpr int kPairs = WarpStage::kPairs;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   value += blockIdx.y * value_head_stride;
   const char* const query_bytes = reinterpret_cast<const char*>(query);
   const int2 range = warp_range[blockIdx.x * kWarps + warp];
-  const bool shared = blockIdx.x < num_shared_blocks;
+  const bool shared = blockIdx.x < first_own_block || blockIdx.x >= end_own_block;
   const int begin = range.x;
   const int end = range.y;
   const WindowRows rows{row_ids, num_rows};

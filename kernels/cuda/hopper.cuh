@@ -114,13 +114,6 @@ __device__ __forceinline__ void fence_shared_writes() { asm volatile("fence.prox
 __device__ __forceinline__ void sync_group(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroupSize) : "memory");
 }
-// The next warpgroup waits for this one to come here; barriers 0 to 4 are the ones above.
-__device__ __forceinline__ void let_next_group(int group) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(group + 5), "n"(2 * kGroupSize) : "memory");
-}
-__device__ __forceinline__ void wait_for_group(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(group + 5), "n"(2 * kGroupSize) : "memory");
-}
 
 __device__ __forceinline__ void init_barrier(u32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

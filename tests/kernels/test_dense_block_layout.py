@@ -249,7 +249,6 @@ class Block:
         self.full = [Barrier(1) for _ in range(spec.resident + stages)]
         self.empty = [Barrier(4 * spec.shape.consumers * spec.shape.cluster) for _ in range(stages)]
         self.landed = [None] * len(self.full)  # [tile, parts that have landed]
-        self.groups_ready = [Barrier(4) for _ in range(spec.shape.consumers)]
 
     def actors(self, cluster: list["Block"]):
         yield self.producer(cluster)
@@ -296,15 +295,12 @@ class Block:
             self.full[place].arrive()
 
     def warp(self, cluster: list["Block"], consumer: int):
-        spec, shape = self.spec, self.spec.shape
+        spec = self.spec
 
         def release(place: int) -> None:
             for block in cluster if place >= spec.resident else ():
                 block.empty[place - spec.resident].arrive()
 
-        if shape.stagger and consumer and self.own_rounds[consumer]:
-            while not self.groups_ready[consumer - 1].is_over(0):
-                yield "wait"
         for round_ in range(self.rounds):
             if round_ >= self.own_rounds[consumer]:
                 for tile in filter(self.is_streamed, range(spec.tiles)):
@@ -330,8 +326,6 @@ class Block:
                     assert self.landed[place] == [argument, "whole"], "not the tile that comes next"
                     held.add(argument)
                     running.append(argument)
-                elif round_ == 0 and consumer + 1 < shape.consumers and self.own_rounds[consumer + 1]:
-                    self.groups_ready[consumer].arrive()
                 yield "go"
             assert not held
             assert not running
@@ -346,8 +340,6 @@ def program(spec: DenseBlockSpec) -> list[tuple[str, int]]:
         actions.append(("acquire", i))
         if i > 0:
             actions += [("wait", 1), ("release", i - 1)]
-        if spec.shape.stagger and i == out // 2:
-            actions.append(("let next", 0))
     actions += [("wait", 0), ("release", out - 1), ("acquire", up[0])]
     for i in range(slices):
         last = i + 1 == slices

@@ -165,7 +165,7 @@ def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
     writers, slots = np.zeros(bsb.num_row_windows, int), {}
     for block in range(schedule.num_blocks):
         jobs = [jobs_of(chunks[slice(*ranges[warp])]) for warp in range(block * warps, (block + 1) * warps)]
-        if block >= schedule.num_shared_blocks:
+        if block in range(*schedule.own_blocks):
             for window, finish, _ in (job for warp in jobs for job in warp):
                 assert finish == DONE
                 writers[window] += 1
@@ -220,7 +220,7 @@ def test_schedule_covers_real_graphs(name, real_graph_dir):
     check_schedule(bsb, WARPS, Balance.of(bsb.num_tcbs, num_sms=132))
 
 
-def test_heavy_windows_lead_and_light_ones_are_sorted_in_segments():
+def test_heavy_windows_lead_light_ones_are_sorted_in_segments_and_medium_ones_end():
     counts = torch.tensor([1, 3, 9, 2, 40, 0, 1])
     indptr = torch.repeat_interleave(counts, 16).mul(16).cumsum(0)  # every row of a window has all its columns
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), indptr])
@@ -231,8 +231,9 @@ def test_heavy_windows_lead_and_light_ones_are_sorted_in_segments():
     chunks = schedule.chunks.tolist()
     jobs = [[chunk[WINDOW] for chunk in chunks[begin:end]] for begin, end in schedule.warp_range.view(-1, 2).tolist()]
     assert jobs[:4] == [[4] * 10] * 4
-    assert jobs[4:8] == [[2] * 3, [2] * 2, [2] * 2, [2] * 2]
-    assert jobs[8:] == [[1] * 3, [3, 3, 0], [6, 5], []]
+    assert jobs[4:8] == [[1] * 3, [3, 3, 0], [6, 5], []]
+    assert jobs[8:] == [[2] * 3, [2] * 2, [2] * 2, [2] * 2]
+    assert schedule.own_blocks == (1, 2)
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
