@@ -78,7 +78,7 @@ def test_the_kernels_keep_enough_warps_on_an_sm(arch):
 
 
 def test_a_ceiling_that_fails_is_a_row_with_a_reason():
-    columns = {"dataset": "copy", "backend": "cudaMemcpy", "nodes": 1, "nnz": 0, "dim": 128}
+    columns = {"dataset": "copy", "backend": "copy_, add", "nodes": 1, "nnz": 0, "dim": 128}
     cpu, x = torch.device("cpu"), torch.zeros(1)
     for prepare, status, reason in (
         (lambda: 1 / 0, "error", "ZeroDivisionError"),

@@ -34,7 +34,7 @@ def machine(dataset: str, backend: str, nodes: int, nnz: int, dim: int, value: f
 
 # d = 128: K and V of 1000 and of 4000 rows are 512,000 and 2,048,000 bytes; a pair of rows is 512 bytes.
 ROWS = [
-    machine("copy", "cudaMemcpy", 1000, 0, 128, 0.5),  # 2 * 256,000 bytes: 1,024,000 a ms
+    machine("copy", "copy_, add", 1000, 0, 128, 0.5),  # 2 * 256,000 bytes: 1,024,000 a ms
     machine("mma", "m16n8k16", 0, 10**6, 16, 2.0),
     machine("gather", "ld_global", 1000, 2000, 128, 1.0),
     machine("gather", "cp_async", 1000, 2000, 128, 0.5),  # the faster path: 2,048,000 bytes a ms
