@@ -20,7 +20,7 @@
 // runs on across window borders: neither the start nor the end of a window drains it. Q is fetched into L2 when a
 // window's first chunk is gathered, and into registers as soon as the window before is done. Q, the scores, E and O
 // stay in registers. kCacheL1 gathers by cp.async.ca, which on Hopper brings more out of L2 than .cg does.
-// A chunk with fewer than 16 keys copies only those; for the others the fragments read the last key again, with E = 0.
+// A chunk with fewer than 16 keys copies only those.
 //
 // Shared memory of a warp (bytes at kDim = 128):
 //   kStages of
@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
             const u16* __restrict__ key, const u16* __restrict__ value, void* __restrict__ output,
             float* __restrict__ lse, Partial<kDim>* __restrict__ partial, const int* __restrict__ row_ids,
             i64 query_head_stride, i64 key_head_stride, i64 value_head_stride, int query_row_bytes, int key_row_bytes,
-            int value_row_bytes, int num_rows, int first_own_block, int end_own_block, u32 query_signs, float scale_log2e) {
+            int value_row_bytes, int num_rows, int first_own_block, int end_own_block, u32 query_signs,
+            float scale_log2e) {
   static_assert(kDim % 8 == 0 && kDim <= 256, "a row is made of whole 16-byte pieces");
   using WarpStage = Stage<kDim>;
   constexpr int kPairs = WarpStage::kPairs;
@@ -107,8 +108,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
     }
   }
 
-  // The producer. kLanesPerRow lanes, a power of two, read one row of K or V, 16 bytes each; those past the end of a row
-  // sit out. A lane always copies the same piece of the same kRowsPerLane rows, one after the other.
+  // The producer. kLanesPerRow lanes, a power of two, read one row of K or V, 16 bytes each; those past a row's end sit
+  // out. A lane always copies the same piece of the same kRowsPerLane rows, one after the other.
   constexpr int kLanesPerRow = kPieces == 1 ? 2 : next_power_of_two(kPieces);
   constexpr int kRowsPerLane = kChunk * kLanesPerRow / kWarpSize;
   const int lane_row = lane / kLanesPerRow * kRowsPerLane;
@@ -180,7 +181,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
       const float inverse = inverse_or_zero(row_sums[2 * half]);
       const i64 row = rows.of(window, 8 * half + g);
       const i64 row_of_head = row * gridDim.y + blockIdx.y;
-      if (lse && t == 0 && row < num_rows) lse[row_of_head] = log_sum_exp(maximum[half] * scale_log2e, row_sums[2 * half]);
+      if (lse && t == 0 && row < num_rows) {
+        lse[row_of_head] = log_sum_exp(maximum[half] * scale_log2e, row_sums[2 * half]);
+      }
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const float* left = out[2 * step] + 2 * half;
@@ -218,7 +221,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   };
 
   // One chunk: the scores, the weights, and what they add to O.
-  const int exchange = g % 2 * WarpStage::kKeySwizzle;  // 64-byte halves of odd rows: even pairs lie one on, odd one back
+  const int exchange = g % 2 * WarpStage::kKeySwizzle;  // of odd rows even pairs of k-steps lie one on, odd one back
   const u32 key_fragments[2] = {g * WarpStage::kKeyPitch + 16 * t + exchange,
                                 g * WarpStage::kKeyPitch + 16 * t - exchange};
   const auto work = [&](u32 stage, const Chunk& record, int last_key) {
@@ -311,7 +314,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   __syncwarp();
 #pragma unroll
   for (int s = 0; s < kStages; ++s) produce(begin + s, s);
-  const auto next_query = [&](int chunk) { load_query(chunk < end ? records[static_cast<u32>(chunk) % kRecords].starts : -1); };
+  const auto next_query = [&](int chunk) {
+    load_query(chunk < end ? records[static_cast<u32>(chunk) % kRecords].starts : -1);
+  };
   next_query(begin);
   reset();
   int s = 0;

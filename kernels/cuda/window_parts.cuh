@@ -14,8 +14,8 @@ struct Partial {
 };
 
 // Writes 16 dimensions from 16 * step on of the lane's row: `left` and `right` are its C registers of two n-tiles.
-// In fp32 the four lanes of a row write a sector of 32 bytes with each. In 16 bits that would be half a sector: lanes 2i
-// and 2i + 1 trade halves, so that each holds four neighbouring elements:
+// In fp32 the four lanes of a row write a sector of 32 bytes with each. In 16 bits that would be half a sector: lanes
+// 2i and 2i + 1 trade halves, so that each holds four neighbouring elements:
 //
 //   before   lane t: left 2t, 2t+1                     right 8+2t, 8+2t+1
 //   after    even t: left 2t to 2t+3                   odd t: right 8+2t-2 to 8+2t+1
