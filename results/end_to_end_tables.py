@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from results.end_to_end_times import beside_paper, end_to_end_panels, end_to_end_rows, find_panel
-from results.kernel_times import Panel
+from results.end_to_end_times import BASELINES, beside_paper, end_to_end_panels, end_to_end_rows, find_panel
+from results.kernel_tables import table
+from results.kernel_times import JOINED, Panel, joined
 from results.records import Row
 
 HEAD = """# The whole model
@@ -13,6 +14,11 @@ Transformer of 10 blocks and one head; medians in ms of a forward pass, in brack
 ends that compute in float32 run the whole model in float32, the others in float16. A variant is an attention back end,
 the way to compute the dense part and, with `+graph`, a CUDA graph. A cell without a time says why; `-` was not
 measured. `csr_unfused` stands in for DGL, which has no CUDA on PyPI.
+"""
+# The fused model over the paper's attention with plain modules, CUDA graphs on both, and over what users run.
+COMPARED = [("fused3s fused+graph", "fused3s_paper plain+graph")]
+COMPARED += [(f"fused3s {mode}", f"{base} plain") for base in BASELINES for mode in ("fused", "fused+graph")]
+MEANS = """Geometric means over graphs on which both ran; in the last column each pair of a graph and a width counts.
 """
 
 
@@ -25,6 +31,7 @@ def end_to_end_tables(rows: Sequence[Row]) -> str:
         sections.append(f"## {panel.title[0].upper()}{panel.title[1:]}\n")
         sections.append(_times(panel, find_panel(attention, panel)))
     for device in sorted({row.device for row in rows}):
+        sections += [f"## Speed-ups of the whole model, {device}\n", MEANS, _speedups(rows, device)]
         sections.append(f"## The paper's ratios beside ours, {device}\n")
         sections.append(_ratios(rows, device))
     if accuracy := _accuracy(rows):
@@ -42,7 +49,22 @@ def _times(panel: Panel, attention: Panel | None) -> str:
             share = "" if whole is None or inside is None else f" ({inside / whole:.0%})"
             cells.append("-" if status is None else status if whole is None else f"{whole:.3f}{share}")
         lines.append([variant, *cells])
-    return _table(["variant", *(graph.label for graph in panel.graphs)], lines)
+    return table(["variant", *(graph.label for graph in panel.graphs)], lines)
+
+
+def _speedups(rows: Sequence[Row], device: str) -> str:
+    panels = [panel for panel in end_to_end_panels(rows) if panel.device == device]
+    dims = sorted({panel.dim for panel in panels})
+    lines = []
+    for group in dict.fromkeys(panel.group for panel in panels):
+        for subject, baseline in COMPARED:
+            by_dim = {panel.dim: panel.speedup(subject, baseline) for panel in panels if panel.group == group}
+            found = {dim: speedup for dim, speedup in by_dim.items() if speedup}
+            if found:
+                speedups = [*(found.get(dim) for dim in dims), joined(found)]
+                lines.append([group, subject, baseline, *(one.describe() if one else "-" for one in speedups)])
+    head = ["graphs", "speed-up of", "over", *(f"d = {dim}" for dim in dims), f"d = {' and '.join(map(str, JOINED))}"]
+    return table(head, lines)
 
 
 def _ratios(rows: Sequence[Row], device: str) -> str:
@@ -53,7 +75,7 @@ def _ratios(rows: Sequence[Row], device: str) -> str:
         stated = [f"{ratio.stated[gpu]:g}x" if gpu in ratio.stated else "-" for gpu in ("H100", "A30")]
         ours = [ratio.ours.get(subject) for subject in subjects]
         lines.append([over, *stated, *("-" if mean is None else f"{mean[0]:.2f}x (n = {mean[1]})" for mean in ours)])
-    return _table(["over", "the paper, H100", "the paper, A30", *(f"ours, {subject}" for subject in subjects)], lines)
+    return table(["over", "the paper, H100", "the paper, A30", *(f"ours, {subject}" for subject in subjects)], lines)
 
 
 def _accuracy(rows: Sequence[Row]) -> str:
@@ -67,9 +89,4 @@ def _accuracy(rows: Sequence[Row]) -> str:
         agreement = "-" if same is None else f"{same:.2%}"
         lines.append([dataset, str(dim), dtype, backend, agreement, f"{values['output_error']:.1e}"])
     head = ["graph", "d", "precision", "back end", "same largest output", "relative error"]
-    return _table(head, lines) if lines else ""
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines)) + "\n"
+    return table(head, lines) if lines else ""

@@ -1,9 +1,10 @@
 """The numbers behind the kernel figures, as Markdown."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from configs.bench_schema import VARIANTS
-from results.kernel_times import SUBJECTS, Panel, baselines, kernel_panels
+from results.kernel_times import SUBJECTS, Panel, ablation, baselines, kernel_panels
 from results.records import Row
 from results.roofline import Achieved, Ceilings, achieved
 
@@ -32,8 +33,8 @@ def kernel_tables(rows: Sequence[Row]) -> str:
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """In Markdown; numbers to the right in tables of graphs."""
-    rule = ["---", *["---:"] * (len(head) - 1)] if head[0] == "graph" else ["---"] * len(head)
+    """In Markdown; numbers to the right in tables by graph or by variant."""
+    rule = ["---", *["---:"] * (len(head) - 1)] if head[0] in ("graph", "variant") else ["---"] * len(head)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines)) + "\n"
 
 
@@ -74,8 +75,8 @@ def _speedups(panel: Panel) -> list[list[str]]:
 
 def _steps(panel: Panel) -> list[list[str]]:
     """Each variant of the ablation over the one before it."""
-    variants = list(VARIANTS)
-    return [line for pair in zip(variants[1:], variants, strict=False) if (line := _line(panel, *pair))]
+    variants = ablation(panel)
+    return [line for before, variant in pairwise(VARIANTS) if (line := _line(variants, variant, before))]
 
 
 def _line(panel: Panel, subject: str, baseline: str) -> list[str] | None:

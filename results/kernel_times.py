@@ -1,17 +1,18 @@
 """Recorded kernel times as panels (one device, one group of graphs, one head dimension), and the speed-ups in them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from configs.bench_schema import REORDERED
+from configs.bench_schema import REORDERED, VARIANTS
 from results.means import geometric_mean
 from results.paper_values import SETS
 from results.records import COLUMNS, Row, read_rows
 from results.style import count
 
 SUBJECTS = ("fused3s_paper", "fused3s")  # whose speed-ups are of interest
+JOINED = (64, 128)  # head dimensions that are summed up together
 LOCAL = "local"  # folder of what a user measured, ignored by git
 Group = Literal["single", "batched", "more"]  # the paper's single graphs, its batches, and all others
 
@@ -50,6 +51,10 @@ class Speedup:
     def mean(self) -> float:
         """Geometric mean, as in the paper."""
         return geometric_mean(self.ratios.values())
+
+    @property
+    def least(self) -> tuple[Graph, float]:
+        return min(self.ratios.items(), key=lambda item: item[1])
 
     @property
     def losses(self) -> int:
@@ -118,6 +123,24 @@ class Panel:
                 hashes.add(graph.sha256)
                 ratios[graph] = theirs / ours
         return Speedup(ratios) if ratios else None
+
+
+def ablation(panel: Panel) -> Panel:
+    """The variants of the ablation, on the graphs of any other than the last, which is the paper's kernel itself: its
+    times count where it was not measured under that name."""
+    *others, whole = VARIANTS
+    graphs = panel.only(others).graphs
+    paper = {(graph, whole): row for (graph, backend), row in panel.rows.items() if backend == "fused3s_paper"}
+    rows = {key: row for key, row in (paper | panel.only(VARIANTS).rows).items() if key[0] in graphs}
+    return replace(panel, rows=rows)
+
+
+def joined(speedups: Mapping[int, Speedup]) -> Speedup | None:
+    """Over all of JOINED, from speed-ups by head dimension: each pair counts, as a graph "cora, d = 64"."""
+    if not speedups.keys() >= {*JOINED}:
+        return None
+    pairs = ((dim, graph, ratio) for dim in JOINED for graph, ratio in speedups[dim].ratios.items())
+    return Speedup({replace(graph, dataset=f"{graph.dataset}, d = {dim}"): ratio for dim, graph, ratio in pairs})
 
 
 def recorded_rows(folder: Path) -> list[Row]:

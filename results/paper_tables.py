@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from configs.bench_schema import VARIANTS
 from results.kernel_tables import table
-from results.kernel_times import Graph, Panel, kernel_panels
+from results.kernel_times import Graph, Panel, ablation, kernel_panels
 from results.means import geometric_mean
 from results.paper_values import (
     DIM,
@@ -59,7 +60,8 @@ def _means(panels: dict[str, Panel]) -> str:
             cells += [by_gpu.get(gpu, "-"), f"{mean:.2f}x (n = {count})"]
         panel = panels.get(group)
         for ours in (subject, "fused3s" if subject == "fused3s_paper" else None):
-            speedup = panel and ours and panel.speedup(ours, baseline)
+            measured = ablation(panel) if panel and ours in VARIANTS else panel
+            speedup = measured and ours and measured.speedup(ours, baseline)
             cells.append(speedup.describe() if speedup else "-")
         lines.append(cells)
     return table(["graphs", "speed-up of", "over", *columns, "ours", "ours, `fused3s`"], lines)

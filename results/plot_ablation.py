@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from configs.bench_schema import VARIANTS
 from results import style
-from results.kernel_times import Panel, kernel_panels
+from results.kernel_times import Panel, ablation, kernel_panels
 from results.records import Row
 from results.speedup_bars import Series, draw_rows
 
@@ -23,7 +23,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def draw_ablation(panel: Panel) -> Figure | None:
     """Each variant relative to the first that was measured; None if there is none to compare."""
-    panel = panel.only(VARIANTS)
+    panel = ablation(panel)
     variants = [variant for variant in VARIANTS if variant in panel.backends]
     series = []
     for before, variant in pairwise(variants):

@@ -21,7 +21,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     by_device: dict[str, dict[int, list[Series]]] = {}
     kinds = [(out_dtype, subject) for out_dtype in OUT_DTYPES for subject in OURS]
     for shade, (out_dtype, subject) in zip(style.SERIES, kinds, strict=False):
-        for panel in _whole_panels(kernel_panels(rows, out_dtype)):
+        for panel in whole_panels(kernel_panels(rows, out_dtype)):
             if speedup := panel.speedup(subject, PAPER):
                 label = f"{subject}, {OUT_DTYPES[out_dtype]}: {speedup.describe()}"
                 series = Series(panel, subject, PAPER, shade, label)
@@ -29,7 +29,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     return {f"beyond-the-paper_{style.slug(device)}": _draw(device, by_device[device]) for device in sorted(by_device)}
 
 
-def _whole_panels(panels: Sequence[Panel]) -> list[Panel]:
+def whole_panels(panels: Sequence[Panel]) -> list[Panel]:
     """The two kernels of all groups of graphs, a panel for each device and head dimension."""
     whole: dict[tuple[str, int], Panel] = {}
     for panel in panels:

@@ -20,7 +20,7 @@ from results.end_to_end_times import (
 from results.kernel_times import Graph, Panel
 from results.records import Row
 
-MAX_WIDTH = 11.0  # inches: what print and a README can show
+SMALL = 5.5  # points of what stands on the bars
 # Tints of our colour, deeper from plain modules to the fused dense part.
 TINTS = {"plain": "#F7BBC4", "compiled": "#F28E9D", "fused": "#EE6677"}
 REGION_COLOURS = {
@@ -86,7 +86,7 @@ def draw_speedups(panel: Panel) -> Figure | None:
         axes.axhline(1, color="black", linewidth=0.6)
         style.log_axis(axes.yaxis, "x")
         axes.set_ylabel(f"{_launched(captured)}\nspeed-up over {base}")
-    figure.suptitle(f"Graph Transformer, 10 blocks, {panel.title}; milliseconds of a forward pass on the bars", size=9)
+    figure.suptitle(f"Graph Transformer, 10 blocks, {panel.title}; milliseconds on the bars", size=9)
     return figure
 
 
@@ -105,7 +105,8 @@ def draw_attention_share(panel: Panel, attention: Panel) -> Figure | None:
         _bars(axes, panel, captured, share, bottom=0)
         axes.set_ylim(0, 1.05)
         axes.set_ylabel(f"{_launched(captured)}\nshare of time in attention")
-    figure.suptitle(f"Time in attention, {panel.title}", size=9)
+    title = f"Time in attention (one by one: with waiting for launches), {panel.title}"
+    figure.suptitle(title, size=9)
     return figure
 
 
@@ -119,7 +120,7 @@ def draw_regions(rows: Sequence[Row], panel: Panel) -> Figure | None:
     if not shown:
         return None
     graphs = panel.graphs
-    figure, axes = style.new_figure(min(max(style.WIDTH, 0.35 * len(shown) * len(graphs)), MAX_WIDTH), 4.2)
+    figure, axes = style.new_figure(min(max(style.WIDTH, 0.35 * len(shown) * len(graphs)), style.MAX_WIDTH), 4.6)
     width = 0.9 / len(shown)
     for middle, graph in enumerate(graphs):
         for nth, variant in enumerate(shown):
@@ -134,17 +135,17 @@ def draw_regions(rows: Sequence[Row], panel: Panel) -> Figure | None:
                 options = {"color": REGION_COLOURS[region], "edgecolor": "black", "linewidth": 0.2}
                 axes.bar(place, spent / total, width * 0.9, bottom, **options)
                 bottom += spent / total
-            axes.text(place, 1.01, f"{_milliseconds(total)} ms", rotation=90, ha="center", va="bottom", size=4)
-            axes.text(place, -0.01, variant, rotation=90, ha="center", va="top", size=4)
-    axes.set_xticks(range(len(graphs)), [graph.label for graph in graphs], size=6)
-    axes.tick_params(axis="x", length=0, pad=42)  # below the variants
+            axes.text(place, 1.01, f"{_milliseconds(total)} ms", rotation=90, ha="center", va="bottom", size=SMALL)
+            axes.text(place, -0.01, variant, rotation=90, ha="center", va="top", size=SMALL)
+    axes.set_xticks(range(len(graphs)), [graph.label for graph in graphs], size=7)
+    axes.tick_params(axis="x", length=0, pad=62)  # below the variants
     axes.set_xlim(-0.6, len(graphs) - 0.4)
-    axes.set_ylim(0, 1.12)
+    axes.set_ylim(0, 1.15)
     axes.set_ylabel("share of an eager forward pass")
     keys = [
         Patch(facecolor=REGION_COLOURS[region], edgecolor="black", linewidth=0.2, label=region) for region in regions
     ]
-    style.legend_above(axes, f"Where the time goes, {panel.title}", 5, keys)
+    style.legend_above(axes, f"Where the time goes, {panel.title}", keys)
     return figure
 
 
@@ -166,20 +167,21 @@ def draw_beside_paper(rows: Sequence[Row], device: str) -> Figure | None:
             place = middle - 0.45 + width * (nth + 0.5)
             places.append(place)
             heights.append(value - 1)
-            text = f"{value:.2f}x" + ("" if ours is None else f" (n = {ours[1]})")
-            axes.text(place, max(value, 1) * 1.03, text, rotation=90, ha="center", va="bottom", size=5)
+            text = f"{value:.3g}x" + ("" if ours is None else f"\nn = {ours[1]}")
+            axes.text(place, max(value, 1), text, ha="center", va="bottom", size=SMALL)
         label = f"the paper, {name}" if name in ("H100", "A30") else f"ours, {name}"
         axes.bar(places, heights, width, 1, color=PAPER_SHADES[name], label=label)
     axes.axhline(1, color="black", linewidth=0.6)
     style.log_axis(axes.yaxis, "x")
-    axes.margins(y=0.35)
+    axes.margins(y=0.15)
     labels = [
         ratio.baseline if ratio.measured == ratio.baseline else f"{ratio.baseline} (ours: {ratio.measured})"
         for ratio in found
     ]
-    style.name_ticks(axes, labels)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.grid(axis="y")
     axes.set_ylabel("speed-up of the whole model over")
-    style.legend_above(axes, f"The paper's end-to-end ratios and ours, {device}, all graphs and widths", 3)
+    style.legend_above(axes, f"The paper's end-to-end ratios and ours, {device}, over n pairs of graph and width")
     return figure
 
 
@@ -198,8 +200,8 @@ def shade(variant: str) -> str:
 
 def _grid(panel: Panel, rows: int) -> tuple[Figure, Any]:
     bars = max(len(variants(panel, captured)) for captured in (False, True))
-    width = min(max(style.WIDTH, 1 + 0.1 * (bars + 1) * len(panel.graphs)), MAX_WIDTH)
-    figure, grid = style.new_figure(width, 1.2 + 2.5 * rows, rows, sharex=True, squeeze=False)
+    width = style.width_of_bars(len(panel.graphs), bars)
+    figure, grid = style.new_figure(width, 1.6 + 2.7 * rows, rows, sharex=True, squeeze=False)
     return figure, grid[:, 0]
 
 
@@ -212,20 +214,27 @@ def _bars(
     bottom: float,
     note: Value = lambda graph, variant: None,
 ) -> None:
-    """A group of bars for each graph from `bottom` to its value, `note` written on them; without a value the status."""
+    """A group of bars for each graph from `bottom` to its value, `note` written on them; without a value the status.
+
+    A variant that was not run on a graph takes no room there: some are of interest on one graph only.
+    """
     shown, graphs = variants(panel, captured), panel.graphs
-    width = 0.9 / len(shown)
-    for nth, variant in enumerate(shown):
+    run_on = {graph: [variant for variant in shown if panel.status(graph, variant)] for graph in graphs}
+    width = 0.9 / max(map(len, run_on.values()))
+    for variant in shown:
         drawn = []
         for middle, graph in enumerate(graphs):
-            place, height = middle - 0.45 + width * (nth + 0.5), value(graph, variant)
+            if variant not in run_on[graph]:
+                continue
+            nth = run_on[graph].index(variant)
+            place, height = middle + width * (nth + 0.5 - len(run_on[graph]) / 2), value(graph, variant)
             written = note(graph, variant)
             if height is not None:
                 drawn.append((place, height - bottom, style.hatch(graph.synthetic)))
             if written is not None:
                 top = bottom if height is None else max(height, bottom)
                 text = f" {_milliseconds(written)}"
-                axes.text(place, top, text, rotation=90, ha="center", va="bottom", size=4)
+                axes.text(place, top, text, rotation=90, ha="center", va="bottom", size=SMALL)
             elif height is None:
                 status = panel.status(graph, variant)
                 style.write_missing(axes, place, None if status == "ok" else status)  # ok: the time, but not this
@@ -233,9 +242,9 @@ def _bars(
         label = f"{variant} ({panel.dtype(variant)})"
         options = {"color": shade(variant), "edgecolor": "white", "linewidth": 0.3, "label": label}
         axes.bar(places, heights, width, bottom, hatch=list(hatches), **options)
-    axes.margins(y=0.15)
-    style.name_ticks(axes, [f"{graph.label}, {style.count(graph.nnz)} edges" for graph in graphs])
-    style.legend_above(axes, "", 4, [style.synthetic_key()] if any(graph.synthetic for graph in graphs) else [])
+    axes.margins(y=0.2)
+    style.name_ticks(axes, [graph.tick for graph in graphs])
+    style.legend_above(axes, "", [style.synthetic_key()] if any(graph.synthetic for graph in graphs) else [])
 
 
 def _launched(captured: bool) -> str:

@@ -30,5 +30,5 @@ def draw_formats(folder: Path) -> Figure:
     axes.set_yticks(range(len(by_set)), names, size=7)
     axes.set_ylim(len(by_set) - 0.5, -0.5)
     axes.grid()
-    style.legend_above(axes, "Sparse formats", 4)
+    style.legend_above(axes, "Sparse formats")
     return figure

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from configs.bench_schema import VARIANTS
 from results import style
 from results.kernel_times import SUBJECTS, Panel, kernel_panels
 from results.paper_values import DIM, GPUS, PUBLISHED_AS, SETS, published_ratio, stated_means
@@ -46,7 +47,7 @@ def _draw_means(panels: dict[str, Panel]) -> Figure | None:
             notes = [f"{one.mean:.1f}x\nn = {len(one.ratios)}" if one else "" for one in speedups]
             made_up = [one is not None and any(graph.synthetic for graph in one.ratios) for one in speedups]
             _draw_bars(axes, nth, means, style.colour(subject), f"{subject}, here", notes, made_up)
-        axes.set_xticks(range(len(BASELINES)), BASELINES)
+        axes.set_xticks(range(len(BASELINES)), BASELINES, size=7)
         style.log_axis(axes.yaxis, "x")
         axes.margins(y=0.15)
         axes.axhline(1, color="black", linewidth=0.6)
@@ -54,7 +55,7 @@ def _draw_means(panels: dict[str, Panel]) -> Figure | None:
         axes.set_ylabel(f"{group} graphs:\nspeed-up over")
     synthetic = any(graph.synthetic for one in found if one for graph in one.ratios)
     key = [style.synthetic_key("some graphs are synthetic stand-ins")] if synthetic else []
-    style.legend_above(grid[0, 0], "", 5, key)
+    style.legend_above(grid[0, 0], "", key)
     figure.suptitle("Geometric means of the paper's captions and ours")
     return figure
 
@@ -93,7 +94,7 @@ def _draw_times(panels: Sequence[Panel]) -> Figure | None:
             if (value := published_ratio(gpu, graph.dataset, backend, panel_of[group].time(graph, backend))) is not None
         ]
         for gpu in GPUS
-        for backend in style.in_order(PUBLISHED_AS)
+        for backend in style.in_order(PUBLISHED_AS.keys() - VARIANTS.keys())
     }
     if not any(marks.values()):
         return None
@@ -114,6 +115,6 @@ def _draw_times(panels: Sequence[Panel]) -> Figure | None:
         axes.grid(axis="x")
         style.name_ticks(axes, [graph.tick for graph, _ in graphs])
         axes.set_ylabel(f"published on {gpu} / ours")
-    style.legend_above(grid[0], "", 5)
+    style.legend_above(grid[0], "")
     figure.suptitle("The paper's published kernel times over ours (above 1: ours is faster)")
     return figure

@@ -59,7 +59,7 @@ def _draw(device: str, builds: Builds, panels: Sequence[Panel]) -> Figure:
     below.set_ylabel(f"kernel runs, d = {DIM}")
     below.set_title(f"dots: runs that last as long as the build; rings: until build and runs are ahead of {BASELINE}")
     synthetic = [style.synthetic_key()] if any(graph.synthetic for graph in graphs) else []
-    style.legend_above(above, f"Building the sparse formats from CSR, {device}", 2, synthetic)
+    style.legend_above(above, f"Building the sparse formats from CSR, {device}", synthetic)
     return figure
 
 

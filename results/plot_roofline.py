@@ -5,6 +5,7 @@ from itertools import groupby
 
 from matplotlib.figure import Figure
 
+from configs.bench_schema import VARIANTS
 from results import style
 from results.kernel_times import Graph
 from results.records import Row
@@ -25,7 +26,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
         figures[f"ceilings_{slug}"] = draw_ceilings([row for row in machine if row.device == device], ceilings)
         here = sorted((one for one in achieved(rows) if one.row.device == device), key=lambda one: one.row.dim)
         for dim, cells in groupby(here, key=lambda one: one.row.dim):
-            cells = [one for one in cells if one.row.out_dtype == "float32"]
+            cells = [one for one in cells if one.row.out_dtype == "float32" and one.row.backend not in VARIANTS]
             if cells:
                 figures[f"roofline_{slug}_d{dim}"] = draw_shares(cells, ceilings)
     return figures
@@ -55,7 +56,7 @@ def draw_ceilings(rows: Sequence[Row], ceilings: Ceilings) -> Figure:
     axes.set_ylabel("TB/s")
     axes.grid()
     tensor_cores = "" if ceilings.mma is None else f"; mma.sync m16n8k16: {ceilings.mma / 1e9:.0f} TFLOP/s"
-    style.legend_above(axes, f"Gathers of {TITLES['gather']}, fp16, {ceilings.device}{tensor_cores}", 4)
+    style.legend_above(axes, f"Gathers of {TITLES['gather']}, fp16, {ceilings.device}{tensor_cores}")
     return figure
 
 
@@ -67,7 +68,7 @@ def draw_shares(cells: Sequence[Achieved], ceilings: Ceilings) -> Figure:
         graph = Graph(row.dataset, row.data_sha256, row.nnz, row.data_source == "synthetic")
         by_graph.setdefault(graph, {})[row.backend] = one
     graphs = sorted(by_graph, key=lambda graph: graph.order)
-    figure, axes = style.new_figure(max(style.WIDTH, 1 + 0.3 * len(graphs)), 3.6)
+    figure, axes = style.new_figure(max(style.WIDTH, 1 + 0.3 * len(graphs)), 4.6)
     for backend in style.in_order({one.row.backend for one in cells}):
         places = [place for place, graph in enumerate(graphs) if backend in by_graph[graph]]
         shares = [by_graph[graphs[place]][backend].share(ceilings) for place in places]
@@ -75,7 +76,7 @@ def draw_shares(cells: Sequence[Achieved], ceilings: Ceilings) -> Figure:
     axes.axhline(1, color="black", linewidth=0.6)
     style.log_axis(axes.yaxis)
     style.name_ticks(axes, [graph.tick for graph in graphs])
-    axes.set_ylabel("floor / time")
+    axes.set_ylabel("floor / time\n(above 1: rows shared or cached)")
     title = f"{TITLES['share']}: gathers and streams at the machine's rates, {ceilings.device}, d = {cells[0].row.dim}"
-    style.legend_above(axes, title, 4)
+    style.legend_above(axes, title)
     return figure

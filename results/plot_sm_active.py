@@ -61,6 +61,8 @@ def _figure(graphs: dict[Graph, dict[str, Launch]], title: str) -> Figure:
     )
     figure.suptitle(f"SM active time of the paper's kernel, {title}", size=9)
     for line, graph in zip(grid, sorted(graphs, key=lambda graph: graph.order, reverse=True), strict=True):
+        longest = max(time for launch in graphs[graph].values() for time in launch.by_sm.values())
+        line[0].set_ylim(0, 1.2 * longest)  # of both sides
         for axes, (backend, words) in zip(line, SIDES.items(), strict=True):
             _draw_side(axes, graphs[graph][backend], backend, graph.synthetic)
             axes.set_title(f"{graph.label}, {words} ({backend})", size=8)
@@ -76,7 +78,6 @@ def _draw_side(axes: Axes, launch: Launch, backend: str, synthetic: bool) -> Non
     axes.bar(list(launch.by_sm), times, 1.0, **bars)
     axes.axhline(np.mean(times), color="black", linewidth=0.8, linestyle="--")
     axes.margins(x=0.01)
-    axes.set_ylim(0, 1.3 * max(times, default=0))
     share, longest = launch.share, style.count(max(times) * 1e3)
     words = f"longest {longest}; mean / longest {share.value:.2f} ({share.p10:.2f} to {share.p90:.2f})"
     axes.text(0.5, 0.97, words, transform=axes.transAxes, ha="center", va="top", size=7)

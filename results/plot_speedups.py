@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from configs.bench_schema import VARIANTS
+from configs.bench_schema import REORDERED, VARIANTS
 from results import style
 from results.kernel_times import SUBJECTS, Panel, baselines, kernel_panels
 from results.records import Row
@@ -23,7 +23,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
 def draw_speedups(panel: Panel) -> Figure | None:
     """A row of bars for each of our kernels, the paper's first; None if no baseline ran beside one of them."""
     panel = panel.only(set(panel.backends) - VARIANTS.keys())
-    if not set(panel.backends) - {*SUBJECTS}:  # `results.plot_beyond` has these two
+    if not set(panel.backends) - {*SUBJECTS, REORDERED}:  # `results.plot_beyond` has these
         return None
     bars = {f"speed-up of\n{subject}": _series(panel, subject) for subject in SUBJECTS if subject in panel.backends}
     bars = {label: series for label, series in bars.items() if series}

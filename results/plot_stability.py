@@ -18,7 +18,9 @@ EMULATED = {
     "emulated_online": {"color": style.SERIES[2], "marker": "o", "ms": 6, "mfc": "none"},
 }
 TOP = 3.0  # where rows without a finite value are marked
-BOTTOM = 1e-8
+MARKS = {"float16": "x", "float32": "+"}
+BOTTOM = 1e-8  # exact results
+EDGE = 5e-10  # of the axes: leaves room for the thresholds' names
 
 
 def draw(rows: Sequence[Row]) -> dict[str, Figure]:
@@ -50,7 +52,8 @@ def _draw(rows: Sequence[Row], title: str) -> Figure:
     panels[0].set_ylabel("relative error of a row of O, median")
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, ncols=3, loc="outside lower center")
-    figure.suptitle(f"{title}; x: rows that are not finite", size=9)
+    marks = " or ".join(f"{mark} ({dtype})" for dtype, mark in MARKS.items())
+    figure.suptitle(f"{title}; {marks}: some rows are not finite", size=9)
     return figure
 
 
@@ -64,17 +67,17 @@ def _draw_family(axes: Axes, family: str, rows: Sequence[Row]) -> None:
         points = lines[backend, dtype]
         sizes = sorted(points)
         look = EMULATED.get(backend, {"color": style.colour(backend), "marker": "o", "ms": 3})
-        # A line over the ranges in which every row is finite; exact results stand at the lower edge.
+        # A line over the ranges in which every row is finite; exact results stand below all others.
         whole = [size for size in sizes if points[size].status == "ok"]
         errors = [max(points[size].value, BOTTOM) for size in whole]
         dash = "--" if dtype == "float16" else "-"
         name = backend.removeprefix("emulated_")
         axes.plot(whole, errors, linestyle=dash, label=f"{name}, {dtype}", **look)
         broken = [size for size in sizes if points[size].status in ("wrong", "error")]
-        axes.plot(broken, [TOP * 1.5**nth] * len(broken), "x", color=look["color"], ms=4)
+        axes.plot(broken, [TOP * 1.5**nth] * len(broken), MARKS[dtype], color=look["color"], ms=4)
     for dtype, threshold in THRESHOLDS.items():
         axes.axvline(threshold, color="black", linewidth=0.5, linestyle=":")
-        axes.annotate(dtype, (threshold, BOTTOM), rotation=90, size=6, ha="right", va="bottom")
+        axes.annotate(dtype, (threshold, EDGE), rotation=90, size=6, ha="right", va="bottom")
     if family == "spread":
         style.log_axis(axes.xaxis)
     else:
@@ -82,4 +85,5 @@ def _draw_family(axes: Axes, family: str, rows: Sequence[Row]) -> None:
         axes.set_xticks([-1000, -100, -10, 0, 10, 100, 1000], ["-1000", "-100", "-10", "0", "10", "100", "1000"])
         axes.set_xticks([], minor=True)
     axes.set_yscale("log")
+    axes.set_ylim(bottom=EDGE)
     axes.grid(axis="y")

@@ -65,13 +65,16 @@ def device_name(device: torch.device) -> str:
 def _commit() -> tuple[str, Literal["yes", "no", "none"]]:
     """The commit of this checkout and whether tracked files were changed.
 
-    A copy without .git (on a cluster's node, say) can be told its commit in the variable FUSED3S_COMMIT.
+    A copy without .git, or with one that was left behind (on a cluster's node, say), can be told its commit in the
+    variable FUSED3S_COMMIT.
     """
+    if told := os.environ.get("FUSED3S_COMMIT"):
+        return told, NONE
     top = _output("git", "-C", str(_ROOT), "rev-parse", "--show-toplevel")
     commit = _output("git", "-C", str(_ROOT), "rev-parse", "HEAD")
     # A copy without its own .git, unpacked inside another repository, must not report that one's commit.
     if not top or not commit or Path(top).resolve() != _ROOT:
-        return os.environ.get("FUSED3S_COMMIT", NONE), NONE
+        return NONE, NONE
     changed = _output("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no")
     if changed is None:
         return commit, NONE

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,38 +23,60 @@ class Series:
     shade: str
     label: str
 
+    def speedup(self, graph: Graph) -> float | None:
+        ours, theirs = (self.panel.time(graph, backend) for backend in (self.subject, self.baseline))
+        return None if ours is None or theirs is None else theirs / ours
+
+    def failure(self, graph: Graph) -> str | None:
+        """The status that explains why there is no speed-up; None if one of the two was not run."""
+        statuses = [self.panel.status(graph, backend) for backend in (self.baseline, self.subject)]
+        return next((status for status in statuses if status not in (None, "ok")), None)
+
 
 def draw_rows(rows: dict[str, Sequence[Series]], graphs: Sequence[Graph], title: str) -> Figure:
     """A row of axes, with a log scale and the row's key as its label, for each list of series; graphs in common."""
-    most = max(len(series) for series in rows.values())
-    width = style.width_of_bars(len(graphs), most)
-    columns = 3 if width > 9 else 2
-    height = NAMES + len(rows) * (ROW_HEIGHT + LEGEND_LINE * (1 + most // columns))
-    figure, grid = style.new_figure(width, height, len(rows), sharex=True, squeeze=False)
+    width = style.width_of_bars(len(graphs), max(len(series) for series in rows.values()))
     synthetic = [style.synthetic_key()] if any(graph.synthetic for graph in graphs) else []
+    labels = [[*(one.label for one in series), *(key.get_label() for key in synthetic)] for series in rows.values()]
+    lines = sum(-(-len(some) // style.legend_columns(some, width)) for some in labels)
+    height = NAMES + len(rows) * ROW_HEIGHT + LEGEND_LINE * lines
+    figure, grid = style.new_figure(width, height, len(rows), sharex=True, squeeze=False)
     for axes, (label, series) in zip(grid[:, 0], rows.items(), strict=True):
         for nth, one in enumerate(series):
             _draw_series(axes, one, graphs, nth, len(series))
+        _write_missing(axes, series, graphs)
         axes.axhline(1, color="black", linewidth=0.6)
         style.log_axis(axes.yaxis, "x")
         style.name_ticks(axes, [graph.tick for graph in graphs])
         axes.set_ylabel(label)
-        style.legend_above(axes, "", columns, synthetic)
+        style.legend_above(axes, "", synthetic)
     figure.suptitle(title, size=9)
     return figure
 
 
 def _draw_series(axes: Axes, series: Series, graphs: Sequence[Graph], nth: int, of: int) -> None:
-    panel, width = series.panel, 0.9 / of
-    drawn = []
-    for middle, graph in enumerate(graphs):
-        place = middle - 0.45 + width * (nth + 0.5)
-        ours, theirs = panel.time(graph, series.subject), panel.time(graph, series.baseline)
-        if ours is None or theirs is None:
-            statuses = [panel.status(graph, name) for name in (series.baseline, series.subject)]
-            style.write_missing(axes, place, next((word for word in statuses if word not in (None, "ok")), None))
-        else:
-            drawn.append((place, theirs / ours - 1, style.hatch(graph.synthetic)))
-    places, heights, hatches = zip(*drawn, strict=True) if drawn else ((), (), ())
+    found = {middle: series.speedup(graph) for middle, graph in enumerate(graphs)}
+    drawn = {middle: speedup for middle, speedup in found.items() if speedup is not None}
+    places = [_place(middle, nth, of) for middle in drawn]
+    heights = [speedup - 1 for speedup in drawn.values()]
+    hatches = [style.hatch(graphs[middle].synthetic) for middle in drawn]
     options = {"color": series.shade, "edgecolor": "white", "linewidth": 0.3, "label": series.label}
-    axes.bar(places, heights, width, 1, hatch=list(hatches), **options)
+    axes.bar(places, heights, 0.9 / of, 1, hatch=hatches, **options)
+
+
+def _write_missing(axes: Axes, series: Sequence[Series], graphs: Sequence[Graph]) -> None:
+    """A status for each bar that failed; neighbours that were not run share the words."""
+    for middle, graph in enumerate(graphs):
+        missing = [nth for nth, one in enumerate(series) if one.speedup(graph) is None]
+        failures = {nth: status for nth in missing if (status := series[nth].failure(graph))}
+        for nth, status in failures.items():
+            style.write_missing(axes, _place(middle, nth, len(series)), status)
+        not_run = enumerate(nth for nth in missing if nth not in failures)
+        for _, run in groupby(not_run, key=lambda at: at[1] - at[0]):
+            several = [nth for _, nth in run]
+            style.write_missing(axes, _place(middle, sum(several) / len(several), len(series)), None)
+
+
+def _place(middle: float, nth: float, of: int) -> float:
+    """Of the `nth` bar of `of` in the group at `middle`."""
+    return middle - 0.45 + 0.9 / of * (nth + 0.5)

@@ -33,6 +33,7 @@ from results.records import Row
 SPREADS = (1, 2, 4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256)
 SHIFTS = (0, *(sign * size for size in (4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256, 1024) for sign in (1, -1)))
 KERNELS = ("fused3s", "fused3s_paper", "flashsparse_naive", "flashsparse_stable", "dfgnn_tiling")
+LOST = 0.1  # relative error of a row that lost its result rather than some bits
 EMULATED = ("emulated_naive", "emulated_stable", "emulated_online")
 ONLINE_BLOCK = 8  # keys: a TCB of the paper
 
@@ -189,6 +190,8 @@ def measure_scores(scores: Scores, environment: Provenance) -> Iterator[Row]:
         if len(errors) < scores.num_rows:
             bad = scores.num_rows - len(errors)
             check = {"status": "wrong", "reason": f"{bad} of {scores.num_rows} rows are not finite"}
+        elif max(errors) > LOST:
+            check = {"status": "wrong", "reason": f"a row is off by {max(errors):.2g} of its norm"}
         columns = Spread.of(errors).columns()
         yield Row(**shared, **columns, **check, metric="relative_error", relative_error=max(errors))
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
@@ -43,6 +45,8 @@ matplotlib.rcParams.update(
 WIDTH = 7.0  # inches: the text width of two columns in print
 MAX_WIDTH = 11.0  # what can still be read in a README
 DPI = 150  # of the PNG
+Y_LABELS = 0.9  # inches beside the axes
+LEGEND_KEY, LEGEND_GAP = 2.8, 2.0  # in sizes of its font: the patch of an entry, and between two columns
 HATCH = "////"  # of whatever was measured on a synthetic stand-in
 
 # Ours strong, the paper's baselines in the order of its legend, then what users would try, then the ablation.
@@ -85,8 +89,10 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     pdf, pixels, png = io.BytesIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(pdf, format="pdf", metadata={"Creator": None, "Producer": None, "CreationDate": None})
     figure.savefig(pixels, format="png", dpi=DPI)
-    # A palette makes a third of the bytes, which a repository keeps for ever.
-    Image.open(pixels).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(png, "PNG", optimize=True)
+    # A palette makes a third of the bytes, which a repository keeps for ever; other methods than this one change the
+    # colours of small marks.
+    palette = {"colors": 128, "method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
+    Image.open(pixels).convert("RGB").quantize(**palette).save(png, "PNG", optimize=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png")]
     stem.parent.mkdir(parents=True, exist_ok=True)
     for path, content in zip(paths, (pdf, png), strict=True):
@@ -139,10 +145,14 @@ def name_ticks(axes: Axes, names: Sequence[str]) -> None:
 
 
 class _PlainTicks(LogLocator):
-    """At 1, 2 and 5 of each decade, and closer where the axis spans less than one."""
+    """At 1, 2 and 5 of each decade, and closer where the axis spans less than one, or little around 1."""
+
+    COARSE, CLOSE = (1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7)
+    FINE = (1, 1.05, 1.1, 1.2, 1.3, 1.4, *range(2, 9), 8.5, 9, 9.5)
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
-        self.set_params(subs=(1, 2, 5) if vmax > 7 * vmin else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7))
+        span = vmax / vmin
+        self.set_params(subs=self.COARSE if span > 7 else self.CLOSE if span > 1.5 else self.FINE)
         return super().tick_values(vmin, vmax)
 
 
@@ -160,8 +170,24 @@ def write_missing(axes: Axes, place: float, status: str | None) -> None:
     axes.text(place, 0.01, word, transform=axes.get_xaxis_transform(), rotation=90, ha="center", va="bottom", size=5)
 
 
-def legend_above(axes: Axes, title: str, columns: int, extra: Sequence[Any] = ()) -> None:
-    """The legend, with `extra` entries, above the axes, and the title above the legend ("" for none)."""
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """As many as a legend of `labels` can have above axes as wide as a figure of `width` inches leaves them."""
+    size = matplotlib.rcParams["legend.fontsize"]
+    entries = [TextPath((0, 0), label, size=size).get_extents().width + LEGEND_KEY * size for label in labels]
+    for lines in range(1, len(labels)):
+        columns = -(-len(labels) // lines)
+        gaps = (columns - 1) * LEGEND_GAP * size
+        if gaps + sum(max(some) for some in np.array_split(entries, columns)) <= 72 * (width - Y_LABELS):
+            return columns
+    return 1
+
+
+def legend_above(axes: Axes, title: str, extra: Sequence[Any] = ()) -> None:
+    """The legend, with `extra` entries, above the axes, and the title above the legend ("" for none).
+
+    In as many columns as fit: the layout makes axes narrower that are below a wider legend.
+    """
     handles = [*axes.get_legend_handles_labels()[0], *extra]
+    columns = legend_columns([handle.get_label() for handle in handles], axes.figure.get_figwidth())
     axes.legend(handles=handles, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.set_title(title, pad=10 + 12 * -(-len(handles) // columns) if title else None)

@@ -30,6 +30,7 @@ from results import (
     plot_speedups,
     plot_stability,
 )
+from results.beyond_tables import beyond_tables
 from results.end_to_end_tables import end_to_end_tables
 from results.kernel_tables import kernel_tables
 from results.kernel_times import recorded_rows
@@ -54,7 +55,12 @@ DRAWERS: dict[str, tuple[Drawer, str]] = {
     "stability": (plot_stability.draw, "errors by range of the scores: scripts/stability.py"),
     "end to end": (plot_end_to_end.draw, "times of the whole model: scripts/bench_end_to_end.py"),
 }
-TABLES = {"kernels": kernel_tables, "paper": paper_tables, "end-to-end": end_to_end_tables}
+TABLES = {
+    "kernels": kernel_tables,
+    "beyond": beyond_tables,
+    "paper": paper_tables,
+    "end-to-end": end_to_end_tables,
+}
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)

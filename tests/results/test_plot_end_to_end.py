@@ -145,6 +145,34 @@ def test_the_tables_have_the_figures_numbers():
     assert "| cora | 128 | float16 | fused3s | 99.87% | 3.0e-03 |" in text
 
 
+def test_means_of_the_whole_model_over_both_widths():
+    more = [
+        *(row("cora", "fused3s", "fused+graph", 0.5, dim=64), row("cora", "fused3s_paper", "plain+graph", 2.0, dim=64)),
+        *(row("cora", "fused3s_paper", "plain+graph", 1.8), row("cora", "fused3s", "fused", 2.0)),
+        *(row("reddit", "fused3s_paper", "plain+graph", 220.0), row("cora", "fused3s", "fused", 1.0, dim=64)),
+    ]
+    text = end_to_end_tables([*ROWS, *more])
+    assert "| graphs | speed-up of | over | d = 64 | d = 128 | d = 64 and 128 |" in text
+    # cora 4 at d = 64 and 9 at d = 128, reddit 4: (4 * 9 * 4)^(1/3) = 5.24
+    means = "4.00x (n = 1) | 6.00x (n = 2, 1 synthetic) | 5.24x (n = 3, 1 synthetic)"
+    assert f"| single | fused3s fused+graph | fused3s_paper plain+graph | {means} |" in text
+    assert "| single | fused3s fused | csr_unfused plain | - | 4.00x (n = 1) | - |" in text
+    assert "| batched | fused3s fused+graph | csr_unfused plain | - | 9.00x (n = 1) | - |" in text
+
+
+def test_a_variant_that_was_not_run_on_a_graph_takes_no_room_there():
+    only = row("reddit", "fused3s", "compiled+graph", 50.0)
+    _, captured = draw([*ROWS, only, row("reddit", "csr_unfused", "plain+graph", 110.0)])[
+        "end-to-end_single_nvidia-h200_d128"
+    ].axes
+    middles = {c.get_label().split(" (")[0]: [b.get_x() + b.get_width() / 2 for b in c] for c in captured.containers}
+    # Three bars each 0.3 wide on reddit, two on cora, around 1 and 0.
+    assert middles["fused3s compiled+graph"] == [pytest.approx(0.7)]
+    assert middles["fused3s fused+graph"] == [pytest.approx(-0.15), pytest.approx(1.0)]
+    assert middles["csr_unfused plain+graph"] == [pytest.approx(0.15), pytest.approx(1.3)]
+    assert "not run" not in texts(captured.figure)
+
+
 def test_variants_are_in_the_order_of_the_legend():
     (panel,) = (panel for panel in end_to_end_panels(ROWS) if panel.group == "single")
     assert variants(panel, captured=False) == [

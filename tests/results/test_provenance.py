@@ -67,6 +67,8 @@ def test_a_copy_inside_another_repository_does_not_take_its_commit(repository, m
     monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
     assert provenance(CPU).commit == "none"
     monkeypatch.setenv("FUSED3S_COMMIT", "abc123")  # a copy can be told what it is a copy of
+    assert (provenance(CPU).commit, provenance(CPU).dirty) == ("abc123", "none")
+    monkeypatch.setattr(MODULE, "_ROOT", folder)  # also one whose .git stayed behind
     assert provenance(CPU).commit == "abc123"
 
 

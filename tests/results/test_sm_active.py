@@ -121,7 +121,7 @@ def test_the_figure_is_drawn_from_a_csv_the_same_each_time(graph, tmp_path):
     assert bars == {0: 2.0, 3: 4.0}  # of the latest run
     assert {bar.get_hatch() for bar in without.patches} == {"////"}
     assert "longest 4K; mean / longest 0.75" in without.texts[0].get_text()
-    assert without.get_ylim() == reordered.get_ylim()
+    assert without.get_ylim() == reordered.get_ylim() == (0, pytest.approx(1.2 * 4))  # above the longest of both
 
 
 def test_nothing_is_drawn_without_both_sides(graph):

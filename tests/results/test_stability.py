@@ -86,7 +86,9 @@ def test_figures_mark_what_is_not_finite():
     lines = {line.get_label(): line.get_xdata() for line in spread.lines}
     assert [*lines["naive, float16"]] == [4]
     assert [*lines["stable, float16"]] == [4, 17]
-    crosses = [[*line.get_xdata()] for line in shift.lines if line.get_marker() == "x"]
+    crosses = [[*line.get_xdata()] for line in shift.lines if line.get_marker() in ("x", "+")]
     assert crosses == [[88], [88], [], [], [], []]
+    names = [text for text in spread.texts if text.get_text() in ("float16", "float32")]
+    assert [text.xy[1] >= spread.get_ylim()[0] for text in names] == [True, True]  # inside of the axes
     kernels_only = [row.model_copy(update={"backend": "fused3s"}) for row in rows]
     assert [stem.split("_")[0] for stem in draw([*rows, *kernels_only])] == ["stability", "stability-kernels"]
