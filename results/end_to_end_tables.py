@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
-from results.end_to_end_times import BASELINES, beside_paper, end_to_end_panels, end_to_end_rows, find_panel
+import torch
+
+from results.end_to_end_times import BASELINES, beside_paper, end_to_end_panels, end_to_end_rows, find_panel, variant_of
 from results.kernel_tables import table
 from results.kernel_times import JOINED, Panel, joined
 from results.records import Row
+from results.roofline import Ceilings
 
 HEAD = """# The whole model
 
@@ -18,13 +21,20 @@ measured. `csr_unfused` stands in for DGL, which has no CUDA on PyPI.
 # The fused model over the paper's attention with plain modules, CUDA graphs on both, and over what users run.
 COMPARED = [("fused3s fused+graph", "fused3s_paper plain+graph")]
 COMPARED += [(f"fused3s {mode}", f"{base} plain") for base in BASELINES for mode in ("fused", "fused+graph")]
+DENSE = """From the embedding to the readout without attention, of graphs of over 100,000 nodes: ms in all blocks,
+and TB/s of the bytes that must be moved, had each block one kernel: 4 N d values for the first Q, K, V, then reading
+attention's output and h and writing the next h and Q, K, V, 6 N d a block and 3 N d in the last; in brackets the share
+of the copy rate.
+"""
+DENSE_REGIONS = ("qkv", "out projection", "ffn", "norms", "dense")
+DENSE_NODES = 100_000
 MEANS = """Geometric means over graphs on which both ran; in the last column each pair of a graph and a width counts.
 """
 
 
 def end_to_end_tables(rows: Sequence[Row]) -> str:
-    """Times of each panel, the paper's ratios beside ours, and the accuracy of 16 bits."""
-    rows = end_to_end_rows(rows)
+    """Times of each panel, the paper's ratios beside ours, the dense part and the accuracy of 16 bits."""
+    machine, rows = rows, end_to_end_rows(rows)
     attention = end_to_end_panels(rows, "attention")
     sections = [HEAD]
     for panel in end_to_end_panels(rows):
@@ -34,6 +44,8 @@ def end_to_end_tables(rows: Sequence[Row]) -> str:
         sections += [f"## Speed-ups of the whole model, {device}\n", MEANS, _speedups(rows, device)]
         sections.append(f"## The paper's ratios beside ours, {device}\n")
         sections.append(_ratios(rows, device))
+    if dense := _dense(rows, machine):
+        sections += ["## The dense part\n", DENSE, dense]
     if accuracy := _accuracy(rows):
         sections += ["## Accuracy of 16 bits against the model in float32\n", accuracy]
     return "\n".join(sections)
@@ -76,6 +88,27 @@ def _ratios(rows: Sequence[Row], device: str) -> str:
         ours = [ratio.ours.get(subject) for subject in subjects]
         lines.append([over, *stated, *("-" if mean is None else f"{mean[0]:.2f}x (n = {mean[1]})" for mean in ours)])
     return table(["over", "the paper, H100", "the paper, A30", *(f"ours, {subject}" for subject in subjects)], lines)
+
+
+def _dense(rows: Sequence[Row], machine: Sequence[Row]) -> str:
+    """`machine`: rows with the device's ceilings among them."""
+    found: dict[tuple, dict[str, Row]] = {}
+    for row in rows:
+        region = row.metric.removeprefix("time in ")
+        if row.nodes > DENSE_NODES and row.value is not None and region in DENSE_REGIONS:
+            key = (row.device, row.dataset, row.data_source == "synthetic", row.dim, variant_of(row))
+            found.setdefault(key, {})[region] = row
+    lines = []
+    for (device, dataset, synthetic, dim, variant), regions in sorted(found.items()):
+        row = next(iter(regions.values()))
+        values = (4 + 6 * row.blocks - 3) * row.nodes * dim
+        milliseconds = sum(region.value for region in regions.values())
+        rate = values * getattr(torch, row.dtype).itemsize / milliseconds
+        copy = Ceilings.of(machine, device).copy
+        share = f" ({rate / copy:.0%})" if copy else ""
+        label = f"{dataset} (synthetic)" if synthetic else dataset
+        lines.append([label, device, str(dim), variant, row.dtype, f"{milliseconds:.3f}", f"{rate / 1e9:.2f}{share}"])
+    return table(["graph", "device", "d", "variant", "precision", "ms", "TB/s"], lines) if lines else ""
 
 
 def _accuracy(rows: Sequence[Row]) -> str:

@@ -122,6 +122,7 @@ def plan_launches(
     def schedule_of(warps: int) -> Schedule:
         return make_schedule(bsb, warps, balance)
 
+    @cache  # looked up at every call, which on a small graph takes no longer than its launch
     def spec_of(dtype: torch.dtype, out_dtype: torch.dtype, dim: int) -> FusedKernelSpec:
         warps = FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
         spec = FusedKernelSpec(dtype, out_dtype, dim, warps)

@@ -160,6 +160,20 @@ def test_means_of_the_whole_model_over_both_widths():
     assert "| batched | fused3s fused+graph | csr_unfused plain | - | 9.00x (n = 1) | - |" in text
 
 
+def test_the_dense_part_against_the_bytes_it_must_move():
+    regions = {"qkv": 0.25, "dense": 1.75, "attention": 5.0, "norms": None}
+    timed = {"nodes": 200_000, "dim": 128}
+    more = [
+        row("reddit", "fused3s", "fused", value, "oom" if value is None else "ok", metric=f"time in {region}", **timed)
+        for region, value in regions.items()
+    ]
+    # (4 + 60 - 3) * 200,000 * 128 values of 2 bytes in 2 ms: 1.56 TB/s
+    assert "| reddit (synthetic) | NVIDIA H200 | 128 | fused3s fused | float16 | 2.000 | 1.56 |" in end_to_end_tables(
+        [*ROWS, *more]
+    )
+    assert "| cora | NVIDIA H200 | 128 | fused3s plain" not in end_to_end_tables(ROWS)
+
+
 def test_a_variant_that_was_not_run_on_a_graph_takes_no_room_there():
     only = row("reddit", "fused3s", "compiled+graph", 50.0)
     _, captured = draw([*ROWS, only, row("reddit", "csr_unfused", "plain+graph", 110.0)])[
