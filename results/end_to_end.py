@@ -26,8 +26,8 @@ from models.dense import fused_unavailable
 from results.accuracy import accuracy
 from results.breakdown import time_attention, time_regions
 from results.end_to_end_times import mode_of
-from results.kernel_bench import FLOAT32, DeviceLostError, UnsupportedInputsError, classify
-from results.measure import Spread, peak_memory_mib, reset_peak_memory, time_passes
+from results.kernel_bench import FLOAT32, DeviceLostError, UnsupportedInputsError, classify, graph_columns
+from results.measure import NOT_MEASURED, Spread, peak_memory_mib, reset_peak_memory, time_passes
 from results.provenance import Provenance
 from results.records import Row
 from results.verify import Agreement, compare
@@ -119,7 +119,7 @@ class GraphBench:
         return replace(self._features[dtype], attention=attention)
 
     def key(self, cell: Cell) -> CellKey:
-        row = self._row_of(cell, cell.dtype)
+        row = self.columns_of(cell, cell.dtype)
         names = ("dataset", "data_sha256", "dim", "heads", "blocks", "dtype", "backend")
         return (*(row[name] for name in names), cell.mode, row["device"], row["config_sha"])
 
@@ -135,9 +135,8 @@ class GraphBench:
                 status, reason = classify(error)
         gc.collect()  # the error held what was allocated
         metric, unit = ERROR if cell.mode == ACCURACY else TIME
-        numbers = {"value": None, "p10": None, "p90": None, "repeats": 0}
         failed = {"scope": "model", "metric": metric, "unit": unit, "status": status, "reason": reason}
-        return [Row(**self._row_of(cell, cell.dtype), **numbers, **failed, note=cell.mode)]
+        return [Row(**self.columns_of(cell, cell.dtype), **NOT_MEASURED, **failed, note=cell.mode)]
 
     def _free_gpu(self, cell: Cell) -> None:
         if self.device.type != "cuda":
@@ -172,9 +171,8 @@ class GraphBench:
             checked |= {"status": "wrong", "reason": describe(agreement)}
 
         def row(scope: str, metric: str, unit: str, spread: Spread, note: str) -> Row:
-            numbers = {"value": spread.median, "p10": spread.p10, "p90": spread.p90, "repeats": spread.repeats}
-            shared = self._row_of(cell, cell.dtype) | checked
-            return Row(**shared, **numbers, scope=scope, metric=metric, unit=unit, note=f"{cell.mode}; {note}")
+            shared = self.columns_of(cell, cell.dtype) | checked | spread.columns()
+            return Row(**shared, scope=scope, metric=metric, unit=unit, note=f"{cell.mode}; {note}")
 
         if repeats > forward.repeats:
             forward = time_passes(execution.run, device=device, repeats=repeats)
@@ -208,22 +206,16 @@ class GraphBench:
                     numbers = {"value": value, "p10": value, "p90": value, "repeats": 1}
                     checked = {"status": "ok", "relative_error": found.relative}
                     note = f"{ACCURACY}; dense {dense}; against float32 with {exact.backend}"
-                    shared = self._row_of(cell, dtype) | checked
+                    shared = self.columns_of(cell, dtype) | checked
                     rows.append(Row(**shared, **numbers, scope="model", metric=metric, unit=unit, note=note))
         return rows
 
-    def _row_of(self, cell: Cell, dtype: torch.dtype) -> dict[str, Any]:
+    def columns_of(self, cell: Cell, dtype: torch.dtype) -> dict[str, Any]:
         """The columns that all rows of a cell share."""
-        meta, model = self.loaded.meta, self.config.model
-        name = str(dtype).removeprefix("torch.")
+        model, name = self.config.model, str(dtype).removeprefix("torch.")
         return {
             **self.environment.model_dump(),
-            "dataset": meta.name,
-            "data_sha256": meta.sha256,
-            "data_source": meta.source,
-            "nodes": meta.num_nodes,
-            "nnz": meta.num_edges,
-            "graphs": meta.num_graphs,
+            **graph_columns(self.loaded),
             "dim": cell.dim,
             "heads": model.heads,
             "blocks": model.blocks,

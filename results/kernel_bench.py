@@ -104,7 +104,7 @@ class GraphBench:
         """Each cell with its rows as soon as they are measured, the kernel's time first; none if it is `finished`."""
         problem = None
         for cell in self.cells():
-            row = self._row_of(cell)
+            row = self.columns_of(cell)
             key = (row["dataset"], row["data_sha256"], cell.dim, row["dtype"], row["out_dtype"], cell.backend)
             if (*key, row["device"], row["config_sha"]) in finished:
                 yield cell, []
@@ -123,7 +123,7 @@ class GraphBench:
         except Exception as error:  # whatever it is, the other cells go on
             status, reason = classify(error)
         failed = {"metric": self._time_metric, "unit": "ms", "status": status, "reason": reason}
-        return [Row(**self._row_of(cell), **NOT_MEASURED, **failed)]
+        return [Row(**self.columns_of(cell), **NOT_MEASURED, **failed)]
 
     def _free_gpu(self, cell: Cell, held: int) -> None:
         try:
@@ -157,13 +157,10 @@ class GraphBench:
         reset_peak_memory(self.device)
         run()
         memory = peak_memory_mib(self.device) - own / 2**20
-        allowed = ALLOWED_ERROR[cell.dtype]
-        checked: dict[str, Any] = {"status": "ok", "relative_error": error}
-        if not error <= allowed:  # NaN is wrong too
-            checked |= {"status": "wrong", "reason": f"relative error {error:.1e} of a row, allowed {allowed:.1e}"}
+        checked = checked_columns(error, cell.dtype)
 
         def row(metric: str, unit: str, spread: Spread, note: str, check: dict[str, Any]) -> Row:
-            return Row(**self._row_of(cell), metric=metric, unit=unit, note=note, **spread.columns(), **check)
+            return Row(**self.columns_of(cell), metric=metric, unit=unit, note=note, **spread.columns(), **check)
 
         spread, how = time_kernel(run, device=self.device, repeats=measure.repeats, flush=flush)
         note = f"{how}; L2 {measure.l2}; scale {measure.scale:g}{about}"
@@ -185,17 +182,11 @@ class GraphBench:
             return 0
         return torch.cuda.memory_allocated(self.device) - sum(tensor.nbytes for tensor in inputs)
 
-    def _row_of(self, cell: Cell) -> dict[str, Any]:
+    def columns_of(self, cell: Cell) -> dict[str, Any]:
         """The columns that all rows of a cell share."""
-        meta = self.loaded.meta
         return {
             **self.environment.model_dump(),
-            "dataset": meta.name,
-            "data_sha256": meta.sha256,
-            "data_source": meta.source,
-            "nodes": meta.num_nodes,
-            "nnz": meta.num_edges,
-            "graphs": meta.num_graphs,
+            **graph_columns(self.loaded),
             "dim": cell.dim,
             "heads": 1,
             "blocks": 0,
@@ -239,6 +230,28 @@ class Problem:
         except torch.OutOfMemoryError as error:
             text = str(error).partition("\n")[0]
             raise MemoryError(f"the float64 reference, not the back end, ran out of memory: {text}") from None
+
+
+def graph_columns(loaded: data.LoadedGraph) -> dict[str, Any]:
+    """The columns that all rows of a graph share."""
+    meta = loaded.meta
+    return {
+        "dataset": meta.name,
+        "data_sha256": meta.sha256,
+        "data_source": meta.source,
+        "nodes": meta.num_nodes,
+        "nnz": meta.num_edges,
+        "graphs": meta.num_graphs,
+    }
+
+
+def checked_columns(error: float, dtype: torch.dtype) -> dict[str, Any]:
+    """The columns that say whether an output of a cell of type `dtype` is right, from its `largest_row_error`."""
+    allowed = ALLOWED_ERROR[dtype]
+    if error <= allowed:
+        return {"status": "ok", "relative_error": error}
+    reason = f"relative error {error:.1e} of a row, allowed {allowed:.1e}"  # NaN is wrong too
+    return {"status": "wrong", "reason": reason, "relative_error": error}
 
 
 def pattern_on(device: torch.device, loaded: data.LoadedGraph) -> CSRPattern:

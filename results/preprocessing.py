@@ -22,7 +22,7 @@ import kernels
 from kernels.backends.fused3s import TILE
 from kernels.bsb import BSB, PAPER_TILE
 from kernels.csr import CSRPattern
-from results.kernel_bench import classify, pattern_on
+from results.kernel_bench import classify, graph_columns, pattern_on
 from results.measure import NOT_MEASURED, Spread
 from results.provenance import NONE, Provenance
 from results.records import Row
@@ -63,15 +63,9 @@ def measure_builds(
         config: file of the configuration that named the graph.
         max_edges: of a graph with more no time is measured, and the rows say so.
     """
-    meta = loaded.meta
     shared = {
         **environment.model_dump(),
-        "dataset": meta.name,
-        "data_sha256": meta.sha256,
-        "data_source": meta.source,
-        "nodes": meta.num_nodes,
-        "nnz": meta.num_edges,
-        "graphs": meta.num_graphs,
+        **graph_columns(loaded),
         "dim": 1,
         "heads": 1,
         "blocks": 0,
@@ -82,11 +76,12 @@ def measure_builds(
         "config": config,
         "config_sha": NONE,
     }
-    too_many = max_edges is not None and meta.num_edges > max_edges
+    num_edges = loaded.meta.num_edges
+    too_many = max_edges is not None and num_edges > max_edges
     for build in builds(device):
         columns = {**shared, "backend": build.backend, "metric": build.metric}
         if too_many:
-            reason = f"left out: {meta.num_edges:,} edges, and at most {max_edges:,} were asked for on this device"
+            reason = f"left out: {num_edges:,} edges, and at most {max_edges:,} were asked for on this device"
             yield Row(**columns, **NOT_MEASURED, status="unavailable", reason=reason)
             continue
         try:

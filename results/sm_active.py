@@ -5,15 +5,13 @@ The clocked build of the kernel notes the SM of each block, and the SM's clock a
 of one SM are compared, so that it does not matter that those of two SMs have no common zero.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from configs.bench_schema import VARIANTS, BenchConfig
 from kernels import BSB
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
-from results.kernel_bench import ALLOWED_ERROR, Cell, GraphBench, Problem, refuse_impossible
+from results.kernel_bench import Cell, GraphBench, Problem, checked_columns, refuse_impossible
 from results.measure import Spread
 from results.oracle import largest_row_error
 from results.records import Row
@@ -84,15 +82,10 @@ def measure_sm_active(bench: GraphBench, backend: str, problem: Problem) -> list
 
 def sm_active_rows(bench: GraphBench, cell: Cell, launches: list[ActiveCycles], error: float) -> list[Row]:
     """The rows of `measure_sm_active`, from the active times of each launch and the output's error."""
-    allowed = ALLOWED_ERROR[cell.dtype]
-    checked: dict[str, Any] = {"status": "ok", "relative_error": error}
-    if not error <= allowed:  # NaN is wrong too
-        checked |= {"status": "wrong", "reason": f"relative error {error:.1e} of a row, allowed {allowed:.1e}"}
+    shared = bench.columns_of(cell) | checked_columns(error, cell.dtype)
 
     def row(metric: str, unit: str, values: list[float], note: str) -> Row:
-        spread = Spread.of(values)
-        numbers = {"value": spread.median, "p10": spread.p10, "p90": spread.p90, "repeats": spread.repeats}
-        return Row(**bench._row_of(cell), metric=metric, unit=unit, note=note, **numbers, **checked)
+        return Row(**shared, **Spread.of(values).columns(), metric=metric, unit=unit, note=note)
 
     by_longest = sorted(launches, key=lambda cycles: max(cycles.values()))
     middle = by_longest[(len(launches) - 1) // 2]

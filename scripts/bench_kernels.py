@@ -7,9 +7,8 @@ fails gets a row that says so. Cells that the file already holds are not measure
 output was wrong or a kernel failed, or 2 for anything that stopped the run or kept a graph from being loaded.
 """
 
-import logging
-import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -18,111 +17,56 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-import data
-import kernels
-from configs import load_config
 from configs.bench_schema import BenchConfig
-from results import append_rows, check_results_file, provenance
-from results.kernel_bench import Cell, CellKey, DeviceLostError, GraphBench, finished_cells
-from results.progress import progress
-from results.records import Row, read_rows
+from data import LoadedGraph
+from results import check_results_file, provenance, script
+from results.kernel_bench import CellKey, GraphBench, finished_cells
+from results.records import Row
 
-DEFAULT_RESULTS = Path("results/local/kernels.csv")  # ignored by git
-# What a user can mend: shown as a short message.
-USER_ERRORS = (ValueError, OSError, kernels.BackendUnavailableError, DeviceLostError)
-
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/bench/single.yaml.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; may be repeated.")
-    ] = None,
-    results: Annotated[Path, typer.Option(help="CSV to append to.")] = DEFAULT_RESULTS,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what the CSV already holds.")] = False,
+    overrides: script.Overrides = None,
+    results: script.Results = Path("results/local/kernels.csv"),  # ignored by git
+    again: script.Again = False,
 ) -> None:
     """Time attention kernels on some graphs."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("data").setLevel(logging.INFO)
-    try:
-        settings = load_config(config, overrides or [], BenchConfig)
+    with script.user_errors():
+        settings = script.read_config(config, overrides, BenchConfig)
         check_results_file(results)  # a long run must not end in a file that cannot be written
-        if not torch.cuda.is_available():
-            raise kernels.BackendUnavailableError("kernels are timed on an NVIDIA GPU, and none was found")
-        finished = finished_cells(read_rows(results)) if results.exists() and not again else set()
-        status = bench(settings, config, results, finished, torch.device("cuda", torch.cuda.current_device()))
-    except USER_ERRORS as error:
-        errors.print(Text(f"error: {error}"))
-        raise typer.Exit(2) from error
-    raise typer.Exit(status)
+        device = script.gpu("kernels are timed on an NVIDIA GPU")
+        raise typer.Exit(bench(settings, config, results, finished_cells(script.recorded(results, again)), device))
 
 
 def bench(config: BenchConfig, path: Path, results: Path, finished: set[CellKey], device: torch.device) -> int:
     """Measure all cells that are not finished; the exit status."""
-    console.print(Text(describe_config(path, config)))
+    script.console.print(script.describe_config(path, config))
     environment = provenance(device)
     table = Table("data set", "dim", "back end", "dtype", "kernel ms", "p10", "p90", "error", "peak MiB", "status")
-    seen, skipped, not_loaded = set(), 0, []
-    cells_per_graph = len(config.kernel.dims) * len(config.kernel.backends)
-    with progress(console, len(config.data.names) * cells_per_graph) as advance:
-        for name in config.data.names:
-            advance(name, 0)
-            try:
-                loaded = config.data.load(name)
-            except (data.DatasetMissingError, ValueError, OSError, MemoryError) as error:  # the other graphs go on
-                not_loaded.append(f"{name}: {error}")
-                advance(f"{name}: not loaded", cells_per_graph)
-                continue
-            for cell, rows in GraphBench(loaded, config, str(path), environment, device).measure(finished):
-                advance(describe_cell(name, cell, rows), 1)
-                if not rows:
-                    skipped += 1
-                    continue
-                append_rows(results, rows)
-                seen.add(rows[0].status)
-                table.add_row(*table_cells(rows))
-    console.print(table)
-    if skipped:
-        console.print(Text(f"skipped      {skipped}: {results} holds them already (--again measures them anew)"))
-    console.print(Text(f"results      run {environment.run_id} in {results}"))
-    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
-    for problem in not_loaded:
-        errors.print(Text(f"error: {problem}"))
-    if not_loaded:
-        return 2
-    return 1 if seen & {"wrong", "error"} else 0
+
+    def measure(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
+        for cell, rows in GraphBench(loaded, config, str(path), environment, device).measure(finished):
+            outcome = rows[0].status if rows else "measured before"
+            yield f"d={cell.dim} {cell.backend}: {outcome}", rows
+
+    cells = len(config.kernel.dims) * len(config.kernel.backends)
+    names, load = config.data.names, config.data.load
+    return script.measure_graphs(names, load, measure, cells, table, table_line, results, environment)
 
 
-def describe_config(path: Path, config: BenchConfig) -> str:
-    """The resolved configuration, a line for each section."""
-    sections = config.model_dump(mode="json").items()
-    return "\n".join(
-        [str(path), *(f"  {name:<8} " + " ".join(f"{k}={v}" for k, v in s.items()) for name, s in sections)]
-    )
-
-
-def describe_cell(name: str, cell: Cell, rows: list[Row]) -> str:
-    outcome = rows[0].status if rows else "measured before"
-    return f"{name} d={cell.dim} {cell.backend}: {outcome}"
-
-
-def table_cells(rows: list[Row]) -> list[Text]:
-    """A line of the final table."""
+def table_line(rows: list[Row]) -> list[str]:
+    """Of the final table, from the rows of a cell."""
     kernel = rows[0]
     memory = next((f"{row.value:,.0f}" for row in rows if row.metric == "peak_memory"), "")
-    times = ["" if x is None else f"{x:.4f}" for x in (kernel.value, kernel.p10, kernel.p90)]
-    error = "" if kernel.relative_error is None else f"{kernel.relative_error:.1e}"
-    status = kernel.status if kernel.status == "ok" else f"{kernel.status}: {kernel.reason}"
-    label = kernel.dataset if kernel.data_source != "synthetic" else f"{kernel.dataset} (synthetic)"
-    return [Text(x) for x in (label, str(kernel.dim), kernel.backend, kernel.dtype, *times, error, memory, status)]
+    times = [script.number(x, ".4f") for x in (kernel.value, kernel.p10, kernel.p90)]
+    error = script.number(kernel.relative_error, ".1e")
+    cell = (script.dataset(kernel), str(kernel.dim), kernel.backend, kernel.dtype)
+    return [*cell, *times, error, memory, script.outcome(kernel)]
 
 
 if __name__ == "__main__":

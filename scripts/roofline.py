@@ -6,62 +6,45 @@ Ceilings that the file already holds are not measured again. Exit status: 0, 1 i
 stopped the run.
 """
 
-import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
 
 # Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torch
 import typer
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-import kernels
-from results import append_rows, check_results_file, provenance
+from results import append_rows, check_results_file, provenance, script
 from results.ceilings import ceilings, measure_ceiling
-from results.records import read_rows
 from results.roofline import Ceilings
 
-DEFAULT_RESULTS = Path("results/local/roofline.csv")  # ignored by git
-
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
-    results: Annotated[Path, typer.Option(help="CSV to append to.")] = DEFAULT_RESULTS,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what the CSV already holds.")] = False,
+    results: script.Results = Path("results/local/roofline.csv"),  # ignored by git
+    again: script.Again = False,
 ) -> None:
     """Measure the ceilings of the GPU at hand."""
-    try:
+    with script.user_errors():
         check_results_file(results)
-        if not torch.cuda.is_available():
-            raise kernels.BackendUnavailableError("ceilings are an NVIDIA GPU's, and none was found")
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = script.gpu("ceilings are an NVIDIA GPU's")
         environment = provenance(device)
-        recorded = read_rows(results) if results.exists() else []
-        finished = set() if again else {key(row.model_dump()) for row in recorded if row.status == "ok"}
+        before = script.recorded(results)
+        finished = set() if again else {key(row.model_dump()) for row in before if row.status == "ok"}
         wanted = [one for one in ceilings(device) if key(one.columns | {"device": environment.device}) not in finished]
         rows = []
-        for ceiling in track(wanted, "measuring", console=console, auto_refresh=False):
+        for ceiling in track(wanted, "measuring", console=script.console, auto_refresh=False):
             rows.append(measure_ceiling(ceiling, environment, device))
             append_rows(results, rows[-1:])
-    except (ValueError, OSError, kernels.BackendUnavailableError) as error:
-        errors.print(Text(f"error: {error}"))
-        raise typer.Exit(2) from error
-    print_table(Ceilings.of([*recorded, *rows], environment.device))
-    console.print(Text(f"results      run {environment.run_id}, {len(rows)} rows, in {results}"))
-    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
+    print_table(Ceilings.of([*before, *rows], environment.device))
     failed = [row for row in rows if row.status != "ok"]
-    for row in failed:
-        errors.print(Text(f"error: {row.dataset} {row.backend}, {row.nodes} rows, d = {row.dim}: {row.reason}"))
+    problems = [f"{row.dataset} {row.backend}, {row.nodes} rows, d = {row.dim}: {row.reason}" for row in failed]
+    script.print_end(f"run {environment.run_id}, {len(rows)} rows,", results, problems)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -76,9 +59,9 @@ def print_table(found: Ceilings) -> None:
     for size in sizes:
         rates = [f"{found.gather_rate(row_bytes, size) / 1e9:.2f}" for row_bytes in sorted(found.gather)]
         table.add_row(f"{size / 2**20:.0f}", *rates)
-    console.print(table)
+    script.console.print(table)
     for what, rate, unit in (("copy", found.copy, "TB/s, read and written"), ("mma.sync", found.mma, "TFLOP/s")):
-        console.print(Text(f"{what:<12} " + ("not measured" if rate is None else f"{rate / 1e9:.2f} {unit}")))
+        script.console.print(Text(f"{what:<12} " + ("not measured" if rate is None else f"{rate / 1e9:.2f} {unit}")))
 
 
 if __name__ == "__main__":

@@ -6,56 +6,42 @@ Without a GPU only the emulations run. A range that the file already holds from 
 status: 0, or 2 for anything that stopped the run.
 """
 
-import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
 
 # Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torch
 import typer
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from rich.text import Text
 
-from results import append_rows, check_results_file, provenance
-from results.records import Row, read_rows
+from results import append_rows, check_results_file, provenance, script
+from results.records import Row
 from results.stability import all_scores, measure_scores
 
-DEFAULT_RESULTS = Path("results/local/stability.csv")  # ignored by git
-
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
-    results: Annotated[Path, typer.Option(help="CSV to append to.")] = DEFAULT_RESULTS,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what the CSV already holds.")] = False,
+    results: script.Results = Path("results/local/stability.csv"),  # ignored by git
+    again: script.Again = False,
 ) -> None:
     """Measure the errors of the softmaxes."""
-    try:
+    with script.user_errors():
         check_results_file(results)
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        device = script.devices()[0]
         environment = provenance(device)
-        recorded = read_rows(results) if results.exists() and not again else []
-        finished = {row.dataset for row in recorded if row.device == environment.device}
+        finished = {row.dataset for row in script.recorded(results, again) if row.device == environment.device}
         rows = []
         wanted = [scores for scores in all_scores(device) if scores.name not in finished]
-        for scores in track(wanted, "measuring", console=console, auto_refresh=False):
+        for scores in track(wanted, "measuring", console=script.console, auto_refresh=False):
             measured = list(measure_scores(scores, environment))
             append_rows(results, measured)
             rows += measured
-    except (ValueError, OSError) as error:
-        errors.print(Text(f"error: {error}"))
-        raise typer.Exit(2) from error
     print_table(rows)
-    console.print(Text(f"results      run {environment.run_id}, {len(rows)} rows, in {results}"))
-    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
+    script.print_end(f"run {environment.run_id}, {len(rows)} rows,", results)
 
 
 def print_table(rows: list[Row]) -> None:
@@ -67,7 +53,7 @@ def print_table(rows: list[Row]) -> None:
     for dataset in dict.fromkeys(row.dataset for row in rows):
         line = [cells.get((dataset, *column)) for column in columns]
         table.add_row(dataset, *("-" if row is None or row.value is None else describe(row) for row in line))
-    console.print(table)
+    script.console.print(table)
 
 
 def describe(row: Row) -> str:

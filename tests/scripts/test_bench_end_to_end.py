@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from broken_backends import REASONS, register_broken
 
 from configs import load_config
 from configs.end_to_end_schema import EndToEndConfig
-from kernels import UnsupportedGraphError
-from kernels.backends import REGISTRY
-from kernels.backends.base import Backend
 from kernels.dense_block import dense_block_unavailable
 from results import end_to_end
 from results.end_to_end import finished_cells
@@ -51,49 +49,9 @@ def model_times(path: Path) -> list[Row]:
     return [row for row in read_rows(path) if (row.scope, row.metric) == ("model", "time")]
 
 
-class Broken(Backend):
-    """Raises, or gives this instead of the attention."""
-
-    summary = "a back end of the tests"
-    in_auto = False
-
-    def __init__(self, name: str, outcome: Exception | float) -> None:
-        self.name, self.outcome = name, outcome
-
-    def unavailable(self, device):
-        return "not on a weekday" if self.name == "absent" else None
-
-    def unsupported(self, dtype, head_dim):
-        return "it takes no head dimension" if self.name == "picky" else None
-
-    def prepare(self, graph, device, dtype, head_dim):
-        if self.name == "refuses":
-            raise self.outcome
-
-        def attend(query, key, value, scale, out_dtype):
-            if isinstance(self.outcome, Exception):
-                raise self.outcome
-            return torch.full(query.shape, self.outcome, dtype=out_dtype, device=device)
-
-        return attend
-
-
-BROKEN = (
-    Broken("absent", 0.0),
-    Broken("picky", 0.0),
-    Broken("refuses", UnsupportedGraphError("needs 99 KB of shared memory")),
-    Broken("hungry", torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")),
-    Broken("buggy", KeyError("rows")),
-    Broken("zero", 0.0),
-    Broken("not_a_number", float("nan")),
-)
-
-
 @pytest.fixture
 def broken_backends(monkeypatch):
-    for backend in BROKEN:
-        monkeypatch.setitem(REGISTRY, backend.name, backend)
-    return ", ".join(f"{backend.name}: [plain]" for backend in BROKEN)
+    return ", ".join(f"{name}: [plain]" for name in register_broken(monkeypatch))
 
 
 def test_whatever_a_back_end_does_is_a_row_and_the_others_go_on(script, broken_backends, tmp_path):
@@ -101,11 +59,7 @@ def test_whatever_a_back_end_does_is_a_row_and_the_others_go_on(script, broken_b
     settings = config(f"{broken_backends}, csr_unfused: [plain], reference: [plain, plain+graph, fused]")
     assert script.bench(settings, CONFIG, path, set(), CPU) == 1
     found = {(row.backend, mode_of(row)): (row.status, row.reason) for row in model_times(path)}
-    assert found.pop(("absent", "plain")) == ("unavailable", "not on a weekday")
-    assert found.pop(("picky", "plain")) == ("unsupported", "it takes no head dimension")
-    assert found.pop(("refuses", "plain")) == ("unsupported", "needs 99 KB of shared memory")
-    assert found.pop(("hungry", "plain")) == ("oom", "CUDA out of memory. Tried to allocate 9 GiB")
-    assert found.pop(("buggy", "plain")) == ("error", "KeyError: 'rows'")
+    assert {name: found.pop((name, "plain")) for name in REASONS} == REASONS
     for name in ("zero", "not_a_number"):
         status, reason = found.pop((name, "plain"))
         assert (status, reason.partition(" ")[0]) == ("wrong", "relative")

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from broken_backends import REASONS, Broken, register_broken
 
 from configs import load_config
 from configs.bench_schema import VARIANTS, BenchConfig
-from kernels import UnsupportedGraphError
 from kernels.backends import REGISTRY
-from kernels.backends.base import Backend
 from results import kernel_bench
 from results.kernel_bench import TIME_METRIC, classify, finished_cells
 from results.kernel_times import kernel_panels
@@ -56,55 +55,14 @@ def kernel_times(path: Path) -> list[Row]:
     return [row for row in read_rows(path) if row.scope == "kernel" and row.metric in TIME_METRIC.values()]
 
 
-class Broken(Backend):
-    """Raises, or gives this instead of the attention."""
-
-    summary = "a back end of the tests"
-    in_auto = False
-
-    def __init__(self, name: str, outcome: Exception | float) -> None:
-        self.name, self.outcome = name, outcome
-
-    def unavailable(self, device):
-        return "not on a weekday" if self.name == "absent" else None
-
-    def unsupported(self, dtype, head_dim):
-        return "it takes no head dimension" if self.name == "picky" else None
-
-    def prepare(self, graph, device, dtype, head_dim):
-        def attend(query, key, value, scale, out_dtype):
-            if isinstance(self.outcome, Exception):
-                raise self.outcome
-            return torch.full(query.shape, self.outcome, dtype=out_dtype, device=device)
-
-        return attend
-
-
-BROKEN = (
-    Broken("absent", 0.0),
-    Broken("picky", 0.0),
-    Broken("refuses", UnsupportedGraphError("needs 99 KB of shared memory")),
-    Broken("hungry", torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")),
-    Broken("buggy", KeyError("rows")),
-    Broken("zero", 0.0),
-    Broken("not_a_number", float("nan")),
-)
-
-
 @pytest.fixture
 def broken_backends(monkeypatch):
-    for backend in BROKEN:
-        monkeypatch.setitem(REGISTRY, backend.name, backend)
-    return ", ".join(backend.name for backend in BROKEN)
+    return ", ".join(register_broken(monkeypatch))
 
 
 def check_broken_rows(rows: list[Row]) -> None:
     found = {row.backend: (row.status, row.reason) for row in rows}
-    assert found.pop("absent") == ("unavailable", "not on a weekday")
-    assert found.pop("picky") == ("unsupported", "it takes no head dimension")
-    assert found.pop("refuses") == ("unsupported", "needs 99 KB of shared memory")
-    assert found.pop("hungry") == ("oom", "CUDA out of memory. Tried to allocate 9 GiB")
-    assert found.pop("buggy") == ("error", "KeyError: 'rows'")
+    assert {name: found.pop(name) for name in REASONS} == REASONS
     assert found.pop("zero") == ("wrong", "relative error 1.0e+00 of a row, allowed 2.0e-03")
     assert found.pop("not_a_number") == ("wrong", "relative error nan of a row, allowed 2.0e-03")
     assert {status for status, _ in found.values()} == {"ok"}
