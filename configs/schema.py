@@ -218,9 +218,9 @@ def _backend_names() -> Sequence[str]:
 
 
 def _reordering_backends() -> list[str]:
-    from kernels.backends import REGISTRY
+    from kernels.backends import reordering_backends
 
-    return [name for name, backend in REGISTRY.items() if backend.reorders]
+    return reordering_backends()
 
 
 def _unavailable_on_cpu(backend: str) -> str | None:

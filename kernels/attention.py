@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from kernels.backends import REGISTRY
+from kernels.backends import REGISTRY, reordering_backends
 from kernels.backends.base import AttentionFunction, Backend
 from kernels.bsb import BSB
 from kernels.csr import CSRPattern, csr_pattern
 from kernels.errors import BackendUnavailableError
-from kernels.reorder import METHODS, RowOrder, find_row_order, permute_rows
+from kernels.reorder import RowOrder, check_method, find_row_order, permute_rows
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +130,7 @@ def plan_attention(
         ValueError, TypeError: the back end has no such name or cannot take such inputs; the graph is malformed.
     """
     device = _device(device)
-    if reorder not in METHODS:
-        raise ValueError(f"reorder: got {reorder!r}; allowed are {', '.join(METHODS)}")
+    check_method(reorder)
     pattern = graph if isinstance(graph, BSB) else csr_pattern(graph)
     chosen = _choose(backend, device, dtype, head_dim, reorder)
     if reorder == "none":
@@ -190,9 +189,8 @@ def _choose(
     name: str, device: torch.device, dtype: torch.dtype | None, head_dim: int | None, reorder: str = "none"
 ) -> Backend:
     def unsupported(backend: Backend) -> str | None:
-        if reorder != "none" and not backend.reorders:
-            able = ", ".join(name for name, other in REGISTRY.items() if other.reorders)
-            return f"it cannot reorder rows (reorder={reorder!r}), which only {able} can"
+        if reorder != "none" and backend.name not in (able := reordering_backends()):
+            return f"it cannot reorder rows (reorder={reorder!r}), which only {', '.join(able)} can"
         return None if dtype is None or head_dim is None else backend.unsupported(dtype, head_dim)
 
     if name == "auto":

@@ -10,8 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from kernels.backends.cuda import HALF_TYPES, aligned_rows, refuse_gradients
-from kernels.backends.fused3s import Fused3SBackend
+from kernels.backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
 from kernels.jit import cpp_name, get_kernel
 from kernels.launch import launch_kernel
 
@@ -140,7 +139,7 @@ def dense_block_unavailable(device: torch.device, dtype: torch.dtype, dim: int) 
         return f"it takes float16 and bfloat16, and the model has {dtype}"
     if dim not in DIMS:
         return f"it takes d = {', '.join(map(str, DIMS))}, and the model has {dim}"
-    if reason := Fused3SBackend().unavailable(device):
+    if reason := cuda_unavailable(device):
         return reason
     capability = torch.cuda.get_device_capability(device)
     if capability != CAPABILITY:

@@ -55,6 +55,12 @@ class RowOrder:
     chunks_after: int
 
 
+def check_method(method: str) -> None:
+    """Raise a ValueError if `method` is none of METHODS."""
+    if method not in METHODS:
+        raise ValueError(f"reorder: got {method!r}; allowed are {', '.join(METHODS)}")
+
+
 def find_row_order(pattern: CSRPattern, method: str = "auto") -> RowOrder:
     """Find an order of the rows; the same pattern gives the same order every time.
 
@@ -66,8 +72,7 @@ def find_row_order(pattern: CSRPattern, method: str = "auto") -> RowOrder:
         ValueError: `method` is none of METHODS, or the pattern is wrong; the text names what.
         ImportError: the method needs Numba, which is not installed.
     """
-    if method not in METHODS:
-        raise ValueError(f"reorder: got {method!r}; allowed are {', '.join(METHODS)}")
+    check_method(method)
     may_decline = method == "auto"
     if method == "auto":
         method = "communities" if pattern.indices.shape[0] <= MAX_EDGES else "none"

@@ -14,7 +14,7 @@ warp is done, and windows of mixed sizes would leave a fifth of the warps' time 
 its part: no atomics, the same bits on every run.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -111,7 +111,8 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
     cut = num_leading * warps  # in the shared jobs, of which every warp has one
     own.warp.add_(cut)
     shared.warp[cut:] += num_own * warps
-    job = _Jobs(*(torch.cat([a[:cut], b, a[cut:]]) for a, b in zip(astuple(shared), astuple(own), strict=True)))
+    pairs = zip(vars(shared).values(), vars(own).values(), strict=True)
+    job = _Jobs(*(torch.cat([a[:cut], b, a[cut:]]) for a, b in pairs))
 
     length = (job.end - job.begin).clamp(min=1)
     num_warps = len(shared.warp) + num_own * warps

@@ -26,11 +26,11 @@ from models.dense import fused_unavailable
 from results.accuracy import accuracy
 from results.breakdown import time_attention, time_regions
 from results.end_to_end_times import mode_of
-from results.kernel_bench import FLOAT32, DeviceLostError, UnsupportedInputsError, classify, graph_columns
+from results.kernel_bench import FLOAT32, DeviceLostError, UnsupportedInputsError, classify
 from results.measure import NOT_MEASURED, Spread, peak_memory_mib, reset_peak_memory, time_passes
 from results.provenance import Provenance
-from results.records import Row
-from results.verify import Agreement, compare
+from results.records import Row, graph_columns
+from results.verify import compare
 
 ACCURACY_DTYPES = (torch.float16, torch.bfloat16)
 # Above this many multiplications a block the float64 back end takes seconds a pass, and float32 checks float16 as well.
@@ -168,7 +168,7 @@ class GraphBench:
         agreement = compare(logits, expected.logits)
         checked: dict[str, Any] = {"status": "ok", "relative_error": agreement.relative}
         if not agreement.passed:
-            checked |= {"status": "wrong", "reason": describe(agreement)}
+            checked |= {"status": "wrong", "reason": agreement.describe()}
 
         def row(scope: str, metric: str, unit: str, spread: Spread, note: str) -> Row:
             shared = self.columns_of(cell, cell.dtype) | checked | spread.columns()
@@ -215,7 +215,7 @@ class GraphBench:
         model, name = self.config.model, str(dtype).removeprefix("torch.")
         return {
             **self.environment.model_dump(),
-            **graph_columns(self.loaded),
+            **graph_columns(self.loaded.meta),
             "dim": cell.dim,
             "heads": model.heads,
             "blocks": model.blocks,
@@ -316,10 +316,3 @@ def memory_mib(device: torch.device) -> float:
 
 def tensors_mib(values: Iterable[Any]) -> float:
     return sum(value.nbytes for value in values if isinstance(value, Tensor)) / 2**20
-
-
-def describe(agreement: Agreement) -> str:
-    return (
-        f"relative error {agreement.relative:.1e} (allowed {agreement.allowed:.1e}), "
-        f"largest {agreement.max_abs:.1e} (allowed {agreement.allowed_abs:.1e})"
-    )

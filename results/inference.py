@@ -16,7 +16,7 @@ from models import Execution
 from results.accuracy import Accuracy
 from results.measure import Spread
 from results.provenance import device_name, provenance
-from results.records import Row
+from results.records import Row, graph_columns
 from results.verify import Agreement
 
 
@@ -131,20 +131,15 @@ def result_rows(run: InferenceRun) -> list[Row]:
     elif run.agreement.passed:
         checked = {"status": "ok", "relative_error": run.agreement.relative}
     else:
-        reason = (
-            f"relative error {run.agreement.relative:.1e} (allowed {run.agreement.allowed:.1e}), "
-            f"largest {run.agreement.max_abs:.1e} (allowed {run.agreement.allowed_abs:.1e})"
-        )
-        checked = {"status": "wrong", "reason": reason, "relative_error": run.agreement.relative}
+        checked = {
+            "status": "wrong",
+            "reason": run.agreement.describe(),
+            "relative_error": run.agreement.relative,
+        }
     shared = {
         **provenance(run.device).model_dump(),
         **checked,
-        "dataset": run.meta.name,
-        "data_sha256": run.meta.sha256,
-        "data_source": run.meta.source,
-        "nodes": run.meta.num_nodes,
-        "nnz": run.meta.num_edges,
-        "graphs": run.meta.num_graphs,
+        **graph_columns(run.meta),
         "dim": run.config.model.dim,
         "heads": run.config.model.heads,
         "blocks": run.config.model.blocks,
@@ -157,8 +152,7 @@ def result_rows(run: InferenceRun) -> list[Row]:
     mode = run.execution.mode
 
     def row(scope: str, metric: str, unit: str, spread: Spread, note: str = mode) -> Row:
-        numbers = {"value": spread.median, "p10": spread.p10, "p90": spread.p90, "repeats": spread.repeats}
-        return Row(scope=scope, metric=metric, unit=unit, note=note, **numbers, **shared)
+        return Row(scope=scope, metric=metric, unit=unit, note=note, **spread.columns(), **shared)
 
     rows = [
         row("model", "time", "ms", run.forward),

@@ -24,7 +24,7 @@ from kernels.jit import get_kernel
 from results.measure import NOT_MEASURED, Spread, l2_flusher, peak_memory_mib, reset_peak_memory, time_kernel
 from results.oracle import float64_attention, largest_row_error
 from results.provenance import Provenance
-from results.records import Row
+from results.records import Row, graph_columns
 from results.traffic import compulsory_bytes, gathered_bytes, gathered_columns
 
 # The back ends that compute in float32 get float32, as in the paper: 16-bit inputs they would only convert, or (pyg)
@@ -186,7 +186,7 @@ class GraphBench:
         """The columns that all rows of a cell share."""
         return {
             **self.environment.model_dump(),
-            **graph_columns(self.loaded),
+            **graph_columns(self.loaded.meta),
             "dim": cell.dim,
             "heads": 1,
             "blocks": 0,
@@ -230,19 +230,6 @@ class Problem:
         except torch.OutOfMemoryError as error:
             text = str(error).partition("\n")[0]
             raise MemoryError(f"the float64 reference, not the back end, ran out of memory: {text}") from None
-
-
-def graph_columns(loaded: data.LoadedGraph) -> dict[str, Any]:
-    """The columns that all rows of a graph share."""
-    meta = loaded.meta
-    return {
-        "dataset": meta.name,
-        "data_sha256": meta.sha256,
-        "data_source": meta.source,
-        "nodes": meta.num_nodes,
-        "nnz": meta.num_edges,
-        "graphs": meta.num_graphs,
-    }
 
 
 def checked_columns(error: float, dtype: torch.dtype) -> dict[str, Any]:

@@ -22,10 +22,10 @@ import kernels
 from kernels.backends.fused3s import TILE
 from kernels.bsb import BSB, PAPER_TILE
 from kernels.csr import CSRPattern
-from results.kernel_bench import classify, graph_columns, pattern_on
+from results.kernel_bench import classify, pattern_on
 from results.measure import NOT_MEASURED, Spread
 from results.provenance import NONE, Provenance
-from results.records import Row
+from results.records import Row, graph_columns
 
 REPEATS = 10
 SECONDS = 2.0  # after so long a build is not repeated
@@ -65,7 +65,7 @@ def measure_builds(
     """
     shared = {
         **environment.model_dump(),
-        **graph_columns(loaded),
+        **graph_columns(loaded.meta),
         "dim": 1,
         "heads": 1,
         "blocks": 0,

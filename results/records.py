@@ -9,10 +9,11 @@ import fcntl
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from data.graph import GraphMeta
 from results.provenance import NONE, Provenance
 
 # ok: the output was compared with the reference and agrees; unchecked: measured, the output was not compared;
@@ -87,6 +88,18 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
+
+
+def graph_columns(meta: GraphMeta) -> dict[str, Any]:
+    """The columns of a Row that all measurements on a graph share."""
+    return {
+        "dataset": meta.name,
+        "data_sha256": meta.sha256,
+        "data_source": meta.source,
+        "nodes": meta.num_nodes,
+        "nnz": meta.num_edges,
+        "graphs": meta.num_graphs,
+    }
 
 
 def check_results_file(path: Path) -> None:

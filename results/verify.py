@@ -38,6 +38,12 @@ class Agreement:
         # False for NaN, which agrees with nothing.
         return self.relative <= self.allowed and self.max_abs <= self.allowed_abs
 
+    def describe(self) -> str:
+        return (
+            f"relative error {self.relative:.1e} (allowed {self.allowed:.1e}), "
+            f"largest {self.max_abs:.1e} (allowed {self.allowed_abs:.1e})"
+        )
+
 
 def compare(output: Tensor, reference: Tensor) -> Agreement:
     """Compare logits [rows, classes] of one dtype, in float64."""

@@ -1,6 +1,7 @@
 """Shared fixtures: the real graphs and the GPU, each skipped with its reason where it is not there."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,15 @@ def real_graph_dir() -> Path:
     if not (folder / "single").is_dir():
         pytest.skip(f"no real graphs under {folder}; set FUSED3S_TEST_DATA to a folder with single/ and batched/")
     return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """On a busy machine the threads of tiny operations wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

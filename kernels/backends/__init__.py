@@ -4,7 +4,7 @@
 baselines of the benchmarks, which run only where they are named.
 """
 
-from kernels.backends.base import Backend
+from kernels.backends.base import Backend, ReorderingBackend
 from kernels.backends.csr_unfused import CSRUnfusedBackend
 from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from kernels.backends.dgl import DGLBackend
@@ -33,3 +33,8 @@ REGISTRY: dict[str, Backend] = {
         SDPAPaddedBackend(),
     )
 }
+
+
+def reordering_backends() -> list[str]:
+    """Names of the back ends that take a row order."""
+    return [name for name, backend in REGISTRY.items() if isinstance(backend, ReorderingBackend)]

@@ -50,6 +50,11 @@ class Backend(ABC):
             UnsupportedGraphError: the back end cannot run this graph on `device`.
         """
 
+
+class ReorderingBackend(Backend):
+    """One that can work on any rows together, and so takes a row order (see `kernels.reorder`)."""
+
+    @abstractmethod
     def prepare_reordered(
         self,
         graph: CSRPattern,
@@ -58,13 +63,4 @@ class Backend(ABC):
         dtype: torch.dtype | None,
         head_dim: int | None,
     ) -> AttentionFunction:
-        """`prepare` for a graph whose row i is row perm[i] of the caller's; perm is [num_rows] int32 on the CPU.
-
-        Only back ends that can group any rows in a window have it: see `reorders`.
-        """
-        raise NotImplementedError(self.name)
-
-    @property
-    def reorders(self) -> bool:
-        """Whether `prepare_reordered` is there."""
-        return type(self).prepare_reordered is not Backend.prepare_reordered
+        """`prepare` for a graph whose row i is row perm[i] of the caller's; perm is [num_rows] int32 on the CPU."""

@@ -15,17 +15,22 @@ class CudaBackend(Backend):
     """A back end whose kernels are compiled by CuPy; it has a forward pass only."""
 
     def unavailable(self, device: torch.device) -> str | None:
-        if not torch.cuda.is_available():
-            return "no NVIDIA GPU found, or this PyTorch has no CUDA"
-        if device.type != "cuda":
-            return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
-        if importlib.util.find_spec("cupy") is None:
-            return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
-        capability = torch.cuda.get_device_capability(device)
-        if capability < MIN_CAPABILITY:
-            found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
-            return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
-        return None
+        return cuda_unavailable(device)
+
+
+def cuda_unavailable(device: torch.device) -> str | None:
+    """Why no kernel of this repository can run on `device`; None when they can."""
+    if not torch.cuda.is_available():
+        return "no NVIDIA GPU found, or this PyTorch has no CUDA"
+    if device.type != "cuda":
+        return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
+    if importlib.util.find_spec("cupy") is None:
+        return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
+        return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
+    return None
 
 
 def refuse_gradients(name: str, *tensors: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from kernels.backends.base import AttentionFunction
+from kernels.backends.base import AttentionFunction, ReorderingBackend
 from kernels.backends.tensor_core import TensorCoreBackend, checked_inputs
 from kernels.bsb import BSB
 from kernels.csr import CSRPattern
@@ -76,7 +76,7 @@ class MergeKernelSpec:
         return cpp_name("fused3s_merge", self.out_dtype, self.dim, self.warps)
 
 
-class Fused3SBackend(TensorCoreBackend):
+class Fused3SBackend(TensorCoreBackend, ReorderingBackend):
     name = "fused3s"
     summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
     writes_lse = True

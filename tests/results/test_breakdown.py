@@ -12,15 +12,9 @@ from models import GraphTransformer, prepare_execution
 from results.accuracy import accuracy
 from results.breakdown import REGIONS, save_trace, time_attention, time_regions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine the threads of tiny operations wait for each other
-    yield
-    torch.set_num_threads(threads)
 
 
 def prepared(device=CPU, dtype=torch.float32, delay=0.0, **options):

@@ -1,47 +1,25 @@
 """Figures and tables of whole forward passes, drawn from a handful of rows."""
 
 import pytest
-import torch
+from kernel_rows import row as kernel_row
 
-from results import Row, provenance
+from results import Row
 from results.end_to_end_tables import end_to_end_tables
 from results.end_to_end_times import beside_paper, end_to_end_panels
 from results.plot_end_to_end import draw, variants
-
-PROVENANCE = provenance(torch.device("cpu")).model_dump() | {"device": "NVIDIA H200", "date": "2026-01-01T00:00:00Z"}
-NNZ = {"cora": 10_556, "zinc": 51_000, "reddit": 114_848_857}
 
 
 def row(dataset: str, backend: str, mode: str, value: float | None, status: str = "ok", **changes) -> Row:
     measured = value is not None
     values = {
-        "dataset": dataset,
-        "data_sha256": f"hash of {dataset}",
-        "data_source": "synthetic" if dataset == "reddit" else "official",
-        "nodes": 10,
-        "nnz": NNZ[dataset],
-        "graphs": 1024 if dataset == "zinc" else 1,
-        "dim": 128,
-        "heads": 1,
         "blocks": 10,
         "dtype": "float16" if backend.startswith("fused3s") else "float32",
-        "out_dtype": "float32",
-        "backend": backend,
         "scope": "model",
-        "metric": "time",
-        "unit": "ms",
-        "value": value,
-        "p10": value,
-        "p90": value,
-        "repeats": 5 if measured else 0,
-        "status": status,
-        "reason": "none" if status == "ok" else "because",
         "relative_error": 1e-3 if measured else None,
         "config": "configs/end_to_end/single.yaml",
-        "config_sha": "abc",
         "note": f"{mode}; and more" if measured else mode,
     }
-    return Row(**(PROVENANCE | values | changes))
+    return kernel_row(dataset, backend, value, status, **(values | changes))
 
 
 def inside(dataset: str, backend: str, mode: str, value: float) -> Row:

@@ -1,6 +1,5 @@
 """`scripts/bench_end_to_end.py`: as a user runs it, and its cells with back ends that fail in every way."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from broken_backends import REASONS, register_broken
+from scripts_as_modules import load_script
 
 from configs import load_config
 from configs.end_to_end_schema import EndToEndConfig
@@ -18,6 +18,8 @@ from results.end_to_end import finished_cells
 from results.end_to_end_times import mode_of
 from results.records import Row, read_rows
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "end_to_end" / "smoke.yaml"
 CPU = torch.device("cpu")
@@ -25,18 +27,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("bench_end_to_end", ROOT / "scripts" / "bench_end_to_end.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine the threads of tiny operations wait for each other
-    yield
-    torch.set_num_threads(threads)
+    return load_script("bench_end_to_end")
 
 
 def config(modes: str, *overrides: str) -> EndToEndConfig:

@@ -1,6 +1,5 @@
 """`scripts/bench_kernels.py`: as a user runs it, and its cells with back ends that fail in every way."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from broken_backends import REASONS, Broken, register_broken
+from scripts_as_modules import load_script
 
 from configs import load_config
 from configs.bench_schema import VARIANTS, BenchConfig
@@ -19,24 +19,15 @@ from results.kernel_times import kernel_panels
 from results.oracle import float64_attention
 from results.records import Row, read_rows
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "bench" / "single.yaml"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("bench_kernels", ROOT / "scripts" / "bench_kernels.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine the threads of tiny operations wait for each other
-    yield
-    torch.set_num_threads(threads)
+    return load_script("bench_kernels")
 
 
 def config(backends: str, *overrides: str) -> BenchConfig:

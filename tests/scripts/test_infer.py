@@ -4,7 +4,6 @@ Importing torch and DGL takes most of a run, so what does not depend on a fresh 
 """
 
 import csv
-import importlib.util
 import os
 import shlex
 import shutil
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 from configs import load_config
@@ -57,10 +57,7 @@ def fresh_infer(arguments):
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("infer_script", ROOT / "scripts" / "infer.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("infer")
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """`scripts/reproduce_figures.py`: what it measures and what it draws from, with and without a GPU."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
+from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,10 +14,7 @@ MEASURED = ("make_figures.py", "--results", "results/local", "--figures", "resul
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("reproduce_figures", ROOT / "scripts" / "reproduce_figures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("reproduce_figures")
 
 
 @pytest.fixture
