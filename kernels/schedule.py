@@ -10,8 +10,9 @@ A chunk is 16 gathered keys of a 16-row window (a 16 x 16 block of BSB). Windows
 Blocks whose warps have more than `Balance.light` chunks each come first, so that none starts late; those with light
 windows follow, and the other medium windows, quick as they are, fill the gaps at the end. Light windows are in their
 natural order, which keeps neighbours together, but sorted by size among a few: a block holds its SM until its longest
-warp is done, and windows of mixed sizes would leave a fifth of the warps' time unused. Every piece has a fixed slot for
-its part: no atomics, the same bits on every run.
+warp is done, and windows of mixed sizes would leave a fifth of the warps' time unused. Where all of them are under way
+at once neither matters, and each block gets large and small ones, so that all SMs have the same to do. Every piece has
+a fixed slot for its part: no atomics, the same bits on every run.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ CHUNK_KEYS = 16
 KEYS, BITMAP, WINDOW, NUM_KEYS, FINISH, STARTS = slice(0, 16), slice(16, 24), 24, 25, 26, 27
 CHUNK_WORDS = 28
 SEGMENT = 32  # of sorted windows: long enough for blocks of equals, short enough to keep neighbours together
-WARPS_PER_SM = 12  # resident at d = 128: three blocks of four warps
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,40 @@ class Balance:
         light: most chunks of a window that one warp handles alone.
         target: chunks, plus one for each window, that a warp with light windows is given.
         piece: most chunks of a block that shares a window.
-        segment: neighbouring light windows that are sorted by size among themselves.
+        segment: neighbouring light windows that are sorted by size among themselves; None: all are sorted, and dealt
+            to the blocks like cards.
     """
 
     light: int
     target: int
     piece: int
-    segment: int
+    segment: int | None
 
     @classmethod
-    def of(cls, num_chunks: int, num_sms: int) -> "Balance":
-        """The rule that fits the measurements: small jobs where the warps have few chunks each, else larger ones."""
-        share = num_chunks / (num_sms * WARPS_PER_SM)
+    def of(cls, counts: torch.Tensor, warps: int, resident_warps: int) -> "Balance":
+        """The rule that fits the measurements (kernels/NOTES.md).
+
+        A warp alone takes seven eighths of the windows, unless that would be much more than its share of all chunks; a
+        graph that cannot fill the GPU shares even small windows. A block of a cut window gets half more than its share.
+
+        Args:
+            counts: [num_row_windows] chunks of each window.
+            warps: of a block.
+            resident_warps: that the GPU runs at once.
+        """
+        if not len(counts):
+            return cls(light=1, target=1, piece=1, segment=SEGMENT)
+        share = int(counts.sum()) / resident_warps
+        light = 3
+        if share >= 2:
+            most = int(counts.kthvalue(-(-len(counts) * 7 // 8)).values)
+            light = max(2, min(most, int(max(8, min(1.6 * share, 24)))))
+        at_once = int((counts <= light).sum()) <= resident_warps and int(counts.max()) <= light * warps
         return cls(
-            light=3 if share < 1 else 8 if share < 8 else 16,
+            light=light,
             target=1,
-            piece=128 if share < 40 else 256,
-            segment=SEGMENT,
+            piece=int(max(64, min(1.5 * share * warps, 256))),
+            segment=None if at_once else SEGMENT,
         )
 
 
@@ -157,14 +174,27 @@ def _shared_jobs(
 def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int) -> tuple[_Jobs, int]:
     """Jobs of the light windows, given to warps where their running weight passes a multiple of the target; and the
     number of blocks."""
-    segment = torch.arange(len(light), device=offset.device) // balance.segment
     size = offset[light + 1] - offset[light]
+    segment = torch.arange(len(light), device=offset.device) // (balance.segment or max(1, len(light)))
     light = light[torch.argsort(segment * (balance.light + 1) - size, stable=True)]
+    if balance.segment is None:
+        light = _dealt(light, warps)
     begin, end = offset[light], offset[light + 1]
     bucket = (torch.cumsum(end - begin + 1, 0) - 1) // (balance.target + 1)
     _, warp = torch.unique_consecutive(bucket, return_inverse=True)
     num_warps = int(warp[-1]) + 1 if len(warp) else 0
     return _Jobs(warp, light, begin, end, torch.full_like(light, DONE)), -(-num_warps // warps)
+
+
+def _dealt(sorted_windows: torch.Tensor, warps: int) -> torch.Tensor:
+    """Windows in the order of blocks of `warps`, dealt there and back, so that only the last blocks have fewer."""
+    blocks = -(-len(sorted_windows) // warps)
+    rounds = sorted_windows.new_full((warps * blocks,), -1)
+    rounds[: len(sorted_windows)] = sorted_windows
+    rounds = rounds.view(warps, blocks)
+    rounds[:-1:2] = rounds[:-1:2].flip(1)
+    windows = rounds.T.flatten()
+    return windows[windows >= 0]
 
 
 def _stream(bsb: BSB, job: _Jobs, length: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,15 @@ from kernels.csr import CSRPattern
 from kernels.fragments import WARP_SIZE
 from kernels.jit import cpp_name, get_kernel
 from kernels.launch import launch_kernel
-from kernels.schedule import WARPS_PER_SM, Balance, Schedule, make_schedule
+from kernels.schedule import Balance, Schedule, make_schedule
 
 TILE = (16, 16)
 WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
 WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
 SM_SHARED_BYTES = 228 * 1024  # of an SM of compute capability 9.0
-MAX_BLOCKS_PER_SM = 5  # of four warps, what registers allow at d = 64 and below
+SMALL_CHUNKS_PER_SM = 12  # a graph with fewer cannot give every warp of the GPU a chunk
+COMMON_DIM = 128  # what a plan is made for before it is known
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
 CHUNK_BYTES = 112  # struct Chunk
 
@@ -59,6 +60,17 @@ class FusedKernelSpec:
         key_pitch, value_pitch = 64 * -(-self.dim // 32), 16 * (2 * -(-self.dim // 16) + 1)
         stage = 16 * (key_pitch + value_pitch)
         return self.warps * self.stages * (stage + 2 * CHUNK_BYTES)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Shared memory that a block takes of its SM."""
+        return self.shared_bytes + 1024
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
+        max_warps = 20 if self.dim <= 64 else 12 if self.dim <= 128 else 8
+        return max(1, min(SM_SHARED_BYTES // self.reserved_bytes, max_warps // self.warps))
 
 
 @dataclass(frozen=True)
@@ -115,20 +127,26 @@ def plan_launches(
         dtype, head_dim: where known, the kernels are compiled and scheduled for them now.
     """
     gpu = torch.cuda.get_device_properties(device)
-    balance = Balance.of(bsb.num_tcbs, gpu.multi_processor_count)
-    is_small = bsb.num_tcbs < gpu.multi_processor_count * WARPS_PER_SM
+    num_sms = gpu.multi_processor_count
+    is_small = bsb.num_tcbs < num_sms * SMALL_CHUNKS_PER_SM
+    counts = bsb.tcb_row_offset.diff()
 
-    @cache
-    def schedule_of(warps: int) -> Schedule:
+    @cache  # large graphs have the same for every dimension
+    def schedule_with(warps: int, balance: Balance) -> Schedule:
         return make_schedule(bsb, warps, balance)
 
+    @cache
+    def schedule_of(warps: int, warps_per_sm: int) -> Schedule:
+        return schedule_with(warps, Balance.of(counts, warps, num_sms * warps_per_sm))
+
     @cache  # looked up at every call, which on a small graph takes no longer than its launch
-    def spec_of(dtype: torch.dtype, out_dtype: torch.dtype, dim: int) -> FusedKernelSpec:
+    def kernel_of(dtype: torch.dtype, out_dtype: torch.dtype, dim: int) -> tuple[FusedKernelSpec, Schedule]:
         warps = FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
         spec = FusedKernelSpec(dtype, out_dtype, dim, warps)
         if spec.shared_bytes > gpu.shared_memory_per_block_optin:
             spec = replace(spec, warps=FEW_WARPS)
-        return replace(spec, cache_l1=goes_through_l1(spec, bsb.shape[1], gpu.L2_cache_size))
+        spec = replace(spec, cache_l1=goes_through_l1(spec, bsb.shape[1], gpu.L2_cache_size))
+        return spec, schedule_of(spec.warps, spec.blocks_per_sm * spec.warps)
 
     def attend(
         query: torch.Tensor,
@@ -138,25 +156,21 @@ def plan_launches(
         out_dtype: torch.dtype,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        spec = spec_of(query.dtype, out_dtype, query.shape[-1])
-        return launch(spec, schedule_of(spec.warps), query, key, value, scale, row_ids=row_ids, lse=lse)
+        spec, schedule = kernel_of(query.dtype, out_dtype, query.shape[-1])
+        return launch(spec, schedule, query, key, value, scale, row_ids=row_ids, lse=lse)
 
+    spec, schedule = kernel_of(dtype or torch.float16, dtype or torch.float16, head_dim or COMMON_DIM)
     if dtype is not None and head_dim is not None:
-        spec = spec_of(dtype, dtype, head_dim)
         get_kernel(spec, device.index)
-        if schedule_of(spec.warps).num_slots:
+        if schedule.num_slots:
             get_kernel(MergeKernelSpec(dtype, head_dim, spec.warps), device.index)
-    else:
-        schedule_of(WARPS)
     return attend
 
 
 def goes_through_l1(spec: FusedKernelSpec, num_cols: int, l2_bytes: int) -> bool:
     """Whether to gather K and V, [num_cols, d] each, through L1: where the rings leave much of L1 (narrow heads), or
     where a head's K and V are small against L2. Else requests would wait for lines of L1 that few gathers hit."""
-    block_bytes = spec.shared_bytes + 1024  # 1 KiB a block is reserved
-    blocks = min(SM_SHARED_BYTES // block_bytes, MAX_BLOCKS_PER_SM * WARPS // spec.warps)
-    l1_is_large = SM_SHARED_BYTES - blocks * block_bytes >= 64 * 1024
+    l1_is_large = SM_SHARED_BYTES - spec.blocks_per_sm * spec.reserved_bytes >= 64 * 1024
     return l1_is_large or 16 * num_cols * spec.dim <= l2_bytes
 
 

@@ -205,7 +205,7 @@ def jobs_of(chunks: np.ndarray) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("name", EDGE_CASES)
 @pytest.mark.parametrize(
-    "balance", [Balance(1, 1, 16, 3), Balance(8, 16, 64, 100), Balance(2, 1, 2, 1), Balance(1, 3, 1, 2)], ids=str
+    "balance", [Balance(1, 1, 16, 3), Balance(8, 16, 64, 100), Balance(2, 1, 2, None), Balance(1, 3, 1, 2)], ids=str
 )
 def test_schedule_covers_edge_cases(name, balance):
     graph = EDGE_CASES[name]()
@@ -217,7 +217,27 @@ def test_schedule_covers_edge_cases(name, balance):
 def test_schedule_covers_real_graphs(name, real_graph_dir):
     graph = load_real_graph(real_graph_dir, name)
     bsb = BSB.from_csr(graph.indptr, graph.indices, tile=TILE)
-    check_schedule(bsb, WARPS, Balance.of(bsb.num_tcbs, num_sms=132))
+    check_schedule(bsb, WARPS, Balance.of(bsb.tcb_row_offset.diff(), WARPS, 1584))
+
+
+@pytest.mark.parametrize(
+    ("counts", "balance"),
+    [
+        ([], Balance(1, 1, 1, 32)),
+        ([1, 5, 0], Balance(3, 1, 64, None)),  # less than the GPU: even small windows are shared
+        ([2, 1] * 10, Balance(2, 1, 64, 32)),
+        ([4] * 35 + [9] * 5, Balance(4, 1, 138, 32)),  # seven eighths have up to 4
+        ([9] * 8, Balance(9, 1, 64, None)),
+        ([12] * 8, Balance(12, 1, 72, None)),
+        ([6] * 7 + [24], Balance(6, 1, 64, None)),  # all are under way at once
+        ([6] * 7 + [25], Balance(6, 1, 64, 32)),  # but for one, which comes first
+        ([20] * 4 + [1] * 4, Balance(16, 1, 64, None)),  # 1.6 times a warp's share
+        ([60] * 80, Balance(24, 1, 256, None)),
+    ],
+)
+def test_balance_follows_the_windows(counts, balance):
+    """On a GPU that runs two blocks of four warps."""
+    assert Balance.of(torch.tensor(counts, dtype=torch.int32), WARPS, resident_warps=8) == balance
 
 
 def test_heavy_windows_lead_light_ones_are_sorted_in_segments_and_medium_ones_end():
@@ -234,6 +254,16 @@ def test_heavy_windows_lead_light_ones_are_sorted_in_segments_and_medium_ones_en
     assert jobs[4:8] == [[1] * 3, [3, 3, 0], [6, 5], []]
     assert jobs[8:] == [[2] * 3, [2] * 2, [2] * 2, [2] * 2]
     assert schedule.own_blocks == (1, 2)
+
+
+def test_light_windows_that_run_at_once_are_dealt_to_the_blocks():
+    indptr = torch.arange(1, 12).repeat_interleave(16).cumsum(0) * 16  # windows of 1 to 11 chunks
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), indptr])
+    columns = torch.cat([torch.arange(16 * count) for count in range(1, 12) for _ in range(16)])
+    bsb = BSB.from_csr(indptr, columns, 176, TILE)
+    schedule = make_schedule(bsb, WARPS, Balance(light=11, target=1, piece=64, segment=None))
+    sizes = schedule.warp_range[:, :, 1] - schedule.warp_range[:, :, 0]
+    assert sizes.tolist() == [[9, 8, 3, 2], [10, 7, 4, 1], [11, 6, 5, 0]]
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
