@@ -22,6 +22,7 @@ WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
 WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
 SM_SHARED_BYTES = 228 * 1024  # of an SM of compute capability 9.0
+RESERVED_BYTES = 1024  # of it, for each block
 SMALL_CHUNKS_PER_SM = 12  # a graph with fewer cannot give every warp of the GPU a chunk
 COMMON_DIM = 128  # what a plan is made for before it is known
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
@@ -38,7 +39,6 @@ class FusedKernelSpec:
         dim: dimensions of a head, a multiple of 8 up to 256.
         warps: warps of a thread block.
         stages: chunks in a warp's ring.
-        cache_l1: gather through L1 (cp.async.ca), on Hopper the faster way out of L2; see `goes_through_l1`.
     """
 
     dtype: torch.dtype
@@ -46,31 +46,25 @@ class FusedKernelSpec:
     dim: int
     warps: int = WARPS
     stages: int = 2
-    cache_l1: bool = True
 
     source: ClassVar[str] = "fused3s.cu"
 
     @property
     def name(self) -> str:
-        return cpp_name("fused3s", self.dtype, self.out_dtype, self.dim, self.warps, self.stages, self.cache_l1)
+        return cpp_name("fused3s", self.dtype, self.out_dtype, self.dim, self.warps, self.stages)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: the warps' rings, as struct Stage has them."""
-        key_pitch, value_pitch = 64 * -(-self.dim // 32), 16 * (2 * -(-self.dim // 16) + 1)
+        key_pitch, value_pitch = 64 * -(-self.dim // 32), 32 * -(-self.dim // 16)
         stage = 16 * (key_pitch + value_pitch)
         return self.warps * self.stages * (stage + 2 * CHUNK_BYTES)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Shared memory that a block takes of its SM."""
-        return self.shared_bytes + 1024
 
     @property
     def blocks_per_sm(self) -> int:
         """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
         max_warps = 20 if self.dim <= 64 else 12 if self.dim <= 128 else 8
-        return max(1, min(SM_SHARED_BYTES // self.reserved_bytes, max_warps // self.warps))
+        return max(1, min(SM_SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,6 @@ def plan_launches(
         spec = FusedKernelSpec(dtype, out_dtype, dim, warps)
         if spec.shared_bytes > gpu.shared_memory_per_block_optin:
             spec = replace(spec, warps=FEW_WARPS)
-        spec = replace(spec, cache_l1=goes_through_l1(spec, bsb.shape[1], gpu.L2_cache_size))
         return spec, schedule_of(spec.warps, spec.blocks_per_sm * spec.warps)
 
     def attend(
@@ -165,13 +158,6 @@ def plan_launches(
         if schedule.num_slots:
             get_kernel(MergeKernelSpec(dtype, head_dim, spec.warps), device.index)
     return attend
-
-
-def goes_through_l1(spec: FusedKernelSpec, num_cols: int, l2_bytes: int) -> bool:
-    """Whether to gather K and V, [num_cols, d] each, through L1: where the rings leave much of L1 (narrow heads), or
-    where a head's K and V are small against L2. Else requests would wait for lines of L1 that few gathers hit."""
-    l1_is_large = SM_SHARED_BYTES - spec.blocks_per_sm * spec.reserved_bytes >= 64 * 1024
-    return l1_is_large or 16 * num_cols * spec.dim <= l2_bytes
 
 
 def launch(

@@ -6,15 +6,11 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
 }
 
 // 16 bytes from global to shared memory if `index` is not negative: a predicate, where an if would become a branch.
-template <bool kCacheL1>
+// It goes past L1. A line of 128 bytes should stay one in shared memory, with its 16-byte pieces in any order: torn in two
+// it takes two requests, and where the halves of its 32-byte sectors part, each sector is fetched twice.
 __device__ __forceinline__ void copy_async(u32 target, const void* source, int index) {
-  if constexpr (kCacheL1) {
-    asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 16;}" ::"r"(target),
-                 "l"(source), "r"(index));
-  } else {
-    asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(target),
-                 "l"(source), "r"(index));
-  }
+  asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(target),
+               "l"(source), "r"(index));
 }
 // Brings a line of 128 bytes into L2; nothing waits for it.
 __device__ __forceinline__ void prefetch_l2(const void* address) {

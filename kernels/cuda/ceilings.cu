@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kGatherWarps * kWarpSize) gather_async(const c
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const char* address = piece_address<kDim>(k, v, (chunk * kPieces + i) * kWarpSize + lane, num_rows);
-        copy_async<true>(shared_address(&smem_ring[warp][stage][i][lane]), address, true);
+        copy_async(shared_address(&smem_ring[warp][stage][i][lane]), address, true);
       }
     }
     commit_copies();  // also without copies, so that the groups count the chunks

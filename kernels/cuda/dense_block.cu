@@ -380,7 +380,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * 
 #pragma unroll
       for (int piece = 0; piece < kDim / 16; ++piece) {
         const int s = piece / 2, r = piece % 2;
-        copy_async<false>(waiting_piece(piece), lane_attended + 8 * r * kDim + kBlockK * s, rows.in_range[r] - 1);
+        copy_async(waiting_piece(piece), lane_attended + 8 * r * kDim + kBlockK * s, rows.in_range[r] - 1);
       }
       commit_copies();
     } else {

@@ -19,17 +19,18 @@
 // A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring
 // runs on across window borders: neither the start nor the end of a window drains it. Q is fetched into L2 when a
 // window's first chunk is gathered, and into registers as soon as the window before is done. Q, the scores, E and O
-// stay in registers. kCacheL1 gathers by cp.async.ca, which on Hopper brings more out of L2 than .cg does.
+// stay in registers.
 // A chunk with fewer than 16 keys copies only those.
 //
 // Shared memory of a warp (bytes at kDim = 128):
 //   kStages of
 //     key      16 rows x 256    4096   read 16 bytes a lane, rows g = 0, 1, ... by pieces t, t + 4, ...; odd rows have
 //                                      their 64-byte halves exchanged (piece ^ 4), so that two rows cover all banks
-//     value    16 rows x 272    4352   read by ldmatrix; 17 pieces a row put eight rows into different banks
+//     value    16 rows x 256    4096   read by ldmatrix; piece p of row n lies at p ^ (n % 8), so that eight rows cover
+//                                      all banks and each line of 128 bytes stays one (async_copy.cuh)
 //   2 kStages of
 //     Chunk                      112   arrives with the K and V of the chunk kStages before it
-// In the end the first stage of each warp holds its part of a shared window.
+// In the end the ring of each warp holds its part of a shared window.
 #include "mma.cuh"
 #include "async_copy.cuh"
 #include "window_parts.cuh"
@@ -55,12 +56,17 @@ struct Stage {
   static constexpr int kSteps = divide_up(kDim, 16);         // pairs of n-tiles of SpMM
   static constexpr int kKeyPitch = kPairs * 64;              // bytes of a row
   static constexpr int kKeySwizzle = kPairs % 2 ? 0 : 64;    // an odd number of 64-byte pairs alternates banks itself
-  static constexpr int kValuePitch = (2 * kSteps + 1) * 16;
+  static constexpr int kValuePitch = 2 * kSteps * 16;
+  // Rows kPeriod apart start in the same bank, and kSpread pieces that follow each other never leave a bank's reach:
+  // every kPeriod rows pieces are exchanged within kSpread.
+  static constexpr int kPeriod = kSteps % 4 == 0 ? 1 : kSteps % 2 == 0 ? 2 : 4;
+  static constexpr int kSpread = 8 / kPeriod;
+  __device__ static constexpr int value_swizzle(int row) { return 16 * (row / kPeriod % kSpread); }
   unsigned char key[kChunk * kKeyPitch];
   unsigned char value[kChunk * kValuePitch];
 };
 
-template <Element kIn, Element kOut, int kDim, int kWarps, int kStages, bool kCacheL1>
+template <Element kIn, Element kOut, int kDim, int kWarps, int kStages>
 __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 128 ? 12 : 8) / kWarps)  // no spills
     fused3s(const Chunk* __restrict__ chunks, const int2* __restrict__ warp_range, const u16* __restrict__ query,
             const u16* __restrict__ key, const u16* __restrict__ value, void* __restrict__ output,
@@ -73,9 +79,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   constexpr int kPairs = WarpStage::kPairs;
   constexpr int kSteps = WarpStage::kSteps;
   constexpr int kPieces = kDim / 8;  // 16-byte pieces of a row
-  static_assert(sizeof(Partial<kDim>) <= sizeof(WarpStage), "a part is left in a stage");
+  static_assert(sizeof(Partial<kDim>) <= kStages * sizeof(WarpStage), "a part is left in a ring");
 
-  extern __shared__ uint4 smem[];
+  extern __shared__ __align__(128) uint4 smem[];
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int g = lane / 4;
@@ -103,7 +109,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
         *reinterpret_cast<uint4*>(ring[s].key + n * WarpStage::kKeyPitch + place) = make_uint4(0, 0, 0, 0);
       }
       for (int piece = kPieces; piece < 2 * kSteps; ++piece) {
-        *reinterpret_cast<uint4*>(ring[s].value + n * WarpStage::kValuePitch + 16 * piece) = make_uint4(0, 0, 0, 0);
+        const int place = 16 * piece ^ WarpStage::value_swizzle(n);
+        *reinterpret_cast<uint4*>(ring[s].value + n * WarpStage::kValuePitch + place) = make_uint4(0, 0, 0, 0);
       }
     }
   }
@@ -118,11 +125,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   const char* const key_lane = reinterpret_cast<const char*>(key) + 16 * lane_piece;
   const char* const value_lane = reinterpret_cast<const char*>(value) + 16 * lane_piece;
   const u32 key_place = lane_row * WarpStage::kKeyPitch + 16 * lane_piece;
-  const u32 value_place = lane_row * WarpStage::kValuePitch + 16 * lane_piece + sizeof(WarpStage::key);
+  const u32 value_place = lane_row * WarpStage::kValuePitch + sizeof(WarpStage::key) +
+                          (16 * lane_piece ^ WarpStage::value_swizzle(lane_row));
   const u32 ring_address = shared_address(ring);
 
   const auto fetch_record = [&](int chunk) {
-    copy_async<kCacheL1>(shared_address(records + static_cast<u32>(chunk) % kRecords) + 16 * lane,
+    copy_async(shared_address(records + static_cast<u32>(chunk) % kRecords) + 16 * lane,
                          reinterpret_cast<const char*>(chunks + chunk) + 16 * lane,
                          chunk < end && lane < static_cast<int>(sizeof(Chunk) / 16) ? 0 : -1);
   };
@@ -149,9 +157,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
         const int wanted = source[i] | sits_out;
         // lane_row is even wherever a lane has several rows, so that the row's parity is that of i.
         const u32 exchange = (kRowsPerLane == 1 ? lane_row : i) % 2 * WarpStage::kKeySwizzle;
-        copy_async<kCacheL1>(stage + (key_place ^ exchange) + i * WarpStage::kKeyPitch,
+        copy_async(stage + (key_place ^ exchange) + i * WarpStage::kKeyPitch,
                              key_lane + static_cast<i64>(source[i]) * key_row_bytes, wanted);
-        copy_async<kCacheL1>(stage + value_place + i * WarpStage::kValuePitch,
+        copy_async(((stage + value_place) ^ WarpStage::value_swizzle(i)) + i * WarpStage::kValuePitch,
                              value_lane + static_cast<i64>(source[i]) * value_row_bytes, wanted);
       }
       if (record.starts >= 0) prefetch_query(record.starts);
@@ -296,12 +304,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
 
     // SpMM: matrices (keys 0-7, 8-15) x (low, high eight dimensions), keys innermost. In place of rows past the last
     // key, which may hold anything, the last one is read again: 0 times NaN would not be 0.
-    const u32 value_row =
-        stage + sizeof(WarpStage::key) + min(lane % 16, last_key) * WarpStage::kValuePitch + lane / 16 * 16;
+    const int value_row = min(lane % 16, last_key);
+    const u32 value_pieces = stage + sizeof(WarpStage::key) + value_row * WarpStage::kValuePitch +
+                             (lane / 16 * 16 ^ WarpStage::value_swizzle(value_row));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       u32 b[4];
-      load_transposed(b, value_row + 32 * step);
+      constexpr int kBytes = 16 * WarpStage::kSpread;  // within which pieces are exchanged
+      load_transposed(b, (value_pieces ^ (32 * step % kBytes)) + 32 * step / kBytes * kBytes);
       mma<kIn>(out[2 * step], prob[0], prob[1], prob[2], prob[3], b[0], b[1]);
       mma<kIn>(out[2 * step + 1], prob[0], prob[1], prob[2], prob[3], b[2], b[3]);
     }

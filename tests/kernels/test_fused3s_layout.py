@@ -8,7 +8,7 @@ import torch
 from attention_cases import EDGE_CASES, load_real_graph
 
 from kernels import BSB
-from kernels.backends.fused3s import CHUNK_BYTES, FEW_WARPS, TILE, WARPS, FusedKernelSpec, goes_through_l1
+from kernels.backends.fused3s import CHUNK_BYTES, FEW_WARPS, TILE, WARPS, FusedKernelSpec
 from kernels.fragments import WARP_SIZE, b_element, c_element, sddmm_dimension, spmm_dimension
 from kernels.schedule import (
     BITMAP,
@@ -39,8 +39,20 @@ def key_address(row: int, piece: int, dim: int) -> int:
     return row * pitch + (16 * piece ^ (row % 2 * swizzle))
 
 
+def value_layout(dim: int) -> tuple[int, int, int]:
+    """(pitch in bytes, period in rows, spread in pieces) of a stage's V tile."""
+    steps = -(-dim // 16)
+    period = 1 if steps % 4 == 0 else 2 if steps % 2 == 0 else 4
+    return 32 * steps, period, 8 // period
+
+
+def value_swizzle(row: int, dim: int) -> int:
+    _, period, spread = value_layout(dim)
+    return 16 * (row // period % spread)
+
+
 def value_address(row: int, piece: int, dim: int) -> int:
-    return row * 16 * (2 * -(-dim // 16) + 1) + 16 * piece
+    return row * value_layout(dim)[0] + (16 * piece ^ value_swizzle(row, dim))
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -84,6 +96,21 @@ def test_key_words_are_the_remapped_b_fragments(dim):
             assert first + 2 * (2 * odd + register) + half == sddmm_dimension(2 * pair + odd, k, permuted=True)
 
 
+@pytest.mark.parametrize("dim", DIMS)
+def test_value_addresses_of_the_kernel_are_those_of_the_layout(dim):
+    pitch, _, spread = value_layout(dim)
+    for row, high, step in product(range(16), range(2), range(-(-dim // 16))):
+        first = row * pitch + (16 * high ^ value_swizzle(row, dim))
+        read = (first ^ (32 * step % (16 * spread))) + 32 * step // (16 * spread) * (16 * spread)
+        assert read == value_address(row, 2 * step + high, dim)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
+def test_lines_of_whole_rows_stay_lines_in_shared_memory(dim):
+    for address, row, line in product((key_address, value_address), range(16), range(dim // 64)):
+        assert len({address(row, 8 * line + piece, dim) // 128 for piece in range(8)}) == 1
+
+
 def test_value_matrices_are_the_b_fragments_of_spmm():
     """ldmatrix, transposed: lane l gives row l % 16 and piece l // 16 of a step; register i holds matrix i."""
     for lane, register, half in product(LANES, range(4), range(2)):
@@ -114,15 +141,15 @@ def test_stores_write_every_dimension_of_a_step_once_in_runs_of_four():
 
 
 def test_shared_memory_is_what_the_structs_hold():
-    # At kDim = 128: two stages of K 4096 and V 4352, and four of struct Chunk 112 a warp.
-    assert FusedKernelSpec(torch.float16, torch.float32, 128).shared_bytes == 4 * (2 * (4096 + 4352) + 4 * 112)
+    # At kDim = 128: two stages of K 4096 and V 4096, and four of struct Chunk 112 a warp.
+    assert FusedKernelSpec(torch.float16, torch.float32, 128).shared_bytes == 4 * (2 * (4096 + 4096) + 4 * 112)
     assert CHUNK_BYTES == 4 * CHUNK_WORDS
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
-def test_a_part_of_a_window_fits_a_stage(dim):
+def test_a_part_of_a_window_fits_a_ring(dim):
     steps, pairs = -(-dim // 16), -(-dim // 32)
-    assert 2 * steps * 32 * 16 + 2 * 16 * 4 <= 16 * 64 * pairs + 16 * 16 * (2 * steps + 1)
+    assert 2 * steps * 32 * 16 + 2 * 16 * 4 <= 2 * (16 * 64 * pairs + 16 * 32 * steps)
 
 
 def test_wide_heads_fit_gpus_with_less_shared_memory():
@@ -130,21 +157,6 @@ def test_wide_heads_fit_gpus_with_less_shared_memory():
     assert wide.shared_bytes > 99 * 1024
     assert FusedKernelSpec(torch.float16, torch.float32, 256, warps=FEW_WARPS).shared_bytes < 99 * 1024
     assert FusedKernelSpec(torch.float16, torch.float32, 168).shared_bytes < 163 * 1024
-
-
-@pytest.mark.parametrize(
-    ("dim", "warps", "num_cols", "expected"),
-    [
-        (32, 4, 10_000_000, True),
-        (64, 4, 80_000, False),
-        (128, 4, 7_000, True),
-        (128, 4, 80_000, False),
-        (256, 2, 80_000, False),
-    ],
-)
-def test_gathers_go_past_l1_where_it_is_small_and_k_and_v_are_not(dim, warps, num_cols, expected):
-    spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps)
-    assert goes_through_l1(spec, num_cols, l2_bytes=60 << 20) == expected
 
 
 def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
@@ -283,3 +295,6 @@ def test_lanes_copy_every_piece_of_a_chunk_once(dim):
         exchange = (row - i if rows_per_lane == 1 else i) % 2 * swizzle
         place = (row - i) * pitch + 16 * piece
         assert (place ^ exchange) + i * pitch == key_address(row, piece, dim)
+        value_pitch = value_layout(dim)[0]
+        place = (row - i) * value_pitch + (16 * piece ^ value_swizzle(row - i, dim))
+        assert (place ^ value_swizzle(i, dim)) + i * value_pitch == value_address(row, piece, dim)

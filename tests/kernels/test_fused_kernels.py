@@ -43,8 +43,7 @@ def run_fast(graph, tensors, scale: float, out_dtype: torch.dtype, balance: Bala
     bsb = BSB.from_scipy(graph, fused3s.TILE).to("cuda")
     rule = Balance.of(bsb.tcb_row_offset.diff(), fused3s.WARPS, resident_warps=1584)
     schedule = make_schedule(bsb, fused3s.WARPS, balance or rule)
-    # Both ways to gather, whichever the back end would take: through L1 with the usual balance, past it with cuts.
-    spec = FusedKernelSpec(q.dtype, out_dtype, q.shape[-1], cache_l1=balance is None)
+    spec = FusedKernelSpec(q.dtype, out_dtype, q.shape[-1])
     return fused3s.launch(spec, schedule, q, k, v, scale)
 
 
@@ -108,12 +107,11 @@ def test_switches_of_the_papers_kernel_keep_the_result(monkeypatch, edge_case, r
 
 
 @pytest.mark.parametrize("balance", [Balance(1, 1, 16, 4), Balance(2, 4, 2, 1), Balance(16, 1, 16, None)], ids=str)
-@pytest.mark.parametrize("cache_l1", [True, False])
 @pytest.mark.parametrize(("dim", "warps"), [(8, 4), (40, 4), (128, 4), (256, 4), (256, 2)])
-def test_balance_of_the_fast_kernel_keeps_the_result(monkeypatch, edge_case, balance, cache_l1, dim, warps):
+def test_balance_of_the_fast_kernel_keeps_the_result(monkeypatch, edge_case, balance, dim, warps):
     q, k, v = inputs(*edge_case.shape, 2, dim, torch.float16)
     bsb = BSB.from_scipy(edge_case, fused3s.TILE).to("cuda")
-    spec = FusedKernelSpec(q.dtype, torch.float16, dim, warps=warps, cache_l1=cache_l1)
+    spec = FusedKernelSpec(q.dtype, torch.float16, dim, warps=warps)
     with poisoned_buffers(monkeypatch):
         output = fused3s.launch(spec, make_schedule(bsb, warps, balance), q, k, v, 0.2)
     assert_within_bound(output, q, k, v, *edges_of(edge_case, "cuda"), 0.2, f"{spec.name} {balance}")

@@ -57,12 +57,11 @@ def test_every_instance_is_within_its_budget(arch):
 
 
 def fast_instances(arch: str) -> list[FusedKernelSpec | MergeKernelSpec]:
-    """Every dimension of the fast kernel once, and some with every type and both ways to gather."""
+    """Every dimension of the fast kernel once, and some with every type."""
     half, bfloat, single = torch.float16, torch.bfloat16, torch.float32
     specs = [FusedKernelSpec(half, single, dim) for dim in range(8, 257, 8 if arch == "sm_90" else 40)]
     for dim in (64, 128, 256):
         specs += [FusedKernelSpec(*types, dim) for types in ((half, half), (bfloat, single), (bfloat, bfloat))]
-        specs.append(FusedKernelSpec(half, single, dim, cache_l1=False))
     return specs + [MergeKernelSpec(single, dim) for dim in (32, 64, 128, 256)]
 
 
