@@ -21,11 +21,14 @@ import torch
 
 from kernels.bsb import BSB
 
-CONTINUES, DONE = -2, -1  # kContinues and kDone in cuda/fused3s.cu
+SHARED, CONTINUES, DONE = -3, -2, -1  # kShared, kContinues and kDone in cuda/fused3s.cu
 CHUNK_KEYS = 16
 # Words of struct Chunk.
 KEYS, BITMAP, WINDOW, NUM_KEYS, FINISH, STARTS = slice(0, 16), slice(16, 24), 24, 25, 26, 27
 CHUNK_WORDS = 28
+# Words of struct WarpJob: two chunks with the place of all of them in between.
+FIRST, PLACE, SECOND = slice(0, 28), slice(28, 30), slice(32, 60)
+JOB_WORDS = 60
 SEGMENT = 32  # of sorted windows: long enough for blocks of equals, short enough to keep neighbours together
 
 
@@ -81,23 +84,21 @@ class Schedule:
     Attributes:
         chunks: [num_chunks, 28] struct Chunk, those of a warp one after the other. Empty windows, and a warp's share
             of a shared window that has fewer chunks than warps, have one without keys.
-        warp_range: [num_blocks, warps, 2] first and end chunk of each warp.
-        own_blocks: first and end block of those whose warps have windows of their own; the others share one each.
+        warp_jobs: [num_blocks, warps, 60] struct WarpJob: each warp's first chunk and their number, and the first two.
         cut_window: [num_cut_windows] windows that are cut between blocks.
         cut_slot: [num_cut_windows + 1] first slot of each of them.
         num_slots: parts in all.
     """
 
     chunks: torch.Tensor
-    warp_range: torch.Tensor
-    own_blocks: tuple[int, int]
+    warp_jobs: torch.Tensor
     cut_window: torch.Tensor
     cut_slot: torch.Tensor
     num_slots: int
 
     @property
     def num_blocks(self) -> int:
-        return self.warp_range.shape[0]
+        return self.warp_jobs.shape[0]
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,12 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
     warp_end = torch.zeros(num_warps, dtype=torch.int64, device=bsb.device)
     warp_end = warp_end.index_add_(0, job.warp, length).cumsum(0)
     warp_begin = torch.nn.functional.pad(warp_end[:-1], (1, 0))
+    chunks = _stream(bsb, job, length)
     is_cut = pieces > 1
     cut_slot = torch.nn.functional.pad(pieces[is_cut].cumsum(0), (1, 0))
     return Schedule(
-        chunks=_stream(bsb, job, length),
-        warp_range=torch.stack([warp_begin, warp_end], 1).int().view(-1, warps, 2),
-        own_blocks=(num_leading, num_leading + num_own),
+        chunks=chunks,
+        warp_jobs=_warp_jobs(chunks, warp_begin, warp_end).view(-1, warps, JOB_WORDS),
         cut_window=heavy[is_cut].int(),
         cut_slot=cut_slot.int(),
         num_slots=int(cut_slot[-1]),
@@ -159,7 +160,7 @@ def _shared_jobs(
     total = offset[window + 1] - offset[window]
     begin, end = total * index // parts, total * (index + 1) // parts
     is_cut = parts > 1
-    finish = torch.where(is_cut, is_cut.cumsum(0) - 1, DONE)
+    finish = torch.where(is_cut, is_cut.cumsum(0) - 1, SHARED)
     leads = end - begin > light * warps
     by_size = torch.argsort(leads * 64 + torch.log2((end - begin).double()).floor(), descending=True, stable=True)
     window, begin, end, finish = (each[by_size, None] for each in (window, begin, end, finish))
@@ -217,3 +218,13 @@ def _stream(bsb: BSB, job: _Jobs, length: torch.Tensor) -> torch.Tensor:
     chunks[:, FINISH] = torch.where(within == length[owner] - 1, job.finish[owner], CONTINUES).int()
     chunks[:, STARTS] = torch.where((within == 0) & has_keys, job.window[owner], -1).int()
     return chunks
+
+
+def _warp_jobs(chunks: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    """[num_warps, 60] struct WarpJob."""
+    jobs = chunks.new_zeros((len(begin), JOB_WORDS))
+    jobs[:, PLACE] = torch.stack([begin, end - begin], 1).int()
+    for words, ahead in ((FIRST, 0), (SECOND, 1)):
+        there = begin + ahead < end
+        jobs[there, words] = chunks[begin[there] + ahead]
+    return jobs

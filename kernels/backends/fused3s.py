@@ -26,7 +26,10 @@ RESERVED_BYTES = 1024  # of it, for each block
 SMALL_CHUNKS_PER_SM = 12  # a graph with fewer cannot give every warp of the GPU a chunk
 COMMON_DIM = 128  # what a plan is made for before it is known
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
-CHUNK_BYTES = 112  # struct Chunk
+# Of a warp, as in cuda/fused3s.cu:
+STAGES = 2
+RECORDS = 4
+SLOT_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -38,27 +41,25 @@ class FusedKernelSpec:
         out_dtype: torch.float32 or `dtype`.
         dim: dimensions of a head, a multiple of 8 up to 256.
         warps: warps of a thread block.
-        stages: chunks in a warp's ring.
     """
 
     dtype: torch.dtype
     out_dtype: torch.dtype
     dim: int
     warps: int = WARPS
-    stages: int = 2
 
     source: ClassVar[str] = "fused3s.cu"
 
     @property
     def name(self) -> str:
-        return cpp_name("fused3s", self.dtype, self.out_dtype, self.dim, self.warps, self.stages)
+        return cpp_name("fused3s", self.dtype, self.out_dtype, self.dim, self.warps)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: the warps' rings, as struct Stage has them."""
         key_pitch, value_pitch = 64 * -(-self.dim // 32), 32 * -(-self.dim // 16)
         stage = 16 * (key_pitch + value_pitch)
-        return self.warps * self.stages * (stage + 2 * CHUNK_BYTES)
+        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES)
 
     @property
     def blocks_per_sm(self) -> int:
@@ -203,12 +204,11 @@ def launch(
         get_kernel(spec, query.device.index),
         (schedule.num_blocks, num_heads),
         WARP_SIZE * spec.warps,
-        (schedule.chunks, schedule.warp_range, query, key, value, output, lse, partial, row_ids),
+        (schedule.chunks, schedule.warp_jobs, query, key, value, output, lse, partial, row_ids),
         (
             *head_strides,
             *row_bytes,
             np.int32(num_rows),
-            *map(np.int32, schedule.own_blocks),
             np.uint32(0x80008000 if scale < 0 else 0),
             np.float32(max(abs(scale) * math.log2(math.e), LEAST_SCALE)),
         ),

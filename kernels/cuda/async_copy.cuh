@@ -37,17 +37,26 @@ __device__ __forceinline__ uint4 load_shared(u32 address) {
   return words;
 }
 
+__device__ __forceinline__ u32 load_shared_word(u32 address) {
+  u32 word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));
+  return word;
+}
+
 // kCount ints, a power of two, from an address aligned to as many (16 bytes at most).
 template <int kCount>
-__device__ __forceinline__ void load_ints(int (&words)[kCount], const int* source) {
+__device__ __forceinline__ void load_shared(int (&words)[kCount], u32 address) {
   if constexpr (kCount >= 4) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      const int4 four = *reinterpret_cast<const int4*>(source + i);
+      const uint4 four = load_shared(address + sizeof(int) * i);
       words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) words[i] = source[i];
+    for (int i = 0; i < kCount; ++i) words[i] = load_shared_word(address + sizeof(int) * i);
   }
 }
+
+// A value that stays in its register: what a lane gets from itself the compiler cannot compute anew each time.
+__device__ __forceinline__ u32 kept(u32 x) { return __shfl_sync(0xffffffffu, x, threadIdx.x % kWarpSize); }

@@ -3,18 +3,17 @@
 // chunk is one k-step of SpMM and the unit of the pipeline.
 //
 //   chunks               [num_chunks]       struct Chunk: the keys, the bitmap, and what to do
-//   warp_range           [num_blocks][kWarps]  first and end chunk of each warp
+//   warp_jobs            [num_blocks][kWarps]  struct WarpJob: which of them each warp takes, and the first two
 //   row_ids              [num_row_windows][16] row of Q and O of each row of the windows, or null: 16 w, 16 w + 1, ...
 //   query, key, value    [N][H][kDim]       16-bit, any row and head stride, kDim contiguous, 16-byte aligned
 //   output               [num_rows][H][kDim]  contiguous; every element is written
 //   lse                  [num_rows][H]      log of the sum of exp(scores), -infinity for an empty row; may be null
 //   partial              [num_slots][H]     Partial<kDim>: the part of a window that is cut between blocks
 //
-// Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds:
-//   own windows     blocks first_own_block to end_own_block: every warp has row windows of its own; no barrier at all
-//   shared window   the others: the warps split the chunks of one heavy window, or of a piece of one, and add their
-//                   parts up once, at the end, through shared memory; a piece goes on to `partial` and the merge
-//                   kernel below
+// Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds, which their chunks tell apart (Chunk::finish):
+//   own windows     every warp has row windows of its own; no barrier at all
+//   shared window   the warps split the chunks of one heavy window, or of a piece of one, and add their parts up once,
+//                   at the end, through shared memory; a piece goes on to `partial` and the merge kernel below
 //
 // A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring
 // runs on across window borders: neither the start nor the end of a window drains it. Q is fetched into L2 when a
@@ -28,8 +27,9 @@
 //                                      their 64-byte halves exchanged (piece ^ 4), so that two rows cover all banks
 //     value    16 rows x 256    4096   read by ldmatrix; piece p of row n lies at p ^ (n % 8), so that eight rows cover
 //                                      all banks and each line of 128 bytes stays one (async_copy.cuh)
-//   2 kStages of
-//     Chunk                      112   arrives with the K and V of the chunk kStages before it
+//   kRecords of
+//     Chunk                      112   arrives with the K and V of the chunk kStages before it; chunk i lies in slot
+//                                      i % kRecords of 128 bytes
 // In the end the ring of each warp holds its part of a shared window.
 #include "mma.cuh"
 #include "async_copy.cuh"
@@ -42,11 +42,25 @@ struct __align__(16) Chunk {
   u32 bitmap[kTileM / 2];  // word g: row g in the lower half, row g + 8 in the upper one; bit j: column j
   int window;              // row window
   int num_keys;            // 0 in an empty window, and where a shared window has no chunk for a warp
-  int finish;              // kContinues, kDone, or the slot in `partial` for the part of a cut window
+  int finish;              // kContinues, kDone, kShared, or the slot in `partial` for the part of a cut window
   int starts;              // the row window whose queries this chunk is the first to need, or -1
 };
 constexpr int kContinues = -2;
-constexpr int kDone = -1;
+constexpr int kDone = -1;    // the warp has all of the window
+constexpr int kShared = -3;  // the block has
+
+struct __align__(16) WarpJob {
+  Chunk first;  // that a warp need not wait for its chunks' place before it gets them; then they lie as slots do
+  int begin;
+  int count;
+  int unused[2];
+  Chunk second;
+};
+constexpr int kStages = 2;
+constexpr int kRecords = 2 * kStages;
+constexpr u32 kSlot = 128;                             // bytes
+constexpr u32 kBitmap = sizeof(int) * kChunk;             // in a slot, like
+constexpr u32 kSlotEnd = sizeof(Chunk) - sizeof(uint4);  // of window, num_keys, finish, starts
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
 
@@ -61,19 +75,18 @@ struct Stage {
   // every kPeriod rows pieces are exchanged within kSpread.
   static constexpr int kPeriod = kSteps % 4 == 0 ? 1 : kSteps % 2 == 0 ? 2 : 4;
   static constexpr int kSpread = 8 / kPeriod;
-  __device__ static constexpr int value_swizzle(int row) { return 16 * (row / kPeriod % kSpread); }
+  __device__ static constexpr u32 value_swizzle(u32 row) { return 16 * (row / kPeriod % kSpread); }
   unsigned char key[kChunk * kKeyPitch];
   unsigned char value[kChunk * kValuePitch];
 };
 
-template <Element kIn, Element kOut, int kDim, int kWarps, int kStages>
+template <Element kIn, Element kOut, int kDim, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 128 ? 12 : 8) / kWarps)  // no spills
-    fused3s(const Chunk* __restrict__ chunks, const int2* __restrict__ warp_range, const u16* __restrict__ query,
+    fused3s(const Chunk* __restrict__ chunks, const WarpJob* __restrict__ warp_jobs, const u16* __restrict__ query,
             const u16* __restrict__ key, const u16* __restrict__ value, void* __restrict__ output,
             float* __restrict__ lse, Partial<kDim>* __restrict__ partial, const int* __restrict__ row_ids,
             i64 query_head_stride, i64 key_head_stride, i64 value_head_stride, int query_row_bytes, int key_row_bytes,
-            int value_row_bytes, int num_rows, int first_own_block, int end_own_block, u32 query_signs,
-            float scale_log2e) {
+            int value_row_bytes, int num_rows, u32 query_signs, float scale_log2e) {
   static_assert(kDim % 8 == 0 && kDim <= 256, "a row is made of whole 16-byte pieces");
   using WarpStage = Stage<kDim>;
   constexpr int kPairs = WarpStage::kPairs;
@@ -81,24 +94,23 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   constexpr int kPieces = kDim / 8;  // 16-byte pieces of a row
   static_assert(sizeof(Partial<kDim>) <= kStages * sizeof(WarpStage), "a part is left in a ring");
 
-  extern __shared__ __align__(128) uint4 smem[];
+  extern __shared__ __align__(1024) uint4 smem[];
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int g = lane / 4;
   const int t = lane % 4;
   WarpStage* const rings = reinterpret_cast<WarpStage*>(smem);
   WarpStage* const ring = rings + warp * kStages;
-  constexpr int kRecords = 2 * kStages;
-  Chunk* const records = reinterpret_cast<Chunk*>(rings + kWarps * kStages) + warp * kRecords;
+  // Slots of the records that belong to chunks kStages apart differ in one bit of their address.
+  const u32 records = shared_address(rings + kWarps * kStages) + warp * kRecords * kSlot;
 
   query += blockIdx.y * query_head_stride;
   key += blockIdx.y * key_head_stride;
   value += blockIdx.y * value_head_stride;
   const char* const query_bytes = reinterpret_cast<const char*>(query);
-  const int2 range = warp_range[blockIdx.x * kWarps + warp];
-  const bool shared = blockIdx.x < first_own_block || blockIdx.x >= end_own_block;
-  const int begin = range.x;
-  const int end = range.y;
+  copy_async(records + 16 * lane, reinterpret_cast<const char*>(warp_jobs + blockIdx.x * kWarps + warp) + 16 * lane,
+             lane < static_cast<int>(sizeof(WarpJob) / 16) ? 0 : -1);
+  commit_copies();
   const WindowRows rows{row_ids, num_rows};
 
   // What pads kDim to whole steps is zero, and no copy touches it.
@@ -121,19 +133,23 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   constexpr int kRowsPerLane = kChunk * kLanesPerRow / kWarpSize;
   const int lane_row = lane / kLanesPerRow * kRowsPerLane;
   const int lane_piece = lane % kLanesPerRow;
+  const u32 lane_keys = kept(sizeof(int) * lane_row);  // in a slot
   const int sits_out = lane_piece < kPieces ? 0 : -1;
   const char* const key_lane = reinterpret_cast<const char*>(key) + 16 * lane_piece;
   const char* const value_lane = reinterpret_cast<const char*>(value) + 16 * lane_piece;
-  const u32 key_place = lane_row * WarpStage::kKeyPitch + 16 * lane_piece;
-  const u32 value_place = lane_row * WarpStage::kValuePitch + sizeof(WarpStage::key) +
-                          (16 * lane_piece ^ WarpStage::value_swizzle(lane_row));
+  const u32 key_place = kept(lane_row * WarpStage::kKeyPitch + 16 * lane_piece);
+  const u32 value_place = kept(lane_row * WarpStage::kValuePitch + sizeof(WarpStage::key) +
+                               (16 * lane_piece ^ WarpStage::value_swizzle(lane_row)));
   const u32 ring_address = shared_address(ring);
 
-  const auto fetch_record = [&](int chunk) {
-    copy_async(shared_address(records + static_cast<u32>(chunk) % kRecords) + 16 * lane,
-                         reinterpret_cast<const char*>(chunks + chunk) + 16 * lane,
-                         chunk < end && lane < static_cast<int>(sizeof(Chunk) / 16) ? 0 : -1);
-  };
+  wait_copies<0>();
+  __syncwarp();
+  const uint4 range = load_shared(records + sizeof(Chunk));
+  const int count = range.y;
+  // The lane's piece of the record that is fetched next.
+  const char* next_record = reinterpret_cast<const char*>(chunks + static_cast<int>(range.x) + kStages) + 16 * lane;
+  const int fetched = lane < static_cast<int>(sizeof(Chunk) / 16) ? count : 0;
+
   const auto prefetch_query = [&](int window) {
     constexpr int kLines = divide_up(2 * kDim, 128);
 #pragma unroll
@@ -145,25 +161,25 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
     }
   };
 
-  // Gathers a chunk, whose record is there, into stage s, and fetches the record of the chunk kStages after it.
-  const auto produce = [&](int chunk, int s) {
-    if (chunk < end) {
-      const Chunk& record = records[static_cast<u32>(chunk) % kRecords];
-      const u32 stage = ring_address + s * static_cast<u32>(sizeof(WarpStage));
+  // Gathers chunk i, whose record is in `slot`, into `stage`, and fetches the record of the chunk kStages after it.
+  const auto produce = [&](int i, u32 slot, u32 stage) {
+    if (i < count) {
       int source[kRowsPerLane];
-      load_ints(source, record.key + lane_row);
+      load_shared(source, slot + lane_keys);
 #pragma unroll
-      for (int i = 0; i < kRowsPerLane; ++i) {
-        const int wanted = source[i] | sits_out;
-        // lane_row is even wherever a lane has several rows, so that the row's parity is that of i.
-        const u32 exchange = (kRowsPerLane == 1 ? lane_row : i) % 2 * WarpStage::kKeySwizzle;
-        copy_async(stage + (key_place ^ exchange) + i * WarpStage::kKeyPitch,
-                             key_lane + static_cast<i64>(source[i]) * key_row_bytes, wanted);
-        copy_async(((stage + value_place) ^ WarpStage::value_swizzle(i)) + i * WarpStage::kValuePitch,
-                             value_lane + static_cast<i64>(source[i]) * value_row_bytes, wanted);
+      for (int n = 0; n < kRowsPerLane; ++n) {
+        const int wanted = source[n] | sits_out;
+        // lane_row is even wherever a lane has several rows, so that the row's parity is that of n.
+        const u32 exchange = (kRowsPerLane == 1 ? lane_row : n) % 2 * WarpStage::kKeySwizzle;
+        copy_async(((stage + key_place) ^ exchange) + n * WarpStage::kKeyPitch,
+                   key_lane + static_cast<i64>(source[n]) * key_row_bytes, wanted);
+        copy_async(((stage + value_place) ^ WarpStage::value_swizzle(n)) + n * WarpStage::kValuePitch,
+                   value_lane + static_cast<i64>(source[n]) * value_row_bytes, wanted);
       }
-      if (record.starts >= 0) prefetch_query(record.starts);
-      fetch_record(chunk + kStages);
+      copy_async((slot ^ kStages * kSlot) + 16 * lane, next_record, fetched - (i + kStages + 1));
+      next_record += sizeof(Chunk);
+      const int starts = load_shared(slot + kSlotEnd).w;
+      if (starts >= 0) prefetch_query(starts);
     }
     commit_copies();  // an empty group keeps the count of pending groups right
   };
@@ -230,9 +246,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
 
   // One chunk: the scores, the weights, and what they add to O.
   const int exchange = g % 2 * WarpStage::kKeySwizzle;  // of odd rows even pairs of k-steps lie one on, odd one back
-  const u32 key_fragments[2] = {g * WarpStage::kKeyPitch + 16 * t + exchange,
-                                g * WarpStage::kKeyPitch + 16 * t - exchange};
-  const auto work = [&](u32 stage, const Chunk& record, int last_key) {
+  const u32 key_fragments[2] = {kept(g * WarpStage::kKeyPitch + 16 * t + exchange),
+                                kept(g * WarpStage::kKeyPitch + 16 * t - exchange)};
+  const auto work = [&](u32 stage, u32 slot, int last_key) {
     // SDDMM: keys g and g + 8, 32 dimensions at a time. Rows past the last key hold whatever was there; no bit is set
     // for them.
     float score[2][4] = {}, more[2][4] = {};
@@ -252,7 +268,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
     for (int e = 0; e < 4; ++e) score[0][e] += more[0][e], score[1][e] += more[1][e];
 
     // Mask and online softmax
-    const u32 bits = record.bitmap[g] >> (2 * t);
+    const u32 bits = load_shared_word(slot + kBitmap + sizeof(u32) * g) >> (2 * t);
     float new_max[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -304,7 +320,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
 
     // SpMM: matrices (keys 0-7, 8-15) x (low, high eight dimensions), keys innermost. In place of rows past the last
     // key, which may hold anything, the last one is read again: 0 times NaN would not be 0.
-    const int value_row = min(lane % 16, last_key);
+    const u32 value_row = min(lane % 16, last_key);
     const u32 value_pieces = stage + sizeof(WarpStage::key) + value_row * WarpStage::kValuePitch +
                              (lane / 16 * 16 ^ WarpStage::value_swizzle(value_row));
 #pragma unroll
@@ -318,37 +334,33 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   };
 
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) fetch_record(begin + i);
-  commit_copies();
-  wait_copies<0>();
-  __syncwarp();
-#pragma unroll
-  for (int s = 0; s < kStages; ++s) produce(begin + s, s);
-  const auto next_query = [&](int chunk) {
-    load_query(chunk < end ? records[static_cast<u32>(chunk) % kRecords].starts : -1);
-  };
-  next_query(begin);
+  for (int i = 0; i < kStages; ++i) {
+    produce(i, records + i * kSlot, ring_address + i * static_cast<u32>(sizeof(WarpStage)));
+  }
+  load_query(count > 0 ? static_cast<int>(load_shared(records + kSlotEnd).w) : -1);
   reset();
-  int s = 0;
+  u32 slot = records, stage = ring_address;
   int window = 0, finish = kDone;
-  for (int chunk = begin; chunk < end; ++chunk) {
+  for (int i = 0; i < count; ++i) {
     wait_copies<kStages - 1>();
     __syncwarp();
-    const Chunk& record = records[static_cast<u32>(chunk) % kRecords];
-    const int num_keys = record.num_keys;
-    window = record.window;
-    finish = record.finish;
-    if (num_keys > 0) work(ring_address + s * static_cast<u32>(sizeof(WarpStage)), record, num_keys - 1);
+    const uint4 record = load_shared(slot + kSlotEnd);
+    const int num_keys = record.y;
+    window = record.x;
+    finish = record.z;
+    if (num_keys > 0) work(stage, slot, num_keys - 1);
     __syncwarp();  // every lane has read the stage and the record
-    produce(chunk + kStages, s);
-    if (finish == kDone && !shared) {
+    produce(i + kStages, slot ^ kStages * kSlot, stage);
+    stage = 2 * ring_address + static_cast<u32>(sizeof(WarpStage)) - stage;  // the other one
+    constexpr u32 kPlaces = kRecords * kSlot - 1;  // a warp's slots are aligned to the size of all of them
+    slot = (slot & ~kPlaces) | ((slot + kSlot) & kPlaces);
+    if (finish == kDone) {
       write_window(window);
       reset();
-      next_query(chunk + 1);
+      load_query(i + 1 < count ? static_cast<int>(load_shared(slot + kSlotEnd).w) : -1);
     }
-    s = s + 1 == kStages ? 0 : s + 1;
   }
-  if (!shared) return;
+  if (finish == kDone) return;
 
   // Every warp of a shared window has a chunk, if one without keys, and so knows the window.
   auto* const mine = reinterpret_cast<Partial<kDim>*>(ring);
@@ -364,7 +376,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
     }
   }
   __syncthreads();
-  Partial<kDim>* const result = finish == kDone ? nullptr : partial + (i64)finish * gridDim.y + blockIdx.y;
+  Partial<kDim>* const result = finish == kShared ? nullptr : partial + (i64)finish * gridDim.y + blockIdx.y;
   merge_parts<kDim, kWarps, kOut>(reinterpret_cast<const char*>(rings), kStages * sizeof(WarpStage), kWarps, result,
                                   output, lse, rows, window, warp, lane);
 }

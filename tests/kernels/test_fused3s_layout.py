@@ -8,7 +8,7 @@ import torch
 from attention_cases import EDGE_CASES, load_real_graph
 
 from kernels import BSB
-from kernels.backends.fused3s import CHUNK_BYTES, FEW_WARPS, TILE, WARPS, FusedKernelSpec
+from kernels.backends.fused3s import FEW_WARPS, RECORDS, SLOT_BYTES, STAGES, TILE, WARPS, FusedKernelSpec
 from kernels.fragments import WARP_SIZE, b_element, c_element, sddmm_dimension, spmm_dimension
 from kernels.schedule import (
     BITMAP,
@@ -16,11 +16,17 @@ from kernels.schedule import (
     CONTINUES,
     DONE,
     FINISH,
+    FIRST,
+    JOB_WORDS,
     KEYS,
     NUM_KEYS,
+    PLACE,
+    SECOND,
+    SHARED,
     STARTS,
     WINDOW,
     Balance,
+    Schedule,
     make_schedule,
 )
 
@@ -141,9 +147,25 @@ def test_stores_write_every_dimension_of_a_step_once_in_runs_of_four():
 
 
 def test_shared_memory_is_what_the_structs_hold():
-    # At kDim = 128: two stages of K 4096 and V 4096, and four of struct Chunk 112 a warp.
-    assert FusedKernelSpec(torch.float16, torch.float32, 128).shared_bytes == 4 * (2 * (4096 + 4096) + 4 * 112)
-    assert CHUNK_BYTES == 4 * CHUNK_WORDS
+    # At kDim = 128: two stages of K 4096 and V 4096, and four slots of 128 for a struct Chunk a warp.
+    assert FusedKernelSpec(torch.float16, torch.float32, 128).shared_bytes == 4 * (2 * (4096 + 4096) + 4 * 128)
+
+
+@pytest.mark.parametrize("dim", range(8, 257, 8))
+@pytest.mark.parametrize("warps", [WARPS, FEW_WARPS])
+def test_slots_of_a_warp_are_aligned_to_their_size(dim, warps):
+    """The kernel counts them, and flips between those two apart, in the low bits of their address."""
+    shared_bytes = FusedKernelSpec(torch.float16, torch.float32, dim, warps).shared_bytes
+    assert (shared_bytes - warps * RECORDS * SLOT_BYTES) % (RECORDS * SLOT_BYTES) == 0
+    for i in range(2 * RECORDS):
+        assert (i + STAGES) % RECORDS * SLOT_BYTES == i % RECORDS * SLOT_BYTES ^ STAGES * SLOT_BYTES
+
+
+def test_a_job_lies_in_the_slots_as_it_comes():
+    assert FIRST.start == 0
+    assert SECOND.start * 4 == SLOT_BYTES
+    assert PLACE.start == FIRST.stop == CHUNK_WORDS
+    assert SECOND.stop == JOB_WORDS
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
@@ -162,7 +184,11 @@ def test_wide_heads_fit_gpus_with_less_shared_memory():
 def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
     """The stream holds every edge once; every window has one writer, every cut its slots."""
     schedule = make_schedule(bsb, warps, balance)
-    chunks, ranges = schedule.chunks.numpy(), schedule.warp_range.reshape(-1, 2).tolist()
+    chunks, ranges = schedule.chunks.numpy(), ranges_of(schedule)
+    for job, (begin, end) in zip(schedule.warp_jobs.view(-1, JOB_WORDS).numpy(), ranges, strict=True):
+        head = np.zeros((2, CHUNK_WORDS), np.int32)
+        head[: end - begin] = chunks[begin : min(end, begin + 2)]
+        np.testing.assert_array_equal(np.stack([job[FIRST], job[SECOND]]), head)
     assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges)][: len(ranges)]
     assert not ranges or ranges[-1][1] == len(chunks)
 
@@ -177,16 +203,16 @@ def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
     writers, slots = np.zeros(bsb.num_row_windows, int), {}
     for block in range(schedule.num_blocks):
         jobs = [jobs_of(chunks[slice(*ranges[warp])]) for warp in range(block * warps, (block + 1) * warps)]
-        if block in range(*schedule.own_blocks):
-            for window, finish, _ in (job for warp in jobs for job in warp):
-                assert finish == DONE
+        finishes = {finish for warp in jobs for _, finish, _ in warp}
+        if finishes <= {DONE}:  # every warp has windows of its own
+            for window in (window for warp in jobs for window, _, _ in warp):
                 writers[window] += 1
             continue
         ((window, finish),) = {job[:2] for warp in jobs for job in warp}  # one window, and every warp knows it
         sizes = [size for ((_, _, size),) in jobs]
         assert sum(sizes) <= balance.piece
         assert max(sizes) - min(sizes) <= 1
-        if finish == DONE:
+        if finish == SHARED:
             writers[window] += 1
         else:
             slots.setdefault(window, []).append(finish)
@@ -197,6 +223,12 @@ def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
         writers[window] += 1
     assert cut_slot[-1] == schedule.num_slots
     assert (writers == 1).all()
+
+
+def ranges_of(schedule: Schedule) -> list[list[int]]:
+    """First and end chunk of each warp."""
+    begin, count = schedule.warp_jobs[..., PLACE].view(-1, 2).T
+    return torch.stack([begin, begin + count], 1).tolist()
 
 
 def jobs_of(chunks: np.ndarray) -> list[tuple[int, int, int]]:
@@ -261,11 +293,10 @@ def test_heavy_windows_lead_light_ones_are_sorted_in_segments_and_medium_ones_en
     assert bsb.tcb_row_offset.diff().tolist() == counts.tolist()
     schedule = make_schedule(bsb, WARPS, Balance(light=4, target=2, piece=100, segment=3))
     chunks = schedule.chunks.tolist()
-    jobs = [[chunk[WINDOW] for chunk in chunks[begin:end]] for begin, end in schedule.warp_range.view(-1, 2).tolist()]
+    jobs = [[chunk[WINDOW] for chunk in chunks[begin:end]] for begin, end in ranges_of(schedule)]
     assert jobs[:4] == [[4] * 10] * 4
     assert jobs[4:8] == [[1] * 3, [3, 3, 0], [6, 5], []]
     assert jobs[8:] == [[2] * 3, [2] * 2, [2] * 2, [2] * 2]
-    assert schedule.own_blocks == (1, 2)
 
 
 def test_light_windows_that_run_at_once_are_dealt_to_the_blocks():
@@ -274,7 +305,7 @@ def test_light_windows_that_run_at_once_are_dealt_to_the_blocks():
     columns = torch.cat([torch.arange(16 * count) for count in range(1, 12) for _ in range(16)])
     bsb = BSB.from_csr(indptr, columns, 176, TILE)
     schedule = make_schedule(bsb, WARPS, Balance(light=11, target=1, piece=64, segment=None))
-    sizes = schedule.warp_range[:, :, 1] - schedule.warp_range[:, :, 0]
+    sizes = schedule.warp_jobs[..., PLACE][..., 1]
     assert sizes.tolist() == [[9, 8, 3, 2], [10, 7, 4, 1], [11, 6, 5, 0]]
 
 
