@@ -64,7 +64,7 @@ class FusedKernelSpec:
     @property
     def blocks_per_sm(self) -> int:
         """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
-        max_warps = 20 if self.dim <= 64 else 12 if self.dim <= 128 else 8
+        max_warps = 16 if self.dim <= 64 else 12 if self.dim <= 128 else 8
         return max(1, min(SM_SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
 
 

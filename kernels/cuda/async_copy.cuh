@@ -57,6 +57,3 @@ __device__ __forceinline__ void load_shared(int (&words)[kCount], u32 address) {
     for (int i = 0; i < kCount; ++i) words[i] = load_shared_word(address + sizeof(int) * i);
   }
 }
-
-// A value that stays in its register: what a lane gets from itself the compiler cannot compute anew each time.
-__device__ __forceinline__ u32 kept(u32 x) { return __shfl_sync(0xffffffffu, x, threadIdx.x % kWarpSize); }

@@ -3,7 +3,7 @@
 // chunk is one k-step of SpMM and the unit of the pipeline.
 //
 //   chunks               [num_chunks]       struct Chunk: the keys, the bitmap, and what to do
-//   warp_jobs            [num_blocks][kWarps]  struct WarpJob: which of them each warp takes, and the first two
+//   warp_jobs            [num_blocks][kWarps]  struct WarpJob: which chunks each warp takes
 //   row_ids              [num_row_windows][16] row of Q and O of each row of the windows, or null: 16 w, 16 w + 1, ...
 //   query, key, value    [N][H][kDim]       16-bit, any row and head stride, kDim contiguous, 16-byte aligned
 //   output               [num_rows][H][kDim]  contiguous; every element is written
@@ -18,8 +18,7 @@
 // A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring
 // runs on across window borders: neither the start nor the end of a window drains it. Q is fetched into L2 when a
 // window's first chunk is gathered, and into registers as soon as the window before is done. Q, the scores, E and O
-// stay in registers.
-// A chunk with fewer than 16 keys copies only those.
+// stay in registers. A chunk with fewer than 16 keys copies only those.
 //
 // Shared memory of a warp (bytes at kDim = 128):
 //   kStages of
@@ -49,18 +48,22 @@ constexpr int kContinues = -2;
 constexpr int kDone = -1;    // the warp has all of the window
 constexpr int kShared = -3;  // the block has
 
+// Chunks `begin` to `begin + count`. The first two come along, so that a warp waits once before it gathers, not twice;
+// the whole lies as the slots of the chunks do in shared memory.
 struct __align__(16) WarpJob {
-  Chunk first;  // that a warp need not wait for its chunks' place before it gets them; then they lie as slots do
+  Chunk first;
   int begin;
   int count;
   int unused[2];
   Chunk second;
 };
+
 constexpr int kStages = 2;
 constexpr int kRecords = 2 * kStages;
-constexpr u32 kSlot = 128;                             // bytes
-constexpr u32 kBitmap = sizeof(int) * kChunk;             // in a slot, like
-constexpr u32 kSlotEnd = sizeof(Chunk) - sizeof(uint4);  // of window, num_keys, finish, starts
+constexpr u32 kSlot = 128;  // bytes
+// Places in a slot: of the bitmap, and of window, num_keys, finish and starts
+constexpr u32 kBitmap = sizeof(int) * kChunk;
+constexpr u32 kSlotEnd = sizeof(Chunk) - sizeof(uint4);
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
 
@@ -81,7 +84,7 @@ struct Stage {
 };
 
 template <Element kIn, Element kOut, int kDim, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 128 ? 12 : 8) / kWarps)  // no spills
+__global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 128 ? 12 : 8) / kWarps)  // no spills
     fused3s(const Chunk* __restrict__ chunks, const WarpJob* __restrict__ warp_jobs, const u16* __restrict__ query,
             const u16* __restrict__ key, const u16* __restrict__ value, void* __restrict__ output,
             float* __restrict__ lse, Partial<kDim>* __restrict__ partial, const int* __restrict__ row_ids,
@@ -133,13 +136,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   constexpr int kRowsPerLane = kChunk * kLanesPerRow / kWarpSize;
   const int lane_row = lane / kLanesPerRow * kRowsPerLane;
   const int lane_piece = lane % kLanesPerRow;
-  const u32 lane_keys = kept(sizeof(int) * lane_row);  // in a slot
   const int sits_out = lane_piece < kPieces ? 0 : -1;
   const char* const key_lane = reinterpret_cast<const char*>(key) + 16 * lane_piece;
   const char* const value_lane = reinterpret_cast<const char*>(value) + 16 * lane_piece;
-  const u32 key_place = kept(lane_row * WarpStage::kKeyPitch + 16 * lane_piece);
-  const u32 value_place = kept(lane_row * WarpStage::kValuePitch + sizeof(WarpStage::key) +
-                               (16 * lane_piece ^ WarpStage::value_swizzle(lane_row)));
+  const u32 key_place = lane_row * WarpStage::kKeyPitch + 16 * lane_piece;
+  const u32 value_place = lane_row * WarpStage::kValuePitch + sizeof(WarpStage::key) +
+                          (16 * lane_piece ^ WarpStage::value_swizzle(lane_row));
   const u32 ring_address = shared_address(ring);
 
   wait_copies<0>();
@@ -165,7 +167,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
   const auto produce = [&](int i, u32 slot, u32 stage) {
     if (i < count) {
       int source[kRowsPerLane];
-      load_shared(source, slot + lane_keys);
+      load_shared(source, slot + sizeof(int) * lane_row);
 #pragma unroll
       for (int n = 0; n < kRowsPerLane; ++n) {
         const int wanted = source[n] | sits_out;
@@ -246,8 +248,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 20 : kDim <= 
 
   // One chunk: the scores, the weights, and what they add to O.
   const int exchange = g % 2 * WarpStage::kKeySwizzle;  // of odd rows even pairs of k-steps lie one on, odd one back
-  const u32 key_fragments[2] = {kept(g * WarpStage::kKeyPitch + 16 * t + exchange),
-                                kept(g * WarpStage::kKeyPitch + 16 * t - exchange)};
+  const u32 key_fragments[2] = {g * WarpStage::kKeyPitch + 16 * t + exchange,
+                                g * WarpStage::kKeyPitch + 16 * t - exchange};
   const auto work = [&](u32 stage, u32 slot, int last_key) {
     // SDDMM: keys g and g + 8, 32 dimensions at a time. Rows past the last key hold whatever was there; no bit is set
     // for them.

@@ -71,8 +71,8 @@ def test_the_fast_kernel_is_within_its_budget(arch):
         if isinstance(spec, MergeKernelSpec):
             allowed = 64
         else:
-            # Three blocks of four warps fit an SM with 170 registers a thread, five with 102.
-            allowed = 102 if spec.dim <= 64 else 170 if spec.dim <= 128 else 255
+            # Three blocks of four warps fit an SM with 170 registers a thread, four with 128.
+            allowed = 128 if spec.dim <= 64 else 170 if spec.dim <= 128 else 255
         assert 16 <= report.registers <= allowed, (arch, spec.name, report)
         assert report.shared_bytes == 0, (arch, spec.name, report)  # all of it is dynamic
         assert report.spill_bytes == 0, (arch, spec.name, report)
