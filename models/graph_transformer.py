@@ -76,16 +76,16 @@ class FeatureEmbedding(nn.Module):
         if isinstance(in_features, int):
             self.linear = nn.Linear(in_features, dim)
         else:
-            self.columns = nn.ModuleList(nn.Embedding(values, dim) for values in in_features)
+            # One table, the columns' values one after the other: one kernel sums a node's rows, in float32.
+            self.table = nn.EmbeddingBag(sum(in_features), dim, mode="sum")
+            first = torch.tensor([0, *in_features[:-1]]).cumsum(0)
+            self.register_buffer("first", first, persistent=False)
         self.cardinalities = None if isinstance(in_features, int) else tuple(in_features)
 
     def forward(self, features: Tensor) -> Tensor:
         if self.cardinalities is None:
             return self.linear(features)
-        h = self.columns[0](features[:, 0])
-        for column, embedding in enumerate(self.columns[1:], start=1):
-            h = h + embedding(features[:, column])
-        return h
+        return self.table(features + self.first)
 
     def check(self, features: Tensor) -> None:
         """Raise a ValueError if these features do not fit; on a GPU a bad index would end in a device assertion."""

@@ -46,7 +46,8 @@ def by_hand(model: GraphTransformer, graph, *, heads: int) -> torch.Tensor:
     if feat.is_floating_point():
         h = linear("embedding.linear", feat.double())
     else:
-        h = sum(weights[f"embedding.columns.{c}.weight"][feat[:, c]] for c in range(feat.shape[1]))
+        tables = weights["embedding.table.weight"].split(model.embedding.cardinalities)
+        h = sum(table[feat[:, c]] for c, table in enumerate(tables))
     for i in range(len(model.blocks)):
         wide = linear(f"blocks.{i}.qkv", h)
         per_head = []
