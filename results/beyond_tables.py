@@ -1,9 +1,11 @@
 """Our kernel beside the paper's in a few numbers, as Markdown: the means, the least ratios and the shares of the floor
 that the figure "beyond the paper" shows graph by graph."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from configs.bench_schema import REORDERED
 from results.kernel_tables import table
 from results.kernel_times import JOINED, Panel, Speedup, joined, kernel_panels
 from results.means import geometric_mean
@@ -21,6 +23,11 @@ SHARES = """The gather floor (results/roofline.py: windows of 16 rows in the nat
 windows share rows or find them in a cache. The last lines are over the real graphs.
 """
 
+COSTS = """Finding the order (kernels/reorder.py; once a graph, on the CPU), and after how many forward passes of
+ten blocks it has paid for itself. In ms, with fp32 output.
+"""
+
+BLOCKS = 10  # of the paper's model
 LEAST_GATHERED = 1e8  # bytes; below, launches and latency are what a time is made of
 OUTPUTS = {  # of ours, and of the paper's kernel
     "fp32": ("float32", "float32"),
@@ -38,12 +45,16 @@ def beyond_tables(rows: Sequence[Row]) -> str:
         for panel in whole_panels(kernel_panels(rows, out_dtype)):
             by_device.setdefault(panel.device, {}).setdefault(out_dtype, {})[panel.dim] = panel
     rates = {found.row: found for found in achieved(rows)}
+    orders = {_cell(row): row.value for row in rows if row.scope == "kernel" and row.metric == "order_time"}
     sections = [HEAD]
     for device, panels in sorted(by_device.items()):
         if lines := _means(panels):
             dims = [f"d = {dim}" for dim in _dims(panels)]
             head = ["speed-up of", "output", "graphs", *dims, f"d = {' and '.join(map(str, JOINED))}"]
             sections += [f"## Over `{PAPER}`, {device}\n", table(head, lines)]
+        if lines := _order_costs(panels.get("float32", {}), orders):
+            head = ["graph", "d", "order, s", "fused3s", REORDERED, "saved", "passes"]
+            sections += [f"## What the order of rows costs, {device}\n", COSTS, table(head, lines)]
         ceilings = Ceilings.of(rows, device)
         if ceilings.copy and ceilings.gather and (lines := _shares(panels, rates, ceilings)):
             kernels = [f"{name}, {words}" for words in OUT_DTYPES.values() for name in (*OURS, PAPER)]
@@ -109,6 +120,29 @@ def _shares(panels: Panels, rates: dict[Row, Achieved], ceilings: Ceilings) -> l
         if any(real):
             lines.append([name, "", "", *(_percent(summary(found) if found else None) for found in real)])
     return lines
+
+
+def _cell(row: Row) -> tuple:
+    """What the rows of one cell share."""
+    return row.device, row.dataset, row.data_sha256, row.dim, row.out_dtype, row.backend
+
+
+def _order_costs(panels: dict[int, Panel], orders: dict[tuple, float]) -> list[list[str]]:
+    """By graph and d, where reordered rows are faster."""
+    lines = []
+    for dim, panel in sorted(panels.items()):
+        for graph in panel.graphs:
+            before, after = panel.time(graph, "fused3s"), panel.time(graph, REORDERED)
+            if before is None or after is None or after >= before:
+                continue
+            found_in = orders.get(_cell(panel.rows[graph, REORDERED]))
+            if found_in is None:
+                continue
+            passes = math.ceil(found_in / (BLOCKS * (before - after)))
+            times = [f"{x:.4f}" for x in (before, after)]
+            cells = [graph.label, str(dim), f"{found_in / 1e3:.2f}", *times, f"{1 - after / before:.0%}", f"{passes:,}"]
+            lines.append((graph.order, dim, cells))
+    return [cells for *_, cells in sorted(lines)]
 
 
 def _percent(share: float | None) -> str:

@@ -21,6 +21,7 @@ from kernels.backends import REGISTRY
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 from kernels.csr import CSRPattern
 from kernels.jit import get_kernel
+from kernels.reorder import RowOrder
 from results.measure import NOT_MEASURED, Spread, l2_flusher, peak_memory_mib, reset_peak_memory, time_kernel
 from results.oracle import float64_attention, largest_row_error
 from results.provenance import Provenance
@@ -148,7 +149,7 @@ class GraphBench:
         measure = self.config.measure
         flush, columns = self.flush, self.gathered_columns  # made before memory is looked at
         own = self._bytes_held_besides(inputs)
-        attention, about = plan(cell, self.pattern, self.device, measure.scale)
+        attention, order = plan(cell, self.pattern, self.device, measure.scale)
 
         def run() -> torch.Tensor:
             return attention(*inputs)
@@ -163,7 +164,7 @@ class GraphBench:
             return Row(**self.columns_of(cell), metric=metric, unit=unit, note=note, **spread.columns(), **check)
 
         spread, how = time_kernel(run, device=self.device, repeats=measure.repeats, flush=flush)
-        note = f"{how}; L2 {measure.l2}; scale {measure.scale:g}{about}"
+        note = f"{how}; L2 {measure.l2}; scale {measure.scale:g}"
         rows = [
             row(self._time_metric, "ms", spread, note, checked),
             row("peak_memory", "MiB", Spread.of([memory]), "inputs, format and one run; torch's allocator", checked),
@@ -173,6 +174,9 @@ class GraphBench:
             "compulsory_bytes": compulsory_bytes(self.pattern.shape[0], cell.dim, cell.dtype, cell.out_dtype),
         }
         unchecked = {"status": "unchecked"}
+        if order:
+            about = f"{order.method}; columns {order.columns_before} to {order.columns_after}; once a graph, on the CPU"
+            rows.append(row("order_time", "ms", Spread.of([order.seconds * 1e3]), about, unchecked))
         rows += [row(key, "B", Spread.of([x]), "results/traffic.py", unchecked) for key, x in traffic.items()]
         return rows
 
@@ -262,8 +266,8 @@ def refuse_impossible(cell: Cell, device: torch.device) -> None:
         raise UnsupportedInputsError(f"it computes in {cell.dtype}, and kernel.out_dtype is {cell.out_dtype}")
 
 
-def plan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) -> tuple[Attention, str]:
-    """The cell's kernel with its sparse format built, the first call may compile; and what else a row's note says.
+def plan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) -> tuple[Attention, RowOrder | None]:
+    """The cell's kernel with its sparse format built, the first call may compile; and the order that its rows got.
 
     Raises:
         UnsupportedGraphError: it cannot take this graph.
@@ -272,17 +276,11 @@ def plan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) ->
         bsb = kernels.BSB.from_graph(pattern, device=device)
         spec = PaperKernelSpec(cell.dtype, cell.out_dtype, cell.dim, **VARIANTS[cell.backend])
         get_kernel(spec, device.index)
-        return lambda q, k, v: launch(spec, bsb, q[:, None], k[:, None], v[:, None], scale)[:, 0], ""
-    # Without type and dimension, for which a kernel with an output of that type would be compiled now.
-    if cell.backend == REORDERED:
-        planned = kernels.plan_attention(pattern, backend="fused3s", device=device, reorder="auto")
-        order = planned.order
-        about = (
-            f"; rows {order.method} in {order.seconds:.3g} s, columns {order.columns_before} to {order.columns_after}"
-        )
-    else:
-        planned, about = kernels.plan_attention(pattern, backend=cell.backend, device=device), ""
-    return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=cell.out_dtype), about
+        return lambda q, k, v: launch(spec, bsb, q[:, None], k[:, None], v[:, None], scale)[:, 0], None
+    backend, reorder = ("fused3s", "auto") if cell.backend == REORDERED else (cell.backend, "none")
+    # Without the type, for which a kernel with an output of that type would be compiled now.
+    planned = kernels.plan_attention(pattern, backend=backend, device=device, head_dim=cell.dim, reorder=reorder)
+    return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=cell.out_dtype), planned.order
 
 
 def classify(error: Exception) -> Failure:

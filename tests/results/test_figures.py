@@ -267,6 +267,19 @@ def test_shares_of_the_floor_where_much_is_gathered():
     assert "zinc" not in text
 
 
+def test_what_an_order_of_rows_costs_in_forward_passes():
+    def ordered(dataset: str, natural: float, reordered: float) -> list[Row]:
+        name = "fused3s+reorder"
+        time = row(dataset, name, reordered)
+        return [row(dataset, "fused3s", natural), time, row(dataset, name, 1500.0, "unchecked", metric="order_time")]
+
+    rows = [*ordered("cora", 2.0, 1.0), *ordered("pubmed", 1.0, 1.1), row("zinc", "fused3s+reorder", 1.0)]
+    text = beyond_tables(rows)
+    assert "| cora | 128 | 1.50 | 2.0000 | 1.0000 | 50% | 150 |" in text  # 1500 ms / (10 blocks * 1 ms)
+    assert "pubmed" not in text
+    assert "zinc" not in text
+
+
 def test_formats_are_drawn_by_size_from_their_tables(tmp_path):
     formats = [f"{name},synthetic,CSR,{bits},0,0" for name, bits in (("large", 4000), ("small", 500))]
     (tmp_path / "formats.csv").write_text(
