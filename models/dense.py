@@ -2,7 +2,7 @@
 
 plain     torch's modules, one kernel or more for each.
 compiled  torch.compile of the same two functions, not of the model: attention never breaks the graph. The first pass
-          compiles, for up to a minute.
+          compiles, for up to a minute, for its shapes alone: code for any shape is slower.
 fused     one kernel from attention to attention (`kernels.dense_block`): LayerNorm, d = 64, 128, 256, fp16 and bf16,
           compute capability 9.0. It has a packed copy of the weights: choose again after loading others.
 
@@ -51,7 +51,8 @@ def choose_dense(model: GraphTransformer, requested: Literal["auto"] | DensePath
     if requested == "plain":
         return Dense("plain", "as configured", model.dense_parts())
     if requested == "compiled":
-        compiled = [torch.compile(function, fullgraph=True) for function in (finish_and_project, finish_last)]
+        functions = (finish_and_project, finish_last)
+        compiled = [torch.compile(function, fullgraph=True, dynamic=False) for function in functions]
         return Dense("compiled", "as configured", model.dense_parts(*compiled))
     reason = fused_unavailable(model)
     if reason is None:

@@ -139,6 +139,7 @@ class GraphBench:
         return [Row(**self.columns_of(cell, cell.dtype), **NOT_MEASURED, **failed, note=cell.mode)]
 
     def _free_gpu(self, cell: Cell) -> None:
+        torch.compiler.reset()  # torch keeps a few versions of what is compiled, and a cell never needs an older one
         if self.device.type != "cuda":
             return
         try:
