@@ -28,6 +28,7 @@ ten blocks it has paid for itself. In ms, with fp32 output.
 """
 
 BLOCKS = 10  # of the paper's model
+LEAST_SAVED = 0.01  # of a time; less is noise
 LEAST_GATHERED = 1e8  # bytes; below, launches and latency are what a time is made of
 OUTPUTS = {  # of ours, and of the paper's kernel
     "fp32": ("float32", "float32"),
@@ -45,7 +46,8 @@ def beyond_tables(rows: Sequence[Row]) -> str:
         for panel in whole_panels(kernel_panels(rows, out_dtype)):
             by_device.setdefault(panel.device, {}).setdefault(out_dtype, {})[panel.dim] = panel
     rates = {found.row: found for found in achieved(rows)}
-    orders = {_cell(row): row.value for row in rows if row.scope == "kernel" and row.metric == "order_time"}
+    found = (row for row in rows if row.scope == "kernel" and row.metric == "order_time")
+    orders = {_cell(row): row.value for row in found if not row.note.startswith("none;")}  # none: rows as they were
     sections = [HEAD]
     for device, panels in sorted(by_device.items()):
         if lines := _means(panels):
@@ -128,19 +130,19 @@ def _cell(row: Row) -> tuple:
 
 
 def _order_costs(panels: dict[int, Panel], orders: dict[tuple, float]) -> list[list[str]]:
-    """By graph and d, where reordered rows are faster."""
+    """By graph and d, where reordered rows save time."""
     lines = []
     for dim, panel in sorted(panels.items()):
         for graph in panel.graphs:
             before, after = panel.time(graph, "fused3s"), panel.time(graph, REORDERED)
-            if before is None or after is None or after >= before:
+            if before is None or after is None or 1 - after / before < LEAST_SAVED:
                 continue
             found_in = orders.get(_cell(panel.rows[graph, REORDERED]))
             if found_in is None:
                 continue
             passes = math.ceil(found_in / (BLOCKS * (before - after)))
             times = [f"{x:.4f}" for x in (before, after)]
-            cells = [graph.label, str(dim), f"{found_in / 1e3:.2f}", *times, f"{1 - after / before:.0%}", f"{passes:,}"]
+            cells = [graph.label, str(dim), f"{found_in / 1e3:.3f}", *times, f"{1 - after / before:.0%}", f"{passes:,}"]
             lines.append((graph.order, dim, cells))
     return [cells for *_, cells in sorted(lines)]
 
