@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from configs.bench_schema import REORDERED
+from results.end_to_end_times import PAPER_MODEL
 from results.kernel_tables import table
 from results.kernel_times import JOINED, Panel, Speedup, joined, kernel_panels
 from results.means import geometric_mean
@@ -22,12 +23,9 @@ output, and the least ratio with its graph. Over several d each pair of a graph 
 SHARES = """The gather floor (results/roofline.py: windows of 16 rows in the natural order) over time; above 100 % where
 windows share rows or find them in a cache. The last lines are over the real graphs.
 """
-
 COSTS = """Finding the order (kernels/reorder.py; once a graph, on the CPU), and after how many forward passes of
 ten blocks it has paid for itself. In ms, with fp32 output.
 """
-
-BLOCKS = 10  # of the paper's model
 LEAST_SAVED = 0.01  # of a time; less is noise
 LEAST_GATHERED = 1e8  # bytes; below, launches and latency are what a time is made of
 OUTPUTS = {  # of ours, and of the paper's kernel
@@ -131,18 +129,19 @@ def _cell(row: Row) -> tuple:
 
 def _order_costs(panels: dict[int, Panel], orders: dict[tuple, float]) -> list[list[str]]:
     """By graph and d, where reordered rows save time."""
+    _, blocks = PAPER_MODEL
     lines = []
-    for dim, panel in sorted(panels.items()):
+    for dim, panel in panels.items():
         for graph in panel.graphs:
             before, after = panel.time(graph, "fused3s"), panel.time(graph, REORDERED)
-            if before is None or after is None or 1 - after / before < LEAST_SAVED:
+            if before is None or after is None:
                 continue
-            found_in = orders.get(_cell(panel.rows[graph, REORDERED]))
-            if found_in is None:
+            found_in, saved = orders.get(_cell(panel.rows[graph, REORDERED])), 1 - after / before
+            if found_in is None or saved < LEAST_SAVED:
                 continue
-            passes = math.ceil(found_in / (BLOCKS * (before - after)))
+            passes = math.ceil(found_in / (blocks * (before - after)))
             times = [f"{x:.4f}" for x in (before, after)]
-            cells = [graph.label, str(dim), f"{found_in / 1e3:.3f}", *times, f"{1 - after / before:.0%}", f"{passes:,}"]
+            cells = [graph.label, str(dim), f"{found_in / 1e3:.3f}", *times, f"{saved:.0%}", f"{passes:,}"]
             lines.append((graph.order, dim, cells))
     return [cells for *_, cells in sorted(lines)]
 

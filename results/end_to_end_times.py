@@ -40,7 +40,7 @@ def end_to_end_panels(rows: Iterable[Row], scope: str = "model", metric: str = "
     for row in end_to_end_rows(rows):
         if (row.scope, row.metric) == (scope, metric):
             group: Group = "single" if row.graphs == 1 else "batched"
-            graph = Graph(row.dataset, row.data_sha256, row.nnz, row.data_source == "synthetic")
+            graph = Graph.of(row)
             panels.setdefault((group, row.device, row.dim), {})[graph, variant_of(row)] = row
     keys = sorted(panels, key=lambda key: (key[1], ("single", "batched").index(key[0]), key[2]))
     return [Panel(device, group, dim, "any", panels[group, device, dim]) for group, device, dim in keys]

@@ -26,6 +26,11 @@ class Graph:
     nnz: int
     synthetic: bool
 
+    @classmethod
+    def of(cls, row: Row) -> "Graph":
+        """That a row was measured on."""
+        return cls(row.dataset, row.data_sha256, row.nnz, row.data_source == "synthetic")
+
     @property
     def label(self) -> str:
         return f"{self.dataset} (synthetic)" if self.synthetic else self.dataset
@@ -114,14 +119,19 @@ class Panel:
     def dtype(self, backend: str) -> str:
         return next(row.dtype for (_, name), row in self.rows.items() if name == backend)
 
+    def ratio(self, graph: Graph, subject: str, baseline: str) -> float | None:
+        """How much faster `subject` is than `baseline`; None where one has no right output."""
+        ours, theirs = self.time(graph, subject), self.time(graph, baseline)
+        return None if ours is None or theirs is None else theirs / ours
+
     def speedup(self, subject: str, baseline: str) -> Speedup | None:
         """Of `subject` over `baseline`; None where no graph has both. A graph under two names counts once."""
         ratios, hashes = {}, set()
         for graph in self.graphs:
-            ours, theirs = self.time(graph, subject), self.time(graph, baseline)
-            if ours is not None and theirs is not None and graph.sha256 not in hashes:
+            ratio = self.ratio(graph, subject, baseline)
+            if ratio is not None and graph.sha256 not in hashes:
                 hashes.add(graph.sha256)
-                ratios[graph] = theirs / ours
+                ratios[graph] = ratio
         return Speedup(ratios) if ratios else None
 
 
@@ -172,7 +182,7 @@ def kernel_panels(rows: Iterable[Row], out_dtype: str = "float32") -> list[Panel
         measured_so = row.dtype != "bfloat16" and row.out_dtype == out_dtype and row.heads == 1
         if (row.scope, row.metric) != ("kernel", "time") or not measured_so:
             continue
-        graph = Graph(row.dataset, row.data_sha256, row.nnz, row.data_source == "synthetic")
+        graph = Graph.of(row)
         panels.setdefault((group_of(row.dataset), row.device, row.dim), {})[graph, row.backend] = row
     order = ("single", "batched", "more")
     keys = sorted(panels, key=lambda key: (order.index(key[0]), *key[1:]))

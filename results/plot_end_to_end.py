@@ -78,8 +78,7 @@ def draw_speedups(panel: Panel) -> Figure | None:
         base = bases[captured]
 
         def speedup(graph: Graph, variant: str, base: str = base) -> float | None:
-            ours, theirs = panel.time(graph, variant), panel.time(graph, base)
-            return None if ours is None or theirs is None else theirs / ours
+            return panel.ratio(graph, variant, base)
 
         # Where the baseline has no time, its reason is what a reader needs: the milliseconds still say the rest.
         _bars(axes, panel, captured, speedup, bottom=1, note=panel.time)

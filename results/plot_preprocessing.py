@@ -29,7 +29,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
         found: Builds = {}
         for row in builds:
             if gpus.get(row.run_id) == device and row.value is not None:
-                graph = Graph(row.dataset, row.data_sha256, row.nnz, row.data_source == "synthetic")
+                graph = Graph.of(row)
                 found.setdefault(graph, {})[row.backend, row.metric, row.device == device] = row
         panels = [panel for panel in kernel_panels(rows) if (panel.device, panel.dim) == (device, DIM)]
         figures[f"preprocessing_{style.slug(device)}"] = _draw(device, found, panels)

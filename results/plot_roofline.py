@@ -65,7 +65,7 @@ def draw_shares(cells: Sequence[Achieved], ceilings: Ceilings) -> Figure:
     by_graph: dict[Graph, dict[str, Achieved]] = {}
     for one in cells:
         row = one.row
-        graph = Graph(row.dataset, row.data_sha256, row.nnz, row.data_source == "synthetic")
+        graph = Graph.of(row)
         by_graph.setdefault(graph, {})[row.backend] = one
     graphs = sorted(by_graph, key=lambda graph: graph.order)
     figure, axes = style.new_figure(max(style.WIDTH, 1 + 0.3 * len(graphs)), 4.6)

@@ -33,7 +33,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     runs: dict[tuple[str, int, Graph, str], list[Row]] = {}
     for row in rows:
         if row.metric in (SHARE, TIME) and row.backend in SIDES and row.status == "ok" and row.out_dtype == "float32":
-            graph = Graph(row.dataset, row.data_sha256, row.nnz, row.data_source == "synthetic")
+            graph = Graph.of(row)
             run = runs.setdefault((row.device, row.dim, graph, row.backend), [])
             if run and run[0].run_id != row.run_id:
                 run.clear()

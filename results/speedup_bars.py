@@ -24,8 +24,7 @@ class Series:
     label: str
 
     def speedup(self, graph: Graph) -> float | None:
-        ours, theirs = (self.panel.time(graph, backend) for backend in (self.subject, self.baseline))
-        return None if ours is None or theirs is None else theirs / ours
+        return self.panel.ratio(graph, self.subject, self.baseline)
 
     def failure(self, graph: Graph) -> str | None:
         """The status that explains why there is no speed-up; None if one of the two was not run."""
