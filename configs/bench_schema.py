@@ -1,7 +1,5 @@
 """What a configuration of `scripts/bench_kernels.py` may say: graphs, kernels, and how they are measured."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -77,15 +75,11 @@ class KernelConfig(Section):
 
 
 class MeasureConfig(Section):
-    """What every cell shares. Its hash is the `config_sha` of a row: the row's other columns say the rest."""
+    """What every cell shares. Its `sha` is the `config_sha` of a row: the row's other columns say the rest."""
 
     repeats: int = Field(default=30, ge=30)  # timed intervals; fewer for a kernel that takes over 100 ms
     l2: Literal["warm", "cold"] = "warm"  # cold: written over before each timed interval, which then holds one run
     scale: float = Field(default=1.0, allow_inf_nan=False)  # of the scores; 1 as in the paper
-
-    def sha(self) -> str:
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class BenchConfig(Section):

@@ -1,7 +1,5 @@
 """What a configuration of `scripts/bench_end_to_end.py` may say: graphs, models, ways to run them, measurement."""
 
-import hashlib
-import json
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -72,5 +70,4 @@ class EndToEndConfig(Section):
 
     def sha(self) -> str:
         """What the cells of a run share and no column of a row says: how they are measured, and the seed."""
-        text = json.dumps(self.measure.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return self.measure.sha()

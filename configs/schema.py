@@ -23,6 +23,11 @@ class Section(BaseModel):
     # strict: "4" is not 4 and 1 is not true, so a typo in a value is an error instead of a conversion.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    def sha(self) -> str:
+        """Twelve hexadecimal digits that name what was resolved, whatever file or override it came from."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
 
 class DataConfig(Section):
     """Which graph, and where it comes from (see `data.load`)."""
@@ -177,11 +182,6 @@ class Config(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
-
-    def sha(self) -> str:
-        """Twelve hexadecimal digits that name the resolved configuration, whatever file or override it came from."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
