@@ -18,7 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from models import Execution
-from results.measure import Spread, Stopwatch, time_kernel
+from results.measure import Spread, mark, milliseconds_between, time_inside, time_kernel
 
 # In the order of the pass; "norms" holds the residual additions, "dense" is what a compiled or fused path does in one:
 # from attention's output to the next block's q, k, v.
@@ -46,17 +46,7 @@ def time_attention(execution: Execution, *, device: torch.device, repeats: int) 
         once, _ = time_kernel(lambda: attention(*arguments, **options), device=device, repeats=repeats)
         blocks = len(calls)
         return Spread(once.median * blocks, once.p10 * blocks, once.p90 * blocks, once.repeats)
-    watch, passes = Stopwatch(device), []
-
-    def timed(*arguments: Any, **options: Any) -> Any:
-        with watch.interval():
-            return attention(*arguments, **options)
-
-    for _ in range(repeats):
-        execution.eager(timed)
-        passes.append(len(watch))
-    times = watch.milliseconds()
-    return Spread.of([sum(times[end - passes[0] : end]) for end in passes])
+    return time_inside(execution.eager, attention, device=device, repeats=repeats)
 
 
 def time_regions(execution: Execution, *, eager_ms: float, device: torch.device, repeats: int) -> dict[str, Spread]:
@@ -91,28 +81,28 @@ def _one_pass(execution: Execution, device: torch.device) -> dict[str, float]:
     """Milliseconds of each region, from marks between them."""
     marks: list[tuple[str, Any]] = []
 
-    def mark(region: str) -> None:
-        marks.append((region, _now(device)))
+    def end(region: str) -> None:
+        marks.append((region, mark(device)))
 
-    with regions_marked(execution, mark) as marked:
-        mark("")
+    with regions_marked(execution, end) as marked:
+        end("")
         marked()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     spent: dict[str, float] = {}
     for (_, start), (region, stop) in pairwise(marks):
-        spent[region] = spent.get(region, 0.0) + _milliseconds(start, stop)
+        spent[region] = spent.get(region, 0.0) + milliseconds_between(start, stop)
     return spent
 
 
 @contextmanager
-def regions_marked(execution: Execution, mark: Callable[[str], None]) -> Iterator[Callable[[], Any]]:
-    """A function that runs an eager pass and calls `mark(region)` where each region ends."""
+def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator[Callable[[], Any]]:
+    """A function that runs an eager pass and calls `end(region)` where each region ends."""
     model, attention = execution.model, execution.inputs.attention
 
     def attend(*arguments: Any, **options: Any) -> Any:
         output = attention(*arguments, **options)
-        mark("attention")
+        end("attention")
         return output
 
     ends: list[tuple[nn.Module, str]] = [(model.encoding if model.pos_enc else model.embedding, "embedding")]
@@ -125,11 +115,11 @@ def regions_marked(execution: Execution, mark: Callable[[str], None]) -> Iterato
             ends.append((block.norm2, "norms"))
     else:
         # Hooks would make torch.compile compile anew, and the fused kernel calls no modules.
-        parts = [_then(part, lambda: mark("dense")) for part in parts]
+        parts = [_then(part, lambda: end("dense")) for part in parts]
     ends.append((model.readout, "readout"))
     with ExitStack() as hooks:
         for module, region in ends:
-            hook = module.register_forward_hook(lambda *_, region=region: mark(region))
+            hook = module.register_forward_hook(lambda *_, region=region: end(region))
             hooks.callback(hook.remove)
         yield lambda: model(replace(execution.inputs, attention=attend), parts)
 
@@ -141,18 +131,6 @@ def _then(function: Callable[..., Any], after: Callable[[], None]) -> Callable[.
         return output
 
     return both
-
-
-def _now(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _milliseconds(start: Any, stop: Any) -> float:
-    return (stop - start) * 1e3 if isinstance(start, float) else start.elapsed_time(stop)
 
 
 def save_trace(execution: Execution, path: Path, *, passes: int = 3) -> None:

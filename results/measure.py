@@ -45,36 +45,42 @@ class Spread:
 NOT_MEASURED = {"value": None, "p10": None, "p90": None, "repeats": 0}  # the same columns of a row without a value
 
 
+def mark(device: torch.device) -> Any:
+    """A point in time: an event on the current stream of a GPU, the clock on the CPU. Nothing waits for it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def milliseconds_between(start: Any, stop: Any) -> float:
+    """Of two marks on one device; a GPU must have come past both."""
+    return (stop - start) * 1e3 if isinstance(start, float) else start.elapsed_time(stop)
+
+
 class Stopwatch:
-    """Intervals on a device: CUDA events on the current stream of a GPU, the clock on the CPU."""
+    """Intervals between marks on a device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._device = device
         self._marks: list[tuple[Any, Any]] = []
 
     @contextmanager
     def interval(self) -> Iterator[None]:
         """Time what is queued inside the block; nothing waits for the GPU here."""
-        start = self._mark()
+        start = mark(self._device)
         yield
-        self._marks.append((start, self._mark()))
+        self._marks.append((start, mark(self._device)))
 
     def __len__(self) -> int:
         return len(self._marks)
 
-    def _mark(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def milliseconds(self) -> list[float]:
         """Length of each interval so far. On a GPU this waits for all of them."""
-        if self._on_gpu:
+        if self._device.type == "cuda":
             torch.cuda.synchronize()
-            return [start.elapsed_time(stop) for start, stop in self._marks]
-        return [(stop - start) * 1e3 for start, stop in self._marks]
+        return [milliseconds_between(start, stop) for start, stop in self._marks]
 
 
 def time_passes(
@@ -96,35 +102,26 @@ def time_passes(
     return Spread.of(watch.milliseconds())
 
 
-def time_share(
-    run: Callable[[Callable[..., Any]], Any],
-    inner: Callable[..., Any],
-    *,
-    device: torch.device,
-    repeats: int,
-    after_pass: Callable[[], None] = lambda: None,
+def time_inside(
+    run: Callable[[Callable[..., Any]], Any], inner: Callable[..., Any], *, device: torch.device, repeats: int
 ) -> Spread:
-    """Share (0 to 1) of the time of `run(inner)` that is spent in its calls of `inner`.
+    """Milliseconds of `run(inner)` that are spent in its calls of `inner`.
 
     `run` is given a wrapped `inner` that puts two marks around each call. The marks cost a few microseconds each, so
-    the share is measured in passes of its own and `time_passes` stays free of them. On a GPU an interval holds whatever
-    lies between its marks, also the GPU's waiting for the host to launch, which small graphs are full of.
+    these passes are others than those of `time_passes`. On a GPU an interval holds whatever lies between its marks,
+    also the GPU's waiting for the host to launch, which small graphs are full of.
     """
-    whole, inside = Stopwatch(device), Stopwatch(device)
-    calls_before_pass = [0]
+    watch, calls_before_pass = Stopwatch(device), [0]
 
     def timed_inner(*args: Any, **kwargs: Any) -> Any:
-        with inside.interval():
+        with watch.interval():
             return inner(*args, **kwargs)
 
     for _ in range(repeats):
-        with whole.interval():
-            run(timed_inner)
-        calls_before_pass.append(len(inside))
-        after_pass()
-    spent = inside.milliseconds()
-    passes = zip(pairwise(calls_before_pass), whole.milliseconds(), strict=True)
-    return Spread.of([sum(spent[first:last]) / total for (first, last), total in passes])
+        run(timed_inner)
+        calls_before_pass.append(len(watch))
+    spent = watch.milliseconds()
+    return Spread.of([sum(spent[first:last]) for first, last in pairwise(calls_before_pass)])
 
 
 def time_graph_replays(
