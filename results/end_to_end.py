@@ -26,7 +26,7 @@ from models.dense import fused_unavailable
 from results.accuracy import accuracy
 from results.breakdown import time_attention, time_regions
 from results.end_to_end_times import mode_of
-from results.kernel_bench import FLOAT32, DeviceLostError, UnsupportedInputsError, classify
+from results.kernel_bench import FLOAT32, UnsupportedInputsError, classify, free_gpu
 from results.measure import NOT_MEASURED, Spread, peak_memory_mib, reset_peak_memory, time_passes
 from results.provenance import Provenance
 from results.records import Row, graph_columns
@@ -109,7 +109,11 @@ class GraphBench:
                         yield cell, []
                         continue
                     yield cell, self._measure_cell(cell, planned)
-                    self._free_gpu(cell)
+                    torch.compiler.reset()  # torch keeps a few versions of what it compiled; no cell needs an older one
+                    if self.device.type == "cuda":
+                        after = f"{backend}, {mode}, on {self.loaded.meta.name} (dim {dim})"
+                        culprits = "it (run.modes) or without that graph (data.names)"
+                        free_gpu(self.environment.device, after, culprits)
 
     def inputs(self, model: GraphTransformer, attention: Any) -> GraphInputs:
         """For a model of any width: the features are put on the device once in each precision."""
@@ -137,20 +141,6 @@ class GraphBench:
         metric, unit = ERROR if cell.mode == ACCURACY else TIME
         failed = {"scope": "model", "metric": metric, "unit": unit, "status": status, "reason": reason}
         return [Row(**self.columns_of(cell, cell.dtype), **NOT_MEASURED, **failed, note=cell.mode)]
-
-    def _free_gpu(self, cell: Cell) -> None:
-        torch.compiler.reset()  # torch keeps a few versions of what is compiled, and a cell never needs an older one
-        if self.device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # CuPy and cuSPARSE allocate beside torch
-        except RuntimeError as error:
-            raise DeviceLostError(
-                f"{self.environment.device} cannot be used any more after {cell.backend}, {cell.mode}, on "
-                f"{self.loaded.meta.name} (dim {cell.dim}): {str(error).partition(chr(10))[0]}\n"
-                "to measure the rest, run again without it (run.modes) or without that graph (data.names)"
-            ) from error
 
     def _measured_rows(self, cell: Cell, planned: "Planned") -> list[Row]:
         width, device = planned.width, self.device

@@ -116,7 +116,9 @@ class GraphBench:
             held = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
             yield cell, self._measure_cell(cell, problem)
             if self.device.type == "cuda":
-                self._free_gpu(cell, held)
+                after = f"{cell.backend} on {self.loaded.meta.name} (dim {cell.dim})"
+                culprits = "that back end (kernel.backends) or graph (data.names)"
+                free_gpu(self.environment.device, after, culprits, held)
 
     def _measure_cell(self, cell: Cell, problem: "Problem") -> list[Row]:
         try:
@@ -125,19 +127,6 @@ class GraphBench:
             status, reason = classify(error)
         failed = {"metric": self._time_metric, "unit": "ms", "status": status, "reason": reason}
         return [Row(**self.columns_of(cell), **NOT_MEASURED, **failed)]
-
-    def _free_gpu(self, cell: Cell, held: int) -> None:
-        try:
-            torch.cuda.synchronize()
-            if torch.cuda.memory_allocated() > held:  # by a cycle of references, perhaps
-                gc.collect()
-            torch.cuda.empty_cache()  # CuPy and cuSPARSE allocate beside torch
-        except RuntimeError as error:
-            raise DeviceLostError(
-                f"{self.environment.device} cannot be used any more after {cell.backend} on {self.loaded.meta.name} "
-                f"(dim {cell.dim}): {str(error).partition(chr(10))[0]}\n"
-                "to measure the rest, run again without that back end (kernel.backends) or graph (data.names)"
-            ) from error
 
     @property
     def _time_metric(self) -> str:
@@ -251,6 +240,29 @@ def pattern_on(device: torch.device, loaded: data.LoadedGraph) -> CSRPattern:
         sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
     indptr, indices, _ = (array.to(device) for array in loaded.graph.adj_tensors("csc"))
     return CSRPattern(indptr.long(), indices, (loaded.meta.num_nodes, loaded.meta.num_nodes))
+
+
+def free_gpu(device_name: str, after: str, culprits: str, held: int | None = None) -> None:
+    """Give the GPU's unused memory back between two cells: CuPy and cuSPARSE allocate beside torch.
+
+    Args:
+        after: which cell was measured.
+        culprits: what to leave out if that broke the GPU.
+        held: bytes that tensors took before the cell; None where it may leave some.
+
+    Raises:
+        DeviceLostError: it did.
+    """
+    try:
+        torch.cuda.synchronize()
+        if held is not None and torch.cuda.memory_allocated() > held:  # by a cycle of references, perhaps
+            gc.collect()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        raise DeviceLostError(
+            f"{device_name} cannot be used any more after {after}: {str(error).partition(chr(10))[0]}\n"
+            f"to measure the rest, run again without {culprits}"
+        ) from error
 
 
 def refuse_impossible(cell: Cell, device: torch.device) -> None:

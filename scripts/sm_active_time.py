@@ -7,6 +7,7 @@ the run or kept a graph from being loaded.
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from configs.bench_schema import BenchConfig
-from results import append_rows, check_results_file, provenance, script
+from data import LoadedGraph
+from results import check_results_file, provenance, script
 from results.kernel_bench import GraphBench, Problem
 from results.records import Row
 from results.sm_active import check_config, measure_sm_active
@@ -46,23 +47,18 @@ def measure(config: BenchConfig, path: Path, results: Path, device: torch.device
     script.console.print(script.describe_config(path, config))
     environment = provenance(device)
     table = Table("data set", "dim", "variant", "longest, cycles", "mean / longest", "p10", "p90", "error", "status")
-    not_loaded, statuses = [], set()
-    for name in config.data.names:
-        loaded = script.try_to_load(config.data.load, name, not_loaded)
-        if loaded is None:
-            continue
+
+    def measure_graph(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
         bench = GraphBench(loaded, config, str(path), environment, device)
         for dim in config.kernel.dims:
             problem = Problem(bench, dim)
             for backend in config.kernel.backends:
                 rows = measure_sm_active(bench, backend, problem)
-                append_rows(results, rows)
-                statuses.add(rows[0].status)
-                table.add_row(*map(Text, table_line(rows)))
-                script.console.print(Text(f"measured     {backend} on {name}, d = {dim}: {rows[0].status}"))
-    script.console.print(table)
-    script.print_end(f"run {environment.run_id}", results, not_loaded)
-    return 2 if not_loaded else 1 if "wrong" in statuses else 0
+                yield f"d={dim} {backend}: {rows[0].status}", rows
+
+    cells = len(config.kernel.dims) * len(config.kernel.backends)
+    names, load = config.data.names, config.data.load
+    return script.measure_graphs(names, load, measure_graph, cells, table, table_line, results, environment)
 
 
 def table_line(rows: list[Row]) -> list[str]:

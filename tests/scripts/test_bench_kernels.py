@@ -188,6 +188,19 @@ def test_status_of_an_error(error, status):
     assert classify(error)[0] == status
 
 
+def test_a_gpu_that_is_lost_stops_the_run_and_says_what_to_leave_out(monkeypatch):
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access\nand much more")
+
+    monkeypatch.setattr("torch.cuda.synchronize", lost)
+    with pytest.raises(kernel_bench.DeviceLostError) as lost_with:
+        kernel_bench.free_gpu("NVIDIA H200", "pyg on cora (dim 8)", "that back end")
+    assert str(lost_with.value) == (
+        "NVIDIA H200 cannot be used any more after pyg on cora (dim 8): CUDA error: an illegal memory access\n"
+        "to measure the rest, run again without that back end"
+    )
+
+
 def test_a_wrong_configuration_is_named():
     done = run("--set", "kernel.backends=[fused3s_papr]")
     assert done.returncode == 2
