@@ -1,4 +1,5 @@
-"""What the measuring scripts share: options, errors, the device, loading graphs and measuring on them, the last lines.
+"""What the scripts that run or measure share: options, errors, the device, loading graphs and measuring on them, the
+last lines.
 
 A script says what it measures, which cells are finished, and what a line of its table shows.
 """
@@ -57,11 +58,11 @@ def read_config(path: Path, overrides: list[str] | None, schema: type[Schema]) -
     return load_config(path, overrides or [], schema)
 
 
-def describe_config(path: Path, config: Section) -> Text:
+def describe_config(title: Path | str, config: Section) -> Text:
     """The resolved configuration, a line for each section."""
     sections = config.model_dump(mode="json").items()
-    lines = (f"  {name:<8} " + " ".join(f"{k}={v}" for k, v in section.items()) for name, section in sections)
-    return Text("\n".join([str(path), *lines]))
+    lines = (f"  {name:<10} " + " ".join(f"{k}={v}" for k, v in section.items()) for name, section in sections)
+    return Text("\n".join([str(title), *lines]))
 
 
 def devices() -> list[torch.device]:

@@ -37,7 +37,7 @@ from models import (
     load_checkpoint,
     prepare_execution,
 )
-from results import append_rows, check_results_file
+from results import append_rows, check_results_file, script
 from results.accuracy import accuracy
 from results.breakdown import save_trace, time_attention, time_regions
 from results.inference import InferenceRun, region_table, report_table, result_rows, save_resolved_config
@@ -64,9 +64,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/infer/cora.yaml.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; may be repeated.")
-    ] = None,
+    overrides: script.Overrides = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights: a state dict saved with torch.save.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the output with the reference back end.")] = False,
     exact: Annotated[bool, typer.Option("--accuracy", help="Compare the output with the model in float32.")] = False,
@@ -109,7 +107,7 @@ def infer(
         check_predictions_path(output)
     device = resolve_device(config.runtime.device)
     dtype = resolve_dtype(config.attention.dtype, device)
-    console.print(Text(describe_config(config_path, config)))
+    console.print(script.describe_config(f"{config_path} ({config.sha()})", config))
 
     console.print(Text(f"loading {config.data.name}"))
     settings = config.data.model_dump()
@@ -258,13 +256,6 @@ def progress(what: str, passes: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=console, auto_refresh=False) as bar:
         task = bar.add_task(what, total=passes)
         yield lambda: bar.update(task, advance=1, refresh=True)
-
-
-def describe_config(path: Path, config: Config) -> str:
-    """The resolved configuration, a line for each section."""
-    sections = config.model_dump().items()
-    lines = [f"  {name:<10} " + " ".join(f"{k}={v}" for k, v in values.items()) for name, values in sections]
-    return "\n".join([f"{path} ({config.sha()})", *lines])
 
 
 def out_of_memory(error: BaseException) -> str | None:
