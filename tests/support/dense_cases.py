@@ -1,9 +1,14 @@
-"""Weights of a Graph Transformer block and what torch makes of them."""
+"""Weights of a Graph Transformer block and what torch makes of them; the kernel's instances and their order of work."""
+
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 
+from kernels.dense_block import DIMS, SLICE, DenseBlockSpec
+
 EPS = 1e-5
+SPECS = [DenseBlockSpec(torch.float16, dim, has_next) for dim, has_next in product(DIMS, (True, False))]
 
 
 def parameters(dim: int, has_next: bool, dtype: torch.dtype = torch.float16, device: str = "cpu") -> dict:
@@ -38,3 +43,12 @@ def reference(p: dict, attended: torch.Tensor, h: torch.Tensor) -> tuple[torch.T
     hidden = F.relu(F.linear(h1, p["up_w"], p["up_b"]))
     h2 = F.layer_norm(h1 + F.linear(hidden, p["down_w"], p["down_b"]), dim, p["norm2_w"], p["norm2_b"], EPS)
     return h2, None if p["next_qkv_w"] is None else F.linear(h2, p["next_qkv_w"])
+
+
+def order_of_slices(dim: int, shared_h1: bool) -> tuple[list[int], list[int]]:
+    """Places in the order of tiles of each slice's up and down tile."""
+    first, last = dim // SLICE, 2 * dim // SLICE - 1
+    if shared_h1:
+        return [first + 2 * i for i in range(last + 1)], [first + 2 * i + 1 for i in range(last + 1)]
+    up = [first, *(first + 2 * i - 1 for i in range(1, last + 1))]
+    return up, [*(first + 2 * i + 2 for i in range(last)), first + 2 * last + 1]
