@@ -74,13 +74,17 @@ class MergeKernelSpec:
 
     out_dtype: torch.dtype
     dim: int
-    warps: int = WARPS
 
     source: ClassVar[str] = "fused3s.cu"
 
     @property
     def name(self) -> str:
-        return cpp_name("fused3s_merge", self.out_dtype, self.dim, self.warps)
+        return cpp_name("fused3s_merge", self.out_dtype, self.dim)
+
+    @property
+    def warps(self) -> int:
+        """One for 16 dimensions."""
+        return -(-self.dim // 16)
 
 
 class Fused3SBackend(TensorCoreBackend, ReorderingBackend):
@@ -157,7 +161,7 @@ def plan_launches(
     if dtype is not None and head_dim is not None:
         get_kernel(spec, device.index)
         if schedule.num_slots:
-            get_kernel(MergeKernelSpec(dtype, head_dim, spec.warps), device.index)
+            get_kernel(MergeKernelSpec(dtype, head_dim), device.index)
     return attend
 
 
@@ -215,10 +219,11 @@ def launch(
         shared_bytes=spec.shared_bytes,
     )
     if schedule.num_slots:
+        merge = MergeKernelSpec(spec.out_dtype, spec.dim)
         launch_kernel(
-            get_kernel(MergeKernelSpec(spec.out_dtype, spec.dim, spec.warps), query.device.index),
+            get_kernel(merge, query.device.index),
             (schedule.cut_window.numel(), num_heads),
-            WARP_SIZE * spec.warps,
+            WARP_SIZE * merge.warps,
             (schedule.cut_window, schedule.cut_slot, partial, output, lse, row_ids),
             (np.int32(num_rows),),
         )

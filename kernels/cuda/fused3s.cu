@@ -383,18 +383,18 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
                                   output, lse, rows, window, warp, lane);
 }
 
-// Adds up the parts of the windows that are cut between blocks. Grid (num_cut_windows, H), block kWarps warps.
+// Adds up the parts of the windows that are cut between blocks. Grid (num_cut_windows, H), a warp for 16 dimensions.
 //   cut_window  [num_cut_windows]      row window
 //   cut_slot    [num_cut_windows + 1]  first slot of its parts in `partial`
-template <Element kOut, int kDim, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarpSize)
+template <Element kOut, int kDim>
+__global__ void __launch_bounds__(divide_up(kDim, 16) * kWarpSize)
     fused3s_merge(const int* __restrict__ cut_window, const int* __restrict__ cut_slot,
                   const Partial<kDim>* __restrict__ partial, void* __restrict__ output, float* __restrict__ lse,
                   const int* __restrict__ row_ids, int num_rows) {
   const int first = cut_slot[blockIdx.x];
   const int count = cut_slot[blockIdx.x + 1] - first;
-  merge_parts<kDim, kWarps, kOut>(reinterpret_cast<const char*>(partial + (i64)first * gridDim.y + blockIdx.y),
-                                  sizeof(Partial<kDim>) * gridDim.y, count, nullptr, output, lse,
-                                  WindowRows{row_ids, num_rows}, cut_window[blockIdx.x], threadIdx.x / kWarpSize,
-                                  threadIdx.x % kWarpSize);
+  merge_parts<kDim, divide_up(kDim, 16), kOut>(
+      reinterpret_cast<const char*>(partial + (i64)first * gridDim.y + blockIdx.y), sizeof(Partial<kDim>) * gridDim.y,
+      count, nullptr, output, lse, WindowRows{row_ids, num_rows}, cut_window[blockIdx.x], threadIdx.x / kWarpSize,
+      threadIdx.x % kWarpSize);
 }

@@ -71,42 +71,30 @@ __device__ __forceinline__ void merge_parts(const char* parts, i64 stride, int c
                                             int lane) {
   const int g = lane / 4;
   const int t = lane % 4;
-  const auto part = [&](int i) { return reinterpret_cast<const Partial<kDim>*>(parts + i * stride); };
-  float maximum[2], sum[2] = {0.0f, 0.0f}, shift[2];
-  i64 row_of_head[2];
-  bool in_range[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    maximum[half] = negative_infinity();
-    for (int i = 0; i < count; ++i) maximum[half] = fmaxf(maximum[half], part(i)->maximum[8 * half + g]);
-    shift[half] = maximum[half] == negative_infinity() ? 0.0f : maximum[half];
-    for (int i = 0; i < count; ++i) {
-      sum[half] += part(i)->sum[8 * half + g] * exp2_approx(part(i)->maximum[8 * half + g] - shift[half]);
-    }
-    const int row = rows.of(window, 8 * half + g);
-    row_of_head[half] = static_cast<i64>(row) * gridDim.y + blockIdx.y;
-    in_range[half] = row < rows.num_rows;
-    if (warp == 0 && t == 0) {
-      if (result) {
-        result->maximum[8 * half + g] = maximum[half];
-        result->sum[8 * half + g] = sum[half];
-      } else if (lse && in_range[half]) {
-        lse[row_of_head[half]] = log_sum_exp(maximum[half], sum[half]);
-      }
-    }
-  }
   for (int step = warp; step < divide_up(kDim, 16); step += kWarps) {
-    float out[2][4] = {};
+    float maximum[2] = {negative_infinity(), negative_infinity()}, sum[2] = {};
+    float out[2][4] = {};  // of two n-tiles
+#pragma unroll 4  // the loads of several parts wait together
     for (int i = 0; i < count; ++i) {
-      const float top = exp2_approx(part(i)->maximum[g] - shift[0]);
-      const float bottom = exp2_approx(part(i)->maximum[8 + g] - shift[1]);
+      const auto* part = reinterpret_cast<const Partial<kDim>*>(parts + i * stride);
+      const float4 add[2] = {part->out[2 * step][lane], part->out[2 * step + 1][lane]};
+      float kept[2], added[2];  // what the scales of the rows become
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float part_maximum = part->maximum[8 * half + g];
+        const float new_maximum = fmaxf(maximum[half], part_maximum);
+        const float shift = new_maximum == negative_infinity() ? 0.0f : new_maximum;
+        kept[half] = exp2_approx(maximum[half] - shift);
+        added[half] = exp2_approx(part_maximum - shift);
+        sum[half] = sum[half] * kept[half] + part->sum[8 * half + g] * added[half];
+        maximum[half] = new_maximum;
+      }
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
-        const float4 add = part(i)->out[2 * step + tile][lane];
-        out[tile][0] += top * add.x;
-        out[tile][1] += top * add.y;
-        out[tile][2] += bottom * add.z;
-        out[tile][3] += bottom * add.w;
+        out[tile][0] = out[tile][0] * kept[0] + add[tile].x * added[0];
+        out[tile][1] = out[tile][1] * kept[0] + add[tile].y * added[0];
+        out[tile][2] = out[tile][2] * kept[1] + add[tile].z * added[1];
+        out[tile][3] = out[tile][3] * kept[1] + add[tile].w * added[1];
       }
     }
     if (result) {
@@ -114,12 +102,22 @@ __device__ __forceinline__ void merge_parts(const char* parts, i64 stride, int c
       for (int tile = 0; tile < 2; ++tile) {
         result->out[2 * step + tile][lane] = make_float4(out[tile][0], out[tile][1], out[tile][2], out[tile][3]);
       }
-      continue;
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if (result) {
+        if (step == 0 && t == 0) {
+          result->maximum[8 * half + g] = maximum[half];
+          result->sum[8 * half + g] = sum[half];
+        }
+        continue;
+      }
+      const int row = rows.of(window, 8 * half + g);
+      const bool in_range = row < rows.num_rows;
+      const i64 row_of_head = static_cast<i64>(row) * gridDim.y + blockIdx.y;
+      if (step == 0 && t == 0 && lse && in_range) lse[row_of_head] = log_sum_exp(maximum[half], sum[half]);
       const float inverse = inverse_or_zero(sum[half]);
-      store_step<kDim, kOut>(output, row_of_head[half] * kDim, in_range[half], step, t,
+      store_step<kDim, kOut>(output, row_of_head * kDim, in_range, step, t,
                              make_float2(out[0][2 * half] * inverse, out[0][2 * half + 1] * inverse),
                              make_float2(out[1][2 * half] * inverse, out[1][2 * half + 1] * inverse));
     }
