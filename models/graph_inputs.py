@@ -32,15 +32,15 @@ class GraphInputs:
         features: [N, F] in the model's dtype, or [N, C] int64 for categorical columns.
         attention: attention over the edges of this graph.
         encoding: [N, k] Laplacian positional encoding in the model's dtype, or None.
-        graph_ids: [N] int64, the graph of each node in the batch.
-        graph_sizes: [G, 1] float32, nodes of each graph, at least 1 so that an empty graph has a mean of zero.
+        nodes: [N] int64, the numbers of all nodes, those of a graph of the batch one after the other.
+        graph_starts: [G] int64, where each graph's begin.
     """
 
     features: Tensor
     attention: Attention
     encoding: Tensor | None
-    graph_ids: Tensor
-    graph_sizes: Tensor
+    nodes: Tensor
+    graph_starts: Tensor
 
 
 def prepare_graph(
@@ -75,6 +75,6 @@ def prepare_graph(
         features=features.to(device),
         attention=attention,
         encoding=encoding,
-        graph_ids=torch.arange(len(sizes)).repeat_interleave(sizes).to(device),
-        graph_sizes=sizes.clamp(min=1).float().unsqueeze(1).to(device),
+        nodes=torch.arange(graph.num_nodes(), device=device),
+        graph_starts=(sizes.cumsum(0) - sizes).to(device),
     )
