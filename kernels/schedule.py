@@ -5,14 +5,14 @@ A chunk is 16 gathered keys of a 16-row window (a 16 x 16 block of BSB). Windows
 
     light   up to `Balance.light` chunks: a warp takes one window, or several small ones, about `Balance.target` chunks
     medium  up to `Balance.piece` chunks: the warps of one block share the window's chunks
-    heavy   more: cut in pieces of at most `Balance.piece` chunks, a block each, whose parts a second kernel adds up
+    heavy   more: cut in pieces of at most `Balance.piece` chunks, a block each, and the last to be done adds them up
 
 Blocks whose warps have more than `Balance.light` chunks each come first, so that none starts late; those with light
 windows follow, and the other medium windows, quick as they are, fill the gaps at the end. Light windows are in their
 natural order, which keeps neighbours together, but sorted by size among a few: a block holds its SM until its longest
 warp is done, and windows of mixed sizes would leave a fifth of the warps' time unused. Where all of them are under way
 at once neither matters, and each block gets large and small ones, so that all SMs have the same to do. Every piece has
-a fixed slot for its part: no atomics, the same bits on every run.
+a fixed slot for its result, and they are added up in the order of the slots: the same bits on every run.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ CHUNK_KEYS = 16
 # Words of struct Chunk.
 KEYS, BITMAP, WINDOW, NUM_KEYS, FINISH, STARTS = slice(0, 16), slice(16, 24), 24, 25, 26, 27
 CHUNK_WORDS = 28
-# Words of struct WarpJob: two chunks with the place of all of them in between.
-FIRST, PLACE, SECOND = slice(0, 28), slice(28, 30), slice(32, 60)
+# Words of struct WarpJob: two chunks with the place of all of them and that of the pieces' results in between.
+FIRST, PLACE, CUT, SECOND = slice(0, 28), slice(28, 30), slice(30, 32), slice(32, 60)
 JOB_WORDS = 60
 SEGMENT = 32  # of sorted windows: long enough for blocks of equals, short enough to keep neighbours together
 
@@ -84,16 +84,13 @@ class Schedule:
     Attributes:
         chunks: [num_chunks, 28] struct Chunk, those of a warp one after the other. Empty windows, and a warp's share
             of a shared window that has fewer chunks than warps, have one without keys.
-        warp_jobs: [num_blocks, warps, 60] struct WarpJob: each warp's first chunk and their number, and the first two.
-        cut_window: [num_cut_windows] windows that are cut between blocks.
-        cut_slot: [num_cut_windows + 1] first slot of each of them.
-        num_slots: parts in all.
+        warp_jobs: [num_blocks, warps, 60] struct WarpJob: each warp's first chunk and their number, and the first two;
+            where it shares a piece of a cut window, the first slot of the window's pieces and their number.
+        num_slots: pieces of cut windows.
     """
 
     chunks: torch.Tensor
     warp_jobs: torch.Tensor
-    cut_window: torch.Tensor
-    cut_slot: torch.Tensor
     num_slots: int
 
     @property
@@ -105,7 +102,7 @@ class Schedule:
 class _Jobs:
     """Consecutive chunks [begin, end) of a window for one warp, in the order of the stream; all [num_jobs] int64.
 
-    `finish` is the last chunk's FINISH.
+    `finish` is the last chunk's FINISH; `first_slot` and `num_pieces` are those of a cut window, 0 of others.
     """
 
     warp: torch.Tensor
@@ -113,6 +110,8 @@ class _Jobs:
     begin: torch.Tensor
     end: torch.Tensor
     finish: torch.Tensor
+    first_slot: torch.Tensor
+    num_pieces: torch.Tensor
 
 
 def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
@@ -138,15 +137,9 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
     warp_end = warp_end.index_add_(0, job.warp, length).cumsum(0)
     warp_begin = torch.nn.functional.pad(warp_end[:-1], (1, 0))
     chunks = _stream(bsb, job, length)
-    is_cut = pieces > 1
-    cut_slot = torch.nn.functional.pad(pieces[is_cut].cumsum(0), (1, 0))
-    return Schedule(
-        chunks=chunks,
-        warp_jobs=_warp_jobs(chunks, warp_begin, warp_end).view(-1, warps, JOB_WORDS),
-        cut_window=heavy[is_cut].int(),
-        cut_slot=cut_slot.int(),
-        num_slots=int(cut_slot[-1]),
-    )
+    warp_jobs = _warp_jobs(chunks, warp_begin, warp_end)
+    warp_jobs[job.warp, CUT] = torch.stack([job.first_slot, job.num_pieces], 1).int()
+    return Schedule(chunks, warp_jobs.view(-1, warps, JOB_WORDS), num_slots=int(pieces[pieces > 1].sum()))
 
 
 def _shared_jobs(
@@ -155,20 +148,22 @@ def _shared_jobs(
     """Jobs of the windows that blocks share, a block for each piece, longest first in powers of two; and how many of
     the blocks have more than `light` chunks a warp."""
     window = torch.repeat_interleave(heavy, pieces)
-    parts = torch.repeat_interleave(pieces, pieces)
+    num_pieces = torch.repeat_interleave(pieces, pieces)
     index = torch.arange(len(window), device=offset.device) - torch.repeat_interleave(pieces.cumsum(0) - pieces, pieces)
     total = offset[window + 1] - offset[window]
-    begin, end = total * index // parts, total * (index + 1) // parts
-    is_cut = parts > 1
-    finish = torch.where(is_cut, is_cut.cumsum(0) - 1, SHARED)
+    begin, end = total * index // num_pieces, total * (index + 1) // num_pieces
+    is_cut = num_pieces > 1
+    slot = is_cut.cumsum(0) - 1
+    finish = torch.where(is_cut, slot, SHARED)
+    first_slot, num_pieces = torch.where(is_cut, slot - index, 0), torch.where(is_cut, num_pieces, 0)
     leads = end - begin > light * warps
     by_size = torch.argsort(leads * 64 + torch.log2((end - begin).double()).floor(), descending=True, stable=True)
-    window, begin, end, finish = (each[by_size, None] for each in (window, begin, end, finish))
+    window, begin, end, *rest = (each[by_size, None] for each in (window, begin, end, finish, first_slot, num_pieces))
 
     steps = torch.arange(warps + 1, device=offset.device)
     cuts = offset[window] + begin - -(end - begin) * steps // warps
     warp = torch.arange(len(window) * warps, device=offset.device)
-    jobs = (each.expand(-1, warps).flatten() for each in (window, cuts[:, :-1], cuts[:, 1:], finish))
+    jobs = (each.expand(-1, warps).flatten() for each in (window, cuts[:, :-1], cuts[:, 1:], *rest))
     return _Jobs(warp, *jobs), int(leads.sum())
 
 
@@ -184,7 +179,8 @@ def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps
     bucket = (torch.cumsum(end - begin + 1, 0) - 1) // (balance.target + 1)
     _, warp = torch.unique_consecutive(bucket, return_inverse=True)
     num_warps = int(warp[-1]) + 1 if len(warp) else 0
-    return _Jobs(warp, light, begin, end, torch.full_like(light, DONE)), -(-num_warps // warps)
+    none = torch.zeros_like(light)
+    return _Jobs(warp, light, begin, end, none + DONE, first_slot=none, num_pieces=none), -(-num_warps // warps)
 
 
 def _dealt(sorted_windows: torch.Tensor, warps: int) -> torch.Tensor:

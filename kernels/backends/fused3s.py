@@ -68,25 +68,6 @@ class FusedKernelSpec:
         return max(1, min(SM_SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
 
 
-@dataclass(frozen=True)
-class MergeKernelSpec:
-    """The merge kernel of cuda/fused3s.cu."""
-
-    out_dtype: torch.dtype
-    dim: int
-
-    source: ClassVar[str] = "fused3s.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name("fused3s_merge", self.out_dtype, self.dim)
-
-    @property
-    def warps(self) -> int:
-        """One for 16 dimensions."""
-        return -(-self.dim // 16)
-
-
 class Fused3SBackend(TensorCoreBackend, ReorderingBackend):
     name = "fused3s"
     summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
@@ -157,11 +138,9 @@ def plan_launches(
         spec, schedule = kernel_of(query.dtype, out_dtype, query.shape[-1])
         return launch(spec, schedule, query, key, value, scale, row_ids=row_ids, lse=lse)
 
-    spec, schedule = kernel_of(dtype or torch.float16, dtype or torch.float16, head_dim or COMMON_DIM)
+    spec, _ = kernel_of(dtype or torch.float16, dtype or torch.float16, head_dim or COMMON_DIM)
     if dtype is not None and head_dim is not None:
         get_kernel(spec, device.index)
-        if schedule.num_slots:
-            get_kernel(MergeKernelSpec(dtype, head_dim), device.index)
     return attend
 
 
@@ -176,7 +155,7 @@ def launch(
     row_ids: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run the kernel, and the merge kernel where windows are cut, on torch's current stream, without waiting.
+    """Run the kernel on torch's current stream, without waiting.
 
     Args:
         spec: the instance; its dimension and types must be those of the tensors.
@@ -199,16 +178,18 @@ def launch(
     output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
     if output.numel() == 0:
         return output
-    # O, maximum and sum of a part, as struct Partial has them. A call has its own: plans may run on several streams.
-    part_floats = 16 * (16 * -(-spec.dim // 16) + 2)
-    partial = torch.empty(schedule.num_slots * num_heads * part_floats, dtype=torch.float32, device=query.device)
+    # What cut windows need. A call has its own: plans may run on several streams.
+    num_parts = schedule.num_slots * num_heads
+    part_floats = 16 * (16 * -(-spec.dim // 16) + 2)  # O, maximum and sum, as struct Partial has them
+    partial = torch.empty(num_parts * part_floats, dtype=torch.float32, device=query.device)
+    arrived = torch.zeros(num_parts, dtype=torch.int32, device=query.device)
     head_strides = [np.int64(tensor.stride(1)) for tensor in (query, key, value)]
     row_bytes = [np.int32(tensor.stride(0) * tensor.itemsize) for tensor in (query, key, value)]
     launch_kernel(
         get_kernel(spec, query.device.index),
         (schedule.num_blocks, num_heads),
         WARP_SIZE * spec.warps,
-        (schedule.chunks, schedule.warp_jobs, query, key, value, output, lse, partial, row_ids),
+        (schedule.chunks, schedule.warp_jobs, query, key, value, output, lse, partial, arrived, row_ids),
         (
             *head_strides,
             *row_bytes,
@@ -218,13 +199,4 @@ def launch(
         ),
         shared_bytes=spec.shared_bytes,
     )
-    if schedule.num_slots:
-        merge = MergeKernelSpec(spec.out_dtype, spec.dim)
-        launch_kernel(
-            get_kernel(merge, query.device.index),
-            (schedule.cut_window.numel(), num_heads),
-            WARP_SIZE * merge.warps,
-            (schedule.cut_window, schedule.cut_slot, partial, output, lse, row_ids),
-            (np.int32(num_rows),),
-        )
     return output

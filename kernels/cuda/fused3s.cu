@@ -8,12 +8,14 @@
 //   query, key, value    [N][H][kDim]       16-bit, any row and head stride, kDim contiguous, 16-byte aligned
 //   output               [num_rows][H][kDim]  contiguous; every element is written
 //   lse                  [num_rows][H]      log of the sum of exp(scores), -infinity for an empty row; may be null
-//   partial              [num_slots][H]     Partial<kDim>: the part of a window that is cut between blocks
+//   partial              [num_slots][H]     Partial<kDim>: what each piece of a cut window comes to
+//   arrived              [num_slots][H]     zeros; the first slot of a window counts the pieces that are in `partial`
 //
 // Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds, which their chunks tell apart (Chunk::finish):
 //   own windows     every warp has row windows of its own; no barrier at all
 //   shared window   the warps split the chunks of one heavy window, or of a piece of one, and add their parts up once,
-//                   at the end, through shared memory; a piece goes on to `partial` and the merge kernel below
+//                   at the end, through shared memory. The result of a piece goes to `partial`; the block that
+//                   brings the last one adds all of the window's up, always in the same order
 //
 // A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring
 // runs on across window borders: neither the start nor the end of a window drains it. Q is fetched into L2 when a
@@ -54,7 +56,8 @@ struct __align__(16) WarpJob {
   Chunk first;
   int begin;
   int count;
-  int unused[2];
+  int first_slot;  // of the pieces of the window that is cut, and their number
+  int num_pieces;
   Chunk second;
 };
 
@@ -87,7 +90,7 @@ template <Element kIn, Element kOut, int kDim, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 128 ? 12 : 8) / kWarps)  // no spills
     fused3s(const Chunk* __restrict__ chunks, const WarpJob* __restrict__ warp_jobs, const u16* __restrict__ query,
             const u16* __restrict__ key, const u16* __restrict__ value, void* __restrict__ output,
-            float* __restrict__ lse, Partial<kDim>* __restrict__ partial, const int* __restrict__ row_ids,
+            float* __restrict__ lse, Partial<kDim>* partial, int* arrived, const int* __restrict__ row_ids,
             i64 query_head_stride, i64 key_head_stride, i64 value_head_stride, int query_row_bytes, int key_row_bytes,
             int value_row_bytes, int num_rows, u32 query_signs, float scale_log2e) {
   static_assert(kDim % 8 == 0 && kDim <= 256, "a row is made of whole 16-byte pieces");
@@ -378,23 +381,20 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     }
   }
   __syncthreads();
-  Partial<kDim>* const result = finish == kShared ? nullptr : partial + (i64)finish * gridDim.y + blockIdx.y;
-  merge_parts<kDim, kWarps, kOut>(reinterpret_cast<const char*>(rings), kStages * sizeof(WarpStage), kWarps, result,
-                                  output, lse, rows, window, warp, lane);
-}
+  const auto merge = [&](const void* parts, i64 stride, int count, Partial<kDim>* result) {
+    merge_parts<kDim, kWarps, kOut>(static_cast<const char*>(parts), stride, count, result, output, lse, rows, window,
+                                    warp, lane);
+  };
+  const auto place = [&](int slot) { return static_cast<i64>(slot) * gridDim.y + blockIdx.y; };
+  merge(rings, kStages * sizeof(WarpStage), kWarps, finish == kShared ? nullptr : partial + place(finish));
+  if (finish == kShared) return;
 
-// Adds up the parts of the windows that are cut between blocks. Grid (num_cut_windows, H), a warp for 16 dimensions.
-//   cut_window  [num_cut_windows]      row window
-//   cut_slot    [num_cut_windows + 1]  first slot of its parts in `partial`
-template <Element kOut, int kDim>
-__global__ void __launch_bounds__(divide_up(kDim, 16) * kWarpSize)
-    fused3s_merge(const int* __restrict__ cut_window, const int* __restrict__ cut_slot,
-                  const Partial<kDim>* __restrict__ partial, void* __restrict__ output, float* __restrict__ lse,
-                  const int* __restrict__ row_ids, int num_rows) {
-  const int first = cut_slot[blockIdx.x];
-  const int count = cut_slot[blockIdx.x + 1] - first;
-  merge_parts<kDim, divide_up(kDim, 16), kOut>(
-      reinterpret_cast<const char*>(partial + (i64)first * gridDim.y + blockIdx.y), sizeof(Partial<kDim>) * gridDim.y,
-      count, nullptr, output, lse, WindowRows{row_ids, num_rows}, cut_window[blockIdx.x], threadIdx.x / kWarpSize,
-      threadIdx.x % kWarpSize);
+  const uint4 cut = load_shared(records + sizeof(Chunk));  // begin and count of the warp job, first_slot and num_pieces
+  const i64 first = place(cut.z);
+  __threadfence();
+  __syncthreads();
+  const bool is_last = threadIdx.x == 0 && atomicAdd(arrived + first, 1) == static_cast<int>(cut.w) - 1;
+  if (!__syncthreads_or(is_last)) return;
+  __threadfence();
+  merge(partial + first, sizeof(Partial<kDim>) * gridDim.y, cut.w, nullptr);
 }

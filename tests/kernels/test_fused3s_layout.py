@@ -14,6 +14,7 @@ from kernels.schedule import (
     BITMAP,
     CHUNK_WORDS,
     CONTINUES,
+    CUT,
     DONE,
     FINISH,
     FIRST,
@@ -201,6 +202,9 @@ def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
     np.testing.assert_array_equal(chunks[:, NUM_KEYS], (chunks[:, KEYS] >= 0).sum(1))
 
     writers, slots = np.zeros(bsb.num_row_windows, int), {}
+    cuts = schedule.warp_jobs[..., CUT]
+    assert (cuts == cuts[:, :1]).all()  # all warps of a block know the same pieces
+    cuts = [tuple(cut) for cut in cuts[:, 0].tolist()]
     for block in range(schedule.num_blocks):
         jobs = [jobs_of(chunks[slice(*ranges[warp])]) for warp in range(block * warps, (block + 1) * warps)]
         finishes = {finish for warp in jobs for _, finish, _ in warp}
@@ -215,13 +219,13 @@ def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
         if finish == SHARED:
             writers[window] += 1
         else:
-            slots.setdefault(window, []).append(finish)
-    assert sorted(slots) == schedule.cut_window.tolist()
-    cut_slot = schedule.cut_slot.tolist()
-    for i, window in enumerate(schedule.cut_window.tolist()):
-        assert sorted(slots[window]) == list(range(cut_slot[i], cut_slot[i + 1]))
+            slots.setdefault((window, *cuts[block]), []).append(finish)
+    taken = []
+    for (window, first_slot, num_pieces), of_window in slots.items():
+        assert sorted(of_window) == list(range(first_slot, first_slot + num_pieces))
         writers[window] += 1
-    assert cut_slot[-1] == schedule.num_slots
+        taken += of_window
+    assert sorted(taken) == list(range(schedule.num_slots))
     assert (writers == 1).all()
 
 
