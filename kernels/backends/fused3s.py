@@ -180,9 +180,9 @@ def launch(
         return output
     # What cut windows need. A call has its own: plans may run on several streams.
     num_parts = schedule.num_slots * num_heads
-    part_floats = 16 * (16 * -(-spec.dim // 16) + 2)  # O, maximum and sum, as struct Partial has them
+    part_floats = -(-spec.dim // 16) * 16 * (16 + 2)  # struct Partial: O, maximum and sum, 16 dimensions a step
     partial = torch.empty(num_parts * part_floats, dtype=torch.float32, device=query.device)
-    arrived = torch.zeros(num_parts, dtype=torch.int32, device=query.device)
+    arrived = torch.zeros(num_parts * spec.warps, dtype=torch.int32, device=query.device)
     head_strides = [np.int64(tensor.stride(1)) for tensor in (query, key, value)]
     row_bytes = [np.int32(tensor.stride(0) * tensor.itemsize) for tensor in (query, key, value)]
     launch_kernel(

@@ -9,7 +9,7 @@
 //   output               [num_rows][H][kDim]  contiguous; every element is written
 //   lse                  [num_rows][H]      log of the sum of exp(scores), -infinity for an empty row; may be null
 //   partial              [num_slots][H]     Partial<kDim>: what each piece of a cut window comes to
-//   arrived              [num_slots][H]     zeros; the first slot of a window counts the pieces that are in `partial`
+//   arrived              [num_slots][H][kWarps]  zeros, to count the pieces of a window
 //
 // Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds, which their chunks tell apart (Chunk::finish):
 //   own windows     every warp has row windows of its own; no barrier at all
@@ -370,31 +370,22 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
   // Every warp of a shared window has a chunk, if one without keys, and so knows the window.
   auto* const mine = reinterpret_cast<Partial<kDim>*>(ring);
 #pragma unroll
-  for (int tile = 0; tile < 2 * kSteps; ++tile) {
-    mine->out[tile][lane] = make_float4(out[tile][0], out[tile][1], out[tile][2], out[tile][3]);
-  }
-  if (t == 0) {
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const float* c = out[2 * step + tile];
+      mine->step[step].out[tile][lane] = make_float4(c[0], c[1], c[2], c[3]);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      mine->maximum[8 * half + g] = maximum[half] * scale_log2e;
-      mine->sum[8 * half + g] = row_sums[2 * half];
+      if (t == 0) {
+        mine->step[step].maximum[8 * half + g] = maximum[half] * scale_log2e;
+        mine->step[step].sum[8 * half + g] = row_sums[2 * half];
+      }
     }
   }
+  const uint4 cut = load_shared(records + sizeof(Chunk));  // begin, count, first_slot and num_pieces of the warp job
   __syncthreads();
-  const auto merge = [&](const void* parts, i64 stride, int count, Partial<kDim>* result) {
-    merge_parts<kDim, kWarps, kOut>(static_cast<const char*>(parts), stride, count, result, output, lse, rows, window,
-                                    warp, lane);
-  };
-  const auto place = [&](int slot) { return static_cast<i64>(slot) * gridDim.y + blockIdx.y; };
-  merge(rings, kStages * sizeof(WarpStage), kWarps, finish == kShared ? nullptr : partial + place(finish));
-  if (finish == kShared) return;
-
-  const uint4 cut = load_shared(records + sizeof(Chunk));  // begin and count of the warp job, first_slot and num_pieces
-  const i64 first = place(cut.z);
-  __threadfence();
-  __syncthreads();
-  const bool is_last = threadIdx.x == 0 && atomicAdd(arrived + first, 1) == static_cast<int>(cut.w) - 1;
-  if (!__syncthreads_or(is_last)) return;
-  __threadfence();
-  merge(partial + first, sizeof(Partial<kDim>) * gridDim.y, cut.w, nullptr);
+  finish_shared<kDim, kWarps, kOut>(reinterpret_cast<const char*>(rings), kStages * sizeof(WarpStage), partial, arrived,
+                                    finish, cut.z, cut.w, output, lse, rows, window, warp, lane);
 }

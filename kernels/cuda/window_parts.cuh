@@ -5,12 +5,15 @@ constexpr u32 kFullWarp = 0xffffffffu;
 
 __device__ constexpr int divide_up(int x, int y) { return (x + y - 1) / y; }
 
-// O, row maximum and row sum of a part of a window, O not yet divided, in the order of the C fragments.
+// A part of a window: O, not yet divided, in the order of the C fragments, with the maximum and the sum of each row. The
+// 16 dimensions of a step stand alone, so that each can be added up by a warp that knows nothing of the others.
 template <int kDim>
 struct Partial {
-  float4 out[2 * divide_up(kDim, 16)][kWarpSize];
-  float maximum[kTileM];
-  float sum[kTileM];
+  struct Step {
+    float4 out[2][kWarpSize];  // of two n-tiles
+    float maximum[kTileM];     // times log2(e)
+    float sum[kTileM];
+  } step[divide_up(kDim, 16)];
 };
 
 // Writes 16 dimensions from 16 * step on of the lane's row: `left` and `right` are its C registers of two n-tiles.
@@ -63,8 +66,8 @@ struct WindowRows {
   }
 };
 
-// Adds up `count` parts of one window, `stride` bytes apart; steps of 16 dimensions warp, warp + kWarps, ... are this
-// warp's. Writes the output, or one Partial if `result` is given.
+// Adds up `count` parts of one window, `stride` bytes apart; steps warp, warp + kWarps, ... are this warp's. Writes the
+// output, or a part if `result` is given.
 template <int kDim, int kWarps, Element kOut>
 __device__ __forceinline__ void merge_parts(const char* parts, i64 stride, int count, Partial<kDim>* result,
                                             void* output, float* lse, const WindowRows& rows, int window, int warp,
@@ -73,20 +76,20 @@ __device__ __forceinline__ void merge_parts(const char* parts, i64 stride, int c
   const int t = lane % 4;
   for (int step = warp; step < divide_up(kDim, 16); step += kWarps) {
     float maximum[2] = {negative_infinity(), negative_infinity()}, sum[2] = {};
-    float out[2][4] = {};  // of two n-tiles
+    float out[2][4] = {};
 #pragma unroll 4  // the loads of several parts wait together
     for (int i = 0; i < count; ++i) {
-      const auto* part = reinterpret_cast<const Partial<kDim>*>(parts + i * stride);
-      const float4 add[2] = {part->out[2 * step][lane], part->out[2 * step + 1][lane]};
+      const auto& part = reinterpret_cast<const Partial<kDim>*>(parts + i * stride)->step[step];
+      const float4 add[2] = {part.out[0][lane], part.out[1][lane]};
       float kept[2], added[2];  // what the scales of the rows become
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float part_maximum = part->maximum[8 * half + g];
+        const float part_maximum = part.maximum[8 * half + g];
         const float new_maximum = fmaxf(maximum[half], part_maximum);
         const float shift = new_maximum == negative_infinity() ? 0.0f : new_maximum;
         kept[half] = exp2_approx(maximum[half] - shift);
         added[half] = exp2_approx(part_maximum - shift);
-        sum[half] = sum[half] * kept[half] + part->sum[8 * half + g] * added[half];
+        sum[half] = sum[half] * kept[half] + part.sum[8 * half + g] * added[half];
         maximum[half] = new_maximum;
       }
 #pragma unroll
@@ -98,20 +101,19 @@ __device__ __forceinline__ void merge_parts(const char* parts, i64 stride, int c
       }
     }
     if (result) {
+      auto& added_up = result->step[step];
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
-        result->out[2 * step + tile][lane] = make_float4(out[tile][0], out[tile][1], out[tile][2], out[tile][3]);
+        added_up.out[tile][lane] = make_float4(out[tile][0], out[tile][1], out[tile][2], out[tile][3]);
       }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (t == 0) added_up.maximum[8 * half + g] = maximum[half], added_up.sum[8 * half + g] = sum[half];
+      }
+      continue;
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (result) {
-        if (step == 0 && t == 0) {
-          result->maximum[8 * half + g] = maximum[half];
-          result->sum[8 * half + g] = sum[half];
-        }
-        continue;
-      }
       const int row = rows.of(window, 8 * half + g);
       const bool in_range = row < rows.num_rows;
       const i64 row_of_head = static_cast<i64>(row) * gridDim.y + blockIdx.y;
@@ -122,4 +124,33 @@ __device__ __forceinline__ void merge_parts(const char* parts, i64 stride, int c
                              make_float2(out[1][2 * half] * inverse, out[1][2 * half + 1] * inverse));
     }
   }
+}
+
+// Adds 1 and returns what was there. What the warp wrote before is there for whoever finds this 1; what others wrote
+// before theirs is there for the warp.
+__device__ __forceinline__ int arrive(int* counter, int lane) {
+  int before = 0;
+  __syncwarp();
+  if (lane == 0) asm volatile("atom.add.acq_rel.gpu.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return __shfl_sync(kFullWarp, before, 0);
+}
+
+// Adds up what the warps of a block have of its window, and is the end of a window of one block. The result of a piece
+// of a cut window goes to `partial`; of each warp's steps, the last block to bring them adds all pieces up, always in
+// the order of their slots. Not inlined: it would cost the main loop registers.
+//   parts    one Partial a warp, `stride` bytes apart
+//   partial  [num_slots][H]
+//   arrived  [num_slots][H][kWarps]  pieces that are in `partial`, counted at the window's first slot
+//   slot     of the piece; negative where the block has all of the window
+template <int kDim, int kWarps, Element kOut>
+__device__ __noinline__ void finish_shared(const char* parts, i64 stride, Partial<kDim>* partial, int* arrived,
+                                           int slot, int first_slot, int num_pieces, void* output, float* lse,
+                                           WindowRows rows, int window, int warp, int lane) {
+  const auto place = [](int of_slot) { return static_cast<i64>(of_slot) * gridDim.y + blockIdx.y; };
+  Partial<kDim>* const result = slot < 0 ? nullptr : partial + place(slot);
+  merge_parts<kDim, kWarps, kOut>(parts, stride, kWarps, result, output, lse, rows, window, warp, lane);
+  if (!result || arrive(arrived + place(first_slot) * kWarps + warp, lane) < num_pieces - 1) return;
+  merge_parts<kDim, kWarps, kOut>(reinterpret_cast<const char*>(partial + place(first_slot)),
+                                  sizeof(Partial<kDim>) * gridDim.y, num_pieces, nullptr, output, lse, rows, window,
+                                  warp, lane);
 }
