@@ -7,12 +7,12 @@ A chunk is 16 gathered keys of a 16-row window (a 16 x 16 block of BSB). Windows
     medium  up to `Balance.piece` chunks: the warps of one block share the window's chunks
     heavy   more: cut in pieces of at most `Balance.piece` chunks, a block each, and the last to be done adds them up
 
-Blocks whose warps have more than `Balance.light` chunks each come first, so that none starts late; those with light
-windows follow, and the other medium windows, quick as they are, fill the gaps at the end. Light windows are in their
-natural order, which keeps neighbours together, but sorted by size among a few: a block holds its SM until its longest
-warp is done, and windows of mixed sizes would leave a fifth of the warps' time unused. Where all of them are under way
-at once neither matters, and each block gets large and small ones, so that all SMs have the same to do. Every piece has
-a fixed slot for its result, and they are added up in the order of the slots: the same bits on every run.
+Blocks whose warps have more than `Balance.light` chunks each come first, longest first; those with light windows follow,
+and the other medium windows, quick as they are, fill the gaps at the end. Light windows are in their natural order, which
+keeps neighbours together, but sorted by size among a few: a block holds its SM until its longest warp is done, and
+windows of mixed sizes would leave a fifth of the warps' time unused. Where they are few and all under way at once neither
+matters, and each block gets large and small ones, so that all SMs have the same to do. Every piece has a fixed slot for
+its result, and they are added up in the order of the slots: the same bits on every run.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,8 @@ class Balance:
     def of(cls, counts: torch.Tensor, warps: int, resident_warps: int) -> "Balance":
         """The rule that fits the measurements (kernels/NOTES.md).
 
-        A warp alone takes seven eighths of the windows, unless that would be much more than its share of all chunks; a
+        A warp alone takes windows up to a third larger than the seven-eighths quantile, if that is not too much beside
+        its share of all chunks: it may be more where all windows run at once, and is less where they take turns. A
         graph that cannot fill the GPU shares even small windows. A block of a cut window gets half more than its share.
 
         Args:
@@ -66,14 +67,15 @@ class Balance:
         share = int(counts.sum()) / resident_warps
         light = 3
         if share >= 2:
-            most = int(counts.kthvalue(-(-len(counts) * 7 // 8)).values)
-            light = max(2, min(most, int(max(8, min(1.6 * share, 24)))))
+            quantile = int(counts.kthvalue(-(-len(counts) * 7 // 8)).values)
+            part = 1.4 if len(counts) <= resident_warps else 0.7
+            light = max(2, min(round(1.3 * quantile), int(max(7, min(part * share, 22)))))
         at_once = int((counts <= light).sum()) <= resident_warps and int(counts.max()) <= light * warps
         return cls(
             light=light,
             target=1,
-            piece=int(max(64, min(1.5 * share * warps, 256))),
-            segment=None if at_once else SEGMENT,
+            piece=int(max(32, min(1.5 * share * warps, 256))),
+            segment=None if at_once and share < 8 else SEGMENT,
         )
 
 
@@ -145,8 +147,8 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
 def _shared_jobs(
     heavy: torch.Tensor, pieces: torch.Tensor, offset: torch.Tensor, warps: int, light: int
 ) -> tuple[_Jobs, int]:
-    """Jobs of the windows that blocks share, a block for each piece, longest first in powers of two; and how many of
-    the blocks have more than `light` chunks a warp."""
+    """Jobs of the windows that blocks share, a block for each piece, longest first; and how many of the blocks have
+    more than `light` chunks a warp."""
     window = torch.repeat_interleave(heavy, pieces)
     num_pieces = torch.repeat_interleave(pieces, pieces)
     index = torch.arange(len(window), device=offset.device) - torch.repeat_interleave(pieces.cumsum(0) - pieces, pieces)
@@ -156,15 +158,14 @@ def _shared_jobs(
     slot = is_cut.cumsum(0) - 1
     finish = torch.where(is_cut, slot, SHARED)
     first_slot, num_pieces = torch.where(is_cut, slot - index, 0), torch.where(is_cut, num_pieces, 0)
-    leads = end - begin > light * warps
-    by_size = torch.argsort(leads * 64 + torch.log2((end - begin).double()).floor(), descending=True, stable=True)
+    by_size = torch.argsort(end - begin, descending=True, stable=True)
     window, begin, end, *rest = (each[by_size, None] for each in (window, begin, end, finish, first_slot, num_pieces))
 
     steps = torch.arange(warps + 1, device=offset.device)
     cuts = offset[window] + begin - -(end - begin) * steps // warps
     warp = torch.arange(len(window) * warps, device=offset.device)
     jobs = (each.expand(-1, warps).flatten() for each in (window, cuts[:, :-1], cuts[:, 1:], *rest))
-    return _Jobs(warp, *jobs), int(leads.sum())
+    return _Jobs(warp, *jobs), int((end - begin > light * warps).sum())
 
 
 def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int) -> tuple[_Jobs, int]:

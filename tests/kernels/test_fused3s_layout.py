@@ -272,15 +272,16 @@ def test_schedule_covers_real_graphs(name, real_graph_dir):
     ("counts", "balance"),
     [
         ([], Balance(1, 1, 1, 32)),
-        ([1, 5, 0], Balance(3, 1, 64, None)),  # less than the GPU: even small windows are shared
-        ([2, 1] * 10, Balance(2, 1, 64, 32)),
-        ([4] * 35 + [9] * 5, Balance(4, 1, 138, 32)),  # seven eighths have up to 4
-        ([9] * 8, Balance(9, 1, 64, None)),
-        ([12] * 8, Balance(12, 1, 72, None)),
-        ([6] * 7 + [24], Balance(6, 1, 64, None)),  # all are under way at once
-        ([6] * 7 + [25], Balance(6, 1, 64, 32)),  # but for one, which comes first
-        ([20] * 4 + [1] * 4, Balance(16, 1, 64, None)),  # 1.6 times a warp's share
-        ([60] * 80, Balance(24, 1, 256, None)),
+        ([1, 5, 0], Balance(3, 1, 32, None)),  # less than the GPU: even small windows are shared
+        ([2, 1] * 10, Balance(3, 1, 32, 32)),
+        ([4] * 35 + [9] * 5, Balance(5, 1, 138, 32)),  # seven eighths have up to 4
+        ([8] * 80, Balance(10, 1, 256, 32)),
+        ([4] * 7 + [20], Balance(5, 1, 36, None)),  # few, and all under way at once
+        ([4] * 7 + [21], Balance(5, 1, 36, 32)),  # but for one, which comes first
+        ([9] * 8, Balance(12, 1, 54, 32)),
+        ([20] * 4 + [1] * 4, Balance(14, 1, 63, 32)),  # 1.4 times a warp's share
+        ([20] * 4 + [1] * 5, Balance(7, 1, 63, 32)),  # one too many to run at once
+        ([60] * 80, Balance(22, 1, 256, 32)),
     ],
 )
 def test_balance_follows_the_windows(counts, balance):
