@@ -7,12 +7,12 @@ A chunk is 16 gathered keys of a 16-row window (a 16 x 16 block of BSB). Windows
     medium  up to `Balance.piece` chunks: the warps of one block share the window's chunks
     heavy   more: cut in pieces of at most `Balance.piece` chunks, a block each, and the last to be done adds them up
 
-Blocks whose warps have more than `Balance.light` chunks each come first, longest first; those with light windows follow,
-and the other medium windows, quick as they are, fill the gaps at the end. Light windows are in their natural order, which
-keeps neighbours together, but sorted by size among a few: a block holds its SM until its longest warp is done, and
-windows of mixed sizes would leave a fifth of the warps' time unused. Where they are few and all under way at once neither
-matters, and each block gets large and small ones, so that all SMs have the same to do. Every piece has a fixed slot for
-its result, and they are added up in the order of the slots: the same bits on every run.
+Blocks whose warps have more than `Balance.light` chunks each come first, longest first; those with light windows
+follow, and the other medium windows, quick as they are, fill the gaps at the end. Light windows are in their natural
+order, which keeps neighbours together, but sorted by size among a few: a block holds its SM until its longest warp is
+done, and windows of mixed sizes would leave a fifth of the warps' time unused. Where they are few and all under way at
+once neither matters, and each block gets large and small ones, so that all SMs have the same to do. Every piece has a
+fixed slot for its result, and they are added up in the order of the slots: the same bits on every run.
 """
 
 from dataclasses import dataclass

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from kernels.cuda_graph import CaptureError, capture
 from models.dense import Dense, DensePath, choose_dense
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_transformer import GraphTransformer
@@ -57,23 +57,11 @@ class CapturedForward:
     """
 
     def __init__(self, run: Callable[[], Tensor], backend: str) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles and tunes; torch asks for it on the stream that captures
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
         try:
-            # torch leaves the stream of a failed capture current: the outer one puts it back.
-            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph, stream=stream):
-                self._logits = run()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            first = error.__context__ or error  # torch's second error only says that the capture is over
-            reason = str(first).strip().partition("\n")[0]
+            self._graph, self._logits = capture(run)
+        except CaptureError as error:
             raise CudaGraphError(
-                f"a forward pass with the attention back end {backend} cannot be captured in a CUDA graph: {reason}"
+                f"a forward pass with the attention back end {backend} cannot be captured in a CUDA graph: {error}"
             ) from error
 
     def replay(self) -> Tensor:

@@ -4,15 +4,16 @@ import logging
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+
+from kernels.cuda_graph import CaptureError, capture
 
 SLOW_MS = 100.0  # a longer run is timed less often:
 SLOW_TOTAL_MS = 2000.0  # for so long,
@@ -133,9 +134,9 @@ def time_graph_replays(
     before each replay, outside the timed interval.
 
     Raises:
-        RuntimeError: the work cannot be captured. Torch's allocator and streams are as they were before.
+        CaptureError: the work cannot be captured. Torch's allocator and streams are as they were before.
     """
-    graph = _captured(run, launches)
+    graph, _ = capture(run, launches)
     graph.replay()
     watch = Stopwatch(torch.device("cuda"))
     for _ in range(repeats):
@@ -143,41 +144,6 @@ def time_graph_replays(
         with watch.interval():
             graph.replay()
     return Spread.of([milliseconds / launches for milliseconds in watch.milliseconds()])
-
-
-def _captured(run: Callable[[], Any], launches: int) -> torch.cuda.CUDAGraph:
-    _refuse_synchronisation(run)
-    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
-        run()
-    current.wait_stream(stream)
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            for _ in range(launches):
-                run()
-    except RuntimeError:
-        # A capture that failed cannot be ended: torch stays on its stream, and its allocator, in the belief that the
-        # capture goes on, would neither free the capture's memory nor empty its cache.
-        torch.cuda.set_stream(current)
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(current.device_index, pool)
-            torch._C._cuda_releasePool(current.device_index, pool)
-        raise
-    return graph
-
-
-def _refuse_synchronisation(run: Callable[[], Any]) -> None:
-    """Raise torch's RuntimeError if `run` waits for the GPU, which a capture does not survive."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
 
 
 def time_kernel(
@@ -204,8 +170,8 @@ def time_kernel(
         try:
             spread = time_graph_replays(run, repeats=repeats, launches=launches, between=between)
             return spread, "CUDA graph replays"
-        except RuntimeError as error:
-            logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
+        except CaptureError as error:
+            logger.info("timing with CUDA events instead of CUDA graphs: %s", error)
     # Out of the handler: the error holds what the failed capture allocated.
     between()
     spread = time_passes(run, device=device, repeats=repeats, after_pass=between)
