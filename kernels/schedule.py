@@ -30,6 +30,7 @@ CHUNK_WORDS = 28
 FIRST, PLACE, CUT, SECOND = slice(0, 28), slice(28, 30), slice(30, 32), slice(32, 60)
 JOB_WORDS = 60
 SEGMENT = 32  # of sorted windows: long enough for blocks of equals, short enough to keep neighbours together
+MANY_BLOCKS = 4096  # with shared windows, eight waves: neighbours matter more than the last of them
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,8 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
 def _shared_jobs(
     heavy: torch.Tensor, pieces: torch.Tensor, offset: torch.Tensor, warps: int, light: int
 ) -> tuple[_Jobs, int]:
-    """Jobs of the windows that blocks share, a block for each piece, longest first; and how many of the blocks have
-    more than `light` chunks a warp."""
+    """Jobs of the windows that blocks share, a block for each piece, longest first, which among many blocks goes by
+    powers of two; and how many of the blocks have more than `light` chunks a warp."""
     window = torch.repeat_interleave(heavy, pieces)
     num_pieces = torch.repeat_interleave(pieces, pieces)
     index = torch.arange(len(window), device=offset.device) - torch.repeat_interleave(pieces.cumsum(0) - pieces, pieces)
@@ -158,14 +159,17 @@ def _shared_jobs(
     slot = is_cut.cumsum(0) - 1
     finish = torch.where(is_cut, slot, SHARED)
     first_slot, num_pieces = torch.where(is_cut, slot - index, 0), torch.where(is_cut, num_pieces, 0)
-    by_size = torch.argsort(end - begin, descending=True, stable=True)
+    size = end - begin
+    leads = size > light * warps
+    order = size if len(size) <= MANY_BLOCKS else leads * 64 + torch.log2(size.double()).floor()
+    by_size = torch.argsort(order, descending=True, stable=True)
     window, begin, end, *rest = (each[by_size, None] for each in (window, begin, end, finish, first_slot, num_pieces))
 
     steps = torch.arange(warps + 1, device=offset.device)
     cuts = offset[window] + begin - -(end - begin) * steps // warps
     warp = torch.arange(len(window) * warps, device=offset.device)
     jobs = (each.expand(-1, warps).flatten() for each in (window, cuts[:, :-1], cuts[:, 1:], *rest))
-    return _Jobs(warp, *jobs), int((end - begin > light * warps).sum())
+    return _Jobs(warp, *jobs), int(leads.sum())
 
 
 def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int) -> tuple[_Jobs, int]:

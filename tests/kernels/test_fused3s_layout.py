@@ -289,26 +289,39 @@ def test_balance_follows_the_windows(counts, balance):
     assert Balance.of(torch.tensor(counts, dtype=torch.int32), WARPS, resident_warps=8) == balance
 
 
-def test_heavy_windows_lead_light_ones_are_sorted_in_segments_and_medium_ones_end():
-    counts = torch.tensor([1, 3, 9, 2, 40, 0, 1])
-    indptr = torch.repeat_interleave(counts, 16).mul(16).cumsum(0)  # every row of a window has all its columns
-    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), indptr])
+def bsb_of_windows(counts):
+    """Windows of so many chunks: every row of a window has the same columns."""
+    counts = torch.tensor(counts)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.repeat_interleave(16).mul(16).cumsum(0)])
     columns = torch.cat([torch.arange(16 * int(count)) for count in counts for _ in range(16)])
-    bsb = BSB.from_csr(indptr, columns, 640, TILE)
+    bsb = BSB.from_csr(indptr, columns, 16 * int(counts.max()), TILE)
     assert bsb.tcb_row_offset.diff().tolist() == counts.tolist()
-    schedule = make_schedule(bsb, WARPS, Balance(light=4, target=2, piece=100, segment=3))
+    return bsb
+
+
+def windows_of_warps(schedule):
     chunks = schedule.chunks.tolist()
-    jobs = [[chunk[WINDOW] for chunk in chunks[begin:end]] for begin, end in ranges_of(schedule)]
+    return [[chunk[WINDOW] for chunk in chunks[begin:end]] for begin, end in ranges_of(schedule)]
+
+
+def test_heavy_windows_lead_light_ones_are_sorted_in_segments_and_medium_ones_end():
+    bsb = bsb_of_windows([1, 3, 9, 2, 40, 0, 1])
+    jobs = windows_of_warps(make_schedule(bsb, WARPS, Balance(light=4, target=2, piece=100, segment=3)))
     assert jobs[:4] == [[4] * 10] * 4
     assert jobs[4:8] == [[1] * 3, [3, 3, 0], [6, 5], []]
     assert jobs[8:] == [[2] * 3, [2] * 2, [2] * 2, [2] * 2]
 
 
+@pytest.mark.parametrize(("many", "order"), [(8, [4, 1, 3, 2, 0, 5]), (4, [4, 1, 0, 2, 3, 5])])
+def test_shared_windows_start_longest_first_and_many_of_them_by_powers_of_two(monkeypatch, many, order):
+    monkeypatch.setattr("kernels.schedule.MANY_BLOCKS", many)
+    bsb = bsb_of_windows([5, 9, 6, 7, 40, 2])
+    jobs = windows_of_warps(make_schedule(bsb, WARPS, Balance(light=1, target=1, piece=100, segment=32)))
+    assert [job[0] for job in jobs[::WARPS]] == order
+
+
 def test_light_windows_that_run_at_once_are_dealt_to_the_blocks():
-    indptr = torch.arange(1, 12).repeat_interleave(16).cumsum(0) * 16  # windows of 1 to 11 chunks
-    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), indptr])
-    columns = torch.cat([torch.arange(16 * count) for count in range(1, 12) for _ in range(16)])
-    bsb = BSB.from_csr(indptr, columns, 176, TILE)
+    bsb = bsb_of_windows(range(1, 12))
     schedule = make_schedule(bsb, WARPS, Balance(light=11, target=1, piece=64, segment=None))
     sizes = schedule.warp_jobs[..., PLACE][..., 1]
     assert sizes.tolist() == [[9, 8, 3, 2], [10, 7, 4, 1], [11, 6, 5, 0]]
