@@ -16,6 +16,7 @@ fixed slot for its result, and they are added up in the order of the slots: the 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -101,9 +102,9 @@ class Schedule:
         return self.warp_jobs.shape[0]
 
 
-@dataclass(frozen=True)
-class _Jobs:
-    """Consecutive chunks [begin, end) of a window for one warp, in the order of the stream; all [num_jobs] int64.
+class _Jobs(NamedTuple):
+    """Consecutive chunks [begin, end) of a window for one warp, in the order of the stream: rows of one int64 tensor
+    [7, num_jobs].
 
     `finish` is the last chunk's FINISH; `first_slot` and `num_pieces` are those of a cut window, 0 of others.
     """
@@ -129,13 +130,12 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
     shared, num_leading = _shared_jobs(heavy, pieces, offset, warps, balance.light)
     own, num_own = _own_jobs(window[is_light], offset, balance, warps)
     cut = num_leading * warps  # in the shared jobs, of which every warp has one
-    own.warp.add_(cut)
-    shared.warp[cut:] += num_own * warps
-    pairs = zip(vars(shared).values(), vars(own).values(), strict=True)
-    job = _Jobs(*(torch.cat([a[:cut], b, a[cut:]]) for a, b in pairs))
+    _Jobs(*own).warp.add_(cut)
+    _Jobs(*shared).warp[cut:] += num_own * warps
+    job = _Jobs(*torch.cat([shared[:, :cut], own, shared[:, cut:]], 1))
 
     length = (job.end - job.begin).clamp(min=1)
-    num_warps = len(shared.warp) + num_own * warps
+    num_warps = shared.shape[1] + num_own * warps
     warp_end = torch.zeros(num_warps, dtype=torch.int64, device=bsb.device)
     warp_end = warp_end.index_add_(0, job.warp, length).cumsum(0)
     warp_begin = torch.nn.functional.pad(warp_end[:-1], (1, 0))
@@ -147,32 +147,32 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
 
 def _shared_jobs(
     heavy: torch.Tensor, pieces: torch.Tensor, offset: torch.Tensor, warps: int, light: int
-) -> tuple[_Jobs, int]:
+) -> tuple[torch.Tensor, int]:
     """Jobs of the windows that blocks share, a block for each piece, longest first, which among many blocks goes by
     powers of two; and how many of the blocks have more than `light` chunks a warp."""
-    window = torch.repeat_interleave(heavy, pieces)
-    num_pieces = torch.repeat_interleave(pieces, pieces)
-    index = torch.arange(len(window), device=offset.device) - torch.repeat_interleave(pieces.cumsum(0) - pieces, pieces)
+    first_piece = pieces.cumsum(0) - pieces
+    window, num_pieces, first_piece = torch.repeat_interleave(torch.stack([heavy, pieces, first_piece]), pieces, dim=1)
+    index = torch.arange(len(window), device=offset.device) - first_piece
     total = offset[window + 1] - offset[window]
     begin, end = total * index // num_pieces, total * (index + 1) // num_pieces
     is_cut = num_pieces > 1
     slot = is_cut.cumsum(0) - 1
     finish = torch.where(is_cut, slot, SHARED)
-    first_slot, num_pieces = torch.where(is_cut, slot - index, 0), torch.where(is_cut, num_pieces, 0)
     size = end - begin
     leads = size > light * warps
     order = size if len(size) <= MANY_BLOCKS else leads * 64 + torch.log2(size.double()).floor()
     by_size = torch.argsort(order, descending=True, stable=True)
-    window, begin, end, *rest = (each[by_size, None] for each in (window, begin, end, finish, first_slot, num_pieces))
+    blocks = torch.stack([window, begin, end, finish, (slot - index) * is_cut, num_pieces * is_cut])[:, by_size, None]
+    window, begin, end, *rest = blocks
 
     steps = torch.arange(warps + 1, device=offset.device)
     cuts = offset[window] + begin - -(end - begin) * steps // warps
-    warp = torch.arange(len(window) * warps, device=offset.device)
-    jobs = (each.expand(-1, warps).flatten() for each in (window, cuts[:, :-1], cuts[:, 1:], *rest))
-    return _Jobs(warp, *jobs), int(leads.sum())
+    warp = torch.arange(len(window) * warps, device=offset.device).view(-1, warps)
+    jobs = (warp, window, cuts[:, :-1], cuts[:, 1:], *rest)
+    return torch.stack([each.expand(-1, warps) for each in jobs]).flatten(1), int(leads.sum())
 
 
-def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int) -> tuple[_Jobs, int]:
+def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int) -> tuple[torch.Tensor, int]:
     """Jobs of the light windows, given to warps where their running weight passes a multiple of the target; and the
     number of blocks."""
     size = offset[light + 1] - offset[light]
@@ -185,7 +185,7 @@ def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps
     _, warp = torch.unique_consecutive(bucket, return_inverse=True)
     num_warps = int(warp[-1]) + 1 if len(warp) else 0
     none = torch.zeros_like(light)
-    return _Jobs(warp, light, begin, end, none + DONE, first_slot=none, num_pieces=none), -(-num_warps // warps)
+    return torch.stack([warp, light, begin, end, none + DONE, none, none]), -(-num_warps // warps)
 
 
 def _dealt(sorted_windows: torch.Tensor, warps: int) -> torch.Tensor:
@@ -201,31 +201,33 @@ def _dealt(sorted_windows: torch.Tensor, warps: int) -> torch.Tensor:
 
 def _stream(bsb: BSB, job: _Jobs, length: torch.Tensor) -> torch.Tensor:
     """[num_chunks, 28] struct Chunk of all jobs."""
-    owner = torch.repeat_interleave(length)
-    within = torch.arange(len(owner), device=bsb.device) - (length.cumsum(0) - length)[owner]
-    has_keys = (job.end > job.begin)[owner]
-    source = (job.begin[owner] + within)[has_keys]
+    end = length.cumsum(0)
+    first = end - length
+    of_job = torch.stack([first, end - 1, job.begin - first, job.end - job.begin, job.window, job.finish])
+    first, last, ahead, num_chunks, window, finish = torch.repeat_interleave(of_job, length, dim=1)
+    place = torch.arange(len(first), device=bsb.device)
+    filled = torch.nonzero(num_chunks)[:, 0]
+    source = (place + ahead)[filled]
     keys = bsb.col_sparse_to_dense.view(-1, CHUNK_KEYS)[source]
-    keys[:, 1:][keys.diff(dim=1) == 0] = -1  # padding repeats the key before it
+    keys[:, 1:].masked_fill_(keys.diff(dim=1) == 0, -1)  # padding repeats the key before it
     # Row g of the bitmap in the lower half of a word, row g + 8 in the upper one.
     row_pairs = bsb.bitmap.view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32).view(torch.int32)
 
-    chunks = torch.full((len(owner), CHUNK_WORDS), -1, dtype=torch.int32, device=bsb.device)
+    chunks = torch.full((len(place), CHUNK_WORDS), -1, dtype=torch.int32, device=bsb.device)
     chunks[:, BITMAP] = 0
-    chunks[has_keys, KEYS] = keys
-    chunks[has_keys, BITMAP] = row_pairs[source]
-    chunks[:, WINDOW] = job.window[owner].int()
-    chunks[:, NUM_KEYS] = (chunks[:, KEYS] >= 0).sum(1, dtype=torch.int32)
-    chunks[:, FINISH] = torch.where(within == length[owner] - 1, job.finish[owner], CONTINUES).int()
-    chunks[:, STARTS] = torch.where((within == 0) & has_keys, job.window[owner], -1).int()
+    chunks[filled, : BITMAP.stop] = torch.cat([keys, row_pairs[source]], 1)
+    num_keys = (chunks[:, KEYS] >= 0).sum(1)
+    finish = torch.where(place == last, finish, CONTINUES)
+    starts = torch.where((place == first) & (num_chunks > 0), window, -1)
+    chunks[:, WINDOW:] = torch.stack([window, num_keys, finish, starts], 1)
     return chunks
 
 
 def _warp_jobs(chunks: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-    """[num_warps, 60] struct WarpJob."""
+    """[num_warps, 60] struct WarpJob, without CUT."""
     jobs = chunks.new_zeros((len(begin), JOB_WORDS))
     jobs[:, PLACE] = torch.stack([begin, end - begin], 1).int()
     for words, ahead in ((FIRST, 0), (SECOND, 1)):
-        there = begin + ahead < end
-        jobs[there, words] = chunks[begin[there] + ahead]
+        chunk = (begin + ahead)[:, None]
+        jobs[:, words] = torch.where(chunk < end[:, None], chunks[chunk[:, 0].clamp(max=len(chunks) - 1)], 0)
     return jobs
