@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -60,7 +60,7 @@ def _refuse_synchronisation(run: Callable[[], object]) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def _raise_first(error: RuntimeError) -> None:
+def _raise_first(error: RuntimeError) -> NoReturn:
     """Torch's second error only says that the capture is over."""
     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
     if isinstance(first, torch.OutOfMemoryError):

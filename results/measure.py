@@ -170,8 +170,8 @@ def time_kernel(
         try:
             spread = time_graph_replays(run, repeats=repeats, launches=launches, between=between)
             return spread, "CUDA graph replays"
-        except CaptureError as error:
-            logger.info("timing with CUDA events instead of CUDA graphs: %s", error)
+        except (CaptureError, torch.OutOfMemoryError) as error:  # a capture has memory of its own
+            logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
     # Out of the handler: the error holds what the failed capture allocated.
     between()
     spread = time_passes(run, device=device, repeats=repeats, after_pass=between)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.cuda_graph import CaptureError
+from results import measure
 from results.measure import (
     NOT_MEASURED,
     Spread,
@@ -55,6 +57,17 @@ def test_time_inside_adds_up_the_inner_calls_of_each_pass():
 def test_peak_memory_of_this_process_is_plausible():
     reset_peak_memory(CPU)
     assert 50 < peak_memory_mib(CPU) < 100_000
+
+
+@pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
+def test_what_no_graph_can_hold_is_timed_with_events(monkeypatch, error):
+    def refuse(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(measure, "time_graph_replays", refuse)
+    monkeypatch.setattr(measure, "time_passes", lambda run, **options: Spread.of([1.0] * options["repeats"]))
+    spread, how = measure.time_kernel(lambda: None, device=torch.device("cuda"), repeats=5)
+    assert (spread.repeats, how) == (5, "CUDA events, which also time waiting for launches")
 
 
 @pytest.mark.gpu
