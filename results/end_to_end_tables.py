@@ -6,7 +6,7 @@ import torch
 
 from results.end_to_end_times import BASELINES, beside_paper, end_to_end_panels, end_to_end_rows, find_panel, variant_of
 from results.kernel_tables import table
-from results.kernel_times import JOINED, Panel, joined
+from results.kernel_times import JOINED, Graph, Panel, joined
 from results.records import Row
 from results.roofline import Ceilings
 
@@ -25,6 +25,9 @@ DENSE = """From the embedding to the readout without attention, of graphs of ove
 and TB/s of the bytes that must be moved, had each block one kernel: 4 N d values for the first Q, K, V, then reading
 attention's output and h and writing the next h and Q, K, V, 6 N d a block and 3 N d in the last; in brackets the share
 of the copy rate.
+"""
+COMPILED = """The same with torch.compile and with the fused kernel, each as a CUDA graph: ms of the whole model without
+its attentions.
 """
 DENSE_REGIONS = ("qkv", "out projection", "ffn", "norms", "dense")
 DENSE_NODES = 100_000
@@ -46,6 +49,8 @@ def end_to_end_tables(rows: Sequence[Row]) -> str:
         sections.append(_ratios(rows, device))
     if dense := _dense(rows, machine):
         sections += ["## The dense part\n", DENSE, dense]
+    if compiled := _compiled(rows):
+        sections += [COMPILED, compiled]
     if accuracy := _accuracy(rows):
         sections += ["## Accuracy of 16 bits against the model in float32\n", accuracy]
     return "\n".join(sections)
@@ -109,6 +114,21 @@ def _dense(rows: Sequence[Row], machine: Sequence[Row]) -> str:
         label = f"{dataset} (synthetic)" if synthetic else dataset
         lines.append([label, device, str(dim), variant, row.dtype, f"{milliseconds:.3f}", f"{rate / 1e9:.2f}{share}"])
     return table(["graph", "device", "d", "variant", "precision", "ms", "TB/s"], lines) if lines else ""
+
+
+def _compiled(rows: Sequence[Row]) -> str:
+    found: dict[tuple, dict[tuple[str, str], float]] = {}
+    for row in rows:
+        if row.nodes > DENSE_NODES and row.metric == "time" and row.value is not None:
+            key = (Graph.of(row).label, row.device, row.dim)
+            found.setdefault(key, {})[variant_of(row), row.scope] = row.value
+    lines = []
+    for (graph, device, dim), times in sorted(found.items()):
+        variants = ("fused3s compiled+graph", "fused3s fused+graph")
+        if all((variant, scope) in times for variant in variants for scope in ("model", "attention")):
+            compiled, fused = (times[variant, "model"] - times[variant, "attention"] for variant in variants)
+            lines.append([graph, device, str(dim), f"{compiled:.3f}", f"{fused:.3f}", f"{compiled / fused:.2f}x"])
+    return table(["graph", "device", "d", "torch.compile", "fused", "faster"], lines) if lines else ""
 
 
 def _accuracy(rows: Sequence[Row]) -> str:

@@ -152,6 +152,18 @@ def test_the_dense_part_against_the_bytes_it_must_move():
     assert "| cora | NVIDIA H200 | 128 | fused3s plain" not in end_to_end_tables(ROWS)
 
 
+def test_what_is_outside_attention_compiled_and_fused():
+    more = []
+    for mode, whole, attention in (("compiled+graph", 5.0, 1.0), ("fused+graph", 3.0, 1.4)):
+        more.append(row("reddit", "fused3s", mode, whole, nodes=232_965))
+        more.append(row("reddit", "fused3s", mode, attention, nodes=232_965, scope="attention"))
+        more.append(row("cora", "fused3s", mode, whole))
+    text = end_to_end_tables(more)
+    assert "| reddit (synthetic) | NVIDIA H200 | 128 | 4.000 | 1.600 | 2.50x |" in text
+    assert "torch.compile" not in end_to_end_tables(more[:4])  # without attention's time of the other
+    assert "| cora | NVIDIA H200 | 128 |" not in text
+
+
 def test_a_variant_that_was_not_run_on_a_graph_takes_no_room_there():
     only = row("reddit", "fused3s", "compiled+graph", 50.0)
     _, captured = draw([*ROWS, only, row("reddit", "csr_unfused", "plain+graph", 110.0)])[
