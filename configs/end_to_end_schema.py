@@ -55,7 +55,7 @@ class RunConfig(Section):
 
 
 class EndToEndMeasureConfig(Section):
-    """How long a cell is measured for."""
+    """How long a cell is measured for, and the seed. Its `sha` is the `config_sha` of a row."""
 
     repeats: int = Field(default=30, ge=1)  # passes of a cell, at most
     budget_ms: float = Field(default=150.0, gt=0)  # a slower cell gets fewer, at least one
@@ -67,7 +67,3 @@ class EndToEndConfig(Section):
     run: RunConfig
     model: EndToEndModelConfig = EndToEndModelConfig()
     measure: EndToEndMeasureConfig = EndToEndMeasureConfig()
-
-    def sha(self) -> str:
-        """What the cells of a run share and no column of a row says: how they are measured, and the seed."""
-        return self.measure.sha()

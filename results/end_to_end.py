@@ -214,7 +214,7 @@ class GraphBench:
             "out_dtype": name,
             "backend": cell.backend,
             "config": self.config_path,
-            "config_sha": self.config.sha(),
+            "config_sha": self.config.measure.sha(),
         }
 
 
