@@ -172,7 +172,8 @@ def test_a_job_lies_in_the_slots_as_it_comes():
 @pytest.mark.parametrize("dim", range(8, 257, 8))
 def test_a_part_of_a_window_fits_a_ring(dim):
     steps, pairs = -(-dim // 16), -(-dim // 32)
-    assert 2 * steps * 32 * 16 + 2 * 16 * 4 <= 2 * (16 * 64 * pairs + 16 * 32 * steps)
+    # struct Partial: a step has two n-tiles, 16 bytes a lane, and two floats for each of 16 rows.
+    assert steps * (2 * 32 * 16 + 2 * 16 * 4) <= 2 * (16 * 64 * pairs + 16 * 32 * steps)
 
 
 def test_wide_heads_fit_gpus_with_less_shared_memory():
