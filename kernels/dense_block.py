@@ -203,6 +203,7 @@ def pack_block(
     )
     if out_w.device.type == "cuda":
         get_kernel(spec, out_w.device.index)
+        torch.cuda.current_stream(out_w.device).synchronize()  # a kernel that overlaps reads weights before its turn
     return packed
 
 
@@ -284,5 +285,6 @@ def dense_block(
             [*inputs, packed.weights, packed.vectors, h_next, qkv],
             [np.int32(num_rows), np.float32(packed.eps)],
             shared_bytes=spec.shared_bytes,
+            overlaps=True,
         )
     return h_next, qkv

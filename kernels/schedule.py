@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.bsb import BSB
+from kernels.counters import ZeroedCounters
 
 SHARED, CONTINUES, DONE = -3, -2, -1  # kShared, kContinues and kDone in cuda/fused3s.cu
 CHUNK_KEYS = 16
@@ -91,11 +92,13 @@ class Schedule:
         warp_jobs: [num_blocks, warps, 60] struct WarpJob: each warp's first chunk and their number, and the first two;
             where it shares a piece of a cut window, the first slot of the window's pieces and their number.
         num_slots: pieces of cut windows.
+        arrived: what counts those that are done.
     """
 
     chunks: torch.Tensor
     warp_jobs: torch.Tensor
     num_slots: int
+    arrived: ZeroedCounters
 
     @property
     def num_blocks(self) -> int:
@@ -142,7 +145,13 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
     chunks = _stream(bsb, job, length)
     warp_jobs = _warp_jobs(chunks, warp_begin, warp_end)
     warp_jobs[job.warp, CUT] = torch.stack([job.first_slot, job.num_pieces], 1).int()
-    return Schedule(chunks, warp_jobs.view(-1, warps, JOB_WORDS), num_slots=int(pieces[pieces > 1].sum()))
+    return Schedule(
+        chunks=chunks,
+        warp_jobs=warp_jobs.view(-1, warps, JOB_WORDS),
+        # The wait for this number is one for the arrays, too: a kernel that overlaps reads them before its turn.
+        num_slots=int(pieces[pieces > 1].sum()),
+        arrived=ZeroedCounters(bsb.device),
+    )
 
 
 def _shared_jobs(

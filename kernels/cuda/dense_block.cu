@@ -50,6 +50,7 @@
 // its barriers.
 #include "mma.cuh"
 #include "async_copy.cuh"
+#include "overlap.cuh"
 #include "hopper.cuh"
 #include "dense_tiles.cuh"
 #include "dense_rows.cuh"
@@ -182,6 +183,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * 
   };
 
   const int first_tile = group * gridDim.x + blockIdx.x;
+  wait_for_previous();  // which has written `attended`; only the weights are on their way before
   read_tile(first_tile);
   for (int tile_of_round = first_tile; tile_of_round < row_tiles; tile_of_round += tiles_a_round, ++round) {
     const int row_tile = fresh(tile_of_round);

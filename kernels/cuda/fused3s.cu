@@ -9,7 +9,7 @@
 //   output               [num_rows][H][kDim]  contiguous; every element is written
 //   lse                  [num_rows][H]      log of the sum of exp(scores), -infinity for an empty row; may be null
 //   partial              [num_slots][H]     Partial<kDim>: what each piece of a cut window comes to
-//   arrived              [num_slots][H][kWarps]  zeros, to count the pieces of a window
+//   arrived              [num_slots][H][kWarps]  zeros, before and after, to count the pieces of a window
 //
 // Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds, which their chunks tell apart (Chunk::finish):
 //   own windows     every warp has row windows of its own; no barrier at all
@@ -34,6 +34,7 @@
 // In the end the ring of each warp holds its part of a shared window.
 #include "mma.cuh"
 #include "async_copy.cuh"
+#include "overlap.cuh"
 #include "window_parts.cuh"
 
 constexpr int kChunk = 16;
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
 
   wait_copies<0>();
   __syncwarp();
+  wait_for_previous();  // which has written Q, K and V, or reads what is written here
   const uint4 range = load_shared(records + sizeof(Chunk));
   const int count = range.y;
   // The lane's piece of the record that is fetched next.

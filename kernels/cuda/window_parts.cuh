@@ -126,13 +126,15 @@ __device__ __forceinline__ void merge_parts(const char* parts, i64 stride, int c
   }
 }
 
-// Adds 1 and returns what was there. What the warp wrote before is there for whoever finds this 1; what others wrote
-// before theirs is there for the warp.
-__device__ __forceinline__ int arrive(int* counter, int lane) {
+// Counts to `all` and starts over; true for the last. What the warps before it wrote before they counted is there for
+// the warp that is the last.
+__device__ __forceinline__ bool is_last_of(int all, int* counter, int lane) {
   int before = 0;
   __syncwarp();
-  if (lane == 0) asm volatile("atom.add.acq_rel.gpu.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return __shfl_sync(kFullWarp, before, 0);
+  if (lane == 0) {
+    asm volatile("atom.inc.acq_rel.gpu.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(all - 1) : "memory");
+  }
+  return __shfl_sync(kFullWarp, before, 0) == all - 1;
 }
 
 // Adds up what the warps of a block have of its window, and is the end of a window of one block. The result of a piece
@@ -149,7 +151,7 @@ __device__ __noinline__ void finish_shared(const char* parts, i64 stride, Partia
   const auto place = [](int of_slot) { return static_cast<i64>(of_slot) * gridDim.y + blockIdx.y; };
   Partial<kDim>* const result = slot < 0 ? nullptr : partial + place(slot);
   merge_parts<kDim, kWarps, kOut>(parts, stride, kWarps, result, output, lse, rows, window, warp, lane);
-  if (!result || arrive(arrived + place(first_slot) * kWarps + warp, lane) < num_pieces - 1) return;
+  if (!result || !is_last_of(num_pieces, arrived + place(first_slot) * kWarps + warp, lane)) return;
   merge_parts<kDim, kWarps, kOut>(reinterpret_cast<const char*>(partial + place(first_slot)),
                                   sizeof(Partial<kDim>) * gridDim.y, num_pieces, nullptr, output, lse, rows, window,
                                   warp, lane);

@@ -1,0 +1,118 @@
+"""Launches that overlap: how parameters lie, and that on a GPU each kernel finds what those before it wrote."""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import EDGE_CASES
+
+from kernels import plan_attention
+from kernels.counters import ZeroedCounters
+from kernels.cuda_graph import capture
+from kernels.launch import _layout
+
+CPU = torch.device("cpu")
+
+
+def test_parameters_lie_eight_bytes_apart():
+    parameters = [np.uint64(2**63 + 1), np.int64(-2), np.int32(-3), np.uint32(0x80008000), np.float32(0.5)]
+    packed = _layout(tuple(map(type, parameters))).pack(*parameters)
+    assert len(packed) == 8 * len(parameters)
+    for i, parameter in enumerate(parameters):
+        assert packed[8 * i : 8 * i + parameter.nbytes] == parameter.tobytes()
+
+
+def test_a_type_that_no_kernel_declares_is_an_error():
+    with pytest.raises(KeyError, match="float64"):
+        _layout((np.float64,))
+    with pytest.raises(struct.error):
+        _layout((np.int32,)).pack(np.int64(2**40))
+
+
+class FakeStream:
+    cuda_stream = 7
+
+
+@pytest.fixture
+def fake_stream(monkeypatch):
+    """A stream that `fake_stream.cuda_stream` numbers, in the capture that `fake_stream.capture` numbers."""
+    stream = FakeStream()
+    stream.capture = 0
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr("kernels.counters._capture_id", lambda handle: stream.capture)
+    return stream
+
+
+def test_launches_of_a_stream_or_a_capture_share_counters_and_no_others(fake_stream):
+    counters = ZeroedCounters(CPU)
+    first = counters.of_call(4)
+    assert first.tolist() == [0] * 4
+    assert counters.of_call(4) is first
+    assert counters.of_call(8) is not first  # with more heads
+    sets = {first.data_ptr()}
+    for stream, number in ((8, 0), (7, 1), (7, 2), (8, 2)):
+        fake_stream.cuda_stream, fake_stream.capture = stream, number
+        sets.add(counters.of_call(4).data_ptr())
+    assert len(sets) == 5
+    fake_stream.cuda_stream, fake_stream.capture = 7, 0
+    assert counters.of_call(4) is first
+
+
+def cut_plan(backend: str = "fused3s"):
+    """A plan with windows that are cut, and inputs, of which half of the columns are written by launches before."""
+    graph = EDGE_CASES["hub"]()
+    plan = plan_attention(graph, backend=backend, device="cuda", dtype=torch.float16, head_dim=64)
+    generator = torch.Generator("cuda").manual_seed(0)
+    return plan, torch.randn(3, graph.shape[0], 2, 64, generator=generator, device="cuda").half()
+
+
+def chain(plan, qkv, length: int) -> torch.Tensor:
+    """Each launch reads what the one before wrote, into memory that one before that has given back."""
+    for _ in range(length):
+        qkv = torch.stack([qkv[0], plan(*qkv), qkv[2]])
+        qkv[2] = plan(*qkv)
+        qkv[0] = plan(*qkv, scale=0.1) + qkv[0]
+    return qkv
+
+
+def waiting_chain(plan, qkv, length: int) -> torch.Tensor:
+    def wait(*inputs, **options):
+        torch.cuda.synchronize()
+        output = plan(*inputs, **options)
+        torch.cuda.synchronize()
+        return output
+
+    return chain(wait, qkv, length)
+
+
+@pytest.mark.gpu
+def test_gpu_launches_in_a_row_find_what_the_ones_before_wrote():
+    plan, qkv = cut_plan()
+    expected = waiting_chain(plan, qkv, 30)
+    assert expected.isfinite().all()
+    for _ in range(3):
+        assert torch.equal(chain(plan, qkv, 30), expected)
+    graph, output = capture(lambda: chain(plan, qkv, 30))
+    for _ in range(3):
+        output.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(output, expected)
+
+
+@pytest.mark.gpu
+def test_gpu_graphs_of_one_plan_may_be_replayed_at_the_same_time():
+    plan, qkv = cut_plan()
+    expected = waiting_chain(plan, qkv, 10)
+    captured = [capture(lambda: chain(plan, qkv, 10)) for _ in range(3)]
+    streams = [torch.cuda.Stream() for _ in captured]
+    for _, output in captured:
+        output.fill_(torch.nan)
+    torch.cuda.synchronize()
+    for _ in range(5):
+        for (graph, _), stream in zip(captured, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        eager = chain(plan, qkv, 10)
+    torch.cuda.synchronize()
+    assert all(torch.equal(output, expected) for output in (eager, *(output for _, output in captured)))
