@@ -19,6 +19,7 @@ SLOW_MS = 100.0  # a longer run is timed less often:
 SLOW_TOTAL_MS = 2000.0  # for so long,
 SLOW_REPEATS = 3  # but at least so often
 LONG_MS = 10.0  # during a longer run the host queues the next ones
+WARM_MS = 10.0  # of work before the first timed replay: an idle GPU takes as long to raise its clock
 REPLAY_MS = 2.0  # of the replay of a CUDA graph, against which what it costs to start one is nothing
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,10 @@ def time_graph_replays(
         CaptureError: the work cannot be captured. Torch's allocator and streams are as they were before.
     """
     graph, _ = capture(run, launches)
-    graph.replay()
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_MS / 1e3:
+        graph.replay()
+        torch.cuda.synchronize()
     watch = Stopwatch(torch.device("cuda"))
     for _ in range(repeats):
         between()
