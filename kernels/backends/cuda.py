@@ -5,6 +5,7 @@ import importlib.util
 import torch
 
 from kernels.backends.base import Backend
+from kernels.launch import OVERLAP_CAPABILITY
 
 MAX_DIM = 256
 MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; the kernels without tensor cores are tested from there on too
@@ -24,13 +25,22 @@ def cuda_unavailable(device: torch.device) -> str | None:
         return "no NVIDIA GPU found, or this PyTorch has no CUDA"
     if device.type != "cuda":
         return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
-    if importlib.util.find_spec("cupy") is None:
+    if not _is_installed("cupy"):
         return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
         return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
+    if capability >= OVERLAP_CAPABILITY and not _is_installed("cuda.bindings"):
+        return "the package cuda-bindings is not installed (version 13 for CUDA 13, 12 for CUDA 12)"
     return None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # nor is what it is a part of
+        return False
 
 
 def refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
