@@ -158,7 +158,11 @@ def test_what_is_outside_attention_compiled_and_fused():
         more.append(row("reddit", "fused3s", mode, whole, nodes=232_965))
         more.append(row("reddit", "fused3s", mode, attention, nodes=232_965, scope="attention"))
         more.append(row("cora", "fused3s", mode, whole))
+    for mode, attention in (("compiled+graph", 3.7), ("fused+graph", 3.8)):
+        more.append(row("igb-small", "fused3s", mode, 5.0, nodes=1_000_000))
+        more.append(row("igb-small", "fused3s", mode, attention, nodes=1_000_000, scope="attention"))
     text = end_to_end_tables(more)
+    assert "| 1.300 | 1.200 |" not in text  # attention is more than three quarters of one
     assert "| reddit (synthetic) | NVIDIA H200 | 128 | 4.000 | 1.600 | 2.50x |" in text
     assert "torch.compile" not in end_to_end_tables(more[:4])  # without attention's time of the other
     assert "| cora | NVIDIA H200 | 128 |" not in text
