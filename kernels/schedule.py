@@ -67,13 +67,14 @@ class Balance:
         """
         if not len(counts):
             return cls(light=1, target=1, piece=1, segment=SEGMENT)
-        share = int(counts.sum()) / resident_warps
+        chunks, most = torch.stack([counts.sum(), counts.max()]).tolist()
+        share = chunks / resident_warps
         light = 3
         if share >= 2:
             quantile = int(counts.kthvalue(-(-len(counts) * 7 // 8)).values)
             part = 1.4 if len(counts) <= resident_warps else 0.7
             light = max(2, min(round(1.3 * quantile), int(max(7, min(part * share, 22)))))
-        at_once = int((counts <= light).sum()) <= resident_warps and int(counts.max()) <= light * warps
+        at_once = most <= light * warps and int((counts <= light).sum()) <= resident_warps
         return cls(
             light=light,
             target=1,
@@ -128,73 +129,70 @@ def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
     window = torch.arange(bsb.num_row_windows, device=bsb.device)
     is_light = counts <= balance.light
 
-    heavy = window[~is_light]
-    pieces = -(-counts[heavy] // balance.piece)
-    shared, num_leading = _shared_jobs(heavy, pieces, offset, warps, balance.light)
-    own, num_own = _own_jobs(window[is_light], offset, balance, warps)
+    shared, num_leading, num_slots = _shared_jobs(window[~is_light], counts, offset, balance, warps)
+    own, num_own = _own_jobs(window[is_light], counts, offset, balance, warps)
     cut = num_leading * warps  # in the shared jobs, of which every warp has one
     _Jobs(*own).warp.add_(cut)
     _Jobs(*shared).warp[cut:] += num_own * warps
     job = _Jobs(*torch.cat([shared[:, :cut], own, shared[:, cut:]], 1))
 
     length = (job.end - job.begin).clamp(min=1)
-    num_warps = shared.shape[1] + num_own * warps
-    warp_end = torch.zeros(num_warps, dtype=torch.int64, device=bsb.device)
-    warp_end = warp_end.index_add_(0, job.warp, length).cumsum(0)
-    warp_begin = torch.nn.functional.pad(warp_end[:-1], (1, 0))
+    of_warp = torch.zeros(shared.shape[1] + num_own * warps, dtype=torch.int64, device=bsb.device)
+    of_warp.index_add_(0, job.warp, length)
     chunks = _stream(bsb, job, length)
-    warp_jobs = _warp_jobs(chunks, warp_begin, warp_end)
-    warp_jobs[job.warp, CUT] = torch.stack([job.first_slot, job.num_pieces], 1).int()
     return Schedule(
         chunks=chunks,
-        warp_jobs=warp_jobs.view(-1, warps, JOB_WORDS),
+        warp_jobs=_warp_jobs(chunks, of_warp, job).view(-1, warps, JOB_WORDS),
         # The wait for this number is one for the arrays, too: a kernel that overlaps reads them before its turn.
-        num_slots=int(pieces[pieces > 1].sum()),
+        num_slots=int(num_slots),
         arrived=ZeroedCounters(bsb.device),
     )
 
 
 def _shared_jobs(
-    heavy: torch.Tensor, pieces: torch.Tensor, offset: torch.Tensor, warps: int, light: int
-) -> tuple[torch.Tensor, int]:
+    heavy: torch.Tensor, counts: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int
+) -> tuple[torch.Tensor, int, torch.Tensor]:
     """Jobs of the windows that blocks share, a block for each piece, longest first, which among many blocks goes by
-    powers of two; and how many of the blocks have more than `light` chunks a warp."""
-    first_piece = pieces.cumsum(0) - pieces
-    window, num_pieces, first_piece = torch.repeat_interleave(torch.stack([heavy, pieces, first_piece]), pieces, dim=1)
+    powers of two; how many of the blocks have more than `light` chunks a warp; and the number of pieces of cut windows.
+    """
+    chunks = counts[heavy]
+    pieces = (chunks + (balance.piece - 1)) // balance.piece
+    of_window = torch.stack([heavy, offset[heavy], chunks, pieces, pieces.cumsum(0) - pieces])
+    window, start, total, num_pieces, first_piece = torch.repeat_interleave(of_window, pieces, dim=1)
     index = torch.arange(len(window), device=offset.device) - first_piece
-    total = offset[window + 1] - offset[window]
-    begin, end = total * index // num_pieces, total * (index + 1) // num_pieces
+    begin = total * index // num_pieces
+    size = total * (index + 1) // num_pieces - begin
     is_cut = num_pieces > 1
     slot = is_cut.cumsum(0) - 1
     finish = torch.where(is_cut, slot, SHARED)
-    size = end - begin
-    leads = size > light * warps
+    leads = size > balance.light * warps
     order = size if len(size) <= MANY_BLOCKS else leads * 64 + torch.log2(size.double()).floor()
     by_size = torch.argsort(order, descending=True, stable=True)
-    blocks = torch.stack([window, begin, end, finish, (slot - index) * is_cut, num_pieces * is_cut])[:, by_size, None]
-    window, begin, end, *rest = blocks
+    blocks = torch.stack([window, start + begin, size, finish, (slot - index) * is_cut, num_pieces * is_cut])
+    window, begin, size, *rest = blocks[:, by_size, None]
 
     steps = torch.arange(warps + 1, device=offset.device)
-    cuts = offset[window] + begin - -(end - begin) * steps // warps
+    cuts = begin + (size * steps + (warps - 1)) // warps
     warp = torch.arange(len(window) * warps, device=offset.device).view(-1, warps)
-    jobs = (warp, window, cuts[:, :-1], cuts[:, 1:], *rest)
-    return torch.stack([each.expand(-1, warps) for each in jobs]).flatten(1), int(leads.sum())
+    jobs = torch.stack([each.expand(-1, warps) for each in (warp, window, cuts[:, :-1], cuts[:, 1:], *rest)])
+    return jobs.flatten(1), int(leads.sum()), is_cut.sum()
 
 
-def _own_jobs(light: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int) -> tuple[torch.Tensor, int]:
+def _own_jobs(
+    light: torch.Tensor, counts: torch.Tensor, offset: torch.Tensor, balance: Balance, warps: int
+) -> tuple[torch.Tensor, int]:
     """Jobs of the light windows, given to warps where their running weight passes a multiple of the target; and the
     number of blocks."""
-    size = offset[light + 1] - offset[light]
     segment = torch.arange(len(light), device=offset.device) // (balance.segment or max(1, len(light)))
-    light = light[torch.argsort(segment * (balance.light + 1) - size, stable=True)]
+    light = light[torch.argsort(segment * (balance.light + 1) - counts[light], stable=True)]
     if balance.segment is None:
         light = _dealt(light, warps)
-    begin, end = offset[light], offset[light + 1]
-    bucket = (torch.cumsum(end - begin + 1, 0) - 1) // (balance.target + 1)
+    begin, size = offset[light], counts[light]
+    bucket = (torch.cumsum(size + 1, 0) - 1) // (balance.target + 1)
     _, warp = torch.unique_consecutive(bucket, return_inverse=True)
     num_warps = int(warp[-1]) + 1 if len(warp) else 0
     none = torch.zeros_like(light)
-    return torch.stack([warp, light, begin, end, none + DONE, none, none]), -(-num_warps // warps)
+    return torch.stack([warp, light, begin, begin + size, none + DONE, none, none]), -(-num_warps // warps)
 
 
 def _dealt(sorted_windows: torch.Tensor, warps: int) -> torch.Tensor:
@@ -232,11 +230,13 @@ def _stream(bsb: BSB, job: _Jobs, length: torch.Tensor) -> torch.Tensor:
     return chunks
 
 
-def _warp_jobs(chunks: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-    """[num_warps, 60] struct WarpJob, without CUT."""
-    jobs = chunks.new_zeros((len(begin), JOB_WORDS))
-    jobs[:, PLACE] = torch.stack([begin, end - begin], 1).int()
-    for words, ahead in ((FIRST, 0), (SECOND, 1)):
-        chunk = (begin + ahead)[:, None]
-        jobs[:, words] = torch.where(chunk < end[:, None], chunks[chunk[:, 0].clamp(max=len(chunks) - 1)], 0)
-    return jobs
+def _warp_jobs(chunks: torch.Tensor, of_warp: torch.Tensor, job: _Jobs) -> torch.Tensor:
+    """[num_warps, 60] struct WarpJob of warps with so many chunks."""
+    end = of_warp.cumsum(0)[:, None]
+    begin = end - of_warp[:, None]
+    place = begin + torch.arange(2, device=chunks.device)
+    first_two = chunks[place.clamp(max=len(chunks) - 1)].masked_fill_((place >= end)[..., None], 0)
+    between = chunks.new_zeros((len(of_warp), 4))  # PLACE and CUT
+    between[:, :2] = torch.cat([begin, of_warp[:, None]], 1)
+    between[job.warp, 2:] = torch.stack([job.first_slot, job.num_pieces], 1).int()
+    return torch.cat([first_two[:, 0], between, first_two[:, 1]], 1)
