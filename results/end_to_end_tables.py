@@ -13,10 +13,11 @@ from results.roofline import Ceilings
 HEAD = """# The whole model
 
 Drawn by `make reproduce-figures` from the CSVs under `results/`; a ratio is computed here and stored nowhere. Graph
-Transformer of 10 blocks and one head; medians in ms of a forward pass, in brackets the share spent in attention. Back
-ends that compute in float32 run the whole model in float32, the others in float16. A variant is an attention back end,
-the way to compute the dense part and, with `+graph`, a CUDA graph. A cell without a time says why; `-` was not
-measured. `csr_unfused` stands in for DGL, which has no CUDA on PyPI.
+Transformer of 10 blocks and one head; medians in ms of a forward pass, in brackets the share spent in attention, timed
+in passes of its own: where a slow host sets the pace, it can come to more than the whole. Back ends that compute in
+float32 run the whole model in float32, the others in float16. A variant is an attention back end, the way to compute
+the dense part and, with `+graph`, a CUDA graph. A cell without a time says why; `-` was not measured. `csr_unfused`
+stands in for DGL, which has no CUDA on PyPI.
 """
 # The fused model over the paper's attention with plain modules, CUDA graphs on both, and over what users run.
 COMPARED = [("fused3s fused+graph", "fused3s_paper plain+graph")]
