@@ -236,7 +236,8 @@ def _warp_jobs(chunks: torch.Tensor, of_warp: torch.Tensor, job: _Jobs) -> torch
     begin = end - of_warp[:, None]
     place = begin + torch.arange(2, device=chunks.device)
     first_two = chunks[place.clamp(max=len(chunks) - 1)].masked_fill_((place >= end)[..., None], 0)
-    between = chunks.new_zeros((len(of_warp), 4))  # PLACE and CUT
-    between[:, :2] = torch.cat([begin, of_warp[:, None]], 1)
-    between[job.warp, 2:] = torch.stack([job.first_slot, job.num_pieces], 1).int()
-    return torch.cat([first_two[:, 0], between, first_two[:, 1]], 1)
+    jobs = chunks.new_zeros((len(of_warp), JOB_WORDS))
+    jobs[:, FIRST], jobs[:, SECOND] = first_two.unbind(1)
+    jobs[:, PLACE] = torch.cat([begin, of_warp[:, None]], 1)
+    jobs[job.warp, CUT] = torch.stack([job.first_slot, job.num_pieces], 1).int()
+    return jobs
