@@ -6,8 +6,9 @@ import torch
 class ZeroedCounters:
     """Zeros that each launch leaves behind as zeros: what counts to its end starts over.
 
-    Launches that may overlap must not share them. Those of one stream, and those of one capture in a CUDA graph, come
-    one after the other: they have a set for themselves, which is zeroed once.
+    Launches that may count at the same time must not share them. Those of one stream, and those of one capture in a
+    CUDA graph on it, count one after the other, even where they overlap (cuda/overlap.cuh): they have a set for
+    themselves, which is zeroed once.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -59,10 +59,10 @@ def test_launches_of_a_stream_or_a_capture_share_counters_and_no_others(fake_str
     assert counters.of_call(4) is first
 
 
-def cut_plan(backend: str = "fused3s"):
-    """A plan with windows that are cut, and inputs, of which half of the columns are written by launches before."""
+def cut_plan():
+    """A plan in which a window is cut, so that launches count its pieces, and q, k, v with two heads."""
     graph = EDGE_CASES["hub"]()
-    plan = plan_attention(graph, backend=backend, device="cuda", dtype=torch.float16, head_dim=64)
+    plan = plan_attention(graph, backend="fused3s", device="cuda", dtype=torch.float16, head_dim=64)
     generator = torch.Generator("cuda").manual_seed(0)
     return plan, torch.randn(3, graph.shape[0], 2, 64, generator=generator, device="cuda").half()
 
