@@ -5,6 +5,7 @@ h, qkv = dense_block(packed, attended, h)            # any number of times
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -110,7 +111,7 @@ class DenseBlockSpec:
         laps = -(-max(0, self.tiles - (places - stages)) // stages)
         return self.tiles - laps * stages
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         places = self.resident + self.shape.stages
         return places * self.tile_bytes + self.other_bytes + 8 * (places + self.shape.stages)

@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -35,38 +36,27 @@ def launch_kernel(
             where the GPU can.
     """
     import cupy
+    from cuda.bindings import driver  # CuPy has no call for a launch with attributes
 
     device = tensors[0].device
-    stream = torch.cuda.current_stream(device)
-    # Addresses instead of CuPy arrays: CuPy has no bfloat16.
-    pointers = [np.uint64(0 if tensor is None else tensor.data_ptr()) for tensor in tensors]
-    with cupy.cuda.Device(device.index):
-        if overlaps and torch.cuda.get_device_capability(device) >= OVERLAP_CAPABILITY:
-            _launch_overlapping(function, grid, block, [*pointers, *scalars], shared_bytes, stream.cuda_stream)
-            return
-        with cupy.cuda.Stream.from_external(stream):
-            function(grid, (block,), (*pointers, *scalars), shared_mem=shared_bytes)
-
-
-def _launch_overlapping(
-    function: Any, grid: tuple[int, ...], block: int, parameters: list[np.generic], shared_bytes: int, stream: int
-) -> None:
-    """A launch with an attribute, for which CuPy has no call."""
-    from cuda.bindings import driver
-
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
     config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
     config.sharedMemBytes = shared_bytes
-    config.hStream = stream
-    config.attrs, config.numAttrs = _overlap_attributes(), 1
-    packed = _layout(tuple(map(type, parameters))).pack(*parameters)
-    values = ctypes.create_string_buffer(packed, len(packed))
-    first = ctypes.addressof(values)
-    addresses = (ctypes.c_void_p * len(parameters))(*range(first, first + len(packed), 8))
-    (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, ctypes.addressof(addresses), 0)
+    config.hStream = torch.cuda.current_stream(device).cuda_stream
+    if overlaps and _can_overlap(device.index):
+        config.attrs, config.numAttrs = _overlap_attributes(), 1
+    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    _layout(len(pointers), tuple(map(type, scalars))).pack_into(_parameters.values, 0, *pointers, *scalars)
+    with cupy.cuda.Device(device.index):
+        (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _parameters.addresses_start, 0)
     if error != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"a kernel could not be launched on grid {grid} and block {block}: {error.name}")
+
+
+@cache
+def _can_overlap(device_index: int) -> bool:
+    return torch.cuda.get_device_capability(device_index) >= OVERLAP_CAPABILITY
 
 
 @cache
@@ -79,8 +69,26 @@ def _overlap_attributes() -> list:
     return [attribute]
 
 
+class _Parameters(threading.local):
+    """Parameters of a launch, 8 bytes each, and their addresses: a launch copies them before it returns.
+
+    They are made once a thread, since making them takes longer than filling them.
+    """
+
+    MOST = 32
+
+    def __init__(self) -> None:
+        self.values = ctypes.create_string_buffer(8 * self.MOST)
+        first = ctypes.addressof(self.values)
+        self.addresses = (ctypes.c_void_p * self.MOST)(*range(first, first + len(self.values), 8))
+        self.addresses_start = ctypes.addressof(self.addresses)
+
+
+_parameters = _Parameters()
+
+
 @cache
-def _layout(types: tuple[type[np.generic], ...]) -> struct.Struct:
-    """Parameters one after the other, 8 bytes each."""
+def _layout(num_pointers: int, types: tuple[type[np.generic], ...]) -> struct.Struct:
+    """Pointers and scalars one after the other, 8 bytes each."""
     formats = {np.uint64: "Q", np.int64: "q", np.uint32: "I4x", np.int32: "i4x", np.float32: "f4x"}
-    return struct.Struct("<" + "".join(formats[one] for one in types))
+    return struct.Struct(f"<{num_pointers}Q" + "".join(formats[one] for one in types))

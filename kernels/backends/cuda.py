@@ -5,7 +5,6 @@ import importlib.util
 import torch
 
 from kernels.backends.base import Backend
-from kernels.launch import OVERLAP_CAPABILITY
 
 MAX_DIM = 256
 MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; the kernels without tensor cores are tested from there on too
@@ -27,12 +26,12 @@ def cuda_unavailable(device: torch.device) -> str | None:
         return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
     if not _is_installed("cupy"):
         return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
+    if not _is_installed("cuda.bindings"):
+        return "the package cuda-bindings is not installed (version 13 for CUDA 13, 12 for CUDA 12)"
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
         return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
-    if capability >= OVERLAP_CAPABILITY and not _is_installed("cuda.bindings"):
-        return "the package cuda-bindings is not installed (version 13 for CUDA 13, 12 for CUDA 12)"
     return None
 
 
@@ -55,7 +54,8 @@ def refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
 def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
     """The tensor itself where each of its rows [..., :] is contiguous and starts on `num_bytes`, as in views of a fused
     [N, 3, H, d] projection; else a contiguous copy."""
-    starts = (tensor.data_ptr(), *(stride * tensor.itemsize for stride in tensor.stride()[:-1]))
-    if tensor.stride(-1) == 1 and all(start % num_bytes == 0 for start in starts):
+    *strides, last = tensor.stride()
+    num_elements = num_bytes // tensor.itemsize
+    if last == 1 and tensor.data_ptr() % num_bytes == 0 and not any(stride % num_elements for stride in strides):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -178,11 +178,12 @@ def launch(
     output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
     if output.numel() == 0:
         return output
-    # What the pieces of cut windows come to. A call has its own: plans may run on several streams.
-    num_parts = schedule.num_slots * num_heads
-    part_floats = -(-spec.dim // 16) * 16 * (16 + 2)  # struct Partial: O, maximum and sum, 16 dimensions a step
-    partial = torch.empty(num_parts * part_floats, dtype=torch.float32, device=query.device)
-    arrived = schedule.arrived.of_call(num_parts * spec.warps) if num_parts else None
+    partial = arrived = None
+    if num_parts := schedule.num_slots * num_heads:
+        # What the pieces of cut windows come to. A call has its own: plans may run on several streams.
+        part_floats = -(-spec.dim // 16) * 16 * (16 + 2)  # struct Partial: O, maximum and sum, 16 dimensions a step
+        partial = torch.empty(num_parts * part_floats, dtype=torch.float32, device=query.device)
+        arrived = schedule.arrived.of_call(num_parts * spec.warps)
     head_strides = [np.int64(tensor.stride(1)) for tensor in (query, key, value)]
     row_bytes = [np.int32(tensor.stride(0) * tensor.itemsize) for tensor in (query, key, value)]
     launch_kernel(

@@ -1,6 +1,8 @@
 """Launches that overlap: how parameters lie, and that on a GPU each kernel finds what those before it wrote."""
 
+import ctypes
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,24 +12,31 @@ from attention_cases import EDGE_CASES
 from kernels import plan_attention
 from kernels.counters import ZeroedCounters
 from kernels.cuda_graph import capture
-from kernels.launch import _layout
+from kernels.launch import _layout, _parameters
 
 CPU = torch.device("cpu")
 
 
-def test_parameters_lie_eight_bytes_apart():
-    parameters = [np.uint64(2**63 + 1), np.int64(-2), np.int32(-3), np.uint32(0x80008000), np.float32(0.5)]
-    packed = _layout(tuple(map(type, parameters))).pack(*parameters)
-    assert len(packed) == 8 * len(parameters)
-    for i, parameter in enumerate(parameters):
-        assert packed[8 * i : 8 * i + parameter.nbytes] == parameter.tobytes()
+def test_parameters_lie_eight_bytes_apart_where_their_addresses_say():
+    pointers, scalars = [2**63 + 1, 0], [np.int64(-2), np.int32(-3), np.uint32(0x80008000), np.float32(0.5)]
+    _layout(2, tuple(map(type, scalars))).pack_into(_parameters.values, 0, *pointers, *scalars)
+    addresses = (ctypes.c_void_p * _parameters.MOST).from_address(_parameters.addresses_start)
+    for address, parameter in zip(addresses, [*map(np.uint64, pointers), *scalars], strict=False):
+        assert ctypes.string_at(address, parameter.nbytes) == parameter.tobytes()
 
 
-def test_a_type_that_no_kernel_declares_is_an_error():
+def test_threads_do_not_share_parameters():
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: _parameters.addresses_start).result() != _parameters.addresses_start
+
+
+def test_parameters_that_no_kernel_declares_are_errors():
     with pytest.raises(KeyError, match="float64"):
-        _layout((np.float64,))
+        _layout(0, (np.float64,))
     with pytest.raises(struct.error):
-        _layout((np.int32,)).pack(np.int64(2**40))
+        _layout(0, (np.int32,)).pack(np.int64(2**40))
+    with pytest.raises(struct.error, match="buffer"):
+        _layout(_parameters.MOST + 1, ()).pack_into(_parameters.values, 0, *range(_parameters.MOST + 1))
 
 
 class FakeStream:
