@@ -1,8 +1,8 @@
 // O = softmax(scale * Q K^T masked by A) V, made for the rate at which rows of K and V can be gathered. The schedule
-// (kernels/schedule.py) lists A as a stream of chunks, 16 x 16 blocks of BSB in the order in which warps take them; a
-// chunk is one k-step of SpMM and the unit of the pipeline.
+// (kernels/schedule.py) lists A as chunks, 16 x 16 blocks of BSB; a chunk is one k-step of SpMM and the unit of the
+// pipeline.
 //
-//   chunks               [num_chunks]       struct Chunk: the keys, the bitmap, and what to do
+//   chunks               [num_tcbs + 2]     struct Chunk: the keys and the bitmap
 //   warp_jobs            [num_blocks][kWarps]  struct WarpJob: which chunks each warp takes
 //   row_ids              [num_row_windows][16] row of Q and O of each row of the windows, or null: 16 w, 16 w + 1, ...
 //   query, key, value    [N][H][kDim]       16-bit, any row and head stride, kDim contiguous, 16-byte aligned
@@ -11,16 +11,14 @@
 //   partial              [num_slots][H]     Partial<kDim>: what each piece of a cut window comes to
 //   arrived              [num_slots][H][kWarps]  zeros, before and after, to count the pieces of a window
 //
-// Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds, which their chunks tell apart (Chunk::finish):
-//   own windows     every warp has row windows of its own; no barrier at all
+// Grid (num_blocks, H), block kWarps warps. Blocks are of two kinds, which their jobs tell apart (WarpJob::finish):
+//   own windows     every warp has a row window of its own; no barrier at all
 //   shared window   the warps split the chunks of one heavy window, or of a piece of one, and add their parts up once,
 //                   at the end, through shared memory. The result of a piece goes to `partial`; the block that
 //                   brings the last one adds all of the window's up, always in the same order
 //
-// A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. The ring
-// runs on across window borders: neither the start nor the end of a window drains it. Q is fetched into L2 when a
-// window's first chunk is gathered, and into registers as soon as the window before is done. Q, the scores, E and O
-// stay in registers. A chunk with fewer than 16 keys copies only those.
+// A warp gathers K and V by cp.async into a ring of kStages chunks in shared memory that belongs to it alone. Q, the
+// scores, E and O stay in registers. A chunk with fewer than 16 keys copies only those.
 //
 // Shared memory of a warp (bytes at kDim = 128):
 //   kStages of
@@ -28,9 +26,9 @@
 //                                      their 64-byte halves exchanged (piece ^ 4), so that two rows cover all banks
 //     value    16 rows x 256    4096   read by ldmatrix; piece p of row n lies at p ^ (n % 8), so that eight rows cover
 //                                      all banks and each line of 128 bytes stays one (async_copy.cuh)
-//   kRecords of
-//     Chunk                      112   arrives with the K and V of the chunk kStages before it; chunk i lies in slot
-//                                      i % kRecords of 128 bytes
+//   kRecords slots of 128 bytes, of which the first has in its last 32 what the warp does
+//     Chunk                       96   arrives with the K and V of the chunk kStages before it; chunk i lies in slot
+//                                      i % kRecords
 // In the end the ring of each warp holds its part of a shared window.
 #include "mma.cuh"
 #include "async_copy.cuh"
@@ -40,34 +38,34 @@
 constexpr int kChunk = 16;
 
 struct __align__(16) Chunk {
-  int key[kChunk];         // -1 past num_keys
+  int key[kChunk];         // -1 past the last one
   u32 bitmap[kTileM / 2];  // word g: row g in the lower half, row g + 8 in the upper one; bit j: column j
-  int window;              // row window
-  int num_keys;            // 0 in an empty window, and where a shared window has no chunk for a warp
-  int finish;              // kContinues, kDone, kShared, or the slot in `partial` for the part of a cut window
-  int starts;              // the row window whose queries this chunk is the first to need, or -1
 };
-constexpr int kContinues = -2;
-constexpr int kDone = -1;    // the warp has all of the window
-constexpr int kShared = -3;  // the block has
 
-// Chunks `begin` to `begin + count`. The first two come along, so that a warp waits once before it gathers, not twice;
-// the whole lies as the slots of the chunks do in shared memory.
+// Chunks `begin` to `begin + count` of a window. The first two come along, so that a warp waits once before it gathers,
+// not twice; the whole lies as the slots of the chunks do in shared memory.
 struct __align__(16) WarpJob {
   Chunk first;
   int begin;
-  int count;
+  int count;       // 0 in an empty window, and where a shared window has no chunk for a warp
+  int window;      // row window, or -1: nothing to do
+  int num_keys;    // of the last chunk
+  int finish;      // kDone, kShared, or the slot in `partial` for the part of a cut window
   int first_slot;  // of the pieces of the window that is cut, and their number
   int num_pieces;
+  int unused;
   Chunk second;
 };
+constexpr int kDone = -1;    // the warp has all of the window
+constexpr int kShared = -2;  // the block has
 
 constexpr int kStages = 2;
 constexpr int kRecords = 2 * kStages;
 constexpr u32 kSlot = 128;  // bytes
-// Places in a slot: of the bitmap, and of window, num_keys, finish and starts
-constexpr u32 kBitmap = sizeof(int) * kChunk;
-constexpr u32 kSlotEnd = sizeof(Chunk) - sizeof(uint4);
+constexpr u32 kBitmap = sizeof(int) * kChunk;  // of a chunk
+// In a warp's first slot: begin, count, window and num_keys; finish, first_slot and num_pieces
+constexpr u32 kTask = sizeof(Chunk);
+constexpr u32 kResult = kTask + sizeof(uint4);
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
 
@@ -151,22 +149,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
   wait_copies<0>();
   __syncwarp();
   wait_for_previous();  // which has written Q, K and V, or reads what is written here
-  const uint4 range = load_shared(records + sizeof(Chunk));
-  const int count = range.y;
+  const uint4 task = load_shared(records + kTask);
+  const int count = task.y, last_key = static_cast<int>(task.w) - 1;
   // The lane's piece of the record that is fetched next.
-  const char* next_record = reinterpret_cast<const char*>(chunks + static_cast<int>(range.x) + kStages) + 16 * lane;
+  const char* next_record = reinterpret_cast<const char*>(chunks + static_cast<int>(task.x) + kStages) + 16 * lane;
   const int fetched = lane < static_cast<int>(sizeof(Chunk) / 16) ? count : 0;
-
-  const auto prefetch_query = [&](int window) {
-    constexpr int kLines = divide_up(2 * kDim, 128);
-#pragma unroll
-    for (int i = lane; i < kTileM * kLines; i += kWarpSize) {
-      const int row = rows.of(window, i / kLines);
-      if (row < num_rows) {
-        prefetch_l2(query_bytes + static_cast<i64>(row) * query_row_bytes + i % kLines * 128);
-      }
-    }
-  };
 
   // Gathers chunk i, whose record is in `slot`, into `stage`, and fetches the record of the chunk kStages after it.
   const auto produce = [&](int i, u32 slot, u32 stage) {
@@ -185,52 +172,23 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
       }
       copy_async((slot ^ kStages * kSlot) + 16 * lane, next_record, fetched - (i + kStages + 1));
       next_record += sizeof(Chunk);
-      const int starts = load_shared(slot + kSlotEnd).w;
-      if (starts >= 0) prefetch_query(starts);
     }
     commit_copies();  // an empty group keeps the count of pending groups right
   };
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) {
+    produce(i, records + i * kSlot, ring_address + i * static_cast<u32>(sizeof(WarpStage)));
+  }
 
-  u32 frag_query[kPairs][2][4];  // A registers of two k-steps: words of pieces t, t + 4, ... (register remapping)
-  float out[2 * kSteps][4];
-  float maximum[2];  // of the scores of rows g and g + 8, not yet scaled
-  // E times a column of ones: row sums of E as rounded, so that a row's largest weight loses nothing to the rounding.
-  float row_sums[4];
-  const auto reset = [&] {
-#pragma unroll
-    for (int tile = 0; tile < 2 * kSteps; ++tile) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out[tile][e] = 0.0f;
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) row_sums[e] = 0.0f;
-    maximum[0] = maximum[1] = negative_infinity();
-  };
-  const auto write_window = [&](int window) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float inverse = inverse_or_zero(row_sums[2 * half]);
-      const i64 row = rows.of(window, 8 * half + g);
-      const i64 row_of_head = row * gridDim.y + blockIdx.y;
-      if (lse && t == 0 && row < num_rows) {
-        lse[row_of_head] = log_sum_exp(maximum[half] * scale_log2e, row_sums[2 * half]);
-      }
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const float* left = out[2 * step] + 2 * half;
-        const float* right = out[2 * step + 1] + 2 * half;
-        store_step<kDim, kOut>(output, row_of_head * kDim, row < num_rows, step, t,
-                               make_float2(left[0] * inverse, left[1] * inverse),
-                               make_float2(right[0] * inverse, right[1] * inverse));
-      }
-    }
-  };
-
-  const auto load_query = [&](int window) {
+  // Q: A registers of two k-steps, words of pieces t, t + 4, ... (register remapping). An A operand is four registers in
+  // a row, of two rows of Q; a load fills four with one row. The xor, which changes the signs where the scale is
+  // negative, moves them once; plain copies the compiler would repeat before every mma.
+  u32 frag_query[kPairs][2][4];
+  {
     uint4 pieces[kPairs][2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = window < 0 ? num_rows : rows.of(window, 8 * half + g);
+      const int row = count > 0 ? rows.of(task.z, 8 * half + g) : num_rows;
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         const int piece = 4 * pair + t;
@@ -239,9 +197,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
                                                                : make_uint4(0, 0, 0, 0);
       }
     }
-    // An A operand is four registers in a row, of two rows of Q; a load fills four with one row. The xor, which
-    // changes the signs where the scale is negative, moves them once a window; plain copies the compiler would repeat
-    // before every mma.
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const uint4 top = pieces[pair][0], bottom = pieces[pair][1];
@@ -249,7 +204,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
 #pragma unroll
       for (int r = 0; r < 8; ++r) frag_query[pair][r / 4][r % 4] = words[r / 4][r % 4] ^ query_signs;
     }
-  };
+  }
+
+  float out[2 * kSteps][4] = {};
+  float maximum[2] = {negative_infinity(), negative_infinity()};  // of the scores of rows g and g + 8, not yet scaled
+  // E times a column of ones: row sums of E as rounded, so that a row's largest weight loses nothing to the rounding.
+  float row_sums[4] = {};
 
   // One chunk: the scores, the weights, and what they add to O.
   const int exchange = g % 2 * WarpStage::kKeySwizzle;  // of odd rows even pairs of k-steps lie one on, odd one back
@@ -340,36 +300,43 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     }
   };
 
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) {
-    produce(i, records + i * kSlot, ring_address + i * static_cast<u32>(sizeof(WarpStage)));
-  }
-  load_query(count > 0 ? static_cast<int>(load_shared(records + kSlotEnd).w) : -1);
-  reset();
   u32 slot = records, stage = ring_address;
-  int window = 0, finish = kDone;
   for (int i = 0; i < count; ++i) {
     wait_copies<kStages - 1>();
     __syncwarp();
-    const uint4 record = load_shared(slot + kSlotEnd);
-    const int num_keys = record.y;
-    window = record.x;
-    finish = record.z;
-    if (num_keys > 0) work(stage, slot, num_keys - 1);
+    work(stage, slot, i + 1 < count ? kChunk - 1 : last_key);
     __syncwarp();  // every lane has read the stage and the record
     produce(i + kStages, slot ^ kStages * kSlot, stage);
     stage = 2 * ring_address + static_cast<u32>(sizeof(WarpStage)) - stage;  // the other one
     constexpr u32 kPlaces = kRecords * kSlot - 1;  // a warp's slots are aligned to the size of all of them
     slot = (slot & ~kPlaces) | ((slot + kSlot) & kPlaces);
-    if (finish == kDone) {
-      write_window(window);
-      reset();
-      load_query(i + 1 < count ? static_cast<int>(load_shared(slot + kSlotEnd).w) : -1);
-    }
   }
-  if (finish == kDone) return;
 
-  // Every warp of a shared window has a chunk, if one without keys, and so knows the window.
+  const int window = load_shared(records + kTask).z;
+  const uint4 result = load_shared(records + kResult);
+  const int finish = result.x;
+  if (finish == kDone) {
+    if (window < 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float inverse = inverse_or_zero(row_sums[2 * half]);
+      const i64 row = rows.of(window, 8 * half + g);
+      const i64 row_of_head = row * gridDim.y + blockIdx.y;
+      if (lse && t == 0 && row < num_rows) {
+        lse[row_of_head] = log_sum_exp(maximum[half] * scale_log2e, row_sums[2 * half]);
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const float* left = out[2 * step] + 2 * half;
+        const float* right = out[2 * step + 1] + 2 * half;
+        store_step<kDim, kOut>(output, row_of_head * kDim, row < num_rows, step, t,
+                               make_float2(left[0] * inverse, left[1] * inverse),
+                               make_float2(right[0] * inverse, right[1] * inverse));
+      }
+    }
+    return;
+  }
+
   auto* const mine = reinterpret_cast<Partial<kDim>*>(ring);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -386,8 +353,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
       }
     }
   }
-  const uint4 cut = load_shared(records + sizeof(Chunk));  // begin, count, first_slot and num_pieces of the warp job
   __syncthreads();
   finish_shared<kDim, kWarps, kOut>(reinterpret_cast<const char*>(rings), kStages * sizeof(WarpStage), partial, arrived,
-                                    finish, cut.z, cut.w, output, lse, rows, window, warp, lane);
+                                    finish, result.y, result.z, output, lse, rows, window, warp, lane);
 }

@@ -11,9 +11,11 @@ from kernels import BSB
 from kernels.backends.fused3s import FEW_WARPS, RECORDS, SLOT_BYTES, STAGES, TILE, WARPS, FusedKernelSpec
 from kernels.fragments import WARP_SIZE, b_element, c_element, sddmm_dimension, spmm_dimension
 from kernels.schedule import (
+    BEGIN,
     BITMAP,
+    CHUNK_KEYS,
     CHUNK_WORDS,
-    CONTINUES,
+    COUNT,
     CUT,
     DONE,
     FINISH,
@@ -21,13 +23,10 @@ from kernels.schedule import (
     JOB_WORDS,
     KEYS,
     NUM_KEYS,
-    PLACE,
     SECOND,
     SHARED,
-    STARTS,
     WINDOW,
     Balance,
-    Schedule,
     make_schedule,
 )
 
@@ -165,8 +164,8 @@ def test_slots_of_a_warp_are_aligned_to_their_size(dim, warps):
 def test_a_job_lies_in_the_slots_as_it_comes():
     assert FIRST.start == 0
     assert SECOND.start * 4 == SLOT_BYTES
-    assert PLACE.start == FIRST.stop == CHUNK_WORDS
-    assert SECOND.stop == JOB_WORDS
+    assert BEGIN == FIRST.stop == CHUNK_WORDS
+    assert SECOND.stop == JOB_WORDS == SECOND.start + CHUNK_WORDS
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
@@ -184,43 +183,31 @@ def test_wide_heads_fit_gpus_with_less_shared_memory():
 
 
 def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
-    """The stream holds every edge once; every window has one writer, every cut its slots."""
+    """The jobs hold every edge once; every window has one writer, every cut its slots."""
     schedule = make_schedule(bsb, warps, balance)
-    chunks, ranges = schedule.chunks.numpy(), ranges_of(schedule)
-    for job, (begin, end) in zip(schedule.warp_jobs.view(-1, JOB_WORDS).numpy(), ranges, strict=True):
-        head = np.zeros((2, CHUNK_WORDS), np.int32)
-        head[: end - begin] = chunks[begin : min(end, begin + 2)]
-        np.testing.assert_array_equal(np.stack([job[FIRST], job[SECOND]]), head)
-    assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges)][: len(ranges)]
-    assert not ranges or ranges[-1][1] == len(chunks)
-
-    bits = np.unpackbits(np.ascontiguousarray(chunks[:, BITMAP]).view(np.uint8), axis=1, bitorder="little")
-    chunk, pair, half, column = np.nonzero(bits.reshape(-1, 8, 2, 16))
-    edges = zip(chunks[chunk, WINDOW] * 16 + 8 * half + pair, chunks[chunk, column], strict=True)
+    chunks, jobs = schedule.chunks.numpy(), schedule.warp_jobs.numpy()
+    assert jobs.shape == (schedule.num_blocks, warps, JOB_WORDS)
     indptr, indices = bsb.to_csr()
     rows = np.repeat(np.arange(bsb.shape[0]), indptr.diff().numpy())
-    assert sorted(edges) == sorted(zip(rows, indices.numpy(), strict=True))
-    np.testing.assert_array_equal(chunks[:, NUM_KEYS], (chunks[:, KEYS] >= 0).sum(1))
+    edges = sorted(edge for job in jobs.reshape(-1, JOB_WORDS) for edge in edges_of(job, chunks))
+    assert edges == sorted(zip(rows, indices.numpy(), strict=True))
 
     writers, slots = np.zeros(bsb.num_row_windows, int), {}
-    cuts = schedule.warp_jobs[..., CUT]
-    assert (cuts == cuts[:, :1]).all()  # all warps of a block know the same pieces
-    cuts = [tuple(cut) for cut in cuts[:, 0].tolist()]
-    for block in range(schedule.num_blocks):
-        jobs = [jobs_of(chunks[slice(*ranges[warp])]) for warp in range(block * warps, (block + 1) * warps)]
-        finishes = {finish for warp in jobs for _, finish, _ in warp}
-        if finishes <= {DONE}:  # every warp has windows of its own
-            for window in (window for warp in jobs for window, _, _ in warp):
+    for block in jobs:
+        if (block[:, FINISH] == DONE).all():  # every warp has a window of its own, or nothing
+            for window in block[block[:, WINDOW] >= 0, WINDOW]:
                 writers[window] += 1
+            assert (block[:, COUNT] <= balance.light).all()
+            assert (block[block[:, WINDOW] < 0, COUNT] == 0).all()
             continue
-        ((window, finish),) = {job[:2] for warp in jobs for job in warp}  # one window, and every warp knows it
-        sizes = [size for ((_, _, size),) in jobs]
-        assert sum(sizes) <= balance.piece
-        assert max(sizes) - min(sizes) <= 1
+        assert (block[:, WINDOW : CUT.stop] == block[0, WINDOW : CUT.stop])[:, [0, *range(2, 5)]].all()  # but the keys
+        window, finish = block[0, WINDOW], block[0, FINISH]
+        assert block[:, COUNT].sum() <= balance.piece
+        assert np.ptp(block[:, COUNT]) <= 1
         if finish == SHARED:
             writers[window] += 1
         else:
-            slots.setdefault((window, *cuts[block]), []).append(finish)
+            slots.setdefault((window, *block[0, CUT]), []).append(finish)
     taken = []
     for (window, first_slot, num_pieces), of_window in slots.items():
         assert sorted(of_window) == list(range(first_slot, first_slot + num_pieces))
@@ -230,31 +217,22 @@ def check_schedule(bsb: BSB, warps: int, balance: Balance) -> None:
     assert (writers == 1).all()
 
 
-def ranges_of(schedule: Schedule) -> list[list[int]]:
-    """First and end chunk of each warp."""
-    begin, count = schedule.warp_jobs[..., PLACE].view(-1, 2).T
-    return torch.stack([begin, begin + count], 1).tolist()
-
-
-def jobs_of(chunks: np.ndarray) -> list[tuple[int, int, int]]:
-    """(window, finish, chunks with keys) of each job in a warp's part of the stream."""
-    jobs, first = [], 0
-    for last in np.flatnonzero(chunks[:, FINISH] != CONTINUES):
-        job = chunks[first : last + 1]
-        assert (job[:, WINDOW] == job[0, WINDOW]).all()
-        has_keys = job[:, NUM_KEYS] > 0
-        assert has_keys.all() or len(job) == 1
-        assert job[0, STARTS] == (job[0, WINDOW] if has_keys[0] else -1)
-        assert (job[1:, STARTS] == -1).all()
-        jobs.append((int(job[0, WINDOW]), int(job[-1, FINISH]), int(has_keys.sum())))
-        first = last + 1
-    assert first == len(chunks)
-    return jobs
+def edges_of(job: np.ndarray, chunks: np.ndarray) -> list[tuple[int, int]]:
+    """What a warp takes for the edges of A, by the two chunks that its job brings along and those that it fetches."""
+    mine = chunks[job[BEGIN] : job[BEGIN] + job[COUNT]].copy()
+    mine[:2] = np.stack([job[FIRST], job[SECOND]])[: len(mine)]
+    num_keys = (mine[:, KEYS] >= 0).sum(1)
+    assert (num_keys[:-1] == CHUNK_KEYS).all()
+    assert len(mine) == 0 or num_keys[-1] == job[NUM_KEYS] > 0
+    bits = np.unpackbits(np.ascontiguousarray(mine[:, BITMAP]).view(np.uint8), axis=1, bitorder="little")
+    chunk, pair, half, column = np.nonzero(bits.reshape(-1, 8, 2, 16))
+    assert (column < num_keys[chunk]).all()
+    return list(zip(job[WINDOW] * 16 + 8 * half + pair, mine[chunk, column], strict=True))
 
 
 @pytest.mark.parametrize("name", EDGE_CASES)
 @pytest.mark.parametrize(
-    "balance", [Balance(1, 1, 16, 3), Balance(8, 16, 64, 100), Balance(2, 1, 2, None), Balance(1, 3, 1, 2)], ids=str
+    "balance", [Balance(1, 16, 3), Balance(8, 64, 100), Balance(2, 2, None), Balance(0, 1, 2)], ids=str
 )
 def test_schedule_covers_edge_cases(name, balance):
     graph = EDGE_CASES[name]()
@@ -272,17 +250,17 @@ def test_schedule_covers_real_graphs(name, real_graph_dir):
 @pytest.mark.parametrize(
     ("counts", "balance"),
     [
-        ([], Balance(1, 1, 1, 32)),
-        ([1, 5, 0], Balance(3, 1, 32, None)),  # less than the GPU: even small windows are shared
-        ([2, 1] * 10, Balance(3, 1, 32, 32)),
-        ([4] * 35 + [9] * 5, Balance(5, 1, 138, 32)),  # seven eighths have up to 4
-        ([8] * 80, Balance(10, 1, 256, 32)),
-        ([4] * 7 + [20], Balance(5, 1, 36, None)),  # few, and all under way at once
-        ([4] * 7 + [21], Balance(5, 1, 36, 32)),  # but for one, which comes first
-        ([9] * 8, Balance(12, 1, 54, 32)),
-        ([20] * 4 + [1] * 4, Balance(14, 1, 63, 32)),  # 1.4 times a warp's share
-        ([20] * 4 + [1] * 5, Balance(7, 1, 63, 32)),  # one too many to run at once
-        ([60] * 80, Balance(22, 1, 256, 32)),
+        ([], Balance(1, 1, 32)),
+        ([1, 5, 0], Balance(3, 32, None)),  # less than the GPU: even small windows are shared
+        ([2, 1] * 10, Balance(3, 32, 32)),
+        ([4] * 35 + [9] * 5, Balance(5, 138, 32)),  # seven eighths have up to 4
+        ([8] * 80, Balance(10, 256, 32)),
+        ([4] * 7 + [20], Balance(5, 36, None)),  # few, and all under way at once
+        ([4] * 7 + [21], Balance(5, 36, 32)),  # but for one, which comes first
+        ([9] * 8, Balance(12, 54, 32)),
+        ([20] * 4 + [1] * 4, Balance(14, 63, 32)),  # 1.4 times a warp's share
+        ([20] * 4 + [1] * 5, Balance(7, 63, 32)),  # one too many to run at once
+        ([60] * 80, Balance(22, 256, 32)),
     ],
 )
 def test_balance_follows_the_windows(counts, balance):
@@ -300,32 +278,25 @@ def bsb_of_windows(counts):
     return bsb
 
 
-def windows_of_warps(schedule):
-    chunks = schedule.chunks.tolist()
-    return [[chunk[WINDOW] for chunk in chunks[begin:end]] for begin, end in ranges_of(schedule)]
-
-
 def test_heavy_windows_lead_light_ones_are_sorted_in_segments_and_medium_ones_end():
     bsb = bsb_of_windows([1, 3, 9, 2, 40, 0, 1])
-    jobs = windows_of_warps(make_schedule(bsb, WARPS, Balance(light=4, target=2, piece=100, segment=3)))
-    assert jobs[:4] == [[4] * 10] * 4
-    assert jobs[4:8] == [[1] * 3, [3, 3, 0], [6, 5], []]
-    assert jobs[8:] == [[2] * 3, [2] * 2, [2] * 2, [2] * 2]
+    schedule = make_schedule(bsb, WARPS, Balance(light=4, piece=100, segment=3))
+    assert schedule.warp_jobs[..., WINDOW].tolist() == [[4] * 4, [1, 3, 0, 6], [5, -1, -1, -1], [2] * 4]
+    assert schedule.warp_jobs[..., COUNT].tolist() == [[10] * 4, [3, 2, 1, 1], [0] * 4, [3, 2, 2, 2]]
 
 
 @pytest.mark.parametrize(("many", "order"), [(8, [4, 1, 3, 2, 0, 5]), (4, [4, 1, 0, 2, 3, 5])])
 def test_shared_windows_start_longest_first_and_many_of_them_by_powers_of_two(monkeypatch, many, order):
     monkeypatch.setattr("kernels.schedule.MANY_BLOCKS", many)
     bsb = bsb_of_windows([5, 9, 6, 7, 40, 2])
-    jobs = windows_of_warps(make_schedule(bsb, WARPS, Balance(light=1, target=1, piece=100, segment=32)))
-    assert [job[0] for job in jobs[::WARPS]] == order
+    schedule = make_schedule(bsb, WARPS, Balance(light=1, piece=100, segment=32))
+    assert schedule.warp_jobs[:, 0, WINDOW].tolist() == order
 
 
 def test_light_windows_that_run_at_once_are_dealt_to_the_blocks():
     bsb = bsb_of_windows(range(1, 12))
-    schedule = make_schedule(bsb, WARPS, Balance(light=11, target=1, piece=64, segment=None))
-    sizes = schedule.warp_jobs[..., PLACE][..., 1]
-    assert sizes.tolist() == [[9, 8, 3, 2], [10, 7, 4, 1], [11, 6, 5, 0]]
+    schedule = make_schedule(bsb, WARPS, Balance(light=11, piece=64, segment=None))
+    assert schedule.warp_jobs[..., COUNT].tolist() == [[9, 8, 3, 2], [10, 7, 4, 1], [11, 6, 5, 0]]
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
