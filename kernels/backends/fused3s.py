@@ -157,6 +157,8 @@ def launch(
 ) -> torch.Tensor:
     """Run the kernel on torch's current stream, without waiting.
 
+    A kernel that overlaps reads `schedule` and `row_ids` before its turn: they must be there, not only queued.
+
     Args:
         spec: the instance; its dimension and types must be those of the tensors.
         schedule: of A, for `spec.warps` warps, on the tensors' GPU.

@@ -148,8 +148,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
 
   wait_copies<0>();
   __syncwarp();
-  wait_for_previous();  // which has written Q, K and V, or reads what is written here
   const uint4 task = load_shared(records + kTask);
+  int row[2];  // of Q and O, the window's rows g and g + 8; num_rows and more stand for none
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    row[half] = static_cast<int>(task.z) < 0 ? num_rows : rows.of(task.z, 8 * half + g);
+  }
+  wait_for_previous();  // which has written Q, K and V, or reads what is written here
   const int count = task.y, last_key = static_cast<int>(task.w) - 1;
   // The lane's piece of the record that is fetched next.
   const char* next_record = reinterpret_cast<const char*>(chunks + static_cast<int>(task.x) + kStages) + 16 * lane;
@@ -188,13 +193,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     uint4 pieces[kPairs][2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = count > 0 ? rows.of(task.z, 8 * half + g) : num_rows;
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         const int piece = 4 * pair + t;
-        const char* const address = query_bytes + static_cast<i64>(row) * query_row_bytes;
-        pieces[pair][half] = row < num_rows && piece < kPieces ? __ldg(reinterpret_cast<const uint4*>(address) + piece)
-                                                               : make_uint4(0, 0, 0, 0);
+        const char* const address = query_bytes + static_cast<i64>(row[half]) * query_row_bytes;
+        pieces[pair][half] = row[half] < num_rows && piece < kPieces
+                                 ? __ldg(reinterpret_cast<const uint4*>(address) + piece)
+                                 : make_uint4(0, 0, 0, 0);
       }
     }
 #pragma unroll
@@ -312,24 +317,22 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
     slot = (slot & ~kPlaces) | ((slot + kSlot) & kPlaces);
   }
 
-  const int window = load_shared(records + kTask).z;
   const uint4 result = load_shared(records + kResult);
   const int finish = result.x;
   if (finish == kDone) {
-    if (window < 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float inverse = inverse_or_zero(row_sums[2 * half]);
-      const i64 row = rows.of(window, 8 * half + g);
-      const i64 row_of_head = row * gridDim.y + blockIdx.y;
-      if (lse && t == 0 && row < num_rows) {
+      const bool in_range = row[half] < num_rows;
+      const i64 row_of_head = static_cast<i64>(row[half]) * gridDim.y + blockIdx.y;
+      if (lse && t == 0 && in_range) {
         lse[row_of_head] = log_sum_exp(maximum[half] * scale_log2e, row_sums[2 * half]);
       }
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const float* left = out[2 * step] + 2 * half;
         const float* right = out[2 * step + 1] + 2 * half;
-        store_step<kDim, kOut>(output, row_of_head * kDim, row < num_rows, step, t,
+        store_step<kDim, kOut>(output, row_of_head * kDim, in_range, step, t,
                                make_float2(left[0] * inverse, left[1] * inverse),
                                make_float2(right[0] * inverse, right[1] * inverse));
       }
@@ -353,6 +356,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
       }
     }
   }
+  const int window = load_shared(records + kTask).z;
   __syncthreads();
   finish_shared<kDim, kWarps, kOut>(reinterpret_cast<const char*>(rings), kStages * sizeof(WarpStage), partial, arrived,
                                     finish, result.y, result.z, output, lse, rows, window, warp, lane);

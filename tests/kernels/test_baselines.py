@@ -255,6 +255,7 @@ def test_cuda_graph_capture_and_replay(backend):
     plan = planned(backend, graph, dtype, 64)
     q, k, v = inputs(*graph.shape, 2, 64, dtype)
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         plan(q, k, v, out_dtype=out_dtype)
     torch.cuda.synchronize()
