@@ -145,9 +145,10 @@ def test_strided_views_of_a_fused_projection_need_no_copy(monkeypatch, backend):
     graph = EDGE_CASES["n_one_past_16"]()
     fused = torch.randn(65, 3, 4, 32, device="cuda").half()
     q, k, v = fused.unbind(1)
+    plan = plan_attention(graph, backend=backend, dtype=q.dtype, head_dim=32)
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "clone", lambda *args, **kwargs: pytest.fail("copied"))
-        output = sparse_attention(q, k, v, graph, backend=backend)
+        output = plan(q, k, v)
     expected = sparse_attention(q.contiguous(), k.contiguous(), v.contiguous(), graph, backend=backend)
     assert torch.equal(output, expected)
 
