@@ -71,7 +71,8 @@ class Balance:
         light = 3
         if share >= 2:
             quantile = int(counts.kthvalue(-(-len(counts) * 7 // 8)).values)
-            part = 1.4 if len(counts) <= resident_warps else 0.7
+            waves = len(counts) / resident_warps
+            part = 1.4 if waves <= 1 else 0.9 if waves <= 1.4 else 0.7
             light = max(2, min(round(1.3 * quantile), int(max(7, min(part * share, 22)))))
         at_once = most <= light * warps and int((counts <= light).sum()) <= resident_warps
         return cls(

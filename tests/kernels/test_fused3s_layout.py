@@ -259,7 +259,8 @@ def test_schedule_covers_real_graphs(name, real_graph_dir):
         ([4] * 7 + [21], Balance(5, 36, 32)),  # but for one, which comes first
         ([9] * 8, Balance(12, 54, 32)),
         ([20] * 4 + [1] * 4, Balance(14, 63, 32)),  # 1.4 times a warp's share
-        ([20] * 4 + [1] * 5, Balance(7, 63, 32)),  # one too many to run at once
+        ([20] * 4 + [1] * 5, Balance(9, 63, 32)),  # 0.9 times, since one is too many to run at once
+        ([20] * 4 + [1] * 8, Balance(7, 66, 32)),  # 0.7 times where there are many more
         ([60] * 80, Balance(22, 256, 32)),
     ],
 )
