@@ -4,17 +4,15 @@ last lines.
 A script says what it measures, which cells are finished, and what a line of its table shows.
 """
 
-import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +25,7 @@ from results.kernel_bench import DeviceLostError
 from results.progress import progress
 from results.provenance import NONE, Provenance
 from results.records import Row, append_rows, read_rows
+from results.terminal import console, errors, let_speak, short_errors
 
 # What a user can mend: shown as a short message.
 USER_ERRORS = (ValueError, OSError, MemoryError, kernels.BackendUnavailableError, DeviceLostError)
@@ -37,24 +36,15 @@ Overrides = Annotated[
 Results = Annotated[Path, typer.Option(help="CSV to append to.")]
 Again = Annotated[bool, typer.Option("--again", help="Measure also what the CSV already holds.")]
 
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
-
-@contextmanager
-def user_errors() -> Iterator[None]:
+def user_errors() -> AbstractContextManager[None]:
     """Exit with status 2 and a short message for what a user can mend."""
-    try:
-        yield
-    except USER_ERRORS as error:
-        errors.print(Text(f"error: {error}"))
-        raise typer.Exit(2) from error
+    return short_errors(*USER_ERRORS)
 
 
 def read_config(path: Path, overrides: list[str] | None, schema: type[Schema]) -> Schema:
     """The configuration; the console will tell what becomes of the graphs that it names (downloads, stand-ins)."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("data").setLevel(logging.INFO)
+    let_speak("data")
     return load_config(path, overrides or [], schema)
 
 

@@ -9,13 +9,11 @@
 Exit status: 0, or 1 if a set could not be fetched or a stand-in is off its targets, or 2 for anything that stopped it.
 """
 
-import logging
 import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -39,13 +37,12 @@ from kernels.dgl_compat import import_dgl
 from results.plot_formats import draw_formats
 from results.provenance import provenance
 from results.style import save
+from results.terminal import console, errors, let_speak, short_errors
 
 USER_ERRORS = (ValueError, OSError, MemoryError, data.DatasetMissingError)
 LOADED_BYTES_PER_EDGE = 4  # an int32 column
 LOADED_BYTES_PER_NODE = 4  # where its row starts
 
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Registered names; see `list`.")]
@@ -53,16 +50,10 @@ All = Annotated[bool, typer.Option("--all", help="Every registered set.")]
 Root = Annotated[Path, typer.Option(help="Folder of the data sets.")]
 
 
-@contextmanager
-def short_errors() -> Iterator[None]:
+def user_errors() -> AbstractContextManager[None]:
     """What a user can mend is shown as one message; a bug keeps its traceback."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("data").setLevel(logging.INFO)
-    try:
-        yield
-    except USER_ERRORS as error:
-        errors.print(Text(f"error: {error}"))
-        raise typer.Exit(2) from error
+    let_speak("data")
+    return short_errors(*USER_ERRORS)
 
 
 @app.command("list")
@@ -81,7 +72,7 @@ def list_sets() -> None:
 @app.command()
 def info(name: str, root: Root = Path("datasets")) -> None:
     """Everything that is known about one set, its files included."""
-    with short_errors():
+    with user_errors():
         entry = data.info(name)
         lines = {
             "name": entry.name,
@@ -109,7 +100,7 @@ def info(name: str, root: Root = Path("datasets")) -> None:
 @app.command()
 def fetch(names: Names = None, everything: All = False, root: Root = Path("datasets")) -> None:
     """Download the official files of data sets; what is there already stays as it is."""
-    with short_errors():
+    with user_errors():
         missing = 0
         for name in _chosen(names, everything):
             try:
@@ -133,7 +124,7 @@ def stats(
 ) -> None:
     """The paper's data set, decile and format tables: its figures beside those of our graphs."""
     off = 0
-    with short_errors():
+    with user_errors():
         chosen = _chosen(names, everything)
         if path and len(chosen) != 1:
             raise ValueError(f"--path: goes with one NAME, got {len(chosen)}")
@@ -159,7 +150,7 @@ def load_times(
     out: Annotated[Path, typer.Option(help="Folder of the table.")] = Path("results/tables"),
 ) -> None:
     """Time of loading a kept stand-in, beside that of reading its file; makes it first where it is not there."""
-    with short_errors():
+    with user_errors():
         columns = tables.COLUMNS["loading"]
         for name in _chosen(names, everything=False):
             row = time_loading(data.info(name), root, seed, repeats)

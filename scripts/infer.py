@@ -6,7 +6,6 @@
 Exit status: 0, or 1 if --verify found a difference, or 2 for anything that stopped the run.
 """
 
-import logging
 import shlex
 import sys
 import time
@@ -20,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.text import Text
 from torch import Tensor
@@ -43,6 +41,7 @@ from results.breakdown import save_trace, time_attention, time_regions
 from results.inference import InferenceRun, region_table, report_table, result_rows, save_resolved_config
 from results.measure import Spread, peak_memory_mib, reset_peak_memory, time_passes
 from results.predictions import check_predictions_path, save_predictions
+from results.terminal import console, errors, let_speak, short_errors
 from results.verify import compare
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
@@ -56,8 +55,6 @@ USER_ERRORS = (
     CudaGraphError,
 )
 
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -75,18 +72,9 @@ def main(
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
     """Run the Graph Transformer over a graph and report where the time goes."""
-    # Say what the packages have to say (downloads, stand-ins, compiling); other libraries only warn.
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for package in ("data", "kernels"):
-        logging.getLogger(package).setLevel(logging.INFO)
-    try:
+    let_speak("data", "kernels")
+    with short_errors(*USER_ERRORS, RuntimeError, MemoryError, explain=explained):
         passed = infer(config, overrides or [], checkpoint, verify, exact, profile, output, results)
-    except (*USER_ERRORS, RuntimeError, MemoryError) as error:
-        message = out_of_memory(error) or (str(error) if isinstance(error, USER_ERRORS) else None)
-        if message is None:  # a bug, which needs its traceback
-            raise
-        errors.print(Text(f"error: {message}"))
-        raise typer.Exit(2) from error
     raise typer.Exit(0 if passed else 1)
 
 
@@ -258,14 +246,14 @@ def progress(what: str, passes: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.update(task, advance=1, refresh=True)
 
 
-def out_of_memory(error: BaseException) -> str | None:
-    """What to say if this error is an exhausted memory, of whichever library; None if it is anything else."""
+def explained(error: Exception) -> str | None:
+    """What to tell a user: of exhausted memory, of whichever library, and of USER_ERRORS; None of anything else."""
     text = str(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in text:
         return (
             f"out of memory: {text}\nto need less: a smaller model.dim or data.batch_size, or a 16-bit attention.dtype"
         )
-    return None
+    return text if isinstance(error, USER_ERRORS) else None
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import typer
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.text import Text
 
 from results import (
@@ -38,6 +37,7 @@ from results.paper_tables import paper_tables
 from results.plot_formats import draw_formats
 from results.records import Row
 from results.style import save
+from results.terminal import console, short_errors
 
 # Each gives its figures by the names of their files, none without the rows that it needs.
 Drawer = Callable[[Sequence[Row]], dict[str, Figure]]
@@ -62,8 +62,6 @@ TABLES = {
     "end-to-end": end_to_end_tables,
 }
 
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -73,7 +71,7 @@ def main(
     figures: Annotated[Path, typer.Option(help="Folder to draw into.")] = Path("results/figures"),
 ) -> None:
     """Draw all figures and tables from the recorded CSVs."""
-    try:
+    with short_errors(ValueError, OSError):
         rows = recorded_rows(results)
         if not rows:
             raise ValueError(f"{results}: no CSV with measurements below it; scripts/bench_kernels.py writes one")
@@ -97,9 +95,6 @@ def main(
             path = figures / f"{name}.md"
             path.write_text(text, encoding="utf-8", newline="\n")
             report([path])
-    except (ValueError, OSError) as error:
-        errors.print(Text(f"error: {error}"))
-        raise typer.Exit(2) from error
 
 
 def report(paths: Sequence[Path]) -> None:

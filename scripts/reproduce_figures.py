@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from results.kernel_times import LOCAL
+from results.terminal import console
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED, MEASURED = Path("results"), Path("results", LOCAL)
@@ -43,7 +43,6 @@ STEPS: dict[str, list[tuple[str, ...]]] = {
 }
 GROUPS = {"all": [name for name in STEPS if name != "smoke"], "none": []}
 
-console = Console(highlight=False, soft_wrap=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
