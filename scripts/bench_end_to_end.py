@@ -28,6 +28,7 @@ from results import check_results_file, provenance, script
 from results.end_to_end import CellKey, GraphBench, finished_cells
 from results.end_to_end_times import mode_of
 from results.records import Row
+from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -49,7 +50,7 @@ def main(
 
 def bench(config: EndToEndConfig, path: Path, results: Path, finished: set[CellKey], device: torch.device) -> int:
     """Measure all cells that are not finished; the exit status."""
-    script.console.print(script.describe_config(path, config))
+    console.print(script.describe_config(path, config))
     environment = provenance(device)
     table = Table("data set", "dim", "back end", "mode", "dtype", "model ms", "attention", "error", "MiB", "status")
 

@@ -24,6 +24,7 @@ from data import LoadedGraph
 from results import check_results_file, provenance, script
 from results.kernel_bench import CellKey, GraphBench, finished_cells
 from results.records import Row
+from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -45,7 +46,7 @@ def main(
 
 def bench(config: BenchConfig, path: Path, results: Path, finished: set[CellKey], device: torch.device) -> int:
     """Measure all cells that are not finished; the exit status."""
-    script.console.print(script.describe_config(path, config))
+    console.print(script.describe_config(path, config))
     environment = provenance(device)
     table = Table("data set", "dim", "back end", "dtype", "kernel ms", "p10", "p90", "error", "peak MiB", "status")
 

@@ -39,7 +39,7 @@ from results.provenance import provenance
 from results.style import save
 from results.terminal import console, errors, let_speak, short_errors
 
-USER_ERRORS = (ValueError, OSError, MemoryError, data.DatasetMissingError)
+USER_ERRORS = (ValueError, OSError, MemoryError)
 LOADED_BYTES_PER_EDGE = 4  # an int32 column
 LOADED_BYTES_PER_NODE = 4  # where its row starts
 

@@ -50,7 +50,6 @@ USER_ERRORS = (
     ValueError,
     OSError,
     kernels.BackendUnavailableError,
-    data.DatasetMissingError,
     DenseUnavailableError,
     CudaGraphError,
 )

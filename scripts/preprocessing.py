@@ -21,6 +21,7 @@ from configs.bench_schema import BenchConfig
 from results import append_rows, check_results_file, provenance, script
 from results.preprocessing import builds, measure_builds
 from results.records import Row
+from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -62,8 +63,8 @@ def run(settings: BenchConfig, config: str, results: Path, finished: set[tuple],
                 append_rows(results, [row])
                 failed |= row.status in ("oom", "error")
                 table.add_row(*map(Text, table_line(row)))
-        script.console.print(Text(f"{name}: done"))
-    script.console.print(table)
+        console.print(Text(f"{name}: done"))
+    console.print(table)
     script.print_end(f"run {run_id}", results, not_loaded)
     return 2 if not_loaded else 1 if failed else 0
 

@@ -20,6 +20,7 @@ from rich.text import Text
 from results import append_rows, check_results_file, provenance, script
 from results.ceilings import ceilings, measure_ceiling
 from results.roofline import Ceilings
+from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,7 +39,7 @@ def main(
         finished = set() if again else {key(row.model_dump()) for row in before if row.status == "ok"}
         wanted = [one for one in ceilings(device) if key(one.columns | {"device": environment.device}) not in finished]
         rows = []
-        for ceiling in track(wanted, "measuring", console=script.console, auto_refresh=False):
+        for ceiling in track(wanted, "measuring", console=console, auto_refresh=False):
             rows.append(measure_ceiling(ceiling, environment, device))
             append_rows(results, rows[-1:])
     print_table(Ceilings.of([*before, *rows], environment.device))
@@ -59,9 +60,9 @@ def print_table(found: Ceilings) -> None:
     for size in sizes:
         rates = [f"{found.gather_rate(row_bytes, size) / 1e9:.2f}" for row_bytes in sorted(found.gather)]
         table.add_row(f"{size / 2**20:.0f}", *rates)
-    script.console.print(table)
+    console.print(table)
     for what, rate, unit in (("copy", found.copy, "TB/s, read and written"), ("mma.sync", found.mma, "TFLOP/s")):
-        script.console.print(Text(f"{what:<12} " + ("not measured" if rate is None else f"{rate / 1e9:.2f} {unit}")))
+        console.print(Text(f"{what:<12} " + ("not measured" if rate is None else f"{rate / 1e9:.2f} {unit}")))
 
 
 if __name__ == "__main__":

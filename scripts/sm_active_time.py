@@ -24,6 +24,7 @@ from results import check_results_file, provenance, script
 from results.kernel_bench import GraphBench, Problem
 from results.records import Row
 from results.sm_active import check_config, measure_sm_active
+from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,7 +45,7 @@ def main(
 
 def measure(config: BenchConfig, path: Path, results: Path, device: torch.device) -> int:
     """All variants on all graphs; the exit status."""
-    script.console.print(script.describe_config(path, config))
+    console.print(script.describe_config(path, config))
     environment = provenance(device)
     table = Table("data set", "dim", "variant", "longest, cycles", "mean / longest", "p10", "p90", "error", "status")
 

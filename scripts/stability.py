@@ -19,6 +19,7 @@ from rich.table import Table
 from results import append_rows, check_results_file, provenance, script
 from results.records import Row
 from results.stability import all_scores, measure_scores
+from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,7 +37,7 @@ def main(
         finished = {row.dataset for row in script.recorded(results, again) if row.device == environment.device}
         rows = []
         wanted = [scores for scores in all_scores(device) if scores.name not in finished]
-        for scores in track(wanted, "measuring", console=script.console, auto_refresh=False):
+        for scores in track(wanted, "measuring", console=console, auto_refresh=False):
             measured = list(measure_scores(scores, environment))
             append_rows(results, measured)
             rows += measured
@@ -53,7 +54,7 @@ def print_table(rows: list[Row]) -> None:
     for dataset in dict.fromkeys(row.dataset for row in rows):
         line = [cells.get((dataset, *column)) for column in columns]
         table.add_row(dataset, *("-" if row is None or row.value is None else describe(row) for row in line))
-    script.console.print(table)
+    console.print(table)
 
 
 def describe(row: Row) -> str:

@@ -12,10 +12,6 @@ __device__ __forceinline__ void copy_async(u32 target, const void* source, int i
   asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(target),
                "l"(source), "r"(index));
 }
-// Brings a line of 128 bytes into L2; nothing waits for it.
-__device__ __forceinline__ void prefetch_l2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {
