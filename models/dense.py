@@ -1,4 +1,5 @@
-"""Ways to compute what lies between two attentions: output projection, residual, norm, FFN, residual, norm, next Q K V.
+"""Ways to compute what lies between two attentions: output projection, residual, norm, FFN, residual, norm, next Q K V;
+and the embedding.
 
 plain     torch's modules, one kernel or more for each.
 compiled  torch.compile of the same two functions, not of the model: attention never breaks the graph. The first pass
@@ -6,9 +7,11 @@ compiled  torch.compile of the same two functions, not of the model: attention n
 fused     one kernel from attention to attention (`kernels.dense_block`): LayerNorm, d = 64, 128, 256, fp16 and bf16,
           compute capability 9.0. It has a packed copy of the weights: choose again after loading others.
 
+The last two take the embedding as one aligned product (`models.embedding.pack_embedding`), with a packed copy as well.
 All three round to the model's dtype in different places, so that their outputs agree within `results.verify`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +19,8 @@ import torch
 from torch import nn
 
 from kernels.dense_block import dense_block, dense_block_unavailable, pack_block
+from models.embedding import pack_embedding
+from models.graph_inputs import GraphInputs
 from models.graph_transformer import DensePart, GraphTransformer, finish_and_project, finish_last
 
 DensePath = Literal["plain", "compiled", "fused"]
@@ -32,12 +37,13 @@ class Dense:
     Attributes:
         path: which.
         reason: why that one and no faster one.
-        parts: for `GraphTransformer.forward`.
+        parts, embed: for `GraphTransformer.forward`.
     """
 
     path: DensePath
     reason: str
     parts: list[DensePart]
+    embed: Callable[[GraphInputs], torch.Tensor]
 
 
 def choose_dense(model: GraphTransformer, requested: Literal["auto"] | DensePath = "auto") -> Dense:
@@ -49,17 +55,18 @@ def choose_dense(model: GraphTransformer, requested: Literal["auto"] | DensePath
         DenseUnavailableError: "fused" was asked for and cannot run.
     """
     if requested == "plain":
-        return Dense("plain", "as configured", model.dense_parts())
+        return Dense("plain", "as configured", model.dense_parts(), model.embed)
     if requested == "compiled":
         functions = (finish_and_project, finish_last)
         compiled = [torch.compile(function, fullgraph=True, dynamic=False) for function in functions]
-        return Dense("compiled", "as configured", model.dense_parts(*compiled))
+        return Dense("compiled", "as configured", model.dense_parts(*compiled), pack_embedding(model.embedding))
     reason = fused_unavailable(model)
     if reason is None:
-        return Dense("fused", "chosen by auto" if requested == "auto" else "as configured", _fused_parts(model))
+        why = "chosen by auto" if requested == "auto" else "as configured"
+        return Dense("fused", why, _fused_parts(model), pack_embedding(model.embedding))
     if requested == "fused":
         raise DenseUnavailableError(f"the fused dense part cannot run: {reason}")
-    return Dense("plain", f"chosen by auto; not fused: {reason}", model.dense_parts())
+    return Dense("plain", f"chosen by auto; not fused: {reason}", model.dense_parts(), model.embed)
 
 
 def fused_unavailable(model: GraphTransformer) -> str | None:

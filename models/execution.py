@@ -44,7 +44,7 @@ class Execution:
     def eager(self, attention: Attention | None = None) -> Tensor:
         """Logits with every kernel launched from Python; `attention` stands in for the inputs' own."""
         inputs = self.inputs if attention is None else replace(self.inputs, attention=attention)
-        return self.model(inputs, self.dense.parts)
+        return self.model(inputs, self.dense.parts, self.dense.embed)
 
 
 class CapturedForward:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.laplacian import laplacian_encoding
@@ -30,6 +31,7 @@ class GraphInputs:
 
     Attributes:
         features: [N, F] in the model's dtype, or [N, C] int64 for categorical columns.
+        aligned_features: of floats, [N, F'] with columns of zeros up to whole 16 bytes; `features` is a view of it.
         attention: attention over the edges of this graph.
         encoding: [N, k] Laplacian positional encoding in the model's dtype, or None.
         nodes: [N] int64, the numbers of all nodes, those of a graph of the batch one after the other.
@@ -37,6 +39,7 @@ class GraphInputs:
     """
 
     features: Tensor
+    aligned_features: Tensor | None
     attention: Attention
     encoding: Tensor | None
     nodes: Tensor
@@ -61,8 +64,10 @@ def prepare_graph(
     if features is None or features.dim() != 2:
         got = "none" if features is None else f"shape {tuple(features.shape)}"
         raise ValueError(f'graph: ndata["feat"] of shape [nodes, columns] is needed; got {got}')
+    aligned = None
     if features.is_floating_point():
-        features = features.to(dtype)
+        aligned = aligned_columns(features.to(dtype)).to(device)
+        features = aligned[:, : features.shape[1]]
     elif features.dtype != torch.int64:
         raise ValueError(f'graph: ndata["feat"] is {features.dtype}; floats or int64 (categorical) are needed')
     sizes = graph.batch_num_nodes().cpu()
@@ -73,8 +78,15 @@ def prepare_graph(
         encoding = torch.from_numpy(vectors).to(device, dtype)
     return GraphInputs(
         features=features.to(device),
+        aligned_features=aligned,
         attention=attention,
         encoding=encoding,
         nodes=torch.arange(graph.num_nodes(), device=device),
         graph_starts=(sizes.cumsum(0) - sizes).to(device),
     )
+
+
+def aligned_columns(matrix: Tensor) -> Tensor:
+    """[rows, columns] -> contiguous, with columns of zeros up to whole 16 bytes; itself where it is so."""
+    missing = -matrix.shape[1] % (16 // matrix.itemsize)
+    return F.pad(matrix, (0, missing)) if missing else matrix.contiguous()

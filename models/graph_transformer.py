@@ -8,7 +8,8 @@ end-to-end section of the Fused3S paper runs it: 10 blocks, each with one attent
     logits = model(inputs)                                                                # any number of times
 
 Attention is a callable inside `inputs`, so weights and state dict know nothing of back ends. What lies between two
-attentions is a callable too, one for each block: `forward` takes other ways to compute it (see `models.dense`).
+attentions is a callable too, one for each block, and so is the embedding: `forward` takes other ways to compute them
+(see `models.dense`).
 `forward` only queues work on the device: no host synchronisation, no data-dependent shapes, so that a CUDA graph can
 capture it. Dropout is left out: the published configurations set it to 0.
 """
@@ -18,10 +19,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.embedding import FeatureEmbedding
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 
 Norm = Literal["layer", "batch"]
@@ -66,49 +67,6 @@ def finish_and_project(block: Block, following: Block, attended: Tensor, h: Tens
 def finish_last(block: Block, attended: Tensor, h: Tensor) -> tuple[Tensor, None]:
     """The DensePart of the last block."""
     return block.finish(attended, h), None
-
-
-class FeatureEmbedding(nn.Module):
-    """[N, F] floats or [N, C] int64 -> [N, d]: a linear map, or the sum of one embedding for each column."""
-
-    def __init__(self, in_features: int | Sequence[int], dim: int) -> None:
-        super().__init__()
-        if isinstance(in_features, int):
-            self.linear = nn.Linear(in_features, dim)
-        else:
-            # One table, the columns' values one after the other: one kernel sums a node's rows, in float32.
-            self.table = nn.EmbeddingBag(sum(in_features), dim, mode="sum")
-            first = torch.tensor([0, *in_features[:-1]]).cumsum(0)
-            self.register_buffer("first", first, persistent=False)
-        self.cardinalities = None if isinstance(in_features, int) else tuple(in_features)
-
-    def forward(self, features: Tensor) -> Tensor:
-        if self.cardinalities is None:
-            return self.linear(features)
-        return self.table(features + self.first)
-
-    def check(self, features: Tensor) -> None:
-        """Raise a ValueError if these features do not fit; on a GPU a bad index would end in a device assertion."""
-        if self.cardinalities is None:
-            if not features.is_floating_point() or features.shape[1] != self.linear.in_features:
-                raise ValueError(
-                    f"graph: features are {features.dtype} with {features.shape[1]} columns; "
-                    f"the model was built for {self.linear.in_features} columns of floats"
-                )
-            return
-        if features.is_floating_point() or features.shape[1] != len(self.cardinalities):
-            raise ValueError(
-                f"graph: features are {features.dtype} with {features.shape[1]} columns; "
-                f"the model was built for {len(self.cardinalities)} columns of int64"
-            )
-        for column, values in enumerate(self.cardinalities):
-            bad = (features[:, column] < 0) | (features[:, column] >= values)
-            if bad.any():
-                node = int(bad.nonzero()[0])
-                raise ValueError(
-                    f"graph: feature column {column} of node {node} is {int(features[node, column])}; "
-                    f"the model was built for 0 to {values - 1}"
-                )
 
 
 class Readout(nn.Module):
@@ -185,15 +143,24 @@ class GraphTransformer(nn.Module):
         parts = [partial(project, block, following) for block, following in pairwise(self.blocks)]
         return [*parts, partial(last, self.blocks[-1])]
 
-    def forward(self, inputs: GraphInputs, dense: Sequence[DensePart] | None = None) -> Tensor:
+    def embed(self, inputs: GraphInputs) -> Tensor:
+        """[N, d] of the node features, by the plain module."""
+        return self.embedding(inputs.features)
+
+    def forward(
+        self,
+        inputs: GraphInputs,
+        dense: Sequence[DensePart] | None = None,
+        embed: Callable[[GraphInputs], Tensor] | None = None,
+    ) -> Tensor:
         """Logits [N, num_classes] or [G, num_classes] in the model's dtype.
 
         Args:
             inputs: from `prepare`.
-            dense: another way to compute what lies between two attentions, for each block (see `models.dense`); None
-                is the plain modules.
+            dense, embed: other ways to compute what lies between two attentions, for each block, and the embedding (see
+                `models.dense`); None are the plain modules.
         """
-        h = self.embedding(inputs.features)
+        h = (embed or self.embed)(inputs)
         if inputs.encoding is not None:
             h = h + self.encoding(inputs.encoding)
         qkv = self.blocks[0].qkv(h)

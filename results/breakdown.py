@@ -105,7 +105,7 @@ def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator
         end("attention")
         return output
 
-    ends: list[tuple[nn.Module, str]] = [(model.encoding if model.pos_enc else model.embedding, "embedding")]
+    ends: list[tuple[nn.Module, str]] = [(model.encoding, "embedding")] if model.pos_enc else []
     ends.append((model.blocks[0].qkv, "qkv"))
     parts = execution.dense.parts
     if execution.dense.path == "plain":
@@ -116,12 +116,13 @@ def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator
     else:
         # Hooks would make torch.compile compile anew, and the fused kernel calls no modules.
         parts = [_then(part, lambda: end("dense")) for part in parts]
+    embed = _then(execution.dense.embed, lambda: end("embedding"))
     ends.append((model.readout, "readout"))
     with ExitStack() as hooks:
         for module, region in ends:
             hook = module.register_forward_hook(lambda *_, region=region: end(region))
             hooks.callback(hook.remove)
-        yield lambda: model(replace(execution.inputs, attention=attend), parts)
+        yield lambda: model(replace(execution.inputs, attention=attend), parts, embed)
 
 
 def _then(function: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:

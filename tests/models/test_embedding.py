@@ -1,0 +1,78 @@
+"""The packed embedding against the plain module, of floats and of categories."""
+
+import pytest
+import torch
+
+from models import embedding
+from models.embedding import pack_embedding
+from models.graph_inputs import aligned_columns
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+FEATURES = {
+    "floats": {"columns": 6},
+    "floats_aligned": {"columns": 16},
+    "one_float": {"columns": 1},
+    "categories": {"cardinalities": (5, 119, 2)},
+    "one_category": {"cardinalities": (28,)},
+}
+
+
+def embeddings(make_graph, make_model, options, device=CPU, dtype=torch.float32):
+    graph = make_graph(**options)
+    in_features = options.get("cardinalities") or options["columns"]
+    model = make_model(in_features=in_features, dim=64).to(device, dtype)
+    inputs = model.prepare(graph, attention=None)
+    return model, inputs, pack_embedding(model.embedding)
+
+
+@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
+def test_packed_is_plain(make_graph, make_model, options):
+    model, inputs, packed = embeddings(make_graph, make_model, options)
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(inputs), model.embed(inputs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
+def test_packed_is_plain_on_a_gpu(make_graph, make_model, options, dtype):
+    exact, of_doubles, _ = embeddings(make_graph, make_model, options, GPU, torch.float64)
+    model, inputs, packed = embeddings(make_graph, make_model, options, GPU, dtype)
+    with torch.inference_mode():
+        expected = exact.embed(of_doubles)
+        error = (model.embed(inputs) - expected).abs().max()
+        assert (packed(inputs) - expected).abs().max() <= 1.5 * error
+
+
+def test_too_many_values_for_a_row_stay_a_bag(make_graph, make_model, monkeypatch):
+    monkeypatch.setattr(embedding, "MOST_HOT", 8)
+    options = {"cardinalities": (5, 4)}
+    model, inputs, packed = embeddings(make_graph, make_model, options)
+    bags = []
+    model.embedding.register_forward_hook(lambda *_: bags.append(1))
+    with torch.inference_mode():
+        assert torch.equal(packed(inputs), model.embed(inputs))
+    assert len(bags) == 2
+
+
+@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
+def test_packed_reads_new_features_and_keeps_its_weights(make_graph, make_model, options):
+    model, inputs, packed = embeddings(make_graph, make_model, options)
+    with torch.inference_mode():
+        inputs.features.copy_(inputs.features.flip(0))
+        expected = model.embed(inputs)
+        torch.testing.assert_close(packed(inputs), expected, rtol=1e-5, atol=1e-5)
+        for parameter in model.parameters():
+            parameter.zero_()
+        torch.testing.assert_close(packed(inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [(torch.float16, 8), (torch.float32, 8), (torch.float64, 6)])
+def test_rows_are_whole_sixteen_bytes(dtype, columns):
+    matrix = torch.randn(3, 5).to(dtype)
+    aligned = aligned_columns(matrix)
+    assert aligned.shape == (3, columns)
+    assert aligned.is_contiguous()
+    assert torch.equal(aligned[:, :5], matrix)
+    assert not aligned[:, 5:].any()
+    assert aligned_columns(aligned) is aligned
