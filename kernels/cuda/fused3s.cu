@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, (kDim <= 64 ? 16 : kDim <= 
       for (int pair = 0; pair < kPairs; ++pair) {
         const int piece = 4 * pair + t;
         const char* const address = query_bytes + static_cast<i64>(row[half]) * query_row_bytes;
-        pieces[pair][half] = row[half] < num_rows && piece < kPieces
+        pieces[pair][half] = count > 0 && row[half] < num_rows && piece < kPieces
                                  ? __ldg(reinterpret_cast<const uint4*>(address) + piece)
                                  : make_uint4(0, 0, 0, 0);
       }
