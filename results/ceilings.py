@@ -21,7 +21,7 @@ from kernels import fragments
 from kernels.backends.baseline import KernelInstance
 from kernels.fragments import WARP_SIZE
 from kernels.jit import get_kernel
-from kernels.launch import launch_kernel
+from kernels.launch import launch_kernel, pack_scalars
 from results.kernel_bench import classify
 from results.measure import NOT_MEASURED, time_kernel
 from results.provenance import NONE, Provenance
@@ -140,7 +140,7 @@ def gather_ceiling(device: torch.device, path: str, num_rows: int, dim: int) -> 
             out = torch.empty(blocks * num_sms * THREADS, dtype=torch.int32, device=device)
 
             def run() -> torch.Tensor:
-                scalars = (np.uint32(num_rows), np.uint32(chunks))
+                scalars = pack_scalars(np.uint32(num_rows), np.uint32(chunks))
                 launch_kernel(kernel, (blocks * num_sms,), THREADS, (key, value, out), scalars)
                 return out
 
@@ -168,7 +168,7 @@ def mma_ceiling(device: torch.device, iterations: int = MMA_ITERATIONS) -> Ceili
 
         def run() -> torch.Tensor:
             blocks = num_sms * MMA_BLOCKS_PER_SM
-            launch_kernel(kernel, (blocks,), THREADS, (a, b, out), (np.int32(iterations),))
+            launch_kernel(kernel, (blocks,), THREADS, (a, b, out), pack_scalars(np.int32(iterations)))
             return out
 
         def error(out: torch.Tensor) -> float:
