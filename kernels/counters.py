@@ -2,6 +2,8 @@
 
 import torch
 
+from kernels.launch import stream_handle
+
 
 class ZeroedCounters:
     """Zeros that each launch leaves behind as zeros: what counts to its end starts over.
@@ -17,7 +19,7 @@ class ZeroedCounters:
 
     def of_call(self, count: int) -> torch.Tensor:
         """[count] int32 zeros for a launch on torch's current stream."""
-        stream = torch.cuda.current_stream(self._device).cuda_stream
+        stream = stream_handle(self._device.index)
         key = (stream, _capture_id(stream), count)
         if key not in self._sets:
             self._sets[key] = torch.zeros(count, dtype=torch.int32, device=self._device)

@@ -5,7 +5,7 @@ h, qkv = dense_block(packed, attended, h)            # any number of times
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from kernels.backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
 from kernels.jit import cpp_name, get_kernel
-from kernels.launch import launch_kernel
+from kernels.launch import launch_kernel, pack_scalars
 
 CAPABILITY = (9, 0)  # the only one with these instructions
 SLICE = 64  # columns of a tall tile, k of a wide one
@@ -260,32 +260,33 @@ def dense_block(
     Raises:
         ValueError: shape, type or device do not fit the weights, or gradients are asked for.
     """
-    spec = packed.spec
+    spec, device = packed.spec, packed.weights.device
+    shape = (*h.shape[:1], spec.dim)
     for name, tensor in {"attended": attended, "h": h}.items():
-        if (
-            tensor.shape != (len(h), spec.dim)
-            or tensor.dtype != spec.dtype
-            or tensor.device != packed.weights.device
-            or not tensor.is_cuda
-        ):
+        if tensor.shape != shape or tensor.dtype != spec.dtype or tensor.device != device or not tensor.is_cuda:
             raise ValueError(
                 f"{name}: got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; these weights need "
-                f"({len(h)}, {spec.dim}), {spec.dtype} on {packed.weights.device}, which must be a GPU"
+                f"{shape}, {spec.dtype} on {device}, which must be a GPU"
             )
     refuse_gradients("dense_block", attended, h)
-    device, num_rows = h.device, len(h)
-    h_next = torch.empty((num_rows, spec.dim), dtype=spec.dtype, device=device)
-    qkv = torch.empty((num_rows, 3 * spec.dim), dtype=spec.dtype, device=device) if spec.has_next else None
+    num_rows = shape[0]
+    h_next = torch.empty_like(h, memory_format=torch.contiguous_format)
+    qkv = h.new_empty((num_rows, 3 * spec.dim)) if spec.has_next else None
     if num_rows:
         inputs = [aligned_rows(tensor.contiguous(), 16) for tensor in (attended, h)]
-        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        sms = torch.cuda.get_device_properties(device.index).multi_processor_count
         launch_kernel(
             get_kernel(spec, device.index),
             (spec.grid(num_rows, sms),),
             spec.threads,
             [*inputs, packed.weights, packed.vectors, h_next, qkv],
-            [np.int32(num_rows), np.float32(packed.eps)],
+            _scalars(num_rows, packed.eps),
             shared_bytes=spec.shared_bytes,
             overlaps=True,
         )
     return h_next, qkv
+
+
+@lru_cache  # all blocks of a model have the same
+def _scalars(num_rows: int, eps: float) -> bytes:
+    return pack_scalars(np.int32(num_rows), np.float32(eps))

@@ -1,6 +1,7 @@
 """What every back end with CUDA kernels of its own shares: where it runs and how tensors reach its loads."""
 
 import importlib.util
+import math
 
 import torch
 
@@ -56,6 +57,6 @@ def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
     [N, 3, H, d] projection; else a contiguous copy."""
     *strides, last = tensor.stride()
     num_elements = num_bytes // tensor.itemsize
-    if last == 1 and tensor.data_ptr() % num_bytes == 0 and not any(stride % num_elements for stride in strides):
+    if last == 1 and tensor.data_ptr() % num_bytes == 0 and math.gcd(*strides) % num_elements == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

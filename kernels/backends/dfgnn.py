@@ -32,7 +32,7 @@ from kernels.backends.cuda import HALF_TYPES, MAX_DIM, CudaBackend, aligned_rows
 from kernels.errors import UnsupportedGraphError
 from kernels.fragments import WARP_SIZE
 from kernels.jit import get_kernel
-from kernels.launch import launch_kernel
+from kernels.launch import launch_kernel, pack_scalars
 
 HYPER_ROWS = 8  # rows, and warps, of a block
 HYPER_SHARED_BYTES = 48 * 1024  # what a block gets without opting in to more; the published code does not opt in
@@ -86,7 +86,7 @@ class DFGNNTilingBackend(_DFGNNBackend):
                     (num_rows, num_heads),
                     WARP_SIZE * instance.arguments[0],
                     (indptr, indices, query, key, value, output),
-                    (*_strides(query, key, value), np.int32(dim), _log2_scale(scale)),
+                    pack_scalars(*_strides(query, key, value), np.int32(dim), _log2_scale(scale)),
                 )
             return output.to(out_dtype)
 
@@ -124,7 +124,7 @@ class DFGNNHyperBackend(_DFGNNBackend):
                     (-(-num_rows // HYPER_ROWS), num_heads),
                     WARP_SIZE * HYPER_ROWS,
                     (indptr, edge_row, indices, query, key, value, output),
-                    (*_strides(query, key, value), np.int32(num_rows), np.int32(dim), _log2_scale(scale)),
+                    pack_scalars(*_strides(query, key, value), np.int32(num_rows), np.int32(dim), _log2_scale(scale)),
                     shared_bytes=shared_bytes,
                 )
             return output.to(out_dtype)

@@ -35,7 +35,7 @@ from kernels.backends.tensor_core import TensorCoreBackend
 from kernels.bsb import BSB
 from kernels.fragments import WARP_SIZE
 from kernels.jit import get_kernel
-from kernels.launch import launch_kernel
+from kernels.launch import launch_kernel, pack_scalars
 
 TILE = (8, 16)
 TCBS_PER_PART = 32
@@ -182,7 +182,7 @@ def run(
         return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:2]]
 
     def launch(instance: KernelInstance, grid: tuple[int, ...], tensors: tuple, scalars: tuple) -> None:
-        launch_kernel(get_kernel(instance, device.index), grid, WARP_SIZE * WARPS, tensors, scalars)
+        launch_kernel(get_kernel(instance, device.index), grid, WARP_SIZE * WARPS, tensors, pack_scalars(*scalars))
 
     rows, tcbs, parts_count, slots = (np.int32(count) for count in (num_rows, num_tcbs, num_parts, num_slots))
     if num_tcbs:

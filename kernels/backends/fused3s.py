@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from kernels.bsb import BSB
 from kernels.csr import CSRPattern
 from kernels.fragments import WARP_SIZE
 from kernels.jit import cpp_name, get_kernel
-from kernels.launch import launch_kernel
+from kernels.launch import launch_kernel, pack_scalars
 from kernels.schedule import Balance, Schedule, make_schedule
 
 TILE = (16, 16)
@@ -54,7 +54,7 @@ class FusedKernelSpec:
     def name(self) -> str:
         return cpp_name("fused3s", self.dtype, self.out_dtype, self.dim, self.warps)
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: the warps' rings, as struct Stage has them."""
         key_pitch, value_pitch = 64 * -(-self.dim // 32), 32 * -(-self.dim // 16)
@@ -177,30 +177,33 @@ def launch(
     """
     query, key, value = checked_inputs("fused3s", spec.out_dtype, query, key, value)
     num_rows, num_heads = query.shape[:2]
-    output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
+    output = torch.empty_like(query, dtype=spec.out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
     partial = arrived = None
     if num_parts := schedule.num_slots * num_heads:
         # What the pieces of cut windows come to. A call has its own: plans may run on several streams.
         part_floats = -(-spec.dim // 16) * 16 * (16 + 2)  # struct Partial: O, maximum and sum, 16 dimensions a step
-        partial = torch.empty(num_parts * part_floats, dtype=torch.float32, device=query.device)
+        partial = query.new_empty(num_parts * part_floats, dtype=torch.float32)
         arrived = schedule.arrived.of_call(num_parts * spec.warps)
-    head_strides = [np.int64(tensor.stride(1)) for tensor in (query, key, value)]
-    row_bytes = [np.int32(tensor.stride(0) * tensor.itemsize) for tensor in (query, key, value)]
     launch_kernel(
         get_kernel(spec, query.device.index),
         (schedule.num_blocks, num_heads),
         WARP_SIZE * spec.warps,
         (schedule.chunks, schedule.warp_jobs, query, key, value, output, lse, partial, arrived, row_ids),
-        (
-            *head_strides,
-            *row_bytes,
-            np.int32(num_rows),
-            np.uint32(0x80008000 if scale < 0 else 0),
-            np.float32(max(abs(scale) * math.log2(math.e), LEAST_SCALE)),
-        ),
+        _scalars(num_rows, scale, query.itemsize, query.stride(), key.stride(), value.stride()),
         shared_bytes=spec.shared_bytes,
         overlaps=True,
     )
     return output
+
+
+@lru_cache  # a model calls with the same ones again and again, and packing them takes as long as half a launch
+def _scalars(num_rows: int, scale: float, itemsize: int, *strides: tuple[int, int, int]) -> bytes:
+    return pack_scalars(
+        *(np.int64(head) for _, head, _ in strides),
+        *(np.int32(row * itemsize) for row, _, _ in strides),
+        np.int32(num_rows),
+        np.uint32(0x80008000 if scale < 0 else 0),
+        np.float32(max(abs(scale) * math.log2(math.e), LEAST_SCALE)),
+    )

@@ -12,7 +12,7 @@ from kernels.backends.tensor_core import TensorCoreBackend, checked_inputs
 from kernels.bsb import BSB, PAPER_TILE
 from kernels.fragments import WARP_SIZE
 from kernels.jit import cpp_name, get_kernel
-from kernels.launch import launch_kernel
+from kernels.launch import launch_kernel, pack_scalars
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def launch(
         (bsb.num_row_windows, num_heads),
         WARP_SIZE * spec.warps,
         (bsb.tcb_row_offset, bsb.col_sparse_to_dense, bsb.bitmap, bsb.row_window_order, query, key, value, output),
-        (
+        pack_scalars(
             *strides,
             np.int32(num_rows),
             np.float32(scale * math.log2(math.e)),

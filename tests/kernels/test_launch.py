@@ -1,8 +1,10 @@
 """Launches that overlap: how parameters lie, and that on a GPU each kernel finds what those before it wrote."""
 
 import ctypes
+import math
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,16 +12,17 @@ import torch
 from attention_cases import EDGE_CASES
 
 from kernels import plan_attention
+from kernels.backends.fused3s import _scalars
 from kernels.counters import ZeroedCounters
 from kernels.cuda_graph import capture
-from kernels.launch import _layout, _parameters
+from kernels.launch import _parameters, pack_scalars
 
 CPU = torch.device("cpu")
 
 
 def test_parameters_lie_eight_bytes_apart_where_their_addresses_say():
     pointers, scalars = [2**63 + 1, 0], [np.int64(-2), np.int32(-3), np.uint32(0x80008000), np.float32(0.5)]
-    _layout(2, tuple(map(type, scalars))).pack_into(_parameters.values, 0, *pointers, *scalars)
+    _parameters.fill(pointers, pack_scalars(*scalars))
     addresses = (ctypes.c_void_p * _parameters.MOST).from_address(_parameters.addresses_start)
     for address, parameter in zip(addresses, [*map(np.uint64, pointers), *scalars], strict=False):
         assert ctypes.string_at(address, parameter.nbytes) == parameter.tobytes()
@@ -30,25 +33,31 @@ def test_threads_do_not_share_parameters():
         assert other.submit(lambda: _parameters.addresses_start).result() != _parameters.addresses_start
 
 
-def test_parameters_that_no_kernel_declares_are_errors():
-    with pytest.raises(KeyError, match="float64"):
-        _layout(0, (np.float64,))
-    with pytest.raises(struct.error):
-        _layout(0, (np.int32,)).pack(np.int64(2**40))
-    with pytest.raises(struct.error, match="buffer"):
-        _layout(_parameters.MOST + 1, ()).pack_into(_parameters.values, 0, *range(_parameters.MOST + 1))
+def test_parameters_that_do_not_fit_are_errors():
+    _parameters.fill(range(_parameters.MOST - 1), pack_scalars(np.int32(1)))
+    with pytest.raises(ValueError, match="33 parameters; 32"):
+        _parameters.fill(range(_parameters.MOST), pack_scalars(np.int32(1)))
+    with pytest.raises(TypeError, match="float64; kernels declare"):
+        pack_scalars(np.int32(1), np.float64(1))
+    with pytest.raises(TypeError, match="got 3, a int"):
+        pack_scalars(3)
 
 
-class FakeStream:
-    cuda_stream = 7
+def test_scalars_of_fused3s_follow_the_strides():
+    query, key, _ = torch.zeros(5, 3, 2, 16, dtype=torch.float16).unbind(1)
+    packed = _scalars(5, -0.5, 2, query.stride(), key.stride(), torch.zeros(5, 2, 16).stride())
+    heads, rows = struct.unpack("<3q", packed[:24]), struct.unpack("<i4xi4xi4x", packed[24:48])
+    assert (heads, rows) == ((16, 16, 16), (192, 192, 64))
+    assert struct.unpack("<i4xI4xf4x", packed[48:]) == (5, 0x80008000, pytest.approx(0.5 * math.log2(math.e)))
+    with pytest.raises(OverflowError):
+        _scalars(1, 1.0, 2, *[(2**30, 16, 1)] * 3)
 
 
 @pytest.fixture
 def fake_stream(monkeypatch):
-    """A stream that `fake_stream.cuda_stream` numbers, in the capture that `fake_stream.capture` numbers."""
-    stream = FakeStream()
-    stream.capture = 0
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    """A stream that `fake_stream.handle` numbers, in the capture that `fake_stream.capture` numbers."""
+    stream = SimpleNamespace(handle=7, capture=0)
+    monkeypatch.setattr("kernels.counters.stream_handle", lambda device_index: stream.handle)
     monkeypatch.setattr("kernels.counters._capture_id", lambda handle: stream.capture)
     return stream
 
@@ -61,10 +70,10 @@ def test_launches_of_a_stream_or_a_capture_share_counters_and_no_others(fake_str
     assert counters.of_call(8) is not first  # with more heads
     sets = {first.data_ptr()}
     for stream, number in ((8, 0), (7, 1), (7, 2), (8, 2)):
-        fake_stream.cuda_stream, fake_stream.capture = stream, number
+        fake_stream.handle, fake_stream.capture = stream, number
         sets.add(counters.of_call(4).data_ptr())
     assert len(sets) == 5
-    fake_stream.cuda_stream, fake_stream.capture = 7, 0
+    fake_stream.handle, fake_stream.capture = 7, 0
     assert counters.of_call(4) is first
 
 
