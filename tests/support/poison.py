@@ -9,7 +9,8 @@ import torch
 
 @contextmanager
 def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside, `torch.empty` gives NaN with a guard of NaN before and after, which must still be there at the end."""
+    """Inside, memory that nobody has filled is NaN, with a guard of NaN before and after, which must still be there at
+    the end."""
     empty = torch.empty
     buffers = []
 
@@ -23,10 +24,19 @@ def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         buffers.append(buffer)
         return buffer[1:-1]
 
+    def poisoned_like(tensor, *, dtype=None, memory_format):
+        assert memory_format == torch.contiguous_format, "a buffer with the strides of an input"
+        return poisoned(tensor.shape, dtype=dtype or tensor.dtype, device=tensor.device)
+
+    def new_poisoned(tensor, shape, *, dtype=None):
+        return poisoned(shape, dtype=dtype or tensor.dtype, device=tensor.device)
+
     with monkeypatch.context() as patch:
         patch.setattr("torch.empty", poisoned)
+        patch.setattr("torch.empty_like", poisoned_like)
+        patch.setattr("torch.Tensor.new_empty", new_poisoned)
         yield
-    assert buffers, "nothing was allocated with torch.empty"
+    assert buffers, "nothing was allocated with torch.empty, empty_like or new_empty"
     for buffer in buffers:
         assert torch.isnan(buffer[0]).all(), f"written before a buffer of shape {tuple(buffer[1:-1].shape)}"
         assert torch.isnan(buffer[-1]).all(), f"written past a buffer of shape {tuple(buffer[1:-1].shape)}"
