@@ -85,11 +85,13 @@ def find_row_order(pattern: CSRPattern, method: str = "auto") -> RowOrder:
     before = _columns_per_window(csr, np.arange(csr.shape[0], dtype=np.int32))
     perm, after = None, before
     if method != "none":
-        perm = {"rcm": _rcm_order, "communities": _community_order}[method](csr)
+        perm = _rcm_order(csr) if method == "rcm" else _fill(csr, WINDOW_ROWS)
         after = _columns_per_window(csr, perm)
         # K and V are moved for each column, Q and O for each row.
         if may_decline and after.sum() + csr.shape[0] > (1 - MIN_SAVING) * (before.sum() + csr.shape[0]):
             perm, after, method = None, before, "none"
+        elif method == "communities":
+            perm = _group_windows(csr, perm)  # as they are: what they gather stays the same
     return RowOrder(
         perm=None if perm is None else torch.from_numpy(perm),
         method=method,
@@ -125,9 +127,9 @@ def permute_rows(pattern: CSRPattern, perm: Any) -> CSRPattern:
     return CSRPattern(permuted, indices[edge], pattern.shape)
 
 
-def _community_order(csr: sp.csr_array) -> np.ndarray:
-    """Rows filled into windows, windows into groups, groups into larger ones, while more than one is to be made."""
-    order = perm = _fill(csr, WINDOW_ROWS)
+def _group_windows(csr: sp.csr_array, perm: np.ndarray) -> np.ndarray:
+    """Windows of perm filled into groups, groups into larger ones, while more than one is to be made."""
+    order = perm
     size = unit = WINDOW_ROWS
     while (num_units := order.size // size) > GROUP:
         # Only whole units move: the rows left over stay at the end, and the windows before them keep their rows.
