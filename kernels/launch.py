@@ -87,8 +87,7 @@ def _can_overlap(device_index: int) -> bool:
 
 @cache
 def _overlap_attributes() -> list:
-    from cuda.bindings import driver
-
+    _, driver = _cuda_modules()
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
