@@ -82,16 +82,18 @@ def find_row_order(pattern: CSRPattern, method: str = "auto") -> RowOrder:
 
     start = time.perf_counter()
     csr = _to_scipy(pattern)
-    before = _columns_per_window(csr, np.arange(csr.shape[0], dtype=np.int32))
+    natural = np.arange(csr.shape[0], dtype=np.int32)
+    before = np.diff(_merge_rows(csr, natural, WINDOW_ROWS).indptr)  # columns of each window
     perm, after = None, before
     if method != "none":
         perm = _rcm_order(csr) if method == "rcm" else _fill(csr, WINDOW_ROWS)
-        after = _columns_per_window(csr, perm)
+        windows = _merge_rows(csr, perm, WINDOW_ROWS)
+        after = np.diff(windows.indptr)
         # K and V are moved for each column, Q and O for each row.
         if may_decline and after.sum() + csr.shape[0] > (1 - MIN_SAVING) * (before.sum() + csr.shape[0]):
             perm, after, method = None, before, "none"
         elif method == "communities":
-            perm = _group_windows(csr, perm)  # as they are: what they gather stays the same
+            perm = _group_windows(windows, perm)  # as they are: what they gather stays the same
     return RowOrder(
         perm=None if perm is None else torch.from_numpy(perm),
         method=method,
@@ -127,17 +129,17 @@ def permute_rows(pattern: CSRPattern, perm: Any) -> CSRPattern:
     return CSRPattern(permuted, indices[edge], pattern.shape)
 
 
-def _group_windows(csr: sp.csr_array, perm: np.ndarray) -> np.ndarray:
-    """Windows of perm filled into groups, groups into larger ones, while more than one is to be made."""
-    order = perm
-    size = unit = WINDOW_ROWS
-    while (num_units := order.size // size) > GROUP:
+def _group_windows(windows: sp.csr_array, perm: np.ndarray) -> np.ndarray:
+    """Windows of perm, each a row of all columns it gathers, filled into groups, groups into larger ones, while more
+    than one is to be made."""
+    units, unit = windows, WINDOW_ROWS
+    while (num_units := perm.size // unit) > GROUP:
         # Only whole units move: the rows left over stay at the end, and the windows before them keep their rows.
-        csr = _merge_rows(csr, order, size)[:num_units]
-        order, size = _fill(csr, GROUP), GROUP
+        units = units[:num_units]
+        order = _fill(units, GROUP)
         moved = perm[: num_units * unit].reshape(num_units, unit)[order].ravel()
         perm = np.concatenate([moved, perm[moved.size :]])
-        unit *= GROUP
+        units, unit = _merge_rows(units, order, GROUP), unit * GROUP
     return perm
 
 
@@ -176,11 +178,6 @@ def _merge_rows(csr: sp.csr_array, order: np.ndarray, size: int) -> sp.csr_array
     merged = member @ csr  # at most `size` in an entry
     merged.data[:] = 1
     return merged
-
-
-def _columns_per_window(csr: sp.csr_array, perm: np.ndarray) -> np.ndarray:
-    """[num_row_windows] distinct columns of each window."""
-    return np.diff(_merge_rows(csr, perm, WINDOW_ROWS).indptr)
 
 
 def _to_scipy(pattern: CSRPattern) -> sp.csr_array:
