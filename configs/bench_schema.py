@@ -18,7 +18,7 @@ VARIANTS = {
     "F3S_permuteQKV": {"split_rows": False, "reordered": True, "permuted": True},  # fused3s_paper itself
 }
 
-REORDERED = "fused3s+reorder"  # back end fused3s with reorder="auto", see `kernels.reorder`
+REORDERED = "fused3s+reorder"  # back end fused3s with reorder="auto", see `kernels.formats.row_order`
 
 Names = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]  # YAML has lists and no tuples
 
@@ -48,7 +48,7 @@ class BenchDataConfig(Section):
 
 
 class KernelConfig(Section):
-    """Which kernels. A back end gets the type that it computes in: see `results.kernel_bench`."""
+    """Which kernels. A back end gets the type that it computes in: see `bench.kernels`."""
 
     backends: Names  # of `kernels.list_backends()`, VARIANTS or REORDERED
     dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)  # of a head

@@ -30,7 +30,7 @@ class RunConfig(Section):
     """Which attention back ends, and how the model around each of them is run.
 
     Attributes:
-        modes: by back end. A back end gets the precision that it computes in: see `results.kernel_bench.FLOAT32`.
+        modes: by back end. A back end gets the precision that it computes in: see `bench.kernels.FLOAT32`.
         regions: back ends whose eager passes are also timed region by region.
         accuracy: back ends whose logits are also compared with float32, in float16 and bfloat16.
     """

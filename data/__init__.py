@@ -8,10 +8,10 @@ that hold one direction only: the first end of an edge is the query, as it was i
 DGLGraphs of those sets point the other way.)
 """
 
-from data.entry import Dataset
 from data.errors import DatasetMissingError
 from data.graph import GraphMeta, LoadedGraph
 from data.loader import load
 from data.registry import info, names
+from data.registry.entry import Dataset
 
 __all__ = ["Dataset", "DatasetMissingError", "GraphMeta", "LoadedGraph", "info", "load", "names"]

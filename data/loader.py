@@ -10,13 +10,13 @@ import numpy as np
 
 from data.canonical import to_csr
 from data.download import fetch, fetch_nothing
-from data.entry import Dataset
 from data.errors import DatasetMissingError
 from data.files import read_graph
 from data.graph import CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source
 from data.registry import REGISTRY, info
+from data.registry.entry import Dataset
 from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
-from data.synthetic import NoStandIn, random_features, stand_in
+from data.synthetic.generate import NoStandIn, random_features, stand_in
 
 if TYPE_CHECKING:
     import dgl
@@ -135,7 +135,7 @@ def to_dgl(csr: CsrGraph) -> "dgl.DGLGraph":
     """The DGLGraph of a graph, without features; the arrays are shared."""
     import torch
 
-    from kernels.dgl_compat import import_dgl
+    from fused3s_dgl import import_dgl
 
     # A row of A is a query, which is the destination of DGL's edge (see `data`): A's rows are DGL's "csc".
     indptr, col = torch.from_numpy(csr.indptr), torch.from_numpy(csr.col)

@@ -1,6 +1,6 @@
 """Sparse attention on tensor cores: the BSB format, the fused kernels and their back ends.
 
-    from kernels import BSB, sparse_attention
+    from . import BSB, sparse_attention
     out = sparse_attention(q, k, v, graph)               # any graph; the fastest back end that can run
     plan = plan_attention(graph, device="cuda")          # or: build the sparse format once ...
     out = plan(q, k, v)                                  # ... and call it often
@@ -8,9 +8,9 @@
 Direction: rows of A are queries, columns are keys. For a DGLGraph a node attends to the sources of its in-edges.
 """
 
-from kernels.attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
-from kernels.bsb import BSB
-from kernels.errors import BackendUnavailableError, KernelCompileError, UnsupportedGraphError
+from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
+from .errors import BackendUnavailableError, KernelCompileError, UnsupportedGraphError
+from .formats.bsb import BSB
 
 __all__ = [
     "BSB",

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from kernels.backends import REGISTRY, reordering_backends
-from kernels.backends.base import AttentionFunction, Backend
-from kernels.bsb import BSB
-from kernels.csr import CSRPattern, csr_pattern
-from kernels.errors import BackendUnavailableError
-from kernels.reorder import RowOrder, check_method, find_row_order, permute_rows
+from .backends import REGISTRY, reordering_backends
+from .backends.base import AttentionFunction, Backend
+from .errors import BackendUnavailableError
+from .formats.bsb import BSB
+from .formats.csr import CSRPattern, csr_pattern
+from .formats.row_order import RowOrder, check_method, find_row_order, permute_rows
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +122,8 @@ def plan_attention(
         device: where q, k and v will be; default the GPU where there is one.
         dtype, head_dim: type and head dimension of q, k and v, where known: "auto" then takes a back end that accepts
             them, and a kernel is compiled now instead of at the first call.
-        reorder: "none", "rcm", "communities" or "auto": which rows are worked on together, see `kernels.reorder`. q, k,
-            v and the output stay in the caller's order. What it cost and saves is in the plan's `order`.
+        reorder: "none", "rcm", "communities" or "auto": which rows share a window, see `formats.row_order`.
+            q, k, v and the output stay in the caller's order. What it cost and saves is in the plan's `order`.
 
     Raises:
         BackendUnavailableError: the back end cannot run on this machine or device; the text is the reason.

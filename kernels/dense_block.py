@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from kernels.backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
-from kernels.jit import cpp_name, get_kernel
-from kernels.launch import launch_kernel, pack_scalars
+from .backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
+from .runtime.jit import cpp_name, get_kernel
+from .runtime.launch import launch_kernel, pack_scalars
 
 CAPABILITY = (9, 0)  # the only one with these instructions
 SLICE = 64  # columns of a tall tile, k of a wide one

@@ -1,4 +1,4 @@
-"""Which matrix element each lane's register holds in m16n8k16, as functions; `python -m kernels.fragments` prints them.
+"""Which matrix element each lane's register holds in m16n8k16, as functions; `python -m fragments` prints them.
 
 A warp has 32 lanes, g = lane // 4 and t = lane % 4. A 16-bit operand register holds two elements, `half` 0 and 1 (the
 lower half first). The maps are what cuda/mma.cuh and cuda/fused3s_paper.cu are written from; a test emulates the kernel

@@ -8,7 +8,7 @@ fused     one kernel from attention to attention (`kernels.dense_block`): LayerN
           compute capability 9.0. It has a packed copy of the weights: choose again after loading others.
 
 The last two take the embedding as one aligned product (`models.embedding.pack_embedding`), with a packed copy as well.
-All three round to the model's dtype in different places, so that their outputs agree within `results.verify`.
+All three round to the model's dtype in different places, so that their outputs agree within `bench.verify`.
 """
 
 from collections.abc import Callable

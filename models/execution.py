@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from kernels.cuda_graph import CaptureError, capture
+from kernels.runtime.cuda_graph import CaptureError, capture
 from models.dense import Dense, DensePath, choose_dense
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_transformer import GraphTransformer

@@ -9,26 +9,24 @@ status: 0, or 1 if an output was wrong or a cell failed, or 2 for anything that 
 being loaded.
 """
 
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import torch
 import typer
 from rich.table import Table
 
 import data
+from bench import check_results_file, provenance
+from bench import cli as script
+from bench.models import CellKey, GraphBench, finished_cells
+from bench.records import Row
+from bench.terminal import console
 from configs.end_to_end_schema import EndToEndConfig
-from results import check_results_file, provenance, script
-from results.end_to_end import CellKey, GraphBench, finished_cells
-from results.end_to_end_times import mode_of
-from results.records import Row
-from results.terminal import console
+from report.model_frames import mode_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -7,24 +7,22 @@ fails gets a row that says so. Cells that the file already holds are not measure
 output was wrong or a kernel failed, or 2 for anything that stopped the run or kept a graph from being loaded.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import torch
 import typer
 from rich.table import Table
 
+from bench import check_results_file, provenance
+from bench import cli as script
+from bench.kernels import CellKey, GraphBench, finished_cells
+from bench.records import Row
+from bench.terminal import console
 from configs.bench_schema import BenchConfig
 from data import LoadedGraph
-from results import check_results_file, provenance, script
-from results.kernel_bench import CellKey, GraphBench, finished_cells
-from results.records import Row
-from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -11,15 +11,12 @@ Exit status: 0, or 1 if a set could not be fetched or a stand-in is off its targ
 
 import os
 import resource
-import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import torch
 import typer
 from rich.console import Console
@@ -27,17 +24,17 @@ from rich.table import Table
 from rich.text import Text
 
 import data
-from data import tables
-from data.block_stats import NOT_PUBLISHED, measure, paper_figures
+from bench.load_times import time_loading
+from bench.provenance import provenance
+from bench.terminal import console, errors, let_speak, short_errors
 from data.canonical import to_csr
 from data.download import fetch as download
-from data.load_times import time_loading
 from data.loader import find_graph, to_dgl
-from kernels.dgl_compat import import_dgl
-from results.plot_formats import draw_formats
-from results.provenance import provenance
-from results.style import save
-from results.terminal import console, errors, let_speak, short_errors
+from fused3s_dgl import import_dgl
+from report.datasets import tables
+from report.datasets.block_stats import NOT_PUBLISHED, measure, paper_figures
+from report.plots.formats import draw_formats
+from report.plots.style import save
 
 USER_ERRORS = (ValueError, OSError, MemoryError)
 LOADED_BYTES_PER_EDGE = 4  # an int32 column

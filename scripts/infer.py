@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -25,6 +23,15 @@ from torch import Tensor
 
 import data
 import kernels
+from bench import append_rows, check_results_file
+from bench import cli as script
+from bench.accuracy import accuracy
+from bench.inference import InferenceRun, region_table, report_table, result_rows, save_resolved_config
+from bench.model_regions import save_trace, time_attention, time_regions
+from bench.predictions import check_predictions_path, save_predictions
+from bench.terminal import console, errors, let_speak, short_errors
+from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes
+from bench.verify import compare
 from configs import Config, load_config
 from configs.resolve import resolve_device, resolve_dtype
 from models import (
@@ -35,14 +42,6 @@ from models import (
     load_checkpoint,
     prepare_execution,
 )
-from results import append_rows, check_results_file, script
-from results.accuracy import accuracy
-from results.breakdown import save_trace, time_attention, time_regions
-from results.inference import InferenceRun, region_table, report_table, result_rows, save_resolved_config
-from results.measure import Spread, peak_memory_mib, reset_peak_memory, time_passes
-from results.predictions import check_predictions_path, save_predictions
-from results.terminal import console, errors, let_speak, short_errors
-from results.verify import compare
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 # What a user can mend: shown as a short message. The packages raise ValueError for input that they cannot take.

@@ -1,4 +1,4 @@
-"""Time how long our kernels' sparse formats take to build, on the GPU and on the CPU. See results/preprocessing.py.
+"""Time how long our kernels' sparse formats take to build, on the GPU and on the CPU. See bench/format_build.py.
 
     python scripts/preprocessing.py --config configs/bench/single.yaml [--set data.names=[cora]] [--results FILE]
 
@@ -6,22 +6,20 @@ The configuration names the graphs. Builds that the file already holds are not m
 build failed, or 2 for anything that stopped the run or kept a graph from being loaded.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from bench import append_rows, check_results_file, provenance
+from bench import cli as script
+from bench.format_build import builds, measure_builds
+from bench.records import Row
+from bench.terminal import console
 from configs.bench_schema import BenchConfig
-from results import append_rows, check_results_file, provenance, script
-from results.preprocessing import builds, measure_builds
-from results.records import Row
-from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -13,15 +13,13 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import torch
 import typer
 from rich.text import Text
 
-from results.kernel_times import LOCAL
-from results.terminal import console
+from bench.terminal import console
+from report.kernel_frames import LOCAL
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED, MEASURED = Path("results"), Path("results", LOCAL)

@@ -1,4 +1,4 @@
-"""Measure what the GPU at hand does at most: copy, random gathers of K and V rows, mma.sync. See results/ceilings.py.
+"""Measure what the GPU at hand does at most: copy, random gathers of K and V rows, mma.sync. See bench/peak_rates.py.
 
     python scripts/roofline.py --results results/h200/roofline.csv
 
@@ -6,21 +6,19 @@ Ceilings that the file already holds are not measured again. Exit status: 0, 1 i
 stopped the run.
 """
 
-import sys
 from pathlib import Path
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import typer
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from results import append_rows, check_results_file, provenance, script
-from results.ceilings import ceilings, measure_ceiling
-from results.roofline import Ceilings
-from results.terminal import console
+from bench import append_rows, check_results_file, provenance
+from bench import cli as script
+from bench.peak_rates import ceilings, measure_ceiling
+from bench.terminal import console
+from report.roofline import Ceilings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -6,25 +6,23 @@ Every output is compared with float64 first. Exit status: 0, or 1 if an output w
 the run or kept a graph from being loaded.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import torch
 import typer
 from rich.table import Table
 
+from bench import check_results_file, provenance
+from bench import cli as script
+from bench.kernels import GraphBench, Problem
+from bench.records import Row
+from bench.sm_activity import check_config, measure_sm_active
+from bench.terminal import console
 from configs.bench_schema import BenchConfig
 from data import LoadedGraph
-from results import check_results_file, provenance, script
-from results.kernel_bench import GraphBench, Problem
-from results.records import Row
-from results.sm_active import check_config, measure_sm_active
-from results.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

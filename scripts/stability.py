@@ -1,4 +1,4 @@
-"""Measure what naive, stable and online softmax lose in fp16 and fp32, over ranges of scores. See results/stability.py.
+"""Measure what naive, stable and online softmax lose in fp16 and fp32, over ranges of scores.
 
     python scripts/stability.py --results results/h200/stability.csv
 
@@ -6,20 +6,18 @@ Without a GPU only the emulations run. A range that the file already holds from 
 status: 0, or 2 for anything that stopped the run.
 """
 
-import sys
 from pathlib import Path
 
-# Run as a file, Python looks for modules in scripts/; the packages are folders of the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401, stands first
 import typer
 from rich.progress import track
 from rich.table import Table
 
-from results import append_rows, check_results_file, provenance, script
-from results.records import Row
-from results.stability import all_scores, measure_scores
-from results.terminal import console
+from bench import append_rows, check_results_file, provenance
+from bench import cli as script
+from bench.records import Row
+from bench.softmax_stability import all_scores, measure_scores
+from bench.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

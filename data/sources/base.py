@@ -92,7 +92,7 @@ def batch_of(graphs: Sequence[Any], selection: Selection, what: str) -> Any:
     Raises:
         ValueError: there are fewer.
     """
-    from kernels.dgl_compat import import_dgl
+    from fused3s_dgl import import_dgl
 
     picked = selection.pick(len(graphs), what)
     return import_dgl().batch([graphs[i] for i in picked.tolist()], edata=None)

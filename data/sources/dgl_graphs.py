@@ -14,7 +14,7 @@ from data.sources.base import OfficialSource, Remote, from_dgl, reading
 
 def dgl_class(name: str) -> Any:
     """The class of that name in `dgl.data`."""
-    from kernels.dgl_compat import import_dgl
+    from fused3s_dgl import import_dgl
 
     import_dgl()
     import dgl.data
@@ -34,7 +34,7 @@ def reading_with_dgl(place: Path) -> Iterator[None]:
 
     DGL reads them without a check: half a file, as an interrupted process leaves it, would end every later process.
     """
-    from kernels.dgl_compat import import_dgl
+    from fused3s_dgl import import_dgl
 
     import_dgl()
     from dgl.data import graph_serialize

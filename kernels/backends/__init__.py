@@ -4,17 +4,17 @@
 baselines of the benchmarks, which run only where they are named.
 """
 
-from kernels.backends.base import Backend, ReorderingBackend
-from kernels.backends.csr_unfused import CSRUnfusedBackend
-from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
-from kernels.backends.dgl import DGLBackend
-from kernels.backends.flashsparse import FlashSparseBackend
-from kernels.backends.flex_attention import FlexAttentionBackend
-from kernels.backends.fused3s import Fused3SBackend
-from kernels.backends.fused3s_paper import Fused3SPaperBackend
-from kernels.backends.pyg import PyGBackend
-from kernels.backends.reference import ReferenceBackend
-from kernels.backends.sdpa_padded import SDPAPaddedBackend
+from .base import Backend, ReorderingBackend
+from .csr_unfused import CSRUnfusedBackend
+from .dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
+from .dgl import DGLBackend
+from .flashsparse import FlashSparseBackend
+from .flex_attention import FlexAttentionBackend
+from .fused3s import Fused3SBackend
+from .fused3s_paper import Fused3SPaperBackend
+from .pyg import PyGBackend
+from .reference import ReferenceBackend
+from .sdpa_padded import SDPAPaddedBackend
 
 REGISTRY: dict[str, Backend] = {
     backend.name: backend

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels.csr import CSRPattern
+from ..formats.csr import CSRPattern
 
 # (query [num_rows, H, d], key and value [num_cols, H, d], scale, out_dtype) -> output [num_rows, H, d]; that of a back
 # end that writes it also takes lse=, [num_rows, H] float32 to fill with the log-sum-exp of each row's scaled scores.
@@ -42,7 +42,7 @@ class Backend(ABC):
     ) -> AttentionFunction:
         """Build the sparse format of `graph` on `device`, once, and return the function that runs on it.
 
-        `graph` is a BSB or a `kernels.csr.CSRPattern`: whatever a caller has is converted before, once. `dtype` and
+        `graph` is a BSB or a `CSRPattern`: whatever a caller has is converted before, once. `dtype` and
         `head_dim`, where known, let the back end compile its kernel now instead of at the first call. The function
         gets checked arguments: see `kernels.attention.AttentionPlan`.
 
@@ -52,7 +52,7 @@ class Backend(ABC):
 
 
 class ReorderingBackend(Backend):
-    """One that can work on any rows together, and so takes a row order (see `kernels.reorder`)."""
+    """One that can work on any rows together, and so takes a row order (see `kernels.formats.row_order`)."""
 
     @abstractmethod
     def prepare_reordered(

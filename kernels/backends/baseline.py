@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from kernels.bsb import BSB
-from kernels.jit import cpp_name
+from ..formats.bsb import BSB
+from ..runtime.jit import cpp_name
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from kernels.backends.base import AttentionFunction, Backend
-from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
+from .base import AttentionFunction, Backend
+from .baseline import csr_without_duplicates, rows_of_edges
 
 
 class CSRUnfusedBackend(Backend):

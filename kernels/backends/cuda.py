@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from kernels.backends.base import Backend
+from .base import Backend
 
 MAX_DIM = 256
 MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; the kernels without tensor cores are tested from there on too

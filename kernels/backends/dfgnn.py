@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.backends.base import AttentionFunction
-from kernels.backends.baseline import KernelInstance, csr_without_duplicates, rows_of_edges
-from kernels.backends.cuda import HALF_TYPES, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
-from kernels.errors import UnsupportedGraphError
-from kernels.fragments import WARP_SIZE
-from kernels.jit import get_kernel
-from kernels.launch import launch_kernel, pack_scalars
+from ..errors import UnsupportedGraphError
+from ..fragments import WARP_SIZE
+from ..runtime.jit import get_kernel
+from ..runtime.launch import launch_kernel, pack_scalars
+from .base import AttentionFunction
+from .baseline import KernelInstance, csr_without_duplicates, rows_of_edges
+from .cuda import HALF_TYPES, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
 
 HYPER_ROWS = 8  # rows, and warps, of a block
 HYPER_SHARED_BYTES = 48 * 1024  # what a block gets without opting in to more; the published code does not opt in

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from kernels.backends.base import AttentionFunction, Backend
-from kernels.bsb import BSB
-from kernels.dgl_compat import dgl_has_cuda, import_dgl
+from fused3s_dgl import dgl_has_cuda, import_dgl
+
+from ..formats.bsb import BSB
+from .base import AttentionFunction, Backend
 
 
 class DGLBackend(Backend):

@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.backends.base import AttentionFunction
-from kernels.backends.baseline import KernelInstance
-from kernels.backends.cuda import aligned_rows, refuse_gradients
-from kernels.backends.tensor_core import TensorCoreBackend
-from kernels.bsb import BSB
-from kernels.fragments import WARP_SIZE
-from kernels.jit import get_kernel
-from kernels.launch import launch_kernel, pack_scalars
+from ..formats.bsb import BSB
+from ..fragments import WARP_SIZE
+from ..runtime.jit import get_kernel
+from ..runtime.launch import launch_kernel, pack_scalars
+from .base import AttentionFunction
+from .baseline import KernelInstance
+from .cuda import aligned_rows, refuse_gradients
+from .tensor_core import TensorCoreBackend
 
 TILE = (8, 16)
 TCBS_PER_PART = 32

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from kernels.backends.base import AttentionFunction, Backend
-from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
-from kernels.errors import UnsupportedGraphError
+from ..errors import UnsupportedGraphError
+from .base import AttentionFunction, Backend
+from .baseline import csr_without_duplicates, rows_of_edges
 
 BLOCK = 128  # FlexAttention's own default
 WORD = 32  # bits of a word of the mask

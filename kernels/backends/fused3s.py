@@ -1,4 +1,4 @@
-"""`fused3s`: the same attention at the rate of its gathers; see cuda/fused3s.cu and kernels/schedule.py."""
+"""`fused3s`: the same attention at the rate of its gathers; see cuda/fused3s.cu and kernels/formats/schedule.py."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from kernels.backends.base import AttentionFunction, ReorderingBackend
-from kernels.backends.tensor_core import TensorCoreBackend, checked_inputs
-from kernels.bsb import BSB
-from kernels.csr import CSRPattern
-from kernels.fragments import WARP_SIZE
-from kernels.jit import cpp_name, get_kernel
-from kernels.launch import launch_kernel, pack_scalars
-from kernels.schedule import Balance, Schedule, make_schedule
+from ..formats.bsb import BSB
+from ..formats.csr import CSRPattern
+from ..formats.schedule import Balance, Schedule, make_schedule
+from ..fragments import WARP_SIZE
+from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.launch import launch_kernel, pack_scalars
+from .base import AttentionFunction, ReorderingBackend
+from .tensor_core import TensorCoreBackend, checked_inputs
 
 TILE = (16, 16)
 WARPS = 4

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from kernels.backends.base import AttentionFunction
-from kernels.backends.tensor_core import TensorCoreBackend, checked_inputs
-from kernels.bsb import BSB, PAPER_TILE
-from kernels.fragments import WARP_SIZE
-from kernels.jit import cpp_name, get_kernel
-from kernels.launch import launch_kernel, pack_scalars
+from ..formats.bsb import BSB, PAPER_TILE
+from ..fragments import WARP_SIZE
+from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.launch import launch_kernel, pack_scalars
+from .base import AttentionFunction
+from .tensor_core import TensorCoreBackend, checked_inputs
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any, Optional
 
 import torch
 
-from kernels.backends.base import AttentionFunction, Backend
-from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
+from .base import AttentionFunction, Backend
+from .baseline import csr_without_duplicates, rows_of_edges
 
 
 class PyGBackend(Backend):

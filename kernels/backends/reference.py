@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from kernels.backends.base import AttentionFunction, Backend
-from kernels.bsb import BSB
+from ..formats.bsb import BSB
+from .base import AttentionFunction, Backend
 
 ELEMENTS_PER_CHUNK = 1 << 25  # gathered rows of K or V at a time: 256 MiB in float64
 

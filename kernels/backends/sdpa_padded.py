@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.backends.base import AttentionFunction, Backend
-from kernels.backends.baseline import csr_without_duplicates, rows_of_edges
-from kernels.errors import UnsupportedGraphError
+from ..errors import UnsupportedGraphError
+from .base import AttentionFunction, Backend
+from .baseline import csr_without_duplicates, rows_of_edges
 
 MAX_MASK_BYTES = 16 << 30
 ALIGNMENT = 16  # fused attention reads a row of the mask in whole 16-byte pieces

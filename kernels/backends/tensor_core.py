@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.backends.cuda import HALF_TYPES, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
+from .cuda import HALF_TYPES, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
 
 LOAD_BYTES = 16  # one lane's load of a row
 

@@ -10,7 +10,7 @@ import torch
 
 import data
 from data.sources.base import from_dgl
-from kernels.dgl_compat import import_dgl
+from fused3s_dgl import import_dgl
 
 CORA = "cora_v2_d697a464"  # DGL appends the first digits of its URL's SHA-1
 N = 600  # DGL takes 500 nodes for validation

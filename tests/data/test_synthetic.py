@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import data
-import data.synthetic
-from data.block_stats import TARGETS, measure
+import data.synthetic.generate
 from data.loader import find_graph
-from data.synthetic_windows import Deciles, LogNormal
-from data.tables import dataset_rows, decile_rows
+from data.synthetic.windows import Deciles, LogNormal
+from report.datasets.block_stats import TARGETS, measure
+from report.datasets.tables import dataset_rows, decile_rows
 
 # Sizes up to 5 M edges, and ppa's 5.4 M; `python scripts/datasets.py stats` checks the others.
 QUICK = [name for name in data.names() if data.info(name).nnz < 5.5e6]
@@ -150,7 +150,7 @@ def test_log_normal_counts_have_mean_and_cv():
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """cora's stand-in, kept as large ones are: its file and the way to load it."""
-    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 1)
+    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 1)
 
     def load(**arguments):
         return data.load("cora", root=tmp_path, source="synthetic", **arguments)
@@ -162,15 +162,15 @@ def kept(tmp_path, monkeypatch):
 
 def test_large_stand_ins_are_kept_and_read(kept, monkeypatch, caplog):
     path, load = kept
-    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 10**9)
+    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 10**9)
     made = load()
-    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 1)
+    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 1)
     with caplog.at_level(logging.INFO, logger="data"):
         read = load()
     assert read.meta == made.meta
     assert not caplog.records
     assert load(seed=1).meta.sha256 != made.meta.sha256
-    monkeypatch.setattr(data.synthetic, "GENERATOR_VERSION", 10**6)
+    monkeypatch.setattr(data.synthetic.generate, "GENERATOR_VERSION", 10**6)
     load()
     assert len(list(path.parent.iterdir())) == 3  # another seed and another version are other files
 
@@ -230,7 +230,7 @@ def test_a_kept_stand_in_under_another_name_is_not_used(kept):
 def test_a_kept_stand_in_of_another_version_is_named_and_stays(kept, monkeypatch, caplog):
     path, load = kept
     content = path.read_bytes()
-    monkeypatch.setattr(data.synthetic, "LAYOUT_VERSION", 10**6)
+    monkeypatch.setattr(data.synthetic.generate, "LAYOUT_VERSION", 10**6)
     with caplog.at_level(logging.INFO, logger="data"):
         load()
     assert f"of another version or batch size, not used and left as they are: {path}" in caplog.text
@@ -256,7 +256,7 @@ def test_kept_edges_are_canonical_and_hashed_once(kept, monkeypatch):
 def test_kept_batches_are_those_that_were_made(root, monkeypatch, name):
     for _ in range(2):  # the second time, if not the first, it is read
         read = data.load(name, root=root, source="synthetic", features=False)
-    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 10**9)
+    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 10**9)
     made = data.load(name, root=root, source="synthetic", features=False)
     assert read.meta == made.meta
     for ours, theirs in zip(read.graph.edges(), made.graph.edges(), strict=True):
@@ -272,7 +272,7 @@ def test_features_can_be_left_out():
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 1)
+    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 1)
 
     def full(*_, **__):
         raise OSError("disk full")
@@ -284,7 +284,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_random_bits_are_uniform_and_differ_between_streams():
-    from data.synthetic_random import CHUNK, random_bits, shuffled
+    from data.synthetic.random import CHUNK, random_bits, shuffled
 
     bits = random_bits(np, 5, 0, CHUNK + 10)
     assert bits.min() >= 0
@@ -330,7 +330,7 @@ def test_gpu_makes_what_is_kept_and_gives_its_memory_back(kept, monkeypatch, cap
         ours = load(seed=1).meta
     assert "s on the GPU; keeping it in" in caplog.text
     assert cupy.get_default_memory_pool().total_bytes() <= held
-    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 10**9)
+    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 10**9)
     assert load(seed=1).meta == ours
 
 

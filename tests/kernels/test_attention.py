@@ -12,9 +12,9 @@ from attention_cases import dense_attention, load_real_graph, mask_of
 from tolerance import edges_of, row_errors
 
 import kernels.attention
+from fused3s_dgl import import_dgl
 from kernels import BSB, BackendUnavailableError, list_backends, plan_attention, sparse_attention
 from kernels.backends.reference import edge_softmax_attention
-from kernels.dgl_compat import import_dgl
 
 PYG = pytest.param(
     "pyg",

@@ -19,7 +19,7 @@ from kernels.dense_block import (
     pack_block,
 )
 from kernels.fragments import WARP_SIZE, a_element, c_element
-from kernels.jit import compile_ptxas
+from kernels.runtime.jit import compile_ptxas
 
 LANES = range(WARP_SIZE)
 WARPS = range(4)

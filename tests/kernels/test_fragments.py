@@ -16,7 +16,7 @@ from kernels.fragments import (
     swapped_spmm_dimension,
     table,
 )
-from kernels.jit import CUDA_FOLDER
+from kernels.runtime.jit import CUDA_FOLDER
 
 LANES = range(WARP_SIZE)
 PERMUTED = pytest.mark.parametrize("permuted", [True, False], ids=["permuted", "plain"])

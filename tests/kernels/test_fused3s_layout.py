@@ -9,8 +9,7 @@ from attention_cases import EDGE_CASES, load_real_graph
 
 from kernels import BSB
 from kernels.backends.fused3s import FEW_WARPS, RECORDS, SLOT_BYTES, STAGES, TILE, WARPS, FusedKernelSpec
-from kernels.fragments import WARP_SIZE, b_element, c_element, sddmm_dimension, spmm_dimension
-from kernels.schedule import (
+from kernels.formats.schedule import (
     BEGIN,
     BITMAP,
     CHUNK_KEYS,
@@ -29,6 +28,7 @@ from kernels.schedule import (
     Balance,
     make_schedule,
 )
+from kernels.fragments import WARP_SIZE, b_element, c_element, sddmm_dimension, spmm_dimension
 
 LANES = range(WARP_SIZE)
 DIMS = [8, 24, 32, 64, 72, 96, 128, 192, 256]
@@ -289,7 +289,7 @@ def test_heavy_windows_lead_light_ones_are_sorted_in_segments_and_medium_ones_en
 
 @pytest.mark.parametrize(("many", "order"), [(8, [4, 1, 3, 2, 0, 5]), (4, [4, 1, 0, 2, 3, 5])])
 def test_shared_windows_start_longest_first_and_many_of_them_by_powers_of_two(monkeypatch, many, order):
-    monkeypatch.setattr("kernels.schedule.MANY_BLOCKS", many)
+    monkeypatch.setattr("kernels.formats.schedule.MANY_BLOCKS", many)
     bsb = bsb_of_windows([5, 9, 6, 7, 40, 2])
     schedule = make_schedule(bsb, WARPS, Balance(light=1, piece=100, segment=32))
     assert schedule.warp_jobs[:, 0, WINDOW].tolist() == order

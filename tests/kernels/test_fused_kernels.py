@@ -15,7 +15,7 @@ from kernels.backends import fused3s, fused3s_paper
 from kernels.backends.fused3s import FusedKernelSpec
 from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.backends.reference import edge_softmax_attention
-from kernels.schedule import Balance, make_schedule
+from kernels.formats.schedule import Balance, make_schedule
 
 pytestmark = pytest.mark.gpu
 
@@ -240,11 +240,11 @@ def test_does_not_wait_for_the_gpu(backend):
 
 
 def test_two_threads_compile_and_run_at_once(monkeypatch, backend):
-    monkeypatch.setattr("kernels.jit._functions", {})
+    monkeypatch.setattr("kernels.runtime.jit._functions", {})
     graph = EDGE_CASES["n_one_past_16"]()
     jobs = {dim: inputs(65, 65, 1, dim, torch.float16) for dim in (40, 104)}
     expected = {dim: sparse_attention(*tensors, graph, backend=backend) for dim, tensors in jobs.items()}
-    monkeypatch.setattr("kernels.jit._functions", {})
+    monkeypatch.setattr("kernels.runtime.jit._functions", {})
     torch.cuda.synchronize()
     results: dict[int, list[torch.Tensor]] = {dim: [] for dim in jobs}
 
@@ -265,7 +265,7 @@ def test_two_threads_compile_and_run_at_once(monkeypatch, backend):
 
 
 def test_compile_is_reported(monkeypatch, caplog):
-    monkeypatch.setattr("kernels.jit._functions", {})
+    monkeypatch.setattr("kernels.runtime.jit._functions", {})
     with caplog.at_level("INFO", logger="kernels"):
         plan_attention(EDGE_CASES["dense"](), backend="auto", dtype=torch.float16, head_dim=48)
     assert "attention back end: fused3s on cuda:0" in caplog.text

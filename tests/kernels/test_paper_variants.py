@@ -8,7 +8,7 @@ from tolerance import assert_within_bound, edges_of
 
 from kernels import BSB
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
-from kernels.jit import compile_ptxas
+from kernels.runtime.jit import compile_ptxas
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernels.dgl_compat import import_dgl
+from fused3s_dgl import import_dgl
 from models import GraphTransformer
 
 

@@ -5,17 +5,17 @@ import copy
 import pytest
 import torch
 
+from bench.verify import compare
 from configs.schema import FUSED_DIMS
+from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from kernels.backends import REGISTRY
 from kernels.backends.base import Backend
-from kernels.cuda_graph import CaptureError
 from kernels.dense_block import DIMS, dense_block_unavailable
-from kernels.dgl_compat import import_dgl
+from kernels.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError, execution, prepare_execution
 from models.dense import choose_dense
 from models.graph_transformer import finish_and_project, finish_last
-from results.verify import compare
 
 GPU = torch.device("cuda", 0)
 

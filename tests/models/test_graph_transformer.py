@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fused3s_dgl import import_dgl
 from kernels import plan_attention
-from kernels.dgl_compat import import_dgl
 from models import GraphTransformer
 from models.graph_transformer import mean_nodes
 

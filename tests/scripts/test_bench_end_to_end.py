@@ -10,13 +10,13 @@ import torch
 from broken_backends import REASONS, register_broken
 from scripts_as_modules import load_script
 
+from bench import models as end_to_end
+from bench.models import finished_cells
+from bench.records import Row, read_rows
 from configs import load_config
 from configs.end_to_end_schema import EndToEndConfig
 from kernels.dense_block import dense_block_unavailable
-from results import end_to_end
-from results.end_to_end import finished_cells
-from results.end_to_end_times import mode_of
-from results.records import Row, read_rows
+from report.model_frames import mode_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,14 +10,14 @@ import torch
 from broken_backends import REASONS, Broken, register_broken
 from scripts_as_modules import load_script
 
+from bench import kernels as kernel_bench
+from bench.checks import float64_attention
+from bench.kernels import TIME_METRIC, classify, finished_cells
+from bench.records import Row, read_rows
 from configs import load_config
 from configs.bench_schema import VARIANTS, BenchConfig
 from kernels.backends import REGISTRY
-from results import kernel_bench
-from results.kernel_bench import TIME_METRIC, classify, finished_cells
-from results.kernel_times import kernel_panels
-from results.oracle import float64_attention
-from results.records import Row, read_rows
+from report.kernel_frames import kernel_panels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import data
-import data.block_stats
-import data.synthetic
+import data.synthetic.generate
+import report.datasets.block_stats
 import scripts.datasets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +133,7 @@ def test_a_later_run_replaces_its_rows_only(tmp_path):
 
 
 def test_a_stand_in_off_its_targets_fails_the_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(data.block_stats.TARGETS, "tcb_per_rw_mean", 1e-9)
+    monkeypatch.setitem(report.datasets.block_stats.TARGETS, "tcb_per_rw_mean", 1e-9)
     command = ["stats", "cora", "--source", "synthetic", "--root", str(tmp_path), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(scripts.datasets.app, command)
     assert result.exit_code == 1
@@ -148,7 +148,7 @@ def test_load_times_are_a_row_with_its_provenance(tmp_path, monkeypatch):
     refused = run("cora")
     assert refused.exit_code == 2
     assert "its stand-in is too small to be kept" in refused.output
-    monkeypatch.setattr(data.synthetic, "CACHED_FROM_EDGES", 1)
+    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 1)
     for _ in range(2):  # a later run replaces its row
         assert run("cora").exit_code == 0
     (row,) = rows(tmp_path / "out" / "loading.csv")

@@ -270,11 +270,10 @@ def test_what_a_user_gets_wrong_is_a_message(infer, tmp_path, given, parts):
 
 def test_packages_come_from_the_clone_that_the_script_is_in(tmp_path):
     """With several clones, or none installed, the script must not pick up another one's code."""
-    for package in ("configs", "data", "kernels", "models", "results"):
+    for package in ("bench", "configs", "data", "kernels", "models", "fused3s_dgl.py"):
         (tmp_path / package).symlink_to(ROOT / package)
-    (tmp_path / "scripts").mkdir()
-    copy = shutil.copy(ROOT / "scripts" / "infer.py", tmp_path / "scripts")
-    show = f"import runpy; print(runpy.run_path({str(copy)!r}, run_name='imported')['kernels'].__file__)"
+    copies = shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    show = f"import sys; sys.path.insert(0, {str(copies)!r}); import infer; print(infer.kernels.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", show], cwd="/", env=without_this_clone(), capture_output=True, text=True
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from results.ceilings import DIMS, PATHS, WORKING_SETS_MIB
-from results.records import read_rows
-from results.stability import EMULATED, KERNELS, SHIFTS, SPREADS
+from bench.peak_rates import DIMS, PATHS, WORKING_SETS_MIB
+from bench.records import read_rows
+from bench.softmax_stability import EMULATED, KERNELS, SHIFTS, SPREADS
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}  # on a busy machine the threads of tiny operations wait

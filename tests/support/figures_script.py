@@ -1,4 +1,4 @@
-"""`scripts/make_figures.py` as a user runs it, but with warnings as errors."""
+"""`scripts/plot.py` as a user runs it, but with warnings as errors."""
 
 import subprocess
 import sys
@@ -8,5 +8,5 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_figures(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-W", "error", "scripts/make_figures.py", *map(str, arguments)]
+    command = [sys.executable, "-W", "error", "scripts/plot.py", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -2,7 +2,7 @@
 
 import torch
 
-from results import Row, provenance
+from bench import Row, provenance
 
 PROVENANCE = provenance(torch.device("cpu")).model_dump() | {"device": "NVIDIA H200", "date": "2026-01-01T00:00:00Z"}
 NNZ = {"cora": 10_556, "zinc": 51_000, "reddit": 114_848_857, "pubmed": 88_651}

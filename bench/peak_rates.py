@@ -1,0 +1,217 @@
+"""What the GPU at hand does at most, measured with cuda/ceilings.cu: copy, random gathers of rows, mma.sync.
+
+Each ceiling is a row of scope "machine", a time from which `report.roofline` computes the rate:
+
+    dataset  backend                what a run does                                   nodes      nnz           dim
+    copy     copy_, add             copies [nodes, dim] fp16, read and written        rows       0             columns
+    gather   ld_global, cp_async    reads nnz random pairs of a K row and a V row     rows of K  pairs         columns
+    mma      m16n8k16               nnz products of 16 x 16 and 16 x 8                0          instructions  16
+
+Every output is compared with what it should be.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.kernels import classify
+from bench.provenance import NONE, Provenance
+from bench.records import Row
+from bench.timers import NOT_MEASURED, time_kernel
+from kernels import fragments
+from kernels.backends.baseline import KernelInstance
+from kernels.fragments import WARP_SIZE
+from kernels.runtime.jit import get_kernel
+from kernels.runtime.launch import launch_kernel, pack_scalars
+
+MIB = 1 << 20
+WORKING_SETS_MIB = (4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # K and V together
+DIMS = (64, 128, 256)
+GATHERED_BYTES = 1 << 30  # of a run
+COPIED_BYTES = 1 << 31
+REPEATS = 20
+SOURCE = "ceilings.cu"
+PIECES, STAGES = 4, 2  # 16-byte loads of a lane at a time; chunks of a warp's ring in shared memory
+THREADS = 256  # of a block, in every kernel
+# Blocks an SM that are tried, the fastest is kept: more of them have more bytes in flight, and leave less L1.
+PATHS = {"ld_global": (4, 8), "cp_async": (3, 4, 6)}
+MMA_TILES = 8  # accumulators of a warp
+MMA_BLOCKS_PER_SM = 2
+MMA_ITERATIONS = 4096
+MMA_ALLOWED_ERROR = 1e-2  # of float32 sums of 4096 terms, which a tensor core truncates
+
+Run = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A micro-benchmark: what identifies its row, and what measures it.
+
+    Attributes:
+        columns: of the row, see the table above.
+        prepare: makes the inputs; returns a run for each way to launch it (such as "4 blocks an SM"), and a function
+            that gives the error of a run's output.
+        allowed: the largest error that is right.
+    """
+
+    columns: dict[str, Any]
+    prepare: Callable[[], tuple[dict[str, Run], Callable[[torch.Tensor], float]]]
+    allowed: float = 0.0
+
+
+def ceilings(
+    device: torch.device, working_sets_mib: tuple[int, ...] = WORKING_SETS_MIB, dims: tuple[int, ...] = DIMS
+) -> Iterator[Ceiling]:
+    """All micro-benchmarks, the quick ones first; nothing is allocated yet."""
+    yield copy_ceiling(device)
+    yield mma_ceiling(device)
+    for mib in working_sets_mib:
+        for dim in dims:
+            for path in PATHS:
+                yield gather_ceiling(device, path, mib * MIB // (4 * dim), dim)
+
+
+def measure_ceiling(ceiling: Ceiling, environment: Provenance, device: torch.device) -> Row:
+    """Its row, with the fastest way to launch it; what goes wrong is a status and a reason."""
+    shared = {
+        **environment.model_dump(),
+        **ceiling.columns,
+        "data_sha256": NONE,
+        "data_source": NONE,
+        "graphs": 1,
+        "heads": 1,
+        "blocks": 0,
+        "dtype": "float16",
+        "out_dtype": NONE,
+        "scope": "machine",
+        "metric": "time",
+        "unit": "ms",
+        "config": "scripts/roofline.py",
+        "config_sha": NONE,
+    }
+    try:
+        runs, error_of = ceiling.prepare()
+        best = None
+        for way, run in runs.items():
+            error = error_of(run())
+            if not error <= ceiling.allowed:
+                raise ArithmeticError(f"{way}: the output is off by {error:.1e}, allowed is {ceiling.allowed:.1e}")
+            spread, how = time_kernel(run, device=device, repeats=REPEATS)
+            if best is None or spread.median < best[0].median:
+                best = spread, f"{way}; {how}", error
+    except Exception as error:  # whatever it is, the other ceilings go on
+        status, text = classify(error)
+        return Row(**shared, **NOT_MEASURED, status=status, reason=text)
+    spread, note, error = best
+    return Row(**shared, **spread.columns(), status="ok", relative_error=error, note=note)
+
+
+def copy_ceiling(device: torch.device) -> Ceiling:
+    dim = 128
+    rows = COPIED_BYTES // (2 * dim)
+
+    def prepare():
+        source = _random_words((rows, dim // 2), device)
+        target = torch.empty_like(source)
+        # In a CUDA graph copy_ is a job for the copy engine, which need not be the fastest way.
+        ways = {"copy_": lambda: target.copy_(source), "add": lambda: torch.add(source, 0, out=target)}
+        return ways, lambda copy: float(not torch.equal(source, copy))
+
+    return Ceiling({"dataset": "copy", "backend": "copy_, add", "nodes": rows, "nnz": 0, "dim": dim}, prepare)
+
+
+def gather_ceiling(device: torch.device, path: str, num_rows: int, dim: int) -> Ceiling:
+    """`path`: a key of PATHS; K and V are [num_rows, dim] of 16 bits each."""
+    pairs = GATHERED_BYTES // (4 * dim)
+    chunks = GATHERED_BYTES // (16 * WARP_SIZE * PIECES)
+    function, shape = ("gather_ld", (dim, PIECES)) if path == "ld_global" else ("gather_async", (dim, PIECES, STAGES))
+
+    def prepare():
+        kernel = get_kernel(KernelInstance(SOURCE, function, shape), device.index)
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        key, value = (_random_words((num_rows, dim // 2), device, seed) for seed in (0, 1))
+        word_sums = key.sum(1, dtype=torch.int64) + value.sum(1, dtype=torch.int64)
+        expected = int(word_sums[random_rows(pairs, num_rows, device)].sum())
+
+        def run_with(blocks: int) -> Run:
+            out = torch.empty(blocks * num_sms * THREADS, dtype=torch.int32, device=device)
+
+            def run() -> torch.Tensor:
+                scalars = pack_scalars(np.uint32(num_rows), np.uint32(chunks))
+                launch_kernel(kernel, (blocks * num_sms,), THREADS, (key, value, out), scalars)
+                return out
+
+            return run
+
+        def error(out: torch.Tensor) -> float:
+            return float((int(out.sum(dtype=torch.int64)) - expected) % 2**32 != 0)
+
+        return {f"{blocks} blocks of {THREADS} threads an SM": run_with(blocks) for blocks in PATHS[path]}, error
+
+    columns = {"dataset": "gather", "backend": path, "nodes": num_rows, "nnz": pairs, "dim": dim}
+    return Ceiling(columns, prepare)
+
+
+def mma_ceiling(device: torch.device, iterations: int = MMA_ITERATIONS) -> Ceiling:
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    warps = num_sms * MMA_BLOCKS_PER_SM * THREADS // WARP_SIZE
+
+    def prepare():
+        kernel = get_kernel(KernelInstance(SOURCE, "mma_peak", (MMA_TILES,)), device.index)
+        frag_a, frag_b, lane_sums = mma_problem()
+        a, b = torch.from_numpy(frag_a).to(device), torch.from_numpy(frag_b).to(device)
+        expected = iterations * torch.from_numpy(lane_sums).to(device)
+        out = torch.zeros(warps * WARP_SIZE, dtype=torch.float32, device=device)
+
+        def run() -> torch.Tensor:
+            blocks = num_sms * MMA_BLOCKS_PER_SM
+            launch_kernel(kernel, (blocks,), THREADS, (a, b, out), pack_scalars(np.int32(iterations)))
+            return out
+
+        def error(out: torch.Tensor) -> float:
+            return ((out.view(warps, WARP_SIZE) - expected).norm(dim=1).max() / expected.norm()).item()
+
+        return {f"{MMA_BLOCKS_PER_SM} blocks of {THREADS} threads an SM": run}, error
+
+    columns = {"dataset": "mma", "backend": "m16n8k16", "nodes": 0, "nnz": warps * MMA_TILES * iterations, "dim": 16}
+    return Ceiling(columns, prepare, MMA_ALLOWED_ERROR)
+
+
+def mma_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random A and B_i as fragments, and what each lane should sum up in an iteration.
+
+    Returns:
+        [32, 8] and [MMA_TILES, 32, 4] float16, [32] float64.
+    """
+    generator = np.random.default_rng(0)
+    a = generator.standard_normal((16, 16)).astype(np.float16)
+    b = generator.standard_normal((MMA_TILES, 16, 8)).astype(np.float16)
+    c = (a.astype(np.float64) @ b.astype(np.float64)).sum(0)
+    lanes = range(WARP_SIZE)
+    frag_a = [[a[fragments.a_element(lane, word, half)] for word in range(4) for half in range(2)] for lane in lanes]
+    frag_b = [
+        [[tile[fragments.b_element(lane, word, half)] for word in range(2) for half in range(2)] for lane in lanes]
+        for tile in b
+    ]
+    sums = [sum(c[fragments.c_element(lane, register)] for register in range(4)) for lane in lanes]
+    return np.array(frag_a), np.array(frag_b), np.array(sums)
+
+
+def random_rows(count: int, num_rows: int, device: torch.device) -> torch.Tensor:
+    """[count] int64: the rows that cuda/ceilings.cu gathers, its `random_row`."""
+    low = 2**32 - 1
+    i = torch.arange(count, device=device)
+    i = i ^ (i >> 16)
+    i = i * 0x85EBCA6B & low
+    i = i ^ (i >> 13)
+    i = i * 0xC2B2AE35 & low
+    i = i ^ (i >> 16)
+    return i * num_rows >> 32
+
+
+def _random_words(shape: tuple[int, int], device: torch.device, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int32, device=device)

@@ -1,0 +1,1 @@
+"""Seeded synthetic graphs: surrogates of the data sets."""

@@ -1,0 +1,186 @@
+"""Stand-ins for batches of small graphs: molecules, superpixels, syntax trees and protein neighbourhoods.
+
+Each generator makes all graphs of the batch at once; the mean nodes and edges of a graph are the entry's.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from data.canonical import distinct
+from data.graph import RawGraph
+from data.synthetic.graph import apportion
+
+if TYPE_CHECKING:
+    from data.registry import Dataset
+
+
+@dataclass(frozen=True)
+class MoleculeBatch:
+    """Sparse trees with a few six-rings.
+
+    Attributes:
+        size_cv: coefficient of variation of the graphs' sizes.
+        branching: chance that an atom hangs on the last atom but one and not on the last.
+        far: chance that it hangs on any earlier atom, as the start of a side chain does.
+    """
+
+    size_cv: float
+    branching: float = 0.2
+    far: float = 0.03
+
+    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """`batch_size` graphs with the entry's mean nodes and nnz per graph, in both directions."""
+        rng = np.random.default_rng(seed)
+        sizes = _sizes(entry, batch_size, self.size_cv, rng)
+        num_bonds = round(entry.nnz * batch_size / entry.num_graphs / 2)
+        local = _local(sizes)
+
+        atoms = np.flatnonzero(local > 0)
+        step = np.minimum(1 + (rng.random(atoms.size) < self.branching), local[atoms])
+        far = np.flatnonzero(rng.random(atoms.size) < self.far)
+        step[far] = 1 + (rng.random(far.size) * local[atoms[far]]).astype(np.int64)
+        # A bond to the fifth atom before closes a ring of six where the chain did not branch.
+        closable = np.setdiff1d(np.flatnonzero(local >= 5), atoms[step == 5])
+        closing = rng.choice(closable, min(num_bonds - atoms.size, closable.size), replace=False)
+        row, col = np.concatenate([atoms, closing]), np.concatenate([atoms - step, closing - 5])
+        return _both_directions(row, col, sizes, "random trees with six-rings")
+
+
+@dataclass(frozen=True)
+class SuperpixelBatch:
+    """Planar neighbourhoods: triangulated grids, the nodes numbered line by line but not quite in order.
+
+    Attributes:
+        size_cv: coefficient of variation of the graphs' sizes.
+        aspect: width of a picture over its height.
+        disorder: standard deviation of a node's place in the order.
+    """
+
+    size_cv: float = 0.05
+    aspect: float = 1.3
+    disorder: float = 4.0
+
+    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """`batch_size` graphs with the entry's mean nodes and nnz per graph, in both directions."""
+        rng = np.random.default_rng(seed)
+        sizes = _sizes(entry, batch_size, self.size_cv, rng)
+        num_edges = round(entry.nnz * batch_size / entry.num_graphs / 2)
+        widths = np.maximum(np.rint(np.sqrt(sizes * self.aspect)), 2).astype(np.int64)
+        size, width, local = np.repeat(sizes, sizes), np.repeat(widths, sizes), _local(sizes)
+        node, column = np.arange(size.size), local % width
+        # Right, below, and one diagonal of every cell, from its upper left or from its upper right corner.
+        slash = rng.random(size.size) < 0.5
+        right = node[(column + 1 < width) & (local + 1 < size)]
+        below = node[local + width < size]
+        falling = node[(column + 1 < width) & (local + width + 1 < size) & ~slash]
+        rising = node[(column > 0) & (local + width - 1 < size) & np.roll(slash, 1)]
+        u = np.concatenate([right, below, falling, rising])
+        v = u + np.concatenate([np.ones_like(right), width[below], width[falling] + 1, width[rising] - 1])
+        missing = num_edges - u.size
+        if missing > 0:  # regions of odd shapes touch more neighbours: the next but one in a line
+            skip = rng.choice(node[(column + 2 < width) & (local + 2 < size)], missing, replace=False)
+            u, v = np.concatenate([u, skip]), np.concatenate([v, skip + 2])
+        else:
+            keep = rng.choice(u.size, num_edges, replace=False)
+            u, v = u[keep], v[keep]
+        place = np.empty_like(node)
+        graph = np.repeat(np.arange(batch_size), sizes)
+        place[np.lexsort((local + self.disorder * rng.standard_normal(size.size), graph))] = node
+        return _both_directions(place[u], place[v], sizes, "triangulated grids")
+
+
+@dataclass(frozen=True)
+class SyntaxTreeBatch:
+    """Random trees in preorder; a parent attends to its children and to nothing else.
+
+    Attributes:
+        size_cv: coefficient of variation of the graphs' sizes.
+        descent: chance of hanging a node below the one before it; otherwise it climbs back, each level with the
+            opposite chance.
+    """
+
+    size_cv: float = 0.8
+    descent: float = 0.5
+
+    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """`batch_size` trees with the entry's mean nodes per graph."""
+        rng = np.random.default_rng(seed)
+        sizes = _sizes(entry, batch_size, self.size_cv, rng)
+        root = _local(sizes) == 0
+        # The depth of a node is a walk that rises by at most 1, and at each root starts anew below all before.
+        steps = 2 - rng.geometric(self.descent, root.size)
+        steps[root] = -(10**6)
+        walk = np.cumsum(steps)
+        depth = np.where(root, 0, np.maximum(walk - np.minimum.accumulate(walk), 1))
+        # A node's parent is the last one before it that is one level higher in the same graph.
+        level = np.repeat(np.arange(batch_size), sizes) * (int(depth.max()) + 1) + depth
+        in_order = np.sort(level * root.size + np.arange(root.size))
+        child = np.flatnonzero(~root)
+        parent = in_order[np.searchsorted(in_order, (level[child] - 1) * root.size + child) - 1] % root.size
+        return RawGraph(parent, child, root.size, "random syntax trees", graph_sizes=sizes)
+
+
+@dataclass(frozen=True)
+class DenseBatch:
+    """Dense neighbourhoods: most edges join nodes near each other in the order, the rest lead to hubs of the graph.
+
+    Attributes:
+        size_cv: coefficient of variation of the graphs' sizes.
+        near: share of the edges between nodes that are at most `reach` apart.
+        reach: see there.
+        sigma: log-normal shape of the popularity of nodes for the other edges.
+    """
+
+    size_cv: float = 0.2
+    near: float = 0.7
+    reach: int = 25
+    sigma: float = 1.0
+
+    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """`batch_size` graphs with the entry's mean nodes and nnz per graph, in both directions."""
+        rng = np.random.default_rng(seed)
+        sizes = _sizes(entry, batch_size, self.size_cv, rng)
+        num_nodes, last = int(sizes.sum()), np.cumsum(sizes) - 1
+        wanted = round(entry.nnz * batch_size / entry.num_graphs / 2)
+        edges = apportion(wanted, sizes.astype(float) ** 2)  # they grow with a graph's pairs of nodes
+
+        left = last[np.repeat(np.arange(batch_size), sizes)] - np.arange(num_nodes)  # nodes after this one
+        pairs = np.minimum(left, self.reach)
+        chance = np.minimum(self.near * edges / np.add.reduceat(pairs, last + 1 - sizes), 1)
+        u, offset = np.nonzero(
+            (rng.random((num_nodes, self.reach)) < np.repeat(chance, sizes)[:, None])
+            & (np.arange(self.reach) < pairs[:, None])
+        )
+        keys = u * num_nodes + u + 1 + offset
+
+        weight = np.cumsum(np.exp(self.sigma * rng.standard_normal(num_nodes)))
+        low = np.concatenate([[0.0], weight[last[:-1]]])
+        span = weight[last] - low
+        while (missing := wanted - keys.size) > 0:
+            # Twice what is missing, since some is there already; the surplus is dropped at random.
+            graph = np.repeat(np.arange(batch_size), apportion(2 * missing, edges.astype(float)))
+            u = last[graph] - (rng.random(graph.size) * sizes[graph]).astype(np.int64)
+            v = np.searchsorted(weight, low[graph] + rng.random(graph.size) * span[graph], side="right")
+            v = np.minimum(v, last[graph])
+            fresh = distinct(np, (np.minimum(u, v) * num_nodes + np.maximum(u, v))[u != v])
+            fresh = fresh[keys[np.minimum(np.searchsorted(keys, fresh), keys.size - 1)] != fresh]
+            keys = np.sort(np.concatenate([keys, rng.permutation(fresh)[:missing]]))
+        return _both_directions(keys // num_nodes, keys % num_nodes, sizes, "dense neighbourhoods")
+
+
+def _sizes(entry: "Dataset", batch_size: int, cv: float, rng: np.random.Generator) -> np.ndarray:
+    """[batch_size] int64 nodes of each graph, 2 at least, gamma distributed around the entry's mean."""
+    total = round(entry.num_nodes * batch_size / entry.num_graphs)
+    return 2 + apportion(total - 2 * batch_size, rng.gamma(1 / cv**2, size=batch_size))
+
+
+def _local(sizes: np.ndarray) -> np.ndarray:
+    """[N] int64, each node's number in its graph."""
+    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+def _both_directions(row: np.ndarray, col: np.ndarray, sizes: np.ndarray, origin: str) -> RawGraph:
+    row, col = np.concatenate([row, col]), np.concatenate([col, row])
+    return RawGraph(row, col, int(sizes.sum()), origin, graph_sizes=sizes)

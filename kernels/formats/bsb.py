@@ -1,0 +1,234 @@
+"""The Binary Sparse Block (BSB) format of the paper's section "Sparse Format for Tensor Cores".
+
+The rows of A are cut into row windows (RW) of r rows. Within a window the columns without a nonzero are dropped and the
+rest, in ascending order, are cut into tensor core blocks (TCB) of c columns:
+
+    A, window of r = 4 rows            compacted, c = 2        col_sparse_to_dense   bitmap[tcb, row] (bit = column)
+    . x . . . x . .                    x x | . .               1 5 | 7 7             11 | 00
+    . x . . . . . .         ->         x . | . .               padding repeats 7     01 | 00
+    . . . . . . . x                    . . | x .                                     00 | 01
+    . . . . . x . .                    . x | . .                                     10 | 00
+
+Rows are queries and columns are keys. For a DGLGraph the rows are destination nodes and the columns source nodes:
+a node attends to the sources of its in-edges.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .bsb_build import build_bsb_arrays
+from .csr import (
+    CSRPattern,
+    array_module,
+    check_csr,
+    csr_from_dgl,
+    csr_from_scipy,
+    csr_from_torch,
+    csr_pattern,
+)
+
+Tile = tuple[int, int]
+PAPER_TILE: Tile = (16, 8)  # m16n8k16: 16 queries by 8 keys
+
+
+@dataclass(frozen=True, eq=False)
+class BSB:
+    """A sparse binary matrix in BSB. Build it with a constructor below, once a graph; it never changes.
+
+    Attributes:
+        shape: (num_rows, num_cols): queries and keys.
+        tile: (r, c): rows and columns of a TCB; the paper's kernel needs (16, 8).
+        nnz: number of distinct nonzeros.
+        num_duplicates: repeated entries of the input, dropped.
+        tcb_row_offset: [num_row_windows + 1] int32, first TCB of each row window (the paper's `tro`).
+        col_sparse_to_dense: [num_tcbs * c] int32, original column of each slot (the paper's `sptd`). Slots that pad
+            the last TCB of a window repeat the window's last column.
+        bitmap: [num_tcbs, r, c / 8] uint8, bit j of byte b is column 8b + j of the TCB.
+        row_window_order: [num_row_windows] int32, windows by decreasing TCB count, stable (row-window reordering).
+    """
+
+    shape: tuple[int, int]
+    tile: Tile
+    nnz: int
+    num_duplicates: int
+    tcb_row_offset: torch.Tensor
+    col_sparse_to_dense: torch.Tensor
+    bitmap: torch.Tensor
+    row_window_order: torch.Tensor
+
+    @classmethod
+    def from_csr(cls, indptr: Any, indices: Any, num_cols: int | None = None, tile: Tile = PAPER_TILE) -> "BSB":
+        """Build from CSR arrays of NumPy, CuPy or torch; the result lives on their device.
+
+        Args:
+            indptr: [num_rows + 1] int32 or int64.
+            indices: [nnz] int32 or int64, unsorted and repeated columns allowed.
+            num_cols: number of columns; None means a square matrix.
+            tile: (r, c), r from 1 to 256 and c a multiple of 8 up to 256.
+
+        Raises:
+            ValueError: a shape, an offset or a column is wrong; the text names it.
+            TypeError: the arrays are not integers.
+        """
+        r, c = tile
+        if not (1 <= r <= 256 and 8 <= c <= 256 and c % 8 == 0):
+            raise ValueError(f"tile: got {tile}; r from 1 to 256 and c a multiple of 8 up to 256 are allowed")
+        xp, (indptr, indices) = array_module(indptr, indices)
+        with _on_torch_stream(indptr):
+            if num_cols is None:
+                num_cols = indptr.size - 1
+            check_csr(xp, indptr, indices, num_cols)
+            built = build_bsb_arrays(xp, indptr, indices, num_cols, tile)
+            return cls(
+                shape=(indptr.size - 1, num_cols),
+                tile=(r, c),
+                nnz=built.nnz,
+                num_duplicates=built.num_duplicates,
+                tcb_row_offset=torch.from_dlpack(built.tcb_row_offset),
+                col_sparse_to_dense=torch.from_dlpack(built.col_sparse_to_dense),
+                bitmap=torch.from_dlpack(built.bitmap),
+                row_window_order=torch.from_dlpack(built.row_window_order),
+            )
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, tile: Tile = PAPER_TILE) -> "BSB":
+        """Build from a SciPy sparse matrix or array; every stored entry is a nonzero."""
+        return cls._from_pattern(csr_from_scipy(matrix), tile)
+
+    @classmethod
+    def from_torch(cls, matrix: torch.Tensor, tile: Tile = PAPER_TILE) -> "BSB":
+        """Build from a 2-D `torch.sparse_csr` tensor on any device; every stored entry is a nonzero."""
+        return cls._from_pattern(csr_from_torch(matrix), tile)
+
+    @classmethod
+    def from_dgl(cls, graph: Any, tile: Tile = PAPER_TILE) -> "BSB":
+        """Build from a homogeneous DGLGraph: rows are destination nodes, columns the sources of their in-edges."""
+        return cls._from_pattern(csr_from_dgl(graph), tile)
+
+    @classmethod
+    def from_graph(cls, graph: Any, tile: Tile = PAPER_TILE, device: torch.device | None = None) -> "BSB":
+        """From any kind of graph that `formats.csr.csr_pattern` accepts, or a BSB, on `device` (default: where it is).
+
+        A BSB that has the tile and the device already is returned as it is; with another tile it is built anew.
+        """
+        if not isinstance(graph, BSB):
+            return cls._from_pattern(csr_pattern(graph), tile, device)
+        graph = graph if device is None else graph.to(device)
+        return graph if graph.tile == tile else cls.from_csr(*graph.to_csr(), graph.shape[1], tile)
+
+    @classmethod
+    def _from_pattern(cls, pattern: CSRPattern, tile: Tile, device: torch.device | None = None) -> "BSB":
+        indptr, indices = pattern.indptr, pattern.indices
+        if device is not None:
+            # torch takes no negative strides, NumPy's reversed views have them.
+            indptr, indices = (
+                torch.as_tensor(array if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)).to(device)
+                for array in (indptr, indices)
+            )
+        return cls.from_csr(indptr, indices, pattern.shape[1], tile)
+
+    @property
+    def device(self) -> torch.device:
+        return self.bitmap.device
+
+    @property
+    def num_row_windows(self) -> int:
+        return self.row_window_order.numel()
+
+    @property
+    def num_tcbs(self) -> int:
+        return self.bitmap.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the paper's three arrays: 4 (num_row_windows + 1) + 4 bc + brc / 8 (its format table, in bits,
+        counts N / r offsets; the array holds one more). `row_window_order`, the schedule, is not part of it."""
+        arrays = (self.tcb_row_offset, self.col_sparse_to_dense, self.bitmap)
+        return sum(array.numel() * array.element_size() for array in arrays)
+
+    def to(self, device: torch.device | str) -> "BSB":
+        """The same matrix on another device; itself when it is there already."""
+        device = torch.device(device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device == self.device:
+            return self
+        names = ("tcb_row_offset", "col_sparse_to_dense", "bitmap", "row_window_order")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def to_csr(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The exact inverse of `from_csr` for sorted rows without duplicates.
+
+        Returns:
+            (indptr, indices): [num_rows + 1] int64 and [nnz] int32 on this matrix's device, columns ascending.
+        """
+        r, c = self.tile
+        bits = torch.arange(8, device=self.device, dtype=torch.uint8)
+        mask = (self.bitmap[..., None] >> bits) & 1
+        tcb, local_row, column = torch.nonzero(mask.view(-1, r, c), as_tuple=True)
+        counts = self.tcb_row_offset.diff().long()
+        window = torch.repeat_interleave(torch.arange(self.num_row_windows, device=self.device), counts)
+        # In a window the TCBs, and in a TCB the columns, ascend: sorting by row alone, stably, sorts the columns too.
+        row, by_row = torch.sort(window[tcb] * r + local_row, stable=True)
+        indices = self.col_sparse_to_dense.view(-1, c)[tcb, column][by_row]
+        indptr = torch.zeros(self.shape[0] + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(torch.bincount(row, minlength=self.shape[0]), 0, out=indptr[1:])
+        return indptr, indices
+
+    def stats(self) -> dict[str, float]:
+        """The columns of the paper's data set table, with the counts behind them.
+
+        Returns:
+            num_rows, num_cols, nnz, num_row_windows, num_tcbs; tcb_per_rw_mean and _cv over all row windows, empty ones
+            included; nnz_per_tcb_mean and _cv over all TCBs. CV is the population standard deviation over the mean.
+            A mean over nothing is 0, as is its CV.
+        """
+        popcount = torch.tensor([value.bit_count() for value in range(256)], device=self.device)
+        nnz_per_tcb = popcount[self.bitmap.flatten(1).long()].sum(1)
+        tcb_mean, tcb_cv = _mean_cv(self.tcb_row_offset.diff())
+        nnz_mean, nnz_cv = _mean_cv(nnz_per_tcb)
+        return {
+            "num_rows": self.shape[0],
+            "num_cols": self.shape[1],
+            "nnz": self.nnz,
+            "num_row_windows": self.num_row_windows,
+            "num_tcbs": self.num_tcbs,
+            "tcb_per_rw_mean": tcb_mean,
+            "tcb_per_rw_cv": tcb_cv,
+            "nnz_per_tcb_mean": nnz_mean,
+            "nnz_per_tcb_cv": nnz_cv,
+        }
+
+
+def _mean_cv(counts: torch.Tensor) -> tuple[float, float]:
+    if counts.numel() == 0:
+        return 0.0, 0.0
+    counts = counts.double()
+    mean = counts.mean().item()
+    return mean, counts.std(correction=0).item() / mean if mean else 0.0
+
+
+def _on_torch_stream(array: Any) -> ExitStack:
+    """For a CuPy array: its device, torch's current stream and torch's memory for what CuPy does inside."""
+    stack = ExitStack()
+    if hasattr(array, "__cuda_array_interface__"):
+        import cupy
+
+        device = array.device.id
+        stack.enter_context(cupy.cuda.Device(device))
+        stack.enter_context(cupy.cuda.Stream.from_external(torch.cuda.current_stream(device)))
+        stack.enter_context(cupy.cuda.using_allocator(_torch_allocator))
+    return stack
+
+
+def _torch_allocator(num_bytes: int) -> Any:
+    """CuPy memory out of torch's caching allocator: one pool, so that neither library starves the other."""
+    import cupy
+
+    block = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=torch.device("cuda", cupy.cuda.Device().id))
+    memory = cupy.cuda.UnownedMemory(block.data_ptr(), block.numel(), block)
+    return cupy.cuda.MemoryPointer(memory, 0)

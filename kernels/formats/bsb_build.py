@@ -1,0 +1,126 @@
+"""Construction of the BSB arrays, the same code for the CPU (NumPy) and the GPU (CuPy).
+
+Only integer sorts, prefix sums and scatters of distinct values occur, so that both give the same bits on every run.
+The steps are those of the paper's section on the format; no step runs serially over a row window, which is what
+makes hub windows slow to build in the published code.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+EDGES_PER_CHUNK = 1 << 25  # bounds the scratch memory: about 50 bytes an edge and 128 bytes a TCB
+
+
+@dataclass(frozen=True)
+class BSBArrays:
+    """BSB arrays in NumPy or CuPy; see `kernels.formats.bsb.BSB` for shapes and meaning."""
+
+    tcb_row_offset: Any
+    col_sparse_to_dense: Any
+    bitmap: Any
+    row_window_order: Any
+    nnz: int
+    num_duplicates: int
+
+
+def build_bsb_arrays(xp: Any, indptr: Any, indices: Any, num_cols: int, tile: tuple[int, int]) -> BSBArrays:
+    """Build the BSB arrays of a checked CSR pattern.
+
+    Args:
+        xp: `numpy` or `cupy`, the module of both arrays.
+        indptr: [num_rows + 1] integer.
+        indices: [nnz] integer, in any order within a row, duplicates allowed.
+        num_cols: number of columns.
+        tile: (r, c), rows and columns of a TCB.
+
+    Raises:
+        ValueError: more than 2^31 - 1 TCBs, which tcb_row_offset (int32) cannot count.
+    """
+    r, c = tile
+    num_rows = indptr.size - 1
+    num_windows = -(-num_rows // r)
+    window_edge = indptr[xp.minimum(xp.arange(num_windows + 1, dtype=xp.int64) * r, num_rows)].astype(xp.int64)
+
+    chunks = []
+    first = 0
+    while first < num_windows:
+        limit = int(window_edge[first]) + EDGES_PER_CHUNK
+        last = int(xp.searchsorted(window_edge, xp.asarray([limit]), side="right")[0]) - 1
+        last = min(max(last, first + 1), num_windows)  # a window is never split, however long
+        rows = slice(first * r, min(last * r, num_rows) + 1)
+        chunks.append(_compact_windows(xp, indptr[rows], indices, last - first, num_cols, tile))
+        first = last
+
+    tcbs_per_window, columns, bitmaps, unique_edges = zip(*chunks, strict=True) if chunks else ((),) * 4
+    counts = _join(xp, tcbs_per_window, xp.int64)
+    offset = xp.concatenate([xp.zeros(1, dtype=xp.int64), xp.cumsum(counts)])
+    if int(offset[-1]) >= 2**31:
+        raise ValueError(
+            f"graph: {int(offset[-1])} tensor core blocks of {r}x{c}; at most {2**31 - 1} fit the format "
+            "(split the rows into several graphs)"
+        )
+    nnz = sum(unique_edges)
+    return BSBArrays(
+        tcb_row_offset=offset.astype(xp.int32),
+        col_sparse_to_dense=_join(xp, columns, xp.int32),
+        bitmap=_join(xp, bitmaps, xp.uint8).reshape(-1, r, c // 8),
+        row_window_order=xp.argsort(-counts, kind="stable").astype(xp.int32),
+        nnz=nnz,
+        num_duplicates=indices.size - nnz,
+    )
+
+
+def _join(xp: Any, parts: tuple[Any, ...], dtype: Any) -> Any:
+    return xp.concatenate(parts) if parts else xp.zeros(0, dtype=dtype)
+
+
+def _compact_windows(
+    xp: Any, indptr: Any, indices: Any, num_windows: int, num_cols: int, tile: tuple[int, int]
+) -> tuple[Any, Any, Any, int]:
+    """TCBs per window, slot columns, bitmaps and number of distinct edges of consecutive row windows."""
+    r, c = tile
+    first_edge, last_edge = int(indptr[0]), int(indptr[-1])
+    num_edges = last_edge - first_edge
+
+    # Row of each edge: how many rows have started at or before it.
+    row_starts = (indptr[1:-1] - first_edge).astype(xp.int64)
+    row = xp.cumsum(xp.bincount(row_starts, minlength=num_edges + 1)[:num_edges])
+
+    # One sort orders the edges by window, column and row; equal neighbours are duplicates. No overflow: dimensions
+    # are below 2^31, so keys stay below 2^63.
+    column = indices[first_edge:last_edge].astype(xp.int64)
+    key = ((row // r) * num_cols + column) * r + row % r
+    key.sort()
+    key = key[_starts_run(xp, key)]
+    local_row = key % r
+    column_key = key // r
+
+    # Distinct (window, column) pairs are the compacted columns.
+    starts_column = _starts_run(xp, column_key)
+    column_of_edge = xp.cumsum(starts_column) - 1
+    column_key = column_key[starts_column]
+    window, column = column_key // max(num_cols, 1), column_key % max(num_cols, 1)
+
+    columns_per_window = xp.bincount(window, minlength=num_windows)
+    tcbs_per_window = -(-columns_per_window // c)
+    first_column = xp.cumsum(columns_per_window) - columns_per_window
+    first_slot = (xp.cumsum(tcbs_per_window) - tcbs_per_window) * c
+    slot = first_slot[window] + xp.arange(column.size) - first_column[window]
+
+    # Padding slots repeat the window's last column: a kernel may gather them without a test, from a line it has read.
+    num_tcbs = int(tcbs_per_window.sum())
+    is_column = xp.zeros(num_tcbs * c, dtype=xp.bool_)
+    is_column[slot] = True
+    slot_column = column[xp.cumsum(is_column) - 1].astype(xp.int32)
+
+    mask = xp.zeros(num_tcbs * r * c, dtype=xp.bool_)  # [num_tcbs, r, c]
+    slot_of_edge = slot[column_of_edge]
+    mask[(slot_of_edge // c * r + local_row) * c + slot_of_edge % c] = True
+    return tcbs_per_window, slot_column, xp.packbits(mask, bitorder="little"), key.size
+
+
+def _starts_run(xp: Any, sorted_keys: Any) -> Any:
+    """[n] bool: whether an element differs from the one before it."""
+    flags = xp.ones(sorted_keys.size, dtype=xp.bool_)
+    flags[1:] = sorted_keys[1:] != sorted_keys[:-1]
+    return flags

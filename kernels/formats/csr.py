@@ -1,0 +1,134 @@
+"""Graphs of every accepted kind as one CSR pattern whose rows are the queries and whose columns are the keys.
+
+For a DGLGraph the rows are the destination nodes: node v attends to node u for every edge u -> v (its in-edges).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fused3s_dgl import import_dgl
+
+MAX_DIM = 2**31 - 1  # row and column ids are stored as int32
+
+
+@dataclass(frozen=True, eq=False)
+class CSRPattern:
+    """The pattern of a sparse binary matrix A: A[i, indices[indptr[i]:indptr[i+1]]] = 1.
+
+    Attributes:
+        indptr: [num_rows + 1], an integer array of NumPy, CuPy or torch (any device).
+        indices: [nnz], the same kind of array; columns may be unsorted and repeated.
+        shape: (num_rows, num_cols).
+    """
+
+    indptr: Any
+    indices: Any
+    shape: tuple[int, int]
+
+
+def csr_from_scipy(matrix: Any) -> CSRPattern:
+    """Pattern of a SciPy sparse matrix or array: every stored entry is an edge, whatever its value."""
+    csr = matrix.tocsr()
+    return CSRPattern(csr.indptr, csr.indices, tuple(csr.shape))
+
+
+def csr_from_torch(matrix: torch.Tensor) -> CSRPattern:
+    """Pattern of a 2-D `torch.sparse_csr` tensor: every stored entry is an edge, whatever its value."""
+    if matrix.layout != torch.sparse_csr or matrix.dim() != 2:
+        raise TypeError(
+            f"graph: got a torch tensor of layout {matrix.layout} with {matrix.dim()} dimensions; "
+            "a 2-D torch.sparse_csr tensor is needed (tensor.to_sparse_csr())"
+        )
+    return CSRPattern(matrix.crow_indices(), matrix.col_indices(), tuple(matrix.shape))
+
+
+def csr_from_dgl(graph: Any) -> CSRPattern:
+    """In-edges of a homogeneous DGLGraph: rows are destination nodes (queries), columns source nodes (keys)."""
+    if len(graph.canonical_etypes) != 1:
+        raise ValueError(
+            f"graph: got a DGLGraph with {len(graph.canonical_etypes)} edge types; one is needed "
+            "(graph[etype], or dgl.to_homogeneous(graph))"
+        )
+    # 'csc' has a row for each destination; its third array holds edge ids, which a binary pattern has no use for.
+    indptr, indices, _ = graph.adj_tensors("csc")
+    return CSRPattern(indptr, indices, (graph.num_dst_nodes(), graph.num_src_nodes()))
+
+
+def csr_pattern(graph: Any) -> CSRPattern:
+    """CSR pattern of a DGLGraph, a SciPy sparse matrix or a torch sparse CSR tensor; a pattern is returned as it is.
+
+    Raises:
+        TypeError: `graph` is none of these.
+    """
+    if isinstance(graph, CSRPattern):
+        return graph
+    if isinstance(graph, torch.Tensor):
+        return csr_from_torch(graph)
+    package = type(graph).__module__.split(".", maxsplit=1)[0]
+    if package == "scipy" and hasattr(graph, "tocsr"):
+        return csr_from_scipy(graph)
+    if package == "dgl" and isinstance(graph, import_dgl().DGLGraph):
+        return csr_from_dgl(graph)
+    raise TypeError(
+        f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are kernels.BSB, dgl.DGLGraph, "
+        "a scipy.sparse matrix and a torch.sparse_csr tensor (for bare arrays: BSB.from_csr(indptr, indices))"
+    )
+
+
+def check_csr(xp: Any, indptr: Any, indices: Any, num_cols: int) -> None:
+    """Raise a ValueError that names the first thing wrong with a CSR pattern held in `xp` (numpy or cupy) arrays."""
+    if indptr.ndim != 1 or indptr.size < 1:
+        raise ValueError(f"indptr: got shape {indptr.shape}; [num_rows + 1] with at least one entry is needed")
+    if indices.ndim != 1:
+        raise ValueError(f"indices: got shape {indices.shape}; [nnz] is needed")
+    num_rows = indptr.size - 1
+    for what, size in (("num_rows", num_rows), ("num_cols", num_cols)):
+        if not 0 <= size <= MAX_DIM:
+            raise ValueError(f"{what}: got {size}; 0 to {MAX_DIM} is allowed")
+    first, last = int(indptr[0]), int(indptr[-1])
+    if first != 0:
+        raise ValueError(f"indptr: starts with {first}; it must start with 0")
+    if last != indices.size:
+        raise ValueError(f"indptr: ends with {last}, but indices has {indices.size} entries; they must agree")
+    decreasing = xp.flatnonzero(indptr[1:] < indptr[:-1])
+    if decreasing.size:
+        row = int(decreasing[0])
+        raise ValueError(f"indptr: decreases at row {row} ({int(indptr[row])} to {int(indptr[row + 1])})")
+    if indices.size:
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= num_cols:
+            bad = low if low < 0 else high
+            position = int(xp.flatnonzero(indices == bad)[0])
+            row = int(xp.searchsorted(indptr, xp.asarray(position), side="right")) - 1
+            raise ValueError(f"indices: row {row} holds column {bad}; allowed are 0 to {num_cols - 1}")
+
+
+def array_module(*arrays: Any) -> tuple[Any, list[Any]]:
+    """Bring NumPy, CuPy or torch integer arrays of one device to NumPy (CPU) or CuPy (GPU) without a copy.
+
+    Returns:
+        (xp, arrays): the module `numpy` or `cupy` and the arrays in it.
+    """
+    views = []
+    for array in arrays:
+        if isinstance(array, torch.Tensor):
+            array = array.detach()
+            array = array.numpy() if array.device.type == "cpu" else _cupy().from_dlpack(array.contiguous())
+        elif not hasattr(array, "__cuda_array_interface__"):
+            array = np.asarray(array)
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(f"indptr and indices: got dtype {array.dtype}; int32 and int64 are allowed")
+        views.append(array)
+    on_gpu = [hasattr(view, "__cuda_array_interface__") for view in views]
+    if any(on_gpu) != all(on_gpu):
+        raise ValueError("indptr and indices: one is on the CPU and one on a GPU; put both on one device")
+    return (_cupy() if on_gpu[0] else np), views
+
+
+def _cupy() -> Any:
+    import cupy  # only on the GPU path: a laptop without CuPy builds on the CPU
+
+    return cupy

@@ -1,0 +1,124 @@
+"""Rows grouped into windows that share columns: the loop behind `row_order`, compiled by Numba on first use.
+
+Each step depends on the rows that the step before took, so that no array operation expresses it; as plain Python it is
+the same function, some hundred times slower.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+# Columns with more rows left than this say little about which rows belong together, and bound the work otherwise:
+# at most this many visits for each gathered column.
+HUB_ROWS = 1024
+# A shared column counts 1, plus this much divided by the rows it has left: rows that complete a column come early.
+SCARCITY = 2.0
+
+
+def fill_windows(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    col_ptr: np.ndarray,
+    col_rows: np.ndarray,
+    seeds: np.ndarray,
+    window_rows: int,
+) -> np.ndarray:
+    """Fill one window after the other, each time with the row that shares most with the window so far.
+
+    A row r is rated sum(1 + SCARCITY / rows left in c) / sqrt(columns of r) over its columns c that the window has:
+    between the overlap itself, which would draw all hubs together, and its share of the row, which would draw together
+    rows of one column. The rows left in c are those at the window's first use of c, the user included. The best row
+    left over starts the next window, which keeps neighbouring windows alike; where none shares anything, the next seed
+    does.
+
+    Args:
+        indptr, indices: [num_rows + 1] int64, [nnz] int32, the CSR pattern without duplicates.
+        col_ptr, col_rows: [num_cols + 1] int64, [nnz] int32, its transpose. `col_rows` is used up.
+        seeds: [num_rows] int32, a permutation: who starts when nothing is shared.
+        window_rows: rows of a window.
+
+    Returns:
+        perm: [num_rows] int32, the rows in their new order.
+    """
+    num_rows = indptr.size - 1
+    perm = np.empty(num_rows, np.int32)
+    score = np.zeros(num_rows, np.float64)
+    share = np.empty(num_rows, np.float64)  # 1 / sqrt(columns); 0 once the row is taken
+    for r in range(num_rows):
+        share[r] = 1.0 / np.sqrt(max(indptr[r + 1] - indptr[r], 1))
+    candidates = np.empty(num_rows, np.int32)
+    col_end = col_ptr[1:].copy()  # the rows left in a column are those before its end
+    window_of_col = np.full(col_end.size, -1, np.int32)
+
+    next_seed = 0
+    row = -1
+    num_candidates = 0
+    for position in range(num_rows):
+        window = position // window_rows
+        if position % window_rows == 0:
+            for i in range(num_candidates):
+                score[candidates[i]] = 0.0
+            num_candidates = 0
+        if row < 0:
+            while share[seeds[next_seed]] == 0.0:
+                next_seed += 1
+            row = seeds[next_seed]
+        perm[position] = row
+        share[row] = 0.0
+
+        # Columns that are new to the window raise the score of the rows that are left in them.
+        for edge in range(indptr[row], indptr[row + 1]):
+            col = indices[edge]
+            if window_of_col[col] == window:
+                continue
+            window_of_col[col] = window
+            entry, end = col_ptr[col], col_end[col]
+            if end - entry > HUB_ROWS:
+                continue
+            weight = 1.0 + SCARCITY / (end - entry) if end > entry else 0.0
+            while entry < end:
+                other = col_rows[entry]
+                if share[other] == 0.0:
+                    end -= 1
+                    col_rows[entry] = col_rows[end]
+                    continue
+                if score[other] == 0.0:
+                    candidates[num_candidates] = other
+                    num_candidates += 1
+                score[other] += weight
+                entry += 1
+            col_end[col] = end
+
+        row = -1
+        best = 0.0
+        i = 0
+        while i < num_candidates:
+            other = candidates[i]
+            rating = score[other] * share[other]
+            if rating == 0.0:
+                num_candidates -= 1
+                candidates[i] = candidates[num_candidates]
+                continue
+            if rating > best:
+                best = rating
+                row = other
+            i += 1
+    return perm
+
+
+@cache
+def compiled_fill_windows() -> Callable[..., np.ndarray]:
+    """`fill_windows` as machine code; compiled once (some seconds), then read from Numba's cache on disk.
+
+    Raises:
+        ImportError: Numba is not installed.
+    """
+    try:
+        import numba
+    except ImportError as error:
+        raise ImportError(
+            "reorder: the method 'communities' needs the package numba (pip install numba); 'none' and 'rcm' do not"
+        ) from error
+    signature = "int32[::1](int64[::1], int32[::1], int64[::1], int32[::1], int32[::1], int64)"
+    return numba.njit(signature, cache=True)(fill_windows)

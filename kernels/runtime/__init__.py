@@ -1,0 +1,1 @@
+"""Compilation and launch of the CUDA sources."""

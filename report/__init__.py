@@ -1,0 +1,1 @@
+"""Tables and figures, read from the CSVs of `results/`; nothing here needs a GPU."""

@@ -1,0 +1,1 @@
+"""The paper's data set, decile and format tables."""

@@ -1,0 +1,114 @@
+"""Times of a forward pass's parts, and the accuracy of 16 bits."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from bench.accuracy import accuracy
+from bench.model_regions import REGIONS, save_trace, time_attention, time_regions
+from fused3s_dgl import import_dgl
+from kernels import plan_attention
+from models import GraphTransformer, prepare_execution
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+
+
+def prepared(device=CPU, dtype=torch.float32, delay=0.0, **options):
+    torch.manual_seed(0)
+    source, destination = torch.randint(0, 50, (2, 300))
+    graph = import_dgl().graph((source, destination), num_nodes=50)
+    graph.ndata["feat"] = torch.randn(50, 6)
+    model = GraphTransformer(in_features=6, num_classes=3, dim=64, blocks=3).to(device, dtype).eval()
+    plan = plan_attention(graph, backend="fused3s" if device.type == "cuda" else "reference", device=device)
+
+    def slow(q, k, v, **options):
+        time.sleep(delay)
+        return v.contiguous()
+
+    attention = slow if delay else plan
+
+    with torch.inference_mode():
+        return prepare_execution(model, model.prepare(graph, attention), backend=plan.backend, **options)
+
+
+@torch.inference_mode()
+def test_time_in_attention_is_of_all_blocks_of_a_pass():
+    spread = time_attention(prepared(delay=0.02), device=CPU, repeats=3)
+    assert 60 <= spread.median < 120
+    assert spread.repeats == 3
+
+
+@torch.inference_mode()
+def test_regions_cover_the_pass_and_find_where_the_time_is():
+    run = prepared(delay=0.02)
+    run.run()
+    regions = time_regions(run, eager_ms=0.0, device=CPU, repeats=2)
+    assert list(regions) == [r for r in REGIONS if r not in ("dense", "launch gaps")]
+    assert 60 <= regions["attention"].median < 120
+    assert max(spread.median for name, spread in regions.items() if name != "attention") < 30
+
+
+@torch.inference_mode()
+def test_parts_that_are_no_modules_are_one_region(monkeypatch):
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+    run = prepared(dense="compiled")
+    run.run()
+    regions = time_regions(run, eager_ms=0.0, device=CPU, repeats=1)
+    assert list(regions) == ["embedding", "qkv", "attention", "dense", "readout"]
+    torch.compiler.reset()
+
+
+@torch.inference_mode()
+def test_marks_leave_nothing_behind():
+    run = prepared()
+    before = run.run()
+    time_regions(run, eager_ms=0.0, device=CPU, repeats=1)
+    assert all(not module._forward_hooks for module in run.model.modules())
+    assert torch.equal(run.run(), before)
+
+
+@torch.inference_mode()
+def test_trace_names_passes_and_attention(tmp_path):
+    save_trace(prepared(), tmp_path / "deeper" / "trace.json", passes=2)
+    names = [event.get("name") for event in json.loads((tmp_path / "deeper" / "trace.json").read_text())["traceEvents"]]
+    assert names.count("forward pass, eager") == 2
+    assert names.count("attention") == 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dense", ["plain", "auto"])
+@torch.inference_mode()
+def test_gpu_regions_add_up_to_the_eager_pass(dense):
+    device = torch.device("cuda", torch.cuda.current_device())
+    run = prepared(device, torch.float16, dense=dense)
+    run.run()
+    regions = time_regions(run, eager_ms=100.0, device=device, repeats=3)
+    assert sum(spread.median for spread in regions.values()) == pytest.approx(100.0, rel=0.05)
+    assert all(spread.median > 0 for spread in regions.values())
+    assert regions["launch gaps"].median > 50  # such a small graph keeps the GPU busy for less than a millisecond
+    inside = {captured: prepared(device, torch.float16, dense=dense, cuda_graph=captured) for captured in (False, True)}
+    times = {captured: time_attention(e, device=device, repeats=5).median for captured, e in inside.items()}
+    assert 0 < times[True] < times[False]  # without waiting for launches
+
+
+def test_accuracy_counts_rows_with_the_same_largest_logit():
+    exact = torch.eye(4)
+    logits = exact.clone()
+    logits[0] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    found = accuracy(logits.half(), exact)
+    assert found.argmax_agreement == 0.75
+    assert found.max_abs == 1.0
+    # The difference has two entries of 1 in 16, the reference less its mean row 12 of 1/4 and 4 of 3/4, in squares 3.
+    assert found.relative == pytest.approx((2 / 3) ** 0.5)
+    assert accuracy(exact.half(), exact).argmax_agreement == 1.0
+
+
+def test_a_single_output_has_no_largest():
+    assert accuracy(torch.ones(3, 1), torch.rand(3, 1)).argmax_agreement is None
+    with pytest.raises(TypeError, match="logits of a float32 model"):
+        accuracy(torch.ones(3, 2), torch.ones(3, 2).half())

@@ -1,0 +1,107 @@
+"""The micro-benchmarks of a machine: their index arithmetic on the CPU, the kernels through NVRTC and on a GPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from bench import provenance
+from bench.peak_rates import (
+    DIMS,
+    GATHERED_BYTES,
+    MMA_TILES,
+    PATHS,
+    PIECES,
+    SOURCE,
+    STAGES,
+    THREADS,
+    WORKING_SETS_MIB,
+    Ceiling,
+    copy_ceiling,
+    gather_ceiling,
+    measure_ceiling,
+    mma_ceiling,
+    mma_problem,
+    random_rows,
+)
+from kernels import fragments
+from kernels.backends.baseline import KernelInstance
+from kernels.runtime.jit import compile_ptxas
+
+
+def finaliser(i: int, num_rows: int) -> int:
+    """Murmur3's, in Python's own integers."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        i = (i ^ i >> shift) * factor % 2**32
+    return (i ^ i >> 16) * num_rows >> 32
+
+
+def test_random_rows_are_the_kernels_and_even():
+    num_rows = 4096 * 1024 * 1024 // (4 * 64)  # the largest that is measured
+    rows = random_rows(300_000, num_rows, torch.device("cpu"))
+    assert rows[::997].tolist() == [finaliser(i, num_rows) for i in range(0, 300_000, 997)]
+    assert torch.bincount(rows * 10 // num_rows, minlength=10).float().sub(30_000).abs().max() < 1000
+
+
+def test_a_run_gathers_whole_chunks_below_the_32_bits_that_count_them():
+    assert GATHERED_BYTES % (16 * 32 * PIECES) == 0
+    assert all(GATHERED_BYTES % (4 * dim) == 0 for dim in DIMS)
+    # A warp counts on past the end by as many chunks as its ring holds.
+    assert GATHERED_BYTES // 16 + 2 * STAGES * 132 * 16 * THREADS * PIECES < 2**32
+    assert max(WORKING_SETS_MIB) * 2**20 // (4 * min(DIMS)) < 2**31
+
+
+def test_fragments_hold_the_matrices_whose_product_is_expected():
+    frag_a, frag_b, sums = mma_problem()
+    a, b = np.full((16, 16), np.nan), np.full((MMA_TILES, 16, 8), np.nan)
+    for lane in range(32):
+        for word in range(4):
+            for half in range(2):
+                a[fragments.a_element(lane, word, half)] = frag_a[lane, 2 * word + half]
+                if word < 2:
+                    b[:, *fragments.b_element(lane, word, half)] = frag_b[:, lane, 2 * word + half]
+    assert sums.sum() == pytest.approx((a @ b).sum())
+    assert np.unique(a).size > 200  # random, not a constant that costs a GPU no power
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_kernels_keep_enough_warps_on_an_sm(arch):
+    pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
+    gathers = [KernelInstance(SOURCE, "gather_ld", (dim, PIECES)) for dim in DIMS]
+    gathers += [KernelInstance(SOURCE, "gather_async", (dim, PIECES, STAGES)) for dim in DIMS]
+    specs = [*gathers, KernelInstance(SOURCE, "mma_peak", (MMA_TILES,))]
+    for spec, report in compile_ptxas(specs, arch).items():
+        assert report.spill_bytes == 0, (arch, spec.name, report)
+        assert report.registers <= (64 if spec.function == "mma_peak" else 42), (arch, spec.name, report)
+        if spec.function == "gather_async":
+            assert report.shared_bytes == 8 * STAGES * PIECES * 32 * 16
+            assert (report.shared_bytes + 1024) * max(PATHS["cp_async"]) <= 228 * 1024
+
+
+def test_a_ceiling_that_fails_is_a_row_with_a_reason():
+    columns = {"dataset": "copy", "backend": "copy_, add", "nodes": 1, "nnz": 0, "dim": 128}
+    cpu, x = torch.device("cpu"), torch.zeros(1)
+    for prepare, status, reason in (
+        (lambda: 1 / 0, "error", "ZeroDivisionError"),
+        (lambda: ({"once": lambda: x}, lambda out: 0.5), "error", "once: the output is off by 5.0e-01"),
+        (lambda: ({"once": lambda: x}, lambda out: float("nan")), "error", "off by nan"),
+        (lambda: ({"once": lambda: x}, lambda out: 0.0), "ok", "none"),
+    ):
+        row = measure_ceiling(Ceiling(columns, prepare), provenance(cpu), cpu)
+        assert row.status == status
+        assert reason in row.reason
+
+
+@pytest.mark.gpu
+def test_ceilings_of_this_gpu_are_plausible():
+    device = torch.device("cuda", torch.cuda.current_device())
+    environment = provenance(device)
+    wanted = [copy_ceiling(device), mma_ceiling(device)]
+    wanted += [gather_ceiling(device, path, 2**23 // (4 * dim), dim) for path in PATHS for dim in DIMS]
+    for ceiling in wanted:
+        row = measure_ceiling(ceiling, environment, device)
+        assert row.status == "ok", row
+        if row.dataset == "gather":
+            rate = 4 * row.nnz * row.dim / row.value / 1e9
+            assert 0.1 < rate < 30, row  # TB/s
+        elif row.dataset == "mma":
+            assert 20 < 4096 * row.nnz / row.value / 1e9 < 3000  # TFLOP/s

@@ -1,0 +1,94 @@
+"""The emulated softmaxes and the rows of `scripts/stability.py`."""
+
+import math
+
+import pytest
+import torch
+
+from bench import provenance
+from bench.softmax_stability import EMULATED, KERNELS, Scores, emulate, measure_scores
+from report.plots.softmax_stability import draw
+
+CPU = torch.device("cpu")
+
+
+def scores(family: str, size: int, device: torch.device = CPU) -> Scores:
+    return Scores(family, size, device, num_rows=64, degree=20, dim=16)
+
+
+def rows_of(one: Scores) -> dict:
+    rows = list(measure_scores(one, provenance(one.device)))
+    return {(row.backend, row.dtype, row.metric): row for row in rows}
+
+
+def test_scores_have_the_range_that_they_name():
+    assert scores("spread", 32).exact_scores.abs().max() == pytest.approx(32)
+    shifted, plain = scores("shift", -88).exact_scores, scores("shift", 0).exact_scores
+    torch.testing.assert_close(shifted, plain - 88)
+    torch.testing.assert_close(scores("shift", -88).expected, scores("shift", 0).expected)
+    columns = scores("spread", 1).columns
+    assert (columns.diff(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("softmax", EMULATED)
+def test_an_emulation_without_rounding_is_the_softmax(softmax):
+    one = scores("spread", 40)
+    output = emulate(softmax, one.exact_scores, one.inputs[2][one.columns].double())
+    torch.testing.assert_close(output, one.expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_type_rounds_every_step():
+    one = scores("spread", 4)
+    for softmax in EMULATED:
+        half, single = (rows_of(one)[softmax, dtype, "relative_error"] for dtype in ("float16", "float32"))
+        assert 1e-4 < half.value < 1e-2
+        assert 1e-8 < single.value < 1e-6
+        assert (half.status, half.repeats) == ("ok", 64)
+        assert half.value <= half.p90 <= half.relative_error
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float16", math.log(65504)), ("float32", math.log(3.4e38))])
+def test_only_naive_overflows_and_where_the_type_ends(dtype, limit):
+    below, above = rows_of(scores("shift", int(limit) - 7)), rows_of(scores("shift", int(limit) + 8))
+    assert below["emulated_naive", dtype, "relative_error"].status == "ok"
+    naive = above["emulated_naive", dtype, "relative_error"]
+    assert (naive.status, naive.value, naive.reason) == ("error", None, "no row of the output is finite")
+    assert above["emulated_naive", dtype, "share_not_finite"].value == 1
+    for softmax in ("emulated_stable", "emulated_online"):
+        assert above[softmax, dtype, "relative_error"].status == "ok"
+        assert above[softmax, dtype, "share_not_finite"].value == 0
+
+
+def test_some_rows_that_overflow_are_a_wrong_row_with_the_others_error():
+    naive = rows_of(scores("spread", 17))["emulated_naive", "float16", "relative_error"]
+    assert naive.status == "wrong"
+    assert 0 < naive.repeats < 64
+    assert naive.reason == f"{64 - naive.repeats} of 64 rows are not finite"
+
+
+@pytest.mark.gpu
+def test_the_kernels_run_and_only_the_naive_one_overflows():
+    device = torch.device("cuda", torch.cuda.current_device())
+    rows = rows_of(scores("shift", 104, device))
+    found = {key[0]: row for key, row in rows.items() if key[2] == "relative_error" and key[0] in KERNELS}
+    assert {*found} == {*KERNELS}
+    assert found.pop("flashsparse_naive").value is None
+    assert {row.status for row in found.values()} == {"ok"}
+    assert all(row.relative_error < 5e-3 for row in found.values())
+
+
+def test_figures_mark_what_is_not_finite():
+    rows = [
+        row for one in (scores("spread", 4), scores("spread", 17), scores("shift", 88)) for row in rows_of(one).values()
+    ]
+    (figure,) = draw(rows).values()
+    spread, shift = figure.axes
+    lines = {line.get_label(): line.get_xdata() for line in spread.lines}
+    assert [*lines["naive, float16"]] == [4]
+    assert [*lines["stable, float16"]] == [4, 17]
+    crosses = [[*line.get_xdata()] for line in shift.lines if line.get_marker() in ("x", "+")]
+    assert crosses == [[88], [88], [], [], [], []]
+    names = [text for text in spread.texts if text.get_text() in ("float16", "float32")]
+    assert [text.xy[1] >= spread.get_ylim()[0] for text in names] == [True, True]  # inside of the axes
+    kernels_only = [row.model_copy(update={"backend": "fused3s"}) for row in rows]
+    assert [stem.split("_")[0] for stem in draw([*rows, *kernels_only])] == ["stability", "stability-kernels"]

@@ -1,0 +1,290 @@
+"""BSB against a direct, slow construction; the inverse; the paper's data set table; bad input."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from attention_cases import load_real_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kernels.formats.bsb_build
+from fused3s_dgl import import_dgl
+from kernels import BSB
+
+PAPER_TABLE = {  # nodes, nnz, TCB/RW mean and CV, nnz/TCB mean and CV, as printed in the paper's data set table
+    "cora": (2_708, 10_556, 7.5, 0.38, 8.3, 0.29),
+    "citeseer": (3_327, 9_228, 5.8, 0.31, 7.7, 0.24),
+    "pubmed": (19_717, 88_651, 9.3, 0.45, 7.7, 0.18),
+    "musae-github": (37_700, 578_006, 29.4, 1.34, 8.3, 0.15),
+    "elliptic": (203_769, 234_355, 2.5, 0.57, 7.5, 0.45),
+}
+
+
+@st.composite
+def edge_lists(draw):
+    """(num_rows, num_cols, rows, cols): any order, with duplicates, empty rows and empty matrices."""
+    num_rows, num_cols = draw(st.integers(0, 70)), draw(st.integers(0, 70))
+    possible = num_rows > 0 and num_cols > 0
+    size = draw(st.integers(0, 150)) if possible else 0
+    rows = draw(st.lists(st.integers(0, max(num_rows - 1, 0)), min_size=size, max_size=size))
+    cols = draw(st.lists(st.integers(0, max(num_cols - 1, 0)), min_size=size, max_size=size))
+    return num_rows, num_cols, np.array(rows, dtype=np.int64), np.array(cols, dtype=np.int64)
+
+
+def csr_with_duplicates(num_rows: int, rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """CSR arrays that keep the order of the columns within a row and the duplicates."""
+    order = np.argsort(rows, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))]).astype(np.int64)
+    return indptr, cols[order]
+
+
+def slow_bsb(mask: np.ndarray, r: int, c: int) -> tuple[list[int], list[int], list[np.ndarray]]:
+    """The paper's construction, a window and a block at a time."""
+    offset, columns, blocks = [0], [], []
+    for start in range(0, mask.shape[0], r):
+        window = np.zeros((r, mask.shape[1]), dtype=bool)
+        window[: mask.shape[0] - start] = mask[start : start + r]
+        used = np.flatnonzero(window.any(0))
+        for first in range(0, used.size, c):
+            chosen = used[first : first + c]
+            block = np.zeros((r, c), dtype=bool)
+            block[:, : chosen.size] = window[:, chosen]
+            columns += [*chosen, *[used[-1]] * (c - chosen.size)]
+            blocks.append(block)
+        offset.append(len(blocks))
+    return offset, columns, blocks
+
+
+@settings(max_examples=150, deadline=None)
+@given(edge_lists(), st.sampled_from([(16, 8), (8, 16), (8, 8), (32, 8)]), st.sampled_from([np.int32, np.int64]))
+def test_arrays_equal_the_papers_construction(edges, tile, dtype):
+    num_rows, num_cols, rows, cols = edges
+    indptr, indices = csr_with_duplicates(num_rows, rows, cols)
+    bsb = BSB.from_csr(indptr.astype(dtype), indices.astype(dtype), num_cols, tile)
+
+    mask = np.zeros((num_rows, num_cols), dtype=bool)
+    mask[rows, cols] = True
+    offset, columns, blocks = slow_bsb(mask, *tile)
+    assert bsb.tcb_row_offset.tolist() == offset
+    assert bsb.col_sparse_to_dense.tolist() == columns
+    found = np.unpackbits(bsb.bitmap.numpy(), axis=-1, bitorder="little").reshape(-1, *tile)
+    np.testing.assert_array_equal(found, np.array(blocks, dtype=bool).reshape(-1, *tile))
+    counts = np.diff(offset)
+    assert bsb.row_window_order.tolist() == sorted(range(len(counts)), key=lambda window: -counts[window])
+    assert bsb.nnz == mask.sum()
+    assert bsb.num_duplicates == rows.size - mask.sum()
+
+
+@settings(max_examples=100, deadline=None)
+@given(edge_lists(), st.sampled_from([(16, 8), (8, 16)]))
+def test_to_csr_is_the_inverse(edges, tile):
+    num_rows, num_cols, rows, cols = edges
+    bsb = BSB.from_csr(*csr_with_duplicates(num_rows, rows, cols), num_cols, tile)
+    indptr, indices = bsb.to_csr()
+    expected = sp.coo_array((np.ones(rows.size), (rows, cols)), shape=(num_rows, num_cols)).tocsr()
+    expected.sum_duplicates()
+    np.testing.assert_array_equal(indptr.numpy(), expected.indptr)
+    np.testing.assert_array_equal(indices.numpy(), expected.indices)
+    assert indptr.dtype == torch.int64
+
+
+@settings(max_examples=50, deadline=None)
+@given(edge_lists())
+def test_chunked_build_is_the_same(edges):
+    num_rows, num_cols, rows, cols = edges
+    arrays = csr_with_duplicates(num_rows, rows, cols)
+    whole = BSB.from_csr(*arrays, num_cols)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels.formats.bsb_build, "EDGES_PER_CHUNK", 7)
+        chunked = BSB.from_csr(*arrays, num_cols)
+    assert_same_bits(whole, chunked)
+
+
+def assert_same_bits(left: BSB, right: BSB) -> None:
+    for name in ("tcb_row_offset", "col_sparse_to_dense", "bitmap", "row_window_order"):
+        first, second = getattr(left, name).cpu(), getattr(right, name).cpu()
+        assert first.dtype == second.dtype, name
+        assert torch.equal(first, second), name
+    assert (left.shape, left.tile, left.nnz, left.num_duplicates) == (
+        right.shape,
+        right.tile,
+        right.nnz,
+        right.num_duplicates,
+    )
+
+
+@pytest.mark.parametrize("name", PAPER_TABLE)
+def test_statistics_equal_the_papers_table(name, real_graph_dir):
+    nodes, nnz, tcb_mean, tcb_cv, nnz_mean, nnz_cv = PAPER_TABLE[name]
+    bsb = BSB.from_scipy(load_real_graph(real_graph_dir, name))
+    stats = bsb.stats()
+    assert (stats["num_rows"], stats["nnz"]) == (nodes, nnz)
+    assert stats["tcb_per_rw_mean"] == pytest.approx(tcb_mean, abs=0.06)  # the paper prints one decimal
+    assert stats["tcb_per_rw_cv"] == pytest.approx(tcb_cv, abs=0.006)  # and two for the CV
+    assert stats["nnz_per_tcb_mean"] == pytest.approx(nnz_mean, abs=0.06)
+    assert stats["nnz_per_tcb_cv"] == pytest.approx(nnz_cv, abs=0.0081)  # citeseer: 0.247, printed as 0.24
+
+
+def test_statistics_of_a_matrix_counted_by_hand():
+    # Window 0: columns 0-8, so 2 TCBs with 8 and 3 nonzeros; window 1: empty.
+    mask = np.zeros((32, 32), dtype=np.int8)
+    mask[0, :8] = 1
+    mask[1:4, 8] = 1
+    stats = BSB.from_scipy(sp.csr_array(mask)).stats()
+    assert (stats["num_tcbs"], stats["tcb_per_rw_mean"], stats["tcb_per_rw_cv"]) == (2, 1.0, 1.0)
+    assert stats["nnz_per_tcb_mean"] == 5.5
+    assert stats["nnz_per_tcb_cv"] == pytest.approx(2.5 / 5.5)
+
+
+@pytest.mark.parametrize("tile", [(16, 8), (8, 16)])
+def test_nbytes_is_the_format_tables_formula(edge_case, tile):
+    r, c = tile
+    bsb = BSB.from_csr(edge_case.indptr, edge_case.indices, edge_case.shape[1], tile)
+    b = bsb.num_tcbs
+    offsets = math.ceil(edge_case.shape[0] / r) + 1  # the table writes N / r
+    assert bsb.nbytes * 8 == 32 * (offsets + b * c) + b * r * c
+
+
+def test_every_constructor_gives_the_same_matrix():
+    dgl = import_dgl()
+    dense = np.random.default_rng(0).random((50, 50)) < 0.1  # directed: dense is not symmetric
+    csr = sp.csr_array(dense.astype(np.int8))
+    expected = BSB.from_csr(csr.indptr, csr.indices)
+    query, key = np.nonzero(dense)
+    # Node `query` attends to node `key`: in DGL the message flows from key (source) to query (destination).
+    graph = dgl.graph((key, query), num_nodes=50)
+    assert_same_bits(expected, BSB.from_dgl(graph))
+    assert_same_bits(expected, BSB.from_scipy(csr.tocoo()))
+    assert_same_bits(expected, BSB.from_torch(torch.from_numpy(dense).float().to_sparse_csr()))
+    assert_same_bits(expected, BSB.from_csr(torch.from_numpy(csr.indptr), torch.from_numpy(csr.indices)))
+    assert_same_bits(expected, BSB.from_graph(graph))
+
+
+def test_dgl_multigraph_block_and_unused_nodes():
+    dgl = import_dgl()
+    bsb = BSB.from_dgl(dgl.graph(([0, 0, 2], [1, 1, 1]), num_nodes=5))
+    assert bsb.num_duplicates == 1
+    assert bsb.to_csr()[0].tolist() == [0, 0, 2, 2, 2, 2]
+    block = dgl.create_block(([0, 3], [1, 0]), num_src_nodes=4, num_dst_nodes=2)
+    assert BSB.from_dgl(block).shape == (2, 4)
+
+
+def test_offsets_past_2_to_31_are_refused_not_wrapped():
+    # 2^31 TCBs cannot be stored here; a stand-in for the array module reports counts that large.
+    class ManyBlocks:
+        def __getattr__(self, name):
+            return getattr(np, name)
+
+        @staticmethod
+        def concatenate(parts):
+            joined = np.concatenate(parts)
+            return joined + 2**31 if joined.dtype == np.int64 and joined.size == 3 else joined
+
+    indptr = np.arange(33)
+    with pytest.raises(ValueError, match=r"tensor core blocks of 16x8; at most 2147483647"):
+        kernels.formats.bsb_build.build_bsb_arrays(ManyBlocks(), indptr, np.arange(32), 32, (16, 8))
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "num_cols", "message"),
+    [
+        ([0, 2, 1, 3], [0, 1, 2], None, r"indptr: decreases at row 1 \(2 to 1\)"),
+        ([1, 2], [0, 0], None, "indptr: starts with 1"),
+        ([0, 2], [0], None, "indptr: ends with 2, but indices has 1"),
+        ([0, 1, 2], [0, 2], None, "row 1 holds column 2; allowed are 0 to 1"),
+        ([0, 1, 2], [0, -1], None, "row 1 holds column -1"),
+        ([0, 1], [5], 5, "row 0 holds column 5; allowed are 0 to 4"),
+        ([], [], None, r"indptr: got shape \(0,\)"),
+        ([[0, 1]], [0], None, r"indptr: got shape \(1, 2\)"),
+        ([0], [], -1, "num_cols: got -1"),
+        ([0], [], 2**31, "num_cols: got 2147483648"),
+    ],
+)
+def test_bad_csr_is_named(indptr, indices, num_cols, message):
+    with pytest.raises(ValueError, match=message):
+        BSB.from_csr(np.array(indptr, dtype=np.int64), np.array(indices, dtype=np.int64), num_cols)
+
+
+@pytest.mark.parametrize("tile", [(0, 8), (16, 4), (16, 12), (512, 8)])
+def test_bad_tile_is_named(tile):
+    with pytest.raises(ValueError, match="tile: got"):
+        BSB.from_csr([0], [], tile=tile)
+
+
+def test_bad_types_are_named():
+    with pytest.raises(TypeError, match="got dtype float64"):
+        BSB.from_csr(np.array([0, 1]), np.array([0.0]))
+    with pytest.raises(TypeError, match=r"allowed are kernels\.BSB, dgl\.DGLGraph"):
+        BSB.from_graph([[0, 1]])
+    with pytest.raises(TypeError, match="sparse_csr"):
+        BSB.from_torch(torch.eye(3))
+    dgl = import_dgl()
+    two_types = dgl.heterograph({("a", "x", "b"): ([0], [0]), ("a", "y", "b"): ([0], [0])})
+    with pytest.raises(ValueError, match="2 edge types"):
+        BSB.from_dgl(two_types)
+
+
+def test_build_of_ego_twitter_takes_less_than_two_seconds(real_graph_dir):
+    graph = load_real_graph(real_graph_dir, "ego-twitter")
+    assert min(seconds_to_build(graph.indptr, graph.indices) for _ in range(3)) < 2
+
+
+def seconds_to_build(indptr, indices) -> float:
+    import time
+
+    start = time.perf_counter()
+    BSB.from_csr(indptr, indices)
+    return time.perf_counter() - start
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    def test_same_bits_as_on_the_cpu(self, edge_case):
+        arrays = [torch.tensor(array.copy(), device="cuda") for array in (edge_case.indptr, edge_case.indices)]
+        on_gpu = BSB.from_csr(*arrays, edge_case.shape[1])
+        assert on_gpu.device.type == "cuda"
+        assert_same_bits(BSB.from_scipy(edge_case), on_gpu)
+        for left, right in zip(BSB.from_scipy(edge_case).to_csr(), on_gpu.to_csr(), strict=True):
+            assert torch.equal(left, right.cpu())
+
+    @pytest.mark.parametrize("name", ["cora", "elliptic", "musae-github", "ego-twitter", "ogbg-molhiv"])
+    def test_same_bits_on_real_graphs(self, name, real_graph_dir):
+        graph = load_real_graph(real_graph_dir, name)
+        expected = BSB.from_scipy(graph)
+        assert_same_bits(expected, BSB.from_graph(graph, device=torch.device("cuda", 0)))
+        assert expected.stats() == pytest.approx(expected.to("cuda").stats())
+
+    @settings(max_examples=30, deadline=None)
+    @given(edge_lists(), st.sampled_from([(16, 8), (8, 16)]))
+    def test_same_bits_with_duplicates_and_any_order(self, edges, tile):
+        num_rows, num_cols, rows, cols = edges
+        arrays = csr_with_duplicates(num_rows, rows, cols)
+        on_gpu = BSB.from_csr(*(torch.from_numpy(array).cuda() for array in arrays), num_cols, tile)
+        assert_same_bits(BSB.from_csr(*arrays, num_cols, tile), on_gpu)
+
+    def test_from_cupy_arrays(self):
+        import cupy
+
+        graph = sp.random_array((100, 100), density=0.1, format="csr", rng=np.random.default_rng(0))
+        on_gpu = BSB.from_csr(cupy.asarray(graph.indptr), cupy.asarray(graph.indices))
+        assert_same_bits(BSB.from_scipy(graph), on_gpu)
+
+    def test_arrays_on_two_devices_are_refused(self):
+        with pytest.raises(ValueError, match="one is on the CPU"):
+            BSB.from_csr(torch.tensor([0, 1]), torch.tensor([0]).cuda())
+
+    def test_build_of_ego_twitter_takes_15_ms_at_most(self, real_graph_dir):
+        graph = load_real_graph(real_graph_dir, "ego-twitter")
+        indptr, indices = (torch.from_numpy(array).cuda() for array in (graph.indptr, graph.indices))
+        milliseconds = []
+        for _ in range(10):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            BSB.from_csr(indptr, indices)
+            end.record()
+            end.synchronize()
+            milliseconds.append(start.elapsed_time(end))
+        assert np.median(milliseconds[2:]) <= 15

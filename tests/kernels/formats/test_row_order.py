@@ -1,0 +1,275 @@
+"""Row orders: bijections that save what planted structure and the published orders allow; counts; bad input."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from attention_cases import Csr, load_real_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import BSB
+from kernels.formats.csr import CSRPattern, csr_from_scipy
+from kernels.formats.row_order import METHODS, RowOrder, find_row_order, permute_rows
+from kernels.formats.window_filling import HUB_ROWS, compiled_fill_windows, fill_windows
+
+pytest.importorskip("numba", reason="Numba, which compiles the search for communities, is not installed")
+
+# Natural over new order, gathered columns of 16-row windows: modularity communities with minhash inside.
+SAVED_BY_MODULARITY = {
+    "cora": 1.51,
+    "citeseer": 1.63,
+    "pubmed": 1.41,
+    "facebook-large": 2.16,
+    "fb100-cornell5": 1.42,
+    "musae-github": 1.21,
+}
+
+
+def gathered(csr: Csr, perm: np.ndarray, rows: int = 16) -> tuple[int, int]:
+    """(columns, chunks) counted window by window with sets."""
+    columns = chunks = 0
+    for start in range(0, csr.shape[0], rows):
+        window = perm[start : start + rows]
+        distinct = set().union(*(csr.indices[csr.indptr[row] : csr.indptr[row + 1]].tolist() for row in window))
+        columns += len(distinct)
+        chunks += -(-len(distinct) // 16)
+    return columns, chunks
+
+
+def check(csr: Csr, order: RowOrder) -> None:
+    """`order` is a permutation of the rows of `csr`, or none, and its counts are right."""
+    natural = np.arange(csr.shape[0])
+    perm = natural
+    if order.perm is not None:
+        assert (order.perm.dtype, order.perm.device.type) == (torch.int32, "cpu")
+        perm = order.perm.numpy()
+        np.testing.assert_array_equal(np.sort(perm), natural)
+    assert (order.perm is None) == (order.method == "none")
+    assert (order.columns_before, order.chunks_before) == gathered(csr, natural)
+    assert (order.columns_after, order.chunks_after) == gathered(csr, perm)
+    assert order.seconds >= 0
+
+
+def fill(csr: Csr, loop: Callable[..., np.ndarray], window_rows: int) -> np.ndarray:
+    csc = csr.tocsc()
+    ends = [matrix.indptr.astype(np.int64) for matrix in (csr, csc)]
+    return loop(ends[0], csr.indices, ends[1], csc.indices, np.arange(csr.shape[0], dtype=np.int32), window_rows)
+
+
+def planted(groups: int, rows: int, cols: int, seed: int = 0) -> Csr:
+    """Disjoint blocks of ones, rows and columns shuffled."""
+    rng = np.random.default_rng(seed)
+    blocks = np.kron(np.eye(groups, dtype=np.int8), np.ones((rows, cols), np.int8))
+    return sp.csr_array(blocks[rng.permutation(groups * rows)][:, rng.permutation(groups * cols)])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_permutation_and_counts(edge_case: Csr, method: str):
+    order = find_row_order(csr_from_scipy(edge_case), method)
+    check(edge_case, order)
+    assert order.method in ({"none", "communities"} if method == "auto" else {method})
+
+
+@st.composite
+def matrices(draw) -> Csr:
+    rows, cols = draw(st.integers(0, 60)), draw(st.integers(0, 60))
+    density = draw(st.sampled_from([0.0, 0.02, 0.1, 0.5]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return sp.csr_array((rng.random((rows, cols)) < density).astype(np.int8))
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices(), st.sampled_from(METHODS))
+def test_any_matrix(csr: Csr, method: str):
+    check(csr, find_row_order(csr_from_scipy(csr), method))
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrices(), st.integers(1, 20))
+def test_compiled_loop_is_the_python_function(csr: Csr, window_rows: int):
+    perms = [fill(csr, loop, window_rows) for loop in (fill_windows, compiled_fill_windows())]
+    np.testing.assert_array_equal(*perms)
+
+
+@pytest.mark.parametrize("method", ["communities", "auto"])
+def test_planted_blocks_are_found(method: str):
+    csr = planted(groups=40, rows=32, cols=48)
+    order = find_row_order(csr_from_scipy(csr), method)
+    assert (order.columns_after, order.chunks_after) == (40 * 2 * 48, 40 * 2 * 3)  # the least: a block is two windows
+    assert order.columns_before > 5 * order.columns_after
+
+
+def test_next_row_shares_most_for_its_size():
+    rows = [{0, 1}, {0}, {0, 2, 3, 4}, {1, 5}, {6}]
+    # With row 0, columns 0 and 1 weigh 1 + 2/3 and 1 + 2/2, so that rows 1, 2, 3 rate 1.67, 0.83, 1.41. Row 1 adds no
+    # column, row 3 none that another row has, and row 4 starts anew.
+    mask = np.array([[col in row for col in range(7)] for row in rows])
+    assert fill(sp.csr_array(mask.astype(np.int8)), fill_windows, window_rows=5).tolist() == [0, 1, 3, 2, 4]
+
+
+def test_windows_of_a_community_are_neighbours(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(0)
+    row = np.repeat(np.arange(4000), 8)
+    community = rng.permutation(4000) // 250
+    members = np.argsort(community).reshape(16, 250)
+    inside = members[community[row], rng.integers(0, 250, row.size)]
+    col = np.where(rng.random(row.size) < 0.8, inside, rng.integers(0, 4000, row.size))
+    csr = sp.coo_array((np.ones(row.size, np.int8), (row, col)), shape=(4000, 4000)).tocsr()
+    order = find_row_order(csr_from_scipy(csr), "communities")
+    grouped = order.perm.numpy()
+    assert (order.columns_after, order.chunks_after) == gathered(csr, grouped)
+    monkeypatch.setattr("kernels.formats.row_order.GROUP", csr.shape[0])  # windows alone
+    windows = find_row_order(csr_from_scipy(csr), "communities").perm.numpy()
+    np.testing.assert_array_equal(np.sort(grouped.reshape(-1, 16)[:, 0]), np.sort(windows.reshape(-1, 16)[:, 0]))
+    assert gathered(csr, grouped, rows=256)[0] < 0.9 * gathered(csr, windows, rows=256)[0]
+
+
+@pytest.mark.parametrize("method", ["rcm", "communities"])
+def test_rows_without_columns_come_last(method: str):
+    mask = planted(6, 16, 16).toarray()
+    mask[::3] = 0  # these nodes still have in-edges
+    csr = sp.csr_array(mask)
+    order = find_row_order(csr_from_scipy(csr), method)
+    assert (np.diff(csr.indptr)[order.perm.numpy()][-32:] == 0).all()
+
+
+def test_rcm_recovers_a_band():
+    band = sp.csr_array(sp.diags_array([1, 1, 1], offsets=[-1, 0, 1], shape=(800, 800), dtype=np.int8))
+    shuffle = np.random.default_rng(0).permutation(800)
+    order = find_row_order(csr_from_scipy(band[shuffle][:, shuffle]), "rcm")
+    assert order.columns_after == 50 * 18 - 2
+
+
+def test_auto_leaves_a_good_order_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "kernels.formats.row_order._group_windows", lambda *_: pytest.fail("windows were grouped for nothing")
+    )
+    band = sp.csr_array(sp.diags_array([1, 1, 1], offsets=[-1, 0, 1], shape=(800, 800), dtype=np.int8))
+    order = find_row_order(csr_from_scipy(band), "auto")
+    assert (order.perm, order.method, order.columns_after) == (None, "none", order.columns_before)
+
+
+def test_auto_counts_the_rows_of_queries_and_outputs():
+    """Rows with one column each, of which two in five share theirs with a row far away: a fifth of the gathers, but a
+    tenth of what is moved."""
+    num_rows = 1600
+    column = np.arange(num_rows)
+    column[800:1120] = column[:320]
+    pattern = csr_from_scipy(sp.csr_array((np.ones(num_rows, np.int8), column, np.arange(num_rows + 1))))
+    order = find_row_order(pattern, "communities")
+    assert order.columns_after == pytest.approx(0.8 * order.columns_before, rel=0.01)
+    assert find_row_order(pattern, "auto").method == "none"
+
+
+def test_auto_leaves_a_large_graph_alone(monkeypatch: pytest.MonkeyPatch):
+    csr = planted(4, 32, 8)
+    monkeypatch.setattr("kernels.formats.row_order.MAX_EDGES", csr.nnz)
+    assert find_row_order(csr_from_scipy(csr), "auto").method == "communities"
+    monkeypatch.setattr("kernels.formats.row_order.MAX_EDGES", csr.nnz - 1)
+    assert find_row_order(csr_from_scipy(csr), "auto").method == "none"
+
+
+def test_a_column_of_every_row_hides_nothing():
+    csr = planted(80, 32, 8)
+    assert csr.shape[0] > HUB_ROWS
+    with_hub = sp.hstack([csr, np.ones((csr.shape[0], 1), np.int8)]).tocsr()
+    order = find_row_order(csr_from_scipy(with_hub), "communities")
+    assert order.columns_after == 80 * 2 * 9
+
+
+def test_same_order_every_time_and_whatever_the_order_of_the_columns():
+    csr = sp.random_array((500, 400), density=0.02, rng=np.random.default_rng(0), format="csr")
+    rng = np.random.default_rng(1)
+    pieces = [rng.permutation(np.tile(csr[[row]].indices, 2)) for row in range(500)]  # shuffled, each column twice
+    doubled = CSRPattern(2 * csr.indptr.astype(np.int64), torch.from_numpy(np.concatenate(pieces)).long(), csr.shape)
+    for method in ("rcm", "communities"):
+        perms = [
+            find_row_order(pattern, method).perm for pattern in (csr_from_scipy(csr), csr_from_scipy(csr), doubled)
+        ]
+        assert torch.equal(perms[0], perms[1])
+        assert torch.equal(perms[0], perms[2])
+
+
+@pytest.mark.parametrize("name", SAVED_BY_MODULARITY)
+def test_real_graphs(real_graph_dir: Path, name: str):
+    csr = load_real_graph(real_graph_dir, name)
+    order = find_row_order(csr_from_scipy(csr), "auto")
+    check(csr, order)
+    assert order.columns_before > SAVED_BY_MODULARITY[name] * order.columns_after
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "read-only"])
+def test_permute_rows(edge_case: Csr, kind: str):
+    perm = np.random.default_rng(0).permutation(edge_case.shape[0]).astype(np.int32)
+    expected = edge_case[perm]
+    pattern = csr_from_scipy(edge_case)
+    if kind == "torch":
+        pattern = CSRPattern(torch.tensor(pattern.indptr), torch.tensor(pattern.indices.copy()), pattern.shape)
+        perm = torch.from_numpy(perm)
+    elif kind == "read-only":
+        pattern.indices.setflags(write=False)
+        perm = perm[::-1][::-1]
+    permuted = permute_rows(pattern, perm)
+    assert permuted.shape == expected.shape
+    np.testing.assert_array_equal(permuted.indptr.numpy(), expected.indptr)
+    np.testing.assert_array_equal(permuted.indices.numpy(), expected.indices)
+
+
+def test_counts_are_those_of_the_format():
+    csr = planted(10, 20, 12)
+    order = find_row_order(csr_from_scipy(csr), "communities")
+    bsb = BSB.from_graph(sp.csr_array(csr[order.perm.numpy()]), tile=(16, 16))
+    permuted = permute_rows(csr_from_scipy(csr), order.perm)
+    assert bsb.num_tcbs == order.chunks_after
+    assert torch.equal(BSB.from_csr(permuted.indptr, permuted.indices, 120, (16, 16)).bitmap, bsb.bitmap)
+
+
+def test_bad_arguments_are_named():
+    pattern = csr_from_scipy(planted(2, 16, 4))
+    with pytest.raises(ValueError, match=r"reorder: got 'metis'; allowed are none, rcm, communities, auto"):
+        find_row_order(pattern, "metis")
+    with pytest.raises(ValueError, match=r"indices: row 0 holds column 8; allowed are 0 to 7"):
+        find_row_order(CSRPattern(np.array([0, 1]), np.array([8]), (1, 8)), "none")
+    perm = np.arange(32)
+    with pytest.raises(ValueError, match=r"perm: got shape \(31,\); \[32\]"):
+        permute_rows(pattern, perm[:-1])
+    with pytest.raises(ValueError, match=r"perm: entry 3 is 32; allowed are 0 to 31"):
+        permute_rows(pattern, np.where(perm == 3, 32, perm))
+    with pytest.raises(ValueError, match=r"perm: row 4 occurs more than once"):
+        permute_rows(pattern, np.where(perm == 3, 4, perm))
+
+
+def test_without_numba(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    compiled_fill_windows.cache_clear()
+    pattern = csr_from_scipy(planted(2, 16, 4))
+    with pytest.raises(ImportError, match=r"needs the package numba \(pip install numba\)"):
+        find_row_order(pattern, "auto")
+    assert find_row_order(pattern, "rcm").method == "rcm"
+    compiled_fill_windows.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_patterns_on_the_gpu(edge_case: Csr, library: str):
+    pattern = csr_from_scipy(edge_case)
+    arrays = pattern.indptr, pattern.indices.copy()
+    if library == "torch":
+        on_gpu = CSRPattern(*(torch.from_numpy(array).cuda() for array in arrays), pattern.shape)
+    else:
+        cupy = pytest.importorskip("cupy")
+        on_gpu = CSRPattern(*map(cupy.asarray, arrays), pattern.shape)
+    order = find_row_order(on_gpu, "communities")
+    expected = find_row_order(pattern, "communities").perm
+    assert torch.equal(order.perm, expected)
+    permuted = permute_rows(on_gpu, order.perm)
+    assert permuted.indptr.is_cuda
+    assert permuted.indices.is_cuda
+    wanted = permute_rows(pattern, expected)
+    assert torch.equal(permuted.indptr.cpu(), wanted.indptr)
+    assert torch.equal(permuted.indices.cpu(), wanted.indices)
