@@ -1,9 +1,9 @@
-"""The one place that imports DGL: `dgl = import_dgl()`.
+"""The only import of DGL: `dgl = import_dgl()`.
 
-DGL 2.1.0, the newest release on PyPI, ships one graphbolt library for each PyTorch release it was built
-with and fails in `import dgl` where the library of the installed PyTorch is absent. Graphbolt is DGL's data-loading
-engine; nothing here uses it. Registering an empty `dgl.graphbolt` before the import makes the rest of DGL work.
-A DGL that has its library (conda, a source build, CUDA or not) is imported untouched.
+DGL 2.1.0, the newest release on PyPI, ships one graphbolt library for each PyTorch release it was built with, and
+`import dgl` fails if the library for the installed PyTorch is missing. Graphbolt is DGL's data-loading engine, which is
+not used here. Registering an empty `dgl.graphbolt` before the import makes the rest of DGL work. A DGL that has its
+library (conda, a source build, with or without CUDA) is imported unchanged.
 """
 
 import importlib
@@ -17,34 +17,34 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
 
 @cache
 def import_dgl() -> ModuleType:
-    """Return the `dgl` module, whatever PyTorch it was built for.
+    """Import `dgl`, with or without a graphbolt library for the installed PyTorch.
 
     Sets `DGLBACKEND=pytorch` unless the variable is set.
 
     Raises:
-        ImportError: DGL is not installed, or fails for another reason than graphbolt; its own message is kept.
+        ImportError: DGL is not installed, or fails for a reason other than graphbolt; the message is DGL's.
     """
     os.environ.setdefault("DGLBACKEND", "pytorch")
     if "dgl" not in sys.modules and _lacks_graphbolt_library():
         sys.modules["dgl.graphbolt"] = ModuleType("dgl.graphbolt", "Left out: no library for this PyTorch.")
-    with warnings.catch_warnings(), ogb_keeps_offline():
-        # DGL's docstrings hold escapes that Python 3.12 warns of when it compiles them.
+    with warnings.catch_warnings(), ogb_offline():
+        # Python 3.12 warns about escapes in DGL's docstrings when it compiles them.
         warnings.simplefilter("ignore", SyntaxWarning)
         return importlib.import_module("dgl")
 
 
 @contextmanager
-def ogb_keeps_offline() -> Iterator[None]:
-    """Import ogb, which DGL does too, without the thread in which it asks PyPI for its newest version: where a network
-    drops packets, that thread keeps the process from ending."""
+def ogb_offline() -> Iterator[None]:
+    """Import ogb (or DGL, which imports it) without its request to PyPI for the newest version.
+
+    The request runs in a thread that keeps the process alive on a network that drops packets.
+    """
     hidden = "outdated" not in sys.modules
     if hidden:
-        sys.modules["outdated"] = None  # makes ogb's `import outdated` an ImportError, which ogb expects
+        sys.modules["outdated"] = None  # turns ogb's `import outdated` into an ImportError, which ogb handles
     try:
         yield
     finally:
@@ -53,7 +53,9 @@ def ogb_keeps_offline() -> Iterator[None]:
 
 
 def _lacks_graphbolt_library() -> bool:
-    """Whether the installed DGL has a graphbolt package without the library for the installed PyTorch."""
+    """Whether the installed DGL has a graphbolt package without a library for the installed PyTorch."""
+    import torch
+
     spec = importlib.util.find_spec("dgl")
     if spec is None or spec.origin is None:
         return False
@@ -64,6 +66,8 @@ def _lacks_graphbolt_library() -> bool:
 
 def dgl_has_cuda() -> bool:
     """Whether the installed DGL was built with CUDA (the wheels on PyPI were not)."""
+    import torch
+
     if not torch.cuda.is_available():
         return False
     dgl = import_dgl()

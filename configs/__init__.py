@@ -1,4 +1,4 @@
-"""Configurations: `load_config("configs/infer/cora.yaml", ["model.dim=64"])` gives a validated, frozen `Config`."""
+"""Configurations: `load_config("configs/infer/cora.yaml", ["model.dim=64"])` returns a validated, frozen `Config`."""
 
 from configs.load import ConfigError, load_config
 from configs.schema import Config

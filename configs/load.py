@@ -1,4 +1,4 @@
-"""From YAML and `section.key=value` overrides to a configuration, or to one error that lists everything wrong."""
+"""Load a configuration from YAML and `section.key=value` overrides; one error lists all problems."""
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ Schema = TypeVar("Schema", bound=Section)
 
 
 class ConfigError(ValueError):
-    """A configuration cannot be used. The text has a line for each problem: file, key, value and what is allowed."""
+    """An invalid configuration. The text has one line per problem: file, key, value and the allowed values."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[Schema] = Config) -> Schema:
@@ -25,10 +25,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[Sc
         schema: the sections that the file may have.
 
     Raises:
-        ConfigError: with all problems at once.
+        ConfigError: lists all problems.
     """
     settings, problems = _read(Path(path), schema)
-    # Where each value came from, so that an error points at the file or at the override that is wrong.
+    # Origin of each value, so that an error names the file or the override.
     origin: dict[tuple[str, ...], str] = {}
     for override in overrides:
         problem = _apply(override, settings, origin, schema)
@@ -46,7 +46,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[Sc
 
 
 class _Loader(yaml.SafeLoader):
-    """yaml.SafeLoader that remembers keys written twice, which YAML would resolve silently to the last one."""
+    """yaml.SafeLoader that records duplicate keys, of which YAML silently takes the last one."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -63,14 +63,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def _read(path: Path, schema: type[Section]) -> tuple[dict[str, Any], list[str]]:
-    """The file's settings and the keys it gives twice."""
+    """The settings of a file, and its duplicate keys as problems."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         folder = path.parent
         found = ", ".join(sorted(p.name for p in folder.glob("*.yaml"))) if folder.is_dir() else ""
-        there = f"in {folder} are {found}" if found else "no YAML file is in that folder"
-        raise ConfigError(f"{path}: no such file; {there}") from None
+        others = f"{folder} contains {found}" if found else "no YAML file is in that folder"
+        raise ConfigError(f"{path}: no such file; {others}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from error
     loader = _Loader(text)
@@ -92,7 +92,7 @@ def _read(path: Path, schema: type[Section]) -> tuple[dict[str, Any], list[str]]
 def _apply(
     override: str, settings: dict[str, Any], origin: dict[tuple[str, ...], str], schema: type[Section]
 ) -> str | None:
-    """Put one override into `settings`; the problem as text if it has no such form."""
+    """Put one override into `settings`; return the problem if it is malformed."""
     name, equals, text = override.partition("=")
     key = tuple(name.strip().split("."))
     if not equals or len(key) != 2 or not all(key):
@@ -111,13 +111,13 @@ def _apply(
 
 
 def _describe(details: Any, path: str, origin: dict[tuple[str, ...], str], schema: type[Section]) -> str:
-    """One line for one of pydantic's errors: where it was written, key = value, what is allowed."""
+    """One line for one of pydantic's errors: place, key = value, allowed values."""
     key = tuple(str(part) for part in details["loc"])  # section, key, and the index in a list
     overrides = [override for written, override in origin.items() if written[: len(key)] == key]
     place = origin.get(key[:2]) or " with ".join([path, *overrides])
     name = ".".join(key)
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    if kind == "value_error":  # raised by the schema, whose text names keys and values
+    if kind == "value_error":  # raised by the schema; the text names keys and values
         return f"{place}: {context['error']}"
     if kind == "missing":
         return f"{place}: {name} is missing and has no default"

@@ -1,13 +1,13 @@
-"""What "auto" stands for on the machine at hand."""
+"""Resolution of "auto" on this machine."""
 
 import torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that runtime.device names, made torch's current one; "auto" is the first GPU, else the CPU.
+    """Select the device that runtime.device names; "auto" is the first GPU, else the CPU.
 
     Raises:
-        ValueError: it is not there; the text lists what is.
+        ValueError: the device does not exist; the text lists the existing ones.
     """
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
@@ -17,15 +17,15 @@ def resolve_device(name: str) -> torch.device:
         return device
     index = device.index or 0
     if index >= found:
-        there = ", ".join(["cpu", *(f"cuda:{i}" for i in range(found))])
+        existing = ", ".join(["cpu", *(f"cuda:{i}" for i in range(found))])
         why = "" if found else " (no NVIDIA GPU found, or this PyTorch has no CUDA)"
-        raise ValueError(f"runtime.device = {name!r}: not there{why}; allowed here are {there}")
+        raise ValueError(f"runtime.device = {name!r}: no such device{why}; allowed here are {existing}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The model's precision; "auto" is float16 on a GPU, where the tensor cores take it, and float32 on the CPU."""
+    """The model's precision; "auto" is float16 on a GPU, for its tensor cores, and float32 on the CPU."""
     if name == "auto":
         name = "float16" if device.type == "cuda" else "float32"
     return getattr(torch, name)

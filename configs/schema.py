@@ -1,7 +1,8 @@
-"""What a configuration may say: four frozen sections, no unknown keys, no silent conversion of types.
+"""Schema of a configuration: four frozen sections, no unknown keys, no silent conversion of types.
 
-A YAML file states only what it changes; everything else is the default written here. Sizes that follow from the
-data set (feature width, number of classes, node or graph level) are not configured at all.
+A YAML file states only the values that it changes; the other values are the defaults below, and for runtime.warmup and
+runtime.repeats those of the data set's registry entry. Properties of the data set (feature width, number of classes,
+node or graph level) are not configured.
 """
 
 import difflib
@@ -10,35 +11,35 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-MAX_HEAD_DIM = 256  # the widest head that the attention kernels hold in registers
+MAX_HEAD_DIM = 256  # largest head dimension that the attention kernels hold in registers
 HEAD_DIM_STEP = 8  # they load eight 16-bit values at a time
-FUSED_DIMS = (64, 128, 256)  # widths for which the dense part has a kernel (see models.dense)
+FUSED_DIMS = (64, 128, 256)  # widths that the fused dense block supports (see models.dense)
 
 
 class Section(BaseModel):
-    # strict: "4" is not 4 and 1 is not true, so a typo in a value is an error instead of a conversion.
+    # strict: "4" is not 4 and 1 is not true, so that a typo is an error and not a conversion.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def sha(self) -> str:
-        """Twelve hexadecimal digits that name what was resolved, whatever file or override it came from."""
+        """Twelve hexadecimal digits of the resolved values, independent of the file or override they came from."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class DataConfig(Section):
-    """Which graph, and where it comes from (see `data.load`)."""
+    """The graph and its source (see `data.load`)."""
 
     name: str = Field(min_length=1)
     source: Literal["auto", "official", "file", "synthetic"] = "auto"
     root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
-    path: str | None = None  # the user's own graph; without it, source: file reads <root>/<name>.npz
-    batch_size: int = Field(default=1024, ge=1)  # graphs in the batch, for data sets of many small graphs
-    order: Literal["dataset", "random"] = "dataset"  # of the graphs that the batch is taken from
-    split: Literal["train", "val", "test"] | None = None  # that it is taken from; null is what the published run used
+    path: str | None = None  # the user's own graph file; without it, source: file reads <root>/<name>.npz
+    batch_size: int = Field(default=1024, ge=1)  # graphs per batch, for data sets of many small graphs
+    order: Literal["dataset", "random"] = "dataset"  # order in which graphs are taken
+    split: Literal["train", "val", "test"] | None = None  # null: the choice of the published run
 
     @model_validator(mode="after")
     def _source_agrees(self) -> Self:
@@ -47,7 +48,7 @@ class DataConfig(Section):
                 f"data.source = {self.source!r} and data.path = {self.path!r}: this source reads no file; "
                 "use data.source: file (or auto), or drop data.path"
             )
-        reads_file = self.source == "file" or self.path is not None  # a user's graph has any name
+        reads_file = self.source == "file" or self.path is not None  # a user's graph may have any name
         if not reads_file and not (Path(self.root) / f"{self.name}.npz").is_file():
             check_choice("data.name", self.name, _dataset_names())
         self._check_selection(reads_file)
@@ -62,10 +63,10 @@ class DataConfig(Section):
             if is_single:
                 against = f"data.name = {self.name!r}: a single graph"
             elif self.source == "synthetic":
-                against = "data.source = 'synthetic': a stand-in has neither an order nor splits"
+                against = "data.source = 'synthetic': a surrogate has neither an order nor splits"
             elif reads_file and key == "split":
-                what = f"data.path = {self.path!r}" if self.path else "data.source = 'file'"
-                against = f"{what}: a file has no splits"
+                file = f"data.path = {self.path!r}" if self.path else "data.source = 'file'"
+                against = f"{file}: a file has no splits"
             if against:
                 shown = "null" if default is None else repr(default)
                 raise ValueError(f"data.{key} = {value!r} and {against}; only data.{key}: {shown} is allowed")
@@ -78,7 +79,7 @@ class ModelConfig(Section):
     heads: int = Field(default=1, ge=1)
     blocks: int = Field(default=10, ge=1)
     norm: Literal["layer", "batch"] = "layer"
-    pos_enc: int = Field(default=0, ge=0)  # Laplacian eigenvectors added to the input; 0 is none
+    pos_enc: int = Field(default=0, ge=0)  # Laplacian eigenvectors added to the input; 0: none
 
     @property
     def head_dim(self) -> int:
@@ -98,11 +99,11 @@ class ModelConfig(Section):
 
 
 class AttentionConfig(Section):
-    """How attention is computed, and the precision: attention and the modules around it share one dtype."""
+    """Attention backend, and the precision of attention and of the layers around it."""
 
     backend: str = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: float16 on a GPU, float32 on the CPU
-    reorder: Literal["none", "rcm", "communities", "auto"] = "none"  # which rows are worked on together
+    reorder: Literal["none", "rcm", "communities", "auto"] = "none"  # order of the rows inside attention
 
     @field_validator("backend")
     @classmethod
@@ -114,18 +115,18 @@ class AttentionConfig(Section):
     def _backend_reorders(self) -> Self:
         if self.reorder != "none" and self.backend not in ("auto", *(able := _reordering_backends())):
             raise ValueError(
-                f"attention.reorder = {self.reorder!r} and attention.backend = {self.backend!r}: of the back ends only "
-                f"{', '.join(able)} reorders; use that (or auto), or attention.reorder: none"
+                f"attention.reorder = {self.reorder!r} and attention.backend = {self.backend!r}: only the backend "
+                f"{', '.join(able)} reorders; use it (or auto), or attention.reorder: none"
             )
         return self
 
 
 class RuntimeConfig(Section):
-    """Where, how and how often the model runs. auto is the fastest way that can be had; the report says which."""
+    """Device, execution and number of passes. auto is the fastest available choice, which the report names."""
 
     device: str = "auto"
-    cuda_graph: Literal[True, False, "auto"] = "auto"  # the whole forward pass, captured once and replayed
-    dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # all between two attentions (see models.dense)
+    cuda_graph: Literal[True, False, "auto"] = "auto"  # capture the forward pass once and replay it
+    dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # non-attention layers (see models.dense)
     warmup: int = Field(default=3, ge=1)  # at least one: the first pass on a GPU may compile and tune
     repeats: int = Field(default=20, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -143,6 +144,18 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     attention: AttentionConfig = AttentionConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _passes_of_the_data_set(cls, settings: Any) -> Any:
+        """Take defaults of runtime.warmup and runtime.repeats from the registry: large graphs get fewer passes."""
+        if not isinstance(settings, dict):
+            return settings
+        section, runtime = settings.get("data"), settings.get("runtime", {})
+        name = section.get("name") if isinstance(section, dict) else None
+        if not isinstance(runtime, dict) or name not in _dataset_names():
+            return settings
+        return settings | {"runtime": _default_passes(name) | runtime}
 
     @model_validator(mode="after")
     def _runtime_fits(self) -> Self:
@@ -185,7 +198,7 @@ class Config(Section):
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
-    """A hint such as " did you mean 'cora'?" for a misspelt word, or nothing when none is close."""
+    """A hint such as " did you mean 'cora'?" for a misspelt word; empty if no allowed word is close."""
     close = difflib.get_close_matches(word.lower(), allowed, n=1, cutoff=0.6)
     return f" did you mean {close[0]!r}?" if close else ""
 
@@ -196,7 +209,7 @@ def check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
         raise ValueError(f"{key} = {value!r}: not known;{hint} allowed are {', '.join(allowed)}")
 
 
-# The registries hold the names; they are imported on use, so that `import configs` stays light.
+# The registries are imported on use, so that `import configs` stays light.
 
 
 def _dataset_names() -> Sequence[str]:
@@ -211,6 +224,13 @@ def _is_collection(name: str) -> bool:
     return data.info(name).num_graphs is not None
 
 
+def _default_passes(name: str) -> dict[str, int]:
+    import data
+
+    entry = data.info(name)
+    return {"warmup": entry.warmup, "repeats": entry.repeats}
+
+
 def _backend_names() -> Sequence[str]:
     import kernels
 
@@ -218,9 +238,9 @@ def _backend_names() -> Sequence[str]:
 
 
 def _reordering_backends() -> list[str]:
-    from kernels.backends import reordering_backends
+    from kernels.backends import REGISTRY
 
-    return reordering_backends()
+    return [name for name, backend in REGISTRY.items() if backend.reorders]
 
 
 def _unavailable_on_cpu(backend: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The one place that decides what the edges of a binary A are: every edge once, sorted by row, then column."""
+"""Canonical form of the edges of a binary A: every edge once, sorted by row, then column."""
 
 import hashlib
 from typing import Any
@@ -13,7 +13,7 @@ MAX_INT32 = 2**31 - 1
 def distinct(xp: Any, keys: Any) -> Any:
     """The keys in ascending order, each once; `keys` is sorted in place.
 
-    NumPy's own `unique` hashes, which takes ten times as long for millions of keys that nearly all differ.
+    `numpy.unique` hashes, which takes ten times as long for millions of mostly different keys.
 
     Args:
         xp: `numpy` or `cupy`.
@@ -26,7 +26,7 @@ def distinct(xp: Any, keys: Any) -> Any:
 
 
 def canonical_edges(row: np.ndarray, col: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Remove duplicate edges and sort. Self loops and the direction stay as they are.
+    """Remove duplicate edges and sort. Self loops and directions are kept.
 
     Args:
         row: [E] int64, 0 <= row < num_nodes.
@@ -34,10 +34,10 @@ def canonical_edges(row: np.ndarray, col: np.ndarray, num_nodes: int) -> tuple[n
         num_nodes: N, below 2^31, so that row * N + col fits an int64.
 
     Returns:
-        (row, col, removed): two [nnz] int64 arrays and how many duplicates were removed.
+        (row, col, removed): two [nnz] int64 arrays and the number of removed duplicates.
     """
     key = row * num_nodes + col
-    if np.all(key[1:] > key[:-1]):  # canonical already, as in published files: spares the sort
+    if np.all(key[1:] > key[:-1]):  # already canonical, as published files are: no sort needed
         return row, col, 0
     unique = distinct(np, key)
     return unique // num_nodes, unique % num_nodes, key.size - unique.size
@@ -52,7 +52,7 @@ def edge_hash(row: np.ndarray, col: np.ndarray, num_nodes: int) -> str:
 
 
 def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
-    """The canonical form of a graph; one that has it already, as a kept stand-in, is returned as it is."""
+    """The canonical form of a graph; a CsrGraph, such as a kept surrogate, is returned unchanged."""
     if isinstance(graph, CsrGraph):
         return graph
     row, col, removed = canonical_edges(graph.row, graph.col, graph.num_nodes)

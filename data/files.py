@@ -1,19 +1,19 @@
-"""A user's own graph from a file. No format here can run code: pickled arrays are refused.
+"""Reader of a user's graph file. No format can run code: pickled arrays are refused.
 
-In every format the first column or row index is the query and the second the key (see `data`). An entry that is
-stored is an edge, whatever its value.
+In every format the first column or row index is the query and the second the key (see `data`). Every stored entry is an
+edge, whatever its value.
 
     .npz         `src_li`, `dst_li` [E], `num_nodes`, as the Fused3S authors publish; optional `feat` (float
                  [N, F]) and `label` (integer [N], -1 for unknown)
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
-                 local to their graph, each edge once); `batch_size` of them make the batch
+                 local to their graph, each edge once); `batch_size` of them form the batch
     .mtx         a square Matrix Market file in coordinate format
     .txt .txt.gz an edge list as SNAP publishes: two whitespace-separated integers a line, # comments
-    .csv         an edge list in its first two columns, with or without a header line (which holds no numbers)
+    .csv         an edge list in its first two columns, with or without a header line (without numbers)
 
-Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise a node becomes the rank of its id among
-all ids of the file. A node without edges cannot be written in an edge list: use one of the other formats.
+Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise each id is replaced by its rank among all
+ids of the file. An edge list cannot hold a node without edges: use one of the other formats.
 """
 
 import gzip
@@ -41,14 +41,14 @@ _DAMAGED = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfil
 
 
 def read_graph(path: str | Path, selection: Selection) -> RawGraph:
-    """Read a graph file; the format follows from the file's ending (and the arrays in an .npz).
+    """Read a graph file. Its suffix, and the arrays of an .npz, determine the format.
 
     Args:
         path: the file.
-        selection: which graphs to take from a collection of small graphs; files have no splits.
+        selection: graphs to take from a collection of small graphs; files have no splits.
 
     Raises:
-        DatasetMissingError: there is no such file.
+        DatasetMissingError: the file does not exist.
         ValueError: the file is empty, damaged, of an unknown format, or holds ids out of range.
     """
     path = Path(path)
@@ -80,8 +80,8 @@ def _read_npz(path: Path, selection: Selection) -> RawGraph:
     if keys >= _COLLECTION:
         return _from_collection(path, _load_arrays(path, _COLLECTION), selection)
     raise ValueError(
-        f"{path}: holds the arrays {sorted(keys)}; allowed are src_li, dst_li, num_nodes, or what "
-        "scipy.sparse.save_npz writes, or node_counts, edge_counts, u, v"
+        f"{path}: holds the arrays {sorted(keys)}; allowed are src_li, dst_li, num_nodes, or those of "
+        "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
     )
 
 
@@ -227,7 +227,7 @@ def _from_edge_list(path: Path, separator: str, comment: str | None, header: int
 
 
 def _first_bad_line(path: Path, separator: str, header: int | None, comment: str | None) -> str | None:
-    """Which line the fast reader stumbled over; read again, as its own message does not say."""
+    """The first malformed line, found by a second pass, since the message of the fast reader does not name it."""
     opened = gzip.open if path.name.lower().endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
@@ -264,11 +264,11 @@ def _checked(
 ) -> RawGraph:
     if not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"{path}: {num_nodes} nodes; 1 to {MAX_NODES} are allowed")
-    for what, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
+    for end, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
         outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
         if outside.size:
             at = outside[0]
-            raise ValueError(f"{path}: edge {at} has the {what} {ids[at]}; allowed are 0 to {num_nodes - 1}")
+            raise ValueError(f"{path}: edge {at} has the {end} {ids[at]}; allowed are 0 to {num_nodes - 1}")
     return RawGraph(row, col, num_nodes, str(path), ndata=ndata or {})
 
 

@@ -1,4 +1,4 @@
-"""What the sources give (`RawGraph`), its canonical form (`CsrGraph`) and what a caller gets (`LoadedGraph`)."""
+"""Graphs as the sources give them (`RawGraph`), in canonical form (`CsrGraph`) and as `load` returns them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
 
 @dataclass(frozen=True, eq=False)
 class RawGraph:
-    """A graph as its source holds it; duplicate edges are allowed here, ids are already checked.
+    """A graph as its source holds it: ids are checked, duplicate edges are allowed.
 
     Attributes:
         row: [E] int64, the query of each edge (a row of A).
@@ -25,7 +25,7 @@ class RawGraph:
         num_nodes: N.
         origin: URL, path or a description of the generator.
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
-        ndata: arrays of N rows; "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]) have a meaning here.
+        ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]).
     """
 
     row: np.ndarray
@@ -41,11 +41,11 @@ class CsrGraph:
     """A graph in canonical form: every edge once, sorted by row and then column.
 
     Attributes:
-        indptr: [N + 1], where each row's edges start; int32, or int64 where there are 2^31 edges or more.
+        indptr: [N + 1] offset of each row's edges; int32, or int64 from 2^31 edges on.
         col: [nnz] of the same type, the columns.
         sha256: see `GraphMeta`.
         origin, graph_sizes, ndata: see `RawGraph`.
-        removed: duplicates that are left out.
+        removed: number of duplicates left out.
     """
 
     indptr: np.ndarray
@@ -62,30 +62,30 @@ class CsrGraph:
 
     @cached_property
     def row(self) -> np.ndarray:
-        """[nnz], the row of each edge; made when it is asked for."""
+        """[nnz] row of each edge, computed on first use."""
         return np.repeat(np.arange(self.num_nodes, dtype=self.col.dtype), np.diff(self.indptr))
 
 
 @dataclass(frozen=True)
 class GraphMeta:
-    """What a loaded graph is and where it came from.
+    """Description and origin of a loaded graph.
 
     Attributes:
-        name: registered name, or the label that the caller gave to a file.
-        source: "official", "file" or "synthetic" (a stand-in, to be named as such in every result).
+        name: registered name, or the caller's label of a file.
+        source: "official", "file" or "synthetic" (a surrogate, to be named as such in every result).
         origin: URL, path or a description of the generator.
         task: "node" (an output for each node) or "graph" (one for each graph of the batch).
         num_nodes: N, summed over a batch.
-        num_edges: edges after duplicates were removed, which is nnz(A).
+        num_edges: nnz(A), edges without duplicates.
         num_graphs: graphs in the batch; 1 for a single graph.
         feature_kind: "float" (float32 [N, F]) or "categorical" (int64 [N, C]).
         feature_dim: F or C, the columns of `ndata["feat"]`.
         feature_cardinalities: number of codes of each categorical column; None for float features.
-        features: "original", or "random" where the source has none.
+        features: "original", or "random" if the source has none.
         num_classes: size of a model's output.
         licence: of the data set, as its publisher states it; "" if unknown.
         citation: how to cite it; "" if unknown.
-        sha256: first 16 hexadecimal digits of the edge list's SHA-256; equal for equal A from any source.
+        sha256: first 16 hexadecimal digits of the edge list's SHA-256; equal A have equal hashes, from any source.
     """
 
     name: str
@@ -107,7 +107,7 @@ class GraphMeta:
 
 @dataclass(frozen=True, eq=False)
 class LoadedGraph:
-    """A DGLGraph on the CPU (int32 ids; a batch has `batch_num_nodes` set) and what is known about it."""
+    """A DGLGraph on the CPU (int32 ids; a batch has `batch_num_nodes` set) and its description."""
 
     graph: "dgl.DGLGraph"
     meta: GraphMeta

@@ -1,4 +1,4 @@
-"""`load`: one function for every data set and every source."""
+"""`load`: every data set from every source."""
 
 import logging
 import os
@@ -16,7 +16,8 @@ from data.graph import CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source
 from data.registry import REGISTRY, info
 from data.registry.entry import Dataset
 from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
-from data.synthetic.generate import NoStandIn, random_features, stand_in
+from data.synthetic.generate import NoSurrogate, random_features, surrogate
+from fused3s_dgl import import_dgl
 
 if TYPE_CHECKING:
     import dgl
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SOURCES = ("auto", *get_args(Source))
-# For a file whose name is not registered and which holds no features or no labels.
+# Of a file without features or labels under a name that is not registered.
 DEFAULT_FEATURE_DIM = 64
 DEFAULT_NUM_CLASSES = 2
 
@@ -47,32 +48,32 @@ def load(
         official: the publisher's files, below `root` or downloaded to it.
         file: the file `path`, else `<root>/<name>.npz`; formats in `data.files`. Under a registered name the task, the
             number of classes and (if the file has no features) the kind of features are the registry's.
-        synthetic: a seeded stand-in; large ones are kept below `root`/synthetic.
-        auto: `path` if given; else official files below `root`, `<root>/<name>.npz`, the official download, and only
-            then the stand-in, with one warning that says so.
+        synthetic: a seeded surrogate; large ones are kept below `root`/synthetic.
+        auto: `path` if given; else the first of official files below `root`, `<root>/<name>.npz`, the official
+            download, and the surrogate, with one warning for the last.
 
     Args:
-        name: a registered name (`data.names()`); with a file any label.
+        name: a registered name (`data.names()`), or any label of a file.
         root: folder of the data sets; created when something is downloaded.
         source: "auto", "official", "file" or "synthetic".
         path: a graph file.
-        batch_size: for collections of small graphs, how many: the first ones in `order`.
-        order: "dataset", or "random" (by `seed`), of the graphs of a collection.
-        split: "train", "val" or "test", of the official collections; None is what the published run used: the whole
-            set for ogbg sets, train for the others. A stand-in has neither an order nor splits.
-        seed: of the stand-in, of a random order and of random features.
-        features: False leaves `ndata["feat"]` out where the source has none, which for a large graph takes longer to
-            make than its edges to load.
+        batch_size: number of graphs of a collection: the first ones in `order`.
+        order: "dataset", or "random" (by `seed`): order of the graphs of a collection.
+        split: "train", "val" or "test" of an official collection; None for the choice of the published run: the whole
+            set for ogbg sets, train for the others. A surrogate has neither an order nor splits.
+        seed: seed of the surrogate, of a random order and of random features.
+        features: False leaves out random `ndata["feat"]`. For a large graph they take longer to generate than the edges
+            to load.
 
     Returns:
         The DGLGraph on the CPU, edges sorted by destination (query) and then source (key), each once, int32 ids (int64
-        from 2^31 edges on). It is made in DGL's "csc" format alone; DGL makes the others when they are needed.
-        `ndata["feat"]` is float32 [N, F] or int64 [N, C], `ndata["label"]` int64 [N] where known, [N, C] where
+        from 2^31 edges on). It has only DGL's "csc" format; DGL derives the others on demand.
+        `ndata["feat"]` is float32 [N, F] or int64 [N, C], `ndata["label"]` int64 [N] where known, [N, C] if
         a node has several.
 
     Raises:
-        DatasetMissingError: what was asked for is not there and cannot be had.
-        ValueError: an argument or a file is wrong; the text names it and what is allowed.
+        DatasetMissingError: the graph is missing and cannot be downloaded.
+        ValueError: an argument or a file is wrong; the text names it and the allowed values.
         TypeError: an argument is of the wrong type.
         MemoryError: the graph would not fit.
     """
@@ -93,7 +94,7 @@ def find_graph(
     split: Split | None = None,
     seed: int = 0,
 ) -> tuple[Source, RawGraph | CsrGraph]:
-    """What `load` starts from: the source that had the graph, and its edges, possibly with duplicates.
+    """First step of `load`: the source that has the graph, and its edges, possibly with duplicates.
 
     Arguments and errors are those of `load`.
     """
@@ -109,40 +110,38 @@ def find_graph(
     if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
         raise ValueError(wrong)
     if source == "synthetic":
-        if wrong := refusal(selection, {}, "a stand-in has neither an order nor splits"):
+        if wrong := refusal(selection, {}, "a surrogate has neither an order nor splits"):
             raise ValueError(wrong)
-        return "synthetic", stand_in(entry, root, batch_size, seed)
+        return "synthetic", surrogate(entry, entry.synthetic, root, batch_size, seed)
     if source == "official":
         return "official", _official(entry, root, selection)
 
     try:
         return "official", entry.official(root, selection, fetch_nothing)
     except DatasetMissingError:
-        pass  # not here yet: a file of the user's comes before a download
+        pass  # no official files yet: the user's file comes before a download
     if local.is_file():
         return "file", read_graph(local, selection)
-    if not selection.is_default:  # which a stand-in cannot give
+    if not selection.is_default or isinstance(entry.synthetic, NoSurrogate):  # the surrogate is no alternative
         return "official", _official(entry, root, selection)
     try:
         return "official", entry.official(root, selection, fetch)
     except DatasetMissingError as missing:
         reason = str(missing)
-    logger.warning("%s: not under %s; using a synthetic stand-in (source=synthetic): %s", name, root, reason)
-    return "synthetic", stand_in(entry, root, batch_size, seed)
+    logger.warning("%s: not under %s; using a synthetic surrogate (source=synthetic): %s", name, root, reason)
+    return "synthetic", surrogate(entry, entry.synthetic, root, batch_size, seed)
 
 
 def to_dgl(csr: CsrGraph) -> "dgl.DGLGraph":
-    """The DGLGraph of a graph, without features; the arrays are shared."""
+    """The DGLGraph of a graph, without features. It shares the arrays."""
     import torch
 
-    from fused3s_dgl import import_dgl
-
-    # A row of A is a query, which is the destination of DGL's edge (see `data`): A's rows are DGL's "csc".
+    # A row of A is a query, the destination of DGL's edge (see `data`): the CSR of A is DGL's "csc".
     indptr, col = torch.from_numpy(csr.indptr), torch.from_numpy(csr.col)
-    no_edge_ids = col.new_empty(0)  # edges are numbered as they come
+    no_edge_ids = col.new_empty(0)  # edges keep their order
     graph = import_dgl().graph(("csc", (indptr, col, no_edge_ids)), num_nodes=csr.num_nodes)
     if csr.graph_sizes is not None:
-        ends = csr.indptr[np.cumsum(csr.graph_sizes)]  # rows are sorted: a graph's edges are one run
+        ends = csr.indptr[np.cumsum(csr.graph_sizes)]  # rows are sorted: the edges of a graph are contiguous
         graph.set_batch_num_nodes(torch.from_numpy(csr.graph_sizes).to(graph.idtype))
         graph.set_batch_num_edges(torch.from_numpy(np.diff(ends, prepend=0)).to(graph.idtype))
     return graph
@@ -179,13 +178,13 @@ def _check_arguments(
 
 
 def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph:
-    stand_in_instead = "source='synthetic' gives a stand-in; "
-    if isinstance(entry.synthetic, NoStandIn):
-        stand_in_instead = ""
+    alternative = "source='synthetic' gives a surrogate; "
+    if isinstance(entry.synthetic, NoSurrogate):
+        alternative = ""
     elif not selection.is_default:
-        stand_in_instead = "source='synthetic' gives a stand-in, but only with order 'dataset' and no split; "
+        alternative = "source='synthetic' gives a surrogate, but only with order 'dataset' and no split; "
     remedy = (
-        f"{stand_in_instead}a graph file of your own can be {root / entry.name}.npz or any path= "
+        f"{alternative}your own graph file can be {root / entry.name}.npz or any path= "
         f"(the publisher: {entry.homepage})"
     )
     try:
@@ -197,7 +196,7 @@ def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph:
 def _finish(
     name: str, entry: Dataset | None, source: Source, raw: RawGraph | CsrGraph, seed: int, features: bool
 ) -> LoadedGraph:
-    """Canonical edges, features where the source has none, the DGLGraph and its description."""
+    """Make edges canonical, add features if the source has none, and build the DGLGraph and its description."""
     import torch
 
     csr = to_csr(raw)
@@ -205,7 +204,7 @@ def _finish(
         logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
 
     if source == "official" and entry.num_graphs is None and csr.num_nodes != entry.num_nodes:
-        text = "%s: %s holds %s nodes, and %s are published: it is of another version, or not whole"
+        text = "%s: %s holds %s nodes, and %s are published: another version, or incomplete"
         logger.warning(text, name, csr.origin, f"{csr.num_nodes:,}", f"{entry.num_nodes:,}")
 
     ndata = dict(csr.ndata)
@@ -227,7 +226,7 @@ def _finish(
         num_classes = entry.num_classes
     else:
         num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else 0
-        num_classes = num_classes or DEFAULT_NUM_CLASSES  # where all labels are unknown, too
+        num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
     return LoadedGraph(
         graph,
         GraphMeta(
@@ -251,5 +250,5 @@ def _finish(
 
 
 def _rng(name: str, seed: int, purpose: str) -> np.random.Generator:
-    """One stream for each name and purpose, so that features do not depend on where the edges came from."""
+    """One stream per name and purpose: features do not depend on the source of the edges."""
     return np.random.default_rng([seed, zlib.crc32(f"{name}/{purpose}".encode())])

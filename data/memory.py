@@ -1,11 +1,11 @@
-"""Saying no before the machine runs out of memory."""
+"""Check of the available memory before a large allocation."""
 
 import os
 from pathlib import Path
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had now; None where the system does not say."""
+    """Memory that is available now; None if the system does not report it."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -15,8 +15,8 @@ def available_bytes() -> int | None:
         return None
 
 
-def require_memory(what: str, needed: int) -> None:
-    """Raise a MemoryError that names both numbers if `needed` bytes are more than can be had."""
+def require_memory(purpose: str, needed: int) -> None:
+    """Raise a MemoryError with both numbers if `needed` bytes are not available."""
     available = available_bytes()
     if available is not None and needed > available:
-        raise MemoryError(f"{what}: about {needed / 2**30:.1f} GiB needed, {available / 2**30:.1f} GiB available")
+        raise MemoryError(f"{purpose}: about {needed / 2**30:.1f} GiB needed, {available / 2**30:.1f} GiB available")

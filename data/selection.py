@@ -1,4 +1,4 @@
-"""Which graphs of a collection make the batch."""
+"""Choice of the graphs of a collection that form the batch."""
 
 import zlib
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ class Selection:
     """The first `batch_size` graphs of a split, in its own order or in a random one.
 
     Attributes:
-        batch_size: how many.
-        order: "dataset", or "random": a permutation of the split that the seed and the name decide, so that a larger
-            batch holds the smaller one of the same seed.
-        split: "train", "val" or "test"; None is what the published run used, see each source.
-        seed: of the random order.
-        name: of the data set.
+        batch_size: number of graphs.
+        order: "dataset", or "random": a permutation of the split, fixed by seed and name. A larger batch of the same
+            seed contains the smaller one.
+        split: "train", "val" or "test"; None for the choice of the published run, see each source.
+        seed: seed of the random order.
+        name: name of the data set.
     """
 
     batch_size: int = 1024
@@ -34,18 +34,18 @@ class Selection:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the published run's choice, batch size aside."""
+        """Whether order and split are those of the published run."""
         return self.order == "dataset" and self.split is None
 
-    def pick(self, count: int, what: str) -> np.ndarray:
-        """[batch_size] int64, which of the `count` graphs of the split make the batch.
+    def pick(self, count: int, place: str) -> np.ndarray:
+        """[batch_size] int64 indices of the batch's graphs among the `count` graphs of the split.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: the split has fewer graphs.
         """
         if self.batch_size > count:
             raise ValueError(
-                f"batch_size: got {self.batch_size}; {what} has {count} graphs. Set batch_size (data.batch_size in a "
+                f"batch_size: got {self.batch_size}; {place} has {count} graphs. Set batch_size (data.batch_size in a "
                 f"configuration) to {count} or less"
             )
         if self.order == "dataset":
@@ -54,17 +54,22 @@ class Selection:
         return rng.permutation(count)[: self.batch_size]
 
     def described(self, origin: str) -> str:
-        """`origin`, and what of the selection is not the published run's."""
-        said = {
+        """`origin`, followed by the choices that differ from the published run."""
+        choices = {
             f"{self.split} split": self.split is not None,
             f"random order of seed {self.seed}": self.order == "random",
         }
-        words = ", ".join(words for words, holds in said.items() if holds)
+        words = ", ".join(text for text, differs in choices.items() if differs)
         return f"{origin} ({words})" if words else origin
 
 
 def refusal(selection: Selection, allowed: Mapping[str, bool], why: str) -> str | None:
-    """What to say if an option is not its default where `allowed` does not have it; None if nothing is wrong."""
+    """Error message for an option that is set although `allowed` does not list it; None if there is none.
+
+    Args:
+        allowed: whether "order" and "split" may be set (default: not).
+        why: the reason, for the message.
+    """
     for option, default in (("order", "dataset"), ("split", None)):
         value = getattr(selection, option)
         if value != default and not allowed.get(option, False):

@@ -1,18 +1,16 @@
-"""The data sets of the paper: what they are, fetching them, and the paper's tables about them.
+"""Data sets of the paper: list and describe them, fetch their files, and make the paper's tables about them.
 
     python scripts/datasets.py list
     python scripts/datasets.py info NAME
     python scripts/datasets.py fetch NAME ... | --all
     python scripts/datasets.py stats NAME ... | --all [--source synthetic]
-    python scripts/datasets.py load-times NAME ...
 
-Exit status: 0, or 1 if a set could not be fetched or a stand-in is off its targets, or 2 for anything that stopped it.
+Exit status: 0; 1 if a set could not be fetched or a surrogate misses its targets; 2 for any other error.
 """
 
 import os
 import resource
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 import data
-from bench.load_times import time_loading
+from bench.cli import console, errors, let_speak, user_errors
 from bench.provenance import provenance
-from bench.terminal import console, errors, let_speak, short_errors
 from data.canonical import to_csr
 from data.download import fetch as download
 from data.loader import find_graph, to_dgl
@@ -36,9 +33,8 @@ from report.datasets.block_stats import NOT_PUBLISHED, measure, paper_figures
 from report.plots.formats import draw_formats
 from report.plots.style import save
 
-USER_ERRORS = (ValueError, OSError, MemoryError)
 LOADED_BYTES_PER_EDGE = 4  # an int32 column
-LOADED_BYTES_PER_NODE = 4  # where its row starts
+LOADED_BYTES_PER_NODE = 4  # offset of its row
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -47,10 +43,10 @@ All = Annotated[bool, typer.Option("--all", help="Every registered set.")]
 Root = Annotated[Path, typer.Option(help="Folder of the data sets.")]
 
 
-def user_errors() -> AbstractContextManager[None]:
-    """What a user can mend is shown as one message; a bug keeps its traceback."""
+@app.callback()
+def main() -> None:
+    """Data sets of the paper: list and describe them, fetch their files, and make the paper's tables about them."""
     let_speak("data")
-    return short_errors(*USER_ERRORS)
 
 
 @app.command("list")
@@ -68,7 +64,7 @@ def list_sets() -> None:
 
 @app.command()
 def info(name: str, root: Root = Path("datasets")) -> None:
-    """Everything that is known about one set, its files included."""
+    """Sizes, sources, licence, files and published statistics of one set."""
     with user_errors():
         entry = data.info(name)
         lines = {
@@ -83,12 +79,12 @@ def info(name: str, root: Root = Path("datasets")) -> None:
             "citation": entry.citation,
         }
         for remote in entry.official.files(root):
-            there = "there" if remote.target.exists() else "not there"
-            lines[f"file {remote.target}"] = f"{there}, from {remote.url or 'a script of the publisher'}"
+            state = "present" if remote.target.exists() else "missing"
+            lines[f"file {remote.target}"] = f"{state}, from {remote.url or 'a script of the publisher'}"
         for metric, value in paper_figures(entry).items():
             if metric not in ("nodes", "nnz"):
                 lines[metric] = NOT_PUBLISHED if value is None else f"{value:.2f}, published"
-        lines["stand-in"] = str(entry.synthetic)
+        lines["surrogate"] = str(entry.synthetic)
         lines["note"] = entry.note or "none"
         for key, value in lines.items():
             console.print(Text(f"{key:<18} {value}"))
@@ -96,7 +92,7 @@ def info(name: str, root: Root = Path("datasets")) -> None:
 
 @app.command()
 def fetch(names: Names = None, everything: All = False, root: Root = Path("datasets")) -> None:
-    """Download the official files of data sets; what is there already stays as it is."""
+    """Download the official files of data sets. Existing files are kept."""
     with user_errors():
         missing = 0
         for name in _chosen(names, everything):
@@ -116,51 +112,30 @@ def stats(
     source: Annotated[str, typer.Option(help="auto, official, file or synthetic; see data.load.")] = "auto",
     root: Root = Path("datasets"),
     path: Annotated[Path | None, typer.Option(help="A graph file, for one NAME.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of stand-ins.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of surrogates.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("results/tables"),
 ) -> None:
-    """The paper's data set, decile and format tables: its figures beside those of our graphs."""
+    """Make the paper's data set, decile and format tables, with its figures beside those of our graphs."""
     off = 0
     with user_errors():
         chosen = _chosen(names, everything)
         if path and len(chosen) != 1:
-            raise ValueError(f"--path: goes with one NAME, got {len(chosen)}")
+            raise ValueError(f"--path: needs exactly one NAME, got {len(chosen)}")
         for name in chosen:
             try:
                 off += _stats_of(name, source, root, path, seed, out)
             except (data.DatasetMissingError, MemoryError) as error:
                 if len(chosen) == 1:
                     raise
-                errors.print(Text(f"{name}: left out: {error}"))
+                errors.print(Text(f"{name}: skipped: {error}"))
         if (out / "formats.csv").exists():
             save(draw_formats(out), out / "formats")
         console.print(Text(f"tables in {out}"))
     raise typer.Exit(1 if off else 0)
 
 
-@app.command()
-def load_times(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sets whose stand-ins are kept on disk.")],
-    root: Root = Path("datasets"),
-    seed: Annotated[int, typer.Option(help="Seed of stand-ins.")] = 0,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; the median is kept.")] = 7,
-    out: Annotated[Path, typer.Option(help="Folder of the table.")] = Path("results/tables"),
-) -> None:
-    """Time of loading a kept stand-in, beside that of reading its file; makes it first where it is not there."""
-    with user_errors():
-        columns = tables.COLUMNS["loading"]
-        for name in _chosen(names, everything=False):
-            row = time_loading(data.info(name), root, seed, repeats)
-            where = provenance(torch.device("cpu")).model_dump()
-            row |= {column: where[column] for column in columns if column not in row}
-            tables.merge_csv(out / "loading.csv", columns, [row])
-            shown = (f"{step.removesuffix('_s')} {row[step]} s" for step in ("read_s", "edges_s", "graph_s", "load_s"))
-            console.print(Text(f"{name}: {', '.join(shown)}; graph / read = {row['graph_over_read']}"))
-        console.print(Text(f"table in {out / 'loading.csv'}"))
-
-
 def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, out: Path) -> int:
-    """Measure one set and merge it into the tables; how many figures of a stand-in are off their targets."""
+    """Measure one set and merge it into the tables; return how many figures of a surrogate miss their targets."""
     entry = data.info(name)
     import_dgl()  # outside the timed steps
     start = time.perf_counter()
@@ -206,16 +181,16 @@ def _show(name: str, source: str, rows: list[tables.Row], cost: tables.Row) -> N
     for row in rows:
         table.add_row(*(row[key] for key in ("metric", "ours", "paper", "deviation", "target", "status")))
     console.print(table)
-    took = f"edges {cost['edges_s']} s, DGLGraph {cost['dgl_s']} s, BSB and its figures {cost['blocks_s']} s"
-    console.print(Text(f"{took}, peak memory {cost['peak_memory_mib']} MiB of the whole process\n"))
+    times = f"edges {cost['edges_s']} s, DGLGraph {cost['dgl_s']} s, BSB and its figures {cost['blocks_s']} s"
+    console.print(Text(f"{times}, peak memory {cost['peak_memory_mib']} MiB of the whole process\n"))
 
 
 def _chosen(names: list[str] | None, everything: bool) -> list[str]:
     if everything == bool(names):
-        raise ValueError("NAME or --all: one of the two is needed, and not both")
+        raise ValueError("NAME or --all: exactly one of the two is needed")
     chosen = list(data.names()) if everything else names
     for name in chosen:
-        data.info(name)  # a misspelt name must not come to light after hours
+        data.info(name)  # reject a misspelt name now, not after hours of work
     return chosen
 
 

@@ -1,35 +1,29 @@
-"""Run the Graph Transformer over a graph and report where the time goes.
+"""Run the Graph Transformer on a graph and report the time of its parts.
 
     python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...] [--verify] [--accuracy]
         [--profile]
 
-Exit status: 0, or 1 if --verify found a difference, or 2 for anything that stopped the run.
+Exit status: 0; 1 if --verify found a difference; 2 for any error.
 """
 
-import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import clone  # noqa: F401, stands first
 import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.text import Text
 from torch import Tensor
 
 import data
 import kernels
-from bench import append_rows, check_results_file
-from bench import cli as script
+from bench import append_rows, check_results_file, cli
 from bench.accuracy import accuracy
+from bench.cli import console, errors
 from bench.inference import InferenceRun, region_table, report_table, result_rows, save_resolved_config
 from bench.model_regions import save_trace, time_attention, time_regions
 from bench.predictions import check_predictions_path, save_predictions
-from bench.terminal import console, errors, let_speak, short_errors
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes
 from bench.verify import compare
 from configs import Config, load_config
@@ -44,14 +38,7 @@ from models import (
 )
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
-# What a user can mend: shown as a short message. The packages raise ValueError for input that they cannot take.
-USER_ERRORS = (
-    ValueError,
-    OSError,
-    kernels.BackendUnavailableError,
-    DenseUnavailableError,
-    CudaGraphError,
-)
+USER_ERRORS = (*cli.USER_ERRORS, DenseUnavailableError, CudaGraphError)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -59,9 +46,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/infer/cora.yaml.")],
-    overrides: script.Overrides = None,
+    overrides: cli.Overrides = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights: a state dict saved with torch.save.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare the output with the reference back end.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the output with the reference backend.")] = False,
     exact: Annotated[bool, typer.Option("--accuracy", help="Compare the output with the model in float32.")] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Report the time of each part of the model and save a Chrome trace.")
@@ -69,9 +56,9 @@ def main(
     output: Annotated[Path | None, typer.Option(help="Save the logits: .npy, .npz or .pt.")] = None,
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
-    """Run the Graph Transformer over a graph and report where the time goes."""
-    let_speak("data", "kernels")
-    with short_errors(*USER_ERRORS, RuntimeError, MemoryError, explain=explained):
+    """Run the Graph Transformer on a graph and report the time of its parts."""
+    cli.let_speak("data", "kernels")
+    with cli.short_errors(*USER_ERRORS, RuntimeError, explain=explained):
         passed = infer(config, overrides or [], checkpoint, verify, exact, profile, output, results)
     raise typer.Exit(0 if passed else 1)
 
@@ -86,18 +73,17 @@ def infer(
     output: Path | None,
     results: Path,
 ) -> bool:
-    """One run from configuration to report; whether the output agreed with the reference (True if not compared)."""
+    """Measure and report one run; False if the output differs from the reference."""
     config = load_config(config_path, overrides)
-    check_results_file(results)  # a long run must not end in a file that cannot be written
+    check_results_file(results)  # fail before a long run, not after it
     if output:
         check_predictions_path(output)
-    device = resolve_device(config.runtime.device)
+    runtime = config.runtime
+    device = resolve_device(runtime.device)
     dtype = resolve_dtype(config.attention.dtype, device)
-    console.print(script.describe_config(f"{config_path} ({config.sha()})", config))
-
+    console.print(cli.describe_config(f"{config_path} ({config.sha()})", config))
     console.print(Text(f"loading {config.data.name}"))
-    settings = config.data.model_dump()
-    loaded = data.load(settings.pop("name"), **settings, seed=config.runtime.seed)
+    loaded = data.load(**config.data.model_dump(), seed=runtime.seed)
 
     def make_model(dtype: torch.dtype) -> GraphTransformer:
         model = build_model(config, loaded.meta)
@@ -105,35 +91,46 @@ def infer(
             load_checkpoint(model, checkpoint)
         return model.to(device, dtype).eval()
 
-    def reference_logits(model: GraphTransformer) -> Tensor:
-        return model(model.prepare(loaded.graph, plan("reference", loaded.graph, model)))
+    def plan(backend: str, dtype: torch.dtype, reorder: str = "none") -> kernels.AttentionPlan:
+        options = {"head_dim": config.model.head_dim, "num_heads": config.model.heads, "reorder": reorder}
+        return kernels.plan_attention(loaded.graph, backend=backend, device=device, dtype=dtype, **options)
+
+    def reference_logits(model: GraphTransformer, dtype: torch.dtype) -> Tensor:
+        return model(model.prepare(loaded.graph, plan("reference", dtype)))
 
     model = make_model(dtype)
     console.print(Text(f"building the sparse format on {device}"))
     start = time.perf_counter()
-    attention = plan(config.attention.backend, loaded.graph, model, config.attention.reorder)
+    try:
+        attention = plan(config.attention.backend, dtype, config.attention.reorder)
+    except kernels.BackendUnavailableError as error:
+        raise kernels.BackendUnavailableError(explain_backend(config.attention.backend, device, error)) from error
     if device.type == "cuda":
         torch.cuda.synchronize()
     format_build = (time.perf_counter() - start) * 1e3
-    inputs = model.prepare(loaded.graph, attention)
 
     with torch.inference_mode():
-        runtime = config.runtime
         execution = prepare_execution(
-            model, inputs, backend=attention.backend, dense=runtime.dense, cuda_graph=runtime.cuda_graph
+            model,
+            model.prepare(loaded.graph, attention),
+            backend=attention.backend,
+            dense=runtime.dense,
+            cuda_graph=runtime.cuda_graph,
         )
-        logits = warm_up(execution, runtime.warmup)
+        console.print(Text(f"warm-up: {runtime.warmup}"))
+        for _ in range(runtime.warmup):
+            logits = execution.run()
         reset_peak_memory(device)
         forward, share = time_model(execution, runtime.repeats, device)
         peak_memory = peak_memory_mib(device)
-        regions = profile_model(execution, runtime.repeats, device) if profile else {}
-        agreement = found = None
+        regions = time_parts(execution, runtime.repeats, device) if profile else {}
+        agreement = error = None
         if verify:
-            console.print("comparing with the reference back end")
-            agreement = compare(logits, reference_logits(model))
+            console.print("comparing with the reference backend")
+            agreement = compare(logits, reference_logits(model, dtype))
         if exact:
             console.print("comparing with the model in float32")
-            found = accuracy(logits, reference_logits(make_model(torch.float32)))
+            error = accuracy(logits, reference_logits(make_model(torch.float32), torch.float32))
     run = InferenceRun(
         config_path=config_path,
         config=config,
@@ -148,7 +145,7 @@ def infer(
         format_build=format_build,
         agreement=agreement,
         order=attention.order,
-        accuracy=found,
+        accuracy=error,
         regions=regions,
     )
     console.print(report_table(run))
@@ -158,21 +155,20 @@ def infer(
         with torch.inference_mode():
             save_trace(execution, trace)
         console.print(Text(f"trace        {trace}: open it with chrome://tracing or https://ui.perfetto.dev"))
-    rows = result_rows(run)
-    append_rows(results, rows)
-    resolved = save_resolved_config(config, results.parent)
-    console.print(Text(f"results      {len(rows)} rows of run {rows[0].run_id} in {results}, config in {resolved}"))
     if output:
         save_predictions(output, logits)
         console.print(Text(f"predictions  {logits.shape[0]} x {logits.shape[1]} logits in {output}"))
-    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
+    rows = result_rows(run)
+    append_rows(results, rows)
+    console.print(Text(f"config       {save_resolved_config(config, results.parent)}"))
+    cli.print_end(f"{len(rows)} rows of run {rows[0].run_id}", results)
     if not_finite := logits.numel() - int(logits.isfinite().sum()):
         errors.print(Text(f"warning: {not_finite} of {logits.numel()} outputs are NaN or infinite"))
     return agreement is None or agreement.passed
 
 
 def build_model(config: Config, meta: data.GraphMeta) -> GraphTransformer:
-    """The model for a data set, with weights from the seed: the same on every device and in every precision."""
+    """The model for a data set. Weights depend on the seed only, not on device or precision."""
     torch.manual_seed(config.runtime.seed)
     return GraphTransformer(
         in_features=meta.feature_cardinalities or meta.feature_dim,
@@ -182,39 +178,10 @@ def build_model(config: Config, meta: data.GraphMeta) -> GraphTransformer:
     )
 
 
-def plan(backend: str, graph: Any, model: GraphTransformer, reorder: str = "none") -> kernels.AttentionPlan:
-    """Attention over a graph for a model; why not, in the words of the configuration, if the back end cannot run."""
-    weight = model.readout.classes.weight
-    try:
-        return kernels.plan_attention(
-            graph,
-            backend=backend,
-            device=weight.device,
-            dtype=weight.dtype,
-            head_dim=model.head_dim,
-            reorder=reorder,
-        )
-    except kernels.BackendUnavailableError as error:
-        able = [info.name for info in kernels.list_backends(weight.device).values() if info.unavailable is None]
-        raise kernels.BackendUnavailableError(
-            f"attention.backend = {backend!r} and runtime.device = {str(weight.device)!r}: {error}\n"
-            f"able to run there: {', '.join(able)}; attention.backend=auto takes the first of them"
-        ) from error
-
-
-def warm_up(execution: Execution, passes: int) -> Tensor:
-    """Run the model until nothing happens for the first time any more; its logits."""
-    with progress("warm-up", passes) as advance:
-        for _ in range(passes):
-            logits = execution.run()
-            advance()
-    return logits
-
-
 def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread]:
-    """Milliseconds of a forward pass, and the share of it that is spent in attention."""
-    with progress("timing forward passes", repeats) as advance:
-        forward = time_passes(execution.run, device=device, repeats=repeats, after_pass=advance)
+    """Milliseconds of a forward pass, and the share of attention in it."""
+    console.print(Text(f"timing forward passes: {repeats}"))
+    forward = time_passes(execution.run, device=device, repeats=repeats)
     few = max(1, repeats // 4)  # a share needs fewer passes than percentiles do
     console.print(Text(f"timing attention inside: {few}"))
     attention = time_attention(execution, device=device, repeats=few)
@@ -222,7 +189,7 @@ def time_model(execution: Execution, repeats: int, device: torch.device) -> tupl
     return forward, Spread(*shares, attention.repeats)
 
 
-def profile_model(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
+def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
     """Milliseconds of each region of an eager pass."""
     few = max(1, repeats // 4)
     console.print(Text(f"timing the model's parts: {few}"))
@@ -231,26 +198,20 @@ def profile_model(execution: Execution, repeats: int, device: torch.device) -> d
     return time_regions(execution, eager_ms=eager.median, device=device, repeats=few)
 
 
-@contextmanager
-def progress(what: str, passes: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal, one line elsewhere. Drawn only when advanced: no thread disturbs the timing."""
-    if not console.is_terminal:
-        console.print(Text(f"{what}: {passes}"))
-        yield lambda: None
-        return
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, auto_refresh=False) as bar:
-        task = bar.add_task(what, total=passes)
-        yield lambda: bar.update(task, advance=1, refresh=True)
+def explain_backend(backend: str, device: torch.device, error: Exception) -> str:
+    """An unavailable backend in the words of the configuration, with the available ones."""
+    able = [info.name for info in kernels.list_backends(device).values() if info.unavailable is None]
+    return (
+        f"attention.backend = {backend!r} and runtime.device = {str(device)!r}: {error}\n"
+        f"able to run there: {', '.join(able)}; attention.backend=auto takes the first of them"
+    )
 
 
 def explained(error: Exception) -> str | None:
-    """What to tell a user: of exhausted memory, of whichever library, and of USER_ERRORS; None of anything else."""
+    """The message of a user error or of exhausted memory; None for a bug, which keeps its traceback."""
     text = str(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in text:
-        return (
-            f"out of memory: {text}\nto need less: a smaller model.dim or data.batch_size, or a 16-bit attention.dtype"
-        )
+        return f"out of memory: {text}\nremedies: a smaller model.dim or data.batch_size, a 16-bit attention.dtype"
     return text if isinstance(error, USER_ERRORS) else None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def fake_dgl(folder: Path, libraries: list[str], with_graphbolt: bool = True) -> None:

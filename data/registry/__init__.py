@@ -1,4 +1,4 @@
-"""The table of data sets. A new one is a new entry, and a module in `data.sources` if its format is new."""
+"""Table of data sets. To add one, add an entry, and a module in `data.sources` for a new format."""
 
 from data.registry.batched import BATCHED
 from data.registry.entry import Dataset, Published

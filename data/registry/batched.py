@@ -1,8 +1,9 @@
 """Entries of the collections of small graphs. Nodes and edges are those of a batch of 1024 graphs.
 
-nnz and num_tcbs are the published run's, recovered from its throughputs. Its nodes are not published: they follow from
-nnz and the set's published mean nodes and edges of a graph, except that ogbg-molhiv's were counted, ogbg-ppa's are 1024
-times the mean (its edges grow with the square of its nodes), and ogbg-code2's are the edges of 1024 trees plus 1024.
+nnz and num_tcbs are those of the published run, recovered from its throughputs. Node counts are not published. They
+follow from nnz and the published mean nodes and edges of a graph, with three exceptions: ogbg-molhiv's nodes were
+counted, ogbg-ppa's are 1024 times the mean (its edges grow with the square of its nodes), and ogbg-code2's are the
+edges of 1024 trees plus 1024.
 """
 
 from data.registry.entry import Dataset, Published
@@ -10,9 +11,9 @@ from data.sources.dgl_batches import Peptides, Superpixels, Zinc
 from data.sources.ogb_sets import OgbGraphs
 from data.synthetic.batch import DenseBatch, MoleculeBatch, SuperpixelBatch, SyntaxTreeBatch
 
-# ogb.utils.features.get_atom_feature_dims(); written out, as a file or a stand-in should not need ogb
+# ogb.utils.features.get_atom_feature_dims(); written out, since files and surrogates do not need ogb
 _ATOM_CODES = (119, 5, 12, 12, 10, 6, 6, 2, 2)
-_NO_FEATURES = 128  # columns of the random features of a set that has none
+_NO_FEATURES = 128  # columns of random features, for sets without any
 _OGB = "Hu et al.: Open Graph Benchmark: Datasets for Machine Learning on Graphs, NeurIPS 2020"
 _LRGB = {
     "homepage": "https://github.com/vijaydwivedi75/lrgb",
@@ -30,6 +31,7 @@ _PEPTIDES = {
     "licence": "CC BY-NC 4.0",
     "published": Published(num_tcbs=28_382),
     "synthetic": MoleculeBatch(size_cv=0.57),
+    "repeats": 10,
     "note": "the first molecules of the train split; Peptides-func and -struct are the same molecules",
 }
 
@@ -85,6 +87,7 @@ BATCHED = (
         synthetic=DenseBatch(),
         published=Published(num_tcbs=254_080),
         note="the original has no node features; random ones are used",
+        repeats=5,
     ),
     Dataset(
         name="ogbg-code2",
@@ -148,6 +151,7 @@ BATCHED = (
         synthetic=SuperpixelBatch(),
         published=Published(num_tcbs=234_447),
         note="the first pictures of the train split; a prediction for each superpixel",
+        repeats=5,
         **_LRGB,
     ),
     Dataset(
@@ -164,6 +168,7 @@ BATCHED = (
         synthetic=SuperpixelBatch(),
         published=Published(num_tcbs=233_369),
         note="the first pictures of the train split; a prediction for each superpixel",
+        repeats=5,
         **_LRGB,
     ),
 )

@@ -1,19 +1,19 @@
-"""What the registry knows about a data set."""
+"""Registry entry of a data set."""
 
 from dataclasses import dataclass
 
 from data.graph import Task
 from data.sources.base import OfficialSource
-from data.synthetic.generate import Generator
+from data.spec import Generator, GraphSpec
 
 
 @dataclass(frozen=True)
 class Published:
-    """Block statistics (blocks of 16 x 8) that the paper or its artefacts state; None where they do not.
+    """Block statistics (blocks of 16 x 8) from the paper or its artefacts; None where they state none.
 
     Attributes:
         tcb_per_rw, tcb_per_rw_cv, nnz_per_tcb, nnz_per_tcb_cv: the paper's table of single graphs.
-        num_tcbs: blocks in all, recovered from the throughputs of the published run, to within a few.
+        num_tcbs: total number of blocks, recovered from the throughputs of the published run to within a few.
         deciles: the paper's decile table, eleven bounds of the TCB counts.
     """
 
@@ -25,34 +25,27 @@ class Published:
     deciles: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Dataset:
+@dataclass(frozen=True, kw_only=True)
+class Dataset(GraphSpec):
     """One data set.
 
     Attributes:
-        name: the name that `data.load` takes.
         task: "node" or "graph".
-        num_nodes: nodes; for a collection of small graphs those of its first `num_graphs`.
-        nnz: directed edges, nnz(A), of the same.
-        symmetric: whether A is symmetric.
         num_classes: size of a model's output.
         feature_dim: columns of the node features.
-        homepage: where its publisher describes it.
+        homepage: the publisher's description.
         licence: as the publisher states it.
         citation: how to cite it.
-        official: how to fetch and read the publisher's files.
-        synthetic: generator of the stand-in.
+        official: fetches and reads the publisher's files.
+        synthetic: generator of the surrogate.
         feature_cardinalities: number of codes of each categorical column; None for float features.
-        num_graphs: graphs that num_nodes and nnz speak of; None for a single graph.
-        published: block statistics that the stand-in is fitted to; None where nobody published them.
-        note: what a reader of results should know.
+        published: block statistics that the surrogate is fitted to; None where none are published.
+        note: remarks for a reader of results.
+        warmup, repeats: default passes of an inference run (runtime.warmup, runtime.repeats): fewer on large graphs, of
+            which a pass takes seconds on a CPU.
     """
 
-    name: str
     task: Task
-    num_nodes: int
-    nnz: int
-    symmetric: bool
     num_classes: int
     feature_dim: int
     homepage: str
@@ -61,6 +54,7 @@ class Dataset:
     official: OfficialSource
     synthetic: Generator
     feature_cardinalities: tuple[int, ...] | None = None
-    num_graphs: int | None = None
     published: Published | None = None
     note: str = ""
+    warmup: int = 3
+    repeats: int = 20

@@ -1,6 +1,6 @@
-"""Entries of the single graphs, by increasing number of edges within the paper's and then the further ones.
+"""Entries of the single graphs: the paper's, then further ones, each by increasing number of edges.
 
-Where A has one direction only, the first end of a published edge is the query.
+If A has one direction only, the first end of a published edge is the query.
 """
 
 from data.registry.entry import Dataset, Published
@@ -11,13 +11,13 @@ from data.sources.graphsaint import GraphSaint
 from data.sources.igb import Igb
 from data.sources.ogb_sets import OgbNodes
 from data.sources.papers100m import Papers100M
-from data.synthetic.generate import NoStandIn
+from data.synthetic.generate import NoSurrogate
 from data.synthetic.graph import WindowedGraph
 from data.synthetic.windows import Deciles, LogNormal
 
-_NO_FEATURES = 128  # columns of the random features of a set that has none
+_NO_FEATURES = 128  # columns of random features, for sets without any
 _RANDOM_FEATURES = "the original has no node features; random ones are used"
-_ASSUMED = "that the first end of an edge is the query is an assumption, not checked against the original's statistics"
+_ASSUMED = "the direction (first end of an edge = query) is an assumption, not checked against published statistics"
 _PUBMED = (1, 5, 6, 7, 8, 9, 10, 11, 12, 14, 43)
 _GITHUB = (2, 13, 16, 18, 20, 23, 25, 29, 34, 46, 1191)
 _YELP = (4, 9, 12, 15, 19, 23, 29, 38, 52, 82, 1000)
@@ -53,7 +53,7 @@ _IGB = {
     "licence": "as stated in the IGB-Datasets repository",
     "citation": "Khatua et al.: IGB: Addressing the Gaps in Labeling, Features, Heterogeneity, and Size of Public "
     "Graph Datasets for Deep Learning Research, KDD 2023",
-    "note": f"one direction: a paper attends to those that it cites; {_ASSUMED}; edges after duplicates",
+    "note": f"one direction: a paper attends to the papers it cites; {_ASSUMED}; edges after duplicates",
 }
 _IGB_ARCHIVES = "https://igb-public.s3.us-east-2.amazonaws.com/igb-homogeneous/igb_homogeneous"
 
@@ -109,6 +109,7 @@ SINGLE = (
         published=Published(31_286, 2.5, 0.57, 7.5, 0.45),
         note="one direction, as published: the first transaction of a pair attends to the second; fetched from PyG's "
         "mirror, as Kaggle asks for a login",
+        repeats=10,
     ),
     Dataset(
         name="musae-github",
@@ -163,6 +164,7 @@ SINGLE = (
         ),
         synthetic=WindowedGraph(LogNormal(0.61), 5.92, patch_share=0.01),
         published=Published(123_815, 6.0, 0.61, 7.5, 0.22),
+        repeats=5,
         **_SNAP,
     ),
     Dataset(
@@ -176,6 +178,7 @@ SINGLE = (
             LogNormal(0.181), 12.3, row_sigma=0.7, patch_share=0.357, patch_side=4, column_sigma=0.42
         ),
         published=Published(315_485, 12.3, 0.20, 10.6, 0.46),
+        repeats=5,
         **_SNAP,
     ),
     Dataset(
@@ -198,6 +201,7 @@ SINGLE = (
         synthetic=WindowedGraph(LogNormal(2.82, 88_784 / 8), 69.0, row_sigma=1.0, hub=0.5, slope=0.29),
         published=Published(382_736, 69.0, 2.47, 11.0, 0.44),
         note=_RANDOM_FEATURES,
+        repeats=5,
     ),
     Dataset(
         name="igb-small",
@@ -206,6 +210,7 @@ SINGLE = (
         official=Igb("small", f"{_IGB_ARCHIVES}_small.tar.gz"),
         synthetic=WindowedGraph(LogNormal(0.25), 24.57, row_sigma=0.6),
         published=Published(1_535_534, 24.4, 0.25, 7.9, 0.11),
+        repeats=5,
         **_IGB,
     ),
     Dataset(
@@ -222,6 +227,7 @@ SINGLE = (
         official=DglGraph("YelpDataset"),
         synthetic=WindowedGraph(Deciles(_YELP), 39.03, row_sigma=0.62, hub=0.15, slope=-0.01),
         published=Published(1_748_640, 39.0, 1.28, 8.0, 0.09, _YELP),
+        repeats=5,
     ),
     Dataset(
         name="reddit",
@@ -236,7 +242,7 @@ SINGLE = (
         citation="Hamilton, Ying, Leskovec: Inductive Representation Learning on Large Graphs, NeurIPS 2017",
         official=DglGraph("RedditDataset", {"self_loop": True}),
         synthetic=WindowedGraph(
-            # The longest window loses to repeated edges what it has here above the paper's 9857.
+            # Above the paper's 9857, since the longest window loses blocks to repeated edges.
             Deciles((*_REDDIT[:-1], 11_500)),
             477.2,
             row_sigma=0.8,
@@ -248,6 +254,7 @@ SINGLE = (
         ),
         published=Published(6_947_860, 477.2, 1.35, 16.5, 0.95, _REDDIT),
         note="with the self loops that the published count of edges includes; DGL orders the nodes by RCM",
+        repeats=5,
     ),
     Dataset(
         name="igb-medium",
@@ -256,6 +263,8 @@ SINGLE = (
         official=Igb("medium", f"{_IGB_ARCHIVES}_medium.tar.gz"),
         synthetic=WindowedGraph(LogNormal(0.58), 24.42, row_sigma=0.6),
         published=Published(15_259_451, 24.4, 0.58, 7.9, 0.11),
+        warmup=1,
+        repeats=3,
         **_IGB,
     ),
     Dataset(
@@ -269,6 +278,7 @@ SINGLE = (
         official=OgbNodes("ogbn-products"),
         synthetic=WindowedGraph(LogNormal(0.84), 101.36),
         published=Published(15_514_702, 101.4, 0.84, 8.0, 0.05),
+        repeats=5,
         **_OGB,
     ),
     Dataset(
@@ -286,6 +296,8 @@ SINGLE = (
         synthetic=WindowedGraph(LogNormal(1.22), 330.5, slope=0.03, patch_share=0.02),
         published=Published(32_432_413, 330.5, 1.22, 8.2, 0.07),
         note="labels are not read",
+        warmup=1,
+        repeats=3,
     ),
     Dataset(
         name="questions",
@@ -300,7 +312,7 @@ SINGLE = (
         citation="Platonov et al.: A Critical Look at the Evaluation of GNNs under Heterophily, ICLR 2023",
         official=DglGraph("QuestionsDataset", file="questions.npz"),
         synthetic=WindowedGraph(LogNormal(0.5), 307_080 / 8 / 3_058 + 0.44, row_sigma=1.2),
-        note="no block statistics are published; its stand-in has the nodes and edges only",
+        note="no block statistics are published; its surrogate has the nodes and edges only",
     ),
     Dataset(
         name="flickr",
@@ -315,7 +327,7 @@ SINGLE = (
         citation=_GRAPHSAINT,
         official=DglGraph("FlickrDataset"),
         synthetic=WindowedGraph(LogNormal(0.5), 899_756 / 8 / 5_579 + 0.44, row_sigma=1.2),
-        note="no block statistics are published; its stand-in has the nodes and edges only",
+        note="no block statistics are published; its surrogate has the nodes and edges only",
     ),
     Dataset(
         name="ogbn-arxiv",
@@ -327,7 +339,8 @@ SINGLE = (
         licence="ODC-BY",
         official=OgbNodes("ogbn-arxiv"),
         synthetic=WindowedGraph(LogNormal(0.5), 13.75, row_sigma=1.0, patch_share=0.02, column_sigma=1.8),
-        note="one direction: a paper attends to those that it cites",
+        note="one direction: a paper attends to the papers it cites",
+        repeats=10,
         **_OGB,
     ),
     Dataset(
@@ -335,7 +348,9 @@ SINGLE = (
         num_nodes=100_000_000,
         nnz=1_223_571_364,
         official=Igb("large"),
-        synthetic=NoStandIn(),
+        synthetic=NoSurrogate(),
+        warmup=1,
+        repeats=3,
         **_IGB,
     ),
     Dataset(
@@ -347,8 +362,10 @@ SINGLE = (
         feature_dim=128,
         licence="ODC-BY",
         official=Papers100M("ogbn-papers100M"),
-        synthetic=NoStandIn(),
-        note="one direction: a paper attends to those that it cites; labels are not read",
+        synthetic=NoSurrogate(),
+        note="one direction: a paper attends to the papers it cites; labels are not read",
+        warmup=1,
+        repeats=3,
         **_OGB,
     ),
 )

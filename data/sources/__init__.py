@@ -1,5 +1,5 @@
-"""Official data sets: each module knows one family's URLs, its on-disk layout, and how to read it.
+"""Official data sets: each module holds the URLs, the layout on disk and the reader of one family.
 
-`dgl.data` and `ogb` would download on their own, but without time-outs, trusting half-written folders, and ogb with
-questions at the terminal. So `OfficialSource.fetch` puts the files in place first, and the libraries only read them.
+`OfficialSource.fetch` downloads the files, and `dgl.data` and `ogb` only read them: their own downloads have no
+time-outs and trust half-written folders, and ogb asks questions at the terminal.
 """

@@ -1,4 +1,4 @@
-"""What every official source is, and what the families share."""
+"""Base class of the official sources, and helpers that the families share."""
 
 import contextlib
 import io
@@ -15,20 +15,21 @@ import numpy as np
 from data.download import Fetch
 from data.graph import RawGraph
 from data.selection import Selection
+from fused3s_dgl import import_dgl
 
 logger = logging.getLogger(__name__)
 
-# Two int64 arrays from a source, the sort key, and DGL's sorted two: what the edges of a large graph need at the peak.
+# Peak memory of loading a large graph: two int64 arrays from the source, the sort key, and the sorted copies.
 LOADING_BYTES_PER_EDGE = 48
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file or archive and where it belongs.
+    """A published file or archive, and its place on disk.
 
     Attributes:
-        url: where it is published.
-        target: file or folder that it becomes; when it is there, nothing is downloaded.
+        url: its address; "" if the publisher offers only a script.
+        target: file or folder that it becomes; an existing one is not downloaded again.
         member: file or folder of the archive that becomes `target`; "" is all of it.
         known_hash: "md5:..." where the publisher states one.
     """
@@ -40,23 +41,23 @@ class Remote:
 
 
 class OfficialSource(ABC):
-    """A publisher's files and how to read them; calling it does both."""
+    """A publisher's files and their reader. Calling it fetches and loads."""
 
     @abstractmethod
     def files(self, root: Path) -> Sequence[Remote]:
-        """What `load` reads, in the official layout below `root`."""
+        """The files that `load` reads, in the official layout below `root`."""
 
     @abstractmethod
     def load(self, root: Path, selection: Selection) -> RawGraph:
-        """The graph, or the batch that `selection` names; a single graph has no use for it.
+        """The graph, or the batch that `selection` chooses (single graphs ignore it).
 
         Raises:
-            ValueError: the files are there but cannot be read, or the batch exceeds the data set.
-            MemoryError: they would not fit.
+            ValueError: the files exist but cannot be read, or the batch exceeds the data set.
+            MemoryError: the graph would not fit.
         """
 
     def fetch(self, root: Path, fetch: Fetch) -> None:
-        """Put in place what is not there yet.
+        """Download the missing files.
 
         Raises:
             DatasetMissingError: from `fetch`.
@@ -71,7 +72,7 @@ class OfficialSource(ABC):
 
 
 def from_dgl(graph: Any, origin: str, *, batched: bool = False) -> RawGraph:
-    """Edges and node data of a DGLGraph; a `feat` of one number a node gets its second dimension."""
+    """Edges and node data of a DGLGraph; a one-dimensional `feat` gets a second dimension."""
     key, query = graph.edges(order="eid")  # DGL's source is the key: nodes attend along their in-edges
     ndata = {name: values.numpy() for name, values in graph.ndata.items()}
     if "feat" in ndata and ndata["feat"].ndim == 1:
@@ -86,29 +87,31 @@ def from_dgl(graph: Any, origin: str, *, batched: bool = False) -> RawGraph:
     )
 
 
-def batch_of(graphs: Sequence[Any], selection: Selection, what: str) -> Any:
+def batch_of(graphs: Sequence[Any], selection: Selection, place: str) -> Any:
     """The selected DGLGraphs of a split as one batch, without edge features.
 
-    Raises:
-        ValueError: there are fewer.
-    """
-    from fused3s_dgl import import_dgl
+    Args:
+        graphs: those of the split.
+        place: name of the split, for errors.
 
-    picked = selection.pick(len(graphs), what)
+    Raises:
+        ValueError: the split has fewer graphs than are selected.
+    """
+    picked = selection.pick(len(graphs), place)
     return import_dgl().batch([graphs[i] for i in picked.tolist()], edata=None)
 
 
 def check_ids(row: np.ndarray, col: np.ndarray, num_nodes: int) -> None:
-    """Raise a ValueError if an end of an edge is no node."""
+    """Raise a ValueError if an edge has an end outside 0 .. num_nodes - 1."""
     if row.size and (min(row.min(), col.min()) < 0 or max(row.max(), col.max()) >= num_nodes):
-        raise ValueError(f"edge_index names papers outside 0 .. {num_nodes - 1}")
+        raise ValueError(f"edge_index holds ids outside 0 .. {num_nodes - 1}")
 
 
 @contextlib.contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Send a library's prints to the debug log, and turn whatever a damaged file makes it raise into a ValueError.
+    """Turn any error of a library that reads a damaged file into a ValueError, and its prints into debug messages.
 
-    Its warnings are about its own code (arrays of pandas that are read-only, for one) and are dropped.
+    Warnings are dropped: they concern the library's own code, such as read-only arrays of pandas.
     """
     prints = io.StringIO()
     try:
@@ -118,8 +121,8 @@ def reading(place: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValueError(
-            f"{place}: the official files are there but cannot be read ({type(error).__name__}: {error}). "
-            f"Move {'the folder' if place.is_dir() else 'it'} away and load again to fetch it anew"
+            f"{place}: the official files exist but cannot be read ({type(error).__name__}: {error}). "
+            f"Move {'the folder' if place.is_dir() else 'the file'} away and load again to download it again"
         ) from error
     finally:
         logger.debug("%s: %s", place, prints.getvalue())

@@ -1,6 +1,6 @@
 """Collections of small graphs through their classes in `dgl.data`: ZINC and the Long Range Graph Benchmark (LRGB).
 
-The published run's split is `train`. LRGB's classes unpickle their publisher's own files, and no others.
+The published run's split is `train`. LRGB's classes unpickle files, and only their publisher's own.
 """
 
 import importlib
@@ -13,17 +13,16 @@ from data.graph import RawGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, batch_of, from_dgl
 from data.sources.dgl_graphs import dgl_class, located, reading_with_dgl
+from data.sources.ogb_import import import_ogb
 
 PUBLISHED_SPLIT = "train"
 
 
 def lrgb_class(name: str) -> Any:
-    """The class of that name in `dgl.data.lrgb`, a module that by itself imports only where RDKit is installed."""
-    from data.sources.ogb_import import import_ogb
-
+    """A class of `dgl.data.lrgb`, also where RDKit is missing, without which that module cannot be imported."""
     utils = import_ogb("utils")
     lacks_rdkit = not hasattr(utils, "smiles2graph")
-    if lacks_rdkit:  # which only Peptides' first step needs, see `_require_rdkit`
+    if lacks_rdkit:  # needed only by the first step of Peptides, see `_require_rdkit`
         utils.smiles2graph = None
     try:
         return getattr(importlib.import_module("dgl.data.lrgb"), name)
@@ -37,8 +36,8 @@ class Zinc(OfficialSource):
     """ZINC-12k."""
 
     def files(self, root: Path) -> Sequence[Remote]:
-        there = located(dgl_class("ZINCDataset"), root)
-        return [Remote(there.url, Path(there.raw_path))]
+        layout = located(dgl_class("ZINCDataset"), root)
+        return [Remote(layout.url, Path(layout.raw_path))]
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
@@ -52,7 +51,7 @@ class Zinc(OfficialSource):
 
 @dataclass(frozen=True)
 class Superpixels(OfficialSource):
-    """PascalVOC-SP or COCO-SP with SLIC compactness 30 and edges between touching regions, which is LRGB's choice.
+    """PascalVOC-SP or COCO-SP with LRGB's choices: SLIC compactness 30 and edges between touching regions.
 
     Attributes:
         class_name: VOCSuperpixelsDataset or COCOSuperpixelsDataset.
@@ -63,8 +62,8 @@ class Superpixels(OfficialSource):
     folder: str
 
     def files(self, root: Path) -> Sequence[Remote]:
-        there = located(lrgb_class(self.class_name), root)
-        return [Remote(there.url.strip(), Path(there.save_path), member=self.folder)]  # DGL's URLs hold line breaks
+        layout = located(lrgb_class(self.class_name), root)
+        return [Remote(layout.url.strip(), Path(layout.save_path), member=self.folder)]  # DGL's URLs hold line breaks
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
@@ -77,7 +76,7 @@ class Superpixels(OfficialSource):
 
 @dataclass(frozen=True)
 class Peptides(OfficialSource):
-    """Peptides-func or Peptides-struct. Making the graphs from SMILES strings, which is done once, needs RDKit.
+    """Peptides-func or Peptides-struct. The first load converts SMILES strings to graphs, which needs RDKit.
 
     Attributes:
         class_name: PeptidesFunctionalDataset or PeptidesStructuralDataset.
@@ -86,23 +85,23 @@ class Peptides(OfficialSource):
     class_name: str
 
     def files(self, root: Path) -> Sequence[Remote]:
-        there = located(lrgb_class(self.class_name), root)
-        molecules = Remote(there.url.strip(), Path(there.raw_data_path), known_hash=f"md5:{there.md5sum_data}")
-        split_url, split_md5 = there.url_stratified_split.strip(), there.md5sum_stratified_split
-        return [molecules, Remote(split_url, Path(there.split_data_path), known_hash=f"md5:{split_md5}")]
+        layout = located(lrgb_class(self.class_name), root)
+        molecules = Remote(layout.url.strip(), Path(layout.raw_data_path), known_hash=f"md5:{layout.md5sum_data}")
+        split_url, split_md5 = layout.url_stratified_split.strip(), layout.md5sum_stratified_split
+        return [molecules, Remote(split_url, Path(layout.split_data_path), known_hash=f"md5:{split_md5}")]
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         loader = lrgb_class(self.class_name)
-        there = located(loader, root)
-        folder = Path(there.raw_path)
-        if not there.has_cache():
+        layout = located(loader, root)
+        folder = Path(layout.raw_path)
+        if not layout.has_cache():
             _require_rdkit(folder)
         split = selection.split or PUBLISHED_SPLIT
         with reading_with_dgl(folder):
             dataset = loader(raw_dir=str(root), verbose=False)
             graphs = [dataset.graphs[i] for i in dataset.get_idx_split()[split].tolist()]
         batch = batch_of(graphs, selection, f"{folder}, {split}")
-        return from_dgl(batch, selection.described(there.url.strip()), batched=True)
+        return from_dgl(batch, selection.described(layout.url.strip()), batched=True)
 
 
 def _require_rdkit(folder: Path) -> None:
@@ -110,6 +109,6 @@ def _require_rdkit(folder: Path) -> None:
         import rdkit  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            f"{folder}: holds SMILES strings; making graphs of them needs RDKit, which is not installed "
+            f"{folder}: holds SMILES strings; converting them to graphs needs RDKit, which is not installed "
             "(pip install rdkit, then load again)"
         ) from error

@@ -17,10 +17,10 @@ class EdgeList(OfficialSource):
     """One file, read as `data.files` reads it: the first column is the query, and ids with gaps become ranks.
 
     Attributes:
-        url: of the file, or of an archive that holds it.
-        file: its place below the root.
-        member: its path in the archive.
-        both_directions: the file holds each undirected edge once, and A holds it twice.
+        url: address of the file, or of an archive that contains it.
+        file: path below the root.
+        member: path in the archive.
+        both_directions: whether A gets both directions of each edge, which the file lists once.
     """
 
     url: str

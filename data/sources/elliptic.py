@@ -9,14 +9,14 @@ from data.graph import RawGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 
-FOLDER = "elliptic_bitcoin_dataset"  # as in the archive of Kaggle, where the publisher has it, behind a login
+FOLDER = "elliptic_bitcoin_dataset"  # as in the publisher's archive on Kaggle, which asks for a login
 MIRROR = "https://data.pyg.org/datasets/elliptic"
 FEATURES, EDGES, CLASSES = "elliptic_txs_features.csv", "elliptic_txs_edgelist.csv", "elliptic_txs_classes.csv"
 LABELS = {"1": 1, "2": 0, "unknown": -1}  # 1 is illicit
 
 
 class Elliptic(OfficialSource):
-    """A node's number is the rank of its transaction id; the first transaction of a pair attends to the second."""
+    """Nodes are numbered by the rank of their transaction id. The first transaction of a pair attends to the second."""
 
     def files(self, root: Path) -> Sequence[Remote]:
         return [Remote(f"{MIRROR}/{name}.zip", root / FOLDER / name, name) for name in (FEATURES, EDGES, CLASSES)]
@@ -33,7 +33,7 @@ class Elliptic(OfficialSource):
             rank = np.minimum(np.searchsorted(ids, pairs), ids.size - 1)
             unknown = np.flatnonzero((ids[rank] != pairs).any(1))
             if unknown.size:
-                raise ValueError(f"{EDGES} names transactions {pairs[unknown[0]]}, {FEATURES} does not hold them")
+                raise ValueError(f"{EDGES} lists transactions {pairs[unknown[0]]}, which {FEATURES} lacks")
             classes = pd.read_csv(folder / CLASSES, index_col="txId", dtype={"class": str})["class"]
             label = classes.map(LABELS).reindex(ids).to_numpy(np.float64)
             if np.isnan(label).any():

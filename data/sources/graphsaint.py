@@ -1,6 +1,6 @@
 """AmazonProducts as GraphSAINT publishes it: `adj_full.npz` (SciPy) and `feats.npy`.
 
-The labels, a json file with 107 numbers for each node, are neither fetched nor read: nothing here trains.
+Labels (a json file with 107 numbers for each node) are neither fetched nor read, since nothing here trains.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ class GraphSaint(OfficialSource):
     """One folder of GraphSAINT's Google Drive.
 
     Attributes:
-        folder: its name, there and below the root.
+        folder: its name, on the Drive and below the root.
         adjacency_id: Google's id of adj_full.npz.
-        features_id: of feats.npy.
+        features_id: Google's id of feats.npy.
     """
 
     folder: str

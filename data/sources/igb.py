@@ -18,11 +18,11 @@ from data.sources.base import LOADING_BYTES_PER_EDGE, OfficialSource, Remote, ch
 class Igb(OfficialSource):
     """`<size>/processed/paper__cites__paper/edge_index.npy` [E, 2] and `paper/node_feat.npy` float32 [N, 1024].
 
-    The paper in the first column of edge_index cites, and attends to, the one in the second.
+    The paper in the first column of edge_index cites the one in the second, and attends to it.
 
     Attributes:
         size: small, medium or large.
-        url: of the archive that unpacks to the folder `size`; "" where the publisher has only a script.
+        url: address of the archive that unpacks to the folder `size`; "" if the publisher offers only a script.
     """
 
     size: str
@@ -34,8 +34,8 @@ class Igb(OfficialSource):
     def fetch(self, root: Path, fetch: Fetch) -> None:
         if not self.url and not (root / self.size).exists():
             raise DatasetMissingError(
-                f"{root / self.size}: not there, and published through a script only, "
-                "https://github.com/IllinoisGraphBenchmark/IGB-Datasets; let it put the files there"
+                f"{root / self.size}: no such folder, and the data set is published through a script only: "
+                "https://github.com/IllinoisGraphBenchmark/IGB-Datasets; let it write to that folder"
             )
         super().fetch(root, fetch)
 
@@ -43,7 +43,7 @@ class Igb(OfficialSource):
         folder = root / self.size / "processed"
         with reading(folder):
             edges = np.load(folder / "paper__cites__paper" / "edge_index.npy", mmap_mode="r")
-            feat = np.load(folder / "paper" / "node_feat.npy", mmap_mode="c")  # torch wants a writable array
+            feat = np.load(folder / "paper" / "node_feat.npy", mmap_mode="c")  # writable, as torch requires
             label = np.load(folder / "paper" / "node_label_19.npy").reshape(-1).astype(np.int64)
             if edges.ndim != 2 or edges.shape[1] != 2 or feat.shape[0] != label.size or feat.dtype != np.float32:
                 raise ValueError(

@@ -1,21 +1,21 @@
-"""The one place that imports ogb."""
+"""The only import of ogb."""
 
 import importlib
 from typing import Any
 
 from data.errors import DatasetMissingError
-from fused3s_dgl import import_dgl, ogb_keeps_offline
+from fused3s_dgl import import_dgl, ogb_offline
 
 
 def import_ogb(module: str) -> Any:
     """`ogb.<module>`.
 
     Raises:
-        DatasetMissingError: ogb is not installed, or a package that it needs is not.
+        DatasetMissingError: ogb, or a package that it needs, is not installed.
     """
     try:
-        import_dgl()  # which imports ogb, and must be made ready before ogb imports it
-        with ogb_keeps_offline():
+        import_dgl()  # ogb imports DGL, which may need preparation first
+        with ogb_offline():
             return importlib.import_module(f"ogb.{module}")
     except ImportError as error:
         raise DatasetMissingError(

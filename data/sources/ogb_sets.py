@@ -1,11 +1,11 @@
 """Open Graph Benchmark sets through ogb's own classes for DGL.
 
-Nothing here unpickles: those classes read csv, npz and DGL's binary files, and for the labels of ogbg-code2 call
-`torch.load` with its safe default.
+Nothing here unpickles: the classes read csv, npz and DGL's binary files, and call `torch.load` with its safe default
+for the labels of ogbg-code2.
 
-The first end of a published edge is the query (see `data`): a paper attends to those that it cites, a node of a syntax
-tree to its children. Only so has ogbg-code2 the paper's number of blocks; the other way round a window of 16 rows, each
-with one parent, fills 2 blocks at most.
+The first end of a published edge is the query (see `data`): a paper attends to the papers it cites, a node of a syntax
+tree to its children. Only this direction gives ogbg-code2 the paper's number of blocks: in the other, a window of 16
+rows with one parent each fills at most 2 blocks.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,12 @@ from data.graph import RawGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, batch_of, from_dgl
 from data.sources.dgl_graphs import reading_with_dgl
+from data.sources.ogb_import import import_ogb
 
 
 @dataclass(frozen=True)
 class OgbSource(OfficialSource):
-    """What ogb's sets share.
+    """Base class of ogb's sets.
 
     Attributes:
         name: ogb's name of the set, such as "ogbg-molhiv".
@@ -36,7 +37,7 @@ class OgbSource(OfficialSource):
         folder = self.folder(root)
         try:
             about = self.about()
-        except DatasetMissingError as error:  # of the library: a stand-in must not hide files that are there
+        except DatasetMissingError as error:  # ogb is missing; a surrogate must not hide existing files
             if folder.exists():
                 raise ValueError(f"{folder}: {error}") from error
             raise
@@ -51,36 +52,34 @@ class OgbSource(OfficialSource):
 
     def package(self) -> Any:
         """`ogb.nodeproppred` or `ogb.graphproppred`, whichever has the set."""
-        from data.sources.ogb_import import import_ogb  # it imports DGL and torch
-
         return import_ogb("nodeproppred" if self.name.startswith("ogbn") else "graphproppred")
 
     def folder(self, root: Path) -> Path:
-        """Where ogb looks for the set."""
+        """The folder in which ogb looks for the set."""
         folder = root / self.name.replace("-", "_")
         alternative = folder.with_name(f"{folder.name}_dgl")
         return alternative if alternative.is_dir() else folder
 
     def checked_folder(self, root: Path) -> Path:
-        """`folder`, with the files without which ogb would ask at the terminal, or download over what is there."""
+        """`folder`, after a check of its files: ogb asks at the terminal, or downloads again, if one is missing."""
         about, folder = self.about(), self.folder(root)
         release = f"RELEASE_v{about['version']}.txt"
         raw = ["raw/data.npz"]
         if about["binary"] != "True":
             raw = ["raw/edge.csv.gz"]
             if about["has_node_attr"] == "True":
-                raw.append("raw/node-feat.csv.gz")  # without which ogb would go on
+                raw.append("raw/node-feat.csv.gz")  # ogb itself accepts its absence
         processed = (folder / "processed" / "dgl_data_processed").is_file()
         if not all((folder / name).is_file() for name in [release, *(raw if not processed else [])]):
             raise ValueError(
-                f"{folder}: incomplete, or of another version; {', '.join([release, *raw])} must be there. Move the "
-                "folder away and load again to fetch it anew"
+                f"{folder}: incomplete, or of another version; {', '.join([release, *raw])} are needed. Move the "
+                "folder away and load again to download it again"
             )
         return folder
 
 
 class OgbGraphs(OgbSource):
-    """Graphs of an ogbg set as one batch without edge features; the published run took them from the set as a whole."""
+    """Graphs of an ogbg set as one batch without edge features. The published run took them from the whole set."""
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         folder = self.checked_folder(root)

@@ -1,19 +1,17 @@
-"""Stand-ins for batches of small graphs: molecules, superpixels, syntax trees and protein neighbourhoods.
+"""Synthetic batches of small graphs: molecules, superpixels, syntax trees and protein neighbourhoods.
 
-Each generator makes all graphs of the batch at once; the mean nodes and edges of a graph are the entry's.
+Each generator makes all graphs of a batch at once, with the spec's mean nodes and edges per graph.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from data.canonical import distinct
 from data.graph import RawGraph
+from data.spec import GraphSpec
 from data.synthetic.graph import apportion
-
-if TYPE_CHECKING:
-    from data.registry import Dataset
 
 
 @dataclass(frozen=True)
@@ -22,26 +20,26 @@ class MoleculeBatch:
 
     Attributes:
         size_cv: coefficient of variation of the graphs' sizes.
-        branching: chance that an atom hangs on the last atom but one and not on the last.
-        far: chance that it hangs on any earlier atom, as the start of a side chain does.
+        branching: probability that an atom binds to the second to last atom instead of the last.
+        far: probability that it binds to any earlier atom, as the start of a side chain does.
     """
 
     size_cv: float
     branching: float = 0.2
     far: float = 0.03
 
-    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
-        """`batch_size` graphs with the entry's mean nodes and nnz per graph, in both directions."""
+    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """`batch_size` graphs with the spec's mean nodes and nnz per graph, in both directions."""
         rng = np.random.default_rng(seed)
-        sizes = _sizes(entry, batch_size, self.size_cv, rng)
-        num_bonds = round(entry.nnz * batch_size / entry.num_graphs / 2)
+        sizes = _sizes(spec, batch_size, self.size_cv, rng)
+        num_bonds = round(spec.nnz * batch_size / spec.num_graphs / 2)
         local = _local(sizes)
 
         atoms = np.flatnonzero(local > 0)
         step = np.minimum(1 + (rng.random(atoms.size) < self.branching), local[atoms])
         far = np.flatnonzero(rng.random(atoms.size) < self.far)
         step[far] = 1 + (rng.random(far.size) * local[atoms[far]]).astype(np.int64)
-        # A bond to the fifth atom before closes a ring of six where the chain did not branch.
+        # A bond to the fifth atom before closes a ring of six if the chain did not branch.
         closable = np.setdiff1d(np.flatnonzero(local >= 5), atoms[step == 5])
         closing = rng.choice(closable, min(num_bonds - atoms.size, closable.size), replace=False)
         row, col = np.concatenate([atoms, closing]), np.concatenate([atoms - step, closing - 5])
@@ -50,7 +48,7 @@ class MoleculeBatch:
 
 @dataclass(frozen=True)
 class SuperpixelBatch:
-    """Planar neighbourhoods: triangulated grids, the nodes numbered line by line but not quite in order.
+    """Planar neighbourhoods: triangulated grids, with nodes numbered line by line in nearly raster order.
 
     Attributes:
         size_cv: coefficient of variation of the graphs' sizes.
@@ -62,15 +60,15 @@ class SuperpixelBatch:
     aspect: float = 1.3
     disorder: float = 4.0
 
-    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
-        """`batch_size` graphs with the entry's mean nodes and nnz per graph, in both directions."""
+    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """`batch_size` graphs with the spec's mean nodes and nnz per graph, in both directions."""
         rng = np.random.default_rng(seed)
-        sizes = _sizes(entry, batch_size, self.size_cv, rng)
-        num_edges = round(entry.nnz * batch_size / entry.num_graphs / 2)
+        sizes = _sizes(spec, batch_size, self.size_cv, rng)
+        num_edges = round(spec.nnz * batch_size / spec.num_graphs / 2)
         widths = np.maximum(np.rint(np.sqrt(sizes * self.aspect)), 2).astype(np.int64)
         size, width, local = np.repeat(sizes, sizes), np.repeat(widths, sizes), _local(sizes)
         node, column = np.arange(size.size), local % width
-        # Right, below, and one diagonal of every cell, from its upper left or from its upper right corner.
+        # Edges to the right, down, and one diagonal of every cell, from its upper left or its upper right corner.
         slash = rng.random(size.size) < 0.5
         right = node[(column + 1 < width) & (local + 1 < size)]
         below = node[local + width < size]
@@ -79,7 +77,7 @@ class SuperpixelBatch:
         u = np.concatenate([right, below, falling, rising])
         v = u + np.concatenate([np.ones_like(right), width[below], width[falling] + 1, width[rising] - 1])
         missing = num_edges - u.size
-        if missing > 0:  # regions of odd shapes touch more neighbours: the next but one in a line
+        if missing > 0:  # irregular regions have more neighbours: the next but one in a line
             skip = rng.choice(node[(column + 2 < width) & (local + 2 < size)], missing, replace=False)
             u, v = np.concatenate([u, skip]), np.concatenate([v, skip + 2])
         else:
@@ -93,28 +91,28 @@ class SuperpixelBatch:
 
 @dataclass(frozen=True)
 class SyntaxTreeBatch:
-    """Random trees in preorder; a parent attends to its children and to nothing else.
+    """Random trees in preorder. A parent attends to its children only.
 
     Attributes:
         size_cv: coefficient of variation of the graphs' sizes.
-        descent: chance of hanging a node below the one before it; otherwise it climbs back, each level with the
-            opposite chance.
+        descent: probability that a node is a child of the one before it; otherwise the walk climbs, each further level
+            with probability 1 - descent.
     """
 
     size_cv: float = 0.8
     descent: float = 0.5
 
-    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
-        """`batch_size` trees with the entry's mean nodes per graph."""
+    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """`batch_size` trees with the spec's mean nodes per graph."""
         rng = np.random.default_rng(seed)
-        sizes = _sizes(entry, batch_size, self.size_cv, rng)
+        sizes = _sizes(spec, batch_size, self.size_cv, rng)
         root = _local(sizes) == 0
-        # The depth of a node is a walk that rises by at most 1, and at each root starts anew below all before.
+        # The depth of a node is a random walk with steps of at most +1. Each root restarts it below all earlier values.
         steps = 2 - rng.geometric(self.descent, root.size)
         steps[root] = -(10**6)
         walk = np.cumsum(steps)
         depth = np.where(root, 0, np.maximum(walk - np.minimum.accumulate(walk), 1))
-        # A node's parent is the last one before it that is one level higher in the same graph.
+        # The parent of a node is the last earlier node one level up in the same graph.
         level = np.repeat(np.arange(batch_size), sizes) * (int(depth.max()) + 1) + depth
         in_order = np.sort(level * root.size + np.arange(root.size))
         child = np.flatnonzero(~root)
@@ -124,13 +122,13 @@ class SyntaxTreeBatch:
 
 @dataclass(frozen=True)
 class DenseBatch:
-    """Dense neighbourhoods: most edges join nodes near each other in the order, the rest lead to hubs of the graph.
+    """Dense neighbourhoods: most edges join nodes that are close in the node order, the rest lead to hubs of the graph.
 
     Attributes:
         size_cv: coefficient of variation of the graphs' sizes.
-        near: share of the edges between nodes that are at most `reach` apart.
-        reach: see there.
-        sigma: log-normal shape of the popularity of nodes for the other edges.
+        near: share of the edges between nodes at a distance of at most `reach`.
+        reach: that distance in the node order.
+        sigma: log-normal shape of the popularity of nodes among the other edges.
     """
 
     size_cv: float = 0.2
@@ -138,13 +136,13 @@ class DenseBatch:
     reach: int = 25
     sigma: float = 1.0
 
-    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
-        """`batch_size` graphs with the entry's mean nodes and nnz per graph, in both directions."""
+    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """`batch_size` graphs with the spec's mean nodes and nnz per graph, in both directions."""
         rng = np.random.default_rng(seed)
-        sizes = _sizes(entry, batch_size, self.size_cv, rng)
+        sizes = _sizes(spec, batch_size, self.size_cv, rng)
         num_nodes, last = int(sizes.sum()), np.cumsum(sizes) - 1
-        wanted = round(entry.nnz * batch_size / entry.num_graphs / 2)
-        edges = apportion(wanted, sizes.astype(float) ** 2)  # they grow with a graph's pairs of nodes
+        wanted = round(spec.nnz * batch_size / spec.num_graphs / 2)
+        edges = apportion(wanted, sizes.astype(float) ** 2)  # proportional to the pairs of nodes of a graph
 
         left = last[np.repeat(np.arange(batch_size), sizes)] - np.arange(num_nodes)  # nodes after this one
         pairs = np.minimum(left, self.reach)
@@ -159,7 +157,7 @@ class DenseBatch:
         low = np.concatenate([[0.0], weight[last[:-1]]])
         span = weight[last] - low
         while (missing := wanted - keys.size) > 0:
-            # Twice what is missing, since some is there already; the surplus is dropped at random.
+            # Draw twice the missing number, since some edges exist already; drop the surplus at random.
             graph = np.repeat(np.arange(batch_size), apportion(2 * missing, edges.astype(float)))
             u = last[graph] - (rng.random(graph.size) * sizes[graph]).astype(np.int64)
             v = np.searchsorted(weight, low[graph] + rng.random(graph.size) * span[graph], side="right")
@@ -170,14 +168,14 @@ class DenseBatch:
         return _both_directions(keys // num_nodes, keys % num_nodes, sizes, "dense neighbourhoods")
 
 
-def _sizes(entry: "Dataset", batch_size: int, cv: float, rng: np.random.Generator) -> np.ndarray:
-    """[batch_size] int64 nodes of each graph, 2 at least, gamma distributed around the entry's mean."""
-    total = round(entry.num_nodes * batch_size / entry.num_graphs)
+def _sizes(spec: GraphSpec, batch_size: int, cv: float, rng: np.random.Generator) -> np.ndarray:
+    """[batch_size] int64 nodes of each graph, at least 2, gamma distributed around the spec's mean."""
+    total = round(spec.num_nodes * batch_size / spec.num_graphs)
     return 2 + apportion(total - 2 * batch_size, rng.gamma(1 / cv**2, size=batch_size))
 
 
 def _local(sizes: np.ndarray) -> np.ndarray:
-    """[N] int64, each node's number in its graph."""
+    """[N] int64, index of each node in its graph."""
     return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 

@@ -1,32 +1,30 @@
-"""Stand-ins for single graphs: a degree-corrected block model whose row windows have the paper's block statistics.
+"""Synthetic single graphs: a degree-corrected block model whose row windows have the paper's block statistics.
 
-The plan gives every window of 16 rows a number of tensor core blocks, hence of columns, hence of edges, and shares the
-edges among the window's rows. The edges are of two kinds. Free edges join nodes of given degrees at random (a
-configuration model); hubs make their columns popular in every window. Patches join a run of `patch_side` consecutive
-nodes to another such run completely: communities whose rows share columns, which is what lets a block hold more than 8
+Every window of 16 rows gets a number of tensor core blocks, which gives its columns and edges; the edges are shared
+among the rows of the window. There are two kinds of edges. Free edges join nodes of given degrees at random (a
+configuration model); hubs make their columns popular in every window. Patches connect a run of `patch_side`
+consecutive nodes completely to another run: communities whose rows share columns, so that a block can hold more than 8
 nonzeros.
 
-NumPy and CuPy run the same code and give the same graph: the plan is made on the CPU, random numbers are hashes, and
-only integer sorts and gathers follow.
+NumPy and CuPy run the same code and give the same graph: degrees are computed on the CPU, random numbers are hashes,
+and the rest is integer sorts and gathers.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from data.canonical import distinct
 from data.graph import RawGraph
+from data.spec import GraphSpec
 from data.synthetic.random import random_bits, shuffled
 from data.synthetic.windows import Deciles, LogNormal
 
-if TYPE_CHECKING:
-    from data.registry import Dataset
-
 WINDOW = 16  # rows of a row window
 TCB_COLUMNS = 8
-MAX_ROUNDS = 12  # of drawing repeated edges anew; what is missing after them is far below 1 % of the edges
-# Streams of random numbers, one for each purpose and round.
+MAX_ROUNDS = 12  # rounds of redrawing repeated edges; far below 1 % of the edges are missing after them
+# Random streams, one for each purpose and round.
 HEADS, TAILS, PATCH_WINDOWS, PATCH_RUNS = 0, 100, 200, 300
 
 
@@ -35,15 +33,15 @@ class WindowedGraph:
     """Generator of a single graph with given block statistics.
 
     Attributes:
-        tcbs: how the counts of tensor core blocks spread over the row windows.
-        mean_tcbs: their mean.
+        tcbs: distribution of the tensor core blocks over the row windows.
+        mean_tcbs: mean number of blocks per window.
         row_sigma: log-normal shape of the degrees inside a window.
-        hub: share of a window's columns above the mean that one of its rows takes.
+        hub: share of the columns above the mean that one row of a window takes.
         slope: a window's edges grow with its columns to the power 1 + slope.
         patch_share: share of the edges that lie in patches.
-        patch_side: nodes on either side of a patch, 16 at most.
-        column_sigma: log-normal shape of the columns' popularity, where A is not symmetric.
-        self_loops: how many nodes get a self loop; no other self loops arise.
+        patch_side: nodes on each side of a patch, at most 16.
+        column_sigma: log-normal shape of the columns' popularity, if A is not symmetric.
+        self_loops: number of nodes with a self loop; the generator makes no others.
     """
 
     tcbs: Deciles | LogNormal
@@ -56,12 +54,12 @@ class WindowedGraph:
     column_sigma: float = 0.8
     self_loops: int = 0
 
-    def generate(self, entry: "Dataset", batch_size: int, seed: int, xp: Any = np) -> RawGraph:
-        """A graph with the entry's nodes and its nnz to within 1 %; exactly symmetric if the entry is."""
-        num_nodes = entry.num_nodes
+    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+        """A graph with the spec's nodes and its nnz to within 1 %; exactly symmetric if the spec is."""
+        num_nodes = spec.num_nodes
         rng = np.random.default_rng(seed)
-        row_degrees = self._row_degrees(num_nodes, entry.nnz - self.self_loops, rng)
-        if entry.symmetric:
+        row_degrees = self._row_degrees(num_nodes, spec.nnz - self.self_loops, rng)
+        if spec.symmetric:
             keys = self._undirected(xp, seed, row_degrees)
         else:
             popularity = np.exp(self.column_sigma * rng.standard_normal(num_nodes))
@@ -71,7 +69,7 @@ class WindowedGraph:
             keys = xp.concatenate([keys, loops * (num_nodes + 1)])
             keys.sort()
         row = keys // num_nodes
-        keys -= row * num_nodes  # in place: these arrays are the largest of the process
+        keys -= row * num_nodes  # in place, since these are the largest arrays of the process
         if xp is not np:
             row, keys = xp.asnumpy(row), xp.asnumpy(keys)
         return RawGraph(row, keys, num_nodes, "block model fitted to the paper's statistics")
@@ -80,7 +78,7 @@ class WindowedGraph:
         """[N] int64 with the sum `num_edges`."""
         num_windows = -(-num_nodes // WINDOW)
         tcbs = self.tcbs.counts(num_windows, self.mean_tcbs)
-        # The last block of a window is filled in part.
+        # The last block of a window is partly filled.
         columns = rng.permutation(np.maximum(tcbs * TCB_COLUMNS - rng.uniform(0, TCB_COLUMNS, num_windows), 0.5))
         hub = self.hub * np.maximum(columns - columns.mean(), 0)
         shares = np.exp(self.row_sigma * rng.standard_normal((num_windows, WINDOW)))
@@ -112,7 +110,7 @@ class WindowedGraph:
         return keys
 
     def _directed(self, xp: Any, seed: int, row_degrees: np.ndarray, column_degrees: np.ndarray) -> Any:
-        """Sorted keys of edges whose two ends have degrees of their own."""
+        """Sorted keys of edges with separate row and column degrees."""
         num_nodes, wanted = row_degrees.size, int(row_degrees.sum())
         rows, columns = (xp.asarray(np.repeat(np.arange(num_nodes), d)) for d in (row_degrees, column_degrees))
         keys = distinct(xp, _keys(*self._patches(xp, seed, rows, columns, num_nodes), num_nodes))
@@ -129,7 +127,7 @@ class WindowedGraph:
         return keys
 
     def _patches(self, xp: Any, seed: int, rows: Any, columns: Any, num_nodes: int) -> tuple[Any, Any]:
-        """Ends of the patches' edges; the windows are drawn in proportion to their edges."""
+        """Both ends of the patches' edges. Windows are drawn in proportion to their edges."""
         side = self.patch_side
         edges = rows.size // 2 if rows is columns else rows.size
         count = round(self.patch_share * edges / side**2)
@@ -152,7 +150,7 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
 
 
 def _evenly(xp: Any, ids: Any, count: int) -> Any:
-    """`count` of the ids, evenly spaced: of every node the same share."""
+    """`count` evenly spaced ids, an equal share of every node."""
     return ids[xp.arange(count) * ids.size // count] if count < ids.size else ids
 
 
@@ -161,10 +159,10 @@ def _any_of(xp: Any, ids: Any, seed: int, stream: int, count: int) -> Any:
 
 
 def _keys(heads: Any, tails: Any, num_nodes: int) -> Any:
-    """row * N + column of each edge that is no self loop."""
+    """row * N + column of each edge, without self loops."""
     return (heads * num_nodes + tails)[heads != tails]
 
 
 def _upper(xp: Any, heads: Any, tails: Any, num_nodes: int) -> Any:
-    """The keys of undirected edges: the smaller node is the row."""
+    """Keys of undirected edges, with the smaller node as the row."""
     return _keys(xp.minimum(heads, tails), xp.maximum(heads, tails), num_nodes)

@@ -1,18 +1,18 @@
-"""Random numbers that are the same bits on the CPU (NumPy) and the GPU (CuPy): a hash of (seed, stream, position)."""
+"""Random numbers with equal bits on the CPU (NumPy) and the GPU (CuPy): a hash of (seed, stream, position)."""
 
 from typing import Any
 
-CHUNK = 1 << 18  # a chunk of 64-bit numbers stays in a core's cache on the CPU
+CHUNK = 1 << 18  # numbers per step on the CPU: 2 MiB stay in a core's cache
 
 
 def random_bits(xp: Any, seed: int, stream: int, count: int) -> Any:
-    """[count] int64, uniform in 0 .. 2^63 - 1: splitmix64 of the position, from a start that seed and stream give.
+    """[count] int64, uniform in 0 .. 2^63 - 1: splitmix64 of the position, started from seed and stream.
 
     Args:
         xp: `numpy` or `cupy`.
         seed: any non-negative integer.
-        stream: tells the draws of one seed apart.
-        count: how many.
+        stream: separates the draws of one seed.
+        count: how many numbers.
     """
     start = _mix(_mix(seed) ^ stream)
     out = xp.empty(count, dtype=xp.uint64)
@@ -32,7 +32,7 @@ def random_bits(xp: Any, seed: int, stream: int, count: int) -> Any:
 
 
 def shuffled(xp: Any, ids: Any, seed: int, stream: int) -> Any:
-    """The same ids in random order. Sorting by random keys, unlike a shuffle by swaps, gives the same order anywhere.
+    """The ids in random order: a sort by random keys, which unlike a shuffle gives the same order on any device.
 
     Args:
         ids: [n] int64 in 0 .. 2^31 - 1.
@@ -46,7 +46,7 @@ def shuffled(xp: Any, ids: Any, seed: int, stream: int) -> Any:
 
 
 def _mix(value: int) -> int:
-    """splitmix64's finisher for one Python integer."""
+    """splitmix64's finaliser for one Python integer."""
     mask = 2**64 - 1
     z = value * 0x9E3779B97F4A7C15 & mask
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask

@@ -1,6 +1,5 @@
-"""How tensor core blocks (TCB) spread over the row windows of a graph: the paper's deciles, or a mean and a CV."""
+"""Distribution of tensor core blocks (TCB) over the row windows of a graph: the paper's deciles, or a mean and a CV."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +10,19 @@ class Deciles:
     """TCB counts from the paper's decile table.
 
     Attributes:
-        bounds: eleven numbers, the lowest count and the highest of each tenth of the windows.
+        bounds: eleven numbers, the bounds of the counts of each tenth of the windows.
     """
 
     bounds: tuple[int, ...]
 
     def counts(self, num_windows: int, mean: float) -> np.ndarray:
-        """[num_windows] float64, ascending, with that mean where the last decile allows it."""
+        """[num_windows] float64, ascending, with the given mean.
+
+        Raises:
+            ValueError: the last decile does not allow that mean.
+        """
+        from scipy.optimize import brentq
+
         place = np.arange(num_windows) * (10 / max(num_windows - 1, 1))
         decile = np.minimum(place.astype(int), 9)
         low, high = (np.asarray(self.bounds, float)[decile + end] for end in (0, 1))
@@ -31,7 +36,7 @@ class Deciles:
         def tail(power: float) -> np.ndarray:
             return low * (1 - within * (1 - (low / high) ** power)) ** (-1 / power)
 
-        counts[last] = tail(_crossing(lambda power: tail(power).sum() - wanted, 0.01, 20.0))
+        counts[last] = tail(brentq(lambda power: tail(power).sum() - wanted, 0.01, 8.0))
         return counts
 
 
@@ -48,23 +53,20 @@ class LogNormal:
     maximum: float = np.inf
 
     def counts(self, num_windows: int, mean: float) -> np.ndarray:
-        """[num_windows] float64, ascending, with that mean and CV: quantiles, not draws, so without sampling error."""
+        """[num_windows] float64, ascending, with the given mean and CV: quantiles, so there is no sampling error.
+
+        Raises:
+            ValueError: `maximum` does not allow that CV.
+        """
+        from scipy.optimize import brentq
         from scipy.special import ndtri
 
         z = ndtri((np.arange(num_windows) + 0.5) / num_windows)
 
         def shaped(sigma: float) -> np.ndarray:
             counts = np.exp(sigma * z)
-            for _ in range(20):  # clipping moves the mean, and scaling what is clipped
+            for _ in range(20):  # clipping moves the mean, scaling moves the clipped values
                 counts = np.clip(counts * (mean / counts.mean()), min(1.0, mean), self.maximum)
             return counts
 
-        return shaped(_crossing(lambda sigma: self.cv - shaped(sigma).std() / mean, 0.01, 4.0))
-
-
-def _crossing(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses 0, or the end of the interval that is nearest to it."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return (low + high) / 2
+        return shaped(brentq(lambda sigma: self.cv - shaped(sigma).std() / mean, 0.01, 4.0))

@@ -1,4 +1,4 @@
-"""Configurations: what ships loads; what is wrong is named with file, key, value and what is allowed."""
+"""Configurations: shipped ones load; errors name file, key, value and the allowed values."""
 
 from pathlib import Path
 
@@ -6,10 +6,13 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+import data
 from configs import Config, ConfigError, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = sorted((ROOT / "configs" / "infer").glob("*.yaml"))
+INFER = ROOT / "configs" / "infer"
+SHIPPED = sorted(INFER.glob("*.yaml"))
+ALL_KEYS = INFER / "all-keys.yaml"
 
 
 @pytest.fixture
@@ -28,20 +31,36 @@ def problems(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in SHIPPED if path != ALL_KEYS], ids=lambda path: path.stem)
 def test_shipped_config_loads_and_states_only_what_it_changes(path):
     config = load_config(path)
     assert config.data.name == path.stem
-    assert (config.model.blocks, config.model.heads, config.model.dim) == (10, 1, 128)
     defaults = Config(data={"name": path.stem}).model_dump()
     for section, values in yaml.safe_load(path.read_text()).items():
         for key, value in values.items():
             assert (section, key) == ("data", "name") or defaults[section][key] != value
 
 
-def test_the_six_configs_of_the_readme_ship():
-    names = {"cora", "citeseer", "pubmed", "musae-github", "elliptic", "ogbg-molhiv"}
-    assert names <= {path.stem for path in SHIPPED}
+def test_all_keys_are_shown_with_their_defaults():
+    config = load_config(ALL_KEYS)
+    assert config == Config(data={"name": "cora"})
+    shown = {section: list(values) for section, values in yaml.safe_load(ALL_KEYS.read_text()).items()}
+    assert shown == {section: list(values) for section, values in config.model_dump().items()}
+
+
+@pytest.mark.parametrize("name", data.names())
+def test_every_data_set_loads_by_its_name(name):
+    config = load_config(INFER / "cora.yaml", [f"data.name={name}"])
+    entry = data.info(name)
+    assert (config.data.name, config.data.source) == (name, "auto")
+    assert (config.runtime.warmup, config.runtime.repeats) == (entry.warmup, entry.repeats)
+
+
+def test_passes_of_a_large_graph_are_its_own_unless_set():
+    assert load_config(INFER / "reddit.yaml").runtime.repeats == 5
+    config = load_config(INFER / "reddit.yaml", ["data.name=igb-medium", "runtime.repeats=9"])
+    assert (config.runtime.warmup, config.runtime.repeats) == (1, 9)
+    assert Config(data={"name": "mine", "source": "file"}).runtime.repeats == 20
 
 
 def test_overrides_are_yaml_scalars_and_the_last_one_wins(write):
@@ -126,13 +145,16 @@ def test_wrong_value_is_named_with_what_is_allowed(write, override, parts):
         (["data.split=test"], ["data.split = 'test'", "data.name = 'cora': a single graph", "only data.split: null"]),
         (["data.order=random"], ["data.order = 'random'", "data.name = 'cora'", "only data.order: 'dataset'"]),
         (["data.name=zinc", "data.split=val", "data.source=synthetic"], ["data.split = 'val'", "data.source = 'synth"]),
-        (["data.name=zinc", "data.order=random", "data.source=synthetic"], ["data.order = 'random'", "a stand-in has"]),
+        (
+            ["data.name=zinc", "data.order=random", "data.source=synthetic"],
+            ["data.order = 'random'", "a surrogate has"],
+        ),
         (["data.name=zinc", "data.split=val", "data.path=a.npz"], ["data.split = 'val'", "data.path = 'a.npz'"]),
         (["data.name=zinc", "data.split=val", "data.source=file"], ["data.split = 'val'", "data.source = 'file'"]),
         (["attention.backend=fused3s_paper", "runtime.device=cpu"], ["'fused3s_paper'", "runtime.device = 'cpu'"]),
         (
             ["attention.reorder=auto", "attention.backend=dgl"],
-            ["attention.reorder = 'auto'", "attention.backend = 'dgl'", "only fused3s reorders"],
+            ["attention.reorder = 'auto'", "attention.backend = 'dgl'", "only the backend fused3s reorders"],
         ),
         (["runtime.cuda_graph=true", "runtime.device=cpu"], ["runtime.cuda_graph = True", "runtime.device = 'cpu'"]),
         (["runtime.dense=fused", "runtime.device=cpu"], ["runtime.dense = 'fused'", "runtime.device = 'cpu'"]),
@@ -182,7 +204,7 @@ def test_file_that_is_no_configuration(write, text, part):
 
 
 def test_missing_file_lists_its_neighbours():
-    text = problems(ROOT / "configs" / "infer" / "coar.yaml")
+    text = problems(INFER / "coar.yaml")
     assert "no such file" in text
     assert "cora.yaml" in text
 
@@ -205,5 +227,5 @@ def test_order_and_split_of_a_collection(write, overrides):
 
 
 def test_the_published_run_is_the_default_of_order_and_split():
-    data = Config(data={"name": "zinc"}).data
-    assert (data.batch_size, data.order, data.split) == (1024, "dataset", None)
+    section = Config(data={"name": "zinc"}).data
+    assert (section.batch_size, section.order, section.split) == (1024, "dataset", None)

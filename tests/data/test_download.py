@@ -94,7 +94,7 @@ def test_members_stay_below_the_target(tmp_path, monkeypatch, reachable):
         opened.addfile(tarfile.TarInfo("../../escaped.txt"))
     for ending in ("zip", "tar.gz"):
         serve(monkeypatch, (tmp_path / f"evil.{ending}").read_bytes())
-        with pytest.raises(data.DatasetMissingError, match=r"'../../escaped\.txt' would be written outside"):
+        with pytest.raises(data.DatasetMissingError, match="nothing was kept"):
             fetch(f"https://there/x.{ending}", tmp_path / "root" / "target")
     assert not list(tmp_path.rglob("escaped.txt"))
     assert list((tmp_path / "root").iterdir()) == []
@@ -124,7 +124,7 @@ def test_a_plain_file_is_kept_as_it_is_and_its_hash_checked(tmp_path, monkeypatc
     content = gzip.compress(b"0 1\n")
     serve(monkeypatch, content)
     target = tmp_path / "root" / "edges.txt.gz"
-    with pytest.raises(data.DatasetMissingError, match=r"the md5 of what arrived is .*, the publisher states 00"):
+    with pytest.raises(data.DatasetMissingError, match=r"MD5 hash of downloaded file .* expected md5:00 but got"):
         fetch("https://there/edges.txt.gz", target, known_hash="md5:00")
     assert list((tmp_path / "root").iterdir()) == []
     fetch("https://there/edges.txt.gz", target, known_hash=f"md5:{hashlib.md5(content).hexdigest()}")
@@ -134,7 +134,7 @@ def test_a_plain_file_is_kept_as_it_is_and_its_hash_checked(tmp_path, monkeypatc
 @pytest.mark.parametrize("name", ["adj_full.npz", "feats.npy", "edges.txt.gz"])
 def test_a_page_in_place_of_a_file_is_not_kept(tmp_path, monkeypatch, reachable, name):
     serve(monkeypatch, b"<!DOCTYPE html><html>Quota exceeded</html>")
-    with pytest.raises(data.DatasetMissingError, match=r"what arrived is no \.\w+ file: it starts with b'<!DOCTYPE"):
+    with pytest.raises(data.DatasetMissingError, match=r"not a \.\w+ file: it starts with b'<!DOCTYPE"):
         fetch(f"https://there/download?id={name}", tmp_path / "root" / name)
     assert list((tmp_path / "root").iterdir()) == []
 

@@ -10,7 +10,7 @@ CORA = "cora_v2_d697a464"
 
 
 def is_quick(entry):
-    """Whether a stand-in of eight graphs, or of the whole graph, is made in no time."""
+    """Whether a surrogate of eight graphs, or of the whole graph, takes little time."""
     return entry.num_graphs or entry.nnz < 600_000
 
 
@@ -39,12 +39,12 @@ def test_auto_takes_a_local_npz_without_asking_the_network(tmp_path, own_npz, mo
 
 
 @pytest.mark.parametrize("name", [name for name in data.names() if is_quick(data.info(name))])
-def test_auto_offline_gives_the_stand_in_with_one_warning(tmp_path, caplog, name):
+def test_auto_offline_gives_the_surrogate_with_one_warning(tmp_path, caplog, name):
     with caplog.at_level(logging.INFO, logger="data"):
         loaded = data.load(name, root=tmp_path, batch_size=8)
     assert loaded.meta.source == "synthetic"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warning.startswith(f"{name}: not under {tmp_path}; using a synthetic stand-in (source=synthetic): ")
+    assert warning.startswith(f"{name}: not under {tmp_path}; using a synthetic surrogate (source=synthetic): ")
     assert "\n" not in warning
     assert "tests are offline" in warning
     assert list(tmp_path.iterdir()) == []
@@ -76,22 +76,22 @@ def test_official_offline_says_what_where_and_the_remedy(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["igb-large", "ogbn-papers100m"])
-def test_a_stand_in_that_fits_no_machine_is_refused(tmp_path, name):
-    for source in ("synthetic", "auto"):
-        with pytest.raises(data.DatasetMissingError, match=rf"{name}: no stand-in is made for it, .* \d+ GiB"):
+def test_a_surrogate_that_fits_no_machine_is_refused(tmp_path, name):
+    with pytest.raises(data.DatasetMissingError, match=rf"{name}: has no surrogate, .* \d+ GiB"):
+        data.load(name, root=tmp_path, source="synthetic")
+    for source in ("official", "auto"):
+        with pytest.raises(data.DatasetMissingError, match=rf"{name}: not under ") as caught:
             data.load(name, root=tmp_path, source=source)
-    with pytest.raises(data.DatasetMissingError, match=rf"{name}: not under ") as caught:
-        data.load(name, root=tmp_path, source="official")
-    assert "source='synthetic'" not in str(caught.value)
+        assert "source='synthetic'" not in str(caught.value)
 
 
-def test_features_do_not_depend_on_where_the_edges_came_from(tmp_path):
-    stand_in = data.load("cora", source="synthetic", seed=5)
-    keys, queries = stand_in.graph.edges()
+def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
+    surrogate = data.load("cora", source="synthetic", seed=5)
+    keys, queries = surrogate.graph.edges()
     np.savez(tmp_path / "cora.npz", src_li=queries.numpy(), dst_li=keys.numpy(), num_nodes=2708)
     read = data.load("cora", root=tmp_path, seed=5)
-    assert read.meta.sha256 == stand_in.meta.sha256
-    assert read.graph.ndata["feat"].equal(stand_in.graph.ndata["feat"])
+    assert read.meta.sha256 == surrogate.meta.sha256
+    assert read.graph.ndata["feat"].equal(surrogate.graph.ndata["feat"])
 
 
 @pytest.mark.parametrize(

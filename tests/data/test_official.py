@@ -40,7 +40,7 @@ def test_cora_from_planetoid_files(tmp_path, write_planetoid, capsys, caplog, so
     assert again.meta == loaded.meta
     assert capsys.readouterr().out == ""
     warnings = {record.getMessage() for record in caplog.records}
-    size = "600 nodes, and 2,708 are published: it is of another version, or not whole"
+    size = "600 nodes, and 2,708 are published: another version, or incomplete"
     assert warnings == {f"cora: https://data.dgl.ai/dataset/cora_v2.zip holds {size}"}
 
 
@@ -59,7 +59,7 @@ def test_damaged_planetoid_file_is_an_error_even_for_auto(tmp_path, write_planet
     write_planetoid(tmp_path / CORA, *RING, N)
     file = tmp_path / CORA / "ind.cora_v2.graph"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=rf"{CORA}: the official files are there but cannot be read .*Move"):
+    with pytest.raises(ValueError, match=rf"{CORA}: the official files exist but cannot be read .*Move"):
         data.load("cora", root=tmp_path)
     assert file.exists()
 
@@ -112,7 +112,7 @@ def test_truncated_ogb_file(tmp_path, write_molhiv, file):
         data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=1)
     path = tmp_path / "ogbg_molhiv" / file
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files are there but cannot be read"):
+    with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files exist but cannot be read"):
         data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=1)
 
 
@@ -148,7 +148,7 @@ def test_without_ogb(tmp_path, monkeypatch, write_molhiv, source):
     else:
         with pytest.raises(data.DatasetMissingError, match=r"read by ogb, which cannot be imported .*install ogb"):
             data.load("ogbg-molhiv", **options)
-    write_molhiv(tmp_path / "ogbg_molhiv")  # which a stand-in must not hide
+    write_molhiv(tmp_path / "ogbg_molhiv")  # which a surrogate must not hide
     with pytest.raises(ValueError, match=r"ogbg_molhiv: its files are read by ogb, which cannot be imported"):
         data.load("ogbg-molhiv", **options)
 

@@ -1,6 +1,6 @@
 """Real graphs in their publishers' on-disk layouts, through the official classes, offline.
 
-What is not edges (features, labels) is made up and small.
+Features and labels are small and invented.
 """
 
 import gzip
@@ -131,7 +131,7 @@ def test_damaged_elliptic_is_named(tmp_path, damage):
         with pytest.raises(data.DatasetMissingError, match=r"elliptic_txs_edgelist\.csv\.zip: cannot be reached"):
             data.load("elliptic", root=tmp_path, source="official")
         return
-    with pytest.raises(ValueError, match=rf"{folder}: the official files are there but cannot be read .*elliptic_txs_"):
+    with pytest.raises(ValueError, match=rf"{folder}: the official files exist but cannot be read .*elliptic_txs_"):
         data.load("elliptic", root=tmp_path, source="official")
 
 
@@ -238,7 +238,7 @@ def test_reddit_with_self_loops(tmp_path, real):
     np.savez(remote.target / "reddit_data.npz", **arrays)
     _, raw = find_graph("reddit", root=tmp_path, source="official")
     assert (raw.num_nodes, raw.row.size, (raw.row == raw.col).sum()) == (num_nodes, row.size, num_nodes)
-    # DGL numbers the nodes anew: the graph is the same up to their order
+    # DGL renumbers the nodes: the graph is the same up to their order
     degrees = [np.sort(np.bincount(ids)) for ids in (row, raw.row)]
     assert np.array_equal(*degrees)
 
@@ -273,7 +273,7 @@ def test_igb_arrays_are_mapped(tmp_path, real):
     assert isinstance(raw.ndata["feat"], np.memmap)
     assert data.load("igb-small", root=tmp_path, source="official").graph.ndata["feat"].shape == (num_nodes, 8)
     np.save(folder / "paper__cites__paper" / "edge_index.npy", np.array([[0, num_nodes]]))
-    with pytest.raises(ValueError, match=r"edge_index names papers outside 0 \.\. 2707"):
+    with pytest.raises(ValueError, match=r"edge_index holds ids outside 0 \.\. 2707"):
         data.load("igb-small", root=tmp_path, source="official")
     np.save(folder / "paper" / "node_feat.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(ValueError, match="cannot be read"):
@@ -281,7 +281,9 @@ def test_igb_arrays_are_mapped(tmp_path, real):
 
 
 def test_igb_large_names_the_publishers_script(tmp_path):
-    with pytest.raises(data.DatasetMissingError, match=r"large: not there, and published through a script only"):
+    with pytest.raises(
+        data.DatasetMissingError, match=r"large: no such folder, and the data set is published through a script only"
+    ):
         data.load("igb-large", root=tmp_path, source="official")
 
 
@@ -304,7 +306,7 @@ def test_papers100m_arrays_are_mapped(tmp_path, real):
     assert isinstance(raw.ndata["feat"], np.memmap)
     assert np.array_equal(raw.ndata["feat"], arrays["node_feat"])
     np.savez(folder / "raw" / "data.npz", **arrays | {"node_feat": np.eye(9, 4, dtype=np.float32)})
-    with pytest.raises(ValueError, match=r"edge_index names papers outside 0 \.\. 8"):
+    with pytest.raises(ValueError, match=r"edge_index holds ids outside 0 \.\. 8"):
         find_graph("ogbn-papers100m", root=tmp_path, source="official")
     np.savez_compressed(folder / "raw" / "data.npz", **arrays)
     with pytest.raises(ValueError, match="edge_index is compressed and cannot be mapped"):
@@ -416,7 +418,7 @@ def test_zinc_as_dgl_publishes_it(tmp_path, molecules):
     assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (23_614, 50_830)
     assert loaded.graph.ndata["feat"].shape == (23_614, 1)
     (remote.target / "ZincDGL_train.bin").unlink()
-    with pytest.raises(ValueError, match=r"zinc_\w+: the official files are there but cannot be read"):
+    with pytest.raises(ValueError, match=r"zinc_\w+: the official files exist but cannot be read"):
         data.load("zinc", root=tmp_path, source="official")
 
 

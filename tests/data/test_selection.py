@@ -1,4 +1,4 @@
-"""Which graphs of a collection make the batch: order, split, and what has neither."""
+"""Graphs of a collection that form the batch: order, split, and sources without either."""
 
 import pickle
 
@@ -165,11 +165,11 @@ def test_file_and_official_give_the_same_random_batch(own, ogb):
         ({"split": "valid"}, "split: got 'valid'; allowed are None, train, val, test"),
         ({"name": "cora", "split": "test"}, "split: got 'test'; cora is a single graph: only None is allowed"),
         ({"name": "cora", "order": "random"}, "order: got 'random'; cora is a single graph: only 'dataset' is allowed"),
-        ({"source": "synthetic", "split": "test"}, "split: got 'test'; a stand-in has neither"),
-        ({"source": "synthetic", "order": "random"}, "order: got 'random'; a stand-in has neither"),
+        ({"source": "synthetic", "split": "test"}, "split: got 'test'; a surrogate has neither"),
+        ({"source": "synthetic", "order": "random"}, "order: got 'random'; a surrogate has neither"),
     ],
 )
-def test_what_cannot_be_chosen(tmp_path, arguments, message):
+def test_choices_that_are_refused(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         data.load(**({"name": "zinc", "root": tmp_path} | arguments))
 
@@ -180,7 +180,7 @@ def test_a_file_of_one_graph_has_no_order(tmp_path):
         data.load("one", path=tmp_path / "one.npz", order="random")
 
 
-def test_auto_makes_no_stand_in_of_what_has_a_split(tmp_path):
+def test_auto_makes_no_surrogate_of_a_split(tmp_path):
     with pytest.raises(data.DatasetMissingError, match=r"tests are offline.* only with order 'dataset' and no split"):
         data.load("zinc", root=tmp_path, split="test")
 
@@ -188,7 +188,7 @@ def test_auto_makes_no_stand_in_of_what_has_a_split(tmp_path):
 def test_a_damaged_split_file_is_named(ogb):
     (ogb / "ogbg_molhiv" / "split" / "scaffold" / "valid.csv.gz").unlink()
     assert sizes_of(load("ogbg-molhiv", ogb, batch_size=2)) == [2, 3]
-    with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files are there but cannot be read"):
+    with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files exist but cannot be read"):
         load("ogbg-molhiv", ogb, batch_size=2, split="val")
 
 

@@ -23,14 +23,14 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=QUICK)
-def stand_in(request, root):
+def surrogate(request, root):
     source, raw = find_graph(request.param, root=root, source="synthetic")
     assert source == "synthetic"
     return data.info(request.param), raw, measure(raw)
 
 
-def test_block_statistics_are_the_papers(stand_in):
-    entry, _, measured = stand_in
+def test_block_statistics_are_the_papers(surrogate):
+    entry, _, measured = surrogate
     rows = [*dataset_rows(entry, "synthetic", measured), *decile_rows(entry, "synthetic", measured)]
     assert [row for row in rows if row["status"] == "off"] == []
     checked = sum(row["status"] == "ok" for row in rows)
@@ -42,22 +42,22 @@ def test_block_statistics_are_the_papers(stand_in):
         assert checked == (16 if entry.published.deciles else 6)
 
 
-def test_symmetric_where_the_original_is(stand_in):
-    entry, raw, _ = stand_in
+def test_symmetric_where_the_original_is(surrogate):
+    entry, raw, _ = surrogate
     forward, backward = (
         np.sort(a.astype(np.int64) * raw.num_nodes + b) for a, b in ((raw.row, raw.col), (raw.col, raw.row))
     )
     assert np.array_equal(forward, backward) == entry.symmetric
 
 
-def test_every_edge_once_and_the_known_self_loops(stand_in):
-    entry, raw, measured = stand_in
+def test_every_edge_once_and_the_known_self_loops(surrogate):
+    entry, raw, measured = surrogate
     assert raw.row.size == measured.bsb.nnz
     assert (raw.row == raw.col).sum() == {"citeseer": 124, "pubmed": 3}.get(entry.name, 0)
 
 
-def test_edges_of_a_batch_keep_to_their_graph(stand_in):
-    entry, raw, _ = stand_in
+def test_edges_of_a_batch_keep_to_their_graph(surrogate):
+    entry, raw, _ = surrogate
     if entry.num_graphs is None:
         assert raw.graph_sizes is None
         return
@@ -144,12 +144,14 @@ def test_decile_counts_have_bounds_and_mean():
 def test_log_normal_counts_have_mean_and_cv():
     counts = LogNormal(1.22).counts(10_000, 330.5)
     assert (counts.mean(), counts.std() / counts.mean()) == pytest.approx((330.5, 1.22), rel=1e-3)
-    assert LogNormal(2.0, maximum=50).counts(1000, 10).max() <= 50
+    assert LogNormal(1.0, maximum=50).counts(1000, 10).max() <= 50
+    with pytest.raises(ValueError, match="different signs"):
+        LogNormal(2.0, maximum=50).counts(1000, 10)  # a maximum of five times the mean allows no such CV
 
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """cora's stand-in, kept as large ones are: its file and the way to load it."""
+    """cora's surrogate, kept as large ones are: its file and the function that loads it."""
     monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 1)
 
     def load(**arguments):
@@ -160,7 +162,7 @@ def kept(tmp_path, monkeypatch):
     return path, load
 
 
-def test_large_stand_ins_are_kept_and_read(kept, monkeypatch, caplog):
+def test_large_surrogates_are_kept_and_read(kept, monkeypatch, caplog):
     path, load = kept
     monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 10**9)
     made = load()
@@ -197,7 +199,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "text", *LIES])
-def test_a_damaged_kept_stand_in_is_an_error_and_stays(kept, damage):
+def test_a_damaged_kept_surrogate_is_an_error_and_stays(kept, damage):
     path, load = kept
     content = bytearray(path.read_bytes())
     if damage in ("empty", "truncated"):
@@ -210,30 +212,32 @@ def test_a_damaged_kept_stand_in_is_an_error_and_stays(kept, damage):
     else:
         rewrite(path, **LIES[damage])
     content = path.read_bytes()
-    with pytest.raises(ValueError, match=rf"{path.name}: the kept stand-in is damaged, or not .*delete it") as caught:
+    with pytest.raises(
+        ValueError, match=rf"{path.name}: the kept surrogate is damaged, or not .*delete the file"
+    ) as caught:
         load()
     assert ("of an older version" in str(caught.value)) == (damage == "older layout")
     assert path.read_bytes() == content
 
 
-def test_a_kept_stand_in_under_another_name_is_not_used(kept):
+def test_a_kept_surrogate_under_another_name_is_not_used(kept):
     path, load = kept
     first = load(seed=1)
     (other,) = set(path.parent.iterdir()) - {path}
     other.write_bytes(path.read_bytes())  # seed 0's graph under seed 1's name
-    with pytest.raises(ValueError, match=r"it is another stand-in: '1\.2 cora .* 0', and not '1\.2 cora .* 1'"):
+    with pytest.raises(ValueError, match=r"another surrogate: '2\.2 cora .* 0' instead of '2\.2 cora .* 1'"):
         load(seed=1)
     other.unlink()
     assert load(seed=1).meta == first.meta
 
 
-def test_a_kept_stand_in_of_another_version_is_named_and_stays(kept, monkeypatch, caplog):
+def test_a_kept_surrogate_of_another_version_is_named_and_stays(kept, monkeypatch, caplog):
     path, load = kept
     content = path.read_bytes()
     monkeypatch.setattr(data.synthetic.generate, "LAYOUT_VERSION", 10**6)
     with caplog.at_level(logging.INFO, logger="data"):
         load()
-    assert f"of another version or batch size, not used and left as they are: {path}" in caplog.text
+    assert f"files of another version or batch size are ignored and kept: {path}" in caplog.text
     assert path.read_bytes() == content
 
 
@@ -299,10 +303,10 @@ def test_random_bits_are_uniform_and_differ_between_streams():
     assert np.abs(np.corrcoef(ids, mixed)[0, 1]) < 0.1
 
 
-def test_what_does_not_fit_is_refused_before_it_is_made(tmp_path, monkeypatch):
+def test_a_surrogate_that_does_not_fit_is_refused_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr("data.memory.available_bytes", lambda: 10**8)
     for name, batch_size in (("amazon0505", 1024), ("zinc", 10**5)):
-        with pytest.raises(MemoryError, match=rf"the stand-in of {name}, .* edges: about 0\..* GiB needed, 0\.1 GiB"):
+        with pytest.raises(MemoryError, match=rf"the surrogate of {name}, .* edges: about 0\..* GiB needed, 0\.1 GiB"):
             data.load(name, root=tmp_path, source="synthetic", batch_size=batch_size)
     assert list(tmp_path.iterdir()) == []
 
@@ -328,7 +332,7 @@ def test_gpu_makes_what_is_kept_and_gives_its_memory_back(kept, monkeypatch, cap
     held = cupy.get_default_memory_pool().total_bytes()
     with caplog.at_level(logging.INFO, logger="data"):
         ours = load(seed=1).meta
-    assert "s on the GPU; keeping it in" in caplog.text
+    assert "s on the GPU; written to" in caplog.text
     assert cupy.get_default_memory_pool().total_bytes() <= held
     monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 10**9)
     assert load(seed=1).meta == ours

@@ -1,4 +1,4 @@
-"""`scripts/datasets.py` as a user runs it: in a process of its own, from the root of the repository."""
+"""`scripts/datasets.py` as a user runs it: in a fresh process, from the root of the repository."""
 
 import csv
 import os
@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 import data
-import data.synthetic.generate
 import report.datasets.block_stats
 import scripts.datasets
 
@@ -22,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def datasets(tmp_path):
     def run(*arguments):
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")} | {"COLUMNS": "200"}
-        # A proxy that is not there: no test reaches a network.
+        # No proxy listens there: no test reaches a network.
         environment |= {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
         command = [sys.executable, "scripts/datasets.py", *map(str, arguments)]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
@@ -47,7 +46,7 @@ def test_list_names_every_set_with_licence_and_citation(datasets):
 def test_info_shows_files_licence_citation_and_published_figures(datasets, tmp_path):
     done = datasets("info", "amazon-products", "--root", tmp_path)
     assert done.returncode == 0, done.stderr
-    for text in (data.info("amazon-products").citation, "MIT (GraphSAINT", "264,339,468", "adj_full.npz", "not there"):
+    for text in (data.info("amazon-products").citation, "MIT (GraphSAINT", "264,339,468", "adj_full.npz", "missing"):
         assert text in done.stdout
     assert "tcb_per_rw_mean    330.50, published" in done.stdout
 
@@ -57,11 +56,11 @@ def test_info_shows_files_licence_citation_and_published_figures(datasets, tmp_p
     [
         (["info", "coral"], "error: name: got 'coral'; registered are cora"),
         (["stats", "cora", "coral"], "error: name: got 'coral'"),
-        (["stats"], "error: NAME or --all: one of the two"),
-        (["fetch", "cora", "--all"], "error: NAME or --all: one of the two"),
-        (["stats", "cora", "zinc", "--path", "x.npz"], "error: --path: goes with one NAME, got 2"),
+        (["stats"], "error: NAME or --all: exactly one"),
+        (["fetch", "cora", "--all"], "error: NAME or --all: exactly one"),
+        (["stats", "cora", "zinc", "--path", "x.npz"], "error: --path: needs exactly one NAME, got 2"),
         (["stats", "cora", "--path", "x.npz"], "error: x.npz: no such file"),
-        (["stats", "igb-large", "--source", "synthetic"], "error: igb-large: no stand-in is made for it"),
+        (["stats", "igb-large", "--source", "synthetic"], "error: igb-large: has no surrogate"),
         (["stats", "cora", "--source", "web"], "error: source: got 'web'"),
     ],
 )
@@ -80,7 +79,7 @@ def test_fetch_offline_says_so_and_keeps_nothing(datasets, tmp_path):
     assert not (tmp_path / "root").exists()
 
 
-def test_fetch_leaves_what_is_there(datasets, tmp_path):
+def test_fetch_keeps_existing_files(datasets, tmp_path):
     (tmp_path / "amazon0505.txt.gz").write_bytes(b"mine")
     done = datasets("fetch", "amazon0505", "--root", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -132,26 +131,9 @@ def test_a_later_run_replaces_its_rows_only(tmp_path):
     assert (out / "datasets.csv").read_bytes() == before
 
 
-def test_a_stand_in_off_its_targets_fails_the_command(tmp_path, monkeypatch):
+def test_a_surrogate_off_its_targets_fails_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(report.datasets.block_stats.TARGETS, "tcb_per_rw_mean", 1e-9)
     command = ["stats", "cora", "--source", "synthetic", "--root", str(tmp_path), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(scripts.datasets.app, command)
     assert result.exit_code == 1
     assert "**" in (tmp_path / "out" / "datasets.md").read_text()
-
-
-def test_load_times_are_a_row_with_its_provenance(tmp_path, monkeypatch):
-    def run(*arguments):
-        places = ["--root", str(tmp_path), "--out", str(tmp_path / "out"), "--repeats", "2"]
-        return CliRunner().invoke(scripts.datasets.app, ["load-times", *arguments, *places])
-
-    refused = run("cora")
-    assert refused.exit_code == 2
-    assert "its stand-in is too small to be kept" in refused.output
-    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 1)
-    for _ in range(2):  # a later run replaces its row
-        assert run("cora").exit_code == 0
-    (row,) = rows(tmp_path / "out" / "loading.csv")
-    assert (row["dataset"], row["source"], row["edges"], row["repeats"]) == ("cora", "synthetic", "10556", "2")
-    assert all(row.values())
-    assert all(float(row[step]) >= 0 for step in ("read_s", "edges_s", "graph_s", "load_s", "graph_over_read"))

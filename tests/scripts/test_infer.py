@@ -1,6 +1,6 @@
 """`scripts/infer.py` as a user runs it, from the root of the repository.
 
-Importing torch and DGL takes most of a run, so what does not depend on a fresh process is called in this one.
+Importing torch and DGL takes most of a run, so tests that need no fresh process run the script in this one.
 """
 
 import csv
@@ -45,7 +45,7 @@ def arguments(tmp_path):
 
 @pytest.fixture
 def fresh_infer(arguments):
-    """Run the script in a process of its own; nothing is exported that would lead to the packages."""
+    """Run the script in a fresh process, without the packages on its path."""
 
     def fresh_infer(*more, **changes):
         environment = without_this_clone() | {"COLUMNS": "200"}
@@ -81,7 +81,7 @@ def test_report_results_and_predictions(fresh_infer, tmp_path):
     done = fresh_infer("--verify", "--output", tmp_path / "out.npz")
     assert done.returncode == 0, done.stderr
     for text in (
-        "cora: SYNTHETIC stand-in",
+        "cora: SYNTHETIC s",
         "2,708 nodes, 10,556 edges",
         "2 blocks, d = 16, heads = 1, layer norm",
         "dgl (chosen by auto)",
@@ -137,7 +137,7 @@ def test_profile_and_accuracy(infer, tmp_path):
     assert "forward pass, eager" in trace.read_text()
 
 
-def test_the_report_says_how_the_model_was_run_and_why(infer):
+def test_the_report_names_the_execution_and_its_reason(infer):
     done = infer()
     assert "plain (chosen by auto; not fused: it takes " in done.stdout
     assert "no (chosen by auto; a CUDA graph needs an NVIDIA GPU, and the model is on cpu)" in done.stdout
@@ -151,16 +151,16 @@ def test_the_report_says_how_the_model_was_run_and_why(infer):
     ("key", "message"),
     [
         ("runtime.cuda_graph=true", "error: a CUDA graph needs an NVIDIA GPU, and the model is on cpu"),
-        ("runtime.dense=fused", "error: the fused dense part cannot run: it takes float16 and bfloat16"),
+        ("runtime.dense=fused", "error: the fused dense block cannot run: it takes float16 and bfloat16"),
     ],
 )
-def test_what_the_machine_cannot_do_is_an_error_when_asked_for(infer, key, message):
+def test_an_unavailable_execution_is_an_error_if_configured(infer, key, message):
     done = infer("--set", "runtime.device=auto", "--set", "model.dim=64", "--set", key)
     assert done.exit_code == 2
     assert message in done.stderr
 
 
-def test_same_seed_same_predictions_and_not_compared_is_said(infer, tmp_path):
+def test_same_seed_same_predictions_and_status_unchecked(infer, tmp_path):
     for name, backend in (("a.npy", "dgl"), ("b.npy", "dgl"), ("c.npy", "reference")):
         done = infer("--output", tmp_path / name, "--set", f"attention.backend={backend}")
         assert done.exit_code == 0, done.stderr
@@ -187,13 +187,8 @@ def test_checkpoint_is_loaded_in_another_precision(infer, tmp_path):
 
 
 def test_wrong_attention_fails_verification(infer, tmp_path, monkeypatch):
-    right = REGISTRY["dgl"].prepare
-
-    def wrong_by_one_percent(*arguments):
-        attend = right(*arguments)
-        return lambda *tensors: attend(*tensors) * 1.01
-
-    monkeypatch.setattr(REGISTRY["dgl"], "prepare", wrong_by_one_percent)
+    right = REGISTRY["dgl"].attend
+    monkeypatch.setattr(REGISTRY["dgl"], "attend", lambda *arguments: right(*arguments) * 1.01)
     done = infer("--set", "attention.backend=dgl", "--verify")
     assert done.exit_code == 1, done.stderr
     assert "DIFFERS FROM" in done.stdout
@@ -226,7 +221,7 @@ def test_graph_of_the_user(infer, tmp_path):
     assert rows(tmp_path)[0]["data_source"] == "file"
 
 
-def test_features_that_are_not_finite_are_reported(infer, tmp_path):
+def test_outputs_that_are_not_finite_are_reported(infer, tmp_path):
     weights = GraphTransformer(in_features=1433, num_classes=7, dim=16, blocks=2).state_dict()
     weights["readout.classes.bias"][0] = torch.nan
     torch.save(weights, tmp_path / "w.pt")
@@ -247,11 +242,11 @@ def test_features_that_are_not_finite_are_reported(infer, tmp_path):
         (["--results", "FOREIGN"], ["holds other columns"]),
         (["--set", "data.source=file", "--set", "data.path=none.npz"], ["none.npz"]),
         (["--set", "data.source=file", "--set", "data.path=TRUNCATED"], ["w.pt"]),
-        (["--set", "runtime.device=cuda:99"], ["runtime.device = 'cuda:99': not there", "allowed here are cpu"]),
+        (["--set", "runtime.device=cuda:99"], ["runtime.device = 'cuda:99': no such device", "allowed here are cpu"]),
     ],
     ids=lambda value: value[-1] if value[0].startswith("--") else "message",
 )
-def test_what_a_user_gets_wrong_is_a_message(infer, tmp_path, given, parts):
+def test_a_user_error_is_a_message(infer, tmp_path, given, parts):
     content = GraphTransformer(in_features=1433, num_classes=7, dim=8, blocks=1).state_dict()
     torch.save(content, tmp_path / "other.pt")
     (tmp_path / "w.pt").write_bytes((tmp_path / "other.pt").read_bytes()[:1000])
@@ -265,12 +260,12 @@ def test_what_a_user_gets_wrong_is_a_message(infer, tmp_path, given, parts):
     for part in parts:
         assert part in done.stderr
     assert not (tmp_path / "r.csv").exists()
-    assert "warm-up" not in done.stdout  # known before anything slow
+    assert "warm-up" not in done.stdout  # rejected before any slow step
 
 
 def test_packages_come_from_the_clone_that_the_script_is_in(tmp_path):
     """With several clones, or none installed, the script must not pick up another one's code."""
-    for package in ("bench", "configs", "data", "kernels", "models", "fused3s_dgl.py"):
+    for package in ("bench", "configs", "data", "kernels", "models", "report", "fused3s_dgl.py"):
         (tmp_path / package).symlink_to(ROOT / package)
     copies = shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     show = f"import sys; sys.path.insert(0, {str(copies)!r}); import infer; print(infer.kernels.__file__)"
@@ -288,7 +283,7 @@ def test_a_message_is_no_traceback(fresh_infer):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpu_back_end_without_a_gpu_says_why_and_what_runs(infer):
+def test_gpu_backend_without_a_gpu_names_the_reason_and_the_available_ones(infer):
     done = infer("--set", "attention.backend=fused3s_paper", "--set", "runtime.device=auto")
     assert done.exit_code == 2
     assert "attention.backend = 'fused3s_paper' and runtime.device = 'cpu'" in done.stderr
@@ -296,8 +291,8 @@ def test_gpu_back_end_without_a_gpu_says_why_and_what_runs(infer):
     assert "able to run there: dgl, " in done.stderr
 
 
-def test_out_of_memory_says_how_much_was_asked_for(infer):
-    # More than a process can address, so that no machine hands it out and regrets it later.
+def test_out_of_memory_names_the_requested_bytes(infer):
+    # More than a process can address, so that no machine overcommits it.
     done = infer("--set", "model.dim=8000000000000", "--set", "model.heads=1000000000000")
     assert done.exit_code == 2, done.stderr
     assert "out of memory" in done.stderr
@@ -312,7 +307,7 @@ def test_gpu_runs_a_fused_kernel_on_real_graphs(fresh_infer, tmp_path, real_grap
     if not path.is_file():
         pytest.skip(f"{path} is not there")
     arguments = ["--set", "data.source=file", "--set", f"data.path={path}", "--set", f"attention.dtype={dtype}"]
-    done = fresh_infer(*arguments, "--verify", config=f"configs/infer/{name}.yaml", quick=[])
+    done = fresh_infer(*arguments, "--set", f"data.name={name}", "--verify", quick=[])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fused3s (chosen by auto)" in done.stdout
     assert "yes (chosen by auto)" in done.stdout  # a CUDA graph
@@ -322,7 +317,7 @@ def test_gpu_runs_a_fused_kernel_on_real_graphs(fresh_infer, tmp_path, real_grap
 
 
 @pytest.mark.gpu
-def test_gpu_profile_tells_launch_gaps(fresh_infer, tmp_path):
+def test_gpu_profile_has_launch_gaps(fresh_infer, tmp_path):
     more = ["--set", "runtime.device=cuda", "--set", "model.dim=64", "--profile", "--accuracy"]
     done = fresh_infer(*more, quick=[*QUICK[:4], "--set", "runtime.dense=plain"])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,21 @@
+"""Files that are written whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to; it becomes `path` when the block ends without an error.
+
+    The temporary file has the name of `path`, since NumPy and torch read the format from it, and lies in a folder of
+    its own beside it. Permissions are those of any new file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as folder:
+        unfinished = Path(folder, path.name)
+        yield unfinished
+        os.replace(unfinished, path)
