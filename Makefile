@@ -5,9 +5,10 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 BIN := .venv/bin
 CONFIG ?= configs/infer/cora.yaml
 FIGURES ?= all
+PROCESSES ?= 2
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
-.PHONY: setup infer tables reproduce-figures test lint clean
+.PHONY: setup infer tables reproduce-figures test lint wheel check-wheel clean
 setup: .venv/.installed
 
 .venv/.installed: pyproject.toml
@@ -29,11 +30,23 @@ reproduce-figures: setup
 	$(BIN)/python scripts/reproduce_figures.py $(FIGURES)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# dist/fused3s-*.whl: the kernels alone, as the package fused3s.
+wheel: setup
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+# Installs the wheel into an empty environment and runs one attention there, outside of the clone.
+check-wheel: wheel
+	rm -rf .venv-wheel && $(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/fused3s-*.whl \
+		$$($(BIN)/python -c "from importlib.metadata import version as v; print(f'torch=={v(\"torch\")} numpy=={v(\"numpy\")}')")
+	cd / && $(CURDIR)/.venv-wheel/bin/python -P $(CURDIR)/tests/check_wheel.py
+
 clean:
-	rm -rf .venv *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-wheel build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,16 +1,15 @@
-"""How long the sparse formats of our kernels take to build, from CSR arrays that are on the device: scope "build".
+"""Time to build the sparse formats of our kernels from CSR arrays that are on the device.
 
-    backend        metric    what is built
-    fused3s_paper  time      BSB with tile (16, 8), all that the kernel needs
-    fused3s        bsb_time  BSB with tile (16, 16)
-    fused3s        time      the same and the kernel's schedule, as `kernels.plan_attention` does it; on a GPU
+    backend        variant  builds
+    fused3s_paper  none     BSB with 16 x 8 blocks: all that the kernel needs
+    fused3s        bsb      BSB with 16 x 16 blocks
+    fused3s        none     the same and the schedule, as `kernels.plan_attention` does; on a GPU
 
-A build depends on neither head dimension nor type: those columns are 1 and "none". Rows of the CPU have the run id of
-the GPU beside it.
+A build depends on neither head dimension nor type. Rows of the CPU have the run id of the GPU in the same machine.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,83 +18,81 @@ import torch
 
 import data
 import kernels
-from bench.kernels import classify, pattern_on
-from bench.provenance import NONE, Provenance
-from bench.records import Row, graph_columns
-from bench.timers import NOT_MEASURED, Spread
+from bench.records import NONE, Provenance, Row, key
+from bench.runner import classify, graph_columns, pattern_on
+from bench.timers import Spread
 from kernels.backends.fused3s import TILE
 from kernels.formats.bsb import BSB, PAPER_TILE
 from kernels.formats.csr import CSRPattern
 
+FINISHED = ("unchecked",)  # statuses that are not measured again
 REPEATS = 10
-SECONDS = 2.0  # after so long a build is not repeated
+SECONDS = 2.0  # a build is not repeated after this time
 
 
 @dataclass(frozen=True)
 class Build:
-    """What is timed on a device."""
+    """A timed function, and the columns that name it."""
 
     backend: str
-    metric: str
+    variant: str
     run: Callable[[CSRPattern], Any]
 
 
 def builds(device: torch.device) -> list[Build]:
-    """What can be built on a device."""
+    """Builds that are timed on a device."""
     bsbs = [
-        Build("fused3s_paper", "time", lambda pattern: BSB.from_graph(pattern, PAPER_TILE)),
-        Build("fused3s", "bsb_time", lambda pattern: BSB.from_graph(pattern, TILE)),
+        Build("fused3s_paper", NONE, lambda pattern: BSB.from_graph(pattern, PAPER_TILE)),
+        Build("fused3s", "bsb", lambda pattern: BSB.from_graph(pattern, TILE)),
     ]
     if device.type != "cuda":
         return bsbs
     return [
         *bsbs,
-        Build("fused3s", "time", lambda pattern: kernels.plan_attention(pattern, backend="fused3s", device=device)),
+        Build("fused3s", NONE, lambda pattern: kernels.plan_attention(pattern, backend="fused3s", device=device)),
     ]
 
 
 def measure_builds(
-    loaded: data.LoadedGraph, environment: Provenance, device: torch.device, config: str, max_edges: int | None = None
-) -> Iterator[Row]:
-    """A row for each of `builds(device)`; what goes wrong is a status and a reason.
+    loaded: data.LoadedGraph,
+    environment: Provenance,
+    device: torch.device,
+    config: str,
+    done: Collection[tuple] = (),
+    max_edges: int | None = None,
+) -> Iterator[tuple[str, list[Row]]]:
+    """Description and row of each of `builds(device)`; no row if its key is `done`. Errors become a status.
 
     Args:
         config: file of the configuration that named the graph.
-        max_edges: of a graph with more no time is measured, and the rows say so.
+        max_edges: larger graphs are not measured; their rows say so.
     """
-    shared = {
-        **environment.model_dump(),
-        **graph_columns(loaded.meta),
-        "dim": 1,
-        "heads": 1,
-        "blocks": 0,
-        "dtype": NONE,
-        "out_dtype": NONE,
-        "scope": "build",
-        "unit": "ms",
-        "config": config,
-        "config_sha": NONE,
-    }
     num_edges = loaded.meta.num_edges
-    too_many = max_edges is not None and num_edges > max_edges
     for build in builds(device):
-        columns = {**shared, "backend": build.backend, "metric": build.metric}
-        if too_many:
-            reason = f"left out: {num_edges:,} edges, and at most {max_edges:,} were asked for on this device"
-            yield Row(**columns, **NOT_MEASURED, status="unavailable", reason=reason)
-            continue
-        try:
-            spread = time_build(partial(build.run, pattern_on(device, loaded)), device)
-        except Exception as error:  # whatever it is, the others go on
-            status, reason = classify(error)
-            yield Row(**columns, **NOT_MEASURED, status=status, reason=reason)
-            continue
-        note = "from CSR on the device; wall clock, synchronised"
-        yield Row(**columns, **spread.columns(), status="unchecked", note=note)
+        columns = {
+            **environment.model_dump(),
+            **graph_columns(loaded.meta),
+            **{"bench": "preprocessing", "scope": "build", "backend": build.backend, "variant": build.variant},
+            **{"metric": "time", "unit": "ms", "config": config},
+        }
+        description = f"{build.backend} {build.variant} on {device.type}"
+        if key(columns) in done:
+            yield description, []
+        elif max_edges is not None and num_edges > max_edges:
+            reason = f"left out: {num_edges:,} edges; the limit on this device is {max_edges:,}"
+            yield description, [Row(**columns, status="unavailable", reason=reason)]
+        else:
+            try:
+                spread = time_build(partial(build.run, pattern_on(device, loaded)), device)
+                measured = {**spread.columns(), "status": "unchecked", "note": "wall clock, synchronised"}
+            except Exception as error:  # the other builds go on, whatever the error is
+                status, reason = classify(error)
+                measured = {"status": status, "reason": reason}
+            yield description, [Row(**columns, **measured)]
 
 
 def time_build(build: Callable[[], Any], device: torch.device) -> Spread:
-    """Milliseconds of `build()` by the clock: on a GPU after one that compiles, and until the GPU has finished."""
+    """Milliseconds of `build()` by the wall clock; on a GPU after a first call that compiles, with synchronisation."""
     if device.type == "cuda":
         build()
         torch.cuda.synchronize()

@@ -1,40 +1,43 @@
-"""One run of `scripts/infer.py`: its report for a reader and its rows for the CSV."""
+"""Report, CSV rows and predictions of one run of `scripts/infer.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import yaml
 from rich.table import Table
 from rich.text import Text
 
-from bench.accuracy import Accuracy
+from bench.checks import Accuracy, Agreement
 from bench.provenance import device_name, provenance
-from bench.records import Row, graph_columns
+from bench.records import Row
+from bench.runner import dtype_name, graph_columns
 from bench.timers import Spread
-from bench.verify import Agreement
 from configs import Config
 from data import GraphMeta
+from data.atomic import replacing
 from kernels.formats.row_order import RowOrder
 from models import Execution
+
+SUFFIXES = (".npy", ".npz", ".pt")  # of predictions
 
 
 @dataclass(frozen=True)
 class InferenceRun:
-    """What was run and what was found out.
+    """Settings and results of a run.
 
     Attributes:
-        backend: the attention back end that ran, never "auto".
-        execution: how the forward pass was run.
+        backend: attention backend that ran, never "auto".
         forward: ms of a forward pass.
         attention_share: share of a forward pass spent in attention, 0 to 1.
         peak_memory: MiB.
-        format_build: ms to build the sparse format, once for each graph.
-        agreement: with the reference back end; None if it was not compared.
-        order: of the rows inside attention; None if none was asked for.
-        accuracy: against float32; None if it was not compared.
-        regions: ms of each region of an eager pass (see `bench.model_regions`); empty if not profiled.
+        format_build: ms to build the sparse format, once per graph.
+        agreement: with the reference backend; None if not compared.
+        order: row order inside attention; None if none was asked for.
+        accuracy: against float32; None if not compared.
+        regions: ms of each region of an eager pass, see `bench.model_regions`; empty if not profiled.
     """
 
     config_path: Path
@@ -53,26 +56,22 @@ class InferenceRun:
     accuracy: Accuracy | None
     regions: Mapping[str, Spread]
 
-    @property
-    def precision(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
 
 _ORIGIN = {
     "official": "{origin}",
     "file": "from the file {origin}",
-    "synthetic": "SYNTHETIC stand-in, not the real graph: {origin}",
+    "synthetic": "SYNTHETIC surrogate, not the real graph: {origin}",
 }
 
 
 def report_table(run: InferenceRun) -> Table:
-    """What a user wants to know, in two columns."""
+    """Summary of the run in two columns."""
     meta, model, forward = run.meta, run.config.model, run.forward
     graphs = f", {meta.num_graphs:,} graphs" if meta.num_graphs > 1 else ""
     encoding = f", {model.pos_enc} Laplacian eigenvectors" if model.pos_enc else ""
     chosen = " (chosen by auto)" if run.config.attention.backend == "auto" else ""
     execution = run.execution
-    whose = "on the GPU, during the forward passes" if run.device.type == "cuda" else "of the whole process"
+    peak = "on the GPU, during the forward passes" if run.device.type == "cuda" else "of the whole process"
     lines = {
         "data set": f"{meta.name}: {_ORIGIN[meta.source].format(origin=meta.origin)}",
         "size": f"{meta.num_nodes:,} nodes, {meta.num_edges:,} edges{graphs}",
@@ -80,14 +79,14 @@ def report_table(run: InferenceRun) -> Table:
         "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}",
         "device": f"{run.device} ({device_name(run.device)})",
         "attention": f"{run.backend}{chosen}",
-        "dense part": f"{execution.dense.path} ({execution.dense.reason})",
+        "other layers": f"{execution.dense.path} ({execution.dense.reason})",
         "CUDA graph": f"{'yes' if execution.captured else 'no'} ({execution.graph_reason})",
-        "precision": run.precision,
+        "precision": dtype_name(run.dtype),
         "forward pass": (
             f"{forward.median:.3f} ms median (p10 {forward.p10:.3f}, p90 {forward.p90:.3f}, {forward.repeats} passes)"
         ),
         "in attention": f"{run.attention_share.median:.1%} of the forward pass",
-        "peak memory": f"{run.peak_memory:,.0f} MiB {whose}",
+        "peak memory": f"{run.peak_memory:,.0f} MiB {peak}",
         "format build": f"{run.format_build:.1f} ms once for the graph, first-use compiling included",
     }
     if run.order:
@@ -116,43 +115,41 @@ def describe_accuracy(accuracy: Accuracy) -> str:
 
 
 def region_table(regions: Mapping[str, Spread]) -> Table:
-    """Where an eager pass spends its time."""
+    """Time of each region of an eager pass."""
     total = sum(spread.median for spread in regions.values())
-    table = Table("region", "ms", "share", title="Where an eager forward pass spends its time")
+    table = Table("region", "ms", "share", title="Time of an eager forward pass")
     for region, spread in regions.items():
         table.add_row(region, f"{spread.median:.4f}", f"{spread.median / total:.1%}")
     return table
 
 
 def result_rows(run: InferenceRun) -> list[Row]:
-    """The run in the repository's CSV schema, a row for each measured value."""
-    if run.agreement is None:
-        checked = {"status": "unchecked"}
-    elif run.agreement.passed:
+    """The run in the CSV schema, one row per measured value."""
+    checked = {"status": "unchecked"}
+    if run.agreement:
         checked = {"status": "ok", "relative_error": run.agreement.relative}
-    else:
-        checked = {
-            "status": "wrong",
-            "reason": run.agreement.describe(),
-            "relative_error": run.agreement.relative,
-        }
+        if not run.agreement.passed:
+            checked |= {"status": "wrong", "reason": run.agreement.describe()}
     shared = {
         **provenance(run.device).model_dump(),
         **checked,
         **graph_columns(run.meta),
+        "bench": "infer",
         "dim": run.config.model.dim,
         "heads": run.config.model.heads,
         "blocks": run.config.model.blocks,
-        "dtype": run.precision,
-        "out_dtype": run.precision,
+        "dtype": dtype_name(run.dtype),
+        "out_dtype": dtype_name(run.dtype),
         "backend": run.backend,
+        "order": run.config.attention.reorder,
+        "dense": run.execution.dense.path,
+        "launch": "cuda_graph" if run.execution.captured else "eager",
         "config": str(run.config_path),
         "config_sha": run.config.sha(),
     }
-    mode = run.execution.mode
 
-    def row(scope: str, metric: str, unit: str, spread: Spread, note: str = mode) -> Row:
-        return Row(scope=scope, metric=metric, unit=unit, note=note, **spread.columns(), **shared)
+    def row(scope: str, metric: str, unit: str, spread: Spread, **columns: str) -> Row:
+        return Row(**(shared | {"scope": scope, "metric": metric, "unit": unit} | spread.columns() | columns))
 
     rows = [
         row("model", "time", "ms", run.forward),
@@ -160,13 +157,11 @@ def result_rows(run: InferenceRun) -> list[Row]:
         row("model", "peak_memory", "MiB", Spread.of([run.peak_memory])),
         row("build", "time", "ms", Spread.of([run.format_build])),
     ]
-    eager = run.execution.dense.path
-    rows += [row("model", f"time in {region}", "ms", spread, eager) for region, spread in run.regions.items()]
+    rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
     if run.accuracy:
         measured = {"argmax_agreement": run.accuracy.argmax_agreement, "output_error": run.accuracy.relative}
-        note = f"{mode}; against float32"
         rows += [
-            row("model", metric, "1", Spread.of([value]), note)
+            row("model", metric, "1", Spread.of([value]), note="against float32")
             for metric, value in measured.items()
             if value is not None
         ]
@@ -174,8 +169,32 @@ def result_rows(run: InferenceRun) -> list[Row]:
 
 
 def save_resolved_config(config: Config, folder: Path) -> Path:
-    """Write what the configuration resolved to, defaults and overrides included, to configs/SHA.yaml in `folder`."""
+    """Write the configuration with defaults and overrides to configs/SHA.yaml in `folder`; its path."""
     path = folder / "configs" / f"{config.sha()}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
     return path
+
+
+def check_predictions_path(path: Path) -> None:
+    """Raise a ValueError if `save_predictions` would refuse `path`. Call it before a long run."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"--output {path}: got the suffix {path.suffix!r}; allowed are {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise ValueError(f"--output {path}: is a folder; a file is needed")
+
+
+def save_predictions(path: Path, logits: torch.Tensor) -> None:
+    """Write logits [rows, classes] as float32: a .npy array, a .npz with the key "logits", or a .pt tensor.
+
+    The file appears under its name when it is complete.
+    """
+    check_predictions_path(path)
+    logits = logits.detach().float().cpu()
+    with replacing(path) as unfinished:
+        if path.suffix == ".npy":
+            np.save(unfinished, logits.numpy())
+        elif path.suffix == ".npz":
+            np.savez(unfinished, logits=logits.numpy())
+        else:
+            torch.save(logits, unfinished)

@@ -1,8 +1,8 @@
-"""Where a forward pass spends its time: attention alone, and every region of the model.
+"""Times inside a forward pass: attention alone, and every region of the model.
 
-Regions follow one another and cover the pass: each mark on the device ends one. Nothing here waits for the GPU inside
-a pass. On a GPU the host is first given a lead, so that the kernels of a pass run back to back and a region's time is
-the GPU's own; what an eager pass takes beyond their sum is the GPU waiting for launches, the region "launch gaps".
+Regions cover the pass without overlap; each mark on the device ends one. There is no synchronisation inside a pass. On
+a GPU the host gets a head start, so that the kernels of a pass run back to back. The time of an eager pass beyond the
+sum of its regions is the GPU waiting for launches: the region "launch gaps".
 """
 
 import time
@@ -20,25 +20,25 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from bench.timers import Spread, mark, milliseconds_between, time_inside, time_kernel
 from models import Execution
 
-# In the order of the pass; "norms" holds the residual additions, "dense" is what a compiled or fused path does in one:
-# from attention's output to the next block's q, k, v.
+# In the order of the pass. "norms" includes the residual additions. "dense" is one region of the compiled and fused
+# paths: from the output of attention to q, k, v of the next block.
 REGIONS = ("embedding", "qkv", "attention", "out projection", "ffn", "norms", "dense", "readout", "launch gaps")
-MAX_LEAD_MS = 25.0  # for a back end that waits for the GPU, which no lead helps
-CYCLES_PER_MS = 2_000_000  # of a GPU's clock, at most
+MAX_LEAD_MS = 25.0  # for a backend that synchronises, where no head start helps
+CYCLES_PER_MS = 2_000_000  # upper bound of a GPU clock
 
 
 def time_attention(execution: Execution, *, device: torch.device, repeats: int) -> Spread:
     """Milliseconds of a forward pass inside attention.
 
-    Eager: CUDA events around each call, in passes of their own, waiting for launches included. In a CUDA graph: the
-    time of replays of the first block's attention alone, times the number of blocks, which all do the same work.
+    Eager: CUDA events around each call, in separate passes, launch gaps included. CUDA graph: replays of the attention
+    of the first block, times the number of blocks, which all do the same work.
     """
     attention = execution.inputs.attention
     if execution.captured:
         calls = []
 
         def recorded(*arguments: Any, **options: Any) -> Any:
-            calls.append((arguments, options) if not calls else None)  # the other blocks' tensors are not kept
+            calls.append((arguments, options) if not calls else None)  # tensors of the other blocks are not kept
             return attention(*arguments, **options)
 
         execution.eager(recorded)
@@ -50,7 +50,7 @@ def time_attention(execution: Execution, *, device: torch.device, repeats: int) 
 
 
 def time_regions(execution: Execution, *, eager_ms: float, device: torch.device, repeats: int) -> dict[str, Spread]:
-    """Milliseconds of each region that occurs, in the order of REGIONS, in an eager pass that takes `eager_ms`.
+    """Milliseconds of each region, in the order of REGIONS, of an eager pass that takes `eager_ms`.
 
     Call it under `torch.inference_mode()`, after a first pass.
     """
@@ -68,7 +68,7 @@ def time_regions(execution: Execution, *, eager_ms: float, device: torch.device,
 
 
 def _launch_ms(execution: Execution, device: torch.device) -> float:
-    """Milliseconds that the host takes to queue a pass: the lead that it needs."""
+    """Milliseconds that the host needs to queue a pass."""
     if device.type != "cuda":
         return 0.0
     torch.cuda.synchronize(device)
@@ -78,7 +78,7 @@ def _launch_ms(execution: Execution, device: torch.device) -> float:
 
 
 def _one_pass(execution: Execution, device: torch.device) -> dict[str, float]:
-    """Milliseconds of each region, from marks between them."""
+    """Milliseconds of each region of one pass."""
     marks: list[tuple[str, Any]] = []
 
     def end(region: str) -> None:
@@ -97,7 +97,7 @@ def _one_pass(execution: Execution, device: torch.device) -> dict[str, float]:
 
 @contextmanager
 def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator[Callable[[], Any]]:
-    """A function that runs an eager pass and calls `end(region)` where each region ends."""
+    """A function that runs an eager pass and calls `end(region)` at the end of each region."""
     model, attention = execution.model, execution.inputs.attention
 
     def attend(*arguments: Any, **options: Any) -> Any:
@@ -107,16 +107,16 @@ def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator
 
     ends: list[tuple[nn.Module, str]] = [(model.encoding, "embedding")] if model.pos_enc else []
     ends.append((model.blocks[0].qkv, "qkv"))
-    parts = execution.dense.parts
+    parts = execution.dense.blocks
     if execution.dense.path == "plain":
         ends += [(block.qkv, "qkv") for block in model.blocks[1:]]
         for block in model.blocks:
             ends += [(block.out, "out projection"), (block.norm1, "norms"), (block.ffn_down, "ffn")]
             ends.append((block.norm2, "norms"))
     else:
-        # Hooks would make torch.compile compile anew, and the fused kernel calls no modules.
-        parts = [_then(part, lambda: end("dense")) for part in parts]
-    embed = _then(execution.dense.embed, lambda: end("embedding"))
+        # Hooks would make torch.compile recompile, and the fused kernel calls no modules.
+        parts = [_with_callback(part, lambda: end("dense")) for part in parts]
+    embed = _with_callback(execution.dense.embed, lambda: end("embedding"))
     ends.append((model.readout, "readout"))
     with ExitStack() as hooks:
         for module, region in ends:
@@ -125,18 +125,20 @@ def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator
         yield lambda: model(replace(execution.inputs, attention=attend), parts, embed)
 
 
-def _then(function: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:
-    def both(*arguments: Any) -> Any:
+def _with_callback(function: Callable[..., Any], callback: Callable[[], None]) -> Callable[..., Any]:
+    """`function`, with `callback` called after each call."""
+
+    def called(*arguments: Any) -> Any:
         output = function(*arguments)
-        after()
+        callback()
         return output
 
-    return both
+    return called
 
 
 def save_trace(execution: Execution, path: Path, *, passes: int = 3) -> None:
-    """Write a Chrome trace (chrome://tracing, https://ui.perfetto.dev) of a few passes as they run, eager ones first;
-    in those "attention" is a range of its own."""
+    """Write a Chrome trace (chrome://tracing, https://ui.perfetto.dev) of a few passes: eager ones, with a range
+    "attention", and then replays of the CUDA graph if there is one."""
     attention = execution.inputs.attention
 
     def named(*arguments: Any, **options: Any) -> Any:

@@ -1,13 +1,13 @@
-"""What the GPU at hand does at most, measured with cuda/ceilings.cu: copy, random gathers of rows, mma.sync.
+"""Peak rates of a GPU, measured with cuda/ceilings.cu: copy, random gathers of rows, mma.sync.
 
-Each ceiling is a row of scope "machine", a time from which `report.roofline` computes the rate:
+Each micro-benchmark is a row of scope "machine". Its rate is work over time:
 
-    dataset  backend                what a run does                                   nodes      nnz           dim
-    copy     copy_, add             copies [nodes, dim] fp16, read and written        rows       0             columns
-    gather   ld_global, cp_async    reads nnz random pairs of a K row and a V row     rows of K  pairs         columns
-    mma      m16n8k16               nnz products of 16 x 16 and 16 x 8                0          instructions  16
+    backend  variant              dim               working_set     work
+    copy     none                 columns           read + written  bytes read and written
+    gather   ld_global, cp_async  columns of a row  K + V           bytes of random pairs of a K row and a V row
+    mma      m16n8k16             0                 blank           FLOP of products of 16 x 16 and 16 x 8
 
-Every output is compared with what it should be.
+Every output is compared with the expected one.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.kernels import classify
-from bench.provenance import NONE, Provenance
-from bench.records import Row
-from bench.timers import NOT_MEASURED, time_kernel
+from bench.records import Provenance, Row
+from bench.runner import classify
+from bench.timers import time_kernel
 from kernels import fragments
-from kernels.backends.baseline import KernelInstance
+from kernels.backends.cuda import KernelInstance
 from kernels.fragments import WARP_SIZE
 from kernels.runtime.jit import get_kernel
 from kernels.runtime.launch import launch_kernel, pack_scalars
@@ -30,100 +29,93 @@ from kernels.runtime.launch import launch_kernel, pack_scalars
 MIB = 1 << 20
 WORKING_SETS_MIB = (4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # K and V together
 DIMS = (64, 128, 256)
-GATHERED_BYTES = 1 << 30  # of a run
+GATHERED_BYTES = 1 << 30  # per run
 COPIED_BYTES = 1 << 31
 REPEATS = 20
 SOURCE = "ceilings.cu"
-PIECES, STAGES = 4, 2  # 16-byte loads of a lane at a time; chunks of a warp's ring in shared memory
-THREADS = 256  # of a block, in every kernel
-# Blocks an SM that are tried, the fastest is kept: more of them have more bytes in flight, and leave less L1.
+PIECES, STAGES = 4, 2  # 16-byte loads in flight per lane; stages of the shared-memory ring of a warp
+THREADS = 256  # per block, in every kernel
+# Blocks per SM to try, the fastest is kept: more blocks have more bytes in flight and leave less L1.
 PATHS = {"ld_global": (4, 8), "cp_async": (3, 4, 6)}
 MMA_TILES = 8  # accumulators of a warp
+MMA_FLOP = 2 * 16 * 8 * 16  # of one m16n8k16
 MMA_BLOCKS_PER_SM = 2
 MMA_ITERATIONS = 4096
-MMA_ALLOWED_ERROR = 1e-2  # of float32 sums of 4096 terms, which a tensor core truncates
+MMA_ALLOWED_ERROR = 1e-2  # float32 sums of 4096 terms, which a tensor core truncates
 
 Run = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Ceiling:
-    """A micro-benchmark: what identifies its row, and what measures it.
+class MicroBenchmark:
+    """A micro-benchmark, not yet allocated.
 
     Attributes:
-        columns: of the row, see the table above.
-        prepare: makes the inputs; returns a run for each way to launch it (such as "4 blocks an SM"), and a function
-            that gives the error of a run's output.
-        allowed: the largest error that is right.
+        columns: the columns of its row that identify it, see the table above.
+        prepare: makes the inputs. Returns a run for each launch configuration (such as "4 blocks per SM"), and a
+            function that gives the error of an output.
+        allowed: largest error.
     """
 
     columns: dict[str, Any]
     prepare: Callable[[], tuple[dict[str, Run], Callable[[torch.Tensor], float]]]
     allowed: float = 0.0
 
+    def row_columns(self, environment: Provenance) -> dict[str, Any]:
+        """All columns that are known before the run."""
+        shared = {"bench": "peak_rates", "scope": "machine", "metric": "time", "unit": "ms", "dtype": "float16"}
+        return {**environment.model_dump(), **shared, **self.columns, "config": "scripts/peak_rates.py"}
 
-def ceilings(
+
+def micro_benchmarks(
     device: torch.device, working_sets_mib: tuple[int, ...] = WORKING_SETS_MIB, dims: tuple[int, ...] = DIMS
-) -> Iterator[Ceiling]:
-    """All micro-benchmarks, the quick ones first; nothing is allocated yet."""
-    yield copy_ceiling(device)
-    yield mma_ceiling(device)
+) -> Iterator[MicroBenchmark]:
+    """All micro-benchmarks, quick ones first."""
+    yield copy_rate(device)
+    yield mma_rate(device)
     for mib in working_sets_mib:
         for dim in dims:
             for path in PATHS:
-                yield gather_ceiling(device, path, mib * MIB // (4 * dim), dim)
+                yield gather_rate(device, path, mib * MIB // (4 * dim), dim)
 
 
-def measure_ceiling(ceiling: Ceiling, environment: Provenance, device: torch.device) -> Row:
-    """Its row, with the fastest way to launch it; what goes wrong is a status and a reason."""
-    shared = {
-        **environment.model_dump(),
-        **ceiling.columns,
-        "data_sha256": NONE,
-        "data_source": NONE,
-        "graphs": 1,
-        "heads": 1,
-        "blocks": 0,
-        "dtype": "float16",
-        "out_dtype": NONE,
-        "scope": "machine",
-        "metric": "time",
-        "unit": "ms",
-        "config": "scripts/roofline.py",
-        "config_sha": NONE,
-    }
+def measure(benchmark: MicroBenchmark, environment: Provenance, device: torch.device) -> Row:
+    """Row of the fastest launch configuration. Errors become a status."""
+    shared = benchmark.row_columns(environment)
     try:
-        runs, error_of = ceiling.prepare()
+        runs, error_of = benchmark.prepare()
         best = None
-        for way, run in runs.items():
+        for launch, run in runs.items():
             error = error_of(run())
-            if not error <= ceiling.allowed:
-                raise ArithmeticError(f"{way}: the output is off by {error:.1e}, allowed is {ceiling.allowed:.1e}")
-            spread, how = time_kernel(run, device=device, repeats=REPEATS)
+            if not error <= benchmark.allowed:
+                raise ArithmeticError(f"{launch}: the output is off by {error:.1e}, allowed is {benchmark.allowed:.1e}")
+            spread, timer = time_kernel(run, device=device, repeats=REPEATS)
             if best is None or spread.median < best[0].median:
-                best = spread, f"{way}; {how}", error
-    except Exception as error:  # whatever it is, the other ceilings go on
+                best = spread, f"{launch}; {timer}", error
+    except Exception as error:  # the other micro-benchmarks go on, whatever the error is
         status, text = classify(error)
-        return Row(**shared, **NOT_MEASURED, status=status, reason=text)
+        return Row(**shared, status=status, reason=text)
     spread, note, error = best
     return Row(**shared, **spread.columns(), status="ok", relative_error=error, note=note)
 
 
-def copy_ceiling(device: torch.device) -> Ceiling:
+def copy_rate(device: torch.device) -> MicroBenchmark:
     dim = 128
     rows = COPIED_BYTES // (2 * dim)
 
     def prepare():
         source = _random_words((rows, dim // 2), device)
         target = torch.empty_like(source)
-        # In a CUDA graph copy_ is a job for the copy engine, which need not be the fastest way.
-        ways = {"copy_": lambda: target.copy_(source), "add": lambda: torch.add(source, 0, out=target)}
-        return ways, lambda copy: float(not torch.equal(source, copy))
+        # In a CUDA graph copy_ uses the copy engine, which may be slower than a kernel.
+        runs = {"copy_": lambda: target.copy_(source), "add": lambda: torch.add(source, 0, out=target)}
+        return runs, lambda copy: float(not torch.equal(source, copy))
 
-    return Ceiling({"dataset": "copy", "backend": "copy_, add", "nodes": rows, "nnz": 0, "dim": dim}, prepare)
+    return MicroBenchmark(
+        {"backend": "copy", "dim": dim, "working_set": 4 * rows * dim, "work": 4 * rows * dim}, prepare
+    )
 
 
-def gather_ceiling(device: torch.device, path: str, num_rows: int, dim: int) -> Ceiling:
+def gather_rate(device: torch.device, path: str, num_rows: int, dim: int) -> MicroBenchmark:
     """`path`: a key of PATHS; K and V are [num_rows, dim] of 16 bits each."""
     pairs = GATHERED_BYTES // (4 * dim)
     chunks = GATHERED_BYTES // (16 * WARP_SIZE * PIECES)
@@ -149,13 +141,13 @@ def gather_ceiling(device: torch.device, path: str, num_rows: int, dim: int) -> 
         def error(out: torch.Tensor) -> float:
             return float((int(out.sum(dtype=torch.int64)) - expected) % 2**32 != 0)
 
-        return {f"{blocks} blocks of {THREADS} threads an SM": run_with(blocks) for blocks in PATHS[path]}, error
+        return {f"{blocks} blocks of {THREADS} threads per SM": run_with(blocks) for blocks in PATHS[path]}, error
 
-    columns = {"dataset": "gather", "backend": path, "nodes": num_rows, "nnz": pairs, "dim": dim}
-    return Ceiling(columns, prepare)
+    columns = {"backend": "gather", "variant": path, "dim": dim, "working_set": 4 * num_rows * dim}
+    return MicroBenchmark(columns | {"work": 4 * pairs * dim}, prepare)
 
 
-def mma_ceiling(device: torch.device, iterations: int = MMA_ITERATIONS) -> Ceiling:
+def mma_rate(device: torch.device, iterations: int = MMA_ITERATIONS) -> MicroBenchmark:
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     warps = num_sms * MMA_BLOCKS_PER_SM * THREADS // WARP_SIZE
 
@@ -174,14 +166,14 @@ def mma_ceiling(device: torch.device, iterations: int = MMA_ITERATIONS) -> Ceili
         def error(out: torch.Tensor) -> float:
             return ((out.view(warps, WARP_SIZE) - expected).norm(dim=1).max() / expected.norm()).item()
 
-        return {f"{MMA_BLOCKS_PER_SM} blocks of {THREADS} threads an SM": run}, error
+        return {f"{MMA_BLOCKS_PER_SM} blocks of {THREADS} threads per SM": run}, error
 
-    columns = {"dataset": "mma", "backend": "m16n8k16", "nodes": 0, "nnz": warps * MMA_TILES * iterations, "dim": 16}
-    return Ceiling(columns, prepare, MMA_ALLOWED_ERROR)
+    columns = {"backend": "mma", "variant": "m16n8k16", "work": MMA_FLOP * warps * MMA_TILES * iterations}
+    return MicroBenchmark(columns, prepare, MMA_ALLOWED_ERROR)
 
 
 def mma_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random A and B_i as fragments, and what each lane should sum up in an iteration.
+    """Random A and B_i as fragments, and the expected sum of each lane per iteration.
 
     Returns:
         [32, 8] and [MMA_TILES, 32, 4] float16, [32] float64.
@@ -201,7 +193,7 @@ def mma_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def random_rows(count: int, num_rows: int, device: torch.device) -> torch.Tensor:
-    """[count] int64: the rows that cuda/ceilings.cu gathers, its `random_row`."""
+    """[count] int64: rows gathered by cuda/ceilings.cu (`random_row`)."""
     low = 2**32 - 1
     i = torch.arange(count, device=device)
     i = i ^ (i >> 16)

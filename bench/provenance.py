@@ -1,4 +1,4 @@
-"""Where and with what a number was measured. Everything that is absent is recorded as "none", never guessed."""
+"""Environment of a measurement. Everything unknown is recorded as "none", never guessed."""
 
 import os
 import platform
@@ -10,36 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
-NONE = "none"
+from bench.records import NONE, Provenance
+
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-class Provenance(BaseModel):
-    """One process on one device; shared by all rows that it writes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    run_id: str
-    date: str  # UTC, ISO 8601, to the second
-    commit: str
-    dirty: Literal["yes", "no", "none"]  # whether tracked files differ from the commit
-    device: str  # GPU name or CPU model
-    driver: str
-    python: str
-    torch: str
-    cuda: str  # the CUDA that torch was built for
-    cupy: str
-    dgl: str
-
-
 def provenance(device: torch.device) -> Provenance:
-    """Collect the environment once. Nothing here fails where git, nvidia-smi, CuPy or DGL is absent.
-
-    Args:
-        device: the device of the measurement.
-    """
+    """Environment of this process on `device`. Works without git, nvidia-smi, CuPy or DGL."""
     commit, dirty = _commit()
     on_gpu = device.type == "cuda"
     return Provenance(
@@ -48,6 +26,7 @@ def provenance(device: torch.device) -> Provenance:
         commit=commit,
         dirty=dirty,
         device=device_name(device),
+        device_type=device.type,
         driver=_driver() if on_gpu else NONE,
         python=platform.python_version(),
         torch=torch.__version__,
@@ -58,24 +37,28 @@ def provenance(device: torch.device) -> Provenance:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or the CPU's model."""
+    """Name of the GPU, or model of the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_model()
 
 
 def _commit() -> tuple[str, Literal["yes", "no", "none"]]:
-    """The commit of this checkout and whether tracked files were changed.
+    """Commit of this checkout, and whether its files differ from it (untracked files count, results/ does not).
 
-    A copy without .git, or with one that was left behind (on a cluster's node, say), can be told its commit in the
-    variable FUSED3S_COMMIT.
+    A copy without .git gets both from FUSED3S_COMMIT: COMMIT-dirty, COMMIT-clean, or COMMIT if unknown.
     """
-    if told := os.environ.get("FUSED3S_COMMIT"):
-        return told, NONE
+    if given := os.environ.get("FUSED3S_COMMIT"):
+        commit, _, state = given.partition("-")
+        known = {"dirty": "yes", "clean": "no", "": NONE}
+        if not commit or state not in known:
+            raise ValueError(f"FUSED3S_COMMIT: got {given!r}; allowed are COMMIT, COMMIT-clean and COMMIT-dirty")
+        return commit, known[state]
     top = _output("git", "-C", str(_ROOT), "rev-parse", "--show-toplevel")
     commit = _output("git", "-C", str(_ROOT), "rev-parse", "HEAD")
-    # A copy without its own .git, unpacked inside another repository, must not report that one's commit.
+    # A copy without its own .git, inside another repository, must not report the commit of that one.
     if not top or not commit or Path(top).resolve() != _ROOT:
         return NONE, NONE
-    changed = _output("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no")
+    # Each measurement appends to a CSV in results/, which says nothing about the code.
+    changed = _output("git", "-C", str(_ROOT), "status", "--porcelain", "--", ".", ":(exclude)results")
     if changed is None:
         return commit, NONE
     return commit, "yes" if changed else "no"
@@ -97,7 +80,7 @@ def _cpu_model() -> str:
 
 
 def _version(*packages: str) -> str:
-    """Version of the first of these distributions that is installed; none of them is imported."""
+    """Version of the first of these distributions that is installed, without importing it."""
     for package in packages:
         try:
             return metadata.version(package)
@@ -107,7 +90,7 @@ def _version(*packages: str) -> str:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None where it is missing, fails or hangs."""
+    """Output of a command, or None if it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

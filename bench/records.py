@@ -1,75 +1,118 @@
-"""The one CSV schema of the repository: long form, one measured value a row, appended whole or not at all.
+"""The one CSV schema of the repository: long form, one measured value per row.
 
-Speed-ups, throughputs and other derived numbers are computed when drawing and never stored. No cell is left blank
-unless `status` and `reason` say why. New columns go at the end of `Row`; a file with other columns is refused.
+Speed-ups, rates and other derived numbers are computed when drawing and never stored. A column that does not apply to
+a row holds "none" (text), 0 (a size) or nothing (`score_range`, `sm`, `working_set`, `work`). `value` and its
+percentiles are blank only if `status` and `reason` say why. A file with other columns is refused.
 """
 
 import csv
 import fcntl
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bench.provenance import NONE, Provenance
-from data.graph import GraphMeta
+NONE = "none"
+NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of results/datasets
 
-# ok: the output was compared with the reference and agrees; unchecked: measured, the output was not compared;
-# wrong: measured, the output disagrees; the others have no value. unsupported: the back end cannot take such inputs or
-# such a graph; unavailable: it cannot run on that machine.
+# ok: the output was compared with a reference and agrees. unchecked: measured, the output was not compared. wrong:
+# measured, the output disagrees. The others have no value. unsupported: the backend does not take these inputs or this
+# graph. unavailable: it cannot run on this machine.
 Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
-Scope = Literal["model", "attention", "kernel", "build", "machine"]
+Bench = Literal[
+    "kernels", "end_to_end", "preprocessing", "peak_rates", "sm_active", "stability", "infer"
+]  # also the stem of its CSV
 
 
 class ResultsFileError(ValueError):
-    """A results file that rows cannot be appended to."""
+    """A results file that rows cannot be appended to or read from."""
+
+
+class Provenance(BaseModel):
+    """One process on one device, shared by all rows that it writes. Unknown values are "none", never guessed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    run_id: str
+    date: str  # UTC, ISO 8601, to the second
+    commit: str
+    dirty: Literal["yes", "no", "none"]  # whether the code differed from the commit
+    device: str  # GPU name or CPU model
+    device_type: Literal["cuda", "cpu"]
+    driver: str
+    python: str
+    torch: str
+    cuda: str  # the CUDA that torch was built for
+    cupy: str
+    dgl: str
 
 
 class Row(Provenance):
     """One measured value, with everything needed to measure it again.
 
     Attributes:
-        dataset, data_sha256, data_source: the graph's name, its hash, and official, file or synthetic. Of scope machine
-            the micro-benchmark's name and "none", and the next columns are its sizes, see `bench.peak_rates`.
-        nodes, nnz, graphs: its size; nnz counts the attention scores (edges) of one head.
-        dim, heads, blocks: the model's width, heads and blocks; blocks is 0 where no model was run.
-        dtype, out_dtype: of the inputs and of the output.
-        backend: the attention back end that really ran.
-        scope: what was measured: the whole model, attention alone, one kernel, building the sparse format, or the
-            machine itself.
-        metric, unit: such as time and ms, share_of_time and 1, peak_memory and MiB.
+        bench: the benchmark that wrote the row.
+        config, config_sha: configuration file or script, and the hash of the resolved measurement settings.
+        dataset, data_sha256, data_source: name of the graph, hash of its edges, and official, file or synthetic.
+        nodes, nnz, graphs: size of the graph; nnz counts the attention scores (edges) of one head.
+        scores, score_range: distribution of the scores and its parameter, see `bench.softmax_stability`.
+        dim, heads, blocks: width, heads and blocks of the model; blocks is 0 without a model.
+        dtype, out_dtype: types of the inputs and of the output.
+        backend: attention backend that ran, or the micro-benchmark.
+        variant: version of it: a step of the ablation, an emulated softmax, a load path.
+        order: row order that was asked for (`reorder`); order_found: the one that was used, in rows of order_time.
+        dense: how the non-attention layers are computed ("auto": fused where it can run).
+        launch: eager, or replayed as a CUDA graph; of whole models.
+        l2: state of the L2 cache before each run; of kernels.
+        scope: what was measured: the whole model, attention alone, one kernel, building the format, the machine.
+        region: part of an eager forward pass, see `bench.model_regions`.
+        sm: number of the streaming multiprocessor.
+        working_set, work: bytes that a micro-benchmark touches; bytes that one run moves, or its FLOP.
+        metric, unit: such as time and ms, peak_memory and MiB.
         value, p10, p90: median and percentiles over `repeats`.
         relative_error: norm of the difference from the reference over the norm of the reference; for a whole model
-            as `bench.verify` defines it. Blank if status is unchecked.
-        config, config_sha: file of the configuration, and the hash of what it resolved to.
+            as defined by `bench.checks.compare`. Blank if status is unchecked.
     """
 
-    dataset: str
-    data_sha256: str
-    data_source: Literal["official", "file", "synthetic", "none"]
-    nodes: int = Field(ge=0)
-    nnz: int = Field(ge=0)
-    graphs: int = Field(ge=1)
-    dim: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    blocks: int = Field(ge=0)
-    dtype: str
-    out_dtype: str
+    bench: Bench
+    config: str
+    config_sha: str = NONE
+    dataset: str = NONE
+    data_sha256: str = NONE
+    data_source: Literal["official", "file", "synthetic", "none"] = NONE
+    nodes: int = Field(default=0, ge=0)
+    nnz: int = Field(default=0, ge=0)
+    graphs: int = Field(default=0, ge=0)
+    scores: Literal["spread", "shift", "none"] = NONE
+    score_range: int | None = None
+    dim: int = Field(default=0, ge=0)
+    heads: int = Field(default=0, ge=0)
+    blocks: int = Field(default=0, ge=0)
+    dtype: str = NONE
+    out_dtype: str = NONE
     backend: str
-    scope: Scope
+    variant: str = NONE
+    order: str = NONE
+    order_found: str = NONE
+    dense: Literal["plain", "compiled", "fused", "auto", "none"] = NONE
+    launch: Literal["eager", "cuda_graph", "none"] = NONE
+    l2: Literal["warm", "cold", "none"] = NONE
+    scope: Literal["model", "attention", "kernel", "build", "machine"]
+    region: str = NONE
+    sm: int | None = Field(default=None, ge=0)
+    working_set: int | None = Field(default=None, ge=0)
+    work: int | None = Field(default=None, ge=0)
     metric: str
     unit: str
-    value: float | None
-    p10: float | None
-    p90: float | None
-    repeats: int = Field(ge=0)
+    value: float | None = None
+    p10: float | None = None
+    p90: float | None = None
+    repeats: int = Field(default=0, ge=0)
     status: Status
     reason: str = NONE
     relative_error: float | None = None
-    config: str
-    config_sha: str
     note: str = NONE
 
     @model_validator(mode="after")
@@ -88,33 +131,36 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
+OUTCOME = ("order_found", "value", "p10", "p90", "repeats", "status", "reason", "relative_error", "note")
+# Identity of a measurement: a later row with the same values supersedes an earlier one.
+KEY = (
+    "device",
+    *(name for name in COLUMNS if name not in Provenance.model_fields and name not in ("config", *OUTCOME)),
+)
 
 
-def graph_columns(meta: GraphMeta) -> dict[str, Any]:
-    """The columns of a Row that all measurements on a graph share."""
-    return {
-        "dataset": meta.name,
-        "data_sha256": meta.sha256,
-        "data_source": meta.source,
-        "nodes": meta.num_nodes,
-        "nnz": meta.num_edges,
-        "graphs": meta.num_graphs,
-    }
+def key(columns: Mapping[str, Any]) -> tuple:
+    """Identity of a measurement; columns that are not given have their defaults."""
+    return tuple(columns.get(name, Row.model_fields[name].default) for name in KEY)
+
+
+def finished(rows: Iterable[Row], statuses: Collection[Status]) -> set[tuple]:
+    """Keys of the rows with one of these statuses: they need not be measured again."""
+    return {tuple(getattr(row, name) for name in KEY) for row in rows if row.status in statuses}
 
 
 def check_results_file(path: Path) -> None:
-    """Raise a ResultsFileError if `append_rows` would refuse `path`: call it before a long run, not only after."""
+    """Raise a ResultsFileError if `append_rows` would refuse `path`. Call it before a long run."""
     if path.exists():
-        with path.open("rb") as file:
-            _check_content(path, file.read())
+        _check_content(path, path.read_bytes())
 
 
 def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Append rows to a CSV, with the header if the file is new. Several processes may append at a time.
+    """Append rows to a CSV, with the header if the file is new. Several processes may append at the same time.
 
     Raises:
-        ResultsFileError: the file has another header or ends inside a row; it is left as it was.
-        OSError: the rows could not be written; the file is cut back to what it held.
+        ResultsFileError: the file has another header or ends inside a row; it is left unchanged.
+        OSError: the rows could not be written; the file is truncated to its old length.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file:
@@ -123,27 +169,25 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
         before = file.read()
         _check_content(path, before)
         text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         if not before:
-            writer.writerow(COLUMNS)
-        for row in rows:
-            cells = row.model_dump()
-            writer.writerow(["" if cells[name] is None else cells[name] for name in COLUMNS])
+            writer.writeheader()
+        writer.writerows(row.model_dump() for row in rows)
         content = text.getvalue().encode()
         try:
             written = file.write(content)
             if written != len(content):
-                raise OSError(f"{path}: only {written} of {len(content)} bytes could be written; is the disk full?")
+                raise OSError(f"{path}: only {written} of {len(content)} bytes were written; is the disk full?")
         except OSError:
             file.truncate(len(before))
             raise
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a results file, in the order in which they were written.
+    """Rows of a results file, in file order.
 
     Raises:
-        ResultsFileError: the file does not have the schema, or a row does not; the text names the line.
+        ResultsFileError: the file or a row does not have the schema; the text names the line.
     """
     content = path.read_bytes()
     _check_content(path, content)
@@ -155,8 +199,8 @@ def read_rows(path: Path) -> list[Row]:
             rows.append(Row.model_validate(cells | blank, strict=False))  # a CSV holds text only
         except ValidationError as error:
             details = error.errors()[0]
-            key = ".".join(map(str, details["loc"])) or "row"
-            raise ResultsFileError(f"{path}, line {reader.line_num}: {key}: {details['msg']}") from error
+            column = ".".join(map(str, details["loc"])) or "row"
+            raise ResultsFileError(f"{path}, line {reader.line_num}: {column}: {details['msg']}") from error
     return rows
 
 
@@ -164,7 +208,7 @@ def _check_content(path: Path, content: bytes) -> None:
     if not content:
         return
     if not content.endswith(b"\n"):
-        raise ResultsFileError(f"{path}: its last line is not complete; mend or move the file, then run again")
+        raise ResultsFileError(f"{path}: the last line is incomplete; repair or move the file, then run again")
     header = next(csv.reader([content.split(b"\n", maxsplit=1)[0].decode(errors="replace")]))
     if tuple(header) != COLUMNS:
         missing = [name for name in COLUMNS if name not in header]

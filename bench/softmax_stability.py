@@ -1,50 +1,51 @@
-"""The paper's section on mixed precision and stability, measured: what naive, stable and online softmax lose.
+"""Errors of naive, stable and online softmax over ranges of scores (paper, section on mixed precision and stability).
 
-Two families of scores on a random graph whose rows all have the same number of edges:
+Two distributions of scores on a random graph whose rows all have the same number of edges:
 
-    spread R   normal scores, scaled until the largest has magnitude R
-    shift R    normal scores with R added to each, which changes no right output
+    spread R   normal scores, scaled so that the largest has magnitude R
+    shift R    normal scores plus R, which does not change the correct output
 
-Back ends named emulated_* are the arithmetic alone, in torch, with every intermediate result rounded to one type:
+Backend "emulated" is the arithmetic in torch, with every intermediate result rounded to one type. Its variants:
 
-    emulated_naive    exp(s_i) / sum_j exp(s_j)
-    emulated_stable   exp(s_i - m) / sum_j exp(s_j - m), m the row's maximum
-    emulated_online   the same over blocks of 8 edges with a running maximum, sum and output, rescaled (Algorithm 1)
+    naive    exp(s_i) / sum_j exp(s_j)
+    stable   exp(s_i - m) / sum_j exp(s_j - m), m the maximum of the row
+    online   the same over blocks of 8 edges with a running maximum, sum and output, rescaled (Algorithm 1)
 
-The others are the real kernels: `fused3s_paper` and `fused3s` (online), `flashsparse_naive`, `flashsparse_stable`, all
-fp16 in with fp32 scores and sums as in the paper's precision table, and `dfgnn_tiling` (stable, fp32). Everything is
+The kernels are `fused3s_paper` and `fused3s` (online), `flashsparse_naive` and `flashsparse_stable`, all with fp16
+inputs and fp32 scores and sums as in the paper's precision table, and `dfgnn_tiling` (stable, fp32). All outputs are
 compared with float64 on the same inputs.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
 import kernels
 from bench.checks import row_errors
-from bench.kernels import FLOAT32, classify
-from bench.provenance import NONE, Provenance
-from bench.records import Row
-from bench.timers import NOT_MEASURED, Spread
+from bench.records import NONE, Provenance, Row
+from bench.runner import Cell, classify, dtype_name, input_dtype
+from bench.timers import Spread
 from kernels.formats.csr import CSRPattern
 
 SPREADS = (1, 2, 4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256)
 SHIFTS = (0, *(sign * size for size in (4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256, 1024) for sign in (1, -1)))
 KERNELS = ("fused3s", "fused3s_paper", "flashsparse_naive", "flashsparse_stable", "dfgnn_tiling")
-LOST = 0.1  # relative error of a row that lost its result rather than some bits
-EMULATED = ("emulated_naive", "emulated_stable", "emulated_online")
+LOST = 0.1  # relative error of a row that lost its result and not only some bits
+EMULATED = ("naive", "stable", "online")
 ONLINE_BLOCK = 8  # keys: a TCB of the paper
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Inputs whose scores are of one family and range.
+    """Inputs whose scores have one distribution and range.
 
     Attributes:
         family, size: "spread" or "shift", and R.
-        num_rows, degree, dim: of the graph and of a head.
+        num_rows, degree: size of the graph.
+        dim: of the head.
     """
 
     family: str
@@ -54,14 +55,9 @@ class Scores:
     degree: int = 64
     dim: int = 64
 
-    @property
-    def name(self) -> str:
-        """Such as "spread 16" or "shift -88"; figures read it."""
-        return f"{self.family} {self.size}"
-
     @cached_property
     def columns(self) -> torch.Tensor:
-        """[num_rows, degree] int64: distinct ascending columns of each row."""
+        """[num_rows, degree] int64: distinct columns of each row, ascending."""
         order = torch.rand(self.num_rows, self.num_rows, generator=torch.Generator().manual_seed(1)).argsort(1)
         return order[:, : self.degree].sort(1).values.to(self.device)
 
@@ -96,21 +92,30 @@ class Scores:
         weight = torch.softmax(self.exact_scores, 1)
         return torch.einsum("ne,ned->nd", weight, self.inputs[2][self.columns].double())
 
+    def row_columns(self) -> dict[str, Any]:
+        """Columns of a row that describe the scores and their graph."""
+        return {
+            **{"bench": "stability", "config": "scripts/stability.py"},
+            **{"dataset": "uniform-degree", "data_source": "synthetic", "graphs": 1, "heads": 1},
+            **{"nodes": self.num_rows, "nnz": self.columns.numel()},
+            **{"scores": self.family, "score_range": self.size},
+        }
+
     def pattern(self) -> CSRPattern:
         indptr = torch.arange(0, self.columns.numel() + 1, self.degree, device=self.device)
         return CSRPattern(indptr, self.columns.flatten().int(), (self.num_rows, self.num_rows))
 
 
 def emulate(softmax: str, score: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """One of EMULATED, rounding every intermediate result to the type of the inputs, which the output has too.
+    """One of EMULATED, with every intermediate result rounded to the type of the inputs.
 
     Args:
         score: [num_rows, degree]; value: [num_rows, degree, dim].
     """
-    if softmax == "emulated_online":
+    if softmax == "online":
         return _online(score, value)
     maximum = score.max(1, keepdim=True).values
-    weight = torch.exp(score - maximum if softmax == "emulated_stable" else score)
+    weight = torch.exp(score - maximum if softmax == "stable" else score)
     total = torch.zeros_like(weight[:, 0])
     for column in weight.unbind(1):
         total = total + column
@@ -141,50 +146,36 @@ def all_scores(device: torch.device) -> list[Scores]:
 def measure_scores(scores: Scores, environment: Provenance) -> Iterator[Row]:
     """Two rows for each kernel that runs on the device and each emulation in float16 and float32.
 
-    relative_error is of the rows of O that are finite: their number is `repeats`, the median and percentiles are over
-    them, and the column `relative_error` holds the largest. share_not_finite is of all rows.
+    relative_error: median and percentiles over the finite rows of O, whose number is `repeats`; the column
+    `relative_error` holds the maximum. share_not_finite: of all rows.
     """
-    outputs = [(name, dtype) for name in EMULATED for dtype in (torch.float16, torch.float32)]
+    half, single = "float16", "float32"
+    cells = [
+        Cell(scores.dim, "emulated", dtype, dtype, "attention", "relative_error", "1", variant=softmax)
+        for softmax in EMULATED
+        for dtype in (half, single)
+    ]
     available = kernels.list_backends(scores.device)
-    outputs += [
-        (name, torch.float32 if name in FLOAT32 else torch.float16)
+    cells += [
+        Cell(scores.dim, name, dtype_name(input_dtype(name)), single, "attention", "relative_error", "1")
         for name in KERNELS
         if available[name].unavailable is None
     ]
-    for backend, dtype in outputs:
-        shared = {
-            **environment.model_dump(),
-            "dataset": scores.name,
-            "data_sha256": NONE,
-            "data_source": "synthetic",
-            "nodes": scores.num_rows,
-            "nnz": scores.columns.numel(),
-            "graphs": 1,
-            "dim": scores.dim,
-            "heads": 1,
-            "blocks": 0,
-            "dtype": str(dtype).removeprefix("torch."),
-            "out_dtype": str(dtype if backend in EMULATED else torch.float32).removeprefix("torch."),
-            "backend": backend,
-            "scope": "attention",
-            "unit": "1",
-            "config": "scripts/stability.py",
-            "config_sha": NONE,
-        }
+    for cell in cells:
+        shared = {**environment.model_dump(), **scores.row_columns(), **asdict(cell)}
         try:
-            output = _output(backend, dtype, scores)
+            output = _output(cell, scores)
             errors = row_errors(output, scores.expected)
-        except Exception as error:  # whatever it is, the others go on
+        except Exception as error:  # the others go on, whatever the error is
             status, reason = classify(error)
-            yield Row(**shared, **NOT_MEASURED, metric="relative_error", status=status, reason=reason)
+            yield Row(**shared, status=status, reason=reason)
             continue
         finite = output.isfinite().all(1)
         share = Spread.of([1 - finite.double().mean().item()])
-        yield Row(**shared, **share.columns(), metric="share_not_finite", status="unchecked")
+        yield Row(**(shared | {"metric": "share_not_finite"} | share.columns()), status="unchecked")
         errors = errors[finite].tolist()
         if not errors:
-            reason = "no row of the output is finite"
-            yield Row(**shared, **NOT_MEASURED, metric="relative_error", status="error", reason=reason)
+            yield Row(**shared, status="error", reason="no row of the output is finite")
             continue
         check = {"status": "ok"}
         if len(errors) < scores.num_rows:
@@ -192,14 +183,13 @@ def measure_scores(scores: Scores, environment: Provenance) -> Iterator[Row]:
             check = {"status": "wrong", "reason": f"{bad} of {scores.num_rows} rows are not finite"}
         elif max(errors) > LOST:
             check = {"status": "wrong", "reason": f"a row is off by {max(errors):.2g} of its norm"}
-        columns = Spread.of(errors).columns()
-        yield Row(**shared, **columns, **check, metric="relative_error", relative_error=max(errors))
+        yield Row(**shared, **Spread.of(errors).columns(), **check, relative_error=max(errors))
 
 
-def _output(backend: str, dtype: torch.dtype, scores: Scores) -> torch.Tensor:
-    if backend in EMULATED:
-        value = scores.inputs[2].to(dtype)[scores.columns]
-        return emulate(backend, scores.exact_scores.to(dtype), value)
-    plan = kernels.plan_attention(scores.pattern(), backend=backend, device=scores.device)
-    q, k, v = (tensor.to(dtype) for tensor in scores.inputs)
+def _output(cell: Cell, scores: Scores) -> torch.Tensor:
+    if cell.variant != NONE:
+        value = scores.inputs[2].to(cell.torch_dtype)[scores.columns]
+        return emulate(cell.variant, scores.exact_scores.to(cell.torch_dtype), value)
+    plan = kernels.plan_attention(scores.pattern(), backend=cell.backend, device=scores.device)
+    q, k, v = (tensor.to(cell.torch_dtype) for tensor in scores.inputs)
     return plan(q, k, v, scale=scores.scale, out_dtype=torch.float32)

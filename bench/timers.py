@@ -1,4 +1,4 @@
-"""Timers. A pass is queued as a user queues it: no synchronisation between passes, one at the end."""
+"""Timers. Passes are queued without synchronisation between them, as a user queues them, with one at the end."""
 
 import logging
 import math
@@ -15,12 +15,12 @@ import torch
 
 from kernels.runtime.cuda_graph import CaptureError, capture
 
-SLOW_MS = 100.0  # a longer run is timed less often:
-SLOW_TOTAL_MS = 2000.0  # for so long,
-SLOW_REPEATS = 3  # but at least so often
-LONG_MS = 10.0  # during a longer run the host queues the next ones
-WARM_MS = 10.0  # of work before the first timed replay: an idle GPU takes as long to raise its clock
-REPLAY_MS = 2.0  # of the replay of a CUDA graph, against which what it costs to start one is nothing
+SLOW_MS = 100.0  # a run this long is repeated for SLOW_TOTAL_MS, but at least SLOW_REPEATS times
+SLOW_TOTAL_MS = 2000.0
+SLOW_REPEATS = 3
+LONG_MS = 10.0  # a run this long hides the launch of the next one
+WARM_MS = 10.0  # work before the first timed replay: an idle GPU needs as long to raise its clock
+REPLAY_MS = 2.0  # length of a CUDA graph replay, long enough to hide its launch cost
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +40,12 @@ class Spread:
         return cls(median, p10, p90, len(values))
 
     def columns(self) -> dict[str, float | int]:
-        """Of a row of results."""
+        """Columns of a row of results."""
         return {"value": self.median, "p10": self.p10, "p90": self.p90, "repeats": self.repeats}
 
 
-NOT_MEASURED = {"value": None, "p10": None, "p90": None, "repeats": 0}  # the same columns of a row without a value
-
-
 def mark(device: torch.device) -> Any:
-    """A point in time: an event on the current stream of a GPU, the clock on the CPU. Nothing waits for it."""
+    """Timestamp without synchronisation: an event on the current stream of a GPU, the clock on the CPU."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -57,7 +54,7 @@ def mark(device: torch.device) -> Any:
 
 
 def milliseconds_between(start: Any, stop: Any) -> float:
-    """Of two marks on one device; a GPU must have come past both."""
+    """Time between two marks on one device. A GPU must have reached both."""
     return (stop - start) * 1e3 if isinstance(start, float) else start.elapsed_time(stop)
 
 
@@ -70,7 +67,7 @@ class Stopwatch:
 
     @contextmanager
     def interval(self) -> Iterator[None]:
-        """Time what is queued inside the block; nothing waits for the GPU here."""
+        """Time the work that is queued inside the block, without synchronisation."""
         start = mark(self._device)
         yield
         self._marks.append((start, mark(self._device)))
@@ -79,7 +76,7 @@ class Stopwatch:
         return len(self._marks)
 
     def milliseconds(self) -> list[float]:
-        """Length of each interval so far. On a GPU this waits for all of them."""
+        """Length of each interval so far. Waits for the GPU."""
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return [milliseconds_between(start, stop) for start, stop in self._marks]
@@ -92,7 +89,7 @@ def time_passes(
     repeats: int,
     after_pass: Callable[[], None] = lambda: None,
 ) -> Spread:
-    """Milliseconds of `run()`, which should have run before: the first call may compile.
+    """Milliseconds of `run()`. Call it once before: the first call may compile.
 
     `after_pass` is called between passes, outside the timed intervals (a progress bar).
     """
@@ -107,11 +104,11 @@ def time_passes(
 def time_inside(
     run: Callable[[Callable[..., Any]], Any], inner: Callable[..., Any], *, device: torch.device, repeats: int
 ) -> Spread:
-    """Milliseconds of `run(inner)` that are spent in its calls of `inner`.
+    """Milliseconds that `run(inner)` spends in calls of `inner`.
 
-    `run` is given a wrapped `inner` that puts two marks around each call. The marks cost a few microseconds each, so
-    these passes are others than those of `time_passes`. On a GPU an interval holds whatever lies between its marks,
-    also the GPU's waiting for the host to launch, which small graphs are full of.
+    `run` gets a wrapped `inner` with two marks around each call. Marks cost a few microseconds each, so these passes
+    are separate from those of `time_passes`. On a GPU an interval includes waiting for launches, which dominates on
+    small graphs.
     """
     watch, calls_before_pass = Stopwatch(device), [0]
 
@@ -129,15 +126,15 @@ def time_inside(
 def time_graph_replays(
     run: Callable[[], Any], *, repeats: int, launches: int = 10, between: Callable[[], Any] = lambda: None
 ) -> Spread:
-    """Milliseconds of one `run()` on the GPU without the launch from Python: CUDA graphs of `launches` runs in a row.
+    """Milliseconds of one `run()` in a CUDA graph of `launches` runs in a row.
 
     `run` must queue the same work each time and must have run before; its outputs are dropped. `between` is called
     before each replay, outside the timed interval.
 
     Raises:
-        CaptureError: the work cannot be captured. Torch's allocator and streams are as they were before.
+        CaptureError: the work cannot be captured. Torch's allocator and streams are unchanged.
     """
-    graph, _ = capture(run, launches)
+    graph = capture(run, torch.device("cuda", torch.cuda.current_device()), launches)
     start = time.perf_counter()
     while time.perf_counter() - start < WARM_MS / 1e3:
         graph.replay()
@@ -153,20 +150,19 @@ def time_graph_replays(
 def time_kernel(
     run: Callable[[], Any], *, device: torch.device, repeats: int, flush: Callable[[], Any] | None = None
 ) -> tuple[Spread, str]:
-    """Milliseconds of one `run()`, which must have run before, and how they were measured.
+    """Milliseconds of one `run()`, which must have run before, and the timer.
 
-    On a GPU: CUDA graph replays, as many runs each as last about 2 ms, 10 at most; CUDA events around each run where
-    the work cannot be captured, and for runs of 10 ms and more, during which the next launches are queued. The clock on
-    a CPU. A run of over 100 ms is timed less often, since its time varies less: 3 times, or for 2 seconds.
+    GPU: CUDA graph replays of up to 10 runs, about 2 ms each. CUDA events around each run if the work cannot be
+    captured or a run takes 10 ms or more. CPU: the clock. A run of over 100 ms is repeated less often.
 
     Args:
-        flush: called before each timed interval, which then holds one run: see `l2_flusher`.
+        flush: called before each timed interval, which then holds one run, see `l2_flusher`.
     """
     between = flush or (lambda: None)
     if device.type != "cuda":
         between()
         return time_passes(run, device=device, repeats=repeats, after_pass=between), "clock"
-    once = min(time_passes(run, device=device, repeats=1).median for _ in range(2))  # a single one may be disturbed
+    once = min(time_passes(run, device=device, repeats=1).median for _ in range(2))  # one alone may be disturbed
     if once > SLOW_MS:
         repeats = min(repeats, max(SLOW_REPEATS, int(SLOW_TOTAL_MS / once)))
     if once < LONG_MS:
@@ -174,16 +170,16 @@ def time_kernel(
         try:
             spread = time_graph_replays(run, repeats=repeats, launches=launches, between=between)
             return spread, "CUDA graph replays"
-        except (CaptureError, torch.OutOfMemoryError) as error:  # a capture has memory of its own
+        except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
             logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
-    # Out of the handler: the error holds what the failed capture allocated.
+    # Outside of the handler: the error keeps alive the memory of the failed capture.
     between()
     spread = time_passes(run, device=device, repeats=repeats, after_pass=between)
-    return spread, "CUDA events" if once >= LONG_MS else "CUDA events, which also time waiting for launches"
+    return spread, "CUDA events" if once >= LONG_MS else "CUDA events with launch gaps"
 
 
 def l2_flusher(device: torch.device) -> Callable[[], None]:
-    """A function that queues a write over twice the L2 cache of a GPU, after which nothing else is in it."""
+    """A function that evicts the L2 cache of a GPU by writing twice its size."""
     num_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     buffer = torch.empty(num_bytes // 4, dtype=torch.int32, device=device)
 
@@ -194,16 +190,16 @@ def l2_flusher(device: torch.device) -> Callable[[], None]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start a new measurement of the peak on a GPU; a CPU process has only one, from its start."""
+    """Reset the peak of a GPU. The peak of a CPU process counts from its start."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """MiB: on a GPU the most that torch's allocator held at once, on the CPU the most this process ever held."""
+    """Peak in MiB: of torch's allocator on a GPU, of the whole process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    import resource  # not there on Windows, where only this function is lost
+    import resource  # missing on Windows, where only this function fails
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes on macOS, KiB on Linux

@@ -1,4 +1,4 @@
-"""What a configuration of `scripts/bench_kernels.py` may say: graphs, kernels, and how they are measured."""
+"""Configuration of `scripts/bench_kernels.py`: graphs, kernels, measurement."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -10,26 +10,26 @@ from configs.schema import HEAD_DIM_STEP, MAX_HEAD_DIM, Section, did_you_mean
 if TYPE_CHECKING:
     from data import LoadedGraph
 
-# The paper's ablation: variants of the kernel of `fused3s_paper`, by its switches, each one step from the one before.
+# The paper's ablation: switches of the kernel `fused3s_paper`, one changed from each variant to the next.
 VARIANTS = {
     "F3S_splitR": {"split_rows": True, "reordered": False, "permuted": False},
     "F3S_splitC": {"split_rows": False, "reordered": False, "permuted": False},
     "F3S_reorderRW": {"split_rows": False, "reordered": True, "permuted": False},
-    "F3S_permuteQKV": {"split_rows": False, "reordered": True, "permuted": True},  # fused3s_paper itself
+    "F3S_permuteQKV": {"split_rows": False, "reordered": True, "permuted": True},  # the same as fused3s_paper
 }
 
-REORDERED = "fused3s+reorder"  # back end fused3s with reorder="auto", see `kernels.formats.row_order`
+REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kernels.formats.row_order`
 
 Names = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]  # YAML has lists and no tuples
 
 
 class BenchDataConfig(Section):
-    """Which graphs, and where they come from (see `data.load`)."""
+    """Graphs and their source, see `data.load`."""
 
     names: Names
     source: Literal["auto", "official", "file", "synthetic"] = "auto"
     root: str = Field(default="datasets", min_length=1)  # relative to the current directory
-    batch_size: int = Field(default=1024, ge=1)  # graphs of a batch, for data sets of many small graphs
+    batch_size: int = Field(default=1024, ge=1)  # graphs per batch, for data sets of many small graphs
 
     @model_validator(mode="after")
     def _names_known(self) -> Self:
@@ -41,18 +41,18 @@ class BenchDataConfig(Section):
         return self
 
     def load(self, name: str) -> "LoadedGraph":
-        """One of the graphs, without features, which no kernel looks at. Errors are those of `data.load`."""
+        """A graph without features, which kernels do not read. Errors are those of `data.load`."""
         import data
 
         return data.load(name, root=self.root, source=self.source, batch_size=self.batch_size, features=False)
 
 
 class KernelConfig(Section):
-    """Which kernels. A back end gets the type that it computes in: see `bench.kernels`."""
+    """Kernels. The input type of a backend is the one that it computes in, see `bench.runner`."""
 
     backends: Names  # of `kernels.list_backends()`, VARIANTS or REORDERED
     dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)  # of a head
-    out_dtype: Literal["float32", "float16"] = "float32"  # float16: of the back ends that compute in it
+    out_dtype: Literal["float32", "float16"] = "float32"  # float16: for the backends that compute in it
 
     @field_validator("backends")
     @classmethod
@@ -75,10 +75,10 @@ class KernelConfig(Section):
 
 
 class MeasureConfig(Section):
-    """What every cell shares. Its `sha` is the `config_sha` of a row: the row's other columns say the rest."""
+    """Settings that all cells share. Its `sha` is the `config_sha` of a row."""
 
     repeats: int = Field(default=30, ge=30)  # timed intervals; fewer for a kernel that takes over 100 ms
-    l2: Literal["warm", "cold"] = "warm"  # cold: written over before each timed interval, which then holds one run
+    l2: Literal["warm", "cold"] = "warm"  # cold: evicted before each timed interval, which then holds one run
     scale: float = Field(default=1.0, allow_inf_nan=False)  # of the scores; 1 as in the paper
 
 

@@ -1,7 +1,7 @@
-"""The Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
+"""Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
 
 from models.checkpoint import CheckpointError, load_checkpoint
-from models.dense import DenseUnavailableError
+from models.dense import DenseUnavailableError, StaleWeightsError
 from models.execution import CudaGraphError, Execution, prepare_execution
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 from models.graph_transformer import GraphTransformer
@@ -14,6 +14,7 @@ __all__ = [
     "Execution",
     "GraphInputs",
     "GraphTransformer",
+    "StaleWeightsError",
     "load_checkpoint",
     "prepare_execution",
     "prepare_graph",

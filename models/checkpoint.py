@@ -6,18 +6,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-_SHOWN = 4  # tensors listed of each kind of difference; one wrong setting differs in all blocks
+_SHOWN = 4  # tensors listed per kind of difference, since one wrong setting affects all blocks
 
 
 class CheckpointError(ValueError):
-    """A checkpoint file is absent, damaged or of another model. The text says which, and what differs."""
+    """A checkpoint file is missing, damaged or of another model. The text names the differences."""
 
 
 def load_checkpoint(model: nn.Module, path: str | Path) -> None:
     """Copy a state dict from `path` into `model`, converted to the model's device and dtype.
 
     Raises:
-        CheckpointError: nothing was copied; the text lists tensors that are missing, unknown or of another shape.
+        CheckpointError: nothing was copied; the text lists missing and unknown tensors and other shapes.
     """
     weights = _read(Path(path))
     expected = model.state_dict()
@@ -33,7 +33,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
     if any(differences.values()):
         lines = [f"{path}: not a checkpoint of this model; do model.dim, heads, blocks, norm and pos_enc agree?"]
         for kind, found in differences.items():
-            lines += [f"  {kind}: {what}" for what in found[:_SHOWN]]
+            lines += [f"  {kind}: {tensor}" for tensor in found[:_SHOWN]]
             if len(found) > _SHOWN:
                 lines.append(f"  {kind}: {len(found) - _SHOWN} more")
         raise CheckpointError("\n".join(lines))
@@ -41,7 +41,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file; weights_only keeps a file from running code."""
+    """The state dict of a file. weights_only prevents the file from running code."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
     try:
@@ -50,5 +50,5 @@ def _read(path: Path) -> dict[str, Tensor]:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path}: cannot be read as a checkpoint; is it truncated? ({reason})") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise CheckpointError(f"{path}: holds no state dict; save one with torch.save(model.state_dict(), path)")
+        raise CheckpointError(f"{path}: not a state dict; save one with torch.save(model.state_dict(), path)")
     return weights

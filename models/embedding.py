@@ -1,4 +1,4 @@
-"""The model's first layer: node features to width d."""
+"""First layer of the model: node features to width d."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from models.graph_inputs import GraphInputs, aligned_columns
 
-MOST_HOT = 1024  # values of all categorical columns that are still written as one row of zeros and ones
+MAX_ONE_HOT = 1024  # largest total number of categorical values that is expanded to one-hot rows
 
 
 class FeatureEmbedding(nn.Module):
-    """[N, F] floats or [N, C] int64 -> [N, d]: a linear map, or the sum of one embedding for each column."""
+    """[N, F] floats or [N, C] int64 -> [N, d]: a linear map, or the sum of one embedding per column."""
 
     def __init__(self, in_features: int | Sequence[int], dim: int) -> None:
         super().__init__()
         if isinstance(in_features, int):
             self.linear = nn.Linear(in_features, dim)
         else:
-            # One table, the columns' values one after the other: one kernel sums a node's rows, in float32.
+            # One table with the values of all columns: one kernel sums the rows of a node, in float32.
             self.table = nn.EmbeddingBag(sum(in_features), dim, mode="sum")
             first = torch.tensor([0, *in_features[:-1]]).cumsum(0)
             self.register_buffer("first", first, persistent=False)
@@ -31,7 +31,7 @@ class FeatureEmbedding(nn.Module):
         return self.table(features + self.first)
 
     def check(self, features: Tensor) -> None:
-        """Raise a ValueError if these features do not fit; on a GPU a bad index would end in a device assertion."""
+        """Raise a ValueError if the features do not fit. On a GPU a bad index would trigger a device assertion."""
         if self.cardinalities is None:
             if not features.is_floating_point() or features.shape[1] != self.linear.in_features:
                 raise ValueError(
@@ -55,24 +55,23 @@ class FeatureEmbedding(nn.Module):
 
 
 def pack_embedding(embedding: FeatureEmbedding) -> Callable[[GraphInputs], Tensor]:
-    """The embedding as one product of matrices whose rows are aligned, as the fast tensor-core kernels of a BLAS need.
+    """The embedding as one GEMM with aligned rows, which the fast tensor-core kernels of a BLAS require.
 
-    Categorical columns become rows of zeros and ones, if they have at most MOST_HOT values in all: that is the sum of
-    their embeddings, and takes a fraction of an EmbeddingBag's time. The result has a copy of the weights: pack again
-    after loading others.
+    Categorical columns with at most MAX_ONE_HOT values in total become one-hot rows: the GEMM sums their embeddings in
+    a fraction of the time of an EmbeddingBag. The result holds a copy of the weights: pack again after loading others.
     """
     if embedding.cardinalities is None:
         weight, bias = (tensor.detach().clone() for tensor in (embedding.linear.weight, embedding.linear.bias))
         weight = aligned_columns(weight)
         return lambda inputs: F.linear(inputs.aligned_features, weight, bias)
     table = embedding.table.weight.detach()
-    if len(table) > MOST_HOT:
+    if len(table) > MAX_ONE_HOT:
         return lambda inputs: embedding(inputs.features)
     weight = aligned_columns(table.T.clone())
 
     def embed(inputs: GraphInputs) -> Tensor:
         values = inputs.features + embedding.first
-        hot = torch.zeros((len(values), weight.shape[1]), dtype=weight.dtype, device=weight.device)
-        return F.linear(hot.scatter_(1, values, 1), weight)
+        one_hot = torch.zeros((len(values), weight.shape[1]), dtype=weight.dtype, device=weight.device)
+        return F.linear(one_hot.scatter_(1, values, 1), weight)
 
     return embed

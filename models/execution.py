@@ -1,9 +1,10 @@
-"""How a forward pass is run: which dense parts, and launched one kernel at a time or replayed as a CUDA graph."""
+"""Execution of a forward pass: implementation of the non-attention layers, eager or as a CUDA graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kernels.runtime.cuda_graph import CaptureError, capture
@@ -13,7 +14,7 @@ from models.graph_transformer import GraphTransformer
 
 
 class CudaGraphError(RuntimeError):
-    """A forward pass cannot be captured in a CUDA graph; the text names the attention back end and the reason."""
+    """A forward pass cannot be captured in a CUDA graph; the text names the attention backend and the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +22,8 @@ class Execution:
     """A model on one graph, ready to run.
 
     Attributes:
-        dense: the way taken between two attentions, and why.
-        captured: the CUDA graph; None where kernels are launched one at a time.
+        dense: implementation of the non-attention layers, and why it was chosen.
+        captured: the CUDA graph; None for eager execution.
         graph_reason: why there is a CUDA graph, or none.
     """
 
@@ -38,35 +39,42 @@ class Execution:
         return self.dense.path + ("+graph" if self.captured else "")
 
     def run(self) -> Tensor:
-        """Logits. Those of a CUDA graph lie in one buffer, which the next run overwrites."""
-        return self.captured.replay() if self.captured else self.eager()
+        """Logits. A CUDA graph writes them to one buffer, which the next run overwrites.
+
+        Raises:
+            StaleWeightsError: the weights changed after the compiled or the fused path copied them.
+        """
+        if not self.captured:
+            return self.eager()
+        self.dense.check_weights()
+        return self.captured.replay()
 
     def eager(self, attention: Attention | None = None) -> Tensor:
-        """Logits with every kernel launched from Python; `attention` stands in for the inputs' own."""
+        """Logits of an eager pass; `attention` replaces that of the inputs."""
+        self.dense.check_weights()
         inputs = self.inputs if attention is None else replace(self.inputs, attention=attention)
-        return self.model(inputs, self.dense.parts, self.dense.embed)
+        return self.model(inputs, self.dense.blocks, self.dense.embed)
 
 
 class CapturedForward:
-    """What `run` queues, as a CUDA graph: captured once, for the tensors and so the shapes that `run` reads.
+    """The work of `run` as a CUDA graph, captured once for the tensors (and shapes) that `run` reads.
 
-    A replay reads those tensors anew: to run on other features of the same graph, copy them into `inputs.features`.
+    A replay reads the same tensors again: to run on other features of the same graph, copy them into `inputs.features`.
 
     Raises:
-        CudaGraphError: the work cannot be captured, such as a back end's that waits for the GPU.
+        CudaGraphError: the work cannot be captured, for example because the backend waits for the GPU.
     """
 
-    def __init__(self, run: Callable[[], Tensor], backend: str) -> None:
+    def __init__(self, run: Callable[[], Tensor], backend: str, device: torch.device) -> None:
         try:
-            self._graph, self._logits = capture(run)
+            self._graph = capture(run, device)
         except CaptureError as error:
             raise CudaGraphError(
-                f"a forward pass with the attention back end {backend} cannot be captured in a CUDA graph: {error}"
+                f"a forward pass with the attention backend {backend} cannot be captured in a CUDA graph: {error}"
             ) from error
 
     def replay(self) -> Tensor:
-        self._graph.replay()
-        return self._logits
+        return self._graph.replay()
 
 
 def prepare_execution(
@@ -77,16 +85,18 @@ def prepare_execution(
     dense: Literal["auto"] | DensePath = "auto",
     cuda_graph: bool | Literal["auto"] = "auto",
 ) -> Execution:
-    """Choose, and capture if wanted. Call it under `torch.inference_mode()`, and again after loading other weights.
+    """Choose the implementation, and capture a CUDA graph if configured.
+
+    Call it under `torch.inference_mode()`, and again after loading other weights.
 
     Args:
         model, inputs: on one device; `inputs` come from `model.prepare`.
-        backend: name of the attention back end, for messages.
+        backend: name of the attention backend, for messages.
         dense: see `models.dense`.
-        cuda_graph: whether to capture the pass; "auto" where it can be.
+        cuda_graph: whether to capture the pass; "auto": if possible.
 
     Raises:
-        DenseUnavailableError, CudaGraphError: what was asked for cannot be had; the text is the reason.
+        DenseUnavailableError, CudaGraphError: the requested execution is not available; the text is the reason.
     """
     chosen = choose_dense(model, dense)
     eager = Execution(model, inputs, chosen, None, "as configured")
@@ -94,9 +104,10 @@ def prepare_execution(
         return eager
     asked = "chosen by auto" if cuda_graph == "auto" else "as configured"
     try:
-        if inputs.features.device.type != "cuda":
-            raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {inputs.features.device}")
-        return replace(eager, captured=CapturedForward(eager.eager, backend), graph_reason=asked)
+        device = inputs.features.device
+        if device.type != "cuda":
+            raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {device}")
+        return replace(eager, captured=CapturedForward(eager.eager, backend, device), graph_reason=asked)
     except CudaGraphError as error:
         if cuda_graph is True:
             raise

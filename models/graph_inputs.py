@@ -1,6 +1,6 @@
-"""The door of the model: everything that a forward pass reads, taken from a DGLGraph once and put on the device.
+"""Inputs of the model: all tensors that a forward pass reads, taken from a DGLGraph once and moved to the device.
 
-A DGLGraph may be unable to leave the CPU (DGL on PyPI has no CUDA), so nothing behind this door touches it.
+The forward pass does not touch the DGLGraph, which may be unable to leave the CPU (DGL on PyPI has no CUDA).
 """
 
 from dataclasses import dataclass
@@ -31,11 +31,12 @@ class GraphInputs:
 
     Attributes:
         features: [N, F] in the model's dtype, or [N, C] int64 for categorical columns.
-        aligned_features: of floats, [N, F'] with columns of zeros up to whole 16 bytes; `features` is a view of it.
+        aligned_features: [N, F'], float features padded with zero columns to a multiple of 16 bytes; `features` is a
+            view of it. None for categorical features.
         attention: attention over the edges of this graph.
         encoding: [N, k] Laplacian positional encoding in the model's dtype, or None.
-        nodes: [N] int64, the numbers of all nodes, those of a graph of the batch one after the other.
-        graph_starts: [G] int64, where each graph's begin.
+        nodes: [N] int64, 0 .. N - 1: node ids, contiguous for each graph of the batch.
+        graph_starts: [G] int64, first node of each graph.
     """
 
     features: Tensor
@@ -49,7 +50,7 @@ class GraphInputs:
 def prepare_graph(
     graph: Any, attention: Attention, *, pos_enc: int, device: torch.device, dtype: torch.dtype
 ) -> GraphInputs:
-    """Take what the model needs from a DGLGraph.
+    """Make the inputs of the model from a DGLGraph.
 
     Args:
         graph: a homogeneous DGLGraph, single or `dgl.batch`ed, with node features in ndata["feat"]: float32 [N, F] or
@@ -58,7 +59,7 @@ def prepare_graph(
         pos_enc: eigenvectors in the positional encoding, 0 for none.
 
     Raises:
-        ValueError: no "feat", not two-dimensional, or of another dtype.
+        ValueError: "feat" is missing, not two-dimensional, or of another dtype.
     """
     features = graph.ndata.get("feat")
     if features is None or features.dim() != 2:
@@ -87,6 +88,6 @@ def prepare_graph(
 
 
 def aligned_columns(matrix: Tensor) -> Tensor:
-    """[rows, columns] -> contiguous, with columns of zeros up to whole 16 bytes; itself where it is so."""
+    """Pad [rows, columns] with zero columns to a multiple of 16 bytes; contiguous. No copy if nothing changes."""
     missing = -matrix.shape[1] % (16 // matrix.itemsize)
     return F.pad(matrix, (0, missing)) if missing else matrix.contiguous()

@@ -7,11 +7,11 @@ end-to-end section of the Fused3S paper runs it: 10 blocks, each with one attent
     inputs = model.prepare(graph, plan)                                                   # the DGLGraph ends here
     logits = model(inputs)                                                                # any number of times
 
-Attention is a callable inside `inputs`, so weights and state dict know nothing of back ends. What lies between two
-attentions is a callable too, one for each block, and so is the embedding: `forward` takes other ways to compute them
-(see `models.dense`).
-`forward` only queues work on the device: no host synchronisation, no data-dependent shapes, so that a CUDA graph can
-capture it. Dropout is left out: the published configurations set it to 0.
+Attention is a callable inside `inputs`, so that weights and state dict do not depend on the backend. The dense block
+between two attentions and the embedding are callables, too: `forward` accepts other implementations (see
+`models.dense`).
+`forward` only queues work on the device, without host synchronisation or data-dependent shapes, so that a CUDA graph
+can capture it. There is no dropout: the published configurations set it to 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ from models.graph_inputs import Attention, GraphInputs, prepare_graph
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
-# From one attention to the next: (attended [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or
+# From one attention to the next: (attn_out [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or
 # None after the last block).
-DensePart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+DenseBlock = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Block(nn.Module):
@@ -52,25 +52,25 @@ class Block(nn.Module):
         q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(1)  # views [N, H, d / H], no copies
         return attention(q, k, v, scale=self.scale, out_dtype=qkv.dtype).flatten(1)
 
-    def finish(self, attended: Tensor, h: Tensor) -> Tensor:
-        """[N, d] of attention's output and of the block's input -> [N, d], the block's output."""
-        h = self.norm1(h + self.out(attended))
+    def finish(self, attn_out: Tensor, h: Tensor) -> Tensor:
+        """Output of attention and input of the block, both [N, d] -> output of the block [N, d]."""
+        h = self.norm1(h + self.out(attn_out))
         return self.norm2(h + self.ffn_down(F.relu(self.ffn_up(h))))
 
 
-def finish_and_project(block: Block, following: Block, attended: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """A DensePart: the rest of a block and the projection of the one that follows."""
-    h = block.finish(attended, h)
+def finish_and_project(block: Block, following: Block, attn_out: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """DenseBlock: the rest of a block and the QKV projection of the next one."""
+    h = block.finish(attn_out, h)
     return h, following.qkv(h)
 
 
-def finish_last(block: Block, attended: Tensor, h: Tensor) -> tuple[Tensor, None]:
-    """The DensePart of the last block."""
-    return block.finish(attended, h), None
+def finish_last(block: Block, attn_out: Tensor, h: Tensor) -> tuple[Tensor, None]:
+    """DenseBlock of the last block."""
+    return block.finish(attn_out, h), None
 
 
 class Readout(nn.Module):
-    """[rows, d] -> [rows, classes]: an MLP with two hidden layers, each half as wide as the one before."""
+    """[rows, d] -> [rows, classes]: an MLP with two hidden layers of width d / 2 and d / 4."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
@@ -87,13 +87,13 @@ class GraphTransformer(nn.Module):
 
     Args:
         in_features: columns of float features, or the number of values of each categorical column.
-        num_classes: outputs for each node or graph.
-        task: "node" gives [N, num_classes]; "graph" takes the mean over each graph's nodes: [G, num_classes].
+        num_classes: outputs per node or graph.
+        task: "node": output [N, num_classes]; "graph": mean over the nodes of each graph, output [G, num_classes].
         dim: width d, a multiple of `heads`. The paper times 64, 128 and 256.
         heads: attention heads. The paper times 1.
         blocks: transformer blocks.
         norm: "layer", or "batch" with running statistics in eval mode.
-        pos_enc: Laplacian eigenvectors added to the input through a linear layer; 0 for none.
+        pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
 
     Raises:
         ValueError: dim is not a multiple of heads, or is too small for the readout.
@@ -124,7 +124,7 @@ class GraphTransformer(nn.Module):
         self.readout = Readout(dim, num_classes)
 
     def prepare(self, graph: Any, attention: Attention) -> GraphInputs:
-        """Put a DGLGraph's features and structure on the model's device, in its dtype (see `prepare_graph`).
+        """Move the features and structure of a DGLGraph to the model's device and dtype (see `prepare_graph`).
 
         Args:
             graph: a DGLGraph, single or batched, with ndata["feat"].
@@ -138,33 +138,33 @@ class GraphTransformer(nn.Module):
         self.embedding.check(inputs.features)
         return inputs
 
-    def dense_parts(self, project: Callable = finish_and_project, last: Callable = finish_last) -> list[DensePart]:
-        """One for each block: plain modules, or those two functions as somebody compiled them."""
+    def dense_blocks(self, project: Callable = finish_and_project, last: Callable = finish_last) -> list[DenseBlock]:
+        """One DenseBlock per block, from the plain functions or from compiled versions of them."""
         parts = [partial(project, block, following) for block, following in pairwise(self.blocks)]
         return [*parts, partial(last, self.blocks[-1])]
 
     def embed(self, inputs: GraphInputs) -> Tensor:
-        """[N, d] of the node features, by the plain module."""
+        """Node features -> [N, d], by the plain module."""
         return self.embedding(inputs.features)
 
     def forward(
         self,
         inputs: GraphInputs,
-        dense: Sequence[DensePart] | None = None,
+        dense: Sequence[DenseBlock] | None = None,
         embed: Callable[[GraphInputs], Tensor] | None = None,
     ) -> Tensor:
         """Logits [N, num_classes] or [G, num_classes] in the model's dtype.
 
         Args:
             inputs: from `prepare`.
-            dense, embed: other ways to compute what lies between two attentions, for each block, and the embedding (see
-                `models.dense`); None are the plain modules.
+            dense, embed: other implementations of the dense block, one per block, and of the embedding (see
+                `models.dense`); None for the plain modules.
         """
         h = (embed or self.embed)(inputs)
         if inputs.encoding is not None:
             h = h + self.encoding(inputs.encoding)
         qkv = self.blocks[0].qkv(h)
-        for block, part in zip(self.blocks, self.dense_parts() if dense is None else dense, strict=True):
+        for block, part in zip(self.blocks, self.dense_blocks() if dense is None else dense, strict=True):
             h, qkv = part(block.attend(qkv, inputs.attention), h)
         if self.task == "graph":
             h = mean_nodes(h, inputs)
@@ -174,7 +174,7 @@ class GraphTransformer(nn.Module):
 def mean_nodes(h: Tensor, inputs: GraphInputs) -> Tensor:
     """Mean over the nodes of each graph, [N, d] -> [G, d], zero for a graph without nodes.
 
-    As a bag of embeddings, the rows of h: one kernel, summed in float32 (a float16 sum would stop growing), and without
-    atomics, so that two runs agree.
+    embedding_bag over the rows of h: one kernel that sums in float32 (a float16 sum would stagnate) and without
+    atomics, so that results are reproducible.
     """
     return F.embedding_bag(inputs.nodes, h, inputs.graph_starts, mode="mean")

@@ -2,14 +2,14 @@
 eigenvalues of the symmetric normalised Laplacian L = I - D^-1/2 A D^-1/2.
 
 A is the undirected, unweighted graph: an edge where the given graph has one in either direction, without self-loops
-or multiple edges. The encoding is made for each connected component by itself. A component has exactly one trivial
-eigenvector, so "non-trivial" stays well defined on a disconnected graph, and a batch gets the concatenation of what
-its graphs get. A component of n nodes has n - 1 non-trivial eigenvectors; where that is fewer than k, the rest of the
-columns is 0.
+or multiple edges. The encoding is computed for each connected component separately. A component has exactly one
+trivial eigenvector, so "non-trivial" is well defined on a disconnected graph, and the encoding of a batch is the
+concatenation of the encodings of its graphs. A component of n nodes has n - 1 non-trivial eigenvectors; further columns
+are 0.
 
-An eigenvector's sign is arbitrary; here its largest entry is positive, the first of them in node order if several tie.
-Eigenvectors of a repeated eigenvalue are a choice within their space. So the same graph always gives the same encoding,
-and another node order gives the same one permuted unless the graph is symmetric in that eigenvector.
+The sign of an eigenvector is arbitrary: here its largest entry is positive (of several, the first in node order).
+Eigenvectors of a repeated eigenvalue are one choice within their space. The same graph always gives the same encoding,
+and another node order gives the permuted encoding unless the graph is symmetric in that eigenvector.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
-_DENSE_NODES = 256  # up to here one dense factorisation is quicker than a Lanczos iteration
+_DENSE_NODES = 256  # up to this size a dense factorisation is faster than a Lanczos iteration
 
 
 def laplacian_encoding(
@@ -29,7 +29,7 @@ def laplacian_encoding(
         source, destination: [E] integers, the ends of the edges.
         num_nodes: N.
         k: columns of the encoding, at least 1.
-        dense_nodes: components larger than this are solved iteratively.
+        dense_nodes: larger components are solved iteratively.
 
     Returns:
         [N, k] float64. Each column has unit norm on each component, or is 0 there.
@@ -37,14 +37,14 @@ def laplacian_encoding(
     operator = _normalised_adjacency(source, destination, num_nodes)
     _, component = connected_components(operator, directed=False)
     sizes = np.bincount(component, minlength=1)
-    # Nodes ordered by component, components by size: those of one size are a block and are solved in one call.
+    # Order nodes by component and components by size: components of equal size are solved in one call.
     order = np.lexsort((component, sizes[component]))
     operator = operator[order][:, order]
     encoding = np.zeros((num_nodes, k))
     for size, count in zip(*np.unique(sizes[sizes > 1], return_counts=True), strict=True):
         begin = int(np.searchsorted(sizes[component][order], size))
         columns = min(k, size - 1)
-        if size <= max(dense_nodes, 2 * k):  # Lanczos finds a few of many eigenvectors, not most of them
+        if size <= max(dense_nodes, 2 * k):  # Lanczos finds few of many eigenvectors, not most of them
             matrices = _diagonal_blocks(operator, begin, size, count)
             vectors = np.linalg.eigh(matrices)[1][:, :, -2 : -2 - columns : -1]
         else:
@@ -78,20 +78,20 @@ def _diagonal_blocks(operator: sp.csr_array, begin: int, size: int, count: int) 
 def _largest(operator: sp.csr_array, k: int) -> np.ndarray:
     """Eigenvectors [n, k] of the k largest eigenvalues of D^-1/2 A D^-1/2 after the trivial 1."""
     size = operator.shape[0]
-    # A fixed start makes the result repeatable; this one has a share of every eigenvector.
+    # A fixed start vector for reproducible results, with a component along every eigenvector.
     start = np.random.default_rng(0).standard_normal(size)
     try:
         values, vectors = eigsh(operator, k + 1, which="LA", v0=start, ncv=min(size, max(4 * k, 64)), maxiter=200)
     except ArpackNoConvergence:
-        # Long, thin graphs have crowded eigenvalues. Inverting about a point next to 1 spreads them, and on such
-        # graphs the sparse factorisation stays sparse (on dense ones the first way converges).
+        # Long, thin graphs have clustered eigenvalues. Shift-invert near 1 separates them, and on such graphs the
+        # factorisation stays sparse. (On dense graphs the plain iteration converges.)
         values, vectors = eigsh(operator.tocsc(), k + 1, sigma=1.01, which="LM", v0=start)
     return vectors[:, np.argsort(-values, kind="stable")[1:]]
 
 
 def _fix_signs(vectors: np.ndarray) -> np.ndarray:
     """Make the largest entry of each column positive; vectors: [count, n, k]."""
-    # Entries of one size up to rounding count as equal and the first of them decides.
+    # Entries that are equal up to rounding tie; the first one decides.
     magnitude = np.abs(vectors)
     first = np.argmax(magnitude > 0.999 * magnitude.max(axis=1, keepdims=True), axis=1, keepdims=True)
     return vectors * np.sign(np.take_along_axis(vectors, first, axis=1))

@@ -1,17 +1,17 @@
-"""The paper's own values, in this project's names: its published times and the geometric means that it states."""
+"""The paper's values, in this project's names: its published times and the geometric means that it states."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from statistics import geometric_mean
+from typing import Any, Literal
 
 import pandas as pd
 
-from report.means import geometric_mean
-
 FOLDER = Path(__file__).parents[1] / "results" / "paper"
-DIM = 128  # of the published times
-GPUS = ("GH200", "A30")  # with published times; the paper calls the first one H100
+DIM = 128  # head dimension of the published times
+GPUS = {"H100": "GH200", "A30": "A30"}  # names in the paper and in its published files
 
 # The graphs of the paper's kernel figures, by the names of the published CSVs.
 SINGLE = {
@@ -54,13 +54,13 @@ COLUMNS = {
     "dfgnn_hyper": "dfgnn_hyper",
     "pyg_gtconv": "pyg",
 }
-# The back end whose published time stands beside ours: its own, and Fused3S for `fused3s`, which the paper has not.
+# Published time that stands beside ours: of the same kernel, and of Fused3S for `fused3s`.
 PUBLISHED_AS = {name: name for name in COLUMNS.values()} | {"fused3s": "fused3s_paper"}
 
 
 @dataclass(frozen=True)
 class StatedMean:
-    """A geometric mean that the paper states; `low` and `high` differ where it gives a range."""
+    """A geometric mean that the paper states; `low` and `high` differ if it is a range."""
 
     source: str
     gpu: str
@@ -75,28 +75,28 @@ class StatedMean:
 
 
 def stated_means() -> list[StatedMean]:
-    """Of every caption of the paper's Figures 5, 6 and 8, and of its performance breakdown."""
+    """Means of the captions of the paper's Figures 5, 6 and 8 and of its performance breakdown."""
     return [StatedMean(**row) for row in pd.read_csv(FOLDER / "geomeans.csv").to_dict("records")]
 
 
 @cache
 def published_times(gpu: str) -> dict[tuple[str, str], float]:
-    """Milliseconds on a GH200 or A30 by data set and back end; a set without a time is left out."""
+    """Milliseconds on a GH200 or A30 by data set and backend, where there is a time."""
     table = pd.read_csv(FOLDER / f"published_runtime_ms_{gpu.lower()}_d{DIM}.csv", index_col="dataset")
     table = table[list(COLUMNS)].rename(columns=COLUMNS, index=SINGLE | BATCHED)
     return {key: float(time) for key, time in table.stack().dropna().items()}
 
 
 def published_ratio(gpu: str, dataset: str, backend: str, milliseconds: float | None) -> float | None:
-    """The published time over ours of `milliseconds`, above 1 where ours is faster; None where one is missing."""
+    """Published time over ours, above 1 where ours is faster; None if one is missing."""
     published = published_times(gpu).get((dataset, PUBLISHED_AS.get(backend)))
     return published / milliseconds if published is not None and milliseconds is not None else None
 
 
 def published_speedup(gpu: str, group: str, subject: str, baseline: str) -> tuple[float, int] | None:
-    """Geometric mean and number of sets, from the published times of a group; None where no set has both.
+    """Geometric mean and number of sets, from the published times of a group; None if no set has both.
 
-    As in the paper, each set counts, also Peptides-struct, which has the graphs of Peptides-func.
+    As in the paper, Peptides-struct counts although it has the graphs of Peptides-func.
     """
     times = published_times(gpu)
     subject, baseline = (("fused3s_paper" if name == "F3S_permuteQKV" else name) for name in (subject, baseline))
@@ -106,3 +106,51 @@ def published_speedup(gpu: str, group: str, subject: str, baseline: str) -> tupl
         if (name, baseline) in times and (name, subject) in times
     ]
     return (geometric_mean(ratios), len(ratios)) if ratios else None
+
+
+# Backends that stand for the paper's end-to-end baseline: `csr_unfused` where DGL has no CUDA.
+DGL = ("dgl", "csr_unfused")
+MODEL_SUBJECTS = ("fused3s_paper plain", "fused3s plain", "fused3s fused+graph")
+
+
+@dataclass(frozen=True)
+class ModelRatio:
+    """An end-to-end ratio of the paper, and ours over the same baseline with plain modules, eager.
+
+    Attributes:
+        baseline: the paper's, in our names.
+        measured: the backend that we measured for it.
+        stated: by GPU of the paper.
+        ours: geometric mean and number of (graph, width) pairs, by MODEL_SUBJECTS.
+    """
+
+    baseline: str
+    measured: str
+    stated: dict[str, float]
+    ours: dict[str, tuple[float, int]]
+
+    @property
+    def label(self) -> str:
+        return self.baseline if self.baseline == self.measured else f"{self.baseline} (ours: {self.measured})"
+
+
+def model_ratios(panels: Iterable[Any]) -> list[ModelRatio]:
+    """The paper's end-to-end ratios beside ours over all graphs and widths of `panels` (of one device)."""
+    panels = list(panels)
+    stated: dict[str, dict[str, float]] = {}
+    for mean in stated_means():
+        if mean.group == "model":
+            stated.setdefault(mean.baseline, {})[mean.gpu] = mean.low
+    found = []
+    for baseline, by_gpu in stated.items():
+        for measured in DGL if baseline == "dgl" else (baseline,):
+            ours = {}
+            for subject in MODEL_SUBJECTS:
+                speedups = [panel.speedup(subject, f"{measured} plain") for panel in panels]
+                ratios = [ratio for speedup in speedups if speedup for ratio in speedup.ratios.values()]
+                if ratios:
+                    ours[subject] = geometric_mean(ratios), len(ratios)
+            if ours:
+                found.append(ModelRatio(baseline, measured, by_gpu, ours))
+                break
+    return found

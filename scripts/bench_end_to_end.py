@@ -3,13 +3,12 @@
     python scripts/bench_end_to_end.py --config configs/end_to_end/single.yaml [--set section.key=value ...]
         [--results FILE]
 
-Every output is compared with a reference in the same precision before its time is kept. What runs out of memory, cannot
-be run in that way or fails gets a row that says so. Cells that the file already holds are not measured again. Exit
-status: 0, or 1 if an output was wrong or a cell failed, or 2 for anything that stopped the run or kept a graph from
-being loaded.
+Every output is compared with a reference in the same precision before its time is kept. A model that runs out of
+memory, cannot be run in the requested way or fails gets a row with a status. Cells that the file already holds are not
+measured again. Exit status: 0; 1 if an output was wrong or a cell failed; 2 if a graph could not be loaded or anything
+else stopped the run.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,16 +16,14 @@ from typing import Annotated
 import clone  # noqa: F401, stands first
 import torch
 import typer
-from rich.table import Table
 
 import data
-from bench import check_results_file, provenance
-from bench import cli as script
-from bench.models import CellKey, GraphBench, finished_cells
-from bench.records import Row
-from bench.terminal import console
+from bench import cli, runner
+from bench.models import FINISHED, ModelBench
+from bench.records import Row, check_results_file, finished
 from configs.end_to_end_schema import EndToEndConfig
-from report.model_frames import mode_of
+
+HEAD = ("data set", "dim", "backend", "dense", "launch", "dtype", "model ms", "attention ms", "error", "MiB", "status")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -34,42 +31,33 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/end_to_end/single.yaml.")],
-    overrides: script.Overrides = None,
-    results: script.Results = Path("results/local/end_to_end.csv"),  # ignored by git
-    again: script.Again = False,
+    overrides: cli.Overrides = None,
+    results: cli.Results = Path("results/local/end_to_end.csv"),  # ignored by git
+    again: cli.Again = False,
 ) -> None:
     """Time whole forward passes on some graphs."""
-    with script.user_errors():
-        settings = script.read_config(config, overrides, EndToEndConfig)
-        check_results_file(results)  # a long run must not end in a file that cannot be written
-        device = script.gpu("models are timed on an NVIDIA GPU")
-        raise typer.Exit(bench(settings, config, results, finished_cells(script.recorded(results, again)), device))
+    with cli.user_errors(*runner.USER_ERRORS):
+        settings = cli.read_config(config, overrides, EndToEndConfig)
+        check_results_file(results)
+        device = runner.gpu("models are timed on an NVIDIA GPU")
+        done = finished(runner.recorded(results, again), FINISHED)
+        raise typer.Exit(bench(settings, config, results, done, device))
 
 
-def bench(config: EndToEndConfig, path: Path, results: Path, finished: set[CellKey], device: torch.device) -> int:
-    """Measure all cells that are not finished; the exit status."""
-    console.print(script.describe_config(path, config))
-    environment = provenance(device)
-    table = Table("data set", "dim", "back end", "mode", "dtype", "model ms", "attention", "error", "MiB", "status")
-
-    def measure(loaded: data.LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
-        for cell, rows in GraphBench(loaded, config, str(path), environment, device).measure(finished):
-            outcome = script.outcome(rows[0]) if rows else "measured before"
-            yield f"d={cell.dim} {cell.backend} {cell.mode}: {outcome}", rows
-
-    cells = config.run.cells_of_a_width * len(config.model.dims)
+def bench(config: EndToEndConfig, path: Path, results: Path, done: set[tuple], device: torch.device) -> int:
+    """Measure all cells that are not done; the exit status."""
     load = partial(data.load, **config.data.model_dump(exclude={"names"}))  # with features
-    return script.measure_graphs(config.data.names, load, measure, cells, table, table_line, results, environment)
+    return runner.run_bench(ModelBench, config, path, load, results, done, device, HEAD, table_line)
 
 
 def table_line(rows: list[Row]) -> list[str]:
-    """Of the final table, from the rows of a cell."""
+    """Line of the final table, from the rows of a cell."""
     first = rows[0]
-    values = {(row.scope, row.metric): row.value for row in rows}
-    times = [script.number(values.get((scope, "time")), ".3f") for scope in ("model", "attention")]
-    error = script.number(first.relative_error, ".1e")
-    memory = script.number(values.get(("model", "peak_memory")), ",.0f")
-    cell = (script.dataset(first), str(first.dim), first.backend, mode_of(first), first.dtype)
+    values = {(row.scope, row.metric): row.value for row in rows if row.region == "none"}
+    times = [cli.number(values.get((scope, "time")), ".3f") for scope in ("model", "attention")]
+    error = cli.number(first.relative_error, ".1e")
+    memory = cli.number(values.get(("model", "peak_memory")), ",.0f")
+    cell = (cli.dataset(first), str(first.dim), first.backend, first.dense, first.launch, first.dtype)
     return [*cell, *times, error, memory, first.status]
 
 

@@ -2,27 +2,24 @@
 
     python scripts/bench_kernels.py --config configs/bench/single.yaml [--set section.key=value ...] [--results FILE]
 
-Every output is compared with float64 before its time is kept. A kernel that runs out of memory, cannot take a graph or
-fails gets a row that says so. Cells that the file already holds are not measured again. Exit status: 0, or 1 if an
-output was wrong or a kernel failed, or 2 for anything that stopped the run or kept a graph from being loaded.
+Every output is compared with float64 before its time is kept. A kernel that runs out of memory, does not take a graph
+or fails gets a row with a status. Cells that the file already holds are not measured again. Exit status: 0; 1 if an
+output was wrong or a kernel failed; 2 if a graph could not be loaded or anything else stopped the run.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
 import torch
 import typer
-from rich.table import Table
 
-from bench import check_results_file, provenance
-from bench import cli as script
-from bench.kernels import CellKey, GraphBench, finished_cells
-from bench.records import Row
-from bench.terminal import console
+from bench import cli, runner
+from bench.kernels import FINISHED, KernelBench
+from bench.records import Row, check_results_file, finished
 from configs.bench_schema import BenchConfig
-from data import LoadedGraph
+
+HEAD = ("data set", "dim", "backend", "variant", "order", "dtype", "kernel ms", "p10", "p90", "error", "MiB", "status")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -30,42 +27,32 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/bench/single.yaml.")],
-    overrides: script.Overrides = None,
-    results: script.Results = Path("results/local/kernels.csv"),  # ignored by git
-    again: script.Again = False,
+    overrides: cli.Overrides = None,
+    results: cli.Results = Path("results/local/kernels.csv"),  # ignored by git
+    again: cli.Again = False,
 ) -> None:
     """Time attention kernels on some graphs."""
-    with script.user_errors():
-        settings = script.read_config(config, overrides, BenchConfig)
-        check_results_file(results)  # a long run must not end in a file that cannot be written
-        device = script.gpu("kernels are timed on an NVIDIA GPU")
-        raise typer.Exit(bench(settings, config, results, finished_cells(script.recorded(results, again)), device))
+    with cli.user_errors(*runner.USER_ERRORS):
+        settings = cli.read_config(config, overrides, BenchConfig)
+        check_results_file(results)
+        device = runner.gpu("kernels are timed on an NVIDIA GPU")
+        done = finished(runner.recorded(results, again), FINISHED)
+        raise typer.Exit(bench(settings, config, results, done, device))
 
 
-def bench(config: BenchConfig, path: Path, results: Path, finished: set[CellKey], device: torch.device) -> int:
-    """Measure all cells that are not finished; the exit status."""
-    console.print(script.describe_config(path, config))
-    environment = provenance(device)
-    table = Table("data set", "dim", "back end", "dtype", "kernel ms", "p10", "p90", "error", "peak MiB", "status")
-
-    def measure(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
-        for cell, rows in GraphBench(loaded, config, str(path), environment, device).measure(finished):
-            outcome = rows[0].status if rows else "measured before"
-            yield f"d={cell.dim} {cell.backend}: {outcome}", rows
-
-    cells = len(config.kernel.dims) * len(config.kernel.backends)
-    names, load = config.data.names, config.data.load
-    return script.measure_graphs(names, load, measure, cells, table, table_line, results, environment)
+def bench(config: BenchConfig, path: Path, results: Path, done: set[tuple], device: torch.device) -> int:
+    """Measure all cells that are not done; the exit status."""
+    return runner.run_bench(KernelBench, config, path, config.data.load, results, done, device, HEAD, table_line)
 
 
 def table_line(rows: list[Row]) -> list[str]:
-    """Of the final table, from the rows of a cell."""
+    """Line of the final table, from the rows of a cell."""
     kernel = rows[0]
     memory = next((f"{row.value:,.0f}" for row in rows if row.metric == "peak_memory"), "")
-    times = [script.number(x, ".4f") for x in (kernel.value, kernel.p10, kernel.p90)]
-    error = script.number(kernel.relative_error, ".1e")
-    cell = (script.dataset(kernel), str(kernel.dim), kernel.backend, kernel.dtype)
-    return [*cell, *times, error, memory, script.outcome(kernel)]
+    times = [cli.number(x, ".4f") for x in (kernel.value, kernel.p10, kernel.p90)]
+    error = cli.number(kernel.relative_error, ".1e")
+    cell = (cli.dataset(kernel), str(kernel.dim), kernel.backend, kernel.variant, kernel.order, kernel.dtype)
+    return [*cell, *times, error, memory, cli.outcome(kernel)]
 
 
 if __name__ == "__main__":

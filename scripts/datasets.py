@@ -22,16 +22,16 @@ from rich.table import Table
 from rich.text import Text
 
 import data
-from bench.cli import console, errors, let_speak, user_errors
+from bench import block_stats
+from bench.block_stats import measure, paper_figures
+from bench.cli import configure_logging, console, errors, user_errors
 from bench.provenance import provenance
+from bench.records import NOT_PUBLISHED
 from data.canonical import to_csr
 from data.download import fetch as download
 from data.loader import find_graph, to_dgl
 from fused3s_dgl import import_dgl
-from report.datasets import tables
-from report.datasets.block_stats import NOT_PUBLISHED, measure, paper_figures
-from report.plots.formats import draw_formats
-from report.plots.style import save
+from report.tables.datasets import write_markdown
 
 LOADED_BYTES_PER_EDGE = 4  # an int32 column
 LOADED_BYTES_PER_NODE = 4  # offset of its row
@@ -46,7 +46,7 @@ Root = Annotated[Path, typer.Option(help="Folder of the data sets.")]
 @app.callback()
 def main() -> None:
     """Data sets of the paper: list and describe them, fetch their files, and make the paper's tables about them."""
-    let_speak("data")
+    configure_logging("data")
 
 
 @app.command("list")
@@ -113,7 +113,7 @@ def stats(
     root: Root = Path("datasets"),
     path: Annotated[Path | None, typer.Option(help="A graph file, for one NAME.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of surrogates.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("results/tables"),
+    out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("results/datasets"),
 ) -> None:
     """Make the paper's data set, decile and format tables, with its figures beside those of our graphs."""
     off = 0
@@ -128,8 +128,6 @@ def stats(
                 if len(chosen) == 1:
                     raise
                 errors.print(Text(f"{name}: skipped: {error}"))
-        if (out / "formats.csv").exists():
-            save(draw_formats(out), out / "formats")
         console.print(Text(f"tables in {out}"))
     raise typer.Exit(1 if off else 0)
 
@@ -147,10 +145,7 @@ def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, 
     built = time.perf_counter()
     measured = measure(csr)
     done = time.perf_counter()
-    columns, where = tables.COLUMNS["costs"], provenance(torch.device("cpu")).model_dump()
     cost = {
-        "dataset": name,
-        "source": found_in,
         "edges": str(measured.bsb.nnz),
         "edges_s": f"{got - start:.1f}",
         "dgl_s": f"{built - got:.1f}",
@@ -158,23 +153,21 @@ def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, 
         "peak_memory_mib": str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024),
         "cores": str(os.cpu_count()),
     }
-    cost |= {column: where[column] for column in columns if column not in cost}
     del csr
     rows = {
-        "datasets": tables.dataset_rows(entry, found_in, measured),
-        "deciles": tables.decile_rows(entry, found_in, measured),
-        "formats": tables.format_rows(entry, found_in, measured),
+        "datasets": block_stats.dataset_rows(entry, measured),
+        "deciles": block_stats.decile_rows(entry, measured),
+        "formats": block_stats.format_rows(measured),
         "costs": [cost],
     }
-    for table, new in rows.items():
-        merged = tables.merge_csv(out / f"{table}.csv", tables.COLUMNS[table], new)
-        tables.write_atomically(out / f"{table}.md", tables.MARKDOWN[table](merged))
+    block_stats.save_tables(out, name, found_in, rows, provenance(torch.device("cpu")))
+    write_markdown(out)
     _show(name, found_in, rows["datasets"], cost)
     states = [row["status"] for row in (*rows["datasets"], *rows["deciles"])]
     return states.count("off") if found_in == "synthetic" else 0
 
 
-def _show(name: str, source: str, rows: list[tables.Row], cost: tables.Row) -> None:
+def _show(name: str, source: str, rows: list[block_stats.TableRow], cost: block_stats.TableRow) -> None:
     table = Table(title=f"{name} ({source})", title_justify="left", box=None, pad_edge=False)
     for column in ("", "ours", "paper", "deviation", "target", "status"):
         table.add_column(column, justify="right")

@@ -18,14 +18,21 @@ from torch import Tensor
 
 import data
 import kernels
-from bench import append_rows, check_results_file, cli
-from bench.accuracy import accuracy
+from bench import cli
+from bench.checks import accuracy, compare
 from bench.cli import console, errors
-from bench.inference import InferenceRun, region_table, report_table, result_rows, save_resolved_config
+from bench.inference import (
+    InferenceRun,
+    check_predictions_path,
+    region_table,
+    report_table,
+    result_rows,
+    save_predictions,
+    save_resolved_config,
+)
 from bench.model_regions import save_trace, time_attention, time_regions
-from bench.predictions import check_predictions_path, save_predictions
+from bench.records import append_rows, check_results_file
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes
-from bench.verify import compare
 from configs import Config, load_config
 from configs.resolve import resolve_device, resolve_dtype
 from models import (
@@ -38,7 +45,7 @@ from models import (
 )
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, DenseUnavailableError, CudaGraphError)
+USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DenseUnavailableError, CudaGraphError)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -57,7 +64,7 @@ def main(
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
     """Run the Graph Transformer on a graph and report the time of its parts."""
-    cli.let_speak("data", "kernels")
+    cli.configure_logging("data", "kernels")
     with cli.short_errors(*USER_ERRORS, RuntimeError, explain=explained):
         passed = infer(config, overrides or [], checkpoint, verify, exact, profile, output, results)
     raise typer.Exit(0 if passed else 1)

@@ -1,11 +1,10 @@
-"""Measure on this machine's GPU, then draw; without a GPU, draw from the recorded CSVs. `make reproduce-figures`.
+"""Measure on the GPU, then draw; without a GPU, draw the recorded CSVs. `make reproduce-figures`.
 
     python scripts/reproduce_figures.py [STEP ...]
 
-STEP is one or more of the names below; "all" stands for all but smoke, "none" measures nothing. What is measured goes
-to results/local and is drawn to results/local/figures, so that nothing recorded is overwritten; a step that was stopped
-goes on where it stopped. Exit status: 0, or that of the first step that failed; the others still run, and what there is
-is drawn.
+STEP is one or more of the names below; "all" is all except smoke, "none" measures nothing. Measurements go to
+results/local and figures to results/local/figures: nothing recorded is overwritten. An interrupted step resumes. Exit
+status: 0, or that of the first step that failed; the other steps still run, and the figures are drawn.
 """
 
 import subprocess
@@ -18,19 +17,19 @@ import torch
 import typer
 from rich.text import Text
 
-from bench.terminal import console
-from report.kernel_frames import LOCAL
+from bench.cli import console
+from report.frames import LOCAL
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED, MEASURED = Path("results"), Path("results", LOCAL)
 KERNELS = ("bench_kernels.py", "--results", f"{MEASURED}/kernels.csv", "--config")
-# The kernels of "beyond the paper" with fp16 output; with fp32 output they are among KERNELS.
+# Our kernels with fp16 output; the step "kernels" has them with fp32 output.
 HALF_OUTPUT = ("--set", "kernel.out_dtype=float16", "--set", "kernel.backends=[fused3s,fused3s+reorder,fused3s_paper]")
 MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--config")
 BUILDS = ("preprocessing.py", "--results", f"{MEASURED}/preprocessing.csv", "--config")
 STEPS: dict[str, list[tuple[str, ...]]] = {
     "smoke": [(*KERNELS, "configs/bench/smoke.yaml"), (*MODELS, "configs/end_to_end/smoke.yaml")],
-    "roofline": [("roofline.py", "--results", f"{MEASURED}/roofline.csv")],
+    "peak_rates": [("peak_rates.py", "--results", f"{MEASURED}/peak_rates.csv")],
     "kernels": [(*KERNELS, f"configs/bench/{name}.yaml") for name in ("single", "batched")],
     "beyond": [(*KERNELS, f"configs/bench/{name}.yaml", *HALF_OUTPUT) for name in ("single", "batched")],
     "ablation": [(*KERNELS, "configs/bench/ablation.yaml")],
@@ -57,14 +56,14 @@ def main(
         chosen = []
     failed = {name: status for name in chosen for command in STEPS[name] if (status := run(*command))}
     source = MEASURED if chosen else RECORDED
-    drawn = run("make_figures.py", "--results", str(source), "--figures", str(source / "figures"))
+    drawn = run("plot.py", "--results", str(source), "--figures", str(source / "figures"))
     for name, status in failed.items():
         console.print(Text(f"failed     {name}: exit status {status}, see above"))
     raise typer.Exit(next(iter(failed.values()), drawn))
 
 
 def chosen_steps(names: list[str]) -> list[str]:
-    """The steps that `names` stand for, in the order in which they run."""
+    """Steps of the given names, in the order in which they run."""
     unknown = [name for name in names if name not in STEPS and name not in GROUPS]
     if unknown:
         allowed = ", ".join([*GROUPS, *STEPS])
@@ -74,7 +73,7 @@ def chosen_steps(names: list[str]) -> list[str]:
 
 
 def run(script: str, *arguments: str) -> int:
-    """The exit status of a script of this folder, run from the root with this Python."""
+    """Run a script of this folder from the root with this Python; its exit status."""
     console.print(Text(f"running    python scripts/{' '.join((script, *arguments))}"))
     return subprocess.run([sys.executable, f"scripts/{script}", *arguments], cwd=ROOT, check=False).returncode
 

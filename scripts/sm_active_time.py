@@ -2,27 +2,23 @@
 
     python scripts/sm_active_time.py [--set 'data.names=[reddit, pubmed]' ...] [--results FILE]
 
-Every output is compared with float64 first. Exit status: 0, or 1 if an output was wrong, or 2 for anything that stopped
-the run or kept a graph from being loaded.
+Every output is compared with float64 first. Exit status: 0; 1 if an output was wrong; 2 if a graph could not be loaded
+or anything else stopped the run.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
-import torch
 import typer
-from rich.table import Table
 
-from bench import check_results_file, provenance
-from bench import cli as script
-from bench.kernels import GraphBench, Problem
-from bench.records import Row
-from bench.sm_activity import check_config, measure_sm_active
-from bench.terminal import console
+from bench import cli, runner
+from bench.kernels import FINISHED
+from bench.records import Row, check_results_file, finished
+from bench.sm_activity import SmActivityBench, check_config
 from configs.bench_schema import BenchConfig
-from data import LoadedGraph
+
+HEAD = ("data set", "dim", "variant", "longest, cycles", "mean / longest", "p10", "p90", "error", "status")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -30,42 +26,28 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration.")] = Path("configs/bench/sm_active.yaml"),
-    overrides: script.Overrides = None,
-    results: script.Results = Path("results/local/sm_active.csv"),
+    overrides: cli.Overrides = None,
+    results: cli.Results = Path("results/local/sm_active.csv"),
+    again: cli.Again = False,
 ) -> None:
-    """Measure for how long each SM is active."""
-    with script.user_errors():
-        settings = script.read_config(config, overrides, BenchConfig)
+    """Measure how long each SM is active."""
+    with cli.user_errors(*runner.USER_ERRORS):
+        settings = cli.read_config(config, overrides, BenchConfig)
         check_config(settings)
-        check_results_file(results)  # a long run must not end in a file that cannot be written
-        raise typer.Exit(measure(settings, config, results, script.gpu("SM clocks are read on an NVIDIA GPU")))
-
-
-def measure(config: BenchConfig, path: Path, results: Path, device: torch.device) -> int:
-    """All variants on all graphs; the exit status."""
-    console.print(script.describe_config(path, config))
-    environment = provenance(device)
-    table = Table("data set", "dim", "variant", "longest, cycles", "mean / longest", "p10", "p90", "error", "status")
-
-    def measure_graph(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
-        bench = GraphBench(loaded, config, str(path), environment, device)
-        for dim in config.kernel.dims:
-            problem = Problem(bench, dim)
-            for backend in config.kernel.backends:
-                rows = measure_sm_active(bench, backend, problem)
-                yield f"d={dim} {backend}: {rows[0].status}", rows
-
-    cells = len(config.kernel.dims) * len(config.kernel.backends)
-    names, load = config.data.names, config.data.load
-    return script.measure_graphs(names, load, measure_graph, cells, table, table_line, results, environment)
+        check_results_file(results)
+        device = runner.gpu("SM clocks are read on an NVIDIA GPU")
+        done, load = finished(runner.recorded(results, again), FINISHED), settings.data.load
+        status = runner.run_bench(SmActivityBench, settings, config, load, results, done, device, HEAD, table_line)
+        raise typer.Exit(status)
 
 
 def table_line(rows: list[Row]) -> list[str]:
-    """Of the final table, from the rows of a variant."""
+    """Line of the final table, from the rows of a cell."""
     share, *times = rows
-    numbers = (f"{max(row.value for row in times):,.0f}", *(f"{x:.3f}" for x in (share.value, share.p10, share.p90)))
-    error = f"{share.relative_error:.1e}"
-    return [script.dataset(share), str(share.dim), share.backend, *numbers, error, script.outcome(share)]
+    longest = f"{max(row.value for row in times):,.0f}" if times else ""
+    numbers = [cli.number(x, ".3f") for x in (share.value, share.p10, share.p90)]
+    error = cli.number(share.relative_error, ".1e")
+    return [cli.dataset(share), str(share.dim), share.variant, longest, *numbers, error, cli.outcome(share)]
 
 
 if __name__ == "__main__":

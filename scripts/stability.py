@@ -1,9 +1,9 @@
-"""Measure what naive, stable and online softmax lose in fp16 and fp32, over ranges of scores.
+"""Measure the errors of naive, stable and online softmax in fp16 and fp32, over ranges of scores.
 
     python scripts/stability.py --results results/h200/stability.csv
 
-Without a GPU only the emulations run. A range that the file already holds from this device is not measured again. Exit
-status: 0, or 2 for anything that stopped the run.
+Without a GPU only the emulations run. Rows that the file already holds are not measured again. Exit status: 0, or 2 if
+anything stopped the run.
 """
 
 from pathlib import Path
@@ -13,46 +13,47 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from bench import append_rows, check_results_file, provenance
-from bench import cli as script
-from bench.records import Row
+from bench import cli, runner
+from bench.provenance import provenance
+from bench.records import Row, append_rows, check_results_file
 from bench.softmax_stability import all_scores, measure_scores
-from bench.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
-    results: script.Results = Path("results/local/stability.csv"),  # ignored by git
-    again: script.Again = False,
+    results: cli.Results = Path("results/local/stability.csv"),  # ignored by git
+    again: cli.Again = False,
 ) -> None:
     """Measure the errors of the softmaxes."""
-    with script.user_errors():
+    with cli.user_errors(*runner.USER_ERRORS):
         check_results_file(results)
-        device = script.devices()[0]
+        device = runner.devices()[0]
         environment = provenance(device)
-        finished = {row.dataset for row in script.recorded(results, again) if row.device == environment.device}
+        before = (row for row in runner.recorded(results, again) if row.device == environment.device)
+        done = {(row.scores, row.score_range) for row in before}
         rows = []
-        wanted = [scores for scores in all_scores(device) if scores.name not in finished]
-        for scores in track(wanted, "measuring", console=console, auto_refresh=False):
+        wanted = [scores for scores in all_scores(device) if (scores.family, scores.size) not in done]
+        for scores in track(wanted, "measuring", console=cli.console, auto_refresh=False):
             measured = list(measure_scores(scores, environment))
             append_rows(results, measured)
             rows += measured
     print_table(rows)
-    script.print_end(f"run {environment.run_id}, {len(rows)} rows,", results)
+    cli.print_end(f"run {environment.run_id}, {len(rows)} rows,", results)
 
 
 def print_table(rows: list[Row]) -> None:
-    """The median error, a line for each range; "-" where no row is finite."""
+    """The median error, one line per range; "-" where no row is finite."""
     rows = [row for row in rows if row.metric == "relative_error"]
-    columns = list(dict.fromkeys((row.backend, row.dtype) for row in rows))
-    cells = {(row.dataset, row.backend, row.dtype): row for row in rows}
-    table = Table("scores", *(f"{backend}\n{dtype}" for backend, dtype in columns))
-    for dataset in dict.fromkeys(row.dataset for row in rows):
-        line = [cells.get((dataset, *column)) for column in columns]
-        table.add_row(dataset, *("-" if row is None or row.value is None else describe(row) for row in line))
-    console.print(table)
+    columns = list(dict.fromkeys((row.backend, row.variant, row.dtype) for row in rows))
+    cells = {(row.scores, row.score_range, row.backend, row.variant, row.dtype): row for row in rows}
+    table = Table("scores", *("\n".join(column).replace("\nnone", "") for column in columns))
+    for scores in dict.fromkeys((row.scores, row.score_range) for row in rows):
+        line = [cells.get((*scores, *column)) for column in columns]
+        name = " ".join(map(str, scores))
+        table.add_row(name, *("-" if row is None or row.value is None else describe(row) for row in line))
+    cli.console.print(table)
 
 
 def describe(row: Row) -> str:

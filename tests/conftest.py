@@ -1,4 +1,4 @@
-"""Shared fixtures: the real graphs and the GPU, each skipped with its reason where it is not there."""
+"""Shared fixtures, and skips with a reason where the real graphs or the GPU are missing."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def real_graph_dir() -> Path:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """On a busy machine the threads of tiny operations wait for each other."""
+    """One torch thread: on a busy machine, threads of tiny operations wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

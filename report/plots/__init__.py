@@ -1,1 +1,29 @@
-"""Figures."""
+"""Figures. Each module has `draw(rows)`, which gives figures by the names of their files."""
+
+from report.plots import (
+    ablation,
+    beyond,
+    format_build,
+    formats,
+    gather_model,
+    hero,
+    models,
+    paper,
+    sm_activity,
+    softmax_stability,
+    speedups,
+)
+
+__all__ = [
+    "ablation",
+    "beyond",
+    "format_build",
+    "formats",
+    "gather_model",
+    "hero",
+    "models",
+    "paper",
+    "sm_activity",
+    "softmax_stability",
+    "speedups",
+]

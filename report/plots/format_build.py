@@ -1,81 +1,66 @@
-"""How long the sparse formats take to build, and after how many kernel runs a build has paid for itself."""
+"""Build times of the sparse formats, and the number of kernel runs after which a build has paid off."""
 
-from collections.abc import Sequence
-
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.figure import Figure
 
-from bench.records import Row
-from report.kernel_frames import Graph, Panel, kernel_panels
+from report.frames import Panel, kernel_panels, latest
 from report.plots import style
 
 DIM = 128
-BASELINE = "dfgnn_tiling"  # the kernel that reads CSR as it is
-# What is drawn: back end, metric and whether the GPU built it.
-SERIES = {
-    ("fused3s", "time", True): "fused3s: BSB and schedule, GPU",
-    ("fused3s_paper", "time", True): "fused3s_paper: BSB, GPU",
-    ("fused3s_paper", "time", False): "fused3s_paper: BSB, CPU",
+BASELINE = "dfgnn_tiling"  # a kernel that reads CSR
+BUILDS = {  # backend, variant and device type of the bars
+    ("fused3s", "none", "cuda"): "fused3s: BSB and schedule, GPU",
+    ("fused3s_paper", "none", "cuda"): "fused3s_paper: BSB, GPU",
+    ("fused3s_paper", "none", "cpu"): "fused3s_paper: BSB, CPU",
 }
-Builds = dict[Graph, dict[tuple[str, str, bool], Row]]
 
 
-def draw(rows: Sequence[Row]) -> dict[str, Figure]:
-    """A figure for each GPU on which builds were timed; the CPU's are those of the same runs."""
-    builds = [row for row in rows if row.scope == "build" and row.dtype == "none"]
-    gpus = {row.run_id: row.device for row in builds if row.driver != "none"}
+def draw(rows: pd.DataFrame) -> dict[str, Figure]:
+    """A figure per GPU on which builds were timed, with the builds on the CPU of the same runs."""
+    builds = rows[(rows["bench"] == "preprocessing") & rows["value"].notna()]
+    gpus = builds[builds["device_type"] == "cuda"].drop_duplicates("run_id").set_index("run_id")["device"]
+    columns = ["backend", "variant", "device_type"]
     figures = {}
-    for device in sorted(set(gpus.values())):
-        found: Builds = {}
-        for row in builds:
-            if gpus.get(row.run_id) == device and row.value is not None:
-                graph = Graph.of(row)
-                found.setdefault(graph, {})[row.backend, row.metric, row.device == device] = row
+    for device, found in builds.assign(gpu=builds["run_id"].map(gpus)).groupby("gpu"):
+        times = latest(found, "graph", *columns).pivot(index="graph", columns=columns, values="value")
         panels = [panel for panel in kernel_panels(rows) if (panel.device, panel.dim) == (device, DIM)]
-        figures[f"preprocessing_{style.slug(device)}"] = _draw(device, found, panels)
+        figures[f"preprocessing_{style.slug(device)}"] = _draw(device, times, panels)
     return figures
 
 
-def _draw(device: str, builds: Builds, panels: Sequence[Panel]) -> Figure:
-    graphs = sorted(builds, key=lambda graph: graph.order)
+def _draw(device: str, builds: pd.DataFrame, panels: list[Panel]) -> Figure:
+    """
+    Args:
+        builds: milliseconds, [graphs, keys of BUILDS].
+    """
+    graphs = list(builds.index)
     figure, (above, below) = style.new_figure(max(style.WIDTH, 1 + 0.3 * len(graphs)), 5.6, 2, sharex=True)
-    bar = 0.9 / len(SERIES)
-    for nth, (series, label) in enumerate(SERIES.items()):
-        places = [place for place, graph in enumerate(graphs) if series in builds[graph]]
-        times = [builds[graphs[place]][series].value for place in places]
-        bars = above.bar([place - 0.45 + bar * (nth + 0.5) for place in places], times, bar, label=label)
-        for patch, place in zip(bars, places, strict=True):
-            patch.set(facecolor=style.SERIES[nth], edgecolor="white", linewidth=0.3)
+    for nth, (build, label) in enumerate(BUILDS.items()):
+        times = builds[build].to_dict() if build in builds else {}
+        times = {place: times[graph] for place, graph in enumerate(graphs) if pd.notna(times.get(graph))}
+        places = [style.bar_x(place, nth, len(BUILDS)) for place in times]
+        bars = above.bar(places, times.values(), style.GROUP_WIDTH / len(BUILDS), label=label)
+        for patch, place in zip(bars, times, strict=True):
+            patch.set(facecolor=style.PALETTE[nth], edgecolor="white", linewidth=0.3)
             patch.set_hatch(style.hatch(graphs[place].synthetic))
+        as_long, ahead = {}, {}  # builds in kernel times, and in time saved per run
+        for place, milliseconds in times.items():
+            for panel in panels:
+                time, baseline = (panel.time(graphs[place], series) for series in (build[0], BASELINE))
+                if time is None:
+                    continue
+                as_long[place] = milliseconds / time
+                if baseline is not None and baseline > time:
+                    ahead[place] = milliseconds / (baseline - time)
+        below.plot([*as_long], [*as_long.values()], "o", color=style.PALETTE[nth], mec="black", mew=0.3)
+        below.plot([*ahead], [*ahead.values()], "o", color=style.PALETTE[nth], mfc="none")
     style.log_axis(above.yaxis)
     above.grid(axis="y")
     above.set_ylabel("build (ms)")
-    for nth, (backend, metric, on_gpu) in enumerate(SERIES):
-        _draw_runs(
-            below, backend, [builds[graph].get((backend, metric, on_gpu)) for graph in graphs], graphs, panels, nth
-        )
     style.log_axis(below.yaxis)
     style.name_ticks(below, [graph.tick for graph in graphs])
     below.set_ylabel(f"kernel runs, d = {DIM}")
-    below.set_title(f"dots: runs that last as long as the build; rings: until build and runs are ahead of {BASELINE}")
+    below.set_title(f"dots: runs that take as long as the build; rings: runs until build and runs beat {BASELINE}")
     synthetic = [style.synthetic_key()] if any(graph.synthetic for graph in graphs) else []
     style.legend_above(above, f"Building the sparse formats from CSR, {device}", synthetic)
     return figure
-
-
-def _draw_runs(
-    axes: Axes, backend: str, builds: Sequence[Row | None], graphs: Sequence[Graph], panels: Sequence[Panel], nth: int
-) -> None:
-    """Builds in units of the kernel's time, and of what a run saves over the baseline's."""
-    as_long, ahead = {}, {}
-    for place, (graph, build) in enumerate(zip(graphs, builds, strict=True)):
-        for panel in panels:
-            time, baseline = panel.time(graph, backend), panel.time(graph, BASELINE)
-            if build is None or time is None:
-                continue
-            as_long[place] = build.value / time
-            if baseline is not None and baseline > time:
-                ahead[place] = build.value / (baseline - time)
-    colour = style.SERIES[nth]
-    axes.plot([*as_long], [*as_long.values()], "o", color=colour, mec="black", mew=0.3)
-    axes.plot([*ahead], [*ahead.values()], "o", color=colour, mfc="none")

@@ -21,7 +21,7 @@ def draw_formats(folder: Path) -> Figure:
     by_set = by_set.div(nnz, axis=0)[formats["format"].unique()].loc[nnz.sort_values(kind="stable").index]
 
     figure, axes = style.new_figure(style.WIDTH, 1 + 0.18 * len(by_set))
-    shades = [*style.SERIES, style.OTHER]
+    shades = [*style.PALETTE, style.OTHER]
     for shade, marker, (name, bits) in zip(shades, "osD^v<>*", by_set.items(), strict=False):
         axes.plot(bits, range(len(by_set)), marker, color=shade, mfc="none", label=name)  # some coincide
     style.log_axis(axes.xaxis)

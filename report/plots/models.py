@@ -1,27 +1,20 @@
-"""Whole forward passes: speed-ups with milliseconds, the share of attention, and where the time goes (the paper's
-Figure 8, and beyond it)."""
+"""Whole forward passes: speed-ups, the share of attention, and the time of each region (the paper's Figure 8)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from bench.records import Row
-from report.kernel_frames import Graph, Panel
-from report.model_frames import (
-    GRAPH,
-    baseline_of,
-    beside_paper,
-    end_to_end_panels,
-    end_to_end_rows,
-    find_panel,
-)
+from report.frames import Graph, Panel, find_panel, model_panels, model_rows
+from report.paper import DGL, model_ratios
 from report.plots import style
 
-SMALL = 5.5  # points of what stands on the bars
-# Tints of our colour, deeper from plain modules to the fused dense part.
+GRAPH = "+graph"
+SMALL = 5.5  # font size of the text on the bars
+# Tints of our colour, deeper from plain modules to fused layers.
 TINTS = {"plain": "#F7BBC4", "compiled": "#F28E9D", "fused": "#EE6677"}
 REGION_COLOURS = {
     "embedding": "#BBBBBB",
@@ -35,7 +28,7 @@ REGION_COLOURS = {
     "launch gaps": "#FFFFFF",
 }
 REGION_VARIANTS = ("csr_unfused plain", "fused3s_paper plain", "fused3s plain", "fused3s fused")
-PAPER_SHADES = {
+PAPER_AND_OURS = {
     "H100": "#BBBBBB",
     "A30": "#DDDDDD",
     "fused3s_paper plain": style.colour("fused3s_paper"),
@@ -46,29 +39,30 @@ PAPER_SHADES = {
 Value = Callable[[Graph, str], float | None]
 
 
-def draw(rows: Sequence[Row]) -> dict[str, Figure]:
-    """For each device, kind of graphs and width the speed-ups, the share of attention and the regions; for each device
-    the paper's ratios beside ours. Nothing without rows of `scripts/bench_end_to_end.py`."""
-    rows = end_to_end_rows(rows)
-    attention_panels = end_to_end_panels(rows, "attention")
+def draw(rows: pd.DataFrame) -> dict[str, Figure]:
+    """Speed-ups, share of attention and regions of each device, group of graphs and width; the paper's ratios beside
+    ours of each device."""
+    rows = model_rows(rows)
+    panels, attention_panels = model_panels(rows), model_panels(rows, "attention")
+    regions = {region: model_panels(rows, region=region) for region in REGION_COLOURS}
     figures = {}
-    for panel in end_to_end_panels(rows):
+    for panel in panels:
         where = f"{panel.group}_{style.slug(panel.device)}_d{panel.dim}"
         if figure := draw_speedups(panel):
             figures[f"end-to-end_{where}"] = figure
         attention = find_panel(attention_panels, panel)
         if attention and (figure := draw_attention_share(panel, attention)):
             figures[f"end-to-end-attention_{where}"] = figure
-        if figure := draw_regions(rows, panel):
+        if figure := draw_regions(panel, regions):
             figures[f"end-to-end-regions_{where}"] = figure
-    for device in sorted({row.device for row in rows}):
-        if figure := draw_beside_paper(rows, device):
+    for device in sorted({panel.device for panel in panels}):
+        if figure := draw_beside_paper([panel for panel in panels if panel.device == device]):
             figures[f"end-to-end-paper_{style.slug(device)}"] = figure
     return figures
 
 
 def draw_speedups(panel: Panel) -> Figure | None:
-    """Bars of the speed-up over the baseline, milliseconds on them: kernels launched one by one, and CUDA graphs."""
+    """Bars of the speed-up over the baseline with milliseconds on them: eager passes, and CUDA graphs."""
     bases = {captured: baseline_of(panel, captured) for captured in (False, True)}
     kept = [captured for captured, base in bases.items() if base and variants(panel, captured)]
     if not kept:
@@ -80,11 +74,11 @@ def draw_speedups(panel: Panel) -> Figure | None:
         def speedup(graph: Graph, variant: str, base: str = base) -> float | None:
             return panel.ratio(graph, variant, base)
 
-        # Where the baseline has no time, its reason is what a reader needs: the milliseconds still say the rest.
+        # Without a time of the baseline the bars have only their milliseconds.
         _bars(axes, panel, captured, speedup, bottom=1, note=panel.time)
         axes.axhline(1, color="black", linewidth=0.6)
         style.log_axis(axes.yaxis, "x")
-        axes.set_ylabel(f"{_launched(captured)}\nspeed-up over {base}")
+        axes.set_ylabel(f"{_launch(captured)}\nspeed-up over {base}")
     figure.suptitle(f"Graph Transformer, 10 blocks, {panel.title}; milliseconds on the bars", size=9)
     return figure
 
@@ -103,27 +97,24 @@ def draw_attention_share(panel: Panel, attention: Panel) -> Figure | None:
     for axes, captured in zip(grid, kept, strict=True):
         _bars(axes, panel, captured, share, bottom=0)
         axes.set_ylim(0, 1.05)
-        axes.set_ylabel(f"{_launched(captured)}\nshare of time in attention")
-    title = f"Time in attention (one by one: with waiting for launches), {panel.title}"
+        axes.set_ylabel(f"{_launch(captured)}\nshare of time in attention")
+    title = f"Time in attention (eager: with launch gaps), {panel.title}"
     figure.suptitle(title, size=9)
     return figure
 
 
-def draw_regions(rows: Sequence[Row], panel: Panel) -> Figure | None:
-    """Stacked shares of an eager pass by region, a bar for each variant and graph, milliseconds above."""
-    regions = {}
-    for region in REGION_COLOURS:
-        if found := find_panel(end_to_end_panels(rows, metric=f"time in {region}"), panel):
-            regions[region] = found
-    shown = [v for v in REGION_VARIANTS if any(v in found.backends for found in regions.values())]
+def draw_regions(panel: Panel, panels: dict[str, list[Panel]]) -> Figure | None:
+    """Stacked shares of an eager pass by region, one bar per variant and graph, milliseconds above."""
+    regions = {name: found for name, some in panels.items() if (found := find_panel(some, panel))}
+    shown = [v for v in REGION_VARIANTS if any(v in found.series for found in regions.values())]
     if not shown:
         return None
     graphs = panel.graphs
     figure, axes = style.new_figure(min(max(style.WIDTH, 0.35 * len(shown) * len(graphs)), style.MAX_WIDTH), 4.6)
-    width = 0.9 / len(shown)
+    width = style.GROUP_WIDTH / len(shown)
     for middle, graph in enumerate(graphs):
         for nth, variant in enumerate(shown):
-            place = middle - 0.45 + width * (nth + 0.5)
+            place = style.bar_x(middle, nth, len(shown))
             parts = {region: found.time(graph, variant) for region, found in regions.items()}
             parts = {region: spent for region, spent in parts.items() if spent is not None}
             if not parts:
@@ -136,7 +127,8 @@ def draw_regions(rows: Sequence[Row], panel: Panel) -> Figure | None:
                 bottom += spent / total
             axes.text(place, 1.01, f"{_milliseconds(total)} ms", rotation=90, ha="center", va="bottom", size=SMALL)
             axes.text(place, -0.01, variant, rotation=90, ha="center", va="top", size=SMALL)
-    axes.set_xticks(range(len(graphs)), [graph.label for graph in graphs], size=7)
+    names = [graph.label.replace(" (", "\n(") for graph in graphs]
+    axes.set_xticks(range(len(graphs)), names, size=7)
     axes.tick_params(axis="x", length=0, pad=62)  # below the variants
     axes.set_xlim(-0.6, len(graphs) - 0.4)
     axes.set_ylim(0, 1.15)
@@ -144,18 +136,17 @@ def draw_regions(rows: Sequence[Row], panel: Panel) -> Figure | None:
     keys = [
         Patch(facecolor=REGION_COLOURS[region], edgecolor="black", linewidth=0.2, label=region) for region in regions
     ]
-    style.legend_above(axes, f"Where the time goes, {panel.title}", keys)
+    style.legend_above(axes, f"Time of an eager forward pass by region, {panel.title}", keys)
     return figure
 
 
-def draw_beside_paper(rows: Sequence[Row], device: str) -> Figure | None:
+def draw_beside_paper(panels: list[Panel]) -> Figure | None:
     """The geometric means that the paper states for the whole model, beside ours over the same baselines."""
-    found = beside_paper(rows, device)
+    found = model_ratios(panels)
     if not found:
         return None
     figure, axes = style.new_figure(style.WIDTH, 3.0)
-    series = list(PAPER_SHADES)
-    width = 0.9 / len(series)
+    series = list(PAPER_AND_OURS)
     for nth, name in enumerate(series):
         places, heights = [], []
         for middle, ratio in enumerate(found):
@@ -163,30 +154,35 @@ def draw_beside_paper(rows: Sequence[Row], device: str) -> Figure | None:
             value = ratio.stated.get(name) if ours is None else ours[0]
             if value is None:
                 continue
-            place = middle - 0.45 + width * (nth + 0.5)
+            place = style.bar_x(middle, nth, len(series))
             places.append(place)
             heights.append(value - 1)
             text = f"{value:.3g}x" + ("" if ours is None else f"\nn = {ours[1]}")
             axes.text(place, max(value, 1), text, ha="center", va="bottom", size=SMALL)
         label = f"the paper, {name}" if name in ("H100", "A30") else f"ours, {name}"
-        axes.bar(places, heights, width, 1, color=PAPER_SHADES[name], label=label)
+        axes.bar(places, heights, style.GROUP_WIDTH / len(series), 1, color=PAPER_AND_OURS[name], label=label)
     axes.axhline(1, color="black", linewidth=0.6)
     style.log_axis(axes.yaxis, "x")
     axes.margins(y=0.15)
-    labels = [
-        ratio.baseline if ratio.measured == ratio.baseline else f"{ratio.baseline} (ours: {ratio.measured})"
-        for ratio in found
-    ]
-    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xticks(range(len(found)), [ratio.label for ratio in found])
     axes.grid(axis="y")
     axes.set_ylabel("speed-up of the whole model over")
-    style.legend_above(axes, f"The paper's end-to-end ratios and ours, {device}, over n pairs of graph and width")
+    style.legend_above(
+        axes, f"The paper's end-to-end ratios and ours, {panels[0].device}, over n pairs of graph and width"
+    )
     return figure
 
 
+def baseline_of(panel: Panel, captured: bool) -> str | None:
+    """Series that speed-ups are over: the first of DGL with a time, as a CUDA graph if `captured` and possible."""
+    modes = ("plain+graph", "plain") if captured else ("plain",)
+    names = (f"{backend} {mode}" for backend in DGL for mode in modes)
+    return next((name for name in names if name in panel.series and panel.times[name].notna().any()), None)
+
+
 def variants(panel: Panel, captured: bool) -> list[str]:
-    """Those that ran as CUDA graphs or those that did not, in the order of the legend."""
-    found = [v for v in panel.backends if v.endswith(GRAPH) == captured]
+    """Series that ran as CUDA graphs, or that did not, in the order of the legend."""
+    found = [v for v in panel.series if v.endswith(GRAPH) == captured]
     order = style.in_order({v.split()[0] for v in found})
     modes = list(TINTS)
     return sorted(found, key=lambda v: (order.index(v.split()[0]), modes.index(v.split()[1].removesuffix(GRAPH))))
@@ -213,9 +209,9 @@ def _bars(
     bottom: float,
     note: Value = lambda graph, variant: None,
 ) -> None:
-    """A group of bars for each graph from `bottom` to its value, `note` written on them; without a value the status.
+    """Draw a group of bars per graph from `bottom` to its value, with `note` on them; without a value the status.
 
-    A variant that was not run on a graph takes no room there: some are of interest on one graph only.
+    A variant that was not run on a graph takes no room there.
     """
     shown, graphs = variants(panel, captured), panel.graphs
     run_on = {graph: [variant for variant in shown if panel.status(graph, variant)] for graph in graphs}
@@ -236,7 +232,7 @@ def _bars(
                 axes.text(place, top, text, rotation=90, ha="center", va="bottom", size=SMALL)
             elif height is None:
                 status = panel.status(graph, variant)
-                style.write_missing(axes, place, None if status == "ok" else status)  # ok: the time, but not this
+                style.write_missing(axes, place, None if status == "ok" else status)  # ok: only the value is missing
         places, heights, hatches = zip(*drawn, strict=True) if drawn else ((), (), ())
         label = f"{variant} ({panel.dtype(variant)})"
         options = {"color": shade(variant), "edgecolor": "white", "linewidth": 0.3, "label": label}
@@ -246,8 +242,8 @@ def _bars(
     style.legend_above(axes, "", [style.synthetic_key()] if any(graph.synthetic for graph in graphs) else [])
 
 
-def _launched(captured: bool) -> str:
-    return "as CUDA graphs" if captured else "launched one by one"
+def _launch(captured: bool) -> str:
+    return "as CUDA graphs" if captured else "eager"
 
 
 def _milliseconds(value: float) -> str:

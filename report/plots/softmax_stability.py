@@ -1,53 +1,46 @@
-"""What naive, stable and online softmax lose over ranges of scores: error against float64, and where rows overflow."""
+"""Errors of naive, stable and online softmax over ranges of scores, and where rows overflow."""
 
-from collections.abc import Sequence
-
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.records import Row
+from report.frames import latest
 from report.plots import style
 
-# The paper's thresholds: the logarithms of the largest fp16 and fp32 numbers.
+# The paper's thresholds: logarithms of the largest fp16 and fp32 numbers.
 THRESHOLDS = {"float16": 11.09, "float32": 88.72}
 FAMILIES = {"spread": "largest |score|", "shift": "number added to every score"}
 # Stable and online hardly differ: a ring around a dot.
 EMULATED = {
-    "emulated_naive": {"color": style.SERIES[1], "marker": "v", "ms": 3.5},
-    "emulated_stable": {"color": style.SERIES[0], "marker": ".", "ms": 4},
-    "emulated_online": {"color": style.SERIES[2], "marker": "o", "ms": 6, "mfc": "none"},
+    "naive": {"color": style.PALETTE[1], "marker": "v", "ms": 3.5},
+    "stable": {"color": style.PALETTE[0], "marker": ".", "ms": 4},
+    "online": {"color": style.PALETTE[2], "marker": "o", "ms": 6, "mfc": "none"},
 }
-TOP = 3.0  # where rows without a finite value are marked
+TOP = 3.0  # y of the marks for rows that are not finite
 MARKS = {"float16": "x", "float32": "+"}
-BOTTOM = 1e-8  # exact results
-EDGE = 5e-10  # of the axes: leaves room for the thresholds' names
+BOTTOM = 1e-8  # y of exact results
+EDGE = 5e-10  # lower end of the axis: room for the names of the thresholds
 
 
-def draw(rows: Sequence[Row]) -> dict[str, Figure]:
-    """For each device the emulated arithmetic and, where kernels ran, the kernels."""
+def draw(rows: pd.DataFrame) -> dict[str, Figure]:
+    """Figures of each device: the emulated arithmetic, and the kernels if they ran."""
     figures = {}
-    found = [row for row in rows if (row.scope, row.metric) == ("attention", "relative_error") and is_range(row)]
-    for device in sorted({row.device for row in found}):
-        here = [row for row in found if row.device == device]
-        emulated = [row for row in here if row.backend in EMULATED]
-        real = [row for row in here if row.backend not in EMULATED]
-        for stem, what, chosen in (
-            ("stability", "Softmax arithmetic (emulated)", emulated),
-            ("stability-kernels", "Kernels, fp16 or fp32 inputs", real),
+    rows = rows[(rows["bench"] == "stability") & (rows["metric"] == "relative_error")]
+    for device, found in rows.groupby("device"):
+        emulated = found["backend"] == "emulated"
+        for stem, title, chosen in (
+            ("stability", "Softmax arithmetic (emulated)", found[emulated]),
+            ("stability-kernels", "Kernels, fp16 or fp32 inputs", found[~emulated]),
         ):
-            if chosen:
-                figures[f"{stem}_{style.slug(device)}"] = _draw(chosen, f"{what}, {device}")
+            if len(chosen):
+                figures[f"{stem}_{style.slug(device)}"] = _draw(chosen, f"{title}, {device}")
     return figures
 
 
-def is_range(row: Row) -> bool:
-    return row.dataset.split(" ")[0] in FAMILIES
-
-
-def _draw(rows: Sequence[Row], title: str) -> Figure:
+def _draw(rows: pd.DataFrame, title: str) -> Figure:
     figure, panels = style.new_figure(height=3.8, columns=len(FAMILIES), sharey=True)
     for axes, (family, label) in zip(panels, FAMILIES.items(), strict=True):
-        _draw_family(axes, family, [row for row in rows if row.dataset.startswith(f"{family} ")])
+        _draw_family(axes, family, rows[rows["scores"] == family])
         axes.set_xlabel(label)
     panels[0].set_ylabel("relative error of a row of O, median")
     handles, labels = panels[-1].get_legend_handles_labels()
@@ -57,23 +50,19 @@ def _draw(rows: Sequence[Row], title: str) -> Figure:
     return figure
 
 
-def _draw_family(axes: Axes, family: str, rows: Sequence[Row]) -> None:
-    lines: dict[tuple[str, str], dict[float, Row]] = {}
-    for row in rows:  # of several rows for one point the last counts
-        lines.setdefault((row.backend, row.dtype), {})[float(row.dataset.split(" ")[1])] = row
-    order = style.in_order({*(backend for backend, _ in lines)} - {*EMULATED})
-    order = [*EMULATED, *order]
-    for nth, (backend, dtype) in enumerate(sorted(lines, key=lambda line: (order.index(line[0]), line[1]))):
-        points = lines[backend, dtype]
-        sizes = sorted(points)
-        look = EMULATED.get(backend, {"color": style.colour(backend), "marker": "o", "ms": 3})
-        # A line over the ranges in which every row is finite; exact results stand below all others.
-        whole = [size for size in sizes if points[size].status == "ok"]
-        errors = [max(points[size].value, BOTTOM) for size in whole]
+def _draw_family(axes: Axes, family: str, rows: pd.DataFrame) -> None:
+    rows = latest(rows, "series", "dtype", "score_range").sort_values("score_range")
+    lines = dict(list(rows.groupby(["series", "dtype"])))
+    order = [*EMULATED, *style.in_order({series for series, _ in lines} - {*EMULATED})]
+    for nth, (series, dtype) in enumerate(sorted(lines, key=lambda line: (order.index(line[0]), line[1]))):
+        points = lines[series, dtype]
+        look = EMULATED.get(series, {"color": style.colour(series), "marker": "o", "ms": 3})
+        # A line over the ranges in which every row is finite. Exact results are drawn at BOTTOM.
+        whole = points[points["status"] == "ok"]
         dash = "--" if dtype == "float16" else "-"
-        name = backend.removeprefix("emulated_")
-        axes.plot(whole, errors, linestyle=dash, label=f"{name}, {dtype}", **look)
-        broken = [size for size in sizes if points[size].status in ("wrong", "error")]
+        errors = whole["value"].clip(lower=BOTTOM)
+        axes.plot(whole["score_range"], errors, linestyle=dash, label=f"{series}, {dtype}", **look)
+        broken = points.loc[points["status"].isin(["wrong", "error"]), "score_range"]
         axes.plot(broken, [TOP * 1.5**nth] * len(broken), MARKS[dtype], color=look["color"], ms=4)
     for dtype, threshold in THRESHOLDS.items():
         axes.axvline(threshold, color="black", linewidth=0.5, linestyle=":")

@@ -1,8 +1,8 @@
-"""The one style of the figures: sizes, colours by back end, hatching, axis helpers, and `save`.
+"""Style of the figures: sizes, colours by backend, hatching, axis helpers, and `save`.
 
-Importing this module sets matplotlib's defaults; a plot module uses it and nothing of pyplot, so that no display and no
-global state is needed. Colours are of Paul Tol's sets (https://personal.sfu.ca/~ptol, "Colour schemes", 2021), which
-stay apart for colour-blind readers and in grey.
+Importing this module sets matplotlib's defaults. pyplot is not used: no display, no global state. Colours are from Paul
+Tol's sets (https://personal.sfu.ca/~ptol, "Colour schemes", 2021), which colour-blind readers and grey prints can tell
+apart.
 """
 
 import io
@@ -43,13 +43,14 @@ matplotlib.rcParams.update(
 )
 
 WIDTH = 7.0  # inches: the text width of two columns in print
-MAX_WIDTH = 11.0  # what can still be read in a README
+MAX_WIDTH = 11.0  # readable in a README
 DPI = 150  # of the PNG
 Y_LABELS = 0.9  # inches beside the axes
-LEGEND_KEY, LEGEND_GAP = 2.8, 2.0  # in sizes of its font: the patch of an entry, and between two columns
-HATCH = "////"  # of whatever was measured on a synthetic stand-in
+LEGEND_KEY, LEGEND_GAP = 2.8, 2.0  # in font sizes: patch of an entry, and gap between two columns
+HATCH = "////"  # measured on a synthetic graph
+GROUP_WIDTH = 0.9  # of the bars of a group; groups are 1 apart
 
-# Ours strong, the paper's baselines in the order of its legend, then what users would try, then the ablation.
+# Ours, the paper's baselines in the order of its legend, common alternatives, the ablation.
 COLOURS = {
     "fused3s": "#EE6677",
     "fused3s+reorder": "#FFAABB",
@@ -69,10 +70,10 @@ COLOURS = {
     "F3S_permuteQKV": "#4477AA",
 }
 OTHER = "#000000"
-# For lines and groups that are no back ends: Paul Tol's "bright".
-SERIES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB")
+# Colours of lines and groups that are no backends: Paul Tol's "bright".
+PALETTE = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB")
 
-WORDS = {"oom": "OOM", None: "not run"}  # in place of a missing bar; other statuses are their own words
+MISSING = {"oom": "OOM", None: "not run"}  # text in place of a missing bar; other statuses are written as they are
 
 
 def new_figure(width: float = WIDTH, height: float = 3.6, rows: int = 1, columns: int = 1, **options: Any) -> Any:
@@ -82,15 +83,14 @@ def new_figure(width: float = WIDTH, height: float = 3.6, rows: int = 1, columns
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem`.pdf (for print) and `stem`.png (for Markdown), the same bytes on every run; the paths written.
+    """Write `stem`.pdf and `stem`.png, byte-identical on every run; the paths written.
 
-    Both are drawn before either is written, so that an error leaves no half figure.
+    Both are drawn before either is written.
     """
     pdf, pixels, png = io.BytesIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(pdf, format="pdf", metadata={"Creator": None, "Producer": None, "CreationDate": None})
     figure.savefig(pixels, format="png", dpi=DPI)
-    # A palette makes a third of the bytes, which a repository keeps for ever; other methods than this one change the
-    # colours of small marks.
+    # A palette reduces the size to a third. Other methods than this one change the colours of small marks.
     palette = {"colors": 128, "method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
     Image.open(pixels).convert("RGB").quantize(**palette).save(png, "PNG", optimize=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png")]
@@ -105,7 +105,7 @@ def colour(backend: str) -> str:
 
 
 def in_order(backends: Iterable[str]) -> list[str]:
-    """Back ends in the order of the legend, unknown ones last."""
+    """Backends in the order of the legend, unknown ones last."""
     known = list(COLOURS)
     return sorted(backends, key=lambda name: (known.index(name) if name in known else len(known), name))
 
@@ -114,8 +114,8 @@ def hatch(synthetic: bool) -> str:
     return HATCH if synthetic else ""
 
 
-def synthetic_key(label: str = "synthetic stand-in") -> Patch:
-    """A legend entry that explains the hatching."""
+def synthetic_key(label: str = "synthetic graph") -> Patch:
+    """Legend entry of the hatching."""
     return Patch(facecolor="white", edgecolor="black", linewidth=0.3, hatch=HATCH, label=label)
 
 
@@ -124,28 +124,25 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def count(number: float) -> str:
-    """Such as 115M or 88.7K."""
-    for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:g}"
+def bar_x(group_center: float, index: float, count: int) -> float:
+    """x of bar `index` in a group of `count` bars."""
+    return group_center - GROUP_WIDTH / 2 + GROUP_WIDTH / count * (index + 0.5)
 
 
 def width_of_bars(groups: int, bars: int) -> float:
-    """Inches for `groups` groups of `bars` bars each."""
+    """Width in inches of a figure with `groups` groups of `bars` bars each."""
     return min(max(WIDTH, 1 + 0.09 * (bars + 1) * groups), MAX_WIDTH)
 
 
 def name_ticks(axes: Axes, names: Sequence[str]) -> None:
-    """One slanted name under each group of bars at 0, 1, 2, ..., and light lines across."""
+    """Write slanted names below the groups at 0, 1, 2, ..., and draw a horizontal grid."""
     axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", size=7)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.grid(axis="y")
 
 
 class _PlainTicks(LogLocator):
-    """At 1, 2 and 5 of each decade, and closer where the axis spans less than one, or little around 1."""
+    """Ticks at 1, 2 and 5 of each decade, and more where the axis spans less than one."""
 
     COARSE, CLOSE = (1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7)
     FINE = (1, 1.05, 1.1, 1.2, 1.3, 1.4, *range(2, 9), 8.5, 9, 9.5)
@@ -157,7 +154,7 @@ class _PlainTicks(LogLocator):
 
 
 def log_axis(axis: Axis, unit: str = "") -> None:
-    """Logarithmic, with ticks in plain digits, followed by `unit` ("x" for ratios)."""
+    """Make an axis logarithmic, with ticks in plain digits followed by `unit` ("x" for ratios)."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(_PlainTicks(numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
@@ -165,13 +162,13 @@ def log_axis(axis: Axis, unit: str = "") -> None:
 
 
 def write_missing(axes: Axes, place: float, status: str | None) -> None:
-    """Why there is no bar at `place`: the status of its row, None without a row."""
-    word = WORDS.get(status, status)
+    """Write the reason for a missing bar at `place`: the status of its row, None without a row."""
+    word = MISSING.get(status, status)
     axes.text(place, 0.01, word, transform=axes.get_xaxis_transform(), rotation=90, ha="center", va="bottom", size=5)
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
-    """As many as a legend of `labels` can have above axes as wide as a figure of `width` inches leaves them."""
+    """Number of columns of a legend of `labels` that fit above the axes of a figure of `width` inches."""
     size = matplotlib.rcParams["legend.fontsize"]
     entries = [TextPath((0, 0), label, size=size).get_extents().width + LEGEND_KEY * size for label in labels]
     for lines in range(1, len(labels)):
@@ -183,9 +180,9 @@ def legend_columns(labels: Sequence[str], width: float) -> int:
 
 
 def legend_above(axes: Axes, title: str, extra: Sequence[Any] = ()) -> None:
-    """The legend, with `extra` entries, above the axes, and the title above the legend ("" for none).
+    """Draw the legend, with `extra` entries, above the axes, and the title above the legend ("" for none).
 
-    In as many columns as fit: the layout makes axes narrower that are below a wider legend.
+    In as many columns as fit: a wider legend would make the axes narrower.
     """
     handles = [*axes.get_legend_handles_labels()[0], *extra]
     columns = legend_columns([handle.get_label() for handle in handles], axes.figure.get_figwidth())

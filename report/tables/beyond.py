@@ -1,65 +1,62 @@
-"""Our kernel beside the paper's in a few numbers, as Markdown: the means, the least ratios and the shares of the floor
-that the figure "beyond the paper" shows graph by graph."""
+"""Our kernel beside the paper's in a few numbers, as Markdown: means, least ratios, gather model over time."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
+from statistics import geometric_mean
 
-from bench.records import Row
+import pandas as pd
+
 from configs.bench_schema import REORDERED
-from report.kernel_frames import JOINED, Panel, Speedup, joined, kernel_panels
-from report.means import geometric_mean
-from report.model_frames import PAPER_MODEL
+from report.frames import JOINED, PAPER_MODEL, Panel, Speedup, joined, kernel_panels, latest
+from report.gather_model import PeakRates, achieved, model_over_time
+from report.markdown import table
 from report.plots.beyond import OURS, OUT_DTYPES, PAPER, whole_panels
-from report.roofline import Achieved, Ceilings, achieved
-from report.tables.kernels import table
 
-HEAD = f"""# Beyond the paper
+HEAD = """# Beyond the paper
 
 Drawn by `make reproduce-figures` from the CSVs under `results/`; a ratio is computed here and stored nowhere. Geometric
-means of the time of `{PAPER}` over ours, over the n real graphs (no synthetic stand-in) on which both gave a right
-output, and the least ratio with its graph. Over several d each pair of a graph and a d counts.
+means of the time of `fused3s_paper` over ours, over the n graphs read from files (real graphs and the surrogate
+superpixel-bsds500, no synthetic graph) on which both gave a correct output, and the least ratio with its graph. Over
+several d each pair of a graph and a d counts.
 """
-SHARES = """The gather floor (report/roofline.py: windows of 16 rows in the natural order) over time; above 100 % where
-windows share rows or find them in a cache. The last lines are over the real graphs.
+MODEL = """Time of the gather model (report/gather_model.py: row windows in natural order, no reuse across windows) over
+the measured time; above 100 % where windows share rows or find them in a cache. The last lines are over the graphs read
+from files.
 """
-COSTS = """Finding the order (kernels/formats/row_order.py; once a graph, on the CPU), and after how many forward passes
-of ten blocks it has paid for itself. In ms, with fp32 output.
+COSTS = """Time to find the order (kernels/formats/row_order.py; once per graph, on the CPU), and the number of forward
+passes of ten blocks after which it has paid off. In ms, with fp32 output.
 """
-LEAST_SAVED = 0.01  # of a time; less is noise
-LEAST_GATHERED = 1e8  # bytes; below, launches and latency are what a time is made of
-OUTPUTS = {  # of ours, and of the paper's kernel
+LEAST_SAVED = 0.01  # share of a time; less is noise
+LEAST_GATHERED = 1e8  # bytes; below, the time is launches and latency
+OUTPUTS = {  # output types of ours and of the paper's kernel
     "fp32": ("float32", "float32"),
     "fp16": ("float16", "float16"),
     f"fp16, `{PAPER}` fp32": ("float16", "float32"),
 }
 KINDS = ("all", "single", "batches")
-Panels = dict[str, dict[int, Panel]]  # by type of the output and d
+Panels = dict[str, dict[int, Panel]]  # by output type and d
 
 
-def beyond_tables(rows: Sequence[Row]) -> str:
-    """For each device on which the two kernels were timed."""
+def beyond_tables(rows: pd.DataFrame) -> str:
+    """Sections for each device on which the two kernels were timed."""
     by_device: dict[str, Panels] = {}
     for out_dtype in OUT_DTYPES:
         for panel in whole_panels(kernel_panels(rows, out_dtype)):
             by_device.setdefault(panel.device, {}).setdefault(out_dtype, {})[panel.dim] = panel
-    rates = {found.row: found for found in achieved(rows)}
-    found = (row for row in rows if row.scope == "kernel" and row.metric == "order_time")
-    orders = {_cell(row): row.value for row in found if not row.note.startswith("none;")}  # none: rows as they were
-    sections = [HEAD]
+    cells, sections = achieved(rows), [HEAD]
     for device, panels in sorted(by_device.items()):
         if lines := _means(panels):
             dims = [f"d = {dim}" for dim in _dims(panels)]
             head = ["speed-up of", "output", "graphs", *dims, f"d = {' and '.join(map(str, JOINED))}"]
             sections += [f"## Over `{PAPER}`, {device}\n", table(head, lines)]
-        if lines := _order_costs(panels.get("float32", {}), orders):
+        if lines := _order_costs(panels.get("float32", {}), rows[rows["device"] == device]):
             head = ["graph", "d", "order, s", "fused3s", REORDERED, "saved", "passes"]
-            sections += [f"## What the order of rows costs, {device}\n", COSTS, table(head, lines)]
-        ceilings = Ceilings.of(rows, device)
-        if ceilings.copy and ceilings.gather and (lines := _shares(panels, rates, ceilings)):
+            sections += [f"## Cost of the row order, {device}\n", COSTS, table(head, lines, 1)]
+        rates = PeakRates.of(rows, device)
+        if rates.complete and (lines := _model(panels, cells, rates)):
             kernels = [f"{name}, {words}" for words in OUT_DTYPES.values() for name in (*OURS, PAPER)]
-            title = f"## Share of the floor with at least {LEAST_GATHERED / 1e9:g} GB gathered, {device}\n"
-            sections += [title, SHARES, table(["graph", "d", "GB", *kernels], lines)]
+            title = f"## Gather model over time, at least {LEAST_GATHERED / 1e9:g} GB gathered, {device}\n"
+            sections += [title, MODEL, table(["graph", "d", "GB", *kernels], lines, 1)]
     return "\n".join(sections)
 
 
@@ -84,14 +81,12 @@ def _means(panels: Panels) -> list[list[str]]:
 
 
 def _side_by_side(ours: Panel, theirs: Panel, kind: str) -> Panel:
-    """Our kernels of one panel and the paper's of another, on real graphs, or on the batches among them, or others."""
-    rows = ours.only(OURS).rows | theirs.only((PAPER,)).rows
-    kept = {
-        (graph, backend): row
-        for (graph, backend), row in rows.items()
-        if not graph.synthetic and (kind == "all" or (kind == "batches") == (row.graphs > 1))
-    }
-    return replace(ours, rows=kept)
+    """Our kernels of one panel and the paper's of another, on the graphs from files of one of KINDS."""
+    rows = pd.concat([ours.only(OURS).rows, theirs.only([PAPER]).rows])
+    rows = rows[rows["data_source"] != "synthetic"]
+    if kind != "all":
+        rows = rows[(rows["graphs"] > 1) == (kind == "batches")]
+    return replace(ours, rows=rows)
 
 
 def _describe(speedup: Speedup | None) -> str:
@@ -102,49 +97,48 @@ def _describe(speedup: Speedup | None) -> str:
     return f"{speedup.mean:.2f}x (n = {len(speedup.ratios)}; least {least:.2f}x, {graph.dataset})"
 
 
-def _shares(panels: Panels, rates: dict[Row, Achieved], ceilings: Ceilings) -> list[list[str]]:
-    columns = [(out_dtype, backend) for out_dtype in OUT_DTYPES for backend in (*OURS, PAPER)]
-    shares: dict[tuple, dict[tuple[str, str], float]] = {}
-    for out_dtype, by_dim in panels.items():
-        for dim, panel in by_dim.items():
-            for (graph, backend), row in panel.rows.items():
-                one = rates.get(row)
-                if one and one.gathered >= LEAST_GATHERED:
-                    shares.setdefault((graph, dim, one.gathered), {})[out_dtype, backend] = one.share(ceilings)
+def _model(panels: Panels, cells: pd.DataFrame, rates: PeakRates) -> list[list[str]]:
+    columns = [(out_dtype, series) for out_dtype in OUT_DTYPES for series in (*OURS, PAPER)]
+    found = pd.concat([panel.rows for by_dim in panels.values() for panel in by_dim.values()])
+    cells = cells.loc[cells.index.intersection(found.index)]
+    cells = cells[cells["gathered_bytes"] >= LEAST_GATHERED]
+    if cells.empty:
+        return []
+    wide = cells.assign(share=model_over_time(cells, rates))
+    wide = wide.pivot(index=["graph", "dim", "gathered_bytes"], columns=["out_dtype", "series"], values="share")
+    wide = wide.reindex(columns=pd.MultiIndex.from_tuples(columns))
     lines = [
-        [graph.label, str(dim), f"{gathered / 1e9:.2f}", *(_percent(found.get(column)) for column in columns)]
-        for (graph, dim, gathered), found in sorted(shares.items(), key=lambda item: (item[0][0].order, item[0][1]))
+        [graph.label, str(dim), f"{gathered / 1e9:.2f}", *map(_percent, shares)]
+        for (graph, dim, gathered), shares in zip(wide.index, wide.itertuples(index=False, name=None), strict=True)
     ]
+    files = wide[[not graph.synthetic for graph, *_ in wide.index]]
     for name, summary in (("geometric mean", geometric_mean), ("least", min)):
-        real = [[found[c] for key, found in shares.items() if c in found and not key[0].synthetic] for c in columns]
-        if any(real):
-            lines.append([name, "", "", *(_percent(summary(found) if found else None) for found in real)])
+        shares = [files[column].dropna() for column in columns]
+        if any(map(len, shares)):
+            lines.append([name, "", "", *("-" if some.empty else _percent(summary(some)) for some in shares)])
     return lines
 
 
-def _cell(row: Row) -> tuple:
-    """What the rows of one cell share."""
-    return row.device, row.dataset, row.data_sha256, row.dim, row.out_dtype, row.backend
-
-
-def _order_costs(panels: dict[int, Panel], orders: dict[tuple, float]) -> list[list[str]]:
-    """By graph and d, where reordered rows save time."""
+def _order_costs(panels: dict[int, Panel], rows: pd.DataFrame) -> list[list[str]]:
+    """Lines by graph and d, where the order saves time."""
+    orders = rows[(rows["bench"] == "kernels") & (rows["metric"] == "order_time") & (rows["out_dtype"] == "float32")]
+    orders = latest(orders[orders["order_found"] != "none"], "graph", "dim").set_index(["graph", "dim"])["value"]
     _, blocks = PAPER_MODEL
     lines = []
     for dim, panel in panels.items():
         for graph in panel.graphs:
             before, after = panel.time(graph, "fused3s"), panel.time(graph, REORDERED)
-            if before is None or after is None:
+            if before is None or after is None or (graph, dim) not in orders.index:
                 continue
-            found_in, saved = orders.get(_cell(panel.rows[graph, REORDERED])), 1 - after / before
-            if found_in is None or saved < LEAST_SAVED:
+            found_in, saved = orders[graph, dim], 1 - after / before
+            if saved < LEAST_SAVED:
                 continue
             passes = math.ceil(found_in / (blocks * (before - after)))
             times = [f"{x:.4f}" for x in (before, after)]
             cells = [graph.label, str(dim), f"{found_in / 1e3:.3f}", *times, f"{saved:.0%}", f"{passes:,}"]
-            lines.append((graph.order, dim, cells))
+            lines.append((graph, dim, cells))
     return [cells for *_, cells in sorted(lines)]
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+def _percent(share: float) -> str:
+    return "-" if pd.isna(share) else f"{share:.0%}"

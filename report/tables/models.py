@@ -1,57 +1,54 @@
-"""The numbers behind the end-to-end figures, as Markdown."""
+"""Numbers of the end-to-end figures, as Markdown."""
 
-from collections.abc import Sequence
+import pandas as pd
 
-import torch
-
-from bench.records import Row
-from report.kernel_frames import JOINED, Graph, Panel, joined
-from report.model_frames import BASELINES, beside_paper, end_to_end_panels, end_to_end_rows, find_panel, variant_of
-from report.roofline import Ceilings
-from report.tables.kernels import table
+from report.frames import JOINED, Panel, find_panel, joined, latest, model_panels, model_rows
+from report.gather_model import ITEM_BYTES, PeakRates
+from report.markdown import table
+from report.paper import DGL, MODEL_SUBJECTS, model_ratios
 
 HEAD = """# The whole model
 
 Drawn by `make reproduce-figures` from the CSVs under `results/`; a ratio is computed here and stored nowhere. Graph
 Transformer of 10 blocks and one head; medians in ms of a forward pass, in brackets the share spent in attention, timed
-in passes of its own: where a slow host sets the pace, it can come to more than the whole. Back ends that compute in
-float32 run the whole model in float32, the others in float16. A variant is an attention back end, the way to compute
-the dense part and, with `+graph`, a CUDA graph. A cell without a time says why; `-` was not measured. `csr_unfused`
-stands in for DGL, which has no CUDA on PyPI.
+in separate passes: where a slow host sets the pace, it can exceed the whole. Backends that compute in float32 run the
+whole model in float32, the others in float16. A variant is an attention backend, how the non-attention layers are
+computed and, with `+graph`, a CUDA graph. A cell without a time holds its status; `-` was not measured. `csr_unfused`
+stands for DGL, which has no CUDA on PyPI.
 """
 # The fused model over the paper's attention with plain modules, CUDA graphs on both, and over what users run.
 COMPARED = [("fused3s fused+graph", "fused3s_paper plain+graph")]
-COMPARED += [(f"fused3s {mode}", f"{base} plain") for base in BASELINES for mode in ("fused", "fused+graph")]
+COMPARED += [(f"fused3s {mode}", f"{base} plain") for base in DGL for mode in ("fused", "fused+graph")]
 DENSE = """From the embedding to the readout without attention, of graphs of over 100,000 nodes: ms in all blocks,
-and TB/s of the bytes that must be moved, had each block one kernel: 4 N d values for the first Q, K, V, then reading
-attention's output and h and writing the next h and Q, K, V, 6 N d a block and 3 N d in the last; in brackets the share
-of the copy rate.
+and TB/s of the bytes that must be moved if each block is one kernel: 4 N d values for the first Q, K, V, then reading
+the output of attention and h and writing the next h and Q, K, V, 6 N d per block and 3 N d in the last; in brackets the
+share of the copy rate.
 """
 COMPILED = """The same with torch.compile and with the fused kernel, each as a CUDA graph: ms of the whole model without
-its attentions. Left out are graphs whose attentions take over three quarters of either: what is left is then the small
+its attentions. Graphs whose attentions take over three quarters of either are left out: the rest is then a small
 difference of two large times.
 """
 DENSE_REGIONS = ("qkv", "out projection", "ffn", "norms", "dense")
 DENSE_NODES = 100_000
-MOST_ATTENTION = 0.75  # of a model whose other parts are compared
+MOST_ATTENTION = 0.75  # largest share of attention in a model whose other parts are compared
 MEANS = """Geometric means over graphs on which both ran; in the last column each pair of a graph and a width counts.
 """
 
 
-def end_to_end_tables(rows: Sequence[Row]) -> str:
-    """Times of each panel, the paper's ratios beside ours, the dense part and the accuracy of 16 bits."""
-    machine, rows = rows, end_to_end_rows(rows)
-    attention = end_to_end_panels(rows, "attention")
+def end_to_end_tables(rows: pd.DataFrame) -> str:
+    """Times of each panel, the paper's ratios beside ours, the non-attention layers and the accuracy of 16 bits."""
+    machine, rows = rows, model_rows(rows)
+    panels, attention = model_panels(rows), model_panels(rows, "attention")
     sections = [HEAD]
-    for panel in end_to_end_panels(rows):
+    for panel in panels:
         sections.append(f"## {panel.title[0].upper()}{panel.title[1:]}\n")
         sections.append(_times(panel, find_panel(attention, panel)))
-    for device in sorted({row.device for row in rows}):
-        sections += [f"## Speed-ups of the whole model, {device}\n", MEANS, _speedups(rows, device)]
-        sections.append(f"## The paper's ratios beside ours, {device}\n")
-        sections.append(_ratios(rows, device))
+    for device in sorted({*rows["device"]}):
+        here = [panel for panel in panels if panel.device == device]
+        sections += [f"## Speed-ups of the whole model, {device}\n", MEANS, _speedups(here)]
+        sections += [f"## The paper's ratios beside ours, {device}\n", _ratios(here)]
     if dense := _dense(rows, machine):
-        sections += ["## The dense part\n", DENSE, dense]
+        sections += ["## Non-attention layers\n", DENSE, dense]
     if compiled := _compiled(rows):
         sections += [COMPILED, compiled]
     if accuracy := _accuracy(rows):
@@ -61,7 +58,7 @@ def end_to_end_tables(rows: Sequence[Row]) -> str:
 
 def _times(panel: Panel, attention: Panel | None) -> str:
     lines = []
-    for variant in panel.backends:
+    for variant in panel.series:
         cells = []
         for graph in panel.graphs:
             whole, status = panel.time(graph, variant), panel.status(graph, variant)
@@ -69,11 +66,10 @@ def _times(panel: Panel, attention: Panel | None) -> str:
             share = "" if whole is None or inside is None else f" ({inside / whole:.0%})"
             cells.append("-" if status is None else status if whole is None else f"{whole:.3f}{share}")
         lines.append([variant, *cells])
-    return table(["variant", *(graph.label for graph in panel.graphs)], lines)
+    return table(["variant", *(graph.label for graph in panel.graphs)], lines, 1)
 
 
-def _speedups(rows: Sequence[Row], device: str) -> str:
-    panels = [panel for panel in end_to_end_panels(rows) if panel.device == device]
+def _speedups(panels: list[Panel]) -> str:
     dims = sorted({panel.dim for panel in panels})
     lines = []
     for group in dict.fromkeys(panel.group for panel in panels):
@@ -87,64 +83,60 @@ def _speedups(rows: Sequence[Row], device: str) -> str:
     return table(head, lines)
 
 
-def _ratios(rows: Sequence[Row], device: str) -> str:
-    subjects = ("fused3s_paper plain", "fused3s plain", "fused3s fused+graph")
+def _ratios(panels: list[Panel]) -> str:
     lines = []
-    for ratio in beside_paper(rows, device):
-        over = ratio.baseline if ratio.baseline == ratio.measured else f"{ratio.baseline} (ours: {ratio.measured})"
+    for ratio in model_ratios(panels):
         stated = [f"{ratio.stated[gpu]:g}x" if gpu in ratio.stated else "-" for gpu in ("H100", "A30")]
-        ours = [ratio.ours.get(subject) for subject in subjects]
-        lines.append([over, *stated, *("-" if mean is None else f"{mean[0]:.2f}x (n = {mean[1]})" for mean in ours)])
-    return table(["over", "the paper, H100", "the paper, A30", *(f"ours, {subject}" for subject in subjects)], lines)
+        ours = [ratio.ours.get(subject) for subject in MODEL_SUBJECTS]
+        lines.append([ratio.label, *stated, *("-" if one is None else f"{one[0]:.2f}x (n = {one[1]})" for one in ours)])
+    return table(["over", "the paper, H100", "the paper, A30", *(f"ours, {one}" for one in MODEL_SUBJECTS)], lines)
 
 
-def _dense(rows: Sequence[Row], machine: Sequence[Row]) -> str:
-    """`machine`: rows with the device's ceilings among them."""
-    found: dict[tuple, dict[str, Row]] = {}
-    for row in rows:
-        region = row.metric.removeprefix("time in ")
-        if row.nodes > DENSE_NODES and row.value is not None and region in DENSE_REGIONS:
-            key = (row.device, row.dataset, row.data_source == "synthetic", row.dim, variant_of(row))
-            found.setdefault(key, {})[region] = row
+def _dense(rows: pd.DataFrame, machine: pd.DataFrame) -> str:
+    """Rates of the non-attention layers; `machine` has the peak rates of the devices."""
+    rows = rows[(rows["nodes"] > DENSE_NODES) & rows["region"].isin(DENSE_REGIONS) & rows["value"].notna()]
+    rows = latest(rows, "device", "graph", "dim", "series", "region")
     lines = []
-    for (device, dataset, synthetic, dim, variant), regions in sorted(found.items()):
-        row = next(iter(regions.values()))
-        values = (4 + 6 * row.blocks - 3) * row.nodes * dim
-        milliseconds = sum(region.value for region in regions.values())
-        rate = values * getattr(torch, row.dtype).itemsize / milliseconds
-        copy = Ceilings.of(machine, device).copy
+    for (device, _, _, dim, variant), regions in rows.groupby(["device", "dataset", "graph", "dim", "series"]):
+        row, milliseconds = regions.iloc[0], regions["value"].sum()
+        rate = (4 + 6 * row["blocks"] - 3) * row["nodes"] * dim * ITEM_BYTES[row["dtype"]] / milliseconds
+        copy = PeakRates.of(machine, device).copy
         share = f" ({rate / copy:.0%})" if copy else ""
-        label = f"{dataset} (synthetic)" if synthetic else dataset
-        lines.append([label, device, str(dim), variant, row.dtype, f"{milliseconds:.3f}", f"{rate / 1e9:.2f}{share}"])
-    return table(["graph", "device", "d", "variant", "precision", "ms", "TB/s"], lines) if lines else ""
+        rate = f"{rate / 1e9:.2f}{share}"
+        lines.append([row["graph"].label, device, str(dim), variant, row["dtype"], f"{milliseconds:.3f}", rate])
+    return table(["graph", "device", "d", "variant", "precision", "ms", "TB/s"], lines, 1) if lines else ""
 
 
-def _compiled(rows: Sequence[Row]) -> str:
-    found: dict[tuple, dict[tuple[str, str], float]] = {}
-    for row in rows:
-        if row.nodes > DENSE_NODES and row.metric == "time" and row.value is not None:
-            key = (Graph.of(row).label, row.device, row.dim)
-            found.setdefault(key, {})[variant_of(row), row.scope] = row.value
+def _compiled(rows: pd.DataFrame) -> str:
+    variants = ["fused3s compiled+graph", "fused3s fused+graph"]
+    rows = rows[(rows["metric"] == "time") & (rows["region"] == "none") & rows["series"].isin(variants)]
+    rows = rows[(rows["nodes"] > DENSE_NODES) & rows["value"].notna()]
+    rows = latest(rows, "device", "graph", "dim", "series", "scope")
+    times = rows.pivot(index=["graph", "device", "dim"], columns=["scope", "series"], values="value")
+    times = times.reindex(columns=pd.MultiIndex.from_product([["model", "attention"], variants])).dropna()
+    times = times[(times["attention"] <= MOST_ATTENTION * times["model"]).all(axis=1)]
+    outside = (times["model"] - times["attention"])[variants]
+    lines = [
+        [graph.label, device, str(dim), f"{compiled:.3f}", f"{fused:.3f}", f"{compiled / fused:.2f}x"]
+        for (graph, device, dim), (compiled, fused) in sorted(
+            zip(outside.index, outside.itertuples(index=False, name=None), strict=True),
+            key=lambda line: (line[0][0].label, *line[0][1:]),
+        )
+    ]
+    return table(["graph", "device", "d", "torch.compile", "fused", "faster"], lines, 1) if lines else ""
+
+
+def _accuracy(rows: pd.DataFrame) -> str:
+    key = ["dataset", "dim", "dtype", "backend"]
+    rows = rows[rows["metric"].isin(["output_error", "argmax_agreement"]) & rows["value"].notna()]
+    if rows.empty:
+        return ""
+    wide = latest(rows, *key, "metric").pivot(index=key, columns="metric", values="value")
+    wide = wide.reindex(columns=["argmax_agreement", "output_error"])
     lines = []
-    for (graph, device, dim), times in sorted(found.items()):
-        variants = ("fused3s compiled+graph", "fused3s fused+graph")
-        if not all((variant, scope) in times for variant in variants for scope in ("model", "attention")):
-            continue
-        if all(times[variant, "attention"] <= MOST_ATTENTION * times[variant, "model"] for variant in variants):
-            compiled, fused = (times[variant, "model"] - times[variant, "attention"] for variant in variants)
-            lines.append([graph, device, str(dim), f"{compiled:.3f}", f"{fused:.3f}", f"{compiled / fused:.2f}x"])
-    return table(["graph", "device", "d", "torch.compile", "fused", "faster"], lines) if lines else ""
-
-
-def _accuracy(rows: Sequence[Row]) -> str:
-    found: dict[tuple[str, int, str, str], dict[str, float]] = {}
-    for row in rows:
-        if row.metric in ("output_error", "argmax_agreement") and row.value is not None:
-            found.setdefault((row.dataset, row.dim, row.dtype, row.backend), {})[row.metric] = row.value
-    lines = []
-    for (dataset, dim, dtype, backend), values in sorted(found.items()):
-        same = values.get("argmax_agreement")
-        agreement = "-" if same is None else f"{same:.2%}"
-        lines.append([dataset, str(dim), dtype, backend, agreement, f"{values['output_error']:.1e}"])
-    head = ["graph", "d", "precision", "back end", "same largest output", "relative error"]
-    return table(head, lines) if lines else ""
+    for (dataset, dim, dtype, backend), (agreement, error) in zip(
+        wide.index, wide.itertuples(index=False, name=None), strict=True
+    ):
+        same = "-" if pd.isna(agreement) else f"{agreement:.2%}"
+        lines.append([dataset, str(dim), dtype, backend, same, f"{error:.1e}"])
+    return table(["graph", "d", "precision", "backend", "same largest output", "relative error"], lines, 1)

@@ -1,4 +1,4 @@
-"""Builds of the sparse formats become rows; what keeps one from being measured does too."""
+"""Rows of the builds of the sparse formats, also of builds that fail; the figure."""
 
 import time
 
@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import data
-from bench import Row, provenance
-from bench import format_build as preprocessing
+from bench import format_build
 from bench.format_build import Build, builds, measure_builds, time_build
+from bench.provenance import provenance
+from bench.records import Row, finished
+from report.frames import frame
 from report.plots.format_build import draw
 
 CPU = torch.device("cpu")
@@ -20,12 +22,13 @@ def cora():
 
 
 def rows_of(loaded, **options) -> list[Row]:
-    return list(measure_builds(loaded, provenance(CPU), CPU, "configs/bench/smoke.yaml", **options))
+    measured = measure_builds(loaded, provenance(CPU), CPU, "configs/bench/smoke.yaml", **options)
+    return [row for _, rows in measured for row in rows]
 
 
 def test_both_formats_are_timed_on_the_cpu(cora):
     rows = rows_of(cora)
-    assert [(row.backend, row.metric) for row in rows] == [("fused3s_paper", "time"), ("fused3s", "bsb_time")]
+    assert [(row.backend, row.variant) for row in rows] == [("fused3s_paper", "none"), ("fused3s", "bsb")]
     assert {row.status for row in rows} == {"unchecked"}
     assert all(0 < row.p10 <= row.value <= row.p90 for row in rows)
     assert {(row.dataset, row.nnz, row.scope) for row in rows} == {("cora", cora.meta.num_edges, "build")}
@@ -34,45 +37,48 @@ def test_both_formats_are_timed_on_the_cpu(cora):
 def test_a_graph_over_the_limit_and_a_failing_build_are_rows(cora, monkeypatch):
     limited = rows_of(cora, max_edges=10_000)
     assert {row.status for row in limited} == {"unavailable"}
-    assert "at most 10,000 were asked for" in limited[0].reason
+    assert "the limit on this device is 10,000" in limited[0].reason
 
     def fail(pattern):
         raise MemoryError("no room")
 
     good = builds(CPU)[1]
-    monkeypatch.setattr(preprocessing, "builds", lambda device: [Build("fused3s_paper", "time", fail), good])
+    monkeypatch.setattr(format_build, "builds", lambda device: [Build("fused3s_paper", "none", fail), good])
     failed, fine = rows_of(cora)
     assert (failed.status, failed.reason, failed.value) == ("oom", "no room", None)
     assert fine.status == "unchecked"
+    assert rows_of(cora, done=finished([fine], format_build.FINISHED))[0].status == "oom"  # only that one again
+    assert len(rows_of(cora, done=finished([failed, fine], format_build.FINISHED))) == 1
 
 
 def test_a_slow_build_is_timed_once_and_a_quick_one_often(monkeypatch):
-    monkeypatch.setattr(preprocessing, "SECONDS", 0.02)
+    monkeypatch.setattr(format_build, "SECONDS", 0.02)
     assert time_build(lambda: time.sleep(0.03), CPU).repeats == 1
-    assert time_build(lambda: None, CPU).repeats == preprocessing.REPEATS
+    assert time_build(lambda: None, CPU).repeats == format_build.REPEATS
 
 
 @pytest.mark.gpu
 def test_builds_on_the_gpu(cora):
     device = torch.device("cuda", torch.cuda.current_device())
-    rows = list(measure_builds(cora, provenance(device), device, "configs/bench/smoke.yaml"))
-    assert [(row.backend, row.metric) for row in rows][-1] == ("fused3s", "time")
+    measured = measure_builds(cora, provenance(device), device, "configs/bench/smoke.yaml")
+    rows = [row for _, some in measured for row in some]
+    assert [(row.backend, row.variant) for row in rows][-1] == ("fused3s", "none")
     assert {row.status for row in rows} == {"unchecked"}
     assert rows[2].value > 0.5 * rows[1].value  # holds the build of BSB
 
 
 def test_runs_until_amortised(cora):
     shared = rows_of(cora)[0].model_dump() | {"run_id": "a", "value": 30.0, "p10": 30.0, "p90": 30.0}
-    on_gpu = shared | {"device": "GPU A", "driver": "1"}
-    kernel = on_gpu | {"scope": "kernel", "dim": 128, "dtype": "float16", "out_dtype": "float32", "status": "ok"}
-    kernel |= {"relative_error": 1e-4}
+    on_gpu = shared | {"device": "GPU A", "device_type": "cuda"}
+    kernel = on_gpu | {"bench": "kernels", "scope": "kernel", "dim": 128, "heads": 1, "l2": "warm", "status": "ok"}
+    kernel |= {"dtype": "float16", "out_dtype": "float32", "relative_error": 1e-4}
     rows = [
         Row(**shared),
         Row(**on_gpu | {"value": 3.0}),
         Row(**kernel | {"value": 0.5}),
         Row(**kernel | {"backend": "dfgnn_tiling", "value": 2.0, "dtype": "float32"}),
     ]
-    (figure,) = draw(rows).values()
+    (figure,) = draw(frame(rows)).values()
     above, below = figure.axes
     assert [patch.get_height() for patch in above.patches] == [3.0, 30.0]
     runs = [line.get_ydata()[0] for line in below.lines if len(line.get_ydata())]

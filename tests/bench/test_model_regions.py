@@ -1,4 +1,4 @@
-"""Times of a forward pass's parts, and the accuracy of 16 bits."""
+"""Times of the regions of a forward pass."""
 
 import json
 import time
@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 
-from bench.accuracy import accuracy
 from bench.model_regions import REGIONS, save_trace, time_attention, time_regions
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
@@ -94,21 +93,3 @@ def test_gpu_regions_add_up_to_the_eager_pass(dense):
     inside = {captured: prepared(device, torch.float16, dense=dense, cuda_graph=captured) for captured in (False, True)}
     times = {captured: time_attention(e, device=device, repeats=5).median for captured, e in inside.items()}
     assert 0 < times[True] < times[False]  # without waiting for launches
-
-
-def test_accuracy_counts_rows_with_the_same_largest_logit():
-    exact = torch.eye(4)
-    logits = exact.clone()
-    logits[0] = torch.tensor([0.0, 1.0, 0.0, 0.0])
-    found = accuracy(logits.half(), exact)
-    assert found.argmax_agreement == 0.75
-    assert found.max_abs == 1.0
-    # The difference has two entries of 1 in 16, the reference less its mean row 12 of 1/4 and 4 of 3/4, in squares 3.
-    assert found.relative == pytest.approx((2 / 3) ** 0.5)
-    assert accuracy(exact.half(), exact).argmax_agreement == 1.0
-
-
-def test_a_single_output_has_no_largest():
-    assert accuracy(torch.ones(3, 1), torch.rand(3, 1)).argmax_agreement is None
-    with pytest.raises(TypeError, match="logits of a float32 model"):
-        accuracy(torch.ones(3, 2), torch.ones(3, 2).half())

@@ -1,24 +1,22 @@
-"""Provenance is complete where tools are there and says "none" where they are not."""
+"""Provenance: commit and changes of the code, versions, and "none" where a tool is missing."""
 
 import re
 import subprocess
-from importlib import import_module
 
 import pytest
 import torch
 
-from bench import provenance
+from bench import provenance as module
+from bench.provenance import provenance
 
-MODULE = import_module("bench.provenance")  # the name in the package is the function
 CPU = torch.device("cpu")
 
 
-def test_no_field_is_blank():
-    found = provenance(CPU).model_dump()
-    assert all(found.values()), found
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["date"])
-    assert found["torch"] == torch.__version__
-    assert found["driver"] == "none"
+def test_versions_and_date():
+    found = provenance(CPU)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found.date)
+    assert (found.torch, found.device_type, found.driver) == (torch.__version__, "cpu", "none")
+    assert found.dgl == module.metadata.version("dgl")
 
 
 def test_works_without_git_dgl_and_cupy(monkeypatch):
@@ -26,11 +24,11 @@ def test_works_without_git_dgl_and_cupy(monkeypatch):
         raise FileNotFoundError
 
     def not_installed(name):
-        raise MODULE.metadata.PackageNotFoundError
+        raise module.metadata.PackageNotFoundError
 
     monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
     monkeypatch.setattr(subprocess, "run", missing)
-    monkeypatch.setattr(MODULE.metadata, "version", not_installed)
+    monkeypatch.setattr(module.metadata, "version", not_installed)
     found = provenance(CPU)
     assert (found.commit, found.dirty, found.cupy, found.dgl) == ("none", "none", "none", "none")
 
@@ -47,15 +45,20 @@ def repository(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("1")
     git("add", "file")
     git("commit", "--quiet", "--message", "one")
-    monkeypatch.setattr(MODULE, "_ROOT", tmp_path.resolve())
+    monkeypatch.setattr(module, "_ROOT", tmp_path.resolve())
     return tmp_path, git("rev-parse", "HEAD")
 
 
-def test_commit_and_dirty_flag(repository):
+def test_any_change_of_the_code_is_dirty_and_new_results_are_not(repository, monkeypatch):
+    monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
     folder, commit = repository
     assert (provenance(CPU).commit, provenance(CPU).dirty) == (commit, "no")
-    (folder / "untracked").write_text("a result")
+    (folder / "results").mkdir()
+    (folder / "results" / "new.csv").write_text("measured")
     assert provenance(CPU).dirty == "no"
+    (folder / "untracked.py").write_text("code")
+    assert provenance(CPU).dirty == "yes"
+    (folder / "untracked.py").unlink()
     (folder / "file").write_text("2")
     assert provenance(CPU).dirty == "yes"
 
@@ -63,13 +66,24 @@ def test_commit_and_dirty_flag(repository):
 def test_a_copy_inside_another_repository_does_not_take_its_commit(repository, monkeypatch):
     folder, _ = repository
     (folder / "copy").mkdir()
-    monkeypatch.setattr(MODULE, "_ROOT", (folder / "copy").resolve())
+    monkeypatch.setattr(module, "_ROOT", (folder / "copy").resolve())
     monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
-    assert provenance(CPU).commit == "none"
-    monkeypatch.setenv("FUSED3S_COMMIT", "abc123")  # a copy can be told what it is a copy of
-    assert (provenance(CPU).commit, provenance(CPU).dirty) == ("abc123", "none")
-    monkeypatch.setattr(MODULE, "_ROOT", folder)  # also one whose .git stayed behind
-    assert provenance(CPU).commit == "abc123"
+    assert (provenance(CPU).commit, provenance(CPU).dirty) == ("none", "none")
+
+
+@pytest.mark.parametrize(
+    ("given", "commit", "dirty"),
+    [("abc123", "abc123", "none"), ("abc123-clean", "abc123", "no"), ("abc123-dirty", "abc123", "yes")],
+)
+def test_the_environment_variable_has_commit_and_state(repository, monkeypatch, given, commit, dirty):
+    monkeypatch.setenv("FUSED3S_COMMIT", given)
+    assert (provenance(CPU).commit, provenance(CPU).dirty) == (commit, dirty)
+
+
+def test_a_malformed_variable_is_an_error(monkeypatch):
+    monkeypatch.setenv("FUSED3S_COMMIT", "abc123-modified")
+    with pytest.raises(ValueError, match="FUSED3S_COMMIT: got 'abc123-modified'; allowed are COMMIT, COMMIT-clean"):
+        provenance(CPU)
 
 
 @pytest.mark.gpu

@@ -9,14 +9,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from bench import ResultsFileError, Row, append_rows, check_results_file, provenance
-from bench.records import COLUMNS
+from bench.provenance import provenance
+from bench.records import COLUMNS, ResultsFileError, Row, append_rows, check_results_file, finished, key, read_rows
 
 PROVENANCE = provenance(torch.device("cpu")).model_dump()
 
 
 def row(**changes) -> Row:
     values = {
+        "bench": "infer",
         "dataset": "cora",
         "data_sha256": "0123",
         "data_source": "synthetic",
@@ -40,7 +41,26 @@ def row(**changes) -> Row:
         "config": "configs/infer/cora.yaml",
         "config_sha": "abc",
     }
-    return Row(**PROVENANCE, **(values | changes))
+    return Row(**(PROVENANCE | values | changes))
+
+
+def test_rows_come_back_as_they_were_written(tmp_path):
+    rows = [row(), row(sm=3, score_range=-8, scores="shift", note='a "quoted", note')]
+    append_rows(tmp_path / "r.csv", rows)
+    assert read_rows(tmp_path / "r.csv") == rows
+
+
+def test_a_key_has_the_settings_and_not_the_outcome():
+    measured = row()
+    assert finished([measured], ("unchecked",)) == {key(measured.model_dump())}
+    assert finished([measured], ("ok",)) == set()
+    assert key(row(value=3.0, note="again", run_id="another", config="moved.yaml").model_dump()) == key(
+        measured.model_dump()
+    )
+    for change in ({"variant": "x"}, {"order": "auto"}, {"dense": "fused"}, {"launch": "eager"}, {"l2": "cold"}):
+        assert key(row(**change).model_dump()) != key(measured.model_dump())
+    columns = {name: value for name, value in measured.model_dump().items() if name not in ("sm", "variant")}
+    assert key(columns) == key(measured.model_dump())  # defaults
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -64,8 +84,9 @@ def test_no_blank_cell_but_what_the_status_explains(tmp_path):
         tmp_path / "r.csv", [row(), row(status="oom", reason="9 GiB", value=None, p10=None, p90=None, repeats=0)]
     )
     checked, failed = read(tmp_path / "r.csv")
-    assert [name for name, cell in checked.items() if not cell] == ["relative_error"]
-    assert [name for name, cell in failed.items() if not cell] == ["value", "p10", "p90", "relative_error"]
+    absent = ["score_range", "sm", "working_set", "work"]
+    assert [name for name, cell in checked.items() if not cell] == [*absent, "relative_error"]
+    assert [name for name, cell in failed.items() if not cell] == [*absent, "value", "p10", "p90", "relative_error"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +114,7 @@ def test_row_that_does_not_explain_itself_is_refused(changes, message):
     [
         ("a,b\n1,2\n", "missing.*run_id.*unknown.*'a', 'b'"),
         (",".join(COLUMNS[:-1]) + "\n", "missing: \\['note'\\]"),
-        (",".join(COLUMNS) + "\n12,2026", "last line is not complete"),
+        (",".join(COLUMNS) + "\n12,2026", "last line is incomplete"),
     ],
 )
 def test_file_that_rows_do_not_fit_is_left_alone(tmp_path, content, message):

@@ -1,4 +1,4 @@
-"""The SM active time: from clocks to cycles, to rows, to the figure."""
+"""SM active time: clocks to cycles, rows, the figure."""
 
 import os
 import subprocess
@@ -10,18 +10,20 @@ import pytest
 import torch
 
 import data
-from bench import append_rows, provenance
-from bench.kernels import Cell, GraphBench, Problem
-from bench.records import Row, read_rows
-from bench.sm_activity import SHARE, TIME, WITH, WITHOUT, active_cycles, check_config, measure_sm_active, sm_active_rows
+from bench.provenance import provenance
+from bench.records import Row, append_rows, read_rows
+from bench.sm_activity import SmActivityBench, active_cycles, check_config
 from configs import load_config
 from configs.bench_schema import VARIANTS, BenchConfig
-from report.plots.sm_activity import draw, sm_number
+from report.frames import frame
+from report.plots.sm_activity import SIDES, draw
 from report.plots.style import save
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/bench/sm_active.yaml"
 CPU = torch.device("cpu")
+WITHOUT, WITH = SIDES
+TIME, SHARE = "sm_active_time", "sm_active_share"
 
 
 def config(*overrides: str) -> BenchConfig:
@@ -33,9 +35,11 @@ def graph() -> data.LoadedGraph:
     return data.load("cora", source="synthetic", features=False)
 
 
-def rows_of(graph: data.LoadedGraph, backend: str, launches: list[dict[int, int]], error: float = 1e-4) -> list[Row]:
-    bench = GraphBench(graph, config(), CONFIG, provenance(CPU), CPU)
-    return sm_active_rows(bench, Cell(backend, 64, torch.float32), launches, error)
+def rows_of(graph: data.LoadedGraph, variant: str, launches: list[dict[int, int]], error: float = 1e-4) -> list[Row]:
+    settings = config("kernel.dims=[64]")
+    bench = SmActivityBench(graph, settings, CONFIG, provenance(CPU), CPU)
+    (cell,) = (cell for cell in bench.cells(settings) if cell.variant == variant)
+    return bench.rows_of_launches(cell, launches, error)
 
 
 def test_the_two_sides_differ_in_the_order_alone():
@@ -67,7 +71,7 @@ def test_active_cycles_are_those_with_a_block():
 
 def test_an_sm_without_a_block_counts_with_0():
     assert active_cycles(np.array([(1, 5, 8)]), num_sms=3) == {0: 0, 1: 3, 2: 0}
-    # Numbers need not be without gaps: no SM is made up.
+    # SM numbers may have gaps: no other SM is added.
     assert active_cycles(np.array([(1, 5, 8), (7, 0, 2)]), num_sms=2) == {1: 3, 7: 2}
 
 
@@ -81,7 +85,7 @@ def test_rows_are_of_the_median_launch_and_the_share_of_all(graph):
         (TIME, "cycles", 90, 90, 1),
         (TIME, "cycles", 100, 100, 1),
     ]
-    assert [sm_number(row) for row in times] == [0, 1]
+    assert [row.sm for row in times] == [0, 1]
     assert {row.config for row in times} == {CONFIG}
     assert {(row.scope, row.dataset, row.data_source, row.dim) for row in times} == {
         ("kernel", "cora", "synthetic", 64)
@@ -89,15 +93,15 @@ def test_rows_are_of_the_median_launch_and_the_share_of_all(graph):
 
 
 @pytest.mark.parametrize("error", [3e-3, float("nan")])
-def test_a_wrong_output_is_said_in_every_row(graph, error):
+def test_a_wrong_output_is_a_status_of_every_row(graph, error):
     rows = rows_of(graph, WITHOUT, [{0: 1}], error)
     assert {row.status for row in rows} == {"wrong"}
     assert "allowed 2.0e-03" in rows[0].reason
 
 
-def test_what_has_no_clocked_build_is_refused():
+def test_a_backend_without_a_clocked_build_is_refused():
     check_config(config())
-    with pytest.raises(ValueError, match=r"kernel\.backends: fused3s notes no clocks; allowed are F3S_splitR"):
+    with pytest.raises(ValueError, match=r"kernel\.backends: fused3s has no clocked build; allowed are F3S_splitR"):
         check_config(config("kernel.backends=[F3S_splitC, fused3s]"))
     with pytest.raises(ValueError, match=r"measure\.l2 = cold"):
         check_config(config("measure.l2=cold"))
@@ -110,7 +114,7 @@ def test_the_figure_is_drawn_from_a_csv_the_same_each_time(graph, tmp_path):
     append_rows(path, [row.model_copy(update={"device": "NVIDIA H200"}) for row in rows])
     drawn = []
     for folder in ("first", "second"):
-        ((stem, figure),) = draw(read_rows(path)).items()
+        ((stem, figure),) = draw(frame(read_rows(path))).items()
         assert stem == "sm-active_nvidia-h200_d64"
         drawn.append([path.read_bytes() for path in save(figure, tmp_path / folder / stem)])
     assert drawn[0] == drawn[1]
@@ -126,10 +130,10 @@ def test_the_figure_is_drawn_from_a_csv_the_same_each_time(graph, tmp_path):
 
 def test_nothing_is_drawn_without_both_sides(graph):
     without, wrong = rows_of(graph, WITHOUT, [{0: 1}]), rows_of(graph, WITH, [{0: 1}], error=1.0)
-    assert draw([]) == draw(without) == draw(without + wrong) == {}
+    assert draw(frame([])) == draw(frame(without)) == draw(frame(without + wrong)) == {}
 
 
-def test_without_a_gpu_the_script_says_so(tmp_path):
+def test_without_a_gpu_the_script_reports_it(tmp_path):
     command = [sys.executable, "scripts/sm_active_time.py", "--results", str(tmp_path / "r.csv")]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
@@ -138,13 +142,14 @@ def test_without_a_gpu_the_script_says_so(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", VARIANTS)
-def test_measured_on_a_gpu(graph, backend):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_measured_on_a_gpu(graph, variant):
     device = torch.device("cuda", torch.cuda.current_device())
-    bench = GraphBench(graph, config(), CONFIG, provenance(device), device)
-    share, *times = measure_sm_active(bench, backend, Problem(bench, 64))
+    settings = config("kernel.dims=[64]", f"kernel.backends=[{variant}]")
+    ((_, rows),) = SmActivityBench(graph, settings, CONFIG, provenance(device), device).measure(())
+    share, *times = rows
     assert share.status == "ok", share.reason
     assert 0 < share.p10 <= share.value <= share.p90 <= 1
     assert len(times) == torch.cuda.get_device_properties(device).multi_processor_count
-    assert sum(row.value > 0 for row in times) >= len(times) / 2  # cora has more row windows than a GPU has SMs
+    assert sum(row.value > 0 for row in times) >= len(times) / 2  # cora has more row windows than a GPU SMs
     assert max(row.value for row in times) < 1e7

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from bench import provenance
+from bench.provenance import provenance
 from bench.softmax_stability import EMULATED, KERNELS, Scores, emulate, measure_scores
+from report.frames import frame
 from report.plots.softmax_stability import draw
 
 CPU = torch.device("cpu")
@@ -18,10 +19,10 @@ def scores(family: str, size: int, device: torch.device = CPU) -> Scores:
 
 def rows_of(one: Scores) -> dict:
     rows = list(measure_scores(one, provenance(one.device)))
-    return {(row.backend, row.dtype, row.metric): row for row in rows}
+    return {(row.backend if row.variant == "none" else row.variant, row.dtype, row.metric): row for row in rows}
 
 
-def test_scores_have_the_range_that_they_name():
+def test_scores_have_their_range():
     assert scores("spread", 32).exact_scores.abs().max() == pytest.approx(32)
     shifted, plain = scores("shift", -88).exact_scores, scores("shift", 0).exact_scores
     torch.testing.assert_close(shifted, plain - 88)
@@ -50,17 +51,17 @@ def test_a_type_rounds_every_step():
 @pytest.mark.parametrize(("dtype", "limit"), [("float16", math.log(65504)), ("float32", math.log(3.4e38))])
 def test_only_naive_overflows_and_where_the_type_ends(dtype, limit):
     below, above = rows_of(scores("shift", int(limit) - 7)), rows_of(scores("shift", int(limit) + 8))
-    assert below["emulated_naive", dtype, "relative_error"].status == "ok"
-    naive = above["emulated_naive", dtype, "relative_error"]
+    assert below["naive", dtype, "relative_error"].status == "ok"
+    naive = above["naive", dtype, "relative_error"]
     assert (naive.status, naive.value, naive.reason) == ("error", None, "no row of the output is finite")
-    assert above["emulated_naive", dtype, "share_not_finite"].value == 1
-    for softmax in ("emulated_stable", "emulated_online"):
+    assert above["naive", dtype, "share_not_finite"].value == 1
+    for softmax in ("stable", "online"):
         assert above[softmax, dtype, "relative_error"].status == "ok"
         assert above[softmax, dtype, "share_not_finite"].value == 0
 
 
 def test_some_rows_that_overflow_are_a_wrong_row_with_the_others_error():
-    naive = rows_of(scores("spread", 17))["emulated_naive", "float16", "relative_error"]
+    naive = rows_of(scores("spread", 17))["naive", "float16", "relative_error"]
     assert naive.status == "wrong"
     assert 0 < naive.repeats < 64
     assert naive.reason == f"{64 - naive.repeats} of 64 rows are not finite"
@@ -81,7 +82,7 @@ def test_figures_mark_what_is_not_finite():
     rows = [
         row for one in (scores("spread", 4), scores("spread", 17), scores("shift", 88)) for row in rows_of(one).values()
     ]
-    (figure,) = draw(rows).values()
+    (figure,) = draw(frame(rows)).values()
     spread, shift = figure.axes
     lines = {line.get_label(): line.get_xdata() for line in spread.lines}
     assert [*lines["naive, float16"]] == [4]
@@ -90,5 +91,5 @@ def test_figures_mark_what_is_not_finite():
     assert crosses == [[88], [88], [], [], [], []]
     names = [text for text in spread.texts if text.get_text() in ("float16", "float32")]
     assert [text.xy[1] >= spread.get_ylim()[0] for text in names] == [True, True]  # inside of the axes
-    kernels_only = [row.model_copy(update={"backend": "fused3s"}) for row in rows]
-    assert [stem.split("_")[0] for stem in draw([*rows, *kernels_only])] == ["stability", "stability-kernels"]
+    kernels_only = [row.model_copy(update={"backend": "fused3s", "variant": "none"}) for row in rows]
+    assert [stem.split("_")[0] for stem in draw(frame([*rows, *kernels_only]))] == ["stability", "stability-kernels"]

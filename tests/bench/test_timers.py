@@ -1,18 +1,15 @@
-"""Timers measure what they say, and verification fails where it should."""
+"""Timers."""
 
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from bench import timers as measure
-from bench.predictions import check_predictions_path, save_predictions
 from bench.timers import (
-    NOT_MEASURED,
     Spread,
     l2_flusher,
     peak_memory_mib,
@@ -21,7 +18,6 @@ from bench.timers import (
     time_kernel,
     time_passes,
 )
-from bench.verify import compare
 from kernels.runtime.cuda_graph import CaptureError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,9 +50,12 @@ def test_time_inside_adds_up_the_inner_calls_of_each_pass():
     assert spread.repeats == 3
 
 
-def test_peak_memory_of_this_process_is_plausible():
+def test_peak_memory_grows_by_what_is_allocated():
     reset_peak_memory(CPU)
-    assert 50 < peak_memory_mib(CPU) < 100_000
+    before = peak_memory_mib(CPU)
+    block = torch.ones(int((before + 64) * 2**18))  # MiB of float32; more than the process ever held
+    assert peak_memory_mib(CPU) >= before + 64
+    del block
 
 
 @pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
@@ -67,7 +66,7 @@ def test_what_no_graph_can_hold_is_timed_with_events(monkeypatch, error):
     monkeypatch.setattr(measure, "time_graph_replays", refuse)
     monkeypatch.setattr(measure, "time_passes", lambda run, **options: Spread.of([1.0] * options["repeats"]))
     spread, how = measure.time_kernel(lambda: None, device=torch.device("cuda"), repeats=5)
-    assert (spread.repeats, how) == (5, "CUDA events, which also time waiting for launches")
+    assert (spread.repeats, how) == (5, "CUDA events with launch gaps")
 
 
 @pytest.mark.gpu
@@ -84,7 +83,7 @@ def test_gpu_timer_sees_the_gpu_and_memory_the_tensor():
 
 
 def run_on_gpu(code: str) -> str:
-    """Of a process of its own: a capture that fails could leave something behind for other tests."""
+    """Output of a fresh process: a failed capture could affect other tests."""
     head = "import torch\nfrom bench.timers import *\ndevice = torch.device('cuda', torch.cuda.current_device())\n"
     done = subprocess.run([sys.executable, "-c", head + code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -110,7 +109,7 @@ def run():
 run()
 stream = torch.cuda.current_stream()
 spread, how = time_kernel(run, device=device, repeats=30)
-assert how == "CUDA events, which also time waiting for launches", how
+assert how == "CUDA events with launch gaps", how
 assert torch.cuda.current_stream() == stream
 torch.cuda.synchronize()
 torch.cuda.empty_cache()
@@ -152,80 +151,8 @@ def test_a_flush_is_outside_the_timed_interval_and_empties_l2():
     assert warm.median < cold.median < warm.median + alone.median
 
 
-def test_columns_of_a_row():
-    assert Spread.of([1.0, 2.0, 3.0]).columns() == {"value": 2.0, "p10": 1.2, "p90": 2.8, "repeats": 3}
-    assert set(NOT_MEASURED) == {"value", "p10", "p90", "repeats"}
-
-
 def test_a_flush_on_the_cpu_is_called_before_every_interval():
     calls = []
     spread, how = time_kernel(lambda: calls.append("run"), device=CPU, repeats=3, flush=lambda: calls.append("flush"))
     assert (spread.repeats, how) == (3, "clock")
     assert calls == ["flush", "run"] * 3 + ["flush"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rounding_passes_and_an_error_does_not(dtype):
-    torch.manual_seed(0)
-    eps = torch.finfo(dtype).eps
-    reference = torch.randn(1000, 7, dtype=torch.float64)
-    rounded = reference + eps * torch.randn(1000, 7, dtype=torch.float64)
-    assert compare(rounded.to(dtype), reference.to(dtype)).passed
-    wrong = reference * (1 + 100 * eps)
-    assert not compare(wrong.to(dtype), reference.to(dtype)).passed
-    one_row = reference.clone()
-    one_row[17] *= -1
-    assert not compare(one_row.to(dtype), reference.to(dtype)).passed
-
-
-def test_a_bias_that_all_rows_share_does_not_hide_an_error():
-    torch.manual_seed(0)
-    signal = torch.randn(1000, 7) * 0.5 + 1.0
-    wrong = signal + torch.randn(1000, 7) * 5e-3
-    agreement = compare(wrong.half(), signal.half())
-    assert (wrong - signal).norm() / signal.norm() < agreement.allowed < agreement.relative
-    assert not agreement.passed
-
-
-def test_nan_never_passes_and_equal_zeros_do():
-    reference = torch.ones(4, 2)
-    assert not compare(torch.full((4, 2), torch.nan), reference).passed
-    assert not compare(reference, torch.full((4, 2), torch.nan)).passed
-    assert compare(torch.zeros(4, 2), torch.zeros(4, 2)).passed
-    assert not compare(torch.ones(4, 2), torch.zeros(4, 2)).passed
-
-
-@pytest.mark.parametrize(
-    ("suffix", "load"),
-    [(".npy", np.load), (".npz", lambda path: np.load(path)["logits"]), (".pt", torch.load)],
-)
-def test_predictions_come_back(tmp_path, suffix, load):
-    logits = torch.randn(5, 3).half()
-    path = tmp_path / "new" / f"out{suffix}"
-    save_predictions(path, logits)
-    loaded = torch.as_tensor(load(path))
-    assert loaded.dtype == torch.float32
-    assert torch.equal(loaded, logits.float())
-
-
-def test_failed_save_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    path = tmp_path / "out.npy"
-    path.write_text("old")
-
-    def fail(file, array):
-        file.write(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(np, "save", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_predictions(path, torch.zeros(2, 2))
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_unknown_suffix_is_refused_before_the_run(tmp_path):
-    with pytest.raises(ValueError, match=r"'\.csv'; allowed are \.npy, \.npz, \.pt"):
-        check_predictions_path(tmp_path / "out.csv")
-    (tmp_path / "folder.npy").mkdir()
-    with pytest.raises(ValueError, match="is a folder"):
-        check_predictions_path(tmp_path / "folder.npy")

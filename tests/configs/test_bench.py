@@ -46,7 +46,7 @@ def test_each_variant_is_one_switch_from_the_one_before():
 
 
 def test_the_other_configurations_load():
-    more, smoke = load("more_real"), load("smoke")
+    more, smoke = load("more"), load("smoke")
     assert more.data.source == "file"
     assert not {*more.data.names} & {*load("single").data.names, *load("batched").data.names}
     assert {"fused3s", "fused3s+reorder", "fused3s_paper"} < {*smoke.kernel.backends}

@@ -30,11 +30,6 @@ def test_the_sets_and_widths_of_the_paper():
     assert single.run == batched.run
 
 
-def test_cells_of_a_width_count_modes_and_accuracy():
-    config = load("smoke", "run.modes={fused3s: [plain, fused], dgl: [plain]}")
-    assert config.run.cells_of_a_width == 4
-
-
 @pytest.mark.parametrize(
     ("override", "parts"),
     [

@@ -15,10 +15,10 @@ import scipy.sparse
 import torch
 
 import data
+from bench.block_stats import measure, paper_figures
 from data.graph import RawGraph
 from data.loader import find_graph
 from fused3s_dgl import import_dgl
-from report.datasets.block_stats import measure, paper_figures
 
 MOLECULES = 1024
 

@@ -7,10 +7,9 @@ import torch
 
 import data
 import data.synthetic.generate
+from bench.block_stats import TARGETS, dataset_rows, decile_rows, measure
 from data.loader import find_graph
 from data.synthetic.windows import Deciles, LogNormal
-from report.datasets.block_stats import TARGETS, measure
-from report.datasets.tables import dataset_rows, decile_rows
 
 # Sizes up to 5 M edges, and ppa's 5.4 M; `python scripts/datasets.py stats` checks the others.
 QUICK = [name for name in data.names() if data.info(name).nnz < 5.5e6]
@@ -31,7 +30,7 @@ def surrogate(request, root):
 
 def test_block_statistics_are_the_papers(surrogate):
     entry, _, measured = surrogate
-    rows = [*dataset_rows(entry, "synthetic", measured), *decile_rows(entry, "synthetic", measured)]
+    rows = [*dataset_rows(entry, measured), *decile_rows(entry, measured)]
     assert [row for row in rows if row["status"] == "off"] == []
     checked = sum(row["status"] == "ok" for row in rows)
     if entry.published is None:
@@ -342,6 +341,6 @@ def test_targets_can_be_missed(root):
     """A graph that is not pubmed is off pubmed's figures, and off only those that differ."""
     entry = data.info("citeseer")
     measured = measure(find_graph("cora", root=root, source="synthetic")[1])
-    states = {row["metric"]: row["status"] for row in dataset_rows(entry, "synthetic", measured)}
+    states = {row["metric"]: row["status"] for row in dataset_rows(entry, measured)}
     assert set(states) == set(TARGETS)
     assert states["nodes"] == states["nnz"] == states["tcb_per_rw_mean"] == "off"

@@ -1,4 +1,4 @@
-"""Small graphs, and models with every parameter random: fresh norms and biases would hide a mistake in them."""
+"""Small graphs, and models with random values of every parameter: initial norms and biases would hide mistakes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Checkpoints: weights come back, and a wrong file is named with what differs."""
+"""Checkpoints: weights are restored; the error for a wrong file lists the differences."""
 
 import os
 
@@ -18,7 +18,7 @@ class MakesFolder:
         return os.mkdir, (self.path,)
 
 
-def test_weights_come_back_in_the_model_dtype(make_model, tmp_path):
+def test_weights_are_restored_in_the_model_dtype(make_model, tmp_path):
     saved, fresh = make_model(norm="batch"), make_model(norm="batch").half()
     with torch.no_grad():
         saved.readout.classes.bias += 1
@@ -28,7 +28,7 @@ def test_weights_come_back_in_the_model_dtype(make_model, tmp_path):
         torch.testing.assert_close(tensor, saved.state_dict()[name].to(tensor.dtype))
 
 
-def test_a_checkpoint_of_another_model_lists_what_differs_and_changes_nothing(make_model, tmp_path):
+def test_a_checkpoint_of_another_model_lists_the_differences_and_changes_nothing(make_model, tmp_path):
     torch.save(make_model(dim=64, pos_enc=2).state_dict(), tmp_path / "w.pt")
     model = make_model(norm="batch")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -67,5 +67,5 @@ def test_a_file_that_would_run_code_is_refused(make_model, tmp_path):
 
 def test_something_else_than_weights(make_model, tmp_path):
     torch.save([1, 2], tmp_path / "w.pt")
-    with pytest.raises(CheckpointError, match="holds no state dict"):
+    with pytest.raises(CheckpointError, match="not a state dict"):
         load_checkpoint(make_model(), tmp_path / "w.pt")

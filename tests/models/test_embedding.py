@@ -1,4 +1,4 @@
-"""The packed embedding against the plain module, of floats and of categories."""
+"""Packed embedding against the plain module, for floats and for categories."""
 
 import pytest
 import torch
@@ -44,8 +44,8 @@ def test_packed_is_plain_on_a_gpu(make_graph, make_model, options, dtype):
         assert (packed(inputs) - expected).abs().max() <= 1.5 * error
 
 
-def test_too_many_values_for_a_row_stay_a_bag(make_graph, make_model, monkeypatch):
-    monkeypatch.setattr(embedding, "MOST_HOT", 8)
+def test_too_many_values_for_one_hot_rows_use_an_embedding_bag(make_graph, make_model, monkeypatch):
+    monkeypatch.setattr(embedding, "MAX_ONE_HOT", 8)
     options = {"cardinalities": (5, 4)}
     model, inputs, packed = embeddings(make_graph, make_model, options)
     bags = []

@@ -1,16 +1,17 @@
-"""Ways to run the model: plain, compiled and fused dense parts, and CUDA graphs, all with the same outputs."""
+"""Execution of the model: plain, compiled and fused non-attention layers, and CUDA graphs, all with equal outputs."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bench.verify import compare
+from bench.checks import compare
 from configs.schema import FUSED_DIMS
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from kernels.backends import REGISTRY
-from kernels.backends.base import Backend
+from kernels.backends.reference import ReferenceBackend
 from kernels.dense_block import DIMS, dense_block_unavailable
 from kernels.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError, execution, prepare_execution
@@ -23,7 +24,7 @@ GPU = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def compiles_anew():
     yield
-    torch.compiler.reset()  # what is compiled hangs on code objects, of which only a few versions are kept
+    torch.compiler.reset()  # torch keeps only a few compiled versions of a code object
 
 
 def prepared(model, graph, backend="reference", **options):
@@ -40,13 +41,13 @@ def error(logits, expected):
 
 
 def compile_eagerly(monkeypatch):
-    """torch.compile without code generation, which takes most of a minute: the graph is traced and checked."""
+    """torch.compile that only traces and checks; generating code takes most of a minute."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_compiled_parts_give_what_plain_ones_give(make_graph, make_model, monkeypatch, norm):
+def test_compiled_parts_agree_with_plain_ones(make_graph, make_model, monkeypatch, norm):
     compile_eagerly(monkeypatch)
     graph, model = make_graph(), make_model(norm=norm, heads=4)
     plain, compiled = (prepared(model, graph, dense=dense) for dense in ("plain", "compiled"))
@@ -55,7 +56,7 @@ def test_compiled_parts_give_what_plain_ones_give(make_graph, make_model, monkey
         torch.testing.assert_close(compiled.run(), plain.run(), rtol=0, atol=1e-6)
 
 
-def test_blocks_share_what_is_compiled_and_attention_is_outside(make_graph, make_model, monkeypatch):
+def test_blocks_share_compiled_code_without_attention(make_graph, make_model, monkeypatch):
     compile_eagerly(monkeypatch)
     compiled = prepared(make_model(blocks=6), make_graph(), dense="compiled")
     with torch.inference_mode():
@@ -66,11 +67,11 @@ def test_blocks_share_what_is_compiled_and_attention_is_outside(make_graph, make
 
 def test_only_the_last_part_projects_nothing(make_graph, make_model):
     model = make_model(blocks=3)
-    h, attended = torch.randn(2, 5, 32)
-    outputs = [part(attended, h) for part in model.dense_parts()]
+    h, attn_out = torch.randn(2, 5, 32)
+    outputs = [part(attn_out, h) for part in model.dense_blocks()]
     assert [qkv is None for _, qkv in outputs] == [False, False, True]
     assert outputs[0][1].shape == (5, 96)
-    torch.testing.assert_close(outputs[0][1], model.blocks[1].qkv(model.blocks[0].finish(attended, h)))
+    torch.testing.assert_close(outputs[0][1], model.blocks[1].qkv(model.blocks[0].finish(attn_out, h)))
 
 
 def test_other_parts_take_the_place_of_the_modules(make_graph, make_model):
@@ -78,8 +79,8 @@ def test_other_parts_take_the_place_of_the_modules(make_graph, make_model):
     inputs = model.prepare(graph, plan_attention(graph, backend="reference", device="cpu"))
     seen = []
 
-    def part(attended, h):
-        seen.append((attended.shape, h.shape))
+    def part(attn_out, h):
+        seen.append((attn_out.shape, h.shape))
         return h, torch.zeros(len(h), 96) if len(seen) < 2 else None
 
     logits = model(inputs, [part, part])
@@ -104,7 +105,7 @@ def test_auto_without_a_gpu_is_plain_and_eager_and_says_why(make_graph, make_mod
         ({"dim": 64}, "float32"),
     ],
 )
-def test_fused_that_cannot_be_had_is_an_error_and_no_fallback(make_model, arguments, reason):
+def test_unavailable_fused_block_is_an_error_and_no_fallback(make_model, arguments, reason):
     with pytest.raises(DenseUnavailableError, match=reason):
         choose_dense(make_model(**arguments), "fused")
     assert reason in choose_dense(make_model(**arguments), "auto").reason
@@ -114,7 +115,7 @@ def test_widths_of_the_configuration_are_those_of_the_kernel():
     assert FUSED_DIMS == DIMS
 
 
-def test_a_cuda_graph_that_cannot_be_had_is_an_error(make_graph, make_model):
+def test_an_unavailable_cuda_graph_is_an_error(make_graph, make_model):
     with pytest.raises(CudaGraphError, match="needs an NVIDIA GPU, and the model is on cpu"):
         prepared(make_model(), make_graph(), cuda_graph=True)
 
@@ -122,60 +123,55 @@ def test_a_cuda_graph_that_cannot_be_had_is_an_error(make_graph, make_model):
 def test_a_pass_is_captured_once_and_then_replayed(monkeypatch):
     calls = []
 
-    class Graph:
-        def replay(self):
-            calls.append("replay")
+    def replay():
+        calls.append("replay")
+        return logits
 
-    monkeypatch.setattr(execution, "capture", lambda run: (calls.append("capture") or Graph(), run()))
-    captured = execution.CapturedForward(lambda: torch.zeros(1), "fused3s")
-    first, second = captured.replay(), captured.replay()
-    assert calls == ["capture", "replay", "replay"]
-    assert first is second
+    def capture(run, device):
+        calls.append(f"capture on {device}")
+        return SimpleNamespace(replay=replay)
+
+    logits = torch.zeros(1)
+    monkeypatch.setattr(execution, "capture", capture)
+    captured = execution.CapturedForward(lambda: logits, "fused3s", GPU)
+    assert captured.replay() is captured.replay() is logits
+    assert calls == ["capture on cuda:0", "replay", "replay"]
 
 
-def test_a_failed_capture_names_the_back_end(monkeypatch):
-    def refuse(run):
+def test_a_failed_capture_names_the_backend(monkeypatch):
+    def refuse(run, device):
         raise CaptureError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(execution, "capture", refuse)
     with pytest.raises(CudaGraphError) as caught:
-        execution.CapturedForward(lambda: None, "pyg")
+        execution.CapturedForward(lambda: None, "pyg", GPU)
     assert str(caught.value) == (
-        "a forward pass with the attention back end pyg cannot be captured in a CUDA graph: "
+        "a forward pass with the attention backend pyg cannot be captured in a CUDA graph: "
         "operation not permitted when stream is capturing"
     )
 
 
-class Waits(Backend):
-    """The reference, with a wait for the GPU in each call."""
+class Waits(ReferenceBackend):
+    """The reference, with a synchronisation in each call."""
 
     name = "waits"
-    summary = "a back end of the tests"
     in_auto = False
 
-    def unavailable(self, device):
-        return None
-
-    def prepare(self, graph, device, dtype, head_dim):
-        attend = REGISTRY["reference"].prepare(graph, device, dtype, head_dim)
-
-        def waits(*arguments):
-            output = attend(*arguments)
-            output.sum().item()
-            return output
-
-        return waits
+    def attend(self, *arguments):
+        output = super().attend(*arguments)
+        output.sum().item()
+        return output
 
 
 @pytest.mark.gpu
-def test_gpu_back_end_that_waits_is_run_eagerly_by_auto_and_refused_otherwise(make_graph, make_model, monkeypatch):
+def test_gpu_backend_that_waits_is_eager_with_auto_and_refused_otherwise(make_graph, make_model, monkeypatch):
     monkeypatch.setitem(REGISTRY, "waits", Waits())
     graph, model = make_graph(), make_model(dim=64).to(GPU, torch.float16)
-    with pytest.raises(CudaGraphError, match="back end waits cannot be captured"):
+    with pytest.raises(CudaGraphError, match="backend waits cannot be captured"):
         prepared(model, graph, "waits", cuda_graph=True)
     run = prepared(model, graph, "waits")
     assert run.captured is None
-    assert "back end waits cannot be captured" in run.graph_reason
+    assert "backend waits cannot be captured" in run.graph_reason
     with torch.inference_mode():
         torch.testing.assert_close(run.run(), prepared(model, graph, cuda_graph=False).run(), rtol=0, atol=2e-2)
 
@@ -184,12 +180,12 @@ def test_gpu_back_end_that_waits_is_run_eagerly_by_auto_and_refused_otherwise(ma
 @pytest.mark.parametrize("task", ["node", "graph"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gpu_all_back_ends_and_ways_agree(make_graph, make_model, dtype, dim, task):
+def test_gpu_all_backends_and_executions_agree(make_graph, make_model, dtype, dim, task):
     graph = import_dgl().batch([make_graph(n, 5 * n, seed=n) for n in (700, 33, 1100)])
     model = make_model(task=task, dim=dim, heads=2 if dim == 256 else 1, blocks=4).to(GPU, dtype)
     ways = ["plain"]
     if (dim, task) == (128, "node"):
-        ways.append("compiled")  # which takes its time
+        ways.append("compiled")  # slow to compile
     if (reason := dense_block_unavailable(GPU, dtype, dim)) is None:
         ways.append("fused")
     with torch.inference_mode():
@@ -203,7 +199,7 @@ def test_gpu_all_back_ends_and_ways_agree(make_graph, make_model, dtype, dim, ta
                     found = error(run.run(), exact)
                     assert found <= 2 * rounding, (backend, run.mode, found, rounding)
     if reason:
-        pytest.skip(f"compared without the fused dense part: {reason}")
+        pytest.skip(f"compared without the fused dense block: {reason}")
 
 
 @pytest.mark.gpu
@@ -220,6 +216,17 @@ def test_gpu_replays_read_new_features_and_write_every_logit(make_graph, make_mo
         eager.inputs.features.mul_(-0.5)
         run.run().fill_(torch.nan)
         torch.testing.assert_close(run.run(), eager.run(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gpu_graph_of_a_model_on_a_device_that_is_not_current(make_graph, make_model):
+    graph, model = make_graph(num_nodes=300, num_edges=1500), make_model(dim=64).to("cuda:1", torch.float16)
+    run = prepared(model, graph, "fused3s", cuda_graph=True)
+    assert torch.cuda.current_device() == 0
+    with torch.inference_mode():
+        run.inputs.features.mul_(-0.5)
+        torch.testing.assert_close(run.run(), run.eager(), rtol=0, atol=1e-3)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Positional encoding against the definition, on graphs whose eigenvectors are known or checked by multiplication."""
+"""Positional encoding against its definition, on graphs with known eigenvectors or checked by multiplication."""
 
 import numpy as np
 import pytest
@@ -32,8 +32,8 @@ def test_columns_are_the_smallest_nontrivial_eigenvectors(dense_nodes):
     assert (encoding.max(axis=0) >= np.abs(encoding).max(axis=0) * 0.999).all()
 
 
-def test_crowded_spectrum_of_a_long_path():
-    n = 3000  # the first eigenvalues are 1e-6 apart; Lanczos alone does not get there
+def test_clustered_spectrum_of_a_long_path():
+    n = 3000  # the first eigenvalues are 1e-6 apart; plain Lanczos does not converge
     encoding = laplacian_encoding(np.arange(n - 1), np.arange(1, n), n, 3)
     position = np.arange(n) / (n - 1)
     for column, vector in enumerate(encoding.T, start=1):

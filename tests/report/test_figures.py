@@ -1,21 +1,19 @@
 """Figures and tables of recorded kernel times, drawn from a tiny CSV."""
 
-from itertools import pairwise
-
 import pytest
-from figures_script import make_figures
+from figures_script import plot
 from kernel_rows import row
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from bench import ResultsFileError, Row, append_rows
-from bench.records import read_rows
-from report.kernel_frames import Panel, kernel_panels, recorded_rows
+from bench.records import ResultsFileError, Row, append_rows
+from report.frames import Panel, frame, kernel_panels, recorded
 from report.plots import style
 from report.plots.ablation import draw_ablation
 from report.plots.beyond import draw as draw_beyond
 from report.plots.formats import draw_formats
+from report.plots.hero import draw as draw_hero
 from report.plots.speedups import draw as draw_speedups_of_all
 from report.plots.speedups import draw_speedups
 from report.tables.beyond import beyond_tables
@@ -37,7 +35,7 @@ ROWS = [
 
 
 def panel(rows=ROWS, group="single") -> Panel:
-    (found,) = (panel for panel in kernel_panels(rows) if panel.group == group)
+    (found,) = (panel for panel in kernel_panels(frame(rows)) if panel.group == group)
     return found
 
 
@@ -46,7 +44,7 @@ def texts(figure: Figure) -> list[str]:
 
 
 def bars(figure: Figure, label_start: str) -> list[tuple[float, str | None]]:
-    """Where the bars of one colour end, and their hatches, from left to right."""
+    """Ends of the bars of one colour and their hatches, from left to right."""
     containers = [c for axes in figure.axes for c in axes.containers if c.get_label().startswith(label_start)]
     return [(bar.get_y() + bar.get_height(), bar.get_hatch()) for container in containers for bar in container]
 
@@ -60,7 +58,7 @@ def test_geometric_mean_over_graphs_that_both_ran_on():
 
 def test_losses_are_shown_as_losses():
     speedup = panel().speedup("fused3s_paper", "dfgnn_hyper")
-    assert (speedup.mean, speedup.losses) == (pytest.approx(0.5), 1)
+    assert speedup.mean == pytest.approx(0.5)
     figure = draw_speedups(panel())
     assert "over dfgnn_hyper: 0.50x (n = 1, slower on 1)" in texts(figure)
     assert bars(figure, "over dfgnn_hyper") == [(pytest.approx(0.5), "")]
@@ -72,8 +70,8 @@ def test_a_graph_under_two_names_counts_once_and_synthetic_ones_are_counted_apar
         for name in ("peptides-func", "peptides-struct")
         for backend, time in (("fused3s", 1.0), ("pyg", 4.0))
     ]
-    stand_in = [row("coco-sp", b, t, data_source="synthetic") for b, t in (("fused3s", 1.0), ("pyg", 9.0))]
-    both = panel([*twins, *stand_in], "batched")
+    synthetic = [row("coco-sp", b, t, data_source="synthetic") for b, t in (("fused3s", 1.0), ("pyg", 9.0))]
+    both = panel([*twins, *synthetic], "batched")
     assert len(both.graphs) == 3
     assert both.speedup("fused3s", "pyg").describe() == "6.00x (n = 2, 1 synthetic)"
 
@@ -87,16 +85,19 @@ def test_the_last_row_of_a_cell_counts_and_other_measurements_are_left_out(tmp_p
     append_rows(tmp_path / "b.csv", [row("cora", "fused3s", 1.0)])
     newer = {"date": "2026-02-01T00:00:00Z"}
     append_rows(tmp_path / "a.csv", [row("cora", "fused3s", 3.0, **newer)])
-    changes = [{"dtype": "bfloat16"}, {"heads": 4}, {"metric": "time_l2_cold"}, {"out_dtype": "float16"}]
+    changes = [{"dtype": "bfloat16"}, {"heads": 4}, {"l2": "cold"}, {"out_dtype": "float16"}]
     others = [row("cora", "fused3s", 7.0, **newer, **change) for change in changes]
-    append_rows(tmp_path / "deeper" / "c.csv", [*others, row("cora", "fused3s", 7.0, scope="build", **newer)])
+    append_rows(
+        tmp_path / "deeper" / "c.csv",
+        [*others, row("cora", "fused3s", 7.0, bench="preprocessing", scope="build", **newer)],
+    )
     append_rows(tmp_path / "local" / "d.csv", [row("cora", "fused3s", 9.0, **newer)])
     (tmp_path / "other.csv").write_text("another,schema\n1,2\n")
-    rows = recorded_rows(tmp_path)
+    rows = recorded(tmp_path)
     assert len(rows) == 7
-    (only,) = panel(rows).rows.values()
-    assert only.value == 3.0
-    assert [one.value for one in recorded_rows(tmp_path / "local")] == [9.0]
+    (only,) = kernel_panels(rows)
+    assert list(only.rows["value"]) == [3.0]
+    assert list(recorded(tmp_path / "local")["value"]) == [9.0]
 
 
 def test_bars_are_ordered_by_edges_hatched_if_synthetic_and_say_why_they_are_missing():
@@ -115,13 +116,13 @@ def test_bars_are_ordered_by_edges_hatched_if_synthetic_and_say_why_they_are_mis
 def test_groups_devices_and_dimensions_are_panels_of_their_own():
     more = [row("ego-twitter", "pyg", 1.0), row("ogbn-arxiv", "pyg", 1.0, dim=64, data_source="synthetic")]
     rows = [*ROWS, row("cora", "pyg", 1.0, device="NVIDIA A30"), row("cora", "pyg", 1.0, dim=64), *more]
-    assert [p.title for p in kernel_panels(rows)] == [
+    assert [p.title for p in kernel_panels(frame(rows))] == [
         "single graphs, NVIDIA A30, d = 128",
         "single graphs, NVIDIA H200, d = 64",
         "single graphs, NVIDIA H200, d = 128",
         "batched graphs, NVIDIA H200, d = 128",
         "more graphs, NVIDIA H200, d = 64",
-        "more real graphs, NVIDIA H200, d = 128",
+        "more graphs, NVIDIA H200, d = 128",
     ]
 
 
@@ -145,7 +146,7 @@ def test_ablation_compares_each_variant_with_the_one_before_and_draws_it_over_th
     assert {*labels} <= {*texts(figure)}
     assert bars(figure, "F3S_reorderRW") == [(pytest.approx(2), ""), (pytest.approx(0.5), style.HATCH)]
     assert bars(figure, "F3S_permuteQKV") == [(pytest.approx(2.5), "")]
-    assert "| F3S_permuteQKV | F3S_reorderRW | 1.25x (n = 1) | 1.25x | 1.25x |" in kernel_tables(ABLATION)
+    assert "| F3S_permuteQKV | F3S_reorderRW | 1.25x (n = 1) | 1.25x | 1.25x |" in kernel_tables(frame(ABLATION))
     paper = [
         row("cora", "fused3s_paper", 0.005),
         row("reddit", "fused3s_paper", 1.0),
@@ -169,7 +170,7 @@ def test_beyond_the_paper_has_both_output_types_of_all_groups():
         row("reddit", "fused3s", None, "oom"),
         row("cora", "pyg", 5.0),
     ]
-    ((name, figure),) = draw_beyond(rows).items()
+    ((name, figure),) = draw_beyond(frame(rows)).items()
     assert name == "beyond-the-paper_nvidia-h200"
     assert bars(figure, "fused3s, fp32 output: 4.00x (n = 2)") == [(pytest.approx(2), ""), (pytest.approx(8), "")]
     assert bars(figure, "fused3s, fp16 output: 4.00x (n = 1)") == [(pytest.approx(4), "")]
@@ -188,12 +189,12 @@ def test_nothing_is_drawn_without_rows():
     assert draw_speedups(panel([row("cora", "fused3s_paper", 1.0), row("cora", "pyg", None, "oom")])) is None
     ours = panel([*ROWS, row("zinc", "fused3s+reorder", 0.01)], "batched")
     assert draw_speedups(ours) is None  # nothing but our kernels
-    assert draw_beyond(ROWS[:3]) == {}
-    assert draw_speedups_of_all([]) == {}
+    assert draw_beyond(frame(ROWS[:3])) == {}
+    assert draw_speedups_of_all(frame([])) == {}
 
 
 def test_the_table_has_the_figures_numbers():
-    text = kernel_tables(ROWS)
+    text = kernel_tables(frame(ROWS))
     assert "| graph | edges | dfgnn_hyper (float16) | flashsparse_naive (float16) | fused3s_paper" in text
     assert "| reddit (synthetic) | 114,848,857 | unsupported | wrong | 8.0000 | oom |" in text
     assert "| pubmed | 88,651 | - | - | 0.0200 | 0.0400 |" in text
@@ -212,26 +213,26 @@ def cell(backend: str, milliseconds: float, dataset: str = "cora", gathered: flo
 
 
 # 1 TB/s: 1e6 rows of 128 fp16 values, read and written, in 0.512 ms; 2 TB/s: as many pairs of rows in 0.256 ms.
-MACHINE = {"scope": "machine", "data_source": "none", "nodes": 10**6}
-CEILINGS = [
-    row("copy", "cudaMemcpy", 0.512, nnz=0, **MACHINE),
-    row("gather", "ld_global", 0.256, nnz=10**6, **MACHINE),
+MACHINE = {"bench": "peak_rates", "scope": "machine", "data_source": "none", "working_set": 512 * 10**6}
+PEAK_RATES = [
+    row("none", "copy", 0.512, work=512 * 10**6, **MACHINE),  # 1 TB/s
+    row("none", "gather", 0.256, work=512 * 10**6, **MACHINE),  # 2 TB/s
 ]
 
 
-def test_the_table_judges_times_by_the_ceilings_of_their_machine():
+def test_the_table_compares_times_with_the_gather_model_of_their_machine():
     rows = [*cell("fused3s", 0.01), row("pubmed", "fused3s", 0.02), row("cora", "pyg", 0.08)]
-    judged = kernel_tables([*CEILINGS, *rows])
-    # 10 MB in 0.01 ms; 4 * 128 * 10,556 FLOP in 0.01 ms; floor 8 MB / 2 TB/s + 2 MB / 1 TB/s = 0.006 ms
-    assert "| graph | fused3s |\n| --- | ---: |\n| cora | 1.00, 0.54, 60% |\n| pubmed | - |" in judged
-    assert "not recorded" not in judged
-    without = kernel_tables(rows)
+    compared = kernel_tables(frame([*PEAK_RATES, *rows]))
+    # 10 MB in 0.01 ms; 4 * 128 * 10,556 FLOP in 0.01 ms; gather model 8 MB / 2 TB/s + 2 MB / 1 TB/s = 0.006 ms
+    assert "| graph | fused3s |\n| --- | ---: |\n| cora | 1.00, 0.54, 60% |\n| pubmed | - |" in compared
+    assert "not recorded" not in compared
+    without = kernel_tables(frame(rows))
     assert "| cora | 1.00, 0.54, - |" in without
-    assert "The ceilings of the NVIDIA H200 are not recorded: scripts/roofline.py." in without
-    assert "TB/s" not in kernel_tables(ROWS)
+    assert "Peak rates of the NVIDIA H200 are not recorded: scripts/peak_rates.py." in without
+    assert "TB/s" not in kernel_tables(frame(ROWS))
 
 
-def test_beyond_the_paper_in_numbers_over_real_graphs_by_kind_output_and_dimension():
+def test_beyond_the_paper_in_numbers_by_kind_output_and_dimension():
     def pair(dataset: str, paper: float, ours: float, **changes) -> list[Row]:
         return [row(dataset, "fused3s_paper", paper, **changes), row(dataset, "fused3s", ours, **changes)]
 
@@ -240,7 +241,7 @@ def test_beyond_the_paper_in_numbers_over_real_graphs_by_kind_output_and_dimensi
         *(*pair("cora", 9.0, 1.0), *pair("zinc", 4.0, 1.0), *pair("reddit", 100.0, 1.0)),  # reddit is synthetic
         *pair("cora", 2.0, 0.5, out_dtype="float16"),
     ]
-    text = beyond_tables(rows)
+    text = beyond_tables(frame(rows))
     assert "| speed-up of | output | graphs | d = 64 | d = 128 | d = 64 and 128 |" in text
     least = ("2.00x (n = 2; least 1.00x, zinc)", "6.00x (n = 2; least 4.00x, zinc)")
     assert f"| fp32 | all | {' | '.join(least)} | 3.46x (n = 4; least 1.00x, zinc, d = 64) |" in text  # 144^(1/4)
@@ -249,10 +250,10 @@ def test_beyond_the_paper_in_numbers_over_real_graphs_by_kind_output_and_dimensi
     assert "| fused3s | fp16 | all | - | 4.00x (n = 1; least 4.00x, cora) | - |" in text
     assert "| fused3s | fp16, `fused3s_paper` fp32 | single | - | 18.00x (n = 1; least 18.00x, cora) | - |" in text
     assert "reddit" not in text
-    assert "Share of the floor" not in text
+    assert "Gather model" not in text
 
 
-def test_shares_of_the_floor_where_much_is_gathered():
+def test_the_gather_model_over_time_where_much_is_gathered():
     rows = [
         *cell("fused3s", 0.3, gathered=2e8),  # 2e8 B / 2 TB/s + 5e7 B / 1 TB/s = 0.15 ms
         *cell("fused3s", 0.5, "pubmed", gathered=1e8),
@@ -260,7 +261,7 @@ def test_shares_of_the_floor_where_much_is_gathered():
         *cell("fused3s", 0.1, "zinc", gathered=9e7),
         *cell("fused3s_paper", 0.6, gathered=2e8),
     ]
-    text = beyond_tables([*CEILINGS, *rows])
+    text = beyond_tables(frame([*PEAK_RATES, *rows]))
     assert "| cora | 128 | 0.20 | 50% | - | 25% | - | - | - |" in text
     assert "| reddit (synthetic) | 128 | 0.40 | 300% | - | - | - | - | - |" in text
     assert "| geometric mean |  |  | 27% | - | 25% | - | - | - |" in text  # (50% * 15%)^(1/2)
@@ -268,15 +269,15 @@ def test_shares_of_the_floor_where_much_is_gathered():
     assert "zinc" not in text
 
 
-def test_what_an_order_of_rows_costs_in_forward_passes():
+def test_cost_of_a_row_order_in_forward_passes():
     def ordered(dataset: str, natural: float, reordered: float, method: str = "communities") -> list[Row]:
         name = "fused3s+reorder"
-        order = row(dataset, name, 1500.0, "unchecked", metric="order_time", note=f"{method}; columns 9 to 5")
+        order = row(dataset, name, 1500.0, "unchecked", metric="order_time", order_found=method)
         return [row(dataset, "fused3s", natural), row(dataset, name, reordered), order]
 
     kept = ordered("zinc", 2.0, 1.0, method="none")
     rows = [*ordered("cora", 2.0, 1.0), *ordered("pubmed", 1.0, 1.1), *kept]
-    text = beyond_tables(rows)
+    text = beyond_tables(frame(rows))
     assert "| cora | 128 | 1.500 | 2.0000 | 1.0000 | 50% | 150 |" in text  # 1500 ms / (10 blocks * 1 ms)
     assert "pubmed" not in text
     assert "zinc" not in text
@@ -347,46 +348,67 @@ def test_a_figure_is_saved_as_the_same_bytes_in_both_formats(tmp_path):
         assert first == second
 
 
-def test_the_script_draws_the_same_bytes_each_time_and_says_what_it_does_not_draw(tmp_path):
+def test_the_script_draws_the_same_bytes_each_time_and_names_missing_figures(tmp_path):
     append_rows(tmp_path / "in" / "r.csv", [*ROWS[:7], *ABLATION])
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
-        done = make_figures("--results", tmp_path / "in", "--figures", folder)
+        done = plot("--results", tmp_path / "in", "--figures", folder)
         assert done.returncode == 0, done.stderr
     drawn = {path.name for path in folders[0].iterdir()}
     stems = ("ablation_single_nvidia-h200_d128", "paper-times_nvidia-h200", "speedup_single_nvidia-h200_d128")
     assert {f"{stem}.{kind}" for stem in stems for kind in ("pdf", "png")} | {"kernels.md", "paper.md"} <= drawn
     for name in drawn:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
-    assert "not drawn  SM active time: needs active times of the SMs: scripts/sm_active_time.py" in done.stdout
-    assert "not drawn  beyond the paper: needs times of fused3s and fused3s_paper" in done.stdout
+    assert "not drawn  sm_active: needs active times of the SMs: scripts/sm_active_time.py" in done.stdout
+    assert "not drawn  beyond: needs times of fused3s and fused3s_paper" in done.stdout
     assert "not drawn  formats" in done.stdout
 
 
-def test_the_script_says_so_if_there_is_nothing_to_draw(tmp_path):
-    done = make_figures("--results", tmp_path, "--figures", tmp_path / "figures")
+def test_nothing_to_draw_is_an_error(tmp_path):
+    done = plot("--results", tmp_path, "--figures", tmp_path / "figures")
     assert done.returncode == 2
     assert "no CSV with measurements" in done.stderr
     assert not (tmp_path / "figures").exists()
 
 
-def test_rows_come_back_as_they_were_written(tmp_path):
-    append_rows(tmp_path / "r.csv", ROWS)
-    assert read_rows(tmp_path / "r.csv") == ROWS
-
-
-def test_a_broken_row_is_named_with_its_line_and_a_file_of_another_version_is_not_passed_over(tmp_path):
+def test_a_broken_row_is_named_with_its_line_and_a_file_of_another_version_is_an_error(tmp_path):
     append_rows(tmp_path / "r.csv", ROWS[:2])
     text = (tmp_path / "r.csv").read_text()
     (tmp_path / "r.csv").write_text(text.replace(",oom,", ",slow,"))
     with pytest.raises(ResultsFileError, match=r"r\.csv, line 3: status: Input should be 'ok'"):
-        recorded_rows(tmp_path)
+        recorded(tmp_path)
     (tmp_path / "r.csv").write_text("run_id,date\nx,y\n")
     with pytest.raises(ResultsFileError, match="holds other columns"):
-        recorded_rows(tmp_path)
+        recorded(tmp_path)
 
 
-def test_colours_of_back_ends_differ():
-    names = [name for name in style.COLOURS if name != "F3S_permuteQKV"]  # fused3s_paper under another name
-    shades = sorted(style.colour(name) for name in names)
-    assert all(one != other for one, other in pairwise(shades))
+def test_a_selection_is_drawn(tmp_path):
+    append_rows(tmp_path / "r.csv", ROWS)
+    done = plot("kernels.md", "hero", "--results", tmp_path, "--figures", tmp_path / "figures")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        *("kernels.md", "hero_nvidia-h200.png", "hero_nvidia-h200.pdf")
+    }
+    done = plot("speedup", "--results", tmp_path)
+    assert done.returncode == 2
+    assert "WHICH: got speedup; allowed are speedups, ablation" in done.stderr
+
+
+def test_the_hero_chart_has_real_graphs_error_bars_and_means():
+    rows = [
+        row("cora", "fused3s_paper", 4.0),
+        row("cora", "fused3s", 2.0, p10=1.0, p90=4.0),
+        row("pubmed", "fused3s_paper", 8.0),
+        row("pubmed", "fused3s", 1.0),
+        row("reddit", "fused3s_paper", 8.0),
+        row("reddit", "fused3s", 8.0),
+        row("superpixel-bsds500", "fused3s_paper", 8.0),
+        row("superpixel-bsds500", "fused3s", 8.0),
+    ]
+    ((name, figure),) = draw_hero(frame(rows)).items()
+    assert name == "hero_nvidia-h200"
+    assert [end for end, _ in bars(figure, "fused3s: 4.00x (n = 2)")] == pytest.approx([4, 2, 8])
+    names = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert names == ["cora, 10.6K edges", "pubmed, 88.7K edges", "geometric mean"]
+    segment = figure.axes[0].collections[0].get_segments()[0]
+    assert segment[:, 1].tolist() == [1.0, 4.0]  # 4 ms over p90 and p10

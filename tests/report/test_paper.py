@@ -6,6 +6,7 @@ import pytest
 from kernel_rows import row
 
 from report import paper as paper_values
+from report.frames import frame
 from report.paper import published_ratio, published_speedup, published_times, stated_means
 from report.plots.paper import draw
 from report.tables.paper import paper_tables
@@ -63,7 +64,7 @@ ROWS = [
 
 
 def test_the_tables_show_ratios_reasons_and_their_mean():
-    text = paper_tables(ROWS)
+    text = paper_tables(frame(ROWS))
     gh200, a30 = text.split("## Published times")[1:]
     assert "| cora | 10,556 | 2.00 | 5.16 |" in gh200  # 0.4986 / 0.0966
     assert "| pubmed | 88,651 | 0.31 | oom |" in gh200  # 0.0306 / 0.1
@@ -77,19 +78,19 @@ def test_the_tables_show_ratios_reasons_and_their_mean():
 
 
 def test_the_figures_are_of_the_papers_graphs_at_its_dimension():
-    assert [*draw(ROWS)] == ["paper-means_nvidia-h200", "paper-times_nvidia-h200"]
-    means, times = draw(ROWS).values()
+    assert [*draw(frame(ROWS))] == ["paper-means_nvidia-h200", "paper-times_nvidia-h200"]
+    means, times = draw(frame(ROWS)).values()
     labels = [text.get_text() for text in times.axes[-1].get_xticklabels()]
     assert labels == ["cora, 10.6K edges", "pubmed, 88.7K edges", "reddit (synthetic), 115M edges"]
     line = next(line for line in times.axes[0].lines if line.get_color() == "#4477AA" or len(line.get_xdata()) == 2)
     assert list(line.get_ydata()) == pytest.approx([2.0, 0.3057599999010563])
     hatches = {bar.get_hatch() for container in means.axes[0].containers for bar in container}
-    assert hatches == {""}  # pyg did not run on reddit, the stand-in
+    assert hatches == {""}  # pyg did not run on reddit, the synthetic graph
     notes = [text.get_text() for text in means.axes[0].texts]
     assert {"14.7x", "10.0x\nn = 1", "not run"} <= {*notes}
-    with_stand_in = draw([*ROWS, row("reddit", "pyg", 9.0)])["paper-means_nvidia-h200"]
-    hatches = {bar.get_hatch() for container in with_stand_in.axes[0].containers for bar in container}
+    with_synthetic = draw(frame([*ROWS, row("reddit", "pyg", 9.0)]))["paper-means_nvidia-h200"]
+    hatches = {bar.get_hatch() for container in with_synthetic.axes[0].containers for bar in container}
     assert hatches == {"", "////"}
-    assert draw([row("cora", "fused3s_paper", 1.0, dim=64)]) == {}
-    assert [*draw([row("cora", "fused3s_paper", 1.0)])] == ["paper-times_nvidia-h200"]
-    assert draw([row("cora", "flex_attention", 1.0)]) == {}
+    assert draw(frame([row("cora", "fused3s_paper", 1.0, dim=64)])) == {}
+    assert [*draw(frame([row("cora", "fused3s_paper", 1.0)]))] == ["paper-times_nvidia-h200"]
+    assert draw(frame([row("cora", "flex_attention", 1.0)])) == {}

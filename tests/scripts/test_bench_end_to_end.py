@@ -1,4 +1,4 @@
-"""`scripts/bench_end_to_end.py`: as a user runs it, and its cells with back ends that fail in every way."""
+"""`scripts/bench_end_to_end.py` as a user runs it, and its cells with backends that fail in every way."""
 
 import os
 import subprocess
@@ -10,13 +10,12 @@ import torch
 from broken_backends import REASONS, register_broken
 from scripts_as_modules import load_script
 
-from bench import models as end_to_end
-from bench.models import finished_cells
-from bench.records import Row, read_rows
+from bench import models
+from bench.models import FINISHED, ModelBench
+from bench.records import Row, finished, read_rows
 from configs import load_config
 from configs.end_to_end_schema import EndToEndConfig
 from kernels.dense_block import dense_block_unavailable
-from report.model_frames import mode_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,7 +36,11 @@ def config(modes: str, *overrides: str) -> EndToEndConfig:
 
 
 def model_times(path: Path) -> list[Row]:
-    return [row for row in read_rows(path) if (row.scope, row.metric) == ("model", "time")]
+    return [row for row in read_rows(path) if (row.scope, row.metric, row.region) == ("model", "time", "none")]
+
+
+def mode_of(row: Row) -> str:
+    return row.dense + ("+graph" if row.launch == "cuda_graph" else "")
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def broken_backends(monkeypatch):
     return ", ".join(f"{name}: [plain]" for name in register_broken(monkeypatch))
 
 
-def test_whatever_a_back_end_does_is_a_row_and_the_others_go_on(script, broken_backends, tmp_path):
+def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(script, broken_backends, tmp_path):
     path = tmp_path / "r.csv"
     settings = config(f"{broken_backends}, csr_unfused: [plain], reference: [plain, plain+graph, fused]")
     assert script.bench(settings, CONFIG, path, set(), CPU) == 1
@@ -58,7 +61,7 @@ def test_whatever_a_back_end_does_is_a_row_and_the_others_go_on(script, broken_b
     assert (status, reason) == ("unsupported", "a CUDA graph needs an NVIDIA GPU, and the model is on cpu")
     status, reason = found.pop(("reference", "fused"))
     assert status == "unsupported"
-    assert reason.startswith("the fused dense part cannot run: it takes ")
+    assert reason.startswith("the fused dense block cannot run: it takes ")
     assert found == {("csr_unfused", "plain"): ("ok", "none"), ("reference", "plain"): ("ok", "none")}
 
 
@@ -74,14 +77,14 @@ def test_rows_of_a_cell(script, tmp_path):
     ]
     assert (time.dtype, time.dim, time.heads, time.blocks, time.note) == (
         *("float32", 16, 1, 2),
-        "plain; checked against reference",
+        "checked against reference",
     )
     assert (time.status, time.relative_error) == ("ok", 0.0)
     assert attention.value > 0
-    assert [row.metric.removeprefix("time in ") for row in regions] == [
+    assert [row.region for row in regions] == [
         *("embedding", "qkv", "attention", "out projection", "ffn", "norms", "readout")
     ]
-    accuracy = [row for row in rows if mode_of(row) == "accuracy"]
+    accuracy = [row for row in rows if row.dense == "auto"]
     assert [(row.dtype, row.metric) for row in accuracy] == [
         ("float16", "output_error"),
         ("float16", "argmax_agreement"),
@@ -97,27 +100,28 @@ def test_a_run_resumes(script, broken_backends, tmp_path):
     script.bench(config("reference: [plain], refuses: [plain]"), CONFIG, path, set(), CPU)
     more = config("reference: [plain, plain+graph], refuses: [plain], buggy: [plain], csr_unfused: [plain]")
     before = len(read_rows(path))
-    script.bench(more, CONFIG, path, finished_cells(read_rows(path)), CPU)
-    new = [(row.backend, mode_of(row)) for row in read_rows(path)[before:] if row.metric == "time"]
+    script.bench(more, CONFIG, path, finished(read_rows(path), FINISHED), CPU)
+    added = read_rows(path)[before:]
+    new = [(row.backend, mode_of(row)) for row in added if (row.metric, row.region) == ("time", "none")]
     assert new[:2] == [("reference", "plain+graph"), ("buggy", "plain")]
     assert {backend for backend, _ in new[2:]} == {"csr_unfused"}
     before = len(read_rows(path))
-    script.bench(config("reference: [plain]"), CONFIG, path, finished_cells(read_rows(path)), CPU)
+    script.bench(config("reference: [plain]"), CONFIG, path, finished(read_rows(path), FINISHED), CPU)
     assert len(read_rows(path)) == before
-    script.bench(config("reference: [plain]", "measure.seed=1"), CONFIG, path, finished_cells(read_rows(path)), CPU)
+    script.bench(config("reference: [plain]", "measure.seed=1"), CONFIG, path, finished(read_rows(path), FINISHED), CPU)
     assert len(read_rows(path)) > before
 
 
-def test_large_graphs_are_checked_against_another_fast_back_end(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(end_to_end, "REFERENCE_ELEMENTS", 0)
-    monkeypatch.setattr(end_to_end, "FAST_REFERENCES", ("csr_unfused", "dgl"))
+def test_large_graphs_are_checked_against_another_fast_backend(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "REFERENCE_ELEMENTS", 0)
+    monkeypatch.setattr(models, "FAST_REFERENCES", ("csr_unfused", "dgl"))
     path = tmp_path / "r.csv"
     modes = "csr_unfused: [plain], reference: [plain]"
     assert script.bench(config(modes, "run.accuracy=[dgl]"), CONFIG, path, set(), CPU) == 0
     notes = {row.backend: row.note for row in model_times(path)}
     assert notes == {
-        "csr_unfused": "plain; checked against dgl",
-        "reference": "plain; checked against csr_unfused",
+        "csr_unfused": "checked against dgl",
+        "reference": "checked against csr_unfused",
     }
     assert all(0 < row.relative_error < 1e-5 for row in model_times(path))
 
@@ -129,6 +133,16 @@ def test_a_batch_and_a_graph_that_cannot_be_loaded(script, tmp_path, capsys):
         ("ogbg-molhiv", 9, "ok")
     ]
     assert "error: igb-large: " in capsys.readouterr().err
+
+
+def test_cells_are_modes_and_accuracy():
+    cells = ModelBench.cells(config("csr_unfused: [plain+graph], reference: [plain, fused]"))
+    assert [(cell.backend, cell.dense, cell.launch, cell.metric) for cell in cells] == [
+        ("csr_unfused", "plain", "cuda_graph", "time"),
+        ("reference", "plain", "eager", "time"),
+        ("reference", "fused", "eager", "time"),
+        ("reference", "auto", "eager", "output_error"),
+    ]
 
 
 def unfinished(rows: list[Row]) -> list[Row]:
@@ -165,5 +179,5 @@ def test_the_command_on_a_gpu_measures_and_resumes(tmp_path):
         may_fail |= set() if fused else {("fused3s", "fused"), ("fused3s", "fused+graph")}
         assert {key for key, status in statuses.items() if status != "ok"} <= may_fail, statuses
         assert times["fused3s", "plain+graph"].value < times["fused3s", "plain"].value
-    cells = 2 * load_config(CONFIG, [], EndToEndConfig).run.cells_of_a_width
+    cells = 2 * len(ModelBench.cells(load_config(CONFIG, [], EndToEndConfig)))
     assert f"skipped      {cells - len(unfinished(rows))}:" in run(*arguments).stdout

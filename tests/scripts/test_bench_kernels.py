@@ -1,4 +1,4 @@
-"""`scripts/bench_kernels.py`: as a user runs it, and its cells with back ends that fail in every way."""
+"""`scripts/bench_kernels.py` as a user runs it, and its cells with backends that fail in every way."""
 
 import os
 import subprocess
@@ -11,13 +11,15 @@ from broken_backends import REASONS, Broken, register_broken
 from scripts_as_modules import load_script
 
 from bench import kernels as kernel_bench
+from bench import runner
 from bench.checks import float64_attention
-from bench.kernels import TIME_METRIC, classify, finished_cells
-from bench.records import Row, read_rows
+from bench.kernels import FINISHED
+from bench.records import Row, finished, read_rows
+from bench.runner import classify
 from configs import load_config
 from configs.bench_schema import VARIANTS, BenchConfig
 from kernels.backends import REGISTRY
-from report.kernel_frames import kernel_panels
+from report.frames import frame, kernel_panels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +45,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def kernel_times(path: Path) -> list[Row]:
-    return [row for row in read_rows(path) if row.scope == "kernel" and row.metric in TIME_METRIC.values()]
+    return [row for row in read_rows(path) if row.scope == "kernel" and row.metric == "time"]
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def check_broken_rows(rows: list[Row]) -> None:
     assert {status for status, _ in found.values()} == {"ok"}
 
 
-def test_whatever_a_back_end_does_is_a_row_and_the_others_go_on(script, broken_backends, tmp_path):
+def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(script, broken_backends, tmp_path):
     path = tmp_path / "r.csv"
     settings = config(f"{broken_backends}, reference")
     assert script.bench(settings, CONFIG, path, set(), torch.device("cpu")) == 1
@@ -92,15 +94,12 @@ def test_the_reference_is_computed_once_a_dimension_and_all_types_get_its_number
         return float64_attention(*arguments)
 
     class Spy(Broken):
-        def prepare(self, graph, device, dtype, head_dim):
-            def attend(query, key, value, scale, out_dtype):
-                seen[self.name, query.shape[-1]] = torch.stack([query, key, value]).double()
-                return torch.zeros(query.shape, dtype=out_dtype)
-
-            return attend
+        def attend(self, data, query, key, value, scale, out_dtype, lse=None):
+            seen[self.name, query.shape[-1]] = torch.stack([query, key, value]).double()
+            return torch.zeros(query.shape, dtype=out_dtype)
 
     monkeypatch.setattr(kernel_bench, "float64_attention", counted)
-    monkeypatch.setattr(kernel_bench, "FLOAT32", ("single",))
+    monkeypatch.setattr(runner, "FLOAT32", ("single",))
     for name in ("half", "single"):
         monkeypatch.setitem(REGISTRY, name, Spy(name, 0.0))
     settings = config("single, half", "kernel.dims=[16, 24]")
@@ -111,7 +110,7 @@ def test_the_reference_is_computed_once_a_dimension_and_all_types_get_its_number
         assert torch.equal(seen["half", dim], seen["single", dim])
 
 
-def test_a_reference_that_does_not_fit_is_not_the_back_ends_fault(script, monkeypatch, tmp_path):
+def test_a_reference_that_does_not_fit_is_not_blamed_on_the_backend(script, monkeypatch, tmp_path):
     def too_large(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried 9 GiB")
 
@@ -119,31 +118,31 @@ def test_a_reference_that_does_not_fit_is_not_the_back_ends_fault(script, monkey
     script.bench(config("csr_unfused"), CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
     (row,) = kernel_times(tmp_path / "r.csv")
     assert row.status == "oom"
-    assert row.reason == "the float64 reference, not the back end, ran out of memory: CUDA out of memory."
+    assert row.reason == "the float64 reference, not the backend, ran out of memory: CUDA out of memory."
 
 
 def test_float16_outputs_are_cells_of_their_own(script, broken_backends, tmp_path):
     path, cpu = tmp_path / "r.csv", torch.device("cpu")
     script.bench(config("zero, reference"), CONFIG, path, set(), cpu)
     half = config("zero, reference", "kernel.out_dtype=float16")
-    script.bench(half, CONFIG, path, finished_cells(read_rows(path)), cpu)
+    script.bench(half, CONFIG, path, finished(read_rows(path), FINISHED), cpu)
     rows = [(row.backend, row.out_dtype, row.status) for row in kernel_times(path)[2:]]
     assert rows == [("zero", "float16", "wrong"), ("reference", "float16", "unsupported")]
 
 
-def test_cold_times_are_another_metric(script, monkeypatch, tmp_path):
+def test_cold_times_are_cells_of_their_own(script, monkeypatch, tmp_path):
     flushes = []
     monkeypatch.setattr(kernel_bench, "l2_flusher", lambda device: lambda: flushes.append(1))
     path, cpu = tmp_path / "r.csv", torch.device("cpu")
     script.bench(config("reference", "measure.l2=cold"), CONFIG, path, set(), cpu)
     (cold,) = kernel_times(path)
-    assert (cold.metric, cold.note) == ("time_l2_cold", "clock; L2 cold; scale 1")
+    assert (cold.l2, cold.note) == ("cold", "clock; scale 1")
     assert len(flushes) >= cold.repeats == 30
-    assert kernel_panels([cold]) == []
-    script.bench(config("reference"), CONFIG, path, finished_cells(read_rows(path)), cpu)
-    assert [row.metric for row in kernel_times(path)] == ["time_l2_cold", "time"]
+    assert kernel_panels(frame([cold])) == []
+    script.bench(config("reference"), CONFIG, path, finished(read_rows(path), FINISHED), cpu)
+    assert [row.l2 for row in kernel_times(path)] == ["cold", "warm"]
     before = len(read_rows(path))
-    script.bench(config("reference", "measure.l2=cold"), CONFIG, path, finished_cells(read_rows(path)), cpu)
+    script.bench(config("reference", "measure.l2=cold"), CONFIG, path, finished(read_rows(path), FINISHED), cpu)
     assert len(read_rows(path)) == before
 
 
@@ -151,7 +150,7 @@ def test_a_run_resumes(script, broken_backends, tmp_path):
     path, cpu = tmp_path / "r.csv", torch.device("cpu")
     script.bench(config("reference, refuses"), CONFIG, path, set(), cpu)
     more = config("reference, csr_unfused, refuses, buggy", "kernel.dims=[16, 24]")
-    script.bench(more, CONFIG, path, finished_cells(read_rows(path)), cpu)
+    script.bench(more, CONFIG, path, finished(read_rows(path), FINISHED), cpu)
     cells = [(row.dim, row.backend) for row in kernel_times(path)[2:]]
     assert cells == [
         (16, "buggy"),
@@ -162,14 +161,14 @@ def test_a_run_resumes(script, broken_backends, tmp_path):
         (24, "csr_unfused"),
     ]
     before = len(read_rows(path))
-    script.bench(config("reference, refuses"), CONFIG, path, finished_cells(read_rows(path)), cpu)
+    script.bench(config("reference, refuses"), CONFIG, path, finished(read_rows(path), FINISHED), cpu)
     assert len(read_rows(path)) == before
-    script.bench(config("reference", "measure.scale=0.5"), CONFIG, path, finished_cells(read_rows(path)), cpu)
-    assert kernel_times(path)[-1].note == "clock; L2 warm; scale 0.5"
+    script.bench(config("reference", "measure.scale=0.5"), CONFIG, path, finished(read_rows(path), FINISHED), cpu)
+    assert kernel_times(path)[-1].note == "clock; scale 0.5"
 
 
 def test_a_graph_that_cannot_be_loaded_does_not_stop_the_others(script, tmp_path, capsys):
-    settings = config("reference", "data.names=[igb-large, cora]")  # has no stand-in
+    settings = config("reference", "data.names=[igb-large, cora]")  # has no surrogate
     assert script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu")) == 2
     assert [row.dataset for row in kernel_times(tmp_path / "r.csv")] == ["cora"]
     assert "error: igb-large: " in capsys.readouterr().err
@@ -188,16 +187,16 @@ def test_status_of_an_error(error, status):
     assert classify(error)[0] == status
 
 
-def test_a_gpu_that_is_lost_stops_the_run_and_says_what_to_leave_out(monkeypatch):
+def test_a_lost_gpu_stops_the_run_and_the_message_has_a_remedy(monkeypatch):
     def lost() -> None:
         raise RuntimeError("CUDA error: an illegal memory access\nand much more")
 
     monkeypatch.setattr("torch.cuda.synchronize", lost)
-    with pytest.raises(kernel_bench.DeviceLostError) as lost_with:
-        kernel_bench.free_gpu("NVIDIA H200", "pyg on cora (dim 8)", "that back end")
+    with pytest.raises(runner.DeviceLostError) as lost_with:
+        runner.free_gpu("NVIDIA H200", "d=8 pyg on cora", "that backend")
     assert str(lost_with.value) == (
-        "NVIDIA H200 cannot be used any more after pyg on cora (dim 8): CUDA error: an illegal memory access\n"
-        "to measure the rest, run again without that back end"
+        "NVIDIA H200 cannot be used any more after d=8 pyg on cora: CUDA error: an illegal memory access\n"
+        "to measure the rest, run again without that backend"
     )
 
 
@@ -218,16 +217,17 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_failing_back_end_on_the_gpu(script, broken_backends, tmp_path):
+def test_a_failing_backend_on_the_gpu(script, broken_backends, tmp_path):
     path, device = tmp_path / "r.csv", torch.device("cuda", torch.cuda.current_device())
     settings = config(f"fused3s_paper, {broken_backends}, {', '.join(VARIANTS)}, dfgnn_tiling")
     assert script.bench(settings, CONFIG, path, set(), device) == 1
-    check_broken_rows(kernel_times(path))
-    times = {row.backend: row for row in kernel_times(path)}
-    assert times["fused3s_paper"].note == "CUDA graph replays; L2 warm; scale 1"
+    check_broken_rows([row for row in kernel_times(path) if row.variant == "none"])
+    times = {row.backend: row for row in kernel_times(path) if row.variant == "none"}
+    assert {row.variant for row in kernel_times(path)} == {"none", *VARIANTS}
+    assert times["fused3s_paper"].note == "CUDA graph replays; scale 1"
     assert (times["fused3s_paper"].dtype, times["dfgnn_tiling"].dtype) == ("float16", "float32")
     assert all(0 < row.value < 10 for row in times.values() if row.status == "ok")
-    memory = {row.backend: row.value for row in read_rows(path) if row.metric == "peak_memory"}
+    memory = {row.backend: row.value for row in read_rows(path) if (row.metric, row.variant) == ("peak_memory", "none")}
     inputs_and_output = times["fused3s_paper"].nodes * 16 * (3 * 2 + 4) / 2**20
     assert inputs_and_output < memory["fused3s_paper"] < inputs_and_output + 4  # the reference is not in it
 
@@ -239,23 +239,21 @@ def test_cold_is_slower_than_warm_where_the_graph_fits_l2(script, tmp_path):
         settings = config("fused3s_paper", f"measure.l2={l2}", "data.names=[pubmed]", "kernel.dims=[128]")
         assert script.bench(settings, CONFIG, path, set(), device) == 0
     warm, cold = kernel_times(path)
-    assert (warm.metric, cold.metric) == ("time", "time_l2_cold")
-    assert cold.note == "CUDA graph replays; L2 cold; scale 1"
+    assert (warm.l2, cold.l2) == ("warm", "cold")
+    assert cold.note == "CUDA graph replays; scale 1"
     assert 1.1 * warm.value < cold.value < 20 * warm.value
 
 
 @pytest.mark.gpu
 def test_work_that_cannot_be_captured_is_timed_with_events(script, monkeypatch, tmp_path):
     class Synchronises(Broken):
-        def prepare(self, graph, device, dtype, head_dim):
-            attend = REGISTRY["fused3s_paper"].prepare(graph, device, dtype, head_dim)
+        def build(self, *arguments):
+            return REGISTRY["fused3s_paper"].build(*arguments)
 
-            def synchronised(*arguments):
-                output = attend(*arguments)
-                output.sum().item()
-                return output
-
-            return synchronised
+        def attend(self, *arguments):
+            output = REGISTRY["fused3s_paper"].attend(*arguments)
+            output.sum().item()
+            return output
 
     monkeypatch.setitem(REGISTRY, "synchronises", Synchronises("synchronises", 0.0))
     path, device = tmp_path / "r.csv", torch.device("cuda", torch.cuda.current_device())

@@ -123,15 +123,17 @@ def test_profile_and_accuracy(infer, tmp_path):
     assert done.exit_code == 0, done.stderr
     for text in (
         "against float32: 100.00% of the rows have the same largest output, relative error",
-        "Where an eager forward pass spends its time",
+        "Time of an eager forward pass",
         "out projection",
     ):
         assert text in done.stdout
     written = rows(tmp_path)
-    metrics = [row["metric"] for row in written]
     regions = ["embedding", "qkv", "attention", "out projection", "ffn", "norms", "readout"]
-    assert metrics[4:] == [*(f"time in {region}" for region in regions), "argmax_agreement", "output_error"]
-    assert {row["note"] for row in written} == {"plain", "plain; against float32"}
+    assert [(row["metric"], row["region"]) for row in written[4:]] == [
+        *(("time", region) for region in regions),
+        *(("argmax_agreement", "none"), ("output_error", "none")),
+    ]
+    assert {(row["bench"], row["dense"], row["launch"]) for row in written} == {("infer", "plain", "eager")}
     trace = tmp_path / "traces" / f"cora_{written[0]['config_sha']}.json"
     assert str(trace) in done.stdout
     assert "forward pass, eager" in trace.read_text()

@@ -1,4 +1,4 @@
-"""`scripts/roofline.py`, `preprocessing.py` and `stability.py` as a user runs them; each resumes."""
+"""`scripts/peak_rates.py`, `preprocessing.py` and `stability.py` as a user runs them; each resumes."""
 
 import os
 import subprocess
@@ -42,18 +42,18 @@ def test_builds_resume_and_a_graph_that_is_not_there_stops_no_other(tmp_path):
 
 def test_a_file_of_other_columns_is_refused_before_anything_is_measured(tmp_path):
     (tmp_path / "r.csv").write_text("a,b\n")
-    for script in ("roofline", "stability"):
+    for script in ("peak_rates", "stability"):
         done = run(script, "--results", tmp_path / "r.csv")
         assert done.returncode == 2
         assert "holds other columns" in done.stderr
 
 
-def test_ceilings_need_a_gpu(tmp_path):
+def test_peak_rates_need_a_gpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    done = run("roofline", "--results", tmp_path / "r.csv")
+    done = run("peak_rates", "--results", tmp_path / "r.csv")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ceilings are an NVIDIA GPU's, and none was found")
+    assert done.stderr.startswith("error: peak rates are measured on an NVIDIA GPU, and none was found")
     assert not (tmp_path / "r.csv").exists()
 
 
@@ -62,18 +62,19 @@ def test_stability_covers_every_range_once(tmp_path):
     done = run("stability", "--results", path)
     assert done.returncode == 0, done.stderr
     rows = read_rows(path)
-    assert len({row.dataset for row in rows}) == len(SPREADS) + len(SHIFTS)
-    expected = {*EMULATED, *KERNELS} if torch.cuda.is_available() else {*EMULATED}
+    assert len({(row.scores, row.score_range) for row in rows}) == len(SPREADS) + len(SHIFTS)
+    assert {row.variant for row in rows if row.backend == "emulated"} == {*EMULATED}
+    expected = {"emulated", *KERNELS} if torch.cuda.is_available() else {"emulated"}
     assert {row.backend for row in rows} == expected
     assert "0 rows, in" in run("stability", "--results", path).stdout
     assert len(read_rows(path)) == len(rows)
 
 
 @pytest.mark.gpu
-def test_every_ceiling_of_this_gpu(tmp_path):
+def test_every_peak_rate_of_this_gpu(tmp_path):
     path = tmp_path / "r.csv"
-    done = run("roofline", "--results", path)
+    done = run("peak_rates", "--results", path)
     assert done.returncode == 0, done.stderr
     assert len(read_rows(path)) == 2 + len(WORKING_SETS_MIB) * len(DIMS) * len(PATHS)
     assert "TFLOP/s" in done.stdout
-    assert ", 0 rows, in" in run("roofline", "--results", path).stdout
+    assert ", 0 rows, in" in run("peak_rates", "--results", path).stdout

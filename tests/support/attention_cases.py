@@ -1,4 +1,4 @@
-"""Graphs and the dense oracle of the attention tests."""
+"""Graphs of the attention tests, and dense float64 attention."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ def _random(rows: int, cols: int, density: float) -> Csr:
 
 
 def _hub(num_nodes: int) -> Csr:
-    """One row with every column (thousands of TCBs in one window), the other rows with one column, some with none."""
+    """One row with every column (250 TCBs in one window for 2000 nodes), every third row with one column."""
     mask = np.zeros((num_nodes, num_nodes), dtype=bool)
     mask[num_nodes // 2] = True
     mask[np.arange(0, num_nodes, 3), np.arange(0, num_nodes, 3)[::-1]] = True
@@ -31,7 +31,7 @@ def _rows_with_one_edge(num_nodes: int) -> Csr:
     return sp.csr_array((np.ones(num_nodes, np.int8), np.arange(num_nodes)[::-1], np.arange(num_nodes + 1)))
 
 
-# Edge cases by name; every matrix is small enough for a dense oracle.
+# Edge cases by name, small enough for dense attention.
 EDGE_CASES: dict[str, Callable[[], Csr]] = {
     "one_node_no_edge": lambda: _from_dense(np.zeros((1, 1))),
     "one_node_self_loop": lambda: _from_dense(np.ones((1, 1))),
@@ -51,7 +51,7 @@ EDGE_CASES: dict[str, Callable[[], Csr]] = {
 }
 
 
-# Single graphs, then collections of small ones.
+# Single graphs, then batches of small ones.
 REAL_GRAPHS = [
     "cora",
     "citeseer",
@@ -71,7 +71,7 @@ REAL_GRAPHS = [
 
 
 def load_real_graph(folder: Path, name: str) -> Csr:
-    """A real graph as CSR with query rows; a collection of small graphs as its block-diagonal batch of 1024."""
+    """A real graph as CSR with query rows; of a collection, the first 1024 graphs as a block-diagonal batch."""
     if (folder / "single" / f"{name}.npz").exists():
         file = np.load(folder / "single" / f"{name}.npz")
         num_nodes, row, col = int(file["num_nodes"]), file["src_li"], file["dst_li"]
@@ -91,7 +91,7 @@ def load_real_graph(folder: Path, name: str) -> Csr:
 def dense_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Independent oracle: dense float64 attention. q [N, H, d], k, v [M, H, d], mask [N, M] bool -> [N, H, d]."""
+    """Dense float64 attention. q [N, H, d], k, v [M, H, d], mask [N, M] bool -> [N, H, d]."""
     score = torch.einsum("nhd,mhd->hnm", q.double(), k.double()) * scale
     weight = torch.softmax(score.masked_fill(~mask, -torch.inf), -1)
     weight = torch.where(mask.any(1)[None, :, None], weight, 0.0)

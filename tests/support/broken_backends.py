@@ -1,4 +1,4 @@
-"""Back ends that fail in every way, for the measuring scripts, and what their rows should say."""
+"""Backends that fail in every way a measuring script has to report, with the status and reason that it should give."""
 
 import torch
 
@@ -8,9 +8,9 @@ from kernels.backends.base import Backend
 
 
 class Broken(Backend):
-    """Raises, or gives this instead of the attention."""
+    """A backend that raises `outcome`, or fills the output with it where it is a number."""
 
-    summary = "a back end of the tests"
+    summary = "a backend of the tests"
     in_auto = False
 
     def __init__(self, name: str, outcome: Exception | float) -> None:
@@ -22,19 +22,17 @@ class Broken(Backend):
     def unsupported(self, dtype, head_dim):
         return "it takes no head dimension" if self.name == "picky" else None
 
-    def prepare(self, graph, device, dtype, head_dim):
+    def build(self, graph, device, inputs, perm=None):
         if self.name == "refuses":
             raise self.outcome
 
-        def attend(query, key, value, scale, out_dtype):
-            if isinstance(self.outcome, Exception):
-                raise self.outcome
-            return torch.full(query.shape, self.outcome, dtype=out_dtype, device=device)
-
-        return attend
+    def attend(self, data, query, key, value, scale, out_dtype, lse=None):
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return torch.full(query.shape, self.outcome, dtype=out_dtype, device=query.device)
 
 
-# With the status and the reason of each; "wrong" ones have a reason that their script words.
+# Status and reason by name; the reason of a backend with wrong outputs is the script's own.
 REASONS = {
     "absent": ("unavailable", "not on a weekday"),
     "picky": ("unsupported", "it takes no head dimension"),
@@ -54,7 +52,7 @@ BROKEN = (
 
 
 def register_broken(monkeypatch) -> list[str]:
-    """Make BROKEN known for a test; their names."""
+    """Add BROKEN to the registry for one test; return the names."""
     for backend in BROKEN:
         monkeypatch.setitem(REGISTRY, backend.name, backend)
     return [backend.name for backend in BROKEN]

@@ -1,11 +1,12 @@
-"""Weights of a Graph Transformer block and what torch makes of them; the kernel's instances and their order of work."""
+"""Weights of a Graph Transformer block, torch's result, and the bound for the kernel's."""
 
 from itertools import product
 
 import torch
 import torch.nn.functional as F
+from tolerance import FLOOR, row_errors
 
-from kernels.dense_block import DIMS, SLICE, DenseBlockSpec
+from kernels.dense_block import DIMS, DenseBlockSpec
 
 EPS = 1e-5
 SPECS = [DenseBlockSpec(torch.float16, dim, has_next) for dim, has_next in product(DIMS, (True, False))]
@@ -35,20 +36,53 @@ def parameters(dim: int, has_next: bool, dtype: torch.dtype = torch.float16, dev
     return weights | {"eps": EPS}
 
 
-def reference(p: dict, attended: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def reference(p: dict, attn_out: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The block by torch, in the type of its inputs."""
     p = {name: value.to(h.dtype) if torch.is_tensor(value) else value for name, value in p.items()}
     dim = (h.shape[1],)
-    h1 = F.layer_norm(h + F.linear(attended, p["out_w"], p["out_b"]), dim, p["norm1_w"], p["norm1_b"], EPS)
+    h1 = F.layer_norm(h + F.linear(attn_out, p["out_w"], p["out_b"]), dim, p["norm1_w"], p["norm1_b"], EPS)
     hidden = F.relu(F.linear(h1, p["up_w"], p["up_b"]))
     h2 = F.layer_norm(h1 + F.linear(hidden, p["down_w"], p["down_b"]), dim, p["norm2_w"], p["norm2_b"], EPS)
     return h2, None if p["next_qkv_w"] is None else F.linear(h2, p["next_qkv_w"])
 
 
-def order_of_slices(dim: int, shared_h1: bool) -> tuple[list[int], list[int]]:
-    """Places in the order of tiles of each slice's up and down tile."""
-    first, last = dim // SLICE, 2 * dim // SLICE - 1
-    if shared_h1:
-        return [first + 2 * i for i in range(last + 1)], [first + 2 * i + 1 for i in range(last + 1)]
-    up = [first, *(first + 2 * i - 1 for i in range(1, last + 1))]
-    return up, [*(first + 2 * i + 2 for i in range(last)), first + 2 * last + 1]
+def assert_block(
+    outputs: tuple[torch.Tensor, torch.Tensor | None], p: dict, attn_out: torch.Tensor, h: torch.Tensor, label: str
+) -> None:
+    """No row of h_next or qkv is further from float64 than twice torch's worst row in the same type."""
+    same_types, exact = reference(p, attn_out, h), reference(p, attn_out.double(), h.double())
+    for name, output, plain, expected in zip(("h_next", "qkv"), outputs, same_types, exact, strict=True):
+        if expected is None:
+            assert output is None
+            continue
+        assert output.dtype == h.dtype
+        unwritten = torch.nonzero(~torch.isfinite(output))
+        assert len(unwritten) == 0, (
+            f"{label}, {name}: {len(unwritten)} not finite, the first at {unwritten[0].tolist()}"
+        )
+        errors, allowed = row_errors(output, expected), 2 * row_errors(plain, expected).max() + FLOOR
+        worst = int(errors.argmax())
+        assert errors.max() <= allowed, (
+            f"{label}, {name}: row {worst} is off by {errors.max():.2e} of its norm, allowed {allowed:.2e}; "
+            f"got {output[worst, :4].tolist()}..., expected {expected[worst, :4].tolist()}..."
+        )
+
+
+def unusual_rows(kind: str, p: dict, attn_out: torch.Tensor, h: torch.Tensor) -> None:
+    """Make inputs of ordinary size unusual, in place; one of UNUSUAL."""
+    if kind == "zeros":
+        attn_out.zero_(), h.zero_()
+    elif kind == "far negative":
+        attn_out -= 100
+        h -= 1000
+    elif kind == "one huge":
+        h[17, 5] = 30000
+    elif kind == "ramp":
+        h.copy_(torch.arange(h.shape[1], device=h.device).expand_as(h))
+    else:  # rows whose variance is below eps
+        attn_out *= 1e-3
+        h *= 1e-3
+        p["out_b"].zero_()
+
+
+UNUSUAL = ("zeros", "far negative", "one huge", "ramp", "small")

@@ -7,6 +7,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def make_figures(*arguments: object) -> subprocess.CompletedProcess:
+def plot(*arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "-W", "error", "scripts/plot.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -2,15 +2,23 @@
 
 import torch
 
-from bench import Row, provenance
+from bench.provenance import provenance
+from bench.records import Row
 
-PROVENANCE = provenance(torch.device("cpu")).model_dump() | {"device": "NVIDIA H200", "date": "2026-01-01T00:00:00Z"}
+PROVENANCE = provenance(torch.device("cpu")).model_dump() | {
+    "device": "NVIDIA H200",
+    "device_type": "cuda",
+    "date": "2026-01-01T00:00:00Z",
+}
 NNZ = {"cora": 10_556, "zinc": 51_000, "reddit": 114_848_857, "pubmed": 88_651}
 
 
-def row(dataset: str, backend: str, milliseconds: float | None, status: str = "ok", **changes) -> Row:
+def row(dataset: str, series: str, milliseconds: float | None, status: str = "ok", **changes) -> Row:
+    """A kernel time of a series of `report.frames`, such as "fused3s+reorder" or "F3S_splitC"."""
     measured = milliseconds is not None
+    backend, _, order = series.partition("+")
     values = {
+        "bench": "kernels",
         "dataset": dataset,
         "data_sha256": f"hash of {dataset}",
         "data_source": "synthetic" if dataset == "reddit" else "official",
@@ -22,7 +30,10 @@ def row(dataset: str, backend: str, milliseconds: float | None, status: str = "o
         "blocks": 0,
         "dtype": "float16",
         "out_dtype": "float32",
-        "backend": backend,
+        "backend": "fused3s_paper" if series.startswith("F3S_") else backend,
+        "variant": series if series.startswith("F3S_") else "none",
+        "order": "auto" if order else "none",
+        "l2": "warm",
         "scope": "kernel",
         "metric": "time",
         "unit": "ms",

@@ -1,4 +1,4 @@
-"""Outputs that start as NaN between guard rows: what a kernel does not write, or writes past the end, shows."""
+"""Output buffers that start as NaN between guard rows, so that unwritten elements and writes past an end show."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,12 @@ import torch
 
 @contextmanager
 def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside, memory that nobody has filled is NaN, with a guard of NaN before and after, which must still be there at
-    the end."""
+    """Inside, uninitialised memory is NaN, with a guard of NaN before and after it that must be intact at the end."""
     empty = torch.empty
     buffers = []
 
     def poisoned(shape, *, dtype, device):
-        if isinstance(shape, int):  # scratch memory in one dimension; its guards keep it on 16 bytes
+        if isinstance(shape, int):  # scratch memory; its guards keep the alignment of 16 bytes
             guard = 16 // dtype.itemsize
             buffer = empty(shape + 2 * guard, dtype=dtype, device=device).fill_(torch.nan)
             buffers.append(buffer.view(-1, guard))

@@ -1,4 +1,4 @@
-"""The files of scripts/, which are no package, as modules."""
+"""Import of the files of scripts/, which is no package."""
 
 import importlib.util
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""One bound for every kernel: at most twice the error that PyTorch makes with the same types, row by row in norm."""
+"""One bound for every kernel: the norm of a row's error is at most twice PyTorch's worst with the same types."""
 
 import numpy as np
 import torch
 
 from kernels.backends.reference import edge_softmax_attention
 
-FLOOR = 2e-5  # for inputs on which PyTorch's error vanishes, as with one edge a row
+FLOOR = 2e-5  # allowed where PyTorch's error vanishes, as with one edge a row
 
 
 def row_errors(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -26,8 +26,8 @@ def torch_same_types(
 ) -> torch.Tensor:
     """Attention with the rounding steps of the paper's precision table: scores and sums in float32, E in q's type.
 
-    `normalised` divides E by its row's sum before it is rounded, as back ends do whose softmax is a kernel of its own,
-    and not after it was multiplied by V. In float32 inputs nothing but float32 arithmetic remains.
+    With `normalised`, E is divided by its row sum before it is rounded, as by backends with a separate softmax kernel;
+    otherwise the output is divided. With float32 inputs all of it is float32.
     """
     score = torch.cat([(q[r].float() * k[c].float()).sum(-1) for r, c in chunks(row, col)]) * scale
     target = row[:, None].expand_as(score)

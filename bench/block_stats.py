@@ -1,0 +1,190 @@
+"""Statistics of the paper's data set, decile and format tables for one graph, beside the published ones.
+
+The tables are CSVs in results/datasets, replaced as a whole; rows of sets that a run did not measure are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from bench.records import NOT_BUILT, NOT_PUBLISHED, Provenance
+from bench.sparse_formats import Compacted, build, built_bits, count_bcsr_blocks, formula_bits
+from data.atomic import replacing
+from data.canonical import to_csr
+from data.graph import CsrGraph, RawGraph
+from data.registry import names
+from data.registry.entry import Dataset
+from kernels.formats.bsb import BSB
+
+TableRow = dict[str, str]
+
+BUILT_UP_TO_EDGES = 5_000_000  # above, only the arrays of BSB are built
+# Largest relative deviations of a synthetic graph from the published statistics.
+TARGETS = {
+    "nodes": 0.0,
+    "nnz": 0.01,
+    "tcb_per_rw_mean": 0.05,
+    "tcb_per_rw_cv": 0.15,
+    "nnz_per_tcb_mean": 0.05,
+    "nnz_per_tcb_cv": 0.15,
+}
+DECILE_TARGET = 0.20
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredGraph:
+    """A graph as CSR and BSB, and its statistics.
+
+    Attributes:
+        indptr: [N + 1] int64.
+        indices: [nnz] int64, ascending in each row.
+        bsb: the matrix in blocks of 16 x 8.
+        sha256: hash of its edges, as in `GraphMeta`.
+        figures: by the names in TARGETS.
+        deciles: lowest and highest number of blocks in each tenth of the row windows.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    bsb: BSB
+    sha256: str
+    figures: dict[str, float]
+    deciles: list[tuple[int, int]]
+
+
+def measure(raw: RawGraph | CsrGraph) -> MeasuredGraph:
+    """Count the blocks of a graph."""
+    graph = to_csr(raw)
+    bsb = BSB.from_csr(graph.indptr, graph.col)
+    stats = bsb.stats()
+    figures = {"nodes": graph.num_nodes} | {key: stats[key] for key in TARGETS if key in stats}
+    tenths = np.array_split(np.sort(bsb.tcb_row_offset.diff().numpy()), 10)
+    deciles = [(int(tenth[0]), int(tenth[-1])) for tenth in tenths if tenth.size]
+    indptr, indices = (array.astype(np.int64) for array in (graph.indptr, graph.col))  # keys of tiles need 64 bits
+    return MeasuredGraph(indptr, indices, bsb, graph.sha256, figures, deciles)
+
+
+def paper_figures(entry: Dataset) -> dict[str, float | None]:
+    """Published statistics by the names in TARGETS; None where there is none.
+
+    The block means of a batch follow from the published number of blocks.
+    """
+    published = entry.published
+    if published is None:
+        return {key: {"nodes": entry.num_nodes, "nnz": entry.nnz}.get(key) for key in TARGETS}
+    windows = -(-entry.num_nodes // 16)
+    return {
+        "nodes": entry.num_nodes,
+        "nnz": entry.nnz,
+        "tcb_per_rw_mean": published.tcb_per_rw or published.num_tcbs / windows,
+        "tcb_per_rw_cv": published.tcb_per_rw_cv,
+        "nnz_per_tcb_mean": published.nnz_per_tcb or entry.nnz / published.num_tcbs,
+        "nnz_per_tcb_cv": published.nnz_per_tcb_cv,
+    }
+
+
+def status(ours: float, paper: float | None, target: float) -> str:
+    """ "ok", "off", or "not published"."""
+    if paper is None:
+        return NOT_PUBLISHED
+    return "ok" if abs(ours - paper) <= target * paper else "off"
+
+
+def dataset_rows(entry: Dataset, measured: MeasuredGraph) -> list[TableRow]:
+    """One row per statistic of the data set table."""
+    rows = []
+    for metric, paper in paper_figures(entry).items():
+        ours = measured.figures[metric]
+        rows.append(
+            {
+                "sha256": measured.sha256,
+                "metric": metric,
+                "ours": _number(ours),
+                "paper": NOT_PUBLISHED if paper is None else _number(paper),
+                "deviation": NOT_PUBLISHED if paper is None else f"{ours / paper - 1:+.4f}",
+                "target": f"{TARGETS[metric]:g}",
+                "status": status(ours, paper, TARGETS[metric]),
+            }
+        )
+    return rows
+
+
+def decile_rows(entry: Dataset, measured: MeasuredGraph) -> list[TableRow]:
+    """One row per decile; the paper has four graphs."""
+    bounds = entry.published.deciles if entry.published else None
+    rows = []
+    for number, (low, high) in enumerate(measured.deciles):
+        paper = bounds[number : number + 2] if bounds else (None, None)
+        # Counts are whole numbers: a deviation of one block is always ok.
+        states = {
+            "ok" if theirs is not None and abs(ours - theirs) <= 1 else status(ours, theirs, DECILE_TARGET)
+            for ours, theirs in zip((low, high), paper, strict=True)
+        }
+        rows.append(
+            {
+                "decile": f"{10 * (number + 1)}%",
+                "ours_min": str(low),
+                "ours_max": str(high),
+                "paper_min": NOT_PUBLISHED if paper[0] is None else str(paper[0]),
+                "paper_max": NOT_PUBLISHED if paper[1] is None else str(paper[1]),
+                "status": "off" if "off" in states else states.pop(),
+            }
+        )
+    return rows
+
+
+def format_rows(measured: MeasuredGraph) -> list[TableRow]:
+    """One row per format: bits by the paper's formula, and of the arrays that were built."""
+    bsb, indptr, indices = measured.bsb, measured.indptr, measured.indices
+    formula = formula_bits(indptr.size - 1, indices.size, bsb.num_tcbs, count_bcsr_blocks(indptr, indices))
+    bits = {"BSB": 8 * bsb.nbytes}
+    if indices.size <= BUILT_UP_TO_EDGES:
+        bits |= {name: built_bits(arrays) for name, arrays in build(Compacted.from_csr(indptr, indices)).items()}
+    return [
+        {
+            "format": name,
+            "formula_bits": f"{expected:.0f}",
+            "built_bits": str(bits.get(name, NOT_BUILT)),
+            "built_over_formula": f"{bits[name] / expected:.3f}" if name in bits else NOT_BUILT,
+        }
+        for name, expected in formula.items()
+    ]
+
+
+def save_tables(
+    folder: Path, dataset: str, source: str, tables: Mapping[str, Sequence[TableRow]], environment: Provenance
+) -> None:
+    """Replace the rows of a data set and source in the CSVs of `folder`, which stay in the order of the registry.
+
+    Args:
+        tables: rows by name of the CSV.
+
+    Raises:
+        ValueError: a file has other columns.
+    """
+    order = {name: place for place, name in enumerate(names())}
+    where = {name: getattr(environment, name) for name in ("device", "date", "commit", "dirty")}
+    for name, rows in tables.items():
+        path = folder / f"{name}.csv"
+        table = pd.DataFrame([{"dataset": dataset, "source": source, **row, **where} for row in rows], dtype=str)
+        if path.exists():
+            before = read_table(path)
+            if list(before) != list(table):
+                raise ValueError(f"{path}: has the columns {list(before)}, not {list(table)}; move it away")
+            table = pd.concat([before[(before["dataset"] != dataset) | (before["source"] != source)], table])
+        places = table["dataset"].map(order).fillna(len(order))
+        table = table.assign(place=places).sort_values(["place", "source"], kind="stable").drop(columns="place")
+        with replacing(path) as unfinished:
+            table.to_csv(unfinished, index=False, lineterminator="\n")
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV of `save_tables`, all text."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.3f}"

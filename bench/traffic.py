@@ -1,0 +1,36 @@
+"""Bytes that sparse attention moves according to the gather model.
+
+A kernel that works on 16 queries at a time gathers, for each row window, one K row and one V row per column with a
+nonzero (paper, section "Sparse Format for Tensor Cores"). Rows are not reused across windows:
+
+    gathered   = sum over windows (distinct columns) * 2 * d * (bytes of an element)    from L2 or memory
+    compulsory = N * d * (bytes of an element of Q) + N * d * (bytes of an element of O)    from and to memory
+
+Padding of blocks, index arrays and columns gathered twice are left out: they belong to a kernel, not to the problem.
+"""
+
+import torch
+
+import kernels
+from kernels.formats.bsb import PAPER_TILE
+from kernels.formats.csr import CSRPattern
+
+
+def gathered_columns(pattern: CSRPattern) -> int:
+    """Number of distinct columns of each row window, summed over the windows."""
+    bsb = kernels.BSB.from_graph(pattern, PAPER_TILE)
+    slots = bsb.tcb_row_offset.diff().long() * PAPER_TILE[1]
+    starts_window = torch.zeros(bsb.col_sparse_to_dense.numel() + 1, dtype=torch.bool, device=bsb.device)
+    starts_window[torch.cumsum(slots, 0) - slots] = True  # of an empty window: start of the next one, or the end
+    # Ascending within a window; padding repeats the last column.
+    differs = torch.ones_like(starts_window)
+    differs[1:-1] = bsb.col_sparse_to_dense.diff() != 0
+    return int((differs | starts_window)[:-1].sum())
+
+
+def gathered_bytes(columns: int, dim: int, dtype: torch.dtype) -> int:
+    return 2 * columns * dim * dtype.itemsize
+
+
+def compulsory_bytes(num_rows: int, dim: int, dtype: torch.dtype, out_dtype: torch.dtype) -> int:
+    return num_rows * dim * (dtype.itemsize + out_dtype.itemsize)

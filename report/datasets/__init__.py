@@ -1,1 +1,0 @@
-"""The paper's data set, decile and format tables."""

@@ -1,0 +1,10 @@
+"""Markdown tables."""
+
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]], text_columns: int | None = None) -> str:
+    """A table. Columns after the first `text_columns` are aligned right (None: all left)."""
+    left = len(head) if text_columns is None else text_columns
+    rule = ["---"] * left + ["---:"] * (len(head) - left)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *lines))
