@@ -1,4 +1,4 @@
-"""Report, CSV rows and predictions of one run of `scripts/infer.py`."""
+"""Timing, report, CSV rows and predictions of one run of `scripts/infer.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.checks import Accuracy, Agreement
+from bench.cli import console
+from bench.model_regions import time_attention, time_regions
 from bench.provenance import device_name, provenance
 from bench.records import Row
 from bench.runner import dtype_name, graph_columns
-from bench.timers import Spread
+from bench.timers import Spread, time_passes
 from configs import Config
 from data import GraphMeta
 from data.atomic import replacing
@@ -55,6 +57,26 @@ class InferenceRun:
     order: RowOrder | None
     accuracy: Accuracy | None
     regions: Mapping[str, Spread]
+
+
+def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread]:
+    """Milliseconds of a forward pass, and the share of attention in it."""
+    console.print(Text(f"timing forward passes: {repeats}"))
+    forward = time_passes(execution.run, device=device, repeats=repeats)
+    few = max(1, repeats // 4)  # a share needs fewer passes than percentiles do
+    console.print(Text(f"timing attention inside: {few}"))
+    attention = time_attention(execution, device=device, repeats=few)
+    shares = [milliseconds / forward.median for milliseconds in (attention.median, attention.p10, attention.p90)]
+    return forward, Spread(*shares, attention.repeats)
+
+
+def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
+    """Milliseconds of each region of an eager pass."""
+    few = max(1, repeats // 4)
+    console.print(Text(f"timing the model's parts: {few}"))
+    execution.eager()
+    eager = time_passes(execution.eager, device=device, repeats=few)
+    return time_regions(execution, eager_ms=eager.median, device=device, repeats=few)
 
 
 _ORIGIN = {

@@ -29,20 +29,15 @@ from bench.inference import (
     result_rows,
     save_predictions,
     save_resolved_config,
+    time_model,
+    time_parts,
 )
-from bench.model_regions import save_trace, time_attention, time_regions
+from bench.model_regions import save_trace
 from bench.records import append_rows, check_results_file
-from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes
+from bench.timers import peak_memory_mib, reset_peak_memory
 from configs import Config, load_config
 from configs.resolve import resolve_device, resolve_dtype
-from models import (
-    CudaGraphError,
-    DenseUnavailableError,
-    Execution,
-    GraphTransformer,
-    load_checkpoint,
-    prepare_execution,
-)
+from models import CudaGraphError, DenseUnavailableError, GraphTransformer, load_checkpoint, prepare_execution
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DenseUnavailableError, CudaGraphError)
@@ -183,26 +178,6 @@ def build_model(config: Config, meta: data.GraphMeta) -> GraphTransformer:
         task=meta.task,
         **config.model.model_dump(),
     )
-
-
-def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread]:
-    """Milliseconds of a forward pass, and the share of attention in it."""
-    console.print(Text(f"timing forward passes: {repeats}"))
-    forward = time_passes(execution.run, device=device, repeats=repeats)
-    few = max(1, repeats // 4)  # a share needs fewer passes than percentiles do
-    console.print(Text(f"timing attention inside: {few}"))
-    attention = time_attention(execution, device=device, repeats=few)
-    shares = [milliseconds / forward.median for milliseconds in (attention.median, attention.p10, attention.p90)]
-    return forward, Spread(*shares, attention.repeats)
-
-
-def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
-    """Milliseconds of each region of an eager pass."""
-    few = max(1, repeats // 4)
-    console.print(Text(f"timing the model's parts: {few}"))
-    execution.eager()
-    eager = time_passes(execution.eager, device=device, repeats=few)
-    return time_regions(execution, eager_ms=eager.median, device=device, repeats=few)
 
 
 def explain_backend(backend: str, device: torch.device, error: Exception) -> str:
