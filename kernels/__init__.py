@@ -1,9 +1,9 @@
-"""Sparse attention on tensor cores: the BSB format, the fused kernels and their back ends.
+"""Sparse attention on tensor cores: the BSB format, the fused kernels and their backends.
 
-    from . import BSB, sparse_attention
-    out = sparse_attention(q, k, v, graph)               # any graph; the fastest back end that can run
-    plan = plan_attention(graph, device="cuda")          # or: build the sparse format once ...
-    out = plan(q, k, v)                                  # ... and call it often
+    from kernels import plan_attention, sparse_attention  # installed from the wheel: from fused3s import ...
+    out = sparse_attention(q, k, v, graph)                # any graph; the fastest backend that can run
+    plan = plan_attention(graph, device="cuda")           # or: build the sparse format once ...
+    out = plan(q, k, v)                                   # ... and call it often
 
 Direction: rows of A are queries, columns are keys. For a DGLGraph a node attends to the sources of its in-edges.
 """

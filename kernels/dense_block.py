@@ -1,7 +1,7 @@
-"""What lies between two attentions of a Graph Transformer, in one kernel; see cuda/dense_block.cu.
+"""The dense block: everything between two attentions of a Graph Transformer in one kernel; see cuda/dense_block.cu.
 
-packed = pack_block(...)                             # once, when the weights are there
-h, qkv = dense_block(packed, attended, h)            # any number of times
+    packed = pack_block(...)                    # once, when the weights are there
+    h, qkv = dense_block(packed, attn_out, h)   # any number of times
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from .backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gr
 from .runtime.jit import cpp_name, get_kernel
 from .runtime.launch import launch_kernel, pack_scalars
 
-CAPABILITY = (9, 0)  # the only one with these instructions
-SLICE = 64  # columns of a tall tile, k of a wide one
-BLOCK_ROWS = 64  # rows of a consumer in a round
-BLOCK_SHARED_BYTES = 227 * 1024  # what compute capability 9.0 offers a block
-BARRIER_BYTES = 512  # more than any instance has
+CAPABILITY = (9, 0)  # sm_90a: wgmma
+SLICE = 64  # output columns of a tall tile, k of a wide tile
+BLOCK_ROWS = 64  # rows of a consumer warpgroup in a round
+BLOCK_SHARED_BYTES = 227 * 1024  # of compute capability 9.0
+BARRIER_BYTES = 512  # upper bound for every instance
 
 
 class Shape(NamedTuple):
-    """How the blocks of an instance work.
+    """Shape of the blocks of an instance.
 
     Attributes:
-        consumers: warpgroups that each take 64 rows at a time.
-        stages: places of the ring through which tiles pass that do not stay.
+        consumers: consumer warpgroups, 64 rows each at a time.
+        stages: stages of the ring for streamed tiles.
         shared_h1: whether h1 goes to the up projection through shared memory instead of registers.
-        cluster: blocks that share every copy of a tile.
+        cluster: blocks of a cluster, which share every copy of a tile.
     """
 
     consumers: int
@@ -47,7 +47,7 @@ class DenseBlockSpec:
     """One instance of cuda/dense_block.cu.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of everything but the vectors.
+        dtype: torch.float16 or torch.bfloat16, of all tensors but the float32 vectors.
         dim: d, one of `DIMS`.
         has_next: whether the projection of a next block follows.
     """
@@ -83,7 +83,7 @@ class DenseBlockSpec:
         return 128 * (self.shape.consumers + 1)
 
     def grid(self, num_rows: int, sms: int) -> int:
-        """Blocks: whole clusters, at most a block an SM and no more than there are tiles of rows."""
+        """Blocks: whole clusters, at most one block an SM and one a tile of rows."""
         cluster = self.shape.cluster
         return min(sms // cluster, -(-num_rows // (BLOCK_ROWS * cluster))) * cluster
 
@@ -97,13 +97,13 @@ class DenseBlockSpec:
 
     @property
     def other_bytes(self) -> int:
-        """Shared memory beside the places for tiles and the barriers: h1 and the vectors."""
+        """Shared memory of h1 and the vectors, beside tiles and barriers."""
         h1 = self.shape.consumers * BLOCK_ROWS * self.dim * 2 if self.shape.shared_h1 else 0
         return h1 + 8 * self.dim * 4
 
     @property
     def resident(self) -> int:
-        """Tiles that stay in shared memory: all, or as many as fit and leave the ring whole laps."""
+        """Resident tiles: all, or as many as fit such that the ring makes whole laps a round."""
         stages = self.shape.stages
         places = (BLOCK_SHARED_BYTES - self.other_bytes - BARRIER_BYTES) // self.tile_bytes
         if stages == 0:
@@ -119,11 +119,11 @@ class DenseBlockSpec:
 
 @dataclass(frozen=True, eq=False)
 class PackedBlock:
-    """Weights of a block as the kernel reads them, copies of the model's.
+    """Weights of a block in the kernel's layout, copies of the model's.
 
     Attributes:
-        spec: the instance that takes them.
-        weights: [tiles, d * 64] of spec.dtype, tile after tile in the order of use, as shared memory has it.
+        spec: the instance that reads them.
+        weights: [tiles, d * 64] of spec.dtype, tiles in the order of use, swizzled as in shared memory.
         vectors: [8 d] float32: biases and norms.
         eps: of both norms.
     """
@@ -198,13 +198,14 @@ def pack_block(
     spec = DenseBlockSpec(out_w.dtype, dim, next_qkv_w is not None)
     packed = PackedBlock(
         spec,
-        torch.stack([image_of(tile) for tile in tiles_of(spec, out_w, up_w, down_w, next_qkv_w)]),
+        torch.stack([swizzle_tile(tile) for tile in tiles_of(spec, out_w, up_w, down_w, next_qkv_w)]),
         torch.cat(list(vectors.values())).float(),
         eps,
     )
     if out_w.device.type == "cuda":
         get_kernel(spec, out_w.device.index)
-        torch.cuda.current_stream(out_w.device).synchronize()  # a kernel that overlaps reads weights before its turn
+        # The kernel reads weights before griddepcontrol.wait: queued is not enough.
+        torch.cuda.current_stream(out_w.device).synchronize()
     return packed
 
 
@@ -215,65 +216,66 @@ def tiles_of(
     down_w: torch.Tensor,
     next_qkv_w: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """The weights cut into wide tiles [d, 64] and tall tiles [64, d], in the order of their use, columns exchanged."""
-    out, up, down = exchange(out_w).split(SLICE, 1), exchange(up_w).split(SLICE), exchange(down_w).split(SLICE, 1)
+    """Wide tiles [d, 64] and tall tiles [64, d] of the weights in the order of use, dimensions permuted."""
+    out, down = (permute_dims(weight).split(SLICE, 1) for weight in (out_w, down_w))
+    up = permute_dims(up_w).split(SLICE)
     ffn = [tile for pair in zip(up, down, strict=True) for tile in pair]
-    if not spec.shape.shared_h1:  # two slices are under way: up i + 1 starts before down i
+    if not spec.shape.shared_h1:  # two slices are in flight: up i + 1 is issued before down i
         ffn = [up[0], *(tile for pair in zip(up[1:], down[:-1], strict=True) for tile in pair), down[-1]]
-    return [*out, *ffn] if next_qkv_w is None else [*out, *ffn, *exchange(next_qkv_w).split(SLICE)]
+    return [*out, *ffn] if next_qkv_w is None else [*out, *ffn, *permute_dims(next_qkv_w).split(SLICE)]
 
 
-def exchange(weight: torch.Tensor) -> torch.Tensor:
-    """Rows and columns in the order of the kernel's products."""
+def permute_dims(weight: torch.Tensor) -> torch.Tensor:
+    """Rows and columns in the order of the kernel's wgmma columns."""
     rows, columns = (dimension_of_column(size).to(weight.device) for size in weight.shape)
     return weight[rows][:, columns]
 
 
 def dimension_of_column(size: int) -> torch.Tensor:
-    """[size] int64: column 32s + 8w + 2t + b of a product stands for dimension 32s + 8t + 2w + b."""
+    """[size] int64: wgmma column 32s + 8w + 2t + b holds dimension 32s + 8t + 2w + b."""
     return torch.arange(size).view(-1, 4, 4, 2).transpose(1, 2).flatten()
 
 
-def image_of(tile: torch.Tensor) -> torch.Tensor:
-    """[rows, k] -> [rows * k]: panels of 64 k, a row's 16-byte piece i at i ^ (row % 8)."""
+def swizzle_tile(tile: torch.Tensor) -> torch.Tensor:
+    """[rows, k] -> [rows * k]: panels of 64 k with the 128-byte swizzle (16-byte chunk i of a row at i ^ (row % 8))."""
     rows = torch.arange(tile.shape[0], device=tile.device)[:, None]
-    pieces = torch.arange(8, device=tile.device) ^ rows % 8
-    return tile.unflatten(1, (-1, 8, 8)).transpose(0, 1)[:, rows, pieces].flatten()
+    chunks = torch.arange(8, device=tile.device) ^ rows % 8
+    return tile.unflatten(1, (-1, 8, 8)).transpose(0, 1)[:, rows, chunks].flatten()
 
 
 def dense_block(
-    packed: PackedBlock, attended: torch.Tensor, h: torch.Tensor
+    packed: PackedBlock, attn_out: torch.Tensor, h: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run the kernel on torch's current stream, without waiting; a CUDA graph can capture it.
+    """Run the kernel on torch's current stream, without waiting for it.
 
-    Products and norms accumulate in float32, biases and residuals are added in float32; what is multiplied next and
-    what is returned is rounded to the inputs' type.
+    Products and norms accumulate in float32, biases and residuals are added in float32. The operands of the next
+    product and the results are rounded to the inputs' type.
 
     Args:
         packed: weights on the tensors' GPU.
-        attended: [N, d], output of the attention, in the type of the weights.
+        attn_out: [N, d], output of the attention, in the type of the weights.
         h: [N, d], input of the block.
 
     Returns:
-        Output of the block [N, d], and q, k, v of the next one [N, 3d], None after the last block.
+        Output of the block [N, d], and q, k, v of the next block [N, 3d], None after the last block.
 
     Raises:
         ValueError: shape, type or device do not fit the weights, or gradients are asked for.
     """
     spec, device = packed.spec, packed.weights.device
     shape = (*h.shape[:1], spec.dim)
-    for name, tensor in {"attended": attended, "h": h}.items():
+    for name, tensor in {"attn_out": attn_out, "h": h}.items():
         if tensor.shape != shape or tensor.dtype != spec.dtype or tensor.device != device or not tensor.is_cuda:
             raise ValueError(
                 f"{name}: got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; these weights need "
                 f"{shape}, {spec.dtype} on {device}, which must be a GPU"
             )
-    refuse_gradients("dense_block", attended, h)
+    refuse_gradients("dense_block", attn_out, h)
     num_rows = shape[0]
     h_next = torch.empty_like(h, memory_format=torch.contiguous_format)
     qkv = h.new_empty((num_rows, 3 * spec.dim)) if spec.has_next else None
     if num_rows:
-        inputs = [aligned_rows(tensor.contiguous(), 16) for tensor in (attended, h)]
+        inputs = [aligned_rows(tensor.contiguous(), 16) for tensor in (attn_out, h)]
         sms = torch.cuda.get_device_properties(device.index).multi_processor_count
         launch_kernel(
             get_kernel(spec, device.index),
@@ -287,6 +289,6 @@ def dense_block(
     return h_next, qkv
 
 
-@lru_cache  # all blocks of a model have the same
+@lru_cache  # equal for all blocks of a model
 def _scalars(num_rows: int, eps: float) -> bytes:
     return pack_scalars(np.int32(num_rows), np.float32(eps))

@@ -2,7 +2,7 @@
 
 
 class BackendUnavailableError(RuntimeError):
-    """The attention back end cannot run here: no GPU, a GPU too old, a package missing. The text is the reason."""
+    """The attention backend cannot run here: no GPU, a GPU too old, a package missing. The text is the reason."""
 
 
 class KernelCompileError(RuntimeError):
@@ -10,4 +10,4 @@ class KernelCompileError(RuntimeError):
 
 
 class UnsupportedGraphError(ValueError):
-    """The back end runs here and takes the inputs, but not this graph; the text says what the graph would need."""
+    """The backend runs here and takes the inputs, but not this graph; the text says what the graph would need."""

@@ -1,10 +1,10 @@
-"""Attention back ends. `REGISTRY` is the only list of them.
+"""Attention backends; `REGISTRY` is the only list of them.
 
-"auto" takes the first that it may (`Backend.in_auto`) and that can run, so those come fastest first; the others are the
-baselines of the benchmarks, which run only where they are named.
+"auto" takes the first with `Backend.in_auto` that can run, so these come fastest first. The others are baselines, which
+run only where they are named.
 """
 
-from .base import Backend, ReorderingBackend
+from .base import Backend
 from .csr_unfused import CSRUnfusedBackend
 from .dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from .dgl import DGLBackend
@@ -33,8 +33,3 @@ REGISTRY: dict[str, Backend] = {
         SDPAPaddedBackend(),
     )
 }
-
-
-def reordering_backends() -> list[str]:
-    """Names of the back ends that take a row order."""
-    return [name for name, backend in REGISTRY.items() if isinstance(backend, ReorderingBackend)]

@@ -1,66 +1,111 @@
-"""What an attention back end is."""
+"""The interface of an attention backend."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..formats.csr import CSRPattern
 
-# (query [num_rows, H, d], key and value [num_cols, H, d], scale, out_dtype) -> output [num_rows, H, d]; that of a back
-# end that writes it also takes lse=, [num_rows, H] float32 to fill with the log-sum-exp of each row's scaled scores.
-AttentionFunction = Callable[..., torch.Tensor]
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Inputs and output that a plan is made for; None where not known.
+
+    Attributes:
+        dtype: type of q, k and v.
+        head_dim: columns of a head.
+        num_heads: heads.
+        out_dtype: type of the output; None means `dtype`.
+    """
+
+    dtype: torch.dtype | None = None
+    head_dim: int | None = None
+    num_heads: int = 1
+    out_dtype: torch.dtype | None = None
 
 
 class Backend(ABC):
     """One way to compute sparse attention.
 
+    A backend builds the sparse format of a graph once (`build`) and runs on it (`attend`). The format is a frozen
+    dataclass of tensors, numbers and further such records, of the backend's own type `data_type`.
+
     Attributes:
         name: the key in the registry, in configs and in results.
         summary: one line for a user.
-        in_auto: whether "auto" may take it; the baselines of the benchmarks run only where they are named.
-        writes_lse: whether its function takes `lse`.
+        data_type: type of what `build` returns; None where that holds objects of another library, which cannot be
+            moved or saved.
+        in_auto: whether "auto" may take it; baselines run only where they are named.
+        writes_lse: whether `attend` fills `lse`.
+        reorders: whether `build` takes a row order.
+        traceable: whether torch.compile can trace `attend`; a graph break surrounds the others.
     """
 
     name: str
     summary: str
+    data_type: type | None = None
     in_auto: bool = True
     writes_lse: bool = False
+    reorders: bool = False
+    traceable: bool = True
 
     @abstractmethod
     def unavailable(self, device: torch.device) -> str | None:
-        """Why the back end cannot run on `device`; None when it can."""
+        """Why the backend cannot run on `device`; None when it can."""
 
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
-        """Why the back end cannot take such inputs; None when it can."""
+        """Why the backend cannot take such inputs; None when it can."""
         return None
 
     @abstractmethod
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
-        """Build the sparse format of `graph` on `device`, once, and return the function that runs on it.
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Any:
+        """The sparse format of `graph` on `device`, and the kernels compiled where `inputs` names their instance.
 
-        `graph` is a BSB or a `CSRPattern`: whatever a caller has is converted before, once. `dtype` and
-        `head_dim`, where known, let the back end compile its kernel now instead of at the first call. The function
-        gets checked arguments: see `kernels.attention.AttentionPlan`.
+        Args:
+            graph: a BSB or a `CSRPattern`.
+            perm: [num_rows] int32 on the CPU, for backends with `reorders`: row i of `graph` is row perm[i] of q and
+                of the output.
 
         Raises:
-            UnsupportedGraphError: the back end cannot run this graph on `device`.
+            UnsupportedGraphError: the backend cannot run this graph on `device`.
+        """
+
+    def rebuild(self, data: Any, device: torch.device, inputs: InputSpec) -> Any:
+        """`data` for other inputs; what both need is shared. The default needs nothing else."""
+        return data
+
+    def describe(self, data: Any) -> str:
+        """Sizes of the format, for a reader; may be empty."""
+        return ""
+
+    @abstractmethod
+    def attend(
+        self,
+        data: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention over the format that `build` made.
+
+        Args:
+            data: result of `build`.
+            query: [num_rows, H, d]; key, value: [num_cols, H, d]; checked by `AttentionPlan`.
+            scale: factor of the scores.
+            out_dtype: type of the output.
+            lse: [num_rows, H] float32, filled with the log-sum-exp of each row's scaled scores; given to backends with
+                `writes_lse` only.
+
+        Returns:
+            [num_rows, H, d] of `out_dtype`.
         """
 
 
-class ReorderingBackend(Backend):
-    """One that can work on any rows together, and so takes a row order (see `kernels.formats.row_order`)."""
-
-    @abstractmethod
-    def prepare_reordered(
-        self,
-        graph: CSRPattern,
-        perm: torch.Tensor,
-        device: torch.device,
-        dtype: torch.dtype | None,
-        head_dim: int | None,
-    ) -> AttentionFunction:
-        """`prepare` for a graph whose row i is row perm[i] of the caller's; perm is [num_rows] int32 on the CPU."""
+def csr_of(graph: Any) -> CSRPattern:
+    """A BSB or a pattern as a CSR pattern."""
+    return graph if isinstance(graph, CSRPattern) else CSRPattern(*graph.to_csr(), graph.shape)

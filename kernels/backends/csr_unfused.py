@@ -1,23 +1,41 @@
 """`csr_unfused`: SDDMM, softmax and SpMM one after the other over CSR with torch's sparse routines, cuSPARSE on a GPU.
 
-What message passing costs without fusion and without tensor cores: the baseline where DGL has no CUDA. S and the
-weights are materialised in CSR. On a GPU `torch.sparse.sampled_addmm` is cusparseSDDMM and `torch.sparse.mm` is
+The cost of message passing without fusion and tensor cores: the baseline where DGL has no CUDA. S and the weights are
+materialised in CSR. On a GPU `torch.sparse.sampled_addmm` is cusparseSDDMM and `torch.sparse.mm` is
 cusparseSpMM; both take float32 and float64, so 16-bit inputs are converted to float32 at each call. Heads run one after
 the other.
 """
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .base import AttentionFunction, Backend
-from .baseline import csr_without_duplicates, rows_of_edges
+from ..formats.edges import distinct_csr, rows_of_edges
+from .base import Backend, InputSpec
+
+
+@dataclass(frozen=True, eq=False)
+class CSR:
+    """A without repeated edges: indptr [num_rows + 1], indices and row [nnz], int64."""
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    row: torch.Tensor
+    shape: tuple[int, int]
+
+    def matrix(self, values: torch.Tensor) -> torch.Tensor:
+        """[num_rows, num_cols] torch.sparse_csr with these values [nnz]."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+            return torch.sparse_csr_tensor(self.indptr, self.indices, values, self.shape, check_invariants=False)
 
 
 class CSRUnfusedBackend(Backend):
     name = "csr_unfused"
     summary = "SDDMM, softmax and SpMM over CSR as separate torch calls, cuSPARSE on a GPU; float32 and float64"
+    data_type = CSR
 
     def unavailable(self, device: torch.device) -> str | None:
         if device.type not in ("cpu", "cuda"):
@@ -26,33 +44,29 @@ class CSRUnfusedBackend(Backend):
             return "no NVIDIA GPU found, or this PyTorch has no CUDA"
         return None
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
-        shape = graph.shape
-        indptr, indices = csr_without_duplicates(graph, device)
-        indices = indices.long()
-        row = rows_of_edges(indptr)
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
+        indptr, indices = distinct_csr(graph, device)
+        return CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
 
-        def csr(values: torch.Tensor) -> torch.Tensor:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
-                return torch.sparse_csr_tensor(indptr, indices, values, shape, check_invariants=False)
-
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            if query.dtype.itemsize == 2:
-                query, key, value = query.float(), key.float(), value.float()
-            pattern = csr(query.new_zeros(indices.numel()))
-            heads = []
-            for q, k, v in zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True):
-                # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
-                score = torch.sparse.sampled_addmm(pattern, q, k.t(), beta=0.0, alpha=scale).values()
-                heads.append(torch.sparse.mm(csr(_softmax(score, indptr, row)), v))
-            return torch.stack(heads, 1).to(out_dtype)
-
-        return attend
+    def attend(
+        self,
+        data: CSR,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if query.dtype.itemsize == 2:
+            query, key, value = query.float(), key.float(), value.float()
+        pattern = data.matrix(query.new_zeros(data.indices.numel()))
+        heads = []
+        for q, k, v in zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True):
+            # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
+            score = torch.sparse.sampled_addmm(pattern, q, k.t(), beta=0.0, alpha=scale).values()
+            heads.append(torch.sparse.mm(data.matrix(_softmax(score, data.indptr, data.row)), v))
+        return torch.stack(heads, 1).to(out_dtype)
 
 
 def _softmax(score: torch.Tensor, indptr: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

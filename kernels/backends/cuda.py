@@ -1,22 +1,51 @@
-"""What every back end with CUDA kernels of its own shares: where it runs and how tensors reach its loads."""
+"""Backends with CUDA kernels of this repository: where they run, what they take, and how tensors reach their loads."""
 
 import importlib.util
 import math
+from dataclasses import dataclass
 
 import torch
 
+from ..runtime.jit import cpp_name
 from .base import Backend
 
 MAX_DIM = 256
 MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; the kernels without tensor cores are tested from there on too
 HALF_TYPES = (torch.float16, torch.bfloat16)
+LOAD_BYTES = 16  # one lane's load of a row in the fused kernels
 
 
 class CudaBackend(Backend):
-    """A back end whose kernels are compiled by CuPy; it has a forward pass only."""
+    """A backend whose kernels are compiled by CuPy; it has a forward pass only."""
+
+    traceable = False
 
     def unavailable(self, device: torch.device) -> str | None:
         return cuda_unavailable(device)
+
+
+class TensorCoreBackend(CudaBackend):
+    """A CUDA backend for fp16 and bf16 inputs and head dimensions that are multiples of 8 up to 256."""
+
+    def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
+        if dtype not in HALF_TYPES:
+            return f"it takes torch.float16 and torch.bfloat16, got {dtype}"
+        if not (8 <= head_dim <= MAX_DIM and head_dim % 8 == 0):
+            return f"it takes a head dimension that is a multiple of 8 up to {MAX_DIM}, got {head_dim}"
+        return None
+
+
+@dataclass(frozen=True)
+class KernelInstance:
+    """One instance of a kernel template: `arguments` are its template arguments, in the source's order."""
+
+    source: str
+    function: str
+    arguments: tuple[torch.dtype | bool | int, ...]
+
+    @property
+    def name(self) -> str:
+        return cpp_name(self.function, *self.arguments)
 
 
 def cuda_unavailable(device: torch.device) -> str | None:
@@ -39,8 +68,25 @@ def cuda_unavailable(device: torch.device) -> str | None:
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # nor is what it is a part of
+    except ModuleNotFoundError:  # the parent package is missing
         return False
+
+
+def checked_inputs(name: str, out_dtype: torch.dtype, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Query, key and value as the fused kernels load them.
+
+    Raises:
+        ValueError: an output type other than float32 and the inputs' type, or gradients are asked for.
+    """
+    check_out_dtype(out_dtype, tensors[0].dtype)
+    refuse_gradients(name, *tensors)
+    return [aligned_rows(tensor, LOAD_BYTES) for tensor in tensors]
+
+
+def check_out_dtype(out_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Raise a ValueError if `out_dtype` is neither float32 nor the inputs' type."""
+    if out_dtype not in (torch.float32, dtype):
+        raise ValueError(f"out_dtype: got {out_dtype}; torch.float32 and {dtype} are allowed")
 
 
 def refuse_gradients(name: str, *tensors: torch.Tensor) -> None:

@@ -1,9 +1,9 @@
 """`dfgnn_tiling` and `dfgnn_hyper`: the fused float32 kernels of DF-GNN on CUDA cores, baselines of the paper.
 
 Method: Liu et al., "DF-GNN: Dynamic Fusion Framework for Attention Graph Neural Networks on GPUs" (LoG 2024), and the
-paper's section on baselines; written from these descriptions. See cuda/dfgnn_tiling.cu and cuda/dfgnn_hyper.cu.
+paper's section on baselines; re-implemented from these descriptions. See cuda/dfgnn_tiling.cu and cuda/dfgnn_hyper.cu.
 
-As published, both compute in float32 with a softmax that subtracts the maximum. Where ours differ from the published
+As published, both compute in float32 with a softmax that subtracts the maximum. Differences from the published
 code:
 
 * Any head dimension up to 256 is right. The published tiling kernel leaves some scores of a tile unwritten for 65 to 96
@@ -14,32 +14,52 @@ code:
   block gets; the published one plans for eight times the largest degree and writes past the end beyond that.
 * Offsets are 64 bits wide.
 
-16-bit inputs are converted to float32 at each call, and the output from it: the published code knows float32 only, so
-measure these back ends with float32 inputs.
+16-bit inputs are converted to float32 at each call, and the output from it. The published code takes float32 only, so
+measure these backends with float32 inputs.
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import UnsupportedGraphError
+from ..formats.edges import distinct_csr, rows_of_edges
 from ..fragments import WARP_SIZE
 from ..runtime.jit import get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
-from .base import AttentionFunction
-from .baseline import KernelInstance, csr_without_duplicates, rows_of_edges
-from .cuda import HALF_TYPES, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
+from .base import InputSpec
+from .cuda import HALF_TYPES, MAX_DIM, CudaBackend, KernelInstance, aligned_rows, refuse_gradients
 
 HYPER_ROWS = 8  # rows, and warps, of a block
 HYPER_SHARED_BYTES = 48 * 1024  # what a block gets without opting in to more; the published code does not opt in
 
 
+@dataclass(frozen=True, eq=False)
+class TilingData:
+    """A without repeated edges: indptr [num_rows + 1] int64, indices [nnz] int32."""
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class HyperData:
+    """A without repeated edges: indptr [num_rows + 1] int64, indices and edge_row [nnz] int32; shared memory of a
+    block."""
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    edge_row: torch.Tensor
+    shared_bytes: int
+
+
 class _DFGNNBackend(CudaBackend):
-    """What the two kernels share: float32 in and out, CSR in 64-bit offsets."""
+    """The base of both: float32 in and out, CSR in 64-bit offsets."""
 
     in_auto = False
 
@@ -62,74 +82,85 @@ class _DFGNNBackend(CudaBackend):
 class DFGNNTilingBackend(_DFGNNBackend):
     name = "dfgnn_tiling"
     summary = "DF-GNN's node-parallel float32 kernel on CUDA cores; NVIDIA GPU"
+    data_type = TilingData
 
     def instance(self, head_dim: int) -> KernelInstance:
         return KernelInstance("dfgnn_tiling.cu", "dfgnn_tiling", (-(-head_dim // WARP_SIZE),))
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
-        indptr, indices = csr_without_duplicates(graph, device)
-        if head_dim is not None:
-            get_kernel(self.instance(head_dim), device.index)
+    def build(
+        self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
+    ) -> TilingData:
+        data = TilingData(*distinct_csr(graph, device))
+        if inputs.head_dim is not None:
+            get_kernel(self.instance(inputs.head_dim), device.index)
+        return data
 
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            query, key, value = (aligned_rows(tensor, 4) for tensor in self._convert(query, key, value))
-            num_rows, num_heads, dim = query.shape
-            output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-            if output.numel():
-                instance = self.instance(dim)
-                launch_kernel(
-                    get_kernel(instance, device.index),
-                    (num_rows, num_heads),
-                    WARP_SIZE * instance.arguments[0],
-                    (indptr, indices, query, key, value, output),
-                    pack_scalars(*_strides(query, key, value), np.int32(dim), _log2_scale(scale)),
-                )
-            return output.to(out_dtype)
-
-        return attend
+    def attend(
+        self,
+        data: TilingData,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        query, key, value = (aligned_rows(tensor, 4) for tensor in self._convert(query, key, value))
+        num_rows, num_heads, dim = query.shape
+        output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        if output.numel():
+            instance = self.instance(dim)
+            launch_kernel(
+                get_kernel(instance, query.device.index),
+                (num_rows, num_heads),
+                WARP_SIZE * instance.arguments[0],
+                (data.indptr, data.indices, query, key, value, output),
+                pack_scalars(*_strides(query, key, value), np.int32(dim), _log2_scale(scale)),
+            )
+        return output.to(out_dtype)
 
 
 class DFGNNHyperBackend(_DFGNNBackend):
     name = "dfgnn_hyper"
     summary = "DF-GNN's edge- and node-parallel float32 kernel on CUDA cores; NVIDIA GPU, no high-degree graphs"
+    data_type = HyperData
 
     def instance(self, head_dim: int) -> KernelInstance:
         vector = 4 if head_dim % (4 * WARP_SIZE) == 0 else 2 if head_dim % (2 * WARP_SIZE) == 0 else 1
         return KernelInstance("dfgnn_hyper.cu", "dfgnn_hyper", (vector, -(-head_dim // (vector * WARP_SIZE))))
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
-        indptr, indices = csr_without_duplicates(graph, device)
-        shared_bytes = hyper_shared_bytes(indptr)
-        edge_row = rows_of_edges(indptr).int()
-        if head_dim is not None:
-            get_kernel(self.instance(head_dim), device.index)
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> HyperData:
+        indptr, indices = distinct_csr(graph, device)
+        data = HyperData(indptr, indices, rows_of_edges(indptr).int(), hyper_shared_bytes(indptr))
+        if inputs.head_dim is not None:
+            get_kernel(self.instance(inputs.head_dim), device.index)
+        return data
 
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            num_rows, num_heads, dim = query.shape
-            instance = self.instance(dim)
-            load_bytes = 4 * instance.arguments[0]
-            query, key, value = (aligned_rows(tensor, load_bytes) for tensor in self._convert(query, key, value))
-            output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-            if output.numel():
-                launch_kernel(
-                    get_kernel(instance, device.index),
-                    (-(-num_rows // HYPER_ROWS), num_heads),
-                    WARP_SIZE * HYPER_ROWS,
-                    (indptr, edge_row, indices, query, key, value, output),
-                    pack_scalars(*_strides(query, key, value), np.int32(num_rows), np.int32(dim), _log2_scale(scale)),
-                    shared_bytes=shared_bytes,
-                )
-            return output.to(out_dtype)
-
-        return attend
+    def attend(
+        self,
+        data: HyperData,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        num_rows, num_heads, dim = query.shape
+        instance = self.instance(dim)
+        load_bytes = 4 * instance.arguments[0]
+        query, key, value = (aligned_rows(tensor, load_bytes) for tensor in self._convert(query, key, value))
+        output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        if output.numel():
+            launch_kernel(
+                get_kernel(instance, query.device.index),
+                (-(-num_rows // HYPER_ROWS), num_heads),
+                WARP_SIZE * HYPER_ROWS,
+                (data.indptr, data.edge_row, data.indices, query, key, value, output),
+                pack_scalars(*_strides(query, key, value), np.int32(num_rows), np.int32(dim), _log2_scale(scale)),
+                shared_bytes=data.shared_bytes,
+            )
+        return output.to(out_dtype)
 
 
 def hyper_shared_bytes(indptr: torch.Tensor) -> int:

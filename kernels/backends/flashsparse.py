@@ -3,16 +3,16 @@
 Method: Shi et al., "FlashSparse: Minimizing Computation Redundancy for Fast Sparse Matrix Multiplications on Tensor
 Cores" (PPoPP 2025): 8 x 1 vectors through swap and transpose, and long row windows cut into parts of at most 32 blocks
 for load balance. The softmax around it is the Fused3S paper's: naive, exp(s) / sum exp(s), or stable, with each row's
-maximum subtracted. Written from these descriptions; see cuda/flashsparse.cu.
+maximum subtracted. Re-implemented from these descriptions; see cuda/flashsparse.cu.
 
 S is materialised in float32 and the weights in the inputs' type, 6 bytes for each of the 128 slots of an 8 x 16 block,
 so memory grows with the graph as the paper reports.
 
-Where ours differ from the published code:
+Differences from the published code:
 
 * A slot without an edge counts as -inf. The published softmax gives it exp(0) = 1 and adds it to the row's sum.
 * Products, scores and exponentials are float32 (published: float16 throughout, so that exp overflows above 11). naive
-  still overflows above 88: see `kernels.attention` for what comes out.
+  still overflows above 88, see `attention`.
 * The stable softmax is two kernels like the naive one: the sum of a part is kept relative to the part's own maximum, so
   that the maximum needs no pass of its own. The paper's stable variant calls a framework's softmax instead.
 * Outputs of the parts of a long window are added in a fixed order by a kernel of its own instead of by atomics: the
@@ -32,10 +32,8 @@ from ..formats.bsb import BSB
 from ..fragments import WARP_SIZE
 from ..runtime.jit import get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
-from .base import AttentionFunction
-from .baseline import KernelInstance
-from .cuda import aligned_rows, refuse_gradients
-from .tensor_core import TensorCoreBackend
+from .base import InputSpec
+from .cuda import KernelInstance, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
 
 TILE = (8, 16)
 TCBS_PER_PART = 32
@@ -84,6 +82,14 @@ class Parts:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class FlashSparseData:
+    """A with tile (8, 16), and the parts of its windows."""
+
+    bsb: BSB
+    parts: Parts
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The five instances for one type of inputs, type of output, head dimension and softmax."""
@@ -112,8 +118,9 @@ class Kernels:
 
 
 class FlashSparseBackend(TensorCoreBackend):
-    """Both back ends; `stable` tells which softmax."""
+    """Either backend; `stable` selects the softmax."""
 
+    data_type = FlashSparseData
     in_auto = False
 
     def __init__(self, stable: bool) -> None:
@@ -122,32 +129,37 @@ class FlashSparseBackend(TensorCoreBackend):
         self.summary = f"FlashSparse's unfused tensor-core kernels with a {softmax} softmax; NVIDIA GPU, fp16 and bf16"
         self.stable = stable
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
+    def build(
+        self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
+    ) -> FlashSparseData:
         bsb = BSB.from_graph(graph, TILE, device)
-        parts = Parts.of(bsb)
-        if dtype is not None and head_dim is not None:
-            for instance in Kernels.of(dtype, dtype, head_dim, self.stable).all():
+        if inputs.dtype is not None and inputs.head_dim is not None:
+            out_dtype = inputs.out_dtype or inputs.dtype
+            check_out_dtype(out_dtype, inputs.dtype)
+            for instance in Kernels.of(inputs.dtype, out_dtype, inputs.head_dim, self.stable).all():
                 get_kernel(instance, device.index)
+        return FlashSparseData(bsb, Parts.of(bsb))
 
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            if out_dtype not in (torch.float32, query.dtype):
-                raise ValueError(f"out_dtype: got {out_dtype}; torch.float32 and {query.dtype} are allowed")
-            refuse_gradients(self.name, query, key, value)
-            query, key = aligned_rows(query, 16), aligned_rows(key, 16)
-            kernels = Kernels.of(query.dtype, out_dtype, query.shape[-1], self.stable)
-            return run(kernels, bsb, parts, query, key, aligned_rows(value, 4), scale)
-
-        return attend
+    def attend(
+        self,
+        data: FlashSparseData,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        check_out_dtype(out_dtype, query.dtype)
+        refuse_gradients(self.name, query, key, value)
+        query, key = aligned_rows(query, 16), aligned_rows(key, 16)
+        kernels = Kernels.of(query.dtype, out_dtype, query.shape[-1], self.stable)
+        return run(kernels, data, query, key, aligned_rows(value, 4), scale)
 
 
 def run(
     kernels: Kernels,
-    bsb: BSB,
-    parts: Parts,
+    data: FlashSparseData,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -157,14 +169,14 @@ def run(
 
     Args:
         kernels: the instances; their types and head dimension must be those of the tensors.
-        bsb, parts: A with tile (8, 16) and its parts, on the tensors' GPU.
+        data: A, on the tensors' GPU.
         query: [num_rows, H, d], rows 16-byte aligned; key: [num_cols, H, d], likewise; value: 4-byte aligned.
         scale: factor of the scores.
 
     Returns:
         [num_rows, H, d] contiguous, of the instances' output type.
     """
-    device = query.device
+    device, bsb, parts = query.device, data.bsb, data.parts
     num_rows, num_heads, dim = query.shape
     out_dtype = kernels.merge.arguments[0]
     output = torch.empty(query.shape, dtype=out_dtype, device=device)

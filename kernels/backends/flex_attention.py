@@ -1,10 +1,12 @@
 """`flex_attention`: torch.nn.attention.flex_attention with a block mask from the graph, compiled for the GPU.
 
-FlexAttention skips 128 x 128 blocks of S without an edge and asks a function about each element of the others. The
-function looks an element up in a bit mask of its block: 2 KiB a block that has an edge. The blocks are those of A as it
-is: FlexAttention knows no gathered columns, so in a graph without a dense diagonal most blocks with an edge have few.
+FlexAttention skips 128 x 128 blocks of S without an edge and calls a function for each element of the others. The
+function looks the element up in a bit mask of its block, 2 KiB a block with an edge. The blocks are those of A as it
+stands, without gathered columns, so in a graph without a dense diagonal most blocks with an edge have few.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -12,14 +14,22 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ..errors import UnsupportedGraphError
-from .base import AttentionFunction, Backend
-from .baseline import csr_without_duplicates, rows_of_edges
+from ..formats.edges import distinct_csr, rows_of_edges
+from .base import Backend, InputSpec
 
 BLOCK = 128  # FlexAttention's own default
 WORD = 32  # bits of a word of the mask
 WORDS_PER_BLOCK = BLOCK * BLOCK // WORD
 MAX_MASK_BYTES = 16 << 30
 MIN_DIM = 16
+
+
+@dataclass(frozen=True, eq=False)
+class FlexData:
+    """The block mask, None without edges, and FlexAttention compiled for this graph alone."""
+
+    block_mask: BlockMask | None
+    compiled: Callable[..., torch.Tensor]
 
 
 class FlexAttentionBackend(Backend):
@@ -41,26 +51,28 @@ class FlexAttentionBackend(Backend):
             return f"it takes a head dimension of at least {MIN_DIM}, got {head_dim}"
         return None
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
-        shape = graph.shape
-        indptr, col = csr_without_duplicates(graph, device)
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> FlexData:
+        indptr, col = distinct_csr(graph, device)
         row, col = rows_of_edges(indptr), col.long()
-        block_mask = graph_block_mask(row, col, shape) if col.numel() else None
+        block_mask = graph_block_mask(row, col, graph.shape) if col.numel() else None
         # fullgraph: where torch gives up compiling it must say so, not fall back to dense attention.
-        compiled = torch.compile(_own_code(_attend), fullgraph=True, dynamic=False)
+        return FlexData(block_mask, torch.compile(_own_code(_attend), fullgraph=True, dynamic=False))
 
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            if block_mask is None:
-                return torch.zeros(query.shape, dtype=out_dtype, device=query.device)
-            q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-            output = compiled(q, k, v, block_mask, scale)
-            return output[0].transpose(0, 1).to(out_dtype, memory_format=torch.contiguous_format)
-
-        return attend
+    def attend(
+        self,
+        data: FlexData,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if data.block_mask is None:
+            return torch.zeros(query.shape, dtype=out_dtype, device=query.device)
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        output = data.compiled(q, k, v, data.block_mask, scale)
+        return output[0].transpose(0, 1).to(out_dtype, memory_format=torch.contiguous_format)
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: float) -> torch.Tensor:

@@ -1,32 +1,32 @@
-"""`fused3s`: the same attention at the rate of its gathers; see cuda/fused3s.cu and kernels/formats/schedule.py."""
+"""`fused3s`: the fast fused kernel; see cuda/fused3s.cu and formats/schedule.py."""
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from ..formats.bsb import BSB
-from ..formats.csr import CSRPattern
-from ..formats.schedule import Balance, Schedule, make_schedule
+from ..formats.schedule import Schedule, SplitHeuristic, make_kv_tiles, make_schedule
 from ..fragments import WARP_SIZE
+from ..runtime.device import gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
-from .base import AttentionFunction, ReorderingBackend
-from .tensor_core import TensorCoreBackend, checked_inputs
+from ..runtime.semaphores import semaphores
+from .base import InputSpec
+from .cuda import MAX_DIM, TensorCoreBackend, check_out_dtype, checked_inputs
 
 TILE = (16, 16)
 WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
 WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
-SM_SHARED_BYTES = 228 * 1024  # of an SM of compute capability 9.0
-RESERVED_BYTES = 1024  # of it, for each block
-SMALL_CHUNKS_PER_SM = 12  # a graph with fewer cannot give every warp of the GPU a chunk
-COMMON_DIM = 128  # what a plan is made for before it is known
+RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
+SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of the GPU one
+COMMON_DIM = 128  # head dimension of a schedule made before it is known
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
-# Of a warp, as in cuda/fused3s.cu:
+# As in cuda/fused3s.cu:
 STAGES = 2
 RECORDS = 4
 SLOT_BYTES = 128
@@ -61,73 +61,70 @@ class FusedKernelSpec:
         stage = 16 * (key_pitch + value_pitch)
         return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES)
 
-    @property
-    def blocks_per_sm(self) -> int:
+    @cached_property
+    def partial_floats(self) -> int:
+        """Floats of struct Partial: O, maximum and sum, 16 dimensions a step."""
+        return -(-self.dim // 16) * 16 * (16 + 2)
+
+    def blocks_per_sm(self, sm_shared_bytes: int) -> int:
         """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
         max_warps = 16 if self.dim <= 64 else 12 if self.dim <= 128 else 8
-        return max(1, min(SM_SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
+        return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
 
 
-class Fused3SBackend(TensorCoreBackend, ReorderingBackend):
+@dataclass(frozen=True, eq=False)
+class Fused3SData:
+    """A graph as cuda/fused3s.cu reads it.
+
+    Attributes:
+        kv_tiles: [num_tiles + 2, 24] int32, see `make_kv_tiles`; the same for every schedule.
+        tile_offset: [num_row_windows + 1] int32, first KV tile of each window.
+        row_ids: [16 num_row_windows] int32, row of query and output of each row of the windows, num_rows where there is
+            none; None where rows have their own order.
+        schedule: the work items.
+    """
+
+    kv_tiles: torch.Tensor
+    tile_offset: torch.Tensor
+    row_ids: torch.Tensor | None
+    schedule: Schedule
+
+
+class Fused3SBackend(TensorCoreBackend):
     name = "fused3s"
     summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
+    data_type = Fused3SData
     writes_lse = True
+    reorders = True
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
-        return plan_launches(BSB.from_graph(graph, TILE, device), None, device, dtype, head_dim)
-
-    def prepare_reordered(
-        self,
-        graph: CSRPattern,
-        perm: torch.Tensor,
-        device: torch.device,
-        dtype: torch.dtype | None,
-        head_dim: int | None,
-    ) -> AttentionFunction:
+    def build(
+        self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
+    ) -> Fused3SData:
         bsb = BSB.from_graph(graph, TILE, device)
-        row_ids = perm.new_full((bsb.num_row_windows * TILE[0],), len(perm))  # what pads the last window is no row
-        row_ids[: len(perm)] = perm
-        return plan_launches(bsb, row_ids.to(device), device, dtype, head_dim)
+        row_ids = None
+        if perm is not None:
+            row_ids = perm.new_full((bsb.num_row_windows * TILE[0],), len(perm))  # no row pads the last window
+            row_ids[: len(perm)] = perm
+            row_ids = row_ids.to(device)
+        kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
+        schedule = _schedule(kv_tiles, bsb.tcb_row_offset, device, inputs)
+        return Fused3SData(kv_tiles, bsb.tcb_row_offset, row_ids, schedule)
 
+    def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
+        return replace(data, schedule=_schedule(data.kv_tiles, data.tile_offset, device, inputs))
 
-def plan_launches(
-    bsb: BSB,
-    row_ids: torch.Tensor | None,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    head_dim: int | None,
-) -> AttentionFunction:
-    """Schedule a BSB with tile (16, 16) on a GPU; the function that launches the kernels on it.
-
-    Args:
-        bsb: A, on `device`; its row i is row row_ids[i] of query and output.
-        row_ids: [16 * num_row_windows] int32 on `device`, or None where the rows have their own order.
-        dtype, head_dim: where known, the kernels are compiled and scheduled for them now.
-    """
-    gpu = torch.cuda.get_device_properties(device)
-    num_sms = gpu.multi_processor_count
-    is_small = bsb.num_tcbs < num_sms * SMALL_CHUNKS_PER_SM
-    counts = bsb.tcb_row_offset.diff()
-
-    @cache  # large graphs have the same for every dimension
-    def schedule_with(warps: int, balance: Balance) -> Schedule:
-        return make_schedule(bsb, warps, balance)
-
-    @cache
-    def schedule_of(warps: int, warps_per_sm: int) -> Schedule:
-        return schedule_with(warps, Balance.of(counts, warps, num_sms * warps_per_sm))
-
-    @cache  # looked up at every call, which on a small graph takes no longer than its launch
-    def kernel_of(dtype: torch.dtype, out_dtype: torch.dtype, dim: int) -> tuple[FusedKernelSpec, Schedule]:
-        warps = FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
-        spec = FusedKernelSpec(dtype, out_dtype, dim, warps)
-        if spec.shared_bytes > gpu.shared_memory_per_block_optin:
-            spec = replace(spec, warps=FEW_WARPS)
-        return spec, schedule_of(spec.warps, spec.blocks_per_sm * spec.warps)
+    def describe(self, data: Fused3SData) -> str:
+        by_warp, by_block, split = data.schedule.windows
+        return (
+            f"{data.tile_offset.numel() - 1} row windows, {data.kv_tiles.shape[0] - 2} KV tiles of 16 keys\n  "
+            f"windows by one warp {by_warp}, by one block {by_block}, by several blocks {split} "
+            f"({data.schedule.num_splits} splits)\n  "
+            f"{data.schedule.num_blocks} blocks of {data.schedule.warps} warps a head; {data.schedule.heuristic}"
+        )
 
     def attend(
+        self,
+        data: Fused3SData,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -135,37 +132,54 @@ def plan_launches(
         out_dtype: torch.dtype,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        spec, schedule = kernel_of(query.dtype, out_dtype, query.shape[-1])
-        return launch(spec, schedule, query, key, value, scale, row_ids=row_ids, lse=lse)
+        spec = kernel_spec(query.dtype, out_dtype, query.shape[-1], data.schedule.warps)
+        return launch(spec, data, query, key, value, scale, lse)
 
-    spec, _ = kernel_of(dtype or torch.float16, dtype or torch.float16, head_dim or COMMON_DIM)
-    if dtype is not None and head_dim is not None:
+
+@lru_cache  # on small graphs a call takes as long as its launch: no spec is made twice
+def kernel_spec(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, warps: int) -> FusedKernelSpec:
+    return FusedKernelSpec(dtype, out_dtype, dim, warps)
+
+
+def _schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, device: torch.device, inputs: InputSpec) -> Schedule:
+    """Schedule for `inputs`, whose kernel is compiled where their type is known."""
+    gpu = gpu_limits(device)
+    dim = inputs.head_dim or COMMON_DIM
+    dtype = inputs.dtype or torch.float16
+    is_small = inputs.num_heads * (kv_tiles.shape[0] - 2) < gpu.num_sms * SMALL_TILES_PER_SM
+    spec = FusedKernelSpec(
+        dtype, inputs.out_dtype or dtype, dim, FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
+    )
+    # Where the head dimension is not known, the plan must run with the widest.
+    if replace(spec, dim=inputs.head_dim or MAX_DIM).shared_bytes > gpu.block_shared_bytes:
+        spec = replace(spec, warps=FEW_WARPS)
+    if inputs.dtype is not None and inputs.head_dim is not None:
+        check_out_dtype(spec.out_dtype, dtype)
         get_kernel(spec, device.index)
-    return attend
+    resident_warps = gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.warps
+    heuristic = SplitHeuristic.of(tile_offset.diff(), spec.warps, resident_warps, inputs.num_heads)
+    return make_schedule(kv_tiles, tile_offset, spec.warps, heuristic)
 
 
 def launch(
     spec: FusedKernelSpec,
-    schedule: Schedule,
+    data: Fused3SData,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     scale: float,
-    *,
-    row_ids: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run the kernel on torch's current stream, without waiting.
+    """Run the kernel on torch's current stream, without waiting for it.
 
-    A kernel that overlaps reads `schedule` and `row_ids` before its turn: they must be there, not only queued.
+    The kernel reads `data` before griddepcontrol.wait: its arrays must be complete on the device, not only queued.
 
     Args:
-        spec: the instance; its dimension and types must be those of the tensors.
-        schedule: of A, for `spec.warps` warps, on the tensors' GPU.
+        spec: the instance; its dimension, types and warps must be those of the tensors and of the schedule.
+        data: A, on the tensors' GPU.
         query: [num_rows, H, d] fp16 or bf16, any row and head strides.
         key, value: [num_cols, H, d], likewise.
         scale: factor of the scores.
-        row_ids: see `plan_launches`.
         lse: [num_rows, H] float32 contiguous, filled with the log of each row's sum of exp(scale * score), -inf for a
             row without an edge; None: not wanted.
 
@@ -173,24 +187,29 @@ def launch(
         [num_rows, H, d] contiguous, of spec.out_dtype.
 
     Raises:
-        ValueError: an output type other than float32 and the inputs' type, or gradients are asked for.
+        ValueError: the instance does not fit the tensors or the schedule, or gradients are asked for.
     """
+    schedule = data.schedule
+    if (spec.warps, spec.dim, spec.dtype) != (schedule.warps, query.shape[2], query.dtype):
+        raise ValueError(
+            f"spec: got {spec.dtype}, d = {spec.dim}, {spec.warps} warps; the tensors have {query.dtype}, "
+            f"d = {query.shape[2]}, and the schedule {schedule.warps} warps"
+        )
     query, key, value = checked_inputs("fused3s", spec.out_dtype, query, key, value)
     num_rows, num_heads = query.shape[:2]
     output = torch.empty_like(query, dtype=spec.out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
     partial = arrived = None
-    if num_parts := schedule.num_slots * num_heads:
-        # What the pieces of cut windows come to. A call has its own: plans may run on several streams.
-        part_floats = -(-spec.dim // 16) * 16 * (16 + 2)  # struct Partial: O, maximum and sum, 16 dimensions a step
-        partial = query.new_empty(num_parts * part_floats, dtype=torch.float32)
-        arrived = schedule.arrived.of_call(num_parts * spec.warps)
+    if num_partials := schedule.num_splits * num_heads:
+        # Scratch memory of this call alone: plans may run on several streams.
+        partial = query.new_empty(num_partials * spec.partial_floats, dtype=torch.float32)
+        arrived = semaphores(num_partials * spec.warps, query.device)
     launch_kernel(
         get_kernel(spec, query.device.index),
         (schedule.num_blocks, num_heads),
         WARP_SIZE * spec.warps,
-        (schedule.chunks, schedule.warp_jobs, query, key, value, output, lse, partial, arrived, row_ids),
+        (data.kv_tiles, schedule.work_items, query, key, value, output, lse, partial, arrived, data.row_ids),
         _scalars(num_rows, scale, query.itemsize, query.stride(), key.stride(), value.stride()),
         shared_bytes=spec.shared_bytes,
         overlaps=True,

@@ -11,8 +11,8 @@ from ..formats.bsb import BSB, PAPER_TILE
 from ..fragments import WARP_SIZE
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
-from .base import AttentionFunction
-from .tensor_core import TensorCoreBackend, checked_inputs
+from .base import InputSpec
+from .cuda import TensorCoreBackend, check_out_dtype, checked_inputs
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class PaperKernelSpec:
         reordered: walk the row windows by decreasing TCB count (paper, row-window reordering).
         permuted: wide loads of Q, K and V through register remapping (paper, data layout).
         split_rows: SDDMM shares out the dimensions of K to the warps instead of its TCBs (paper, warp partitioning).
-        clocked: note each block's SM and clock, see `launch`.
+        clocked: record the SM and the clock of each block, see `launch`.
 
     Raises:
-        ValueError: split_rows and permuted, which do not go together.
+        ValueError: split_rows together with permuted.
     """
 
     dtype: torch.dtype
@@ -58,7 +58,7 @@ class PaperKernelSpec:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the parts of S of split rows, [warps][splits][32] of 16 bytes."""
+        """Dynamic shared memory of a block: partial scores of split rows, [warps][splits][32] of 16 bytes."""
         if not self.split_rows:
             return 0
         all_steps = -(-self.dim // 16)
@@ -68,24 +68,31 @@ class PaperKernelSpec:
 
 class Fused3SPaperBackend(TensorCoreBackend):
     name = "fused3s_paper"
+    data_type = BSB
     summary = "the paper's fused tensor-core kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> BSB:
         bsb = graph.to(device) if isinstance(graph, BSB) else BSB.from_graph(graph, device=device)
         if bsb.tile != PAPER_TILE:
-            raise ValueError(f"graph: a BSB with tile {bsb.tile}; back end {self.name} needs tile {PAPER_TILE}")
-        if dtype is not None and head_dim is not None:
-            get_kernel(PaperKernelSpec(dtype, dtype, head_dim), device.index)
+            raise ValueError(f"graph: a BSB with tile {bsb.tile}; backend {self.name} needs tile {PAPER_TILE}")
+        if inputs.dtype is not None and inputs.head_dim is not None:
+            out_dtype = inputs.out_dtype or inputs.dtype
+            check_out_dtype(out_dtype, inputs.dtype)
+            get_kernel(PaperKernelSpec(inputs.dtype, out_dtype, inputs.head_dim), device.index)
+        return bsb
 
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            spec = PaperKernelSpec(query.dtype, out_dtype, query.shape[-1])
-            return launch(spec, bsb, query, key, value, scale)
-
-        return attend
+    def attend(
+        self,
+        data: BSB,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        spec = PaperKernelSpec(query.dtype, out_dtype, query.shape[-1])
+        return launch(spec, data, query, key, value, scale)
 
 
 def launch(
@@ -105,8 +112,8 @@ def launch(
         query: [num_rows, H, d] fp16 or bf16, any row and head strides.
         key, value: [num_cols, H, d], likewise.
         scale: factor of the scores.
-        clocks: [H, num_row_windows, 3] int64, contiguous, on the GPU; for a clocked instance, which fills it with a row
-            for each block: its SM, and the SM's clock in cycles at the block's start and end.
+        clocks: [H, num_row_windows, 3] int64, contiguous, on the GPU, for a clocked instance: the SM of each block, and
+            the clock of the SM in cycles at the block's start and end.
 
     Returns:
         [num_rows, H, d] contiguous, of spec.out_dtype.
@@ -126,13 +133,18 @@ def launch(
         get_kernel(spec, query.device.index),
         (bsb.num_row_windows, num_heads),
         WARP_SIZE * spec.warps,
-        (bsb.tcb_row_offset, bsb.col_sparse_to_dense, bsb.bitmap, bsb.row_window_order, query, key, value, output),
-        pack_scalars(
-            *strides,
-            np.int32(num_rows),
-            np.float32(scale * math.log2(math.e)),
-            np.uint64(0 if clocks is None else clocks.data_ptr()),
+        (
+            bsb.tcb_row_offset,
+            bsb.col_sparse_to_dense,
+            bsb.bitmap,
+            bsb.row_window_order,
+            query,
+            key,
+            value,
+            output,
+            clocks,
         ),
+        pack_scalars(*strides, np.int32(num_rows), np.float32(scale * math.log2(math.e))),
         shared_bytes=spec.shared_bytes,
     )
     return output

@@ -1,26 +1,35 @@
 """`pyg`: PyTorch Geometric's message passing with its softmax, as `torch_geometric.nn.TransformerConv` does it.
 
-What TransformerConv does between its projections: gather Q by target and K, V by source, score, softmax over each
-target's edges, scatter-add of the weighted V. A layer of its own is needed because TransformerConv holds the
-projections and fixes the scale; the steps and PyG's routines are the same. Every edge's Q, K, V and message are
-materialised, which is what runs out of memory on large graphs.
+The steps of TransformerConv between its projections: gather Q by target and K, V by source, score, softmax over each
+target's edges, scatter-add of the weighted V. TransformerConv itself cannot be used, since it holds the projections and
+fixes the scale; the layer here calls the same routines of PyG. Q, K, V and the message of every edge are materialised,
+which runs out of memory on large graphs.
 
 The inputs' type is kept. Softmax divides by its sum plus 1e-16, which changes nothing: the sum is at least 1.
 """
 
 import importlib.util
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Optional
 
 import torch
 
-from .base import AttentionFunction, Backend
-from .baseline import csr_without_duplicates, rows_of_edges
+from ..formats.edges import distinct_csr, rows_of_edges
+from .base import Backend, InputSpec
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeIndex:
+    """Edges from keys (sources) to queries (targets), sorted by target: [2, nnz] int64."""
+
+    edge_index: torch.Tensor
 
 
 class PyGBackend(Backend):
     name = "pyg"
     summary = "PyTorch Geometric's message passing, as its TransformerConv does it; any device"
+    data_type = EdgeIndex
     in_auto = False
 
     def unavailable(self, device: torch.device) -> str | None:
@@ -28,21 +37,22 @@ class PyGBackend(Backend):
             return "the package torch_geometric is not installed"
         return None
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
-        indptr, indices = csr_without_duplicates(graph, device)
-        # Messages go from keys (sources) to queries (targets); the edges are sorted by target.
-        edge_index = torch.stack([indices.long(), rows_of_edges(indptr)])
-        layer = _attention_layer()
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> EdgeIndex:
+        indptr, indices = distinct_csr(graph, device)
+        return EdgeIndex(torch.stack([indices.long(), rows_of_edges(indptr)]))
 
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            size = (key.shape[0], query.shape[0])
-            return layer(edge_index, size, query, key, value, scale).to(out_dtype)
-
-        return attend
+    def attend(
+        self,
+        data: EdgeIndex,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        size = (key.shape[0], query.shape[0])
+        return _attention_layer()(data.edge_index, size, query, key, value, scale).to(out_dtype)
 
 
 @cache

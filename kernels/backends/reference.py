@@ -1,46 +1,54 @@
 """`reference`: plain PyTorch in float64 on any device, the oracle of the tests and of `--verify`. Differentiable."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..formats.bsb import BSB
-from .base import AttentionFunction, Backend
+from .base import Backend, InputSpec
 
 ELEMENTS_PER_CHUNK = 1 << 25  # gathered rows of K or V at a time: 256 MiB in float64
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """The distinct edges of A: row, col [nnz] int64."""
+
+    row: torch.Tensor
+    col: torch.Tensor
 
 
 class ReferenceBackend(Backend):
     name = "reference"
     summary = "plain PyTorch in float64, any device: the oracle, not made for speed"
+    data_type = Edges
     writes_lse = True
 
     def unavailable(self, device: torch.device) -> str | None:
         return None
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Edges:
         # Through BSB on every path: one place removes duplicates and checks indices.
         bsb = graph if isinstance(graph, BSB) else BSB.from_graph(graph)
         indptr, col = (array.to(device) for array in bsb.to_csr())
         row = torch.repeat_interleave(torch.arange(bsb.shape[0], device=device), indptr.diff())
-        col = col.long()
+        return Edges(row, col.long())
 
-        def attend(
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            scale: float,
-            out_dtype: torch.dtype,
-            lse: torch.Tensor | None = None,
-        ) -> torch.Tensor:
-            output, log_sum_exp = edge_softmax_attention(query, key, value, row, col, scale)
-            if lse is not None:
-                lse.copy_(log_sum_exp.view_as(lse))
-            return output.to(out_dtype)
-
-        return attend
+    def attend(
+        self,
+        data: Edges,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        output, log_sum_exp = edge_softmax_attention(query, key, value, data.row, data.col, scale)
+        if lse is not None:
+            lse.copy_(log_sum_exp.view_as(lse))
+        return output.to(out_dtype)
 
 
 def edge_softmax_attention(

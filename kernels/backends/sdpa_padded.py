@@ -1,12 +1,12 @@
 """`sdpa_padded`: torch's scaled_dot_product_attention over a batch of graphs padded to one size, masked by A.
 
-What a user of dense attention does with a batch: each graph becomes an item of [items, H, n, d], n nodes long, with an
-additive mask [items, 1, n, n]. The graphs are found as the diagonal blocks of A: runs of nodes that no edge leaves.
-Neighbouring blocks share an item as long as they fit in the largest one's n, so there is less padding than with an item
-a graph. A graph that is one block is dense attention, and refused where its mask is too large.
+The usual way to run dense attention over a batch: each graph becomes an item of [items, H, n, d], padded to n nodes,
+with an additive mask [items, 1, n, n]. Graphs are found as the diagonal blocks of A: runs of nodes that no edge leaves.
+Neighbouring blocks share an item as long as they fit the n of the largest, so there is less padding than with an item a
+graph. A graph that is one block is dense attention, and is refused where its mask is too large.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..errors import UnsupportedGraphError
-from .base import AttentionFunction, Backend
-from .baseline import csr_without_duplicates, rows_of_edges
+from ..formats.edges import distinct_csr, rows_of_edges
+from .base import Backend, InputSpec
 
 MAX_MASK_BYTES = 16 << 30
 ALIGNMENT = 16  # fused attention reads a row of the mask in whole 16-byte pieces
@@ -23,7 +23,7 @@ ALIGNMENT = 16  # fused attention reads a row of the mask in whole 16-byte piece
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where the nodes lie in the padded batch.
+    """Places of the nodes in the padded batch.
 
     Attributes:
         num_items: dense attention problems.
@@ -73,51 +73,79 @@ class Packing:
         return flat.view(self.num_items, 1, self.num_queries, self.num_keys)
 
 
+@dataclass(frozen=True, eq=False)
+class PaddedData:
+    """Edges row, col [nnz] int64, rows with an edge [num_rows] bool, the packing, and the mask for the planned type of
+    inputs, None where not known."""
+
+    row: torch.Tensor
+    col: torch.Tensor
+    has_edge: torch.Tensor
+    packing: Packing
+    mask: torch.Tensor | None
+
+    def mask_of(self, dtype: torch.dtype) -> torch.Tensor:
+        """The mask in a type; made anew where it was not planned.
+
+        Raises:
+            UnsupportedGraphError: it would be too large.
+        """
+        if self.mask is not None and self.mask.dtype == dtype:
+            return self.mask
+        _check_size(self.packing, dtype)
+        return self.packing.mask(self.row, self.col, dtype)
+
+
 class SDPAPaddedBackend(Backend):
     name = "sdpa_padded"
     summary = "torch's scaled_dot_product_attention on a batch of graphs padded to one size; any device, small graphs"
+    data_type = PaddedData
     in_auto = False
 
     def unavailable(self, device: torch.device) -> str | None:
         return None
 
-    def prepare(
-        self, graph: Any, device: torch.device, dtype: torch.dtype | None, head_dim: int | None
-    ) -> AttentionFunction:
-        shape = graph.shape
-        indptr, col = csr_without_duplicates(graph, device)
+    def build(
+        self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
+    ) -> PaddedData:
+        indptr, col = distinct_csr(graph, device)
         row, col = rows_of_edges(indptr), col.long()
-        packing = Packing.of(row, col, shape)
-        _check_size(packing, dtype or torch.float32)
-        has_edge = (indptr.diff() > 0)[:, None, None]
-        masks: dict[torch.dtype, torch.Tensor] = {}  # one for each type of inputs that was used
-        if dtype is not None:
-            masks[dtype] = packing.mask(row, col, dtype)
+        packing = Packing.of(row, col, graph.shape)
+        _check_size(packing, inputs.dtype or torch.float32)
+        mask = None if inputs.dtype is None else packing.mask(row, col, inputs.dtype)
+        return PaddedData(row, col, indptr.diff() > 0, packing, mask)
+
+    def rebuild(self, data: PaddedData, device: torch.device, inputs: InputSpec) -> PaddedData:
+        return replace(data, mask=None if inputs.dtype is None else data.mask_of(inputs.dtype))
+
+    def attend(
+        self,
+        data: PaddedData,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        packing = data.packing
+        if data.col.numel() == 0:
+            return torch.zeros(query.shape, dtype=out_dtype, device=query.device)
 
         def batched(tensor: torch.Tensor, slot: torch.Tensor, length: int) -> torch.Tensor:
             """[N, H, d] -> [items, H, length, d], zeros between the items' nodes."""
             padded = tensor.new_zeros(packing.num_items * length, *tensor.shape[1:])
             return padded.index_copy(0, slot, tensor).unflatten(0, (packing.num_items, length)).transpose(1, 2)
 
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out_dtype: torch.dtype
-        ) -> torch.Tensor:
-            if indptr.numel() == 1 or col.numel() == 0:
-                return torch.zeros(query.shape, dtype=out_dtype, device=query.device)
-            if query.dtype not in masks:
-                _check_size(packing, query.dtype)
-                masks[query.dtype] = packing.mask(row, col, query.dtype)
-            output = scaled_dot_product_attention(
-                batched(query, packing.row_slot, packing.num_queries),
-                batched(key, packing.col_slot, packing.num_keys),
-                batched(value, packing.col_slot, packing.num_keys),
-                attn_mask=masks[query.dtype],
-                scale=scale,
-            )
-            rows = output.transpose(1, 2).flatten(0, 1)[packing.row_slot]
-            return torch.where(has_edge, rows, 0.0).to(out_dtype)
-
-        return attend
+        output = scaled_dot_product_attention(
+            batched(query, packing.row_slot, packing.num_queries),
+            batched(key, packing.col_slot, packing.num_keys),
+            batched(value, packing.col_slot, packing.num_keys),
+            attn_mask=data.mask_of(query.dtype),
+            scale=scale,
+        )
+        rows = output.transpose(1, 2).flatten(0, 1)[packing.row_slot]
+        return torch.where(data.has_edge[:, None, None], rows, 0.0).to(out_dtype)
 
 
 def diagonal_blocks(row: torch.Tensor, col: torch.Tensor, num_nodes: int) -> torch.Tensor:

@@ -1,366 +1,463 @@
-// What lies between two attentions of a Graph Transformer, in one kernel, for compute capability 9.0:
+// The non-attention layers between two attentions of a Graph Transformer, in one kernel; compute capability 9.0 only.
 //
-//   h1  = LayerNorm(h + attended Wout^T + bout)
+//   h1  = LayerNorm(h + attn_out Wout^T + bout)
 //   h2  = LayerNorm(h1 + relu(h1 Wup^T + bup) Wdown^T + bdown)      -> h_next
-//   qkv = h2 Wqkv^T, Wqkv of the next block                         -> qkv, if kNext
+//   qkv = h2 Wqkv^T, Wqkv of the next block                         -> qkv, if kHasNext
 //
-//   attended, h  [N][kDim]         16-bit
-//   weights      [kTiles][tile]    16-bit, in the order of their use, each the image of its place in shared memory
-//   vectors      [8 * kDim]        fp32: bout, norm 1's weight and bias, bup, bdown, norm 2's weight and bias
-//   h_next       [N][kDim]         16-bit
-//   qkv          [N][3 * kDim]     16-bit, null if not kNext
+// Pointers and shapes: struct Params.
 //
-// Grid: at most one block an SM, in clusters of kCluster. Block: kConsumers warpgroups and one more, whose first thread
-// is the producer. A consumer takes 64 rows through all of it in registers: products accumulate in fp32 on top of bias
-// and residual, which are never rounded; norms are taken in fp32; only what is multiplied next is rounded to 16 bits.
+// Accumulators, biases, residuals and norms are fp32; only operands of the next product are rounded to 16 bits.
 //
-// kSharedH1, for kDim = 256: there h1 as the first operand of the up projection lies in shared memory, since registers
-// (240 a thread, 20 of them for addresses) do not hold everything that is live then:
-//   output projection   accumulator 128, attended 64           192; attended from shared memory, 16 at a time: 160
-//   FFN                 accumulator 128, slice 32, hidden 16   176; with h1 64 more
-//   qkv                 h2 64, two slices 64, next h 64, written slice 16   208
-// The next round's `attended` then waits where h1 was. Smaller kDim keep h1 in registers and two slices under way.
+// Grid: at most one block per SM, in clusters of kCluster. Block: kConsumers + 1 warpgroups.
+//   consumer   takes 64 rows per round through all steps; its rows stay in registers
+//   producer   its first thread copies weight tiles with bulk copies (dense_tiles.cuh); its other threads do nothing
 //
-// kCluster: all weights of kDim = 256 are 1 MB for each 128 rows of a block. Two blocks therefore share what they read
-// of L2: each copies half of every tile to both.
+// A weight tile has kDim * 64 elements, in panels of 64 k:
+//   wide  [kDim outputs][64 k]   Wout: kDim / 64 tiles; Wdown: one per slice of 64 hidden units
+//   tall  [64 outputs][kDim k]   Wup: one per slice of 64 hidden units; Wqkv: one per slice of 64 columns
+// Order of use: out 0, ...; up 0, up 1, down 0, up 2, down 1, ..., down last; qkv 0, ...
+//               with kSharedH1 up 0, down 0, up 1, down 1, ...
 //
-// The order of dimensions. In registers lane t of a row has columns 8j + 2t and 8j + 2t + 1 of every n-tile j, in memory
-// 16 bytes, that is 8 neighbours, are best. So column 32s + 8w + 2t + b of every product stands for dimension
-// 32s + 8t + 2w + b: lane t has dimensions 32s + 8t to 32s + 8t + 7. The weights are packed with rows and columns
-// exchanged accordingly.
+// Permutation of dimensions: in registers, lane t of a row has columns 8j + 2t and 8j + 2t + 1 of each n-tile j; in
+// memory, 16 bytes are 8 neighbours. So column 32s + 8w + 2t + b of every product stands for dimension
+// 32s + 8t + 2w + b: lane t has dimensions 32s + 8t to 32s + 8t + 7. The packed weights have their rows and columns in
+// this order.
 //
-// Tiles of the weights, kDim * 64 elements each (8, 16, 32 KiB), K-major with the 128-byte swizzle:
-//   wide  [kDim outputs][64 k]   of Wout and Wdown      kDim / 64 of Wout, one for each slice of 64 hidden units
-//   tall  [64 outputs][kDim k]   of Wup and Wqkv        kDim / 64 panels; the slices of Wup, then of Wqkv
-// in the order Wout...; up 0, up 1, down 0, up 2, down 1, ..., down last; qkv... With kSharedH1: up 0, down 0, up 1...
+// Instances (SHAPES in kernels/dense_block.py); shared memory in bytes, with kHasNext
+//   kDim                            64          128          256
+//   kConsumers                      3           2            2
+//   registers of a consumer thread  160         240          240
+//   h1, A of the up projection      registers   registers    shared memory (kSharedH1)
+//   kCluster                        1           1            2            each block copies half of a tile to both
+//   shared memory: resident tiles   8 x 8,192   10 x 16,384  0            loaded once
+//                  stages           0           3 x 16,384   4 x 32,768   ring for the other, streamed tiles
+//                  h1               0           0            2 x 32,768   per consumer
+//                  vectors          2,048       4,096        8,192
+//                  full barriers    8 x 8       13 x 8       4 x 8        per buffer (resident tile or stage)
+//                  empty barriers   0           3 x 8        4 x 8        per stage
+//                  total            67,648      217,216      204,864
 //
-// Shared memory (bytes at kDim = 128 and 256, kNext):
-//   kResident tiles        10 x 16384   0            loaded once
-//   ring of kStages tiles   3 x 16384   4 x 32768    the other tiles, spread evenly over the order, pass through it
-//   h1 of the consumers     0           2 x 32768    kSharedH1: 64 rows each, as a product's first operand
-//   vectors                 8 x 128 x 4 8 x 256 x 4
-//   full barriers          13 x 8       4 x 8        of each place: one arrival and the bytes of the copies
-//   empty barriers          3 x 8       4 x 8        of each place of the ring: one arrival a warp of consumers
+// kSharedH1: at kDim = 256 a thread's 240 registers, about 20 of them for addresses, do not hold h1 beside the rest:
+//   output projection   acc 128, attn_out 64           192; attn_out from shared memory, 16 at a time: 160
+//   FFN                 acc 128, slice 32, hidden 16   176; h1 would be 64 more
+//   QKV                 h2 64, two slices 64, h of the next rows 64, stored slice 16   208
+// attn_out of the next rows is copied to where h1 was.
 //
-// The producer waits for an empty place of the ring, in all blocks of the cluster; a consumer for a full place. A
-// consumer holds a place until the products that read it are over. Consumers are not synchronised with each other but
-// by the ring, so that the norms of one run beside the products of another.
-// The warps of a consumer meet after writing h1, and before its place is taken by the next `attended`. Rows of the next
-// round are read while the last products of this one run. No block leaves before the others of its cluster are done with
-// its barriers.
-#include "mma.cuh"
-#include "async_copy.cuh"
-#include "overlap.cuh"
-#include "hopper.cuh"
-#include "dense_tiles.cuh"
+// Barriers
+//   full[buffer]      1 arrival and the bytes of a tile, from the producer; consumers wait before they use the tile
+//   empty[stage]      1 arrival per consumer warp of the cluster; producers wait before they refill the stage
+//   bar 1 + consumer  128 threads, kSharedH1: h1 is written; h1 is no longer read
+//   cluster           barriers are initialised; nobody arrives any more
+// Consumers meet only through the ring, so LayerNorm of one runs beside wgmma of another.
+//
+// Timeline of a consumer's round. wgmma groups complete in order of issue; wait<n> leaves n in flight.
+//
+//   step         issue       wait   complete, release     meanwhile on the CUDA cores
+//   out i        out i       <1>    out i-1               kSharedH1: attn_out for out i from shared memory
+//                            <0>    out last              LayerNorm 1
+//   FFN, h1 in registers; U slices of 64 hidden units
+//                up 0                                     acc += bdown
+//   slice 0      up 1        <1>    up 0                  relu of slice 0 while up 1 runs
+//                down 0
+//   slice i      up i+1      <2>    down i-2, up i        relu of slice i while down i-1 and up i+1 run
+//                down i
+//   slice U-1                <1>    down U-3, up U-1      relu of slice U-1 while down U-2 runs
+//                down U-1    <0>    down U-2, down U-1    LayerNorm 2
+//   FFN, kSharedH1
+//                up 0                                     acc += bdown
+//   slice i                  <0>    up i                  relu of slice i; the other consumer has the tensor cores
+//                down i
+//                up i+1      <1>    down i
+//   slice U-1                <0>    up U-1                relu of slice U-1
+//                down U-1    <0>    down U-1              LayerNorm 2
+//   QKV          qkv 0                                    store h_next, load attn_out and h of the next rows
+//   slice i      qkv i+1     <1>    qkv i                 store slice i while qkv i+1 runs
+//   last slice               <0>    qkv last              store it
+//
+//   h1 in registers   tensor cores  | up 0 | up 1   | down 0 | up 2   | down 1 | up 3   | down 2 | ...
+//                     CUDA cores           | relu 0 |        | relu 1          | relu 2 |
+//   kSharedH1         tensor cores  | up 0 |        | down 0 | up 1   |        | down 1 | up 2   |        | ...
+//                     CUDA cores           | relu 0 |                 | relu 1 |                 | relu 2 |
+//
+// Order that must not change, marked [n] in the code, and what breaks otherwise
+//   [1]  mbarrier_init, both fences, then the barriers of block and cluster: an arrival or a copy could come before its
+//        mbarrier exists.
+//   [2]  griddepcontrol_wait before any load of attn_out or h: the kernel in front may still be writing them.
+//   [3]  opaque: the compiler would compute descriptors and row addresses ahead, and kDim = 256 would spill registers.
+//   [4]  acquire in the order of use (Traits::up, down, qkv; the packing in Python): producer and consumer would wait
+//        for each other.
+//   [5]  warpgroup_fence_operand, then wgmma_fence, between the last write of an operand register and the wgmma: the
+//        tensor cores could read an old value.
+//   [6]  warpgroup_fence_operand after wgmma_wait_group: a read of acc that moves ahead of the wait makes ptxas run all
+//        wgmma one by one ("serialized").
+//   [7]  release after the wait that completes the tile's group: the producer would overwrite a tile that wgmma reads.
+//   [8]  __syncwarp before stmatrix: orders the other lanes' loads of attn_out before stores to the same bytes.
+//   [9]  fence_proxy_async_shared, then bar_sync, between stmatrix and wgmma: wgmma could read older bytes than h1.
+//   [10] bar_sync before attn_out of the next rows overwrites h1: wgmma of another warp may still read it.
+//   [11] Loads of the next rows before stores of qkv: loads wait behind stores, 2 to 14 % slower.
+//   [12] __syncwarp between acquire and release where no wgmma holds the warp together: lane 0 could let the barrier go
+//        on by two phases while another lane still polls for this one, and that lane would wait for ever.
+//   [13] Cluster barrier before exit: another block may still arrive at this block's barriers.
+//   [14] setmaxnreg_dec in all warps of the producer: setmaxnreg_inc of the consumers waits for these registers.
+#include "common.cuh"
 #include "dense_rows.cuh"
+#include "dense_tiles.cuh"
+#include "ptx/bar_sync.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/fence_proxy_async.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/ld_shared.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/opaque.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/wgmma.cuh"
+#include "warp.cuh"
 
-constexpr int kPanelSteps = kPanelK / kTileK;
-constexpr u32 kStepUnits = kStep_bytes / kPanelUnit_bytes;
-constexpr int kProducerRegisters = 24;
+struct Params {
+  const u16* attn_out;   // [num_rows][kDim]  16-bit
+  const u16* h;          // [num_rows][kDim]  16-bit
+  const char* weights;   // [kTiles][kDim * 64]  16-bit: tiles in the order of use, swizzled as in shared memory
+  const float* vectors;  // [8 * kDim]  bout, norm 1 weight, bias, bup [2 * kDim], bdown, norm 2 weight, bias
+  u16* h_next;           // [num_rows][kDim]  16-bit
+  u16* qkv;              // [num_rows][3 * kDim]  16-bit; null without kHasNext
+  int num_rows;
+  float eps;  // of both norms
+};
 
-__device__ constexpr int registers_of_consumer(int consumers) { return consumers == 2 ? 240 : 160; }
+// The steps of a consumer warpgroup. In registers: acc, accumulators [64][kDim]; slices, accumulators [64][64] of tall
+// tiles; frag_..., 16-bit operands.
+template <Element kElement, typename Traits>
+struct Consumer {
+  static constexpr int kDim = Traits::kDim;
+  static constexpr bool kSharedH1 = Traits::kSharedH1;
+  static constexpr int kSlicesInFlight = kSharedH1 ? 1 : 2;  // of the FFN
 
-// x, but the compiler computes nothing from it ahead of time: what is cheap to make again must not take up registers
-// through the whole loop.
-template <typename T>
-__device__ __forceinline__ T fresh(T x) {
-  asm volatile("mov.b32 %0, %0;" : "+r"(x));
-  return x;
-}
-
-template <Element kElement, int kDim, int kConsumers, bool kSharedH1, int kCluster, int kResident,
-          int kStages, bool kNext>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * kGroupSize, 1)
-    dense_block(const u16* __restrict__ attended, const u16* __restrict__ h, const char* __restrict__ weights,
-                const float* __restrict__ vectors, u16* __restrict__ h_next, u16* __restrict__ qkv, int num_rows,
-                float eps) {
-  using P = Plan<kDim, kConsumers, kSharedH1, kCluster, kResident, kStages, kNext>;
-
-  extern __shared__ __align__(1024) unsigned char smem_bytes[];
-  const u32 smem = shared_address(smem_bytes);
-  float* const smem_vectors = reinterpret_cast<float*>(smem_bytes + P::kVectors);
-
-  for (int i = threadIdx.x; i < 8 * kDim; i += blockDim.x) smem_vectors[i] = vectors[i];
-  if (threadIdx.x == 0) {
-    for (int place = 0; place < P::kPlaces; ++place) init_barrier(smem + P::kFull + place * sizeof(u64), 1);
-    for (int stage = 0; stage < kStages; ++stage) {
-      init_barrier(smem + P::kEmpty + stage * sizeof(u64), kCluster * kConsumers * kGroupWarps);
-    }
-    fence_barriers();
-  }
-  __syncthreads();
-  if (kCluster > 1) sync_cluster();
-
-  // Tile of 64 rows of a consumer: consumer 0 of every block first, so that few rows spread over all SMs. The blocks of
-  // a cluster run as many rounds as its first one, which has the most.
-  const int row_tiles = (num_rows + kGroupM - 1) / kGroupM;
-  const int tiles_a_round = gridDim.x * kConsumers;
-  const int cluster_start = blockIdx.x / kCluster * kCluster;
-  const int rounds = (row_tiles - cluster_start + tiles_a_round - 1) / tiles_a_round;
-  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupSize, 0);  // known to be the same in a warp
-
-  if (group == kConsumers) {
-    give_registers<kProducerRegisters>();
-    if (threadIdx.x == kConsumers * kGroupSize) produce<P>(smem, weights, rounds);
-    if (kCluster > 1) sync_cluster();
-    return;
-  }
-  take_registers<registers_of_consumer(kConsumers)>();
-
-  const int warp = threadIdx.x / kWarpSize % kGroupWarps;
-  const int lane = threadIdx.x % kWarpSize;
-  const int g = lane / 4;
-  const int t = lane % 4;
-  const float* const lane_vectors = smem_vectors + 8 * t;
-  const float* const out_bias = lane_vectors;
-  const float* const norm1_weight = lane_vectors + kDim;
-  const float* const norm1_bias = lane_vectors + 2 * kDim;
-  const float* const up_bias = lane_vectors + 3 * kDim;
-  const float* const down_bias = lane_vectors + 5 * kDim;
-  const float* const norm2_weight = lane_vectors + 6 * kDim;
-  const float* const norm2_bias = lane_vectors + 7 * kDim;
-
+  const Params& p;
+  const u32 smem;
+  const int warpgroup, warp, lane;
+  const float* const lane_vectors;  // in shared memory, + 8t
+  const u32 smem_h1;
+  const u32 lane_attn_out;  // offset of the lane's first 16 bytes of attn_out in smem_h1
   int round = 0;
-  const auto acquire = [&](int tile) {
-    const bool streamed = P::is_streamed(tile);
-    const int place = P::place(tile);
-    wait_barrier(smem + P::kFull + place * sizeof(u64), streamed ? P::parity(tile, round) : 0);
-    return Tile{fresh(panel_word(smem) + place * (P::kTile_bytes / kPanelUnit_bytes)),
-                streamed ? smem + P::kEmpty + (place - kResident) * static_cast<u32>(sizeof(u64)) : 0};
-  };
-  const auto arrive_empty = [&](u32 barrier) {
-    if constexpr (kCluster == 1) {
-      if (lane == 0) arrive(barrier);
-    } else {
-      if (lane < kCluster) arrive_at(barrier, lane);
-    }
-  };
-  const auto release = [&](const Tile& tile) {
-    if (tile.empty) arrive_empty(tile.empty);
-  };
-  const auto wide_product = [&](float (&d)[kDim / 2], const u32* a, const Tile& tile) {
+  Frag<kDim> frag_attn_out, frag_h;  // of the rows that come next
+  Acc<kSlice> slices[2];
+  WeightTile wide_tiles[2], tall_tiles[2];  // in use
+
+  __device__ __forceinline__ Consumer(const Params& p, u32 smem, const float* smem_vectors, int warpgroup)
+      : p(p),
+        smem(smem),
+        warpgroup(warpgroup),
+        warp(threadIdx.x / kWarpSize % kWarpgroupWarps),
+        lane(threadIdx.x % kWarpSize),
+        lane_vectors(smem_vectors + 8 * (lane % 4)),
+        smem_h1(smem + Traits::kH1 + warpgroup * Traits::kH1_bytes),
+        lane_attn_out(warp * (kTileM * kPanelRow_bytes) + lane * 16) {}
+
+  __device__ __forceinline__ Rows rows_of(int row_tile) const {
+    return Rows(row_tile, warp * kTileM + lane / 4, p.num_rows);
+  }
+  // The lane's first element of a row: dimension 8t.
+  __device__ __forceinline__ i64 lane_offset(const Rows& rows, int pitch) const {
+    return rows.first * pitch + 8 * (lane % 4);
+  }
+
+  // [4]
+  __device__ __forceinline__ WeightTile acquire(int tile) const { return acquire_tile<Traits>(smem, tile, round); }
+  __device__ __forceinline__ void release(const WeightTile& tile) const { release_tile<Traits>(tile, lane); }
+
+  // acc += frag W^T, W a wide tile; frag holds its 64 k.
+  __device__ __forceinline__ void issue_wide(Acc<kDim>& acc, const u32* frag, const WeightTile& tile) {
 #pragma unroll
     for (int step = 0; step < kPanelSteps; ++step) {
-      start_product<kElement, kDim>(d, a + 4 * step, panel_descriptor(tile.word + step * kStepUnits), true);
+      wgmma_m64nNk16_rs<kElement, kDim>(acc, frag + 4 * step, matrix_desc(tile.desc + step * kStepDesc), true);
     }
-    commit_products();
-  };
-  const auto tall_step = [](u32 word, int step) {  // panels of 64 rows, of a tall tile as of h1
-    return panel_descriptor(word + step / kPanelSteps * (kSlice * kPanelPitch_bytes / kPanelUnit_bytes) +
-                            step % kPanelSteps * kStepUnits);
-  };
-  const auto tall_product = [&](float (&d)[kSlice / 2], const u32* a, const Tile& tile, bool add) {
+    wgmma_commit_group();
+  }
+
+  // slice = frag W^T (+ slice), W a tall tile.
+  __device__ __forceinline__ void issue_tall(Acc<kSlice>& slice, const Frag<kDim>& frag, const WeightTile& tile,
+                                             bool accumulate) {
 #pragma unroll
     for (int step = 0; step < kDim / kTileK; ++step) {
-      start_product<kElement, kSlice>(d, a + 4 * step, tall_step(tile.word, step), add || step > 0);
+      wgmma_m64nNk16_rs<kElement, kSlice>(slice, frag + 4 * step, tall_step_desc(tile.desc, step),
+                                          accumulate || step > 0);
     }
-    commit_products();
-  };
+    wgmma_commit_group();
+  }
 
-  const u32 own_h1 = smem + P::kH1 + group * P::kH1_bytes;
-  // `attended` of the next round waits where h1 was, each lane's 16-byte pieces among the rows of its warp.
-  const auto waiting_piece = [&](int piece) {
-    constexpr int kPieces = P::kH1Panel_bytes / 16 / kGroupSize;  // a lane's of a panel
-    return fresh(own_h1) + warp * (kTileM * kPanelPitch_bytes) + lane * 16 + piece / kPieces * P::kH1Panel_bytes +
-           piece % kPieces * (16 * kWarpSize);
-  };
-  Words<kDim> attended_words, h_words;
-  const auto read_tile = [&](int row_tile) {
-    const Rows rows(row_tile, warp, g, num_rows);
-    const u16* const lane_attended = attended + rows.first * kDim + 8 * t;
+  // slice += h1 W^T, h1 in shared memory, W a tall tile.
+  __device__ __forceinline__ void issue_tall_smem_h1(Acc<kSlice>& slice, const WeightTile& tile) {
+    const u32 h1_desc = opaque(desc_low(smem_h1));  // [3]
+#pragma unroll
+    for (int step = 0; step < kDim / kTileK; ++step) {
+      wgmma_m64n64k16_ss<kElement>(slice, tall_step_desc(h1_desc, step), tall_step_desc(tile.desc, step), true);
+    }
+    wgmma_commit_group();
+  }
+
+  // kSharedH1: address of 16 bytes of the lane's attn_out, which lie among the h1 rows of its warp.
+  __device__ __forceinline__ u32 smem_attn_out(int chunk) const {
+    constexpr int kChunks = Traits::kH1Panel_bytes / 16 / kWarpgroupSize;  // of a lane in a panel
+    return opaque(smem_h1) + lane_attn_out + chunk / kChunks * Traits::kH1Panel_bytes +
+           chunk % kChunks * (16 * kWarpSize);
+  }
+
+  // attn_out and h of a row tile to registers; with kSharedH1 attn_out to shared memory.
+  __device__ __forceinline__ void load(int row_tile) {
+    const Rows rows = rows_of(row_tile);
+    const u16* const attn_out = p.attn_out + lane_offset(rows, kDim);
     if constexpr (kSharedH1) {
 #pragma unroll
-      for (int piece = 0; piece < kDim / 16; ++piece) {
-        const int s = piece / 2, r = piece % 2;
-        copy_async(waiting_piece(piece), lane_attended + 8 * r * kDim + kBlockK * s, rows.in_range[r] - 1);
+      for (int chunk = 0; chunk < kDim / 16; ++chunk) {
+        const int s = chunk / 2, r = chunk % 2;
+        cp_async_16(smem_attn_out(chunk), attn_out + 8 * r * kDim + kPermuteGroup * s, rows.in_range[r] - 1);
       }
-      commit_copies();
+      cp_async_commit_group();
     } else {
-      read_rows(attended_words, lane_attended, kDim, rows);
+      load_rows(frag_attn_out, attn_out, kDim, rows);
     }
-    read_rows(h_words, h + rows.first * kDim + 8 * t, kDim, rows);
-  };
+    load_rows(frag_h, p.h + lane_offset(rows, kDim), kDim, rows);
+  }
 
-  const int first_tile = group * gridDim.x + blockIdx.x;
-  wait_for_previous();  // which has written `attended`; only the weights are on their way before
-  read_tile(first_tile);
-  for (int tile_of_round = first_tile; tile_of_round < row_tiles; tile_of_round += tiles_a_round, ++round) {
-    const int row_tile = fresh(tile_of_round);
-    const int next_tile = row_tile + tiles_a_round;
-    const Rows rows(row_tile, warp, g, num_rows);
-    if (threadIdx.x % kGroupSize == 0 && next_tile < row_tiles) {
-      const i64 start = static_cast<i64>(next_tile) * kGroupM;
-      const u32 bytes = static_cast<u32>(min(static_cast<i64>(kGroupM), num_rows - start)) * (2 * kDim);
-      prefetch_bulk(attended + start * kDim, bytes);
-      prefetch_bulk(h + start * kDim, bytes);
-    }
-
-    // d = h + bout + attended Wout^T
-    Floats<kDim> d;
+  // acc = h + bout + attn_out Wout^T
+  __device__ __forceinline__ void out_projection(Acc<kDim>& acc) {
+    unpack<kElement>(acc, frag_h);
+    add_vector(acc, lane_vectors + Traits::kOutBias);
+    warpgroup_fence_operand(acc);             // [5]
+    if (kSharedH1) cp_async_wait_group<0>();  // a lane reads what it copied itself
 #pragma unroll
-    for (int i = 0; i < kDim / 4; ++i) {  // word 2j + r
-      const float2 two = unpack<kElement>(h_words[i]);
-      d[2 * i] = two.x;
-      d[2 * i + 1] = two.y;
-    }
-    with_vector(d, out_bias, [](float x, float bias) { return x + bias; });
-    pin(d);
-    if (kSharedH1) wait_copies<0>();
-    Tile out_tiles[2];
-#pragma unroll
-    for (int i = 0; i < P::kOutTiles; ++i) {
+    for (int i = 0; i < Traits::kOutTiles; ++i) {
       if constexpr (kSharedH1) {
 #pragma unroll
-        for (int piece = 4 * i; piece < 4 * i + 4; ++piece) {
-          const int first = piece / 2 * 8 + piece % 2;
-          const uint4 four = load_shared(waiting_piece(piece));
-          attended_words[first] = four.x;
-          attended_words[first + 2] = four.y;
-          attended_words[first + 4] = four.z;
-          attended_words[first + 6] = four.w;
+        for (int chunk = 4 * i; chunk < 4 * i + 4; ++chunk) {
+          const int first = chunk / 2 * 8 + chunk % 2;
+          const uint4 four = ld_shared_v4_b32(smem_attn_out(chunk));
+          frag_attn_out[first] = four.x;
+          frag_attn_out[first + 2] = four.y;
+          frag_attn_out[first + 4] = four.z;
+          frag_attn_out[first + 6] = four.w;
         }
       }
-      u32(&words)[kPanelK / 4] = reinterpret_cast<u32(&)[kPanelK / 4]>(attended_words[i * kPanelK / 4]);
-      pin(words);
-      out_tiles[i % 2] = acquire(i);
-      fence_products();
-      wide_product(d, words, out_tiles[i % 2]);
+      u32(&frag)[kPanelK / 4] = reinterpret_cast<u32(&)[kPanelK / 4]>(frag_attn_out[i * kPanelK / 4]);
+      warpgroup_fence_operand(frag);  // [5]
+      wide_tiles[i % 2] = acquire(i);
+      wgmma_fence();
+      issue_wide(acc, frag, wide_tiles[i % 2]);
       if (i > 0) {
-        wait_products<1>();
-        release(out_tiles[(i - 1) % 2]);
+        wgmma_wait_group<1>();
+        release(wide_tiles[(i - 1) % 2]);  // [7]
       }
     }
-    wait_products<0>();
-    pin(d);
-    release(out_tiles[(P::kOutTiles - 1) % 2]);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(acc);  // [6]
+    release(wide_tiles[(Traits::kOutTiles - 1) % 2]);
+  }
 
-    layer_norm<kDim>(d, norm1_weight, norm1_bias, eps);
-    Words<kDim> normed;
+  __device__ __forceinline__ void norm(Acc<kDim>& acc, int weight, int bias) const {
+    layer_norm<kDim>(acc, lane_vectors + weight, lane_vectors + bias, p.eps);
+  }
+
+  // h1, rounded, as A of the up projection: in frag_h1, with kSharedH1 in shared memory.
+  __device__ __forceinline__ void store_h1(Frag<kDim>& frag_h1, const Acc<kDim>& acc) {
     if constexpr (kSharedH1) {
-      __syncwarp();  // of all lanes, `attended` has left
+      __syncwarp();  // [8]
       const int row = lane % 8 + lane / 8 % 2 * 8;
-      const u32 lane_row = fresh(own_h1) + (warp * kTileM + row) * kPanelPitch_bytes + (lane / 16 ^ row % 8) * 16;
+      const u32 lane_row = opaque(smem_h1) + (warp * kTileM + row) * kPanelRow_bytes + (lane / 16 ^ row % 8) * 16;
 #pragma unroll
       for (int j = 0; j < kDim / kTileN; j += 2) {  // columns 8j to 8j + 15
-        store_matrices((lane_row ^ j % 8 * 16) + j / 8 * P::kH1Panel_bytes, pack<kElement>(d[4 * j], d[4 * j + 1]),
-                       pack<kElement>(d[4 * j + 2], d[4 * j + 3]), pack<kElement>(d[4 * j + 4], d[4 * j + 5]),
-                       pack<kElement>(d[4 * j + 6], d[4 * j + 7]));
+        u32 frag[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) frag[i] = cvt_rn_x2<kElement>(acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
+        stmatrix_x4((lane_row ^ j % 8 * 16) + j / 8 * Traits::kH1Panel_bytes, frag);
       }
-      fence_shared_writes();
-      sync_group(group);
+      fence_proxy_async_shared();  // [9]
+      bar_sync<kWarpgroupSize>(1 + warpgroup);
     } else {
-      pack_all<kElement>(normed, d);
-      pin(normed);
-    }
-
-    // d = h1 + bdown + relu(h1 Wup^T + bup) Wdown^T, a slice of hidden units after the other.
-    constexpr int kBuffers = kSharedH1 ? 1 : 2;
-    Floats<kSlice> slices[2];
-    Words<kSlice> hidden[kBuffers];
-    Tile tall_tiles[2], wide_tiles[2];
-    const auto start_up = [&](int i) {
-      Floats<kSlice>& slice = slices[i % kBuffers];
-      set_vector(slice, up_bias + i * kSlice);
-      pin(slice);
-      tall_tiles[i % 2] = acquire(P::up(i));
-      fence_products();
-      if constexpr (kSharedH1) {
-        const u32 h1_word = fresh(panel_word(own_h1));
-#pragma unroll
-        for (int step = 0; step < kDim / kTileK; ++step) {
-          start_product<kElement>(slice, tall_step(h1_word, step), tall_step(tall_tiles[i % 2].word, step),
-                                  true);
-        }
-        commit_products();
-      } else {
-        tall_product(slice, normed, tall_tiles[i % 2], true);
-      }
-    };
-    const auto start_down = [&](int i) {
-      const Floats<kSlice>& slice = slices[i % kBuffers];
-      Words<kSlice>& words = hidden[i % kBuffers];
-#pragma unroll
-      for (int j = 0; j < kSlice / 4; ++j) words[j] = pack_relu<kElement>(slice[2 * j], slice[2 * j + 1]);
-      pin(words);
-      wide_tiles[i % 2] = acquire(P::down(i));
-      fence_products();
-      wide_product(d, words, wide_tiles[i % 2]);
-    };
-    start_up(0);
-    with_vector(d, down_bias, [](float x, float bias) { return x + bias; });
-    pin(d);
-#pragma unroll
-    for (int i = 0; i < P::kUpTiles; ++i) {
-      const bool last = i + 1 == P::kUpTiles;
-      if constexpr (kSharedH1) {
-        wait_products<0>();
-        pin(slices[0]);
-        release(tall_tiles[i % 2]);
-        start_down(i);
-        if (!last) {
-          start_up(i + 1);
-          wait_products<1>();
-          release(wide_tiles[i % 2]);
-        }
-      } else {  // while slice i is rounded, the tensor cores have down i - 1 and up i + 1
-        if (!last) start_up(i + 1);
-        if (i == 0 || last) {
-          wait_products<1>();
-        } else {
-          wait_products<2>();
-        }
-        if (i > 1) release(wide_tiles[i % 2]);
-        pin(slices[i % 2]);
-        release(tall_tiles[i % 2]);
-        start_down(i);
-      }
-    }
-    wait_products<0>();
-    pin(d);
-    if (!kSharedH1) release(wide_tiles[P::kUpTiles % 2]);
-    release(wide_tiles[(P::kUpTiles - 1) % 2]);
-
-    layer_norm<kDim>(d, norm2_weight, norm2_bias, eps);
-    pack_all<kElement>(normed, d);
-
-    // q, k, v = h2 Wqkv^T, a slice of columns after the other: while one is rounded and written, the next is running.
-    const auto start_qkv = [&](int i) {
-      tall_tiles[i % 2] = acquire(P::qkv(i));
-      fence_products();
-      tall_product(slices[i % 2], normed, tall_tiles[i % 2], false);
-    };
-    if (kNext) {
-      pin(normed);
-      start_qkv(0);
-    }
-    write_rows(h_next + rows.first * kDim + 8 * t, normed, kDim, rows);
-    if (kSharedH1) sync_group(group);  // of all warps, h1 is no longer read
-    read_tile(next_tile);
-#pragma unroll
-    for (int i = 0; i < P::kQkvTiles; ++i) {
-      if (i + 1 < P::kQkvTiles) {
-        start_qkv(i + 1);
-        wait_products<1>();
-      } else {
-        wait_products<0>();
-      }
-      pin(slices[i % 2]);
-      release(tall_tiles[i % 2]);
-      Words<kSlice> words;
-      pack_all<kElement>(words, slices[i % 2]);
-      write_rows(qkv + rows.first * (3 * kDim) + i * kSlice + 8 * t, words, 3 * kDim, rows);
+      pack<kElement>(frag_h1, acc);
+      warpgroup_fence_operand(frag_h1);  // [5]
     }
   }
 
-  // A consumer without rows in the last round still empties the ring's places.
-  for (; round < rounds; ++round) {
-    for (int tile = 0; tile < P::kTiles; ++tile) {
-      if (!P::is_streamed(tile)) continue;
-      const Tile unused = acquire(tile);
-      __syncwarp();
+  // slice i = bup + h1 Wup^T
+  __device__ __forceinline__ void issue_up(int i, const Frag<kDim>& frag_h1) {
+    Acc<kSlice>& slice = slices[i % kSlicesInFlight];
+    set_vector(slice, lane_vectors + Traits::kUpBias + i * kSlice);
+    warpgroup_fence_operand(slice);  // [5]
+    tall_tiles[i % 2] = acquire(Traits::up(i));
+    wgmma_fence();
+    if constexpr (kSharedH1) {
+      issue_tall_smem_h1(slice, tall_tiles[i % 2]);
+    } else {
+      issue_tall(slice, frag_h1, tall_tiles[i % 2], true);
+    }
+  }
+
+  // acc += relu(slice i) Wdown^T
+  __device__ __forceinline__ void issue_down(int i, Acc<kDim>& acc, Frag<kSlice> (&frag_hidden)[kSlicesInFlight]) {
+    Frag<kSlice>& frag = frag_hidden[i % kSlicesInFlight];
+    pack_relu<kElement>(frag, slices[i % kSlicesInFlight]);
+    warpgroup_fence_operand(frag);  // [5]
+    wide_tiles[i % 2] = acquire(Traits::down(i));
+    wgmma_fence();
+    issue_wide(acc, frag, wide_tiles[i % 2]);
+  }
+
+  // acc = h1 + bdown + relu(h1 Wup^T + bup) Wdown^T; acc comes as h1.
+  __device__ __forceinline__ void ffn(Acc<kDim>& acc, const Frag<kDim>& frag_h1) {
+    constexpr int kSlices = Traits::kUpTiles;
+    Frag<kSlice> frag_hidden[kSlicesInFlight];
+    issue_up(0, frag_h1);
+    add_vector(acc, lane_vectors + Traits::kDownBias);
+    warpgroup_fence_operand(acc);  // [5]
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) {
+      const bool last = i + 1 == kSlices;
+      if constexpr (kSharedH1) {
+        wgmma_wait_group<0>();
+        warpgroup_fence_operand(slices[0]);  // [6]
+        release(tall_tiles[i % 2]);          // [7]
+        issue_down(i, acc, frag_hidden);
+        if (!last) {
+          issue_up(i + 1, frag_h1);
+          wgmma_wait_group<1>();
+          release(wide_tiles[i % 2]);  // [7]
+        }
+      } else {
+        if (!last) issue_up(i + 1, frag_h1);
+        if (i == 0 || last) {
+          wgmma_wait_group<1>();
+        } else {
+          wgmma_wait_group<2>();
+        }
+        if (i > 1) release(wide_tiles[i % 2]);   // [7]
+        warpgroup_fence_operand(slices[i % 2]);  // [6]
+        release(tall_tiles[i % 2]);              // [7]
+        issue_down(i, acc, frag_hidden);
+      }
+    }
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(acc);                      // [6]
+    if (!kSharedH1) release(wide_tiles[kSlices % 2]);  // [7]
+    release(wide_tiles[(kSlices - 1) % 2]);
+  }
+
+  // slice i = h2 Wqkv^T
+  __device__ __forceinline__ void issue_qkv(int i, const Frag<kDim>& frag_h2) {
+    tall_tiles[i % 2] = acquire(Traits::qkv(i));
+    wgmma_fence();
+    issue_tall(slices[i % 2], frag_h2, tall_tiles[i % 2], false);
+  }
+
+  // Stores h2 to h_next and h2 Wqkv^T to qkv; loads the next rows.
+  __device__ __forceinline__ void next_qkv(Frag<kDim>& frag_h2, const Rows& rows, int next_row_tile) {
+    if (Traits::kQkvTiles) {
+      warpgroup_fence_operand(frag_h2);  // [5]
+      issue_qkv(0, frag_h2);
+    }
+    store_rows(p.h_next + lane_offset(rows, kDim), frag_h2, kDim, rows);
+    if (kSharedH1) bar_sync<kWarpgroupSize>(1 + warpgroup);  // [10]
+    load(next_row_tile);                                     // [11]
+#pragma unroll
+    for (int i = 0; i < Traits::kQkvTiles; ++i) {
+      if (i + 1 < Traits::kQkvTiles) {
+        issue_qkv(i + 1, frag_h2);
+        wgmma_wait_group<1>();
+      } else {
+        wgmma_wait_group<0>();
+      }
+      warpgroup_fence_operand(slices[i % 2]);  // [6]
+      release(tall_tiles[i % 2]);              // [7]
+      Frag<kSlice> frag;
+      pack<kElement>(frag, slices[i % 2]);
+      store_rows(p.qkv + lane_offset(rows, 3 * kDim) + i * kSlice, frag, 3 * kDim, rows);
+    }
+  }
+
+  // A round without rows: gives every streamed tile back unused.
+  __device__ __forceinline__ void drain() {
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      if (!Traits::is_streamed(tile)) continue;
+      const WeightTile unused = acquire(tile);
+      __syncwarp();  // [12]
       release(unused);
     }
   }
-  if (kCluster > 1) sync_cluster();  // no block leaves while another may still arrive at its barriers
+
+  // Next rows into L2 while this round runs.
+  __device__ __forceinline__ void prefetch(int row_tile) const {
+    const i64 start = static_cast<i64>(row_tile) * kWarpgroupM;
+    const u32 bytes = static_cast<u32>(min(static_cast<i64>(kWarpgroupM), p.num_rows - start)) * (2 * kDim);
+    cp_async_bulk_prefetch_L2(p.attn_out + start * kDim, bytes);
+    cp_async_bulk_prefetch_L2(p.h + start * kDim, bytes);
+  }
+};
+
+template <Element kElement, int kDim, int kConsumers, bool kSharedH1, int kCluster, int kResident, int kStages,
+          bool kHasNext>
+__global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * kWarpgroupSize, 1)
+    dense_block(const __grid_constant__ Params p) {
+  using Traits = DenseBlockTraits<kDim, kConsumers, kSharedH1, kCluster, kResident, kStages, kHasNext>;
+  static_assert(Traits::max_streamed(kSharedH1 ? 2 : 4) <= kStages, "a consumer holds as many tiles at a time");
+
+  extern __shared__ __align__(1024) unsigned char smem_bytes[];
+  const u32 smem = shared_address(smem_bytes);
+  float* const smem_vectors = reinterpret_cast<float*>(smem_bytes + Traits::kVectors);
+
+  for (int i = threadIdx.x; i < 8 * kDim; i += blockDim.x) smem_vectors[i] = p.vectors[i];
+  if (threadIdx.x == 0) {
+    for (int buffer = 0; buffer < Traits::kBuffers; ++buffer) mbarrier_init(smem + Traits::full(buffer), 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(smem + Traits::empty(kResident + stage), kCluster * kConsumers * kWarpgroupWarps);
+    }
+    fence_mbarrier_init();  // [1]
+    fence_proxy_async_shared();
+  }
+  __syncthreads();
+  if (kCluster > 1) barrier_cluster_sync();
+
+  // Row tiles go to consumer 0 of every block first, so that few rows spread over all SMs. All blocks of a cluster run
+  // the rounds of its first block, which has the most.
+  const int row_tiles = (p.num_rows + kWarpgroupM - 1) / kWarpgroupM;
+  const int tiles_per_round = gridDim.x * kConsumers;
+  const int cluster_start = blockIdx.x / kCluster * kCluster;
+  const int rounds = (row_tiles - cluster_start + tiles_per_round - 1) / tiles_per_round;
+  const int warpgroup = warp_uniform(threadIdx.x / kWarpgroupSize);
+
+  if (warpgroup == kConsumers) {
+    setmaxnreg_dec<kProducerRegisters>();  // [14]
+    if (threadIdx.x == kConsumers * kWarpgroupSize) produce<Traits>(smem, p.weights, rounds);
+    if (kCluster > 1) barrier_cluster_sync();  // [13]
+    return;
+  }
+  setmaxnreg_inc<Traits::kConsumerRegisters>();
+
+  Consumer<kElement, Traits> consumer(p, smem, smem_vectors, warpgroup);
+  const int first_tile = warpgroup * gridDim.x + blockIdx.x;
+  griddepcontrol_wait();  // [2]
+  griddepcontrol_launch_dependents();
+  consumer.load(first_tile);
+  for (int tile = first_tile; tile < row_tiles; tile += tiles_per_round, ++consumer.round) {
+    const int row_tile = opaque(tile);  // [3]
+    const int next_row_tile = row_tile + tiles_per_round;
+    const Rows rows = consumer.rows_of(row_tile);
+    if (threadIdx.x % kWarpgroupSize == 0 && next_row_tile < row_tiles) consumer.prefetch(next_row_tile);
+
+    Acc<kDim> acc;
+    Frag<kDim> frag;
+    consumer.out_projection(acc);
+    consumer.norm(acc, Traits::kNorm1Weight, Traits::kNorm1Bias);
+    consumer.store_h1(frag, acc);
+    consumer.ffn(acc, frag);
+    consumer.norm(acc, Traits::kNorm2Weight, Traits::kNorm2Bias);
+    pack<kElement>(frag, acc);
+    consumer.next_qkv(frag, rows, next_row_tile);
+  }
+  if constexpr (Traits::kStreamed > 0) {
+    for (; consumer.round < rounds; ++consumer.round) consumer.drain();
+  }
+  if (kCluster > 1) barrier_cluster_sync();  // [13]
 }

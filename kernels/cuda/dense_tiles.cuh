@@ -1,75 +1,166 @@
-// Tiles of packed weights on their way through shared memory, see dense_block.cu. After mma.cuh and hopper.cuh.
+// Weight tiles of the dense block (dense_block.cu) on their way through shared memory: layout, order, ring, producer.
 #pragma once
+#include "common.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/opaque.cuh"
 
-constexpr int kSlice = kPanelK;  // columns of a tall tile
+constexpr int kWarpgroupWarps = 4;
+constexpr int kWarpgroupSize = kWarpgroupWarps * kWarpSize;  // threads
+constexpr int kWarpgroupM = kWarpgroupWarps * kTileM;        // rows of A and D of a wgmma
 
-template <int kDim, int kConsumers, bool kSharedH1, int kBlocks, int kResidentTiles, int kRingStages, bool kNext>
-struct Plan {
-  static constexpr int kCluster = kBlocks;
-  static constexpr int kResident = kResidentTiles;
-  static constexpr int kStages = kRingStages;
+// A panel is [rows][64 k] of 16-bit elements, K-major, with the 128-byte swizzle: row n takes 128 bytes, its 16-byte
+// chunk i lies at i ^ (n % 8). Panels start at multiples of 1024 bytes.
+constexpr int kPanelK = 64;
+constexpr int kPanelRow_bytes = 2 * kPanelK;
+constexpr int kPanelSteps = kPanelK / kTileK;  // k-steps of a wgmma
+constexpr int kSlice = kPanelK;                // outputs of a tall tile, k of a wide tile
+
+// Matrix descriptor of a wgmma operand in panels: address / 16 in bits 0-13, leading byte offset in bits 16-29 (ignored
+// with this swizzle), stride between groups of 8 rows / 16 in bits 32-45, 128-byte swizzle in bits 62-63. Offsets in
+// shared memory are added to the low word.
+constexpr int kDescUnit_bytes = 16;
+constexpr u32 kStepDesc = 2 * kTileK / kDescUnit_bytes;  // from a k-step to the next one in a panel
+__device__ __forceinline__ u32 desc_low(u32 address) { return address / kDescUnit_bytes | 1u << 16; }
+__device__ __forceinline__ u64 matrix_desc(u32 low) {
+  return static_cast<u64>(1u << 30 | 8 * kPanelRow_bytes / kDescUnit_bytes) << 32 | low;
+}
+// k-step `step` of a matrix of kSlice rows (a tall tile, or h1): its panels lie one after another.
+__device__ __forceinline__ u64 tall_step_desc(u32 low, int step) {
+  constexpr u32 kPanelDesc = kSlice * kPanelRow_bytes / kDescUnit_bytes;
+  return matrix_desc(low + step / kPanelSteps * kPanelDesc + step % kPanelSteps * kStepDesc);
+}
+
+constexpr int kProducerRegisters = 24;  // of a thread
+
+// Compile-time layout of an instance. DenseBlockSpec in kernels/dense_block.py computes the same tiles and bytes.
+template <int kDim_, int kConsumers_, bool kSharedH1_, int kCluster_, int kResident_, int kStages_, bool kHasNext_>
+struct DenseBlockTraits {
+  static constexpr int kDim = kDim_;
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr bool kSharedH1 = kSharedH1_;
+  static constexpr int kCluster = kCluster_;
+  static constexpr int kResident = kResident_;
+  static constexpr int kStages = kStages_;
+
+  // Tiles in the order of use: Wout; Wup and Wdown interleaved; Wqkv.
   static constexpr int kOutTiles = kDim / kSlice;
-  static constexpr int kUpTiles = 2 * kDim / kSlice;
-  static constexpr int kQkvTiles = kNext ? 3 * kDim / kSlice : 0;
+  static constexpr int kUpTiles = 2 * kDim / kSlice;  // and as many of Wdown
+  static constexpr int kQkvTiles = kHasNext_ ? 3 * kDim / kSlice : 0;
   static constexpr int kTiles = kOutTiles + 2 * kUpTiles + kQkvTiles;
-  static constexpr int kStreamed = kTiles - kResident;
-  static constexpr int kLap = kStages ? kStages : 1;
-  static constexpr int kLaps = kStreamed / kLap;  // of the ring in a round
-  static_assert(kLaps * kStages == kStreamed, "a tile has the same place in every round");
-  static constexpr int kPlaces = kResident + kStages;
-  static constexpr u32 kTile_bytes = kDim * kPanelPitch_bytes;
-  static constexpr u32 kH1Panel_bytes = kGroupM * kPanelPitch_bytes;
-  static constexpr u32 kH1_bytes = kDim / kPanelK * kH1Panel_bytes;  // of a consumer
-  static constexpr u32 kH1 = kPlaces * kTile_bytes;                  // offsets in shared memory
-  static constexpr u32 kVectors = kH1 + (kSharedH1 ? kConsumers * kH1_bytes : 0);
-  static constexpr u32 kFull = kVectors + 8 * kDim * sizeof(float);
-  static constexpr u32 kEmpty = kFull + kPlaces * sizeof(u64);
-
-  // Place in the order of a tile.
   static __device__ constexpr int up(int i) { return kOutTiles + (!kSharedH1 && i > 0 ? 2 * i - 1 : 2 * i); }
   static __device__ constexpr int down(int i) {
     return kOutTiles + (!kSharedH1 && i + 1 < kUpTiles ? 2 * i + 2 : 2 * i + 1);
   }
   static __device__ constexpr int qkv(int i) { return kOutTiles + 2 * kUpTiles + i; }
 
+  // Buffers in shared memory: one per resident tile, then the ring of stages for the streamed tiles, which are spread
+  // evenly over the order.
+  static constexpr int kBuffers = kResident + kStages;
+  static constexpr int kStreamed = kTiles - kResident;
+  static constexpr int kRing = kStages ? kStages : 1;  // a divisor
+  static constexpr int kLaps = kStreamed / kRing;      // of the ring in a round
   static __device__ constexpr int streamed_before(int tile) { return tile * kStreamed / kTiles; }
   static __device__ constexpr bool is_streamed(int tile) { return streamed_before(tile + 1) > streamed_before(tile); }
-  static __device__ constexpr int place(int tile) {
-    return is_streamed(tile) ? kResident + streamed_before(tile) % kLap : tile - streamed_before(tile);
+  static __device__ constexpr int buffer(int tile) {
+    return is_streamed(tile) ? kResident + streamed_before(tile) % kRing : tile - streamed_before(tile);
   }
-  // Of the phase in which the place of a streamed tile is full; the place is empty for it before the one of the other.
+  // Parity of the `full` barrier of a streamed tile in this round. The `empty` barrier is one phase behind.
   static __device__ __forceinline__ u32 parity(int tile, int round) {
-    return (streamed_before(tile) / kLap + round * kLaps) & 1;
+    return (streamed_before(tile) / kRing + round * kLaps) & 1;
   }
+  // Most streamed tiles among `count` successive ones.
+  static __device__ constexpr int max_streamed(int count) {
+    int most = 0;
+    for (int tile = 0; tile + count <= kTiles; ++tile) {
+      const int streamed = streamed_before(tile + count) - streamed_before(tile);
+      if (streamed > most) most = streamed;
+    }
+    return most;
+  }
+
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;  // of a thread
+  static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroupSize <= 65536, "registers of an SM");
+
+  // Offsets in `vectors`, in elements.
+  static constexpr int kOutBias = 0, kNorm1Weight = kDim, kNorm1Bias = 2 * kDim, kUpBias = 3 * kDim;
+  static constexpr int kDownBias = 5 * kDim, kNorm2Weight = 6 * kDim, kNorm2Bias = 7 * kDim;
+
+  // Shared memory, offsets in bytes.
+  static constexpr u32 kTile_bytes = kDim * kPanelRow_bytes;
+  static constexpr u32 kH1Panel_bytes = kWarpgroupM * kPanelRow_bytes;
+  static constexpr u32 kH1_bytes = kSharedH1 ? kDim / kPanelK * kH1Panel_bytes : 0;  // of a consumer
+  static constexpr u32 kH1 = kBuffers * kTile_bytes;
+  static constexpr u32 kVectors = kH1 + kConsumers * kH1_bytes;
+  static constexpr u32 kFull = kVectors + 8 * kDim * sizeof(float);
+  static constexpr u32 kEmpty = kFull + kBuffers * sizeof(u64);
+  static constexpr u32 kSmem_bytes = kEmpty + kStages * sizeof(u64);
+  static __device__ __forceinline__ u32 full(int buffer) { return kFull + buffer * sizeof(u64); }
+  static __device__ __forceinline__ u32 empty(int buffer) { return kEmpty + (buffer - kResident) * sizeof(u64); }
+
+  static_assert(kDim % kSlice == 0 && kTile_bytes % 1024 == 0 && kH1_bytes % 1024 == 0, "panels on 1024 bytes");
+  static_assert(kLaps * kStages == kStreamed, "a tile has the same stage and parity rule in every round");
+  static_assert(kSmem_bytes <= 227 * 1024, "shared memory of a block, compute capability 9.0");
+  static_assert(kCluster == 1 || kResident == 0,
+                "a block without rows waits for streamed tiles only: it could exit while resident tiles arrive");
+  static_assert(kTile_bytes % (16 * kCluster) == 0 && kCluster <= kWarpSize, "each block copies an equal part");
 };
 
-// A tile in shared memory: the panel word of its start, and the barrier to arrive at afterwards, 0 if it is resident.
-struct Tile {
-  u32 word;
-  u32 empty;
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
+  while (!mbarrier_try_wait_parity(barrier, parity)) {
+  }
+}
+
+// A tile that is in shared memory.
+struct WeightTile {
+  u32 desc;           // low word of its matrix descriptor
+  u32 empty_barrier;  // 0: resident
 };
 
-// One thread copies all tiles, in the order of their use; the resident ones in the first round alone.
-template <typename P>
+// Waits until a tile is in shared memory.
+template <typename Traits>
+__device__ __forceinline__ WeightTile acquire_tile(u32 smem, int tile, int round) {
+  const bool streamed = Traits::is_streamed(tile);
+  const int buffer = Traits::buffer(tile);
+  mbarrier_wait(smem + Traits::full(buffer), streamed ? Traits::parity(tile, round) : 0);
+  return {opaque(desc_low(smem) + buffer * (Traits::kTile_bytes / kDescUnit_bytes)),  // [3] of dense_block.cu
+          streamed ? smem + Traits::empty(buffer) : 0};
+}
+
+// Gives a tile's stage back to the producers of all blocks of the cluster: one arrival per warp.
+template <typename Traits>
+__device__ __forceinline__ void release_tile(const WeightTile& tile, int lane) {
+  if (!tile.empty_barrier) return;
+  if constexpr (Traits::kCluster == 1) {
+    if (lane == 0) mbarrier_arrive(tile.empty_barrier);
+  } else {
+    if (lane < Traits::kCluster) mbarrier_arrive_remote(tile.empty_barrier, lane);
+  }
+}
+
+// The producer: one thread copies all tiles in the order of use, resident tiles in the first round only. With a cluster
+// it copies its part of each tile to all blocks, and each block's barrier expects the whole tile.
+template <typename Traits>
 __device__ __forceinline__ void produce(u32 smem, const char* weights, int rounds) {
-  constexpr u32 kPart_bytes = P::kTile_bytes / P::kCluster;
-  const u32 part = P::kCluster > 1 ? block_of_cluster() * kPart_bytes : 0;
+  constexpr u32 kPart_bytes = Traits::kTile_bytes / Traits::kCluster;
+  const u32 part = Traits::kCluster > 1 ? cluster_ctarank() * kPart_bytes : 0;
   for (int round = 0; round < rounds; ++round) {
-    for (int tile = 0; tile < P::kTiles; ++tile) {
-      const int place = P::place(tile);
-      if (P::is_streamed(tile)) {
-        wait_barrier(smem + P::kEmpty + (place - P::kResident) * sizeof(u64), P::parity(tile, round) ^ 1);
+    for (int tile = 0; tile < Traits::kTiles; ++tile) {
+      const int buffer = Traits::buffer(tile);
+      if (Traits::is_streamed(tile)) {
+        mbarrier_wait(smem + Traits::empty(buffer), Traits::parity(tile, round) ^ 1);
       } else if (round) {
         continue;
       }
-      const u32 full = smem + P::kFull + place * sizeof(u64);
-      const u32 target = smem + place * P::kTile_bytes + part;
-      const char* const source = weights + tile * P::kTile_bytes + part;
-      arrive_expecting(full, P::kTile_bytes);
-      if constexpr (P::kCluster == 1) {
-        copy_bulk(target, source, kPart_bytes, full);
+      const u32 full = smem + Traits::full(buffer);
+      const u32 target = smem + buffer * Traits::kTile_bytes + part;
+      const char* const source = weights + tile * Traits::kTile_bytes + part;
+      mbarrier_arrive_expect_tx(full, Traits::kTile_bytes);
+      if constexpr (Traits::kCluster == 1) {
+        cp_async_bulk(target, source, kPart_bytes, full);
       } else {
-        copy_bulk_to_blocks(target, source, kPart_bytes, full, (1 << P::kCluster) - 1);
+        cp_async_bulk_multicast(target, source, kPart_bytes, full, (1 << Traits::kCluster) - 1);
       }
     }
   }

@@ -1,34 +1,50 @@
 // O = softmax(scale * Q K^T masked by A) V in float32 on CUDA cores, A in CSR and COO: DF-GNN's "hyper" method.
+// Pointers and shapes: struct Params.
 //
-//   row_offset        [num_rows + 1]   first edge of each row
-//   edge_row          [nnz]            row of each edge (COO); a row's edges are neighbours
-//   column            [nnz]            key of each edge
-//   query, key, value [N][H][dim]      float32, any row and head stride, dim contiguous, kVec * 4-byte aligned
-//   output            [num_rows][H][dim]   contiguous; every element is written
+// Grid (ceil(num_rows / 8), H), 8 warps per block: one block per eight rows and head.
 //
-// Grid (ceil(num_rows / 8), H), block 8 warps: one block eight rows and a head.
+//   scores   edge-parallel: the edges of the block, contiguous in CSR, in eight equal runs, one per warp, that ignore
+//            the ends of rows; dimensions over the lanes, added with shuffles
+//   softmax  node-parallel: warp = row, over the scores of the row in shared memory
+//   output   node-parallel: lanes = dimensions, one edge of the row after the other
 //
-//   scores   edge-parallel: the block's edges, contiguous in CSR, are cut into eight equal runs, one a warp, whatever
-//            rows they belong to; lanes share out the dimensions and add with shuffles
-//   softmax  node-parallel: warp = row, over the row's scores in shared memory
-//   output   node-parallel: lanes = dimensions, the row's edges one after the other
+// Shared memory: score [edges of the block] x 4 B, dynamic, sized by the host for the block with most edges. One
+// barrier, after all scores are written; from there on a warp uses only scores of its own row.
 //
-// Shared memory: score [edges of the block] x 4 B, dynamic, sized on the host for the largest block of the graph.
-// Barriers: one, after all scores are written; what follows stays inside a warp.
-//
-// A lane holds dimensions kVec * (lane + 32 c) on, for c < kChunks: kVec is 4 where dim % 128 == 0 (16-byte loads), 2
-// where dim % 64 == 0, else 1. kUnroll edges are in flight in both phases.
+// A lane has dimensions kVec * (lane + 32 c) to kVec * (lane + 32 c) + kVec - 1 for c < kChunks. kVec is 4 where 128
+// divides dim (16-byte loads), 2 where 64 does, else 1. kUnroll edges are in flight in both phases.
+#include "common.cuh"
+#include "ptx/math.cuh"
 #include "warp.cuh"
 
 constexpr int kRows = 8;  // rows and warps of a block
 constexpr int kUnroll = 4;
+
+struct Params {
+  const i64* row_offset;  // [num_rows + 1]  first edge of each row
+  const int* edge_row;    // [nnz]  row of each edge (COO); the edges of a row are neighbours
+  const int* column;      // [nnz]  key of each edge
+  const float* query;     // [num_rows][H][dim]  float32, any row and head stride, rows aligned to 4 * kVec bytes
+  const float* key;       // [num_cols][H][dim]  likewise
+  const float* value;     // [num_cols][H][dim]  likewise
+  float* output;          // [num_rows][H][dim]  contiguous; every element is written
+  i64 query_row_stride;   // elements
+  i64 query_head_stride;
+  i64 key_row_stride;
+  i64 key_head_stride;
+  i64 value_row_stride;
+  i64 value_head_stride;
+  int num_rows;
+  int dim;
+  float scale_log2e;  // scale * log2(e)
+};
 
 template <int kVec>
 struct __align__(4 * kVec) Vector {
   float element[kVec];
 };
 
-// Dimensions d on of a row, or zeros.
+// Dimensions d to d + kVec - 1 of a row, zero unless valid.
 template <int kVec>
 __device__ __forceinline__ Vector<kVec> load(const float* row, int d, bool valid) {
   if (!valid) return {};
@@ -44,25 +60,24 @@ __device__ __forceinline__ Vector<kVec> load(const float* row, int d, bool valid
 }
 
 template <int kVec, int kChunks>
-__global__ void __launch_bounds__(kRows* kWarpSize)
-    dfgnn_hyper(const i64* __restrict__ row_offset, const int* __restrict__ edge_row, const int* __restrict__ column,
-                const float* __restrict__ query, const float* __restrict__ key, const float* __restrict__ value,
-                float* __restrict__ output, i64 query_row_stride, i64 query_head_stride, i64 key_row_stride,
-                i64 key_head_stride, i64 value_row_stride, i64 value_head_stride, int num_rows, int dim,
-                float scale_log2e) {
+__global__ void __launch_bounds__(kRows* kWarpSize, kChunks < 6 ? 0 : 2)  // 0: the compiler decides
+    dfgnn_hyper(const __grid_constant__ Params p) {
   extern __shared__ float smem_score[];
 
   const int warp = warp_uniform(threadIdx.x / kWarpSize);
   const int lane = threadIdx.x % kWarpSize;
   const i64 first_row = static_cast<i64>(blockIdx.x) * kRows;
-  const i64 first_edge = row_offset[first_row];
-  const i64 end_row = min(first_row + kRows, static_cast<i64>(num_rows));
-  const int num_edges = warp_uniform(static_cast<int>(row_offset[end_row] - first_edge));
-  query += blockIdx.y * query_head_stride;
-  key += blockIdx.y * key_head_stride;
-  value += blockIdx.y * value_head_stride;
-  edge_row += first_edge;
-  column += first_edge;
+  const i64 first_edge = p.row_offset[first_row];
+  const i64 end_row = min(first_row + kRows, static_cast<i64>(p.num_rows));
+  const int num_edges = warp_uniform(static_cast<int>(p.row_offset[end_row] - first_edge));
+  const float* const __restrict__ query = p.query + blockIdx.y * p.query_head_stride;
+  const float* const __restrict__ key = p.key + blockIdx.y * p.key_head_stride;
+  const float* const __restrict__ value = p.value + blockIdx.y * p.value_head_stride;
+  const int* const __restrict__ edge_row = p.edge_row + first_edge;
+  const int* const __restrict__ column = p.column + first_edge;
+  const int dim = p.dim;
+  const i64 query_row_stride = p.query_row_stride, key_row_stride = p.key_row_stride;
+  const i64 value_row_stride = p.value_row_stride;
 
   // Scores, in units of log 2.
   const int run = (num_edges + kRows - 1) / kRows;
@@ -89,16 +104,16 @@ __global__ void __launch_bounds__(kRows* kWarpSize)
         dot[i] += frag_query[i][x / kVec].element[x % kVec] * frag_key[i][x / kVec].element[x % kVec];
       }
     }
-    const float score = warp_sums(dot, lane) * scale_log2e;
+    const float score = warp_sums(dot, lane) * p.scale_log2e;
     const int e = e0 + lane * kUnroll / kWarpSize;
     if (lane % (kWarpSize / kUnroll) == 0 && e < run_end) smem_score[e] = score;
   }
   __syncthreads();
 
   const i64 row = first_row + warp;
-  if (row >= num_rows) return;
-  const int begin = warp_uniform(static_cast<int>(row_offset[row] - first_edge));
-  const int end = warp_uniform(static_cast<int>(row_offset[row + 1] - first_edge));
+  if (row >= p.num_rows) return;
+  const int begin = warp_uniform(static_cast<int>(p.row_offset[row] - first_edge));
+  const int end = warp_uniform(static_cast<int>(p.row_offset[row + 1] - first_edge));
 
   // Softmax: the weights replace the scores.
   float row_max = negative_infinity();
@@ -107,7 +122,7 @@ __global__ void __launch_bounds__(kRows* kWarpSize)
   if (row_max == negative_infinity()) row_max = 0.0f;  // no edge, or scores of -infinity only
   float sum = 0.0f;
   for (int e = begin + lane; e < end; e += kWarpSize) {
-    const float weight = exp2_approx(smem_score[e] - row_max);
+    const float weight = ex2_approx_ftz(smem_score[e] - row_max);
     smem_score[e] = weight;
     sum += weight;
   }
@@ -139,7 +154,7 @@ __global__ void __launch_bounds__(kRows* kWarpSize)
     }
   }
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-  output += (row * gridDim.y + blockIdx.y) * dim;
+  float* const output = p.output + (row * gridDim.y + blockIdx.y) * dim;
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     const int d = kVec * (lane + kWarpSize * c);

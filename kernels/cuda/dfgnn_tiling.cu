@@ -1,32 +1,44 @@
 // O = softmax(scale * Q K^T masked by A) V in float32 on CUDA cores, A in CSR: DF-GNN's node-parallel "tiling" method.
+// Pointers and shapes: struct Params.
 //
-//   row_offset        [num_rows + 1]   first edge of each row
-//   column            [nnz]            key of each edge
-//   query, key, value [N][H][dim]      float32, any row and head stride, dim contiguous
-//   output            [num_rows][H][dim]   contiguous; every element is written
+// Grid (num_rows, H), kWarps = ceil(dim / 32) warps per block: one block per row and head, one output dimension per
+// thread. The block takes the edges of its row 32 at a time (a tile), with an online softmax:
 //
-// Grid (num_rows, H), block kWarps = ceil(dim / 32) warps: one block a row and head, a thread owns one dimension of the
-// output. The block walks over its row's edges 32 at a time with an online softmax:
+//   scores   edge e of the tile: warp e % kWarps, dimensions over its lanes, added with shuffles
+//   softmax  every warp: all 32 scores, one per lane: maximum, sum, weight
+//   output   a thread adds weight * V of its dimension over the edges of the tile
 //
-//   scores   edge e of the tile belongs to warp e % kWarps, whose lanes share out the dimensions and add with shuffles
-//   softmax  every warp does all 32 scores of the tile, one a lane: maximum, sum, weight
-//   output   a thread adds up weight * V of its dimension over the tile's edges
+// Shared memory: score [2][32] x 4 B. One barrier per tile, after its scores are written; tiles alternate between the
+// two halves, so the scores of the next tile overwrite nothing that is still read.
 //
-// Shared memory: score [2][32] x 4 B, 256 bytes. Barrier: one a tile, after its scores are written; tiles alternate
-// between the two halves, so the next tile's scores meet nobody who still reads these.
-//
-// Up to eight edges of a warp are in flight together. Keys and weights travel between lanes by shuffles, so that an
-// exponential is taken once a warp and edge instead of once a thread.
+// Up to eight edges of a warp are in flight. Keys and weights go from lane to lane by shuffles: one exponential per
+// warp and edge instead of one per thread.
+#include "common.cuh"
+#include "ptx/math.cuh"
 #include "warp.cuh"
 
 constexpr int kTileEdges = kWarpSize;
 
+struct Params {
+  const i64* row_offset;  // [num_rows + 1]  first edge of each row
+  const int* column;      // [nnz]  key of each edge
+  const float* query;     // [num_rows][H][dim]  float32, any row and head stride
+  const float* key;       // [num_cols][H][dim]  likewise
+  const float* value;     // [num_cols][H][dim]  likewise
+  float* output;          // [num_rows][H][dim]  contiguous; every element is written
+  i64 query_row_stride;   // elements
+  i64 query_head_stride;
+  i64 key_row_stride;
+  i64 key_head_stride;
+  i64 value_row_stride;
+  i64 value_head_stride;
+  int dim;
+  float scale_log2e;  // scale * log2(e)
+};
+
 template <int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
-    dfgnn_tiling(const i64* __restrict__ row_offset, const int* __restrict__ column, const float* __restrict__ query,
-                 const float* __restrict__ key, const float* __restrict__ value, float* __restrict__ output,
-                 i64 query_row_stride, i64 query_head_stride, i64 key_row_stride, i64 key_head_stride,
-                 i64 value_row_stride, i64 value_head_stride, int dim, float scale_log2e) {
+    dfgnn_tiling(const __grid_constant__ Params p) {
   constexpr int kGroup = kWarps > 4 ? 4 : 8;  // edges of a warp that are in flight together
   __shared__ float smem_score[2][kTileEdges];
 
@@ -34,21 +46,21 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   const int lane = threadIdx.x % kWarpSize;
   const int own_dim = threadIdx.x;
   const i64 row = blockIdx.x;
-  const i64 first_edge = row_offset[row];
-  const int degree = warp_uniform(static_cast<int>(row_offset[row + 1] - first_edge));
-  column += first_edge;
-  query += row * query_row_stride + blockIdx.y * query_head_stride;
-  key += blockIdx.y * key_head_stride;
-  value += blockIdx.y * value_head_stride;
+  const i64 first_edge = p.row_offset[row];
+  const int degree = warp_uniform(static_cast<int>(p.row_offset[row + 1] - first_edge));
+  const int* const column = p.column + first_edge;
+  const float* const query = p.query + row * p.query_row_stride + blockIdx.y * p.query_head_stride;
+  const float* const key = p.key + blockIdx.y * p.key_head_stride;
+  const float* const value = p.value + blockIdx.y * p.value_head_stride;
 
   float frag_query[kWarps];  // dimensions lane + 32 j; scores are in units of log 2
 #pragma unroll
   for (int j = 0; j < kWarps; ++j) {
     const int d = lane + kWarpSize * j;
-    frag_query[j] = d < dim ? query[d] * scale_log2e : 0.0f;
+    frag_query[j] = d < p.dim ? query[d] * p.scale_log2e : 0.0f;
   }
 
-  // The same in every thread, except `out`, which is one dimension.
+  // Equal in all threads, except `out`: one dimension each.
   float running_max = negative_infinity();
   float running_sum = 0.0f;
   float out = 0.0f;
@@ -65,10 +77,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         const int e = first + warp + i * kWarps;
-        const float* key_row = key + __shfl_sync(kFullWarp, lane_column, e % kTileEdges) * key_row_stride + lane;
+        const float* key_row = key + __shfl_sync(kFullWarp, lane_column, e % kTileEdges) * p.key_row_stride + lane;
 #pragma unroll
         for (int j = 0; j < kWarps; ++j) {
-          frag_key[i][j] = e < num_edges && lane + kWarpSize * j < dim ? __ldg(key_row + kWarpSize * j) : 0.0f;
+          frag_key[i][j] = e < num_edges && lane + kWarpSize * j < p.dim ? __ldg(key_row + kWarpSize * j) : 0.0f;
         }
       }
       float dot[kGroup];
@@ -89,8 +101,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
     const float new_max = fmaxf(running_max, warp_max(score));
     // A row with scores of -infinity only keeps that maximum; subtracting it would give NaN.
     const float shift = new_max == negative_infinity() ? 0.0f : new_max;
-    const float rescale = exp2_approx(running_max - shift);
-    const float weight = exp2_approx(score - shift);
+    const float rescale = ex2_approx_ftz(running_max - shift);
+    const float weight = ex2_approx_ftz(score - shift);
     running_max = new_max;
     running_sum = running_sum * rescale + warp_sum(weight);
 
@@ -101,15 +113,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
       float frag_value[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        const float* value_row = value + __shfl_sync(kFullWarp, lane_column, first + i) * value_row_stride;
-        frag_value[i] = first + i < num_edges && own_dim < dim ? __ldg(value_row + own_dim) : 0.0f;
+        const float* value_row = value + __shfl_sync(kFullWarp, lane_column, first + i) * p.value_row_stride;
+        frag_value[i] = first + i < num_edges && own_dim < p.dim ? __ldg(value_row + own_dim) : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) out += __shfl_sync(kFullWarp, weight, first + i) * frag_value[i];
     }
   }
 
-  if (own_dim < dim) {
-    output[(row * gridDim.y + blockIdx.y) * dim + own_dim] = running_sum == 0.0f ? 0.0f : out / running_sum;
+  if (own_dim < p.dim) {
+    p.output[(row * gridDim.y + blockIdx.y) * p.dim + own_dim] = running_sum == 0.0f ? 0.0f : out / running_sum;
   }
 }

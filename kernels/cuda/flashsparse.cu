@@ -1,77 +1,117 @@
 // O = softmax(scale * Q K^T masked by A) V on tensor cores with S materialised: FlashSparse's SDDMM and SpMM over 8 x 1
-// vectors, with a softmax between them. A is in BSB with 8 x 16 TCBs. H heads; T, P, C: numbers of TCBs, parts, slots.
+// vectors, with a softmax between them. A is in BSB with 8 x 16 TCBs, the TCBs of a window in parts of at most 32.
+// H heads, T TCBs, P parts. Pointers and shapes: the structs of parameters.
 //
-//   col_sparse_to_dense  [T][16]        key of each TCB column
-//   bitmap               [T][8] u16     bit j = column j
-//   tcb_window           [T]            row window of each TCB
-//   part_tcb             [P + 1]        first TCB of each part: a run of at most 32 TCBs of one window
-//   part_window          [P]            row window of each part; every window has a part, be it empty
-//   part_slot            [P]            where the part's output is gathered, or -1 if it is its window's only part
-//   window_part          [windows + 1]  first part of each window
-//   split_window         [splits]       windows of two or more parts
-//   query, key, value    [N][H][kDim]   16-bit, any row and head stride, kDim contiguous; query, key 16-byte aligned
-//   score                [H][T][8][16]  float32, scale * log2(e) * <Q, K>, -infinity where A has no edge
-//   part_max, part_sum   [H][P][8]      float32, of the part's scores; the sum is relative to the maximum if kStable
-//   prob                 [H][T][8][16]  16-bit, the rows of softmax
-//   partial              [H][C][8][kDim]      float32, outputs of the parts of split windows
-//   output               [num_rows][H][kDim]  contiguous; every element is written
-//
-// Five kernels, the last only where a window is split. Blocks of 4 warps, no shared memory, no barriers, no atomics.
+// Five kernels, the last only if a window has several parts. Blocks of 4 warps, no shared memory, no barriers, no
+// atomics.
 //
 //   flashsparse_sddmm       warp = TCB      grid (ceil(T / 4), H)           Q, K -> score
 //   flashsparse_statistics  warp = part     grid (ceil(P / 4), H)           score -> part_max, part_sum
 //   flashsparse_normalise   warp = part     grid (ceil(P / 4), H)           score, part_max, part_sum -> prob
 //   flashsparse_spmm        warp = part, 16 dimensions   grid (P, ceil(kDim / 64), H)   prob, V -> output or partial
-//   flashsparse_merge       block = split window         grid (splits, H)               partial -> output
+//   flashsparse_merge       block = window of several parts   grid (their number, H)    partial -> output
 //
-// Swap and transpose: an m16n8k16 wants 16 rows of A and 8 columns of B. Computing S^T = K Q^T and O^T = V^T P^T puts
-// the 8 rows of a window on the n side, so that a TCB needs an 8 x 1 vector per key where 16 x 1 were needed.
+// Swap and transpose: S^T = K Q^T and O^T = V^T P^T have the 8 rows of a window on the n side of m16n8k16, so a TCB has
+// an 8 x 1 vector per key instead of 16 x 1.
 //
 //   sddmm   A = K (16 keys x 16 dimensions), B = Q^T (16 dimensions x 8 rows), C = S^T (16 keys x 8 rows)
 //   spmm    A = V^T (16 dimensions x 16 keys), B = P^T (16 keys x 8 rows), C = O^T (16 dimensions x 8 rows)
 //
-// Switches: kElement, kOut, kDim; kStable subtracts the row's maximum before the exponential. Without it (naive), a
-// score above 88 overflows float32 and its row becomes NaN.
-#include "mma.cuh"
+// kStable subtracts the maximum of the row before the exponential. Without it (naive) a score above 88 overflows
+// float32, and its row becomes NaN.
+#include "common.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+#include "rows.cuh"
 
-constexpr u32 kFullWarp = 0xffffffffu;
 constexpr int kWarps = 4;  // of a block
 constexpr int kRows = 8;
 constexpr int kKeys = 16;  // columns of a TCB
 constexpr int kTcbSize = kRows * kKeys;
 constexpr int kUnroll = 4;  // TCBs, or pairs of k-steps of SDDMM, in flight
 
-__device__ constexpr int divide_up(int x, int y) { return (x + y - 1) / y; }
+struct SddmmParams {
+  const int* tcb_window;           // [T]  row window of each TCB
+  const int* col_sparse_to_dense;  // [T][16]  key of each TCB column
+  const u32* bitmap;               // [T][8]  16 bits per row, bit j: column j
+  const u16* query;                // [num_rows][H][kDim]  16-bit, any row and head stride, rows 16-byte aligned
+  const u16* key;                  // [num_cols][H][kDim]  likewise
+  float* score;                    // [H][T][8][16]  scale * log2(e) * <Q, K>, -infinity without an edge
+  i64 query_row_stride;            // elements
+  i64 query_head_stride;
+  i64 key_row_stride;
+  i64 key_head_stride;
+  int num_rows;
+  int num_tcbs;
+  float scale_log2e;  // scale * log2(e)
+};
 
-// The four words of a row that feed k-steps 2s and 2s + 1 of SDDMM: dimensions 32s + 8t to 32s + 8t + 7 in one 16-byte
-// load, zero past kDim. The sum over k does not mind the order, as long as Q and K share it.
-template <int kDim>
-__device__ __forceinline__ uint4 load_row_words(const u16* row, int s, int t) {
-  const int d = 32 * s + 8 * t;
-  return d < kDim ? __ldg(reinterpret_cast<const uint4*>(row + d)) : make_uint4(0, 0, 0, 0);
-}
+struct StatisticsParams {
+  const int* part_tcb;  // [P + 1]  first TCB of each part
+  const float* score;   // [H][T][8][16]
+  float* part_max;      // [H][P][8]  of the scores of the part; not written unless kStable
+  float* part_sum;      // [H][P][8]  of their exponentials; kStable: after subtracting the maximum
+  int num_parts;
+  int num_tcbs;
+};
+
+struct NormaliseParams {
+  const int* part_tcb;     // [P + 1]
+  const int* part_window;  // [P]  row window of each part; every window has at least one, which may be empty
+  const int* window_part;  // [num_windows + 1]  first part of each window
+  const float* score;      // [H][T][8][16]
+  const float* part_max;   // [H][P][8]
+  const float* part_sum;   // [H][P][8]
+  u16* prob;               // [H][T][8][16]  16-bit, rows of the softmax
+  int num_parts;
+  int num_tcbs;
+};
+
+struct SpmmParams {
+  const int* part_tcb;             // [P + 1]
+  const int* part_window;          // [P]
+  const int* part_slot;            // [P]  index of the output of the part in `partial`; -1: the only part of its window
+  const int* col_sparse_to_dense;  // [T][16]
+  const u16* prob;                 // [H][T][8][16]
+  const u16* value;                // [num_cols][H][kDim]  16-bit, any row and head stride, rows 4-byte aligned
+  void* output;                    // [num_rows][H][kDim]  contiguous; every element is written
+  float* partial;                  // [H][num_slots][8][kDim]  outputs of the parts of windows with several parts
+  i64 value_row_stride;            // elements
+  i64 value_head_stride;
+  int num_rows;
+  int num_tcbs;
+  int num_slots;
+};
+
+struct MergeParams {
+  const int* split_window;  // [windows with several parts]
+  const int* window_part;   // [num_windows + 1]
+  const int* part_slot;     // [P]
+  const float* partial;     // [H][num_slots][8][kDim]
+  void* output;             // [num_rows][H][kDim]
+  int num_rows;
+  int num_slots;
+};
 
 template <Element kElement, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize, 6)  // 24 warps an SM: registers for the loads in flight
-    flashsparse_sddmm(const int* __restrict__ tcb_window, const int* __restrict__ col_sparse_to_dense,
-                      const u32* __restrict__ bitmap, const u16* __restrict__ query, const u16* __restrict__ key,
-                      float* __restrict__ score, i64 query_row_stride, i64 query_head_stride, i64 key_row_stride,
-                      i64 key_head_stride, int num_rows, int num_tcbs, float scale_log2e) {
-  static_assert(kDim % 8 == 0 && kDim <= 256, "a row is made of whole 16-byte pieces");
+    flashsparse_sddmm(const __grid_constant__ SddmmParams p) {
+  static_assert(kDim % 8 == 0 && kDim <= 256, "rows of whole 16-byte chunks");
   constexpr int kPairs = divide_up(kDim, 32);  // pairs of k-steps
   const int lane = threadIdx.x % kWarpSize;
   const int g = lane / 4;
   const int t = lane % 4;
   const i64 tcb = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
-  if (tcb >= num_tcbs) return;
+  if (tcb >= p.num_tcbs) return;
 
-  const i64 query_row = static_cast<i64>(tcb_window[tcb]) * kRows + g;
-  const u16* row = query + query_row * query_row_stride + blockIdx.y * query_head_stride;
-  const int* columns = col_sparse_to_dense + tcb * kKeys;
-  key += blockIdx.y * key_head_stride;
-  const u16* low_key = key + columns[g] * key_row_stride;
-  const u16* high_key = key + columns[g + 8] * key_row_stride;
-  const u32 edges = bitmap[tcb * kRows / 2 + t];  // rows 2t (lower half-word) and 2t + 1
+  const i64 query_row = static_cast<i64>(p.tcb_window[tcb]) * kRows + g;
+  const u16* row = p.query + query_row * p.query_row_stride + blockIdx.y * p.query_head_stride;
+  const int* columns = p.col_sparse_to_dense + tcb * kKeys;
+  const u16* key = p.key + blockIdx.y * p.key_head_stride;
+  const u16* low_key = key + columns[g] * p.key_row_stride;
+  const u16* high_key = key + columns[g + 8] * p.key_row_stride;
+  const u32 edges = p.bitmap[tcb * kRows / 2 + t];  // rows 2t (lower half-word) and 2t + 1
 
   float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
@@ -81,48 +121,47 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 6)  // 24 warps an SM: regi
     for (int i = 0; i < kUnroll; ++i) {
       low[i] = load_row_words<kDim>(low_key, first + i, t);
       high[i] = load_row_words<kDim>(high_key, first + i, t);
-      q[i] = query_row < num_rows ? load_row_words<kDim>(row, first + i, t) : make_uint4(0, 0, 0, 0);
+      q[i] = query_row < p.num_rows ? load_row_words<kDim>(row, first + i, t) : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       if (first + i >= kPairs) break;
-      mma<kElement>(c, low[i].x, high[i].x, low[i].y, high[i].y, q[i].x, q[i].y);
-      mma<kElement>(c, low[i].z, high[i].z, low[i].w, high[i].w, q[i].z, q[i].w);
+      mma_m16n8k16<kElement>(c, low[i].x, high[i].x, low[i].y, high[i].y, q[i].x, q[i].y);
+      mma_m16n8k16<kElement>(c, low[i].z, high[i].z, low[i].w, high[i].w, q[i].z, q[i].w);
     }
   }
 
-  score += (blockIdx.y * static_cast<i64>(num_tcbs) + tcb) * kTcbSize;
+  float* const score = p.score + (blockIdx.y * static_cast<i64>(p.num_tcbs) + tcb) * kTcbSize;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {  // C[g + 8 (j / 2)][2t + j % 2]: key, row
     const int column = g + 8 * (j / 2);
     const bool is_edge = (edges >> (16 * (j % 2) + column)) & 1;
-    score[(2 * t + j % 2) * kKeys + column] = is_edge ? c[j] * scale_log2e : negative_infinity();
+    score[(2 * t + j % 2) * kKeys + column] = is_edge ? c[j] * p.scale_log2e : negative_infinity();
   }
 }
 
-// In the softmax kernels a lane holds columns 4t to 4t + 3 of row g of a TCB: 16 bytes, a warp reads 512 in a row.
+// Softmax kernels: a lane holds columns 4t to 4t + 3 of row g of a TCB; a warp reads 512 consecutive bytes.
 __device__ __forceinline__ float4 load_scores(const float* score, i64 tcb, int lane) {
   return __ldg(reinterpret_cast<const float4*>(score + tcb * kTcbSize) + lane);
 }
 
-// The maximum to subtract: a row with scores of -infinity only keeps it as its maximum, and would give NaN.
+// The maximum to subtract. A row without an edge has -infinity, and subtracting that would give NaN.
 __device__ __forceinline__ float finite_shift(float maximum) {
   return maximum == negative_infinity() ? 0.0f : maximum;
 }
 
 template <bool kStable>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
-    flashsparse_statistics(const int* __restrict__ part_tcb, const float* __restrict__ score,
-                           float* __restrict__ part_max, float* __restrict__ part_sum, int num_parts, int num_tcbs) {
+    flashsparse_statistics(const __grid_constant__ StatisticsParams p) {
   const int lane = threadIdx.x % kWarpSize;
   const i64 part = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
-  if (part >= num_parts) return;
-  score += blockIdx.y * static_cast<i64>(num_tcbs) * kTcbSize;
-  const int end = part_tcb[part + 1];
+  if (part >= p.num_parts) return;
+  const float* const score = p.score + blockIdx.y * static_cast<i64>(p.num_tcbs) * kTcbSize;
+  const int end = p.part_tcb[part + 1];
 
   float maximum = negative_infinity();
   float sum = 0.0f;
-  for (int first = part_tcb[part]; first < end; first += kUnroll) {
+  for (int first = p.part_tcb[part]; first < end; first += kUnroll) {
     float4 s[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -137,95 +176,78 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
         new_max = fmaxf(new_max, fmaxf(fmaxf(s[i].x, s[i].y), fmaxf(s[i].z, s[i].w)));
       }
       shift = finite_shift(new_max);
-      sum *= exp2_approx(maximum - shift);
+      sum *= ex2_approx_ftz(maximum - shift);
       maximum = new_max;
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      sum += (exp2_approx(s[i].x - shift) + exp2_approx(s[i].y - shift)) +
-             (exp2_approx(s[i].z - shift) + exp2_approx(s[i].w - shift));
+      sum += (ex2_approx_ftz(s[i].x - shift) + ex2_approx_ftz(s[i].y - shift)) +
+             (ex2_approx_ftz(s[i].z - shift) + ex2_approx_ftz(s[i].w - shift));
     }
   }
 
   if constexpr (kStable) {
     float row_max = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, 1));
     row_max = fmaxf(row_max, __shfl_xor_sync(kFullWarp, row_max, 2));
-    sum *= exp2_approx(maximum - finite_shift(row_max));
+    sum *= ex2_approx_ftz(maximum - finite_shift(row_max));
     maximum = row_max;
   }
   sum += __shfl_xor_sync(kFullWarp, sum, 1);
   sum += __shfl_xor_sync(kFullWarp, sum, 2);
   if (lane % 4 == 0) {
-    const i64 at = (blockIdx.y * static_cast<i64>(num_parts) + part) * kRows + lane / 4;
-    part_sum[at] = sum;
-    if constexpr (kStable) part_max[at] = maximum;
+    const i64 index = (blockIdx.y * static_cast<i64>(p.num_parts) + part) * kRows + lane / 4;
+    p.part_sum[index] = sum;
+    if constexpr (kStable) p.part_max[index] = maximum;
   }
 }
 
 template <Element kElement, bool kStable>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
-    flashsparse_normalise(const int* __restrict__ part_tcb, const int* __restrict__ part_window,
-                          const int* __restrict__ window_part, const float* __restrict__ score,
-                          const float* __restrict__ part_max, const float* __restrict__ part_sum,
-                          u16* __restrict__ prob, int num_parts, int num_tcbs) {
+    flashsparse_normalise(const __grid_constant__ NormaliseParams p) {
   const int lane = threadIdx.x % kWarpSize;
   const i64 part = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
-  if (part >= num_parts) return;
-  const i64 head_tcb = blockIdx.y * static_cast<i64>(num_tcbs);
-  const i64 head_part = blockIdx.y * static_cast<i64>(num_parts);
+  if (part >= p.num_parts) return;
+  const i64 head_tcb = blockIdx.y * static_cast<i64>(p.num_tcbs);
+  const i64 head_part = blockIdx.y * static_cast<i64>(p.num_parts);
 
   // Maximum and sum of row g over all parts of its window.
-  const int window = part_window[part];
-  const int first_part = window_part[window];
-  const int last_part = window_part[window + 1];
-  part_sum += head_part * kRows + lane / 4;
+  const int window = p.part_window[part];
+  const int first_part = p.window_part[window];
+  const int last_part = p.window_part[window + 1];
+  const float* const row_max = p.part_max + head_part * kRows + lane / 4;
+  const float* const row_sum = p.part_sum + head_part * kRows + lane / 4;
   float shift = 0.0f;
   if constexpr (kStable) {
-    part_max += head_part * kRows + lane / 4;
     float maximum = negative_infinity();
-    for (i64 p = first_part; p < last_part; ++p) maximum = fmaxf(maximum, part_max[p * kRows]);
+    for (i64 i = first_part; i < last_part; ++i) maximum = fmaxf(maximum, row_max[i * kRows]);
     shift = finite_shift(maximum);
   }
   float sum = 0.0f;
-  for (i64 p = first_part; p < last_part; ++p) {
+  for (i64 i = first_part; i < last_part; ++i) {
     if constexpr (kStable) {
-      sum += part_sum[p * kRows] * exp2_approx(part_max[p * kRows] - shift);
+      sum += row_sum[i * kRows] * ex2_approx_ftz(row_max[i * kRows] - shift);
     } else {
-      sum += part_sum[p * kRows];
+      sum += row_sum[i * kRows];
     }
   }
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
 
-  const int end = part_tcb[part + 1];
+  const int end = p.part_tcb[part + 1];
 #pragma unroll kUnroll
-  for (int tcb = part_tcb[part]; tcb < end; ++tcb) {
-    const float4 s = load_scores(score, head_tcb + tcb, lane);
-    const u32 low = pack<kElement>(exp2_approx(s.x - shift) * inverse, exp2_approx(s.y - shift) * inverse);
-    const u32 high = pack<kElement>(exp2_approx(s.z - shift) * inverse, exp2_approx(s.w - shift) * inverse);
-    reinterpret_cast<uint2*>(prob + (head_tcb + tcb) * kTcbSize)[lane] = make_uint2(low, high);
+  for (int tcb = p.part_tcb[part]; tcb < end; ++tcb) {
+    const float4 s = load_scores(p.score, head_tcb + tcb, lane);
+    const u32 low = cvt_rn_x2<kElement>(ex2_approx_ftz(s.x - shift) * inverse, ex2_approx_ftz(s.y - shift) * inverse);
+    const u32 high = cvt_rn_x2<kElement>(ex2_approx_ftz(s.z - shift) * inverse, ex2_approx_ftz(s.w - shift) * inverse);
+    reinterpret_cast<uint2*>(p.prob + (head_tcb + tcb) * kTcbSize)[lane] = make_uint2(low, high);
   }
 }
 
-// Two neighbouring output elements, converted to the output type.
-template <Element kOut>
-__device__ __forceinline__ void store_pair(void* output, i64 index, float first, float second) {
-  if constexpr (kOut == Element::kFloat) {
-    *reinterpret_cast<float2*>(static_cast<float*>(output) + index) = make_float2(first, second);
-  } else {
-    *reinterpret_cast<u32*>(static_cast<u16*>(output) + index) = pack<kOut>(first, second);
-  }
-}
-
-// A warp owns output dimensions 16i to 16i + 15. Row m of A is dimension 16i + 2m for m < 8 and 16i + 2(m - 8) + 1 for
-// the others: one 4-byte load of V, dimensions 16i + 2g and 16i + 2g + 1, fills the lane's rows g and g + 8, and its
-// C registers of one row of O are two neighbours.
+// A warp has output dimensions 16i to 16i + 15. Row m of A is dimension 16i + 2m for m < 8, else 16i + 2(m - 8) + 1: a
+// 4-byte load of V, dimensions 16i + 2g and 16i + 2g + 1, fills rows g and g + 8 of a lane, and its C registers of one
+// row of O are neighbours.
 template <Element kElement, Element kOut, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
-    flashsparse_spmm(const int* __restrict__ part_tcb, const int* __restrict__ part_window,
-                     const int* __restrict__ part_slot, const int* __restrict__ col_sparse_to_dense,
-                     const u16* __restrict__ prob, const u16* __restrict__ value, void* __restrict__ output,
-                     float* __restrict__ partial, i64 value_row_stride, i64 value_head_stride, int num_rows,
-                     int num_tcbs, int num_slots) {
+    flashsparse_spmm(const __grid_constant__ SpmmParams p) {
   const int lane = threadIdx.x % kWarpSize;
   const int g = lane / 4;
   const int t = lane % 4;
@@ -233,12 +255,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   if (d - 2 * g >= kDim) return;
   const bool has_dim = kDim % 16 == 0 || d < kDim;  // false for half a warp where kDim is an odd multiple of 8
   const i64 part = blockIdx.x;
-  const int end = part_tcb[part + 1];
-  value += blockIdx.z * value_head_stride + d;
-  prob += (blockIdx.z * static_cast<i64>(num_tcbs) * kRows + g) * kKeys + 2 * t;
+  const int end = p.part_tcb[part + 1];
+  const u16* const value = p.value + blockIdx.z * p.value_head_stride + d;
+  const u16* const prob = p.prob + (blockIdx.z * static_cast<i64>(p.num_tcbs) * kRows + g) * kKeys + 2 * t;
 
   float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int first = part_tcb[part]; first < end; first += kUnroll) {
+  for (int first = p.part_tcb[part]; first < end; first += kUnroll) {
     int2 column[kUnroll][2];
     u32 weight[kUnroll][2], word[kUnroll][4];
 #pragma unroll
@@ -247,8 +269,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // keys 2t and 2t + 1, then 2t + 8 and 2t + 9
         const bool valid = tcb < end;
-        const int2* columns = reinterpret_cast<const int2*>(col_sparse_to_dense + tcb * kKeys);
-        column[i][half] = valid ? __ldg(columns + t + 4 * half) : make_int2(0, 0);
+        const int2* columns = reinterpret_cast<const int2*>(p.col_sparse_to_dense + tcb * kKeys);
+        column[i][half] = valid ? columns[t + 4 * half] : make_int2(0, 0);
         weight[i][half] = valid ? __ldg(reinterpret_cast<const u32*>(prob + tcb * kTcbSize) + 4 * half) : 0;
       }
     }
@@ -258,50 +280,49 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
       for (int j = 0; j < 4; ++j) {
         const int key = j % 2 ? column[i][j / 2].y : column[i][j / 2].x;
         const bool valid = has_dim && first + i < end;
-        word[i][j] = valid ? __ldg(reinterpret_cast<const u32*>(value + key * value_row_stride)) : 0;
+        word[i][j] = valid ? __ldg(reinterpret_cast<const u32*>(value + key * p.value_row_stride)) : 0;
       }
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      mma<kElement>(c, low_halves(word[i][0], word[i][1]), high_halves(word[i][0], word[i][1]),
+      mma_m16n8k16<kElement>(c, low_halves(word[i][0], word[i][1]), high_halves(word[i][0], word[i][1]),
                     low_halves(word[i][2], word[i][3]), high_halves(word[i][2], word[i][3]), weight[i][0],
                     weight[i][1]);
     }
   }
   if (!has_dim) return;
 
-  const int slot = part_slot[part];
+  const int slot = p.part_slot[part];
 #pragma unroll
   for (int j = 0; j < 2; ++j) {  // row 2t + j of the window, dimensions d and d + 1
     if (slot >= 0) {
-      const i64 partial_row = (blockIdx.z * static_cast<i64>(num_slots) + slot) * kRows + 2 * t + j;
-      store_pair<Element::kFloat>(partial, partial_row * kDim + d, c[j], c[2 + j]);
+      const i64 partial_row = (blockIdx.z * static_cast<i64>(p.num_slots) + slot) * kRows + 2 * t + j;
+      store_pair<Element::kFloat>(p.partial, partial_row * kDim + d, c[j], c[2 + j]);
     } else {
-      const i64 row = static_cast<i64>(part_window[part]) * kRows + 2 * t + j;
-      if (row < num_rows) store_pair<kOut>(output, (row * gridDim.z + blockIdx.z) * kDim + d, c[j], c[2 + j]);
+      const i64 row = static_cast<i64>(p.part_window[part]) * kRows + 2 * t + j;
+      if (row < p.num_rows) store_pair<kOut>(p.output, (row * gridDim.z + blockIdx.z) * kDim + d, c[j], c[2 + j]);
     }
   }
 }
 
 template <Element kOut, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
-    flashsparse_merge(const int* __restrict__ split_window, const int* __restrict__ window_part,
-                      const int* __restrict__ part_slot, const float* __restrict__ partial, void* __restrict__ output,
-                      int num_rows, int num_slots) {
-  const int window = split_window[blockIdx.x];
-  const int num_parts = window_part[window + 1] - window_part[window];
-  const int first_slot = part_slot[window_part[window]];
-  partial += (blockIdx.y * static_cast<i64>(num_slots) + first_slot) * kRows * kDim;
+    flashsparse_merge(const __grid_constant__ MergeParams p) {
+  const int window = p.split_window[blockIdx.x];
+  const int first_part = p.window_part[window];
+  const int num_parts = p.window_part[window + 1] - first_part;
+  const int first_slot = p.part_slot[first_part];
+  const float* const partial = p.partial + (blockIdx.y * static_cast<i64>(p.num_slots) + first_slot) * kRows * kDim;
   for (int pair = threadIdx.x; pair < kRows * kDim / 2; pair += kWarps * kWarpSize) {
     const i64 row = static_cast<i64>(window) * kRows + 2 * pair / kDim;
-    if (row >= num_rows) return;
+    if (row >= p.num_rows) return;
     float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll 8
-    for (i64 p = 0; p < num_parts; ++p) {
-      const float2 part = __ldg(reinterpret_cast<const float2*>(partial + p * kRows * kDim) + pair);
-      sum.x += part.x;
-      sum.y += part.y;
+    for (i64 i = 0; i < num_parts; ++i) {
+      const float2 next = __ldg(reinterpret_cast<const float2*>(partial + i * kRows * kDim) + pair);
+      sum.x += next.x;
+      sum.y += next.y;
     }
-    store_pair<kOut>(output, (row * gridDim.y + blockIdx.y) * kDim + 2 * pair % kDim, sum.x, sum.y);
+    store_pair<kOut>(p.output, (row * gridDim.y + blockIdx.y) * kDim + 2 * pair % kDim, sum.x, sum.y);
   }
 }

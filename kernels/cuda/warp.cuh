@@ -1,11 +1,8 @@
-// Reductions over the lanes of a warp; every lane gets the result.
-#include "mma.cuh"
+// Reductions over the lanes of a warp; every lane gets the result, except of warp_sums.
 #pragma once
+#include "common.cuh"
 
-constexpr u32 kFullWarp = 0xffffffffu;
-
-// A value that is the same in all lanes, in a form from which the compiler sees it: a loop bounded by it needs no code
-// for lanes that leave at different times.
+// x, equal in all lanes, so that the compiler knows it: a loop bounded by x needs no code for lanes that diverge.
 __device__ __forceinline__ int warp_uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
 
 __device__ __forceinline__ float warp_max(float x) {
@@ -22,8 +19,8 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Adds each x[i] over all lanes; returns to each lane the sum of x[lane * kValues / 32]. Halving the values that a lane
-// is responsible for at each step takes kValues - 1 + log2(32 / kValues) shuffles instead of 5 kValues.
+// Sums of each x[i] over all lanes; a lane gets the sum of x[lane * kValues / 32]. Each step halves the values per
+// lane: kValues - 1 + log2(32 / kValues) shuffles instead of 5 kValues.
 template <int kValues>
 __device__ __forceinline__ float warp_sums(float (&x)[kValues], int lane) {
   static_assert(kValues == 4 || kValues == 8, "a power of two");
@@ -33,9 +30,9 @@ __device__ __forceinline__ float warp_sums(float (&x)[kValues], int lane) {
     const bool upper = lane & distance;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      const float kept = upper ? x[count + i] : x[i];
+      const float own = upper ? x[count + i] : x[i];
       const float sent = upper ? x[i] : x[count + i];
-      x[i] = kept + __shfl_xor_sync(kFullWarp, sent, distance);
+      x[i] = own + __shfl_xor_sync(kFullWarp, sent, distance);
     }
   }
 #pragma unroll

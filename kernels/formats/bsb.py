@@ -14,16 +14,17 @@ a node attends to the sources of its in-edges.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
+from ..tensor_record import map_tensors
 from .bsb_build import build_bsb_arrays
 from .csr import (
     CSRPattern,
     array_module,
+    as_tensor,
     check_csr,
     csr_from_dgl,
     csr_from_scipy,
@@ -111,9 +112,9 @@ class BSB:
 
     @classmethod
     def from_graph(cls, graph: Any, tile: Tile = PAPER_TILE, device: torch.device | None = None) -> "BSB":
-        """From any kind of graph that `formats.csr.csr_pattern` accepts, or a BSB, on `device` (default: where it is).
+        """Build from a BSB or any graph that `csr_pattern` accepts, on `device` (default: where the graph is).
 
-        A BSB that has the tile and the device already is returned as it is; with another tile it is built anew.
+        A BSB with this tile is moved, or returned as it is; a BSB with another tile is built anew.
         """
         if not isinstance(graph, BSB):
             return cls._from_pattern(csr_pattern(graph), tile, device)
@@ -124,11 +125,7 @@ class BSB:
     def _from_pattern(cls, pattern: CSRPattern, tile: Tile, device: torch.device | None = None) -> "BSB":
         indptr, indices = pattern.indptr, pattern.indices
         if device is not None:
-            # torch takes no negative strides, NumPy's reversed views have them.
-            indptr, indices = (
-                torch.as_tensor(array if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)).to(device)
-                for array in (indptr, indices)
-            )
+            indptr, indices = as_tensor(indptr).to(device), as_tensor(indices).to(device)
         return cls.from_csr(indptr, indices, pattern.shape[1], tile)
 
     @property
@@ -145,23 +142,22 @@ class BSB:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the paper's three arrays: 4 (num_row_windows + 1) + 4 bc + brc / 8 (its format table, in bits,
-        counts N / r offsets; the array holds one more). `row_window_order`, the schedule, is not part of it."""
+        """Bytes of the paper's three arrays: 4 (num_row_windows + 1) + 4 bc + brc / 8. The paper's format table counts
+        N / r offsets, one fewer. `row_window_order` belongs to the schedule and does not count."""
         arrays = (self.tcb_row_offset, self.col_sparse_to_dense, self.bitmap)
         return sum(array.numel() * array.element_size() for array in arrays)
 
     def to(self, device: torch.device | str) -> "BSB":
-        """The same matrix on another device; itself when it is there already."""
+        """The matrix on another device; itself if it is there already."""
         device = torch.device(device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         if device == self.device:
             return self
-        names = ("tcb_row_offset", "col_sparse_to_dense", "bitmap", "row_window_order")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
     def to_csr(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The exact inverse of `from_csr` for sorted rows without duplicates.
+        """The CSR arrays; the exact inverse of `from_csr` for sorted rows without duplicates.
 
         Returns:
             (indptr, indices): [num_rows + 1] int64 and [nnz] int32 on this matrix's device, columns ascending.
@@ -172,7 +168,7 @@ class BSB:
         tcb, local_row, column = torch.nonzero(mask.view(-1, r, c), as_tuple=True)
         counts = self.tcb_row_offset.diff().long()
         window = torch.repeat_interleave(torch.arange(self.num_row_windows, device=self.device), counts)
-        # In a window the TCBs, and in a TCB the columns, ascend: sorting by row alone, stably, sorts the columns too.
+        # TCBs ascend in a window and columns in a TCB: a stable sort by row alone also sorts the columns.
         row, by_row = torch.sort(window[tcb] * r + local_row, stable=True)
         indices = self.col_sparse_to_dense.view(-1, c)[tcb, column][by_row]
         indptr = torch.zeros(self.shape[0] + 1, dtype=torch.int64, device=self.device)
@@ -180,12 +176,12 @@ class BSB:
         return indptr, indices
 
     def stats(self) -> dict[str, float]:
-        """The columns of the paper's data set table, with the counts behind them.
+        """Columns of the paper's data set table, and the counts behind them.
 
         Returns:
             num_rows, num_cols, nnz, num_row_windows, num_tcbs; tcb_per_rw_mean and _cv over all row windows, empty ones
             included; nnz_per_tcb_mean and _cv over all TCBs. CV is the population standard deviation over the mean.
-            A mean over nothing is 0, as is its CV.
+            The mean and the CV of an empty set are 0.
         """
         popcount = torch.tensor([value.bit_count() for value in range(256)], device=self.device)
         nnz_per_tcb = popcount[self.bitmap.flatten(1).long()].sum(1)
@@ -213,7 +209,7 @@ def _mean_cv(counts: torch.Tensor) -> tuple[float, float]:
 
 
 def _on_torch_stream(array: Any) -> ExitStack:
-    """For a CuPy array: its device, torch's current stream and torch's memory for what CuPy does inside."""
+    """A context in which CuPy works on the array's device and with torch's stream and memory; empty for NumPy."""
     stack = ExitStack()
     if hasattr(array, "__cuda_array_interface__"):
         import cupy
@@ -226,7 +222,7 @@ def _on_torch_stream(array: Any) -> ExitStack:
 
 
 def _torch_allocator(num_bytes: int) -> Any:
-    """CuPy memory out of torch's caching allocator: one pool, so that neither library starves the other."""
+    """CuPy memory from torch's caching allocator: with one pool neither library starves the other."""
     import cupy
 
     block = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=torch.device("cuda", cupy.cuda.Device().id))

@@ -1,14 +1,14 @@
 """Construction of the BSB arrays, the same code for the CPU (NumPy) and the GPU (CuPy).
 
-Only integer sorts, prefix sums and scatters of distinct values occur, so that both give the same bits on every run.
-The steps are those of the paper's section on the format; no step runs serially over a row window, which is what
-makes hub windows slow to build in the published code.
+The steps are integer sorts, prefix sums and scatters to distinct places, so both devices give the same bits on every
+run. They follow the paper's section on the format. No step runs serially over a row window: the published code does,
+and is slow on hub windows.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-EDGES_PER_CHUNK = 1 << 25  # bounds the scratch memory: about 50 bytes an edge and 128 bytes a TCB
+EDGES_PER_PASS = 1 << 25  # bounds the scratch memory: about 50 bytes an edge and 128 bytes a TCB
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ def build_bsb_arrays(xp: Any, indptr: Any, indices: Any, num_cols: int, tile: tu
     num_windows = -(-num_rows // r)
     window_edge = indptr[xp.minimum(xp.arange(num_windows + 1, dtype=xp.int64) * r, num_rows)].astype(xp.int64)
 
-    chunks = []
+    passes = []
     first = 0
     while first < num_windows:
-        limit = int(window_edge[first]) + EDGES_PER_CHUNK
+        limit = int(window_edge[first]) + EDGES_PER_PASS
         last = int(xp.searchsorted(window_edge, xp.asarray([limit]), side="right")[0]) - 1
         last = min(max(last, first + 1), num_windows)  # a window is never split, however long
         rows = slice(first * r, min(last * r, num_rows) + 1)
-        chunks.append(_compact_windows(xp, indptr[rows], indices, last - first, num_cols, tile))
+        passes.append(_compact_windows(xp, indptr[rows], indices, last - first, num_cols, tile))
         first = last
 
-    tcbs_per_window, columns, bitmaps, unique_edges = zip(*chunks, strict=True) if chunks else ((),) * 4
+    tcbs_per_window, columns, bitmaps, unique_edges = zip(*passes, strict=True) if passes else ((),) * 4
     counts = _join(xp, tcbs_per_window, xp.int64)
     offset = xp.concatenate([xp.zeros(1, dtype=xp.int64), xp.cumsum(counts)])
     if int(offset[-1]) >= 2**31:
@@ -77,12 +77,12 @@ def _join(xp: Any, parts: tuple[Any, ...], dtype: Any) -> Any:
 def _compact_windows(
     xp: Any, indptr: Any, indices: Any, num_windows: int, num_cols: int, tile: tuple[int, int]
 ) -> tuple[Any, Any, Any, int]:
-    """TCBs per window, slot columns, bitmaps and number of distinct edges of consecutive row windows."""
+    """TCBs per window, slot columns, bitmaps and the number of distinct edges of consecutive row windows."""
     r, c = tile
     first_edge, last_edge = int(indptr[0]), int(indptr[-1])
     num_edges = last_edge - first_edge
 
-    # Row of each edge: how many rows have started at or before it.
+    # Row of each edge: the number of rows that start at or before it.
     row_starts = (indptr[1:-1] - first_edge).astype(xp.int64)
     row = xp.cumsum(xp.bincount(row_starts, minlength=num_edges + 1)[:num_edges])
 
@@ -107,7 +107,7 @@ def _compact_windows(
     first_slot = (xp.cumsum(tcbs_per_window) - tcbs_per_window) * c
     slot = first_slot[window] + xp.arange(column.size) - first_column[window]
 
-    # Padding slots repeat the window's last column: a kernel may gather them without a test, from a line it has read.
+    # Padding slots repeat the window's last column: a kernel may gather them without a test, from a cached line.
     num_tcbs = int(tcbs_per_window.sum())
     is_column = xp.zeros(num_tcbs * c, dtype=xp.bool_)
     is_column[slot] = True

@@ -1,4 +1,4 @@
-"""Graphs of every accepted kind as one CSR pattern whose rows are the queries and whose columns are the keys.
+"""CSR patterns of all accepted kinds of graphs: rows are queries, columns are keys.
 
 For a DGLGraph the rows are the destination nodes: node v attends to node u for every edge u -> v (its in-edges).
 """
@@ -52,7 +52,7 @@ def csr_from_dgl(graph: Any) -> CSRPattern:
             f"graph: got a DGLGraph with {len(graph.canonical_etypes)} edge types; one is needed "
             "(graph[etype], or dgl.to_homogeneous(graph))"
         )
-    # 'csc' has a row for each destination; its third array holds edge ids, which a binary pattern has no use for.
+    # 'csc' has a row for each destination; the edge ids in its third array mean nothing to a binary pattern.
     indptr, indices, _ = graph.adj_tensors("csc")
     return CSRPattern(indptr, indices, (graph.num_dst_nodes(), graph.num_src_nodes()))
 
@@ -126,6 +126,16 @@ def array_module(*arrays: Any) -> tuple[Any, list[Any]]:
     if any(on_gpu) != all(on_gpu):
         raise ValueError("indptr and indices: one is on the CPU and one on a GPU; put both on one device")
     return (_cupy() if on_gpu[0] else np), views
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """A torch view of a NumPy, CuPy or torch array on its device; a copy of NumPy arrays that torch cannot view
+    (read-only, reversed)."""
+    if isinstance(array, torch.Tensor):
+        return array
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.from_dlpack(array)
+    return torch.from_numpy(np.require(array, requirements="CW"))
 
 
 def _cupy() -> Any:

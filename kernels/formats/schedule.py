@@ -1,192 +1,219 @@
-"""Who computes what in `cuda/fused3s.cu`: the chunks of a graph and each warp's share of them, made once a graph, on
-the graph's device.
+"""Work of the warps of `cuda/fused3s.cu`, made once a graph on the graph's device.
 
-A chunk is 16 gathered keys of a 16-row window (a 16 x 16 block of BSB). A warp takes chunks of one window, in one of
-three ways:
+    row window   16 rows of A
+    KV tile      16 gathered keys of a window and the bitmap of the 16 x 16 block: one k-step of SpMM
+    work item    the consecutive KV tiles of one window that one warp takes
+    split        a part of a window that one block takes (split-KV)
+    partial      unnormalised O, row maxima and row sums of a split, until the splits are combined
 
-    light   up to `Balance.light` chunks: a warp takes the whole window
-    medium  up to `Balance.piece` chunks: the warps of one block share the window's chunks
-    heavy   more: cut in pieces of at most `Balance.piece` chunks, a block each, and the last to be done adds them up
+A window goes to one warp, to one block, or to several blocks, by its number of KV tiles:
 
-Blocks whose warps have more than `Balance.light` chunks each come first, longest first; those with light windows
-follow, and the other medium windows, quick as they are, fill the gaps at the end. Light windows are in their natural
-order, which keeps neighbours together, but sorted by size among a few: a block holds its SM until its longest warp is
-done, and windows of mixed sizes would leave a fifth of the warps' time unused. Where they are few and all under way at
-once neither matters, and each block gets large and small ones, so that all SMs have the same to do. Every piece has a
-fixed slot for its result, and they are added up in the order of the slots: the same bits on every run.
+    up to `warp_tiles`    kWarp    one work item: the warp writes the output
+    up to `split_tiles`   kBlock   a work item for each warp of a block: the block combines them and writes the output
+    more                  >= 0     splits of at most `split_tiles`, a block each: the last block to arrive combines the
+                                   partials in the order of the splits, so the bits are the same on every run
+
+Example: 4 windows of 2, 9, 1 and 21 KV tiles, 4 warps a block, warp_tiles = 2, split_tiles = 12. Numbers are KV tiles.
+
+    window   0     1                     2    3
+    tiles    0-1 | 2 3 4 5 6 7 8 9 10  | 11 | 12 13 14 15 16 17 18 19 20 21 | 22 23 24 25 26 27 28 29 30 31 32
+
+             warp 0   warp 1   warp 2   warp 3    window  split
+    block 0  22-24    25-27    28-30    31-32     3       1        splits, and kBlock windows with more than warp_tiles
+    block 1  12-14    15-16    17-19    20-21     3       0        a warp: most tiles first
+    block 2   2-4      5-6      7-8      9-10     1       kBlock
+    block 3   0-1     11       none     none      0, 2    kWarp    then the windows of one warp
+
+kBlock windows with at most `warp_tiles` a warp come last: they are short and fill the gaps at the end. Windows of one
+warp keep their natural order, since neighbours find common keys in the cache, but are sorted by size within
+`sort_segment`: a block holds its SM until its longest warp is done, and mixed sizes leave a fifth of the warps' time
+unused. Where all of them run at once neither matters, and each block gets large and small ones.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from ..runtime.semaphores import ZeroedCounters
-from .bsb import BSB
-
-SHARED, DONE = -2, -1  # kShared and kDone in cuda/fused3s.cu
-CHUNK_KEYS = 16
-# Words of struct Chunk.
+KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/fused3s.cu
+TILE_KEYS = 16
+# int32 words of struct KVTile
 KEYS, BITMAP = slice(0, 16), slice(16, 24)
-CHUNK_WORDS = 24
-# Words of struct WarpJob: what to do, between the first two chunks.
+TILE_WORDS = 24
+# int32 words of struct WorkItem: the first KV tile, what to do, the second KV tile
 FIRST, SECOND = slice(0, 24), slice(32, 56)
-BEGIN, COUNT, WINDOW, NUM_KEYS, FINISH, CUT = 24, 25, 26, 27, 28, slice(29, 31)
-JOB_WORDS = 56
-SEGMENT = 32  # of sorted windows: long enough for blocks of equals, short enough to keep neighbours together
-MANY_BLOCKS = 4096  # with shared windows, eight waves: neighbours matter more than the last of them
+BEGIN, COUNT, WINDOW, NUM_KEYS, SPLIT, SPLITS = 24, 25, 26, 27, 28, slice(29, 31)
+ITEM_WORDS = 56
+SORT_SEGMENT = 32  # sorted windows: long enough for blocks of equals, short enough to keep neighbours together
+MANY_BLOCKS = 4096  # blocks of shared windows, eight waves: neighbours matter more than the last of them
 
 
 @dataclass(frozen=True)
-class Balance:
-    """Sizes of the tiers, in chunks.
+class SplitHeuristic:
+    """Sizes, in KV tiles, that decide who takes a window.
 
     Attributes:
-        light: most chunks of a window that one warp handles alone.
-        piece: most chunks of a block that shares a window.
-        segment: neighbouring light windows that are sorted by size among themselves; None: all are sorted, and dealt
-            to the blocks like cards.
+        warp_tiles: most KV tiles of a window that one warp takes alone.
+        split_tiles: most KV tiles of a block.
+        sort_segment: neighbouring windows of one warp that are sorted by size among themselves; None: all are sorted,
+            and dealt to the blocks in turn.
     """
 
-    light: int
-    piece: int
-    segment: int | None
+    warp_tiles: int
+    split_tiles: int
+    sort_segment: int | None
 
     @classmethod
-    def of(cls, counts: torch.Tensor, warps: int, resident_warps: int) -> "Balance":
-        """The rule that fits the measurements (kernels/NOTES.md).
+    def of(cls, tiles: torch.Tensor, warps: int, resident_warps: int, num_heads: int = 1) -> "SplitHeuristic":
+        """The rule fitted to the measurements in kernels/NOTES.md.
 
-        A warp alone takes windows up to a third larger than the seven-eighths quantile, if that is not too much beside
-        its share of all chunks: it may be more where all windows run at once, and is less where they take turns. A
-        graph that cannot fill the GPU shares even small windows. A block of a cut window gets half more than its share.
+        One warp takes windows up to a third larger than the seven-eighths quantile, unless that is much beside its
+        share of all tiles: the limit is higher where all windows run at once and lower where they run in waves. A graph
+        that cannot fill the GPU shares even small windows. A split gets half more than a block's share of one head: the
+        blocks of a head run together, and a longer split would be their last.
 
         Args:
-            counts: [num_row_windows] chunks of each window.
-            warps: of a block.
-            resident_warps: that the GPU runs at once.
+            tiles: [num_row_windows] KV tiles of each window.
+            warps: warps of a block.
+            resident_warps: warps that the GPU runs at once.
+            num_heads: heads, each with its own blocks.
         """
-        if not len(counts):
-            return cls(light=1, piece=1, segment=SEGMENT)
-        chunks, most = torch.stack([counts.sum(), counts.max()]).tolist()
-        share = chunks / resident_warps
-        light = 3
+        if not len(tiles):
+            return cls(warp_tiles=1, split_tiles=1, sort_segment=SORT_SEGMENT)
+        total, most = torch.stack([tiles.sum(), tiles.max()]).tolist()
+        head_share = total / resident_warps
+        share = num_heads * head_share
+        warp_tiles = 3
         if share >= 2:
-            quantile = int(counts.kthvalue(-(-len(counts) * 7 // 8)).values)
-            waves = len(counts) / resident_warps
+            quantile = int(tiles.kthvalue(-(-len(tiles) * 7 // 8)).values)
+            waves = num_heads * len(tiles) / resident_warps
             part = 1.4 if waves <= 1 else 0.9 if waves <= 1.4 else 0.7
-            light = max(2, min(round(1.3 * quantile), int(max(7, min(part * share, 22)))))
-        at_once = most <= light * warps and int((counts <= light).sum()) <= resident_warps
+            warp_tiles = max(2, min(round(1.3 * quantile), int(max(7, min(part * share, 22)))))
+        at_once = most <= warp_tiles * warps and num_heads * int((tiles <= warp_tiles).sum()) <= resident_warps
         return cls(
-            light=light,
-            piece=int(max(32, min(1.5 * share * warps, 256))),
-            segment=None if at_once and share < 8 else SEGMENT,
+            warp_tiles=warp_tiles,
+            split_tiles=int(max(32, min(1.5 * head_share * warps, 256))),
+            sort_segment=None if at_once and share < 8 else SORT_SEGMENT,
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The arrays that the kernel walks by, all int32 on the graph's device.
+    """Work items of all blocks.
 
     Attributes:
-        chunks: [num_tcbs + 2, 24] struct Chunk in the order of BSB, and two without keys.
-        warp_jobs: [num_blocks, warps, 56] struct WarpJob: the first of a warp's chunks and their number, the window and
-            the keys of the last chunk; what becomes of the result: DONE, SHARED, or the slot of a piece of a cut
-            window, with the first slot of the window's pieces and their number; and the first two chunks. Window -1:
-            the warp has nothing to do.
-        num_slots: pieces of cut windows.
-        arrived: what counts those that are done.
+        work_items: [num_blocks, warps, 56] int32 struct WorkItem: the first KV tile of a warp and their number, the
+            window, the keys of the last tile; KWARP, KBLOCK or the split, with the first split of the window and their
+            number; and copies of the first two KV tiles. Window -1: the warp has nothing to do.
+        num_splits: splits of all windows.
+        windows: number of windows that one warp, one block, and several blocks take.
+        heuristic: the sizes that the windows were shared out by.
     """
 
-    chunks: torch.Tensor
-    warp_jobs: torch.Tensor
-    num_slots: int
-    arrived: ZeroedCounters
+    work_items: torch.Tensor
+    num_splits: int
+    windows: tuple[int, int, int]
+    heuristic: SplitHeuristic
 
     @property
     def num_blocks(self) -> int:
-        return self.warp_jobs.shape[0]
+        return self.work_items.shape[0]
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.work_items.shape[1]
 
 
-def make_schedule(bsb: BSB, warps: int, balance: Balance) -> Schedule:
-    """Schedule of a BSB with 16 x 16 blocks for blocks of `warps` warps."""
-    begin = bsb.tcb_row_offset.long()
-    count = begin.diff(append=begin[-1:])  # and none of window -1, which stands for no window
-    is_light = count[:-1] <= balance.light
-    shared, num_leading, num_slots = _shared_jobs(torch.nonzero(~is_light)[:, 0], begin, count, balance, warps)
-    own = _own_jobs(torch.nonzero(is_light)[:, 0], begin, count, balance, warps)
-    chunks = _chunks(bsb)
-    jobs = torch.cat([shared[:, : num_leading * warps], own, shared[:, num_leading * warps :]], 1)
-    return Schedule(
-        chunks=chunks,
-        warp_jobs=_warp_jobs(chunks, jobs).view(-1, warps, JOB_WORDS),
-        # The wait for this number is one for the arrays, too: a kernel that overlaps reads them before its turn.
-        num_slots=int(num_slots),
-        arrived=ZeroedCounters(bsb.device),
-    )
+def make_schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, warps: int, heuristic: SplitHeuristic) -> Schedule:
+    """Schedule for blocks of `warps` warps. Its arrays are complete on the device when it returns.
 
-
-def _shared_jobs(
-    heavy: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, balance: Balance, warps: int
-) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """Jobs of the windows that blocks share, as `_warp_jobs` wants them: a block for each piece, longest first, which
-    among many blocks goes by powers of two; how many of the blocks have more than `light` chunks a warp; and the number
-    of pieces of cut windows.
+    Args:
+        kv_tiles: [num_tiles + 2, 24] int32 from `make_kv_tiles`.
+        tile_offset: [num_row_windows + 1] int32, first KV tile of each window (`BSB.tcb_row_offset`).
     """
-    total = count[heavy]
-    pieces = (total + (balance.piece - 1)) // balance.piece
-    of_window = torch.stack([heavy, begin[heavy], total, pieces, pieces.cumsum(0) - pieces])
-    window, start, total, num_pieces, first_piece = torch.repeat_interleave(of_window, pieces, dim=1)
-    index = torch.arange(len(window), device=begin.device) - first_piece
-    offset = total * index // num_pieces
-    size = total * (index + 1) // num_pieces - offset
-    is_cut = num_pieces > 1
-    slot = is_cut.cumsum(0) - 1
-    finish = torch.where(is_cut, slot, SHARED)
-    leads = size > balance.light * warps
+    begin = tile_offset.long()
+    count = begin.diff(append=begin[-1:])  # with a 0 for window -1, which stands for no window
+    by_warp = count[:-1] <= heuristic.warp_tiles
+    shared, num_leading, num_splits, num_split_windows = _block_items(
+        torch.nonzero(~by_warp)[:, 0], begin, count, heuristic, warps
+    )
+    alone = _warp_items(torch.nonzero(by_warp)[:, 0], begin, count, heuristic, warps)
+    items = torch.cat([shared[:, : num_leading * warps], alone, shared[:, num_leading * warps :]], 1)
+    work_items = _work_items(kv_tiles, items).view(-1, warps, ITEM_WORDS)
+    # Reading these numbers waits for the arrays, too: the kernel reads them before griddepcontrol.wait.
+    num_splits, num_split_windows, num_by_warp = torch.stack([num_splits, num_split_windows, by_warp.sum()]).tolist()
+    num_by_block = len(by_warp) - num_by_warp - num_split_windows
+    return Schedule(work_items, num_splits, (num_by_warp, num_by_block, num_split_windows), heuristic)
+
+
+def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
+    """[num_tiles + 2, 24] int32 struct KVTile: 16 keys, -1 past the last, and the bitmap; the last two have no keys.
+
+    Args:
+        columns: [16 num_tiles] int32, `BSB.col_sparse_to_dense`.
+        bitmap: [num_tiles, 16, 2] uint8, `BSB.bitmap`.
+    """
+    keys = columns.view(-1, TILE_KEYS).clone()
+    keys[:, 1:].masked_fill_(keys.diff(dim=1) == 0, -1)  # BSB pads a window by repeating its last column
+    # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
+    row_pairs = bitmap.view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32).view(torch.int32)
+    return torch.nn.functional.pad(torch.cat([keys, row_pairs], 1), (0, 0, 0, 2), value=-1)
+
+
+def _block_items(
+    windows: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, heuristic: SplitHeuristic, warps: int
+) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
+    """Items of the windows that blocks share, as `_work_items` wants them: a block for each split, most tiles first
+    (by powers of two among many blocks); the number of blocks with more than `warp_tiles` a warp; the number of splits,
+    and of windows with several.
+    """
+    total = count[windows]
+    splits = (total + (heuristic.split_tiles - 1)) // heuristic.split_tiles
+    of_window = torch.stack([windows, begin[windows], total, splits, splits.cumsum(0) - splits])
+    window, start, total, num_splits, first = torch.repeat_interleave(of_window, splits, dim=1)
+    index = torch.arange(len(window), device=begin.device) - first
+    offset = total * index // num_splits
+    size = total * (index + 1) // num_splits - offset
+    is_split = num_splits > 1
+    number = is_split.cumsum(0) - 1
+    split = torch.where(is_split, number, KBLOCK)
+    leads = size > heuristic.warp_tiles * warps
     order = size if len(size) <= MANY_BLOCKS else leads * 64 + torch.log2(size.double()).floor()
     by_size = torch.argsort(order, descending=True, stable=True)
-    blocks = torch.stack([start + offset, size, window, finish, (slot - index) * is_cut, num_pieces * is_cut])
+    blocks = torch.stack([start + offset, size, window, split, (number - index) * is_split, num_splits * is_split])
     start, size, *rest = blocks[:, by_size, None]
 
     steps = torch.arange(warps + 1, device=begin.device)
-    cuts = start + (size * steps + (warps - 1)) // warps
-    jobs = torch.stack([each.expand(-1, warps) for each in (cuts[:, :-1], cuts.diff(dim=1), *rest)])
-    return jobs.flatten(1), int(leads.sum()), is_cut.sum()
+    bounds = start + (size * steps + (warps - 1)) // warps
+    items = torch.stack([each.expand(-1, warps) for each in (bounds[:, :-1], bounds.diff(dim=1), *rest)])
+    return items.flatten(1), int(leads.sum()), is_split.sum(), (splits > 1).sum()
 
 
-def _own_jobs(
-    light: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, balance: Balance, warps: int
+def _warp_items(
+    windows: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, heuristic: SplitHeuristic, warps: int
 ) -> torch.Tensor:
-    """Jobs of the light windows, as `_warp_jobs` wants them, for whole blocks."""
-    segment = torch.arange(len(light), device=begin.device) // (balance.segment or max(1, len(light)))
-    by_size = torch.argsort(segment * (balance.light + 1) - count[light], stable=True)
-    window = light.new_full((-(-len(light) // warps), warps), -1)
-    window.view(-1)[: len(light)] = light[by_size]
-    if balance.segment is None:  # dealt to the blocks like cards, there and back
+    """Items of the windows that one warp takes, as `_work_items` wants them, for whole blocks."""
+    segment = torch.arange(len(windows), device=begin.device) // (heuristic.sort_segment or max(1, len(windows)))
+    by_size = torch.argsort(segment * (heuristic.warp_tiles + 1) - count[windows], stable=True)
+    window = windows.new_full((-(-len(windows) // warps), warps), -1)
+    window.view(-1)[: len(windows)] = windows[by_size]
+    if heuristic.sort_segment is None:  # dealt to the blocks in turn, there and back
         rounds = window.view(warps, -1)
         rounds[:-1:2] = rounds[:-1:2].flip(1)  # only the last blocks have fewer
         window = rounds.T
     window = window.flatten()
     none = torch.zeros_like(window)
-    return torch.stack([begin[window], count[window], window, none + DONE, none, none])
+    return torch.stack([begin[window], count[window], window, none + KWARP, none, none])
 
 
-def _chunks(bsb: BSB) -> torch.Tensor:
-    """[num_tcbs + 2, 24] struct Chunk of all blocks, and two without keys, for jobs without chunks to begin with."""
-    keys = bsb.col_sparse_to_dense.view(-1, CHUNK_KEYS).clone()
-    keys[:, 1:].masked_fill_(keys.diff(dim=1) == 0, -1)  # padding repeats the key before it
-    # Row g of the bitmap in the lower half of a word, row g + 8 in the upper one.
-    row_pairs = bsb.bitmap.view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32).view(torch.int32)
-    return torch.nn.functional.pad(torch.cat([keys, row_pairs], 1), (0, 0, 0, 2), value=-1)
-
-
-def _warp_jobs(chunks: torch.Tensor, jobs: torch.Tensor) -> torch.Tensor:
-    """[num_warps, 56] struct WarpJob.
+def _work_items(kv_tiles: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    """[num_warps, 56] struct WorkItem.
 
     Args:
-        jobs: [6, num_warps] int64: first chunk, number of chunks, window, finish, first slot and number of pieces.
+        items: [6, num_warps] int64: first tile, number of tiles, window, split, first split and number of splits.
     """
-    begin, count, window, *result = jobs
-    first, second, last = chunks[torch.stack([begin, begin + 1, begin + count - 1])]
+    begin, count, window, *split = items
+    first, second, last = kv_tiles[torch.stack([begin, begin + 1, begin + count - 1])]
     num_keys = (last[:, KEYS] >= 0).sum(1)
-    words = torch.stack([begin, count, window, num_keys, *result, torch.zeros_like(begin)], 1).int()
+    words = torch.stack([begin, count, window, num_keys, *split, torch.zeros_like(begin)], 1).int()
     return torch.cat([first, words, second], 1)

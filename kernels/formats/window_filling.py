@@ -1,7 +1,7 @@
-"""Rows grouped into windows that share columns: the loop behind `row_order`, compiled by Numba on first use.
+"""Greedy grouping of rows into windows that share columns, compiled by Numba on first use.
 
-Each step depends on the rows that the step before took, so that no array operation expresses it; as plain Python it is
-the same function, some hundred times slower.
+Each step depends on the rows taken before, so no array operation expresses the loop. Uncompiled, the same function is
+some hundred times slower.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from functools import cache
 
 import numpy as np
 
-# Columns with more rows left than this say little about which rows belong together, and bound the work otherwise:
-# at most this many visits for each gathered column.
+# Columns with more rows left than this are ignored: they say little about which rows belong together, and the limit
+# bounds the work to this many visits a gathered column.
 HUB_ROWS = 1024
-# A shared column counts 1, plus this much divided by the rows it has left: rows that complete a column come early.
+# Weight of a shared column: 1 + SCARCITY / (rows left in it), so rows that complete a column come early.
 SCARCITY = 2.0
 
 
@@ -26,16 +26,16 @@ def fill_windows(
 ) -> np.ndarray:
     """Fill one window after the other, each time with the row that shares most with the window so far.
 
-    A row r is rated sum(1 + SCARCITY / rows left in c) / sqrt(columns of r) over its columns c that the window has:
-    between the overlap itself, which would draw all hubs together, and its share of the row, which would draw together
-    rows of one column. The rows left in c are those at the window's first use of c, the user included. The best row
-    left over starts the next window, which keeps neighbouring windows alike; where none shares anything, the next seed
-    does.
+    The rating of row r is sum(1 + SCARCITY / rows left in c) / sqrt(columns of r) over its columns c that the window
+    has. The overlap alone would draw all hubs together, and the overlap as a share of the row would draw together rows
+    of one column; the root lies between. Rows left in c are counted at the window's first use of c, the user included.
+    The best row left over starts the next window, which keeps neighbouring windows alike; where none shares anything,
+    the next seed does.
 
     Args:
         indptr, indices: [num_rows + 1] int64, [nnz] int32, the CSR pattern without duplicates.
         col_ptr, col_rows: [num_cols + 1] int64, [nnz] int32, its transpose. `col_rows` is used up.
-        seeds: [num_rows] int32, a permutation: who starts when nothing is shared.
+        seeds: [num_rows] int32, a permutation: the rows to start with where nothing is shared.
         window_rows: rows of a window.
 
     Returns:

@@ -1,51 +1,88 @@
-"""Capture of queued work in a CUDA graph, which leaves torch as it was where that fails."""
+"""Capture of a function's launches in a CUDA graph; a capture that fails leaves torch as it was."""
 
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
+
+from .semaphores import graph_semaphores
 
 Result = TypeVar("Result")
 
 
 class CaptureError(RuntimeError):
-    """Work cannot be captured in a CUDA graph; the text is torch's first reason."""
+    """A function cannot be captured in a CUDA graph; the text is torch's first reason."""
 
 
-def capture(run: Callable[[], Result], launches: int = 1) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """A CUDA graph of `launches` calls of `run` in a row, and what the last of them returned.
+@dataclass(frozen=True, eq=False)
+class CapturedGraph(Generic[Result]):
+    """A CUDA graph with everything that its replays need.
 
-    `run` is called twice before: it may compile and tune, and what fails there is raised as it is.
+    Attributes:
+        graph: the CUDA graph.
+        result: result of the last captured call; a replay overwrites its tensors.
+        semaphores: buffers of the captured split-KV launches, kept alive with the graph.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    result: Result
+    semaphores: Any
+
+    def replay(self) -> Result:
+        """Queue the graph on torch's current stream."""
+        self.graph.replay()
+        return self.result
+
+
+def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) -> CapturedGraph[Result]:
+    """A CUDA graph of `launches` calls of `run` in a row.
+
+    Args:
+        run: a function that only queues work on torch's current stream of `device`. It is called twice before the
+            capture, so it may compile and tune then; an exception of these calls is raised as it is.
+        device: the GPU that `run` works on, current or not.
+        launches: captured calls.
 
     Raises:
-        CaptureError: the work waits for the GPU, or does what a capture does not allow. Torch's allocator and streams
-            are as they were before.
+        CaptureError: `run` waits for the GPU, does something that a capture does not allow, or queues nothing on
+            `device`. Torch's allocator, streams and current device are as they were before.
     """
-    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
-        run()
-    current.wait_stream(stream)
-    try:
-        _refuse_synchronisation(run)
-    except RuntimeError as error:
-        _raise_first(error)
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            for _ in range(launches):
-                result = run()
-    except RuntimeError as error:
-        # A capture that failed cannot be ended: torch stays on its stream, and its allocator, in the belief that the
-        # capture goes on, would neither free the capture's memory nor empty its cache.
-        torch.cuda.set_stream(current)
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(current.device_index, pool)
-            torch._C._cuda_releasePool(current.device_index, pool)
-        _raise_first(error)
-    return graph, result
+    with torch.cuda.device(device), graph_semaphores() as semaphores:
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
+            run()
+            current.wait_stream(stream)
+            try:
+                _refuse_synchronisation(run)
+            except RuntimeError as error:
+                _raise_first(error)
+        current.wait_stream(stream)
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    for _ in range(launches):
+                        result = run()
+        except RuntimeError as error:
+            # A capture that failed cannot be ended: torch stays on its stream, and its allocator, in the belief that
+            # the capture goes on, would neither free the capture's memory nor empty its cache.
+            torch.cuda.set_stream(current)
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(current.device_index, pool)
+                torch._C._cuda_releasePool(current.device_index, pool)
+            _raise_first(error)
+        for warning in caught:
+            if "CUDA Graph is empty" in str(warning.message):
+                raise CaptureError(
+                    f"nothing was queued on {device}: the function works on another device, or not at all"
+                )
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        return CapturedGraph(graph, result, semaphores)
 
 
 def _refuse_synchronisation(run: Callable[[], object]) -> None:
@@ -61,7 +98,7 @@ def _refuse_synchronisation(run: Callable[[], object]) -> None:
 
 
 def _raise_first(error: RuntimeError) -> NoReturn:
-    """Torch's second error only says that the capture is over."""
+    """Raise the first of torch's errors; a later one only says that the capture is over."""
     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
     if isinstance(first, torch.OutOfMemoryError):
         raise first

@@ -1,8 +1,8 @@
 """Compilation of the CUDA sources: a frozen spec names one template instance, NVRTC builds it once.
 
-CuPy keeps compiled modules on disk (CUPY_CACHE_DIR, ~/.cupy/kernel_cache); its key is the text it is given, so project
-headers are pasted into the text first. `compile_ptxas` builds for any architecture without a GPU and returns what
-ptxas reports, for tests and for readers who count registers.
+CuPy keeps compiled modules on disk (CUPY_CACHE_DIR, ~/.cupy/kernel_cache). Its key is the source text, so project
+headers are pasted into the text. `compile_ptxas` builds for any architecture without a GPU and returns the report of
+ptxas, for tests and for readers who count registers.
 """
 
 import logging
@@ -34,9 +34,8 @@ class KernelSpec(Protocol):
         source: file name of the CUDA source, in kernels/cuda.
         name: the C++ name of the instance, template arguments included.
 
-    A spec of a kernel with dynamic shared memory also has `shared_bytes`, its size for a block. One of a kernel with
-    instructions that only a single architecture has, such as "sm_90a", also has `arch`; the others are compiled for
-    the GPU that they run on.
+    Optional attributes: `shared_bytes`, the dynamic shared memory of a block; `arch`, such as "sm_90a", for kernels
+    with instructions of that architecture alone (the others are compiled for the GPU at hand).
     """
 
     @property
@@ -59,8 +58,10 @@ def cpp_name(function: str, *arguments: torch.dtype | bool | int) -> str:
 
 @dataclass(frozen=True)
 class PtxasReport:
-    """What one instance needs: registers of a thread, static shared memory of a block, spilled bytes; and whether ptxas
-    found that it must run matrix products of warpgroups one by one."""
+    """Resources of one instance: registers of a thread, static shared memory of a block, spilled bytes.
+
+    `serialized` says that ptxas waits after every wgmma.
+    """
 
     registers: int
     shared_bytes: int

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-OVERLAP_CAPABILITY = (9, 0)  # from which on a kernel may start while the one before it ends
-SCALAR_TYPES = (np.uint64, np.int64, np.uint32, np.int32, np.float32)
+OVERLAP_CAPABILITY = (9, 0)  # least compute capability for programmatic dependent launch
+SCALAR_TYPES = (np.int64, np.uint32, np.int32, np.float32)
 
 
 def launch_kernel(
@@ -31,25 +31,24 @@ def launch_kernel(
         function: a CuPy function, from `kernels.runtime.jit.get_kernel`.
         grid: thread blocks.
         block: threads of a block.
-        tensors: the kernel's pointers, its first parameters; all on one GPU, None for a null pointer but the first.
-        scalars: its other parameters, from `pack_scalars`.
+        tensors: the pointers, which are the first members of the kernel's struct Params; all on one GPU, None for a
+            null pointer but the first.
+        scalars: the other members, from `pack_scalars`.
         shared_bytes: dynamic shared memory of a block.
-        overlaps: the kernel is made to start before the one in front of it on the stream is done (cuda/overlap.cuh),
-            where the GPU can.
+        overlaps: programmatic dependent launch (cuda/ptx/griddepcontrol.cuh), where the GPU has it: the kernel may
+            start before the one in front of it on the stream is done.
     """
     cupy, driver = _cuda_modules()
     device_index = tensors[0].get_device()
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
-    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-    config.sharedMemBytes = shared_bytes
+    config = _thread.config(grid, block, shared_bytes, overlaps and _can_overlap(device_index))
     config.hStream = stream_handle(device_index)
-    if overlaps and _can_overlap(device_index):
-        config.attrs, config.numAttrs = _overlap_attributes(), 1
-    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    _parameters.fill(pointers, scalars)
-    with cupy.cuda.Device(device_index):
-        (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _parameters.addresses_start, 0)
+    _thread.fill([0 if tensor is None else tensor.data_ptr() for tensor in tensors], scalars)
+    if device_index in _thread.devices and torch._C._cuda_getDevice() == device_index:
+        (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _thread.kernel_params, 0)
+    else:  # a thread has no context on a GPU, not even on the current one, until something makes it
+        with cupy.cuda.Device(device_index):
+            (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _thread.kernel_params, 0)
+        _thread.devices.add(device_index)
     if error:
         raise RuntimeError(f"a kernel could not be launched on grid {grid} and block {block}: {error.name}")
 
@@ -60,16 +59,18 @@ def stream_handle(device_index: int) -> int:
 
 
 def pack_scalars(*scalars: np.generic) -> bytes:
-    """A kernel's scalar parameters, of the types that it declares, 8 bytes each.
+    """The scalar members of a kernel's struct Params, which come after its pointers, in C layout.
 
     Raises:
         TypeError: one is none of `SCALAR_TYPES`.
     """
+    packed = b""
     for scalar in scalars:
         if type(scalar) not in SCALAR_TYPES:
             allowed = ", ".join(one.__name__ for one in SCALAR_TYPES)
             raise TypeError(f"scalars: got {scalar!r}, a {type(scalar).__name__}; kernels declare {allowed}")
-    return b"".join(scalar.tobytes().ljust(8, b"\0") for scalar in scalars)
+        packed += bytes(-len(packed) % scalar.itemsize) + scalar.tobytes()
+    return packed + bytes(-len(packed) % 8)
 
 
 @cache  # imported late, since a machine without a GPU has neither
@@ -85,6 +86,17 @@ def _can_overlap(device_index: int) -> bool:
     return torch.cuda.get_device_capability(device_index) >= OVERLAP_CAPABILITY
 
 
+def _launch_config(grid: tuple[int, ...], block: int, shared_bytes: int, overlaps: bool) -> Any:
+    _, driver = _cuda_modules()
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+    config.sharedMemBytes = shared_bytes
+    if overlaps:
+        config.attrs, config.numAttrs = _overlap_attributes(), 1
+    return config
+
+
 @cache
 def _overlap_attributes() -> list:
     _, driver = _cuda_modules()
@@ -94,27 +106,43 @@ def _overlap_attributes() -> list:
     return [attribute]
 
 
-class _Parameters(threading.local):
-    """Parameters of a launch, 8 bytes each, and their addresses: a launch copies them before it returns.
+class _Thread(threading.local):
+    """Objects of a launch that a thread makes once, since making them takes longer than filling them.
 
-    They are made once a thread, since making them takes longer than filling them.
+    Attributes:
+        params: memory for struct Params, which a launch copies before it returns.
+        kernel_params: address of the array with the address of `params`.
+        devices: GPUs that this thread launched on.
     """
 
-    MOST = 32
+    MOST_BYTES = 256
+    MOST_CONFIGS = 512  # grids of as many graphs
 
     def __init__(self) -> None:
-        memory = ctypes.create_string_buffer(8 * self.MOST)
-        self.values = memoryview(memory).cast("B")
-        first = ctypes.addressof(memory)
-        self.addresses = (ctypes.c_void_p * self.MOST)(*range(first, first + len(memory), 8))
-        self.addresses_start = ctypes.addressof(self.addresses)
+        memory = ctypes.create_string_buffer(self.MOST_BYTES)
+        self.params = memoryview(memory).cast("B")
+        self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
+        self.kernel_params = ctypes.addressof(self._addresses)
+        self.devices: set[int] = set()
+        self._configs: dict[tuple, Any] = {}
+
+    def config(self, grid: tuple[int, ...], block: int, shared_bytes: int, overlaps: bool) -> Any:
+        """The CUlaunchConfig of a launch, but for the stream."""
+        key = (grid, block, shared_bytes, overlaps)
+        config = self._configs.get(key)
+        if config is None:
+            if len(self._configs) >= self.MOST_CONFIGS:
+                self._configs.clear()
+            config = self._configs[key] = _launch_config(*key)
+        return config
 
     def fill(self, pointers: Sequence[int], scalars: bytes) -> None:
-        end = 8 * len(pointers) + len(scalars)
-        if end > len(self.values):
-            raise ValueError(f"a kernel has {end // 8} parameters; {self.MOST} at most are allowed")
-        struct.pack_into(f"<{len(pointers)}Q", self.values, 0, *pointers)
-        self.values[8 * len(pointers) : end] = scalars
+        start = 8 * len(pointers)
+        end = start + len(scalars)
+        if end > self.MOST_BYTES:
+            raise ValueError(f"struct Params: got {end} bytes; {self.MOST_BYTES} at most are allowed")
+        struct.pack_into(f"<{len(pointers)}Q", self.params, 0, *pointers)
+        self.params[start:end] = scalars
 
 
-_parameters = _Parameters()
+_thread = _Thread()

@@ -1,38 +1,60 @@
-"""Counters on a GPU that are zero whenever a kernel that counts with them starts."""
+"""Semaphores for split-KV: int32 counters that are 0 before and after every launch (the last arrival resets them).
+
+Launches on one stream run in order, also with programmatic dependent launch, so all plans share one buffer a stream.
+Launches of a CUDA graph may run beside any stream, so each graph has buffers of its own:
+
+    runtime.cuda_graph.capture   allocates them before it captures and keeps them with the graph (`GraphSemaphores`)
+    any other capture            gets zeros from a node in the graph, out of the graph's memory pool, kept nowhere else
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from .launch import stream_handle
 
+_Buffers = dict[tuple[int, int], torch.Tensor]  # by device index and stream handle
 
-class ZeroedCounters:
-    """Zeros that each launch leaves behind as zeros: what counts to its end starts over.
 
-    Launches that may count at the same time must not share them. Those of one stream, and those of one capture in a
-    CUDA graph on it, count one after the other, even where they overlap (cuda/overlap.cuh): they have a set for
-    themselves, which is zeroed once.
+class _Current(threading.local):
+    buffers: _Buffers | None = None  # of the graph that this thread captures
+
+
+_eager: _Buffers = {}
+_current = _Current()
+
+
+def semaphores(count: int, device: torch.device) -> torch.Tensor:
+    """[count] int32 zeros, at least, for one launch on torch's current stream of the GPU `device`."""
+    key = (device.index, stream_handle(device.index))
+    buffers = _eager if _current.buffers is None else _current.buffers
+    buffer = buffers.get(key)
+    capturing = is_capturing(device)
+    if capturing and (buffers is _eager or buffer is None or buffer.numel() < count):
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    if buffer is None or buffer.numel() < count:
+        buffers[key] = buffer = torch.zeros(count, dtype=torch.int32, device=device)
+    return buffer
+
+
+@contextmanager
+def graph_semaphores() -> Iterator[_Buffers]:
+    """Buffers for one CUDA graph: used by this thread's launches inside, which warm up and then capture.
+
+    The caller keeps them for as long as the graph may be replayed.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._sets: dict[tuple[int, int, int], torch.Tensor] = {}
-
-    def of_call(self, count: int) -> torch.Tensor:
-        """[count] int32 zeros for a launch on torch's current stream."""
-        stream = stream_handle(self._device.index)
-        key = (stream, _capture_id(stream), count)
-        if key not in self._sets:
-            self._sets[key] = torch.zeros(count, dtype=torch.int32, device=self._device)
-        return self._sets[key]
+    outer, _current.buffers = _current.buffers, {}
+    try:
+        yield _current.buffers
+    finally:
+        _current.buffers = outer
 
 
-def _capture_id(stream: int) -> int:
-    """Which capture in a CUDA graph is under way on the stream, the current one; 0 where none is."""
-    if not torch.cuda.is_current_stream_capturing():
-        return 0
-    from cuda.bindings import driver
-
-    error, _, number, *_ = driver.cuStreamGetCaptureInfo(stream)
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"the capture of a stream is not known: {error.name}")
-    return int(number)
+def is_capturing(device: torch.device) -> bool:
+    """Whether torch's current stream of the GPU `device` is captured in a CUDA graph."""
+    if device.index == torch.cuda.current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

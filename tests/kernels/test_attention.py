@@ -1,4 +1,4 @@
-"""The public call on the CPU: back ends against the dense oracle, the contract's corners, every error message."""
+"""The public call on the CPU: backends against dense float64, the contract of kernels/attention.py, error messages."""
 
 import importlib.util
 import logging
@@ -11,9 +11,11 @@ import torch
 from attention_cases import dense_attention, load_real_graph, mask_of
 from tolerance import edges_of, row_errors
 
-import kernels.attention
 from fused3s_dgl import import_dgl
 from kernels import BSB, BackendUnavailableError, list_backends, plan_attention, sparse_attention
+from kernels.attention import _choose
+from kernels.backends import REGISTRY
+from kernels.backends.base import InputSpec
 from kernels.backends.reference import edge_softmax_attention
 
 PYG = pytest.param(
@@ -23,8 +25,8 @@ PYG = pytest.param(
     ),
 )
 CPU_BACKENDS = ["dgl", "reference", "csr_unfused", "sdpa_padded", PYG]
-SPARSE_BACKENDS = ["dgl", "reference", "csr_unfused", PYG]  # no NaN crosses from one row to another
-FLOAT32_BACKENDS = ["dgl", "reference", "csr_unfused"]  # 16-bit inputs are converted, the others compute in them
+SPARSE_BACKENDS = ["dgl", "reference", "csr_unfused", PYG]  # a NaN stays in the rows that use it
+FLOAT32_BACKENDS = ["dgl", "reference", "csr_unfused"]  # these convert 16-bit inputs, the others compute in them
 
 
 def inputs(rows: int, cols: int, heads: int = 2, dim: int = 16, dtype=torch.float32) -> tuple[torch.Tensor, ...]:
@@ -87,7 +89,7 @@ def test_every_kind_of_graph_gives_the_same_result():
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 class TestContract:
-    """What kernels/attention.py promises of every back end."""
+    """Properties that kernels/attention.py states of every backend."""
 
     def test_score_of_zero_is_an_edge(self, backend):
         graph = random_graph()
@@ -103,7 +105,7 @@ class TestContract:
         has_edge = torch.from_numpy(np.diff(graph.indptr) > 0)
         ones = sparse_attention(q, k, torch.ones_like(v), graph, backend=backend)
         torch.testing.assert_close(ones[has_edge], torch.ones_like(ones[has_edge]))
-        # An extra dimension that adds the same number to all scores of a row, far below zero.
+        # One more dimension adds -300 to all scores of a row.
         q_shifted = torch.cat([q, torch.ones(40, 2, 1)], -1)
         k_shifted = torch.cat([k, torch.full((40, 2, 1), -300.0)], -1)
         v_padded = torch.cat([v, torch.zeros(40, 2, 1)], -1)
@@ -126,13 +128,15 @@ class TestContract:
         torch.testing.assert_close(sparse_attention(q, k, v, repeated, backend=backend), once)
 
 
+@pytest.mark.parametrize("poisoned", ["q", "k", "v"])
 @pytest.mark.parametrize("backend", SPARSE_BACKENDS)
-def test_nan_reaches_only_rows_that_use_it(backend):
+def test_nan_reaches_the_rows_that_use_it_and_no_others(backend, poisoned):
     graph = random_graph()
-    q, k, v = inputs(40, 40)
-    k[7] = torch.nan
-    output = sparse_attention(q, k, v, graph, backend=backend)
-    uses = mask_of(graph)[:, 7]
+    tensors = dict(zip("qkv", inputs(40, 40), strict=True))
+    tensors[poisoned][7] = torch.nan
+    output = sparse_attention(*tensors.values(), graph, backend=backend)
+    uses = torch.arange(40) == 7 if poisoned == "q" else mask_of(graph)[:, 7]
+    assert uses.any()
     assert torch.isnan(output[uses]).all()
     assert torch.isfinite(output[~uses]).all()
 
@@ -153,33 +157,34 @@ def test_reference_has_gradients_of_dense_attention():
     weights = torch.randn_like(sparse)
     gradients = torch.autograd.grad((sparse * weights).sum(), tensors)
     dense = dense_attention(*tensors, mask_of(graph), 0.25)
-    # Dense softmax gives NaN gradients to rows without an edge; leave them out of the loss.
+    # Dense softmax gives rows without an edge NaN gradients, so the loss leaves them out.
     has_edge = mask_of(graph).any(1)
     expected = torch.autograd.grad((dense * weights)[has_edge].sum(), tensors)
     for found, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(found, torch.nan_to_num(wanted))
 
 
-def test_plan_is_reusable_and_auto_says_what_it_took(caplog):
+def test_auto_logs_its_choice(caplog):
     graph = random_graph()
     q, k, v = inputs(40, 40)
     with caplog.at_level(logging.INFO, logger="kernels"):
         plan = plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16)
     assert plan.backend == "dgl"
-    assert "attention back end: dgl on cpu (not fused3s: " in caplog.text
+    assert "attention backend: dgl on cpu (not fused3s: " in caplog.text
     torch.testing.assert_close(plan(q, k, v), sparse_attention(q, k, v, graph))
 
 
-def test_auto_passes_over_what_cannot_take_the_inputs(monkeypatch):
-    for backend in kernels.attention.REGISTRY.values():
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "chosen"),
+    [(torch.float32, 64, "dgl"), (torch.float16, 64, "fused3s"), (torch.float16, 260, "dgl")],
+)
+def test_auto_passes_over_backends_that_cannot_take_the_inputs(monkeypatch, dtype, head_dim, chosen):
+    for backend in REGISTRY.values():
         monkeypatch.setattr(backend, "unavailable", lambda device: None)
-    chosen = kernels.attention._choose("auto", torch.device("cpu"), torch.float32, 64)
-    assert chosen.name == "dgl"
-    assert kernels.attention._choose("auto", torch.device("cpu"), torch.float16, 64).name == "fused3s"
-    assert kernels.attention._choose("auto", torch.device("cpu"), torch.float16, 260).name == "dgl"
+    assert _choose("auto", torch.device("cpu"), InputSpec(dtype, head_dim), "none").name == chosen
 
 
-def test_only_a_back_end_that_can_reorders_rows():
+def test_only_some_backends_reorder_rows():
     graph = random_graph()
     with pytest.raises(ValueError, match="'rmc'; allowed are none, rcm, communities, auto"):
         plan_attention(graph, device="cpu", reorder="rmc")
@@ -197,18 +202,18 @@ def test_log_sum_exp_is_that_of_the_dense_scores():
     torch.testing.assert_close(lse, torch.logsumexp(score, 1).float())
     assert (lse == -torch.inf).any(), "a row without an edge"
     torch.testing.assert_close(output, sparse_attention(q, k, v, graph, scale=0.3, backend="reference"))
-    with pytest.raises(ValueError, match="return_lse: back end dgl has no log-sum-exp; these have: fused3s, reference"):
+    with pytest.raises(ValueError, match="return_lse: backend dgl has no log-sum-exp; these have: fused3s, reference"):
         plan_attention(graph, device="cpu", backend="dgl")(q, k, v, return_lse=True)
 
 
 def test_backends_list_names_and_reasons():
     listed = list_backends("cpu")
-    assert list(listed) == list(kernels.attention.REGISTRY)
+    assert list(listed) == list(REGISTRY)
     assert listed["reference"].unavailable is None
     assert listed["fused3s_paper"].unavailable
 
 
-def test_unavailable_back_end_says_why():
+def test_unavailable_backend_says_why():
     q, k, v = inputs(40, 40, dtype=torch.float16)
     with pytest.raises(BackendUnavailableError, match=r"no NVIDIA GPU found|on CUDA tensors only"):
         sparse_attention(q, k, v, random_graph(), backend="fused3s_paper")
@@ -220,7 +225,7 @@ def test_gpu_too_old_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     for name in ("fused3s_paper", "dfgnn_tiling", "flashsparse_stable"):
-        reason = kernels.attention.REGISTRY[name].unavailable(torch.device("cuda", 0))
+        reason = REGISTRY[name].unavailable(torch.device("cuda", 0))
         assert reason == "Tesla T4 has compute capability 7.5; 8.0 or higher is needed"
 
 
@@ -242,7 +247,7 @@ def test_missing_cuda_package_is_named(missing, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
-    reason = kernels.attention.REGISTRY["fused3s"].unavailable(torch.device("cuda", 0))
+    reason = REGISTRY["fused3s"].unavailable(torch.device("cuda", 0))
     assert reason is expected or (expected and reason.startswith(expected))
 
 

@@ -324,6 +324,8 @@ def test_gpu_profile_has_launch_gaps(fresh_infer, tmp_path):
     done = fresh_infer(*more, quick=[*QUICK[:4], "--set", "runtime.dense=plain"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "launch gaps" in done.stdout
-    assert {row["note"] for row in rows(tmp_path)} == {"plain+graph", "plain", "plain+graph; against float32"}
+    recorded = rows(tmp_path)
+    assert {(row["dense"], row["launch"]) for row in recorded} == {("plain", "cuda_graph"), ("plain", "eager")}
+    assert {row["note"] for row in recorded} == {"none", "against float32"}
     (trace,) = (tmp_path / "traces").iterdir()
     assert "forward pass, CUDA graph" in trace.read_text()

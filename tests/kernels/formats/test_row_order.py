@@ -1,4 +1,4 @@
-"""Row orders: bijections that save what planted structure and the published orders allow; counts; bad input."""
+"""Row orders: bijections, savings on planted structure and on real graphs, counts, and malformed input."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from kernels import BSB
 from kernels.formats.csr import CSRPattern, csr_from_scipy
-from kernels.formats.row_order import METHODS, RowOrder, find_row_order, permute_rows
+from kernels.formats.row_order import METHODS, RowOrder, permute_rows
+from kernels.formats.row_order_search import find_row_order
 from kernels.formats.window_filling import HUB_ROWS, compiled_fill_windows, fill_windows
 
 pytest.importorskip("numba", reason="Numba, which compiles the search for communities, is not installed")
@@ -31,14 +32,14 @@ SAVED_BY_MODULARITY = {
 
 
 def gathered(csr: Csr, perm: np.ndarray, rows: int = 16) -> tuple[int, int]:
-    """(columns, chunks) counted window by window with sets."""
-    columns = chunks = 0
+    """(columns, KV tiles), counted window by window with sets."""
+    columns = tiles = 0
     for start in range(0, csr.shape[0], rows):
         window = perm[start : start + rows]
         distinct = set().union(*(csr.indices[csr.indptr[row] : csr.indptr[row + 1]].tolist() for row in window))
         columns += len(distinct)
-        chunks += -(-len(distinct) // 16)
-    return columns, chunks
+        tiles += -(-len(distinct) // 16)
+    return columns, tiles
 
 
 def check(csr: Csr, order: RowOrder) -> None:
@@ -50,8 +51,8 @@ def check(csr: Csr, order: RowOrder) -> None:
         perm = order.perm.numpy()
         np.testing.assert_array_equal(np.sort(perm), natural)
     assert (order.perm is None) == (order.method == "none")
-    assert (order.columns_before, order.chunks_before) == gathered(csr, natural)
-    assert (order.columns_after, order.chunks_after) == gathered(csr, perm)
+    assert (order.columns_before, order.tiles_before) == gathered(csr, natural)
+    assert (order.columns_after, order.tiles_after) == gathered(csr, perm)
     assert order.seconds >= 0
 
 
@@ -100,7 +101,7 @@ def test_compiled_loop_is_the_python_function(csr: Csr, window_rows: int):
 def test_planted_blocks_are_found(method: str):
     csr = planted(groups=40, rows=32, cols=48)
     order = find_row_order(csr_from_scipy(csr), method)
-    assert (order.columns_after, order.chunks_after) == (40 * 2 * 48, 40 * 2 * 3)  # the least: a block is two windows
+    assert (order.columns_after, order.tiles_after) == (40 * 2 * 48, 40 * 2 * 3)  # the least: a block is two windows
     assert order.columns_before > 5 * order.columns_after
 
 
@@ -122,8 +123,8 @@ def test_windows_of_a_community_are_neighbours(monkeypatch: pytest.MonkeyPatch):
     csr = sp.coo_array((np.ones(row.size, np.int8), (row, col)), shape=(4000, 4000)).tocsr()
     order = find_row_order(csr_from_scipy(csr), "communities")
     grouped = order.perm.numpy()
-    assert (order.columns_after, order.chunks_after) == gathered(csr, grouped)
-    monkeypatch.setattr("kernels.formats.row_order.GROUP", csr.shape[0])  # windows alone
+    assert (order.columns_after, order.tiles_after) == gathered(csr, grouped)
+    monkeypatch.setattr("kernels.formats.row_order_search.GROUP", csr.shape[0])  # windows alone
     windows = find_row_order(csr_from_scipy(csr), "communities").perm.numpy()
     np.testing.assert_array_equal(np.sort(grouped.reshape(-1, 16)[:, 0]), np.sort(windows.reshape(-1, 16)[:, 0]))
     assert gathered(csr, grouped, rows=256)[0] < 0.9 * gathered(csr, windows, rows=256)[0]
@@ -147,7 +148,7 @@ def test_rcm_recovers_a_band():
 
 def test_auto_leaves_a_good_order_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "kernels.formats.row_order._group_windows", lambda *_: pytest.fail("windows were grouped for nothing")
+        "kernels.formats.row_order_search._group_windows", lambda *_: pytest.fail("windows were grouped for nothing")
     )
     band = sp.csr_array(sp.diags_array([1, 1, 1], offsets=[-1, 0, 1], shape=(800, 800), dtype=np.int8))
     order = find_row_order(csr_from_scipy(band), "auto")
@@ -155,8 +156,8 @@ def test_auto_leaves_a_good_order_alone(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_auto_counts_the_rows_of_queries_and_outputs():
-    """Rows with one column each, of which two in five share theirs with a row far away: a fifth of the gathers, but a
-    tenth of what is moved."""
+    """Rows with one column each; two in five share theirs with a distant row: a fifth of the gathers, a tenth of the
+    bytes."""
     num_rows = 1600
     column = np.arange(num_rows)
     column[800:1120] = column[:320]
@@ -168,9 +169,9 @@ def test_auto_counts_the_rows_of_queries_and_outputs():
 
 def test_auto_leaves_a_large_graph_alone(monkeypatch: pytest.MonkeyPatch):
     csr = planted(4, 32, 8)
-    monkeypatch.setattr("kernels.formats.row_order.MAX_EDGES", csr.nnz)
+    monkeypatch.setattr("kernels.formats.row_order_search.MAX_EDGES", csr.nnz)
     assert find_row_order(csr_from_scipy(csr), "auto").method == "communities"
-    monkeypatch.setattr("kernels.formats.row_order.MAX_EDGES", csr.nnz - 1)
+    monkeypatch.setattr("kernels.formats.row_order_search.MAX_EDGES", csr.nnz - 1)
     assert find_row_order(csr_from_scipy(csr), "auto").method == "none"
 
 
@@ -182,7 +183,7 @@ def test_a_column_of_every_row_hides_nothing():
     assert order.columns_after == 80 * 2 * 9
 
 
-def test_same_order_every_time_and_whatever_the_order_of_the_columns():
+def test_the_order_does_not_depend_on_the_order_of_the_columns():
     csr = sp.random_array((500, 400), density=0.02, rng=np.random.default_rng(0), format="csr")
     rng = np.random.default_rng(1)
     pieces = [rng.permutation(np.tile(csr[[row]].indices, 2)) for row in range(500)]  # shuffled, each column twice
@@ -225,7 +226,7 @@ def test_counts_are_those_of_the_format():
     order = find_row_order(csr_from_scipy(csr), "communities")
     bsb = BSB.from_graph(sp.csr_array(csr[order.perm.numpy()]), tile=(16, 16))
     permuted = permute_rows(csr_from_scipy(csr), order.perm)
-    assert bsb.num_tcbs == order.chunks_after
+    assert bsb.num_tcbs == order.tiles_after
     assert torch.equal(BSB.from_csr(permuted.indptr, permuted.indices, 120, (16, 16)).bitmap, bsb.bitmap)
 
 

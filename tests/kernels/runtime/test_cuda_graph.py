@@ -1,11 +1,14 @@
-"""Captures in CUDA graphs: the order of things on fakes, and on a GPU what a failure leaves behind."""
+"""Capture in CUDA graphs: the order of calls on fakes; on a GPU, replays, errors and the state after an error."""
 
+import warnings
 from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
 from kernels.runtime.cuda_graph import CaptureError, capture
+
+GPU = torch.device("cuda", 0)
 
 
 class FakeStream:
@@ -15,9 +18,16 @@ class FakeStream:
         pass
 
 
+class FakeGraph:
+    replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+
 @pytest.fixture
 def calls(monkeypatch):
-    """What is called in which order; nothing is captured."""
+    """Names of torch's functions in the order of their calls; nothing is captured."""
     calls = []
 
     @contextmanager
@@ -27,13 +37,22 @@ def calls(monkeypatch):
             yield
         except Exception:
             raise RuntimeError("capture was invalidated")  # noqa: B904  as torch's does, in the handler
+        if "run" not in calls[calls.index("capture") :]:
+            warnings.warn("The CUDA Graph is empty. This usually means ...", stacklevel=1)
+
+    @contextmanager
+    def device(device):
+        calls.append(f"device {device.index}")
+        yield
+        calls.append("device back")
 
     fakes = {
+        "device": device,
         "Stream": FakeStream,
         "current_stream": FakeStream,
         "stream": lambda stream: nullcontext(),
         "set_stream": lambda stream: calls.append("set_stream"),
-        "CUDAGraph": object,
+        "CUDAGraph": FakeGraph,
         "graph_pool_handle": lambda: (0, 0),
         "get_sync_debug_mode": lambda: 0,
         "set_sync_debug_mode": calls.append,
@@ -42,68 +61,111 @@ def calls(monkeypatch):
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(torch._C, name, lambda *arguments: calls.append("give memory back"), raising=False)
+        monkeypatch.setattr(torch._C, name, lambda *arguments: calls.append("release memory"), raising=False)
     return calls
 
 
-def test_a_capture_comes_after_a_warm_up_and_a_look_for_waits(calls):
+def test_capture_follows_a_warm_up_and_a_check_for_synchronisation(calls):
     def run():
         calls.append("run")
         return len(calls)
 
-    _, result = capture(run, launches=2)
-    assert calls == ["run", "error", "run", 0, "capture", "run", "run"]
-    assert result == len(calls)
+    captured = capture(run, torch.device("cuda", 1), launches=2)
+    assert calls == ["device 1", "run", "error", "run", 0, "capture", "run", "run", "device back"]
+    assert captured.result == len(calls) - 1
+    assert captured.replay() == captured.result
+    assert captured.graph.replays == 1
 
 
-def test_the_first_reason_is_told_and_torch_put_back(calls):
+def test_the_first_error_is_raised_and_torch_is_restored(calls):
     def run():
         if "capture" in calls:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     with pytest.raises(CaptureError, match=r"^operation not permitted when stream is capturing$"):
-        capture(run)
-    assert calls[-3:] == ["set_stream", "give memory back", "give memory back"]
+        capture(run, GPU)
+    assert calls[-3:] == ["set_stream", "release memory", "release memory"]
 
 
-def test_work_that_waits_is_not_captured(calls):
+def test_synchronisation_is_refused(calls):
     def run():
         if calls[-1:] == ["error"]:
             raise RuntimeError("called a synchronizing CUDA operation")
 
     with pytest.raises(CaptureError, match="synchronizing"):
-        capture(run)
-    assert calls == ["error", 0]
+        capture(run, GPU)
+    assert calls == ["device 0", "error", 0]
 
 
-def test_what_fails_before_is_not_the_captures_fault(calls):
+def test_an_error_of_the_warm_up_is_raised_as_it_is(calls):
     def run():
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug") as caught:
-        capture(run)
+        capture(run, GPU)
     assert not isinstance(caught.value, CaptureError)
 
 
-def test_too_little_memory_is_told_as_such(calls):
+def test_out_of_memory_stays_out_of_memory(calls):
     def run():
         if "capture" in calls:
             raise torch.OutOfMemoryError("too little")
 
     with pytest.raises(torch.OutOfMemoryError):
-        capture(run)
+        capture(run, GPU)
+
+
+def test_an_empty_capture_is_an_error(calls):
+    with pytest.raises(CaptureError, match="nothing was queued on cuda:0: the function works on another device"):
+        capture(lambda: None, GPU)
+
+
+def test_other_warnings_of_a_capture_are_passed_on(calls):
+    def run():
+        calls.append("run")
+        if "capture" in calls:
+            warnings.warn("an experimental operator", stacklevel=1)
+
+    with pytest.warns(UserWarning, match="an experimental operator"):
+        capture(run, GPU)
 
 
 @pytest.mark.gpu
-def test_gpu_replays_what_was_captured_and_recovers_from_a_failure():
-    x = torch.zeros(4, device="cuda")
-    graph, y = capture(lambda: x.add_(1), launches=3)
+def test_gpu_replays_launches_and_recovers_from_a_failure():
+    x = torch.zeros(4, device=GPU)
+    captured = capture(lambda: x.add_(1), GPU, launches=3)
     before = float(x[0])
-    graph.replay()
-    assert y.tolist() == [before + 3] * 4
+    assert captured.replay() is captured.result
+    assert captured.result.tolist() == [before + 3] * 4
     with pytest.raises(CaptureError):
-        capture(lambda: x.sum().item())
+        capture(lambda: x.sum().item(), GPU)
     with pytest.raises(CaptureError):
-        capture(torch.cuda.synchronize)
-    capture(lambda: x.add_(1))[0].replay()
+        capture(torch.cuda.synchronize, GPU)
+    capture(lambda: x.add_(1), GPU).replay()
     assert x.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_gpu_empty_capture_is_an_error_and_the_next_one_works():
+    x = torch.zeros(4)
+    with pytest.raises(CaptureError, match="nothing was queued on cuda:0"):
+        capture(lambda: x.add_(1), GPU)
+    y = torch.zeros(4, device=GPU)
+    capture(lambda: y.add_(1), GPU).replay()
+    assert y.tolist() == [3] * 4, "two calls before the capture and one replay"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gpu_capture_on_a_device_that_is_not_current():
+    device = torch.device("cuda", 1)
+    x = torch.zeros(4, device=device)
+    assert torch.cuda.current_device() == 0
+    captured = capture(lambda: x.add_(1), device)
+    assert torch.cuda.current_device() == 0
+    before = float(x[0])
+    captured.replay()
+    torch.cuda.synchronize(device)
+    assert captured.result.tolist() == [before + 1] * 4
+    with pytest.raises(CaptureError, match="nothing was queued on cuda:0"):
+        capture(lambda: x.add_(1), GPU)

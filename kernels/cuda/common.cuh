@@ -1,0 +1,31 @@
+// Types and constants of all kernels. No CUDA header: NVRTC has none.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int kWarpSize = 32;
+constexpr u32 kFullWarp = 0xffffffffu;  // mask of all lanes, for warp collectives
+
+// Extents of mma.m16n8k16 (ptx/mma.cuh).
+constexpr int kTileM = 16;  // rows of A and C: queries of a row window
+constexpr int kTileN = 8;   // columns of B and C: keys of a TCB in SDDMM, output dimensions in SpMM
+constexpr int kTileK = 16;  // columns of A, rows of B: dimensions in SDDMM, keys in SpMM
+
+enum class Element { kHalf, kBFloat16, kFloat };
+
+__device__ constexpr int divide_up(int x, int y) { return (x + y - 1) / y; }
+
+__device__ __forceinline__ float negative_infinity() { return __int_as_float(0xff800000); }
+
+// 32-bit address in the shared state space, as PTX instructions take it.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// The lower (upper) half-words of two words in one word, that of `first` in the lower half.
+__device__ __forceinline__ u32 low_halves(u32 first, u32 second) { return __byte_perm(first, second, 0x5410); }
+__device__ __forceinline__ u32 high_halves(u32 first, u32 second) { return __byte_perm(first, second, 0x7632); }

@@ -1,0 +1,21 @@
+// griddepcontrol: programmatic dependent launch, compute capability 9.0 and higher.
+//
+// A kernel launched with the attribute (`overlaps` of launch_kernel) may start before the kernel in front of it on the
+// stream has finished. Before griddepcontrol_wait it may touch no memory that the kernel in front reads or writes.
+// Without the attribute both instructions do nothing.
+#pragma once
+#include "common.cuh"
+
+// Waits until the kernel in front has finished and its writes are visible.
+__device__ __forceinline__ void griddepcontrol_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel on the stream start, once every block has called it or has finished.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

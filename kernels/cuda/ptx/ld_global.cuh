@@ -1,0 +1,27 @@
+// ld.global and st.global of 16 bytes with a cache hint or a place among other instructions that C++ cannot express.
+#pragma once
+#include "common.cuh"
+
+// Read-only data; volatile, so that a series of loads stays before the first use.
+__device__ __forceinline__ uint4 ld_global_nc_v4_b32(const void* address) {
+  uint4 words;
+  asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(address));
+  return words;
+}
+
+// Data that is read once.
+__device__ __forceinline__ uint4 ld_global_no_allocate_v4_b32(const void* address) {
+  uint4 words;
+  asm volatile("ld.global.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(address));
+  return words;
+}
+
+__device__ __forceinline__ void st_global_v4_b32(void* address, uint4 words) {
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}

@@ -1,0 +1,28 @@
+"""Limits of a GPU that decide how work is shared out."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+
+@dataclass(frozen=True)
+class GPULimits:
+    """Limits of one GPU.
+
+    Attributes:
+        num_sms: streaming multiprocessors.
+        sm_shared_bytes: shared memory of an SM.
+        block_shared_bytes: most dynamic shared memory that a block may opt in to.
+    """
+
+    num_sms: int
+    sm_shared_bytes: int
+    block_shared_bytes: int
+
+
+@cache
+def gpu_limits(device: torch.device) -> GPULimits:
+    """Limits of the GPU `device`."""
+    gpu = torch.cuda.get_device_properties(device)
+    return GPULimits(gpu.multi_processor_count, gpu.shared_memory_per_multiprocessor, gpu.shared_memory_per_block_optin)

@@ -1,0 +1,54 @@
+// cp.async: a copy is done at the wait_group that covers it (kLate), at once (kEarly), or at any time between.
+#pragma once
+#include "common.cuh"
+
+namespace shim {
+
+SHIM_UNSEEN inline void complete(Copy& copy) {
+  if (!copy.done) memcpy(copy.target, copy.source, 16);
+  copy.done = true;
+}
+
+// The thread's oldest `count` copies, which are waited for.
+inline void complete_copies(Thread& thread, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    complete(thread.copies[i]);
+    finish_copy(thread, thread.copies[i]);
+  }
+  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + count);
+}
+
+}  // namespace shim
+
+inline void cp_async_16(u32 target, const void* source, int index, shim::Site site = shim::Site::here()) {
+  shim::pause(site);
+  if (index < 0) return;
+  shim::check_global(source, 16, site);
+  shim::Copy copy{shim::shared_pointer(target, 16, 16, site), source, false};
+  shim::start_copy(copy, site);
+  const bool now = shim::launch.completion == shim::kEarly ||
+                   (shim::launch.completion == shim::kAnyTime && shim::one_in(3));
+  if (now) shim::complete(copy);
+  shim::current->copies.push_back(copy);
+}
+
+inline void cp_async_commit_group() {
+  shim::Thread& thread = *shim::current;
+  if (shim::launch.completion == shim::kAnyTime) {  // some of those in flight arrive, in any order
+    for (shim::Copy& copy : thread.copies) {
+      if (!copy.done && shim::one_in(4)) shim::complete(copy);
+    }
+  }
+  thread.group_ends.push_back(thread.copies.size());
+}
+
+template <int kPending>
+inline void cp_async_wait_group(shim::Site site = shim::Site::here()) {
+  shim::pause(site);
+  shim::Thread& thread = *shim::current;
+  if (thread.group_ends.size() <= kPending) return;
+  const size_t groups = thread.group_ends.size() - kPending, copies = thread.group_ends[groups - 1];
+  shim::complete_copies(thread, copies);
+  thread.group_ends.erase(thread.group_ends.begin(), thread.group_ends.begin() + groups);
+  for (size_t& end : thread.group_ends) end -= copies;
+}

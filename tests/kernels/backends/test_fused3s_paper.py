@@ -1,0 +1,140 @@
+"""Switches of the paper's kernel for measurements: split rows (F3S_splitR) and clocks."""
+
+import pytest
+import torch
+from attention_cases import EDGE_CASES, REAL_GRAPHS, load_real_graph
+from poison import poisoned_buffers
+from tolerance import assert_within_bound, edges_of
+
+from kernels import BSB
+from kernels.backends.fused3s_paper import PaperKernelSpec, launch
+
+HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
+TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]
+# One and two k-steps a warp, a last k-step of 8 dimensions, a last warp with one k-step, fewer k-steps than warps.
+DIMS = [8, 16, 24, 64, 72, 128, 136, 200, 256]
+
+
+def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype, device: str = "cuda") -> list[torch.Tensor]:
+    generator = torch.Generator(device).manual_seed(rows + 7 * cols + 13 * heads + dim)
+    return [torch.randn(n, heads, dim, generator=generator, device=device).to(dtype) for n in (rows, cols, cols)]
+
+
+def split_rows(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> PaperKernelSpec:
+    return PaperKernelSpec(dtype, out_dtype, dim, permuted=False, split_rows=True, **switches)
+
+
+def check_split_rows(monkeypatch, spec: PaperKernelSpec, graph, heads: int, scale: float, label: str) -> float:
+    tensors = inputs(*graph.shape, heads, spec.dim, spec.dtype)
+    bsb = BSB.from_scipy(graph).to("cuda")
+    with poisoned_buffers(monkeypatch):
+        output = launch(spec, bsb, *tensors, scale)
+    assert output.dtype == spec.out_dtype
+    # The parts of S are added in one order, so different bits mean a race.
+    assert all(torch.equal(launch(spec, bsb, *tensors, scale), output) for _ in range(3))
+    return assert_within_bound(output, *tensors, *edges_of(graph, "cuda"), scale, f"{spec.name}, {label}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reordered", [False, True])
+@pytest.mark.parametrize("dim", DIMS)
+def test_split_rows_on_edge_cases(monkeypatch, edge_case, dim, reordered):
+    check_split_rows(monkeypatch, split_rows(HALF, SINGLE, dim, reordered=reordered), edge_case, 1, 0.2, "edge case")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "out_dtype"), TYPES, ids=str)
+def test_split_rows_of_every_type_and_with_heads(monkeypatch, edge_case, dtype, out_dtype):
+    check_split_rows(monkeypatch, split_rows(dtype, out_dtype, 64), edge_case, 2, 0.3, "edge case")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", range(8, 257, 8))
+def test_split_rows_of_every_dimension(monkeypatch, dim):
+    graph = EDGE_CASES["n_one_past_16"]()
+    check_split_rows(monkeypatch, split_rows(HALF, SINGLE, dim), graph, 1, dim**-0.5, "n_one_past_16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REAL_GRAPHS)
+def test_split_rows_on_real_graphs(monkeypatch, real_graph_dir, name):
+    graph = load_real_graph(real_graph_dir, name)
+    assert check_split_rows(monkeypatch, split_rows(HALF, SINGLE, 128, reordered=False), graph, 1, 1.0, name) < 2e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["far_negative", "all_zero"])
+def test_split_rows_of_unusual_scores(kind):
+    graph = EDGE_CASES["n_one_short_of_16"]()
+    q, k, v = inputs(*graph.shape, 1, 64, HALF)
+    q, k = (q.abs(), -k.abs()) if kind == "far_negative" else (torch.zeros_like(q), k)
+    output = launch(split_rows(HALF, SINGLE, 64), BSB.from_scipy(graph).to("cuda"), q, k, v, 1.0)
+    assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), 1.0, kind)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"reordered": False, "permuted": False},
+        {"reordered": True, "permuted": False},
+        {"reordered": False, "permuted": False, "split_rows": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [64, 256])
+def test_clocked_build_gives_the_same_bits_and_a_clock_for_each_block(edge_case, switches, dim):
+    tensors = inputs(*edge_case.shape, 2, dim, HALF)
+    bsb = BSB.from_scipy(edge_case).to("cuda")
+    expected = launch(PaperKernelSpec(HALF, SINGLE, dim, **switches), bsb, *tensors, 0.3)
+
+    shape = (2, bsb.num_row_windows, 3)
+    memory = torch.full((2 * bsb.num_row_windows * 3 + 6,), -1, dtype=torch.int64, device="cuda")
+    clocks = memory[3:-3].view(shape)
+    before = torch.cuda.Event(enable_timing=True)
+    after = torch.cuda.Event(enable_timing=True)
+    before.record()
+    output = launch(PaperKernelSpec(HALF, SINGLE, dim, **switches, clocked=True), bsb, *tensors, 0.3, clocks)
+    after.record()
+    torch.cuda.synchronize()
+
+    assert torch.equal(output, expected)
+    assert (memory[:3] == -1).all()
+    assert (memory[-3:] == -1).all()
+    sm, start, end = clocks.unbind(-1)
+    assert (sm >= 0).all()
+    assert len(sm.unique()) <= torch.cuda.get_device_properties(0).multi_processor_count
+    assert (start > 0).all()
+    cycles = end - start
+    assert (cycles > 100).all()
+    # At less than 5 GHz, no block lasts longer than the launch.
+    assert (cycles < 5e6 * before.elapsed_time(after)).all()
+
+
+def test_wrong_clocks_are_named():
+    bsb = BSB.from_csr([0, 1], [0])
+    tensors = inputs(1, 1, 1, 64, HALF, device="cpu")
+    plain, clocked = (PaperKernelSpec(HALF, SINGLE, 64, clocked=clocked) for clocked in (False, True))
+    right = torch.zeros(1, 1, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"clocks: got None; a clocked instance needs int64 \[1, 1, 3\]"):
+        launch(clocked, bsb, *tensors, 1.0)
+    with pytest.raises(ValueError, match="clocks: got a tensor, which only an instance with clocked=True fills"):
+        launch(plain, bsb, *tensors, 1.0, right)
+    for wrong in (right.int(), right[0], torch.zeros(1, 1, 6, dtype=torch.int64)[..., ::2]):
+        with pytest.raises(ValueError, match=r"clocks: got .* contiguous int64 \[1, 1, 3\] on cpu is needed"):
+            launch(clocked, bsb, *tensors, 1.0, wrong)
+
+
+def test_split_rows_and_permuted_exclude_each_other():
+    with pytest.raises(ValueError, match=r"split_rows: got True with permuted=True; .* set permuted=False"):
+        PaperKernelSpec(HALF, SINGLE, 64, split_rows=True)
+
+
+@pytest.mark.parametrize(
+    ("dim", "splits"), [(8, 1), (16, 1), (24, 2), (64, 4), (72, 5), (128, 8), (136, 5), (200, 7), (256, 8)]
+)
+def test_dynamic_shared_memory_of_split_rows(dim, splits):
+    """512 bytes for each of 8 TCBs and each warp that has dimensions."""
+    assert split_rows(HALF, SINGLE, dim).shared_bytes == 8 * splits * 512
+    assert PaperKernelSpec(HALF, SINGLE, dim).shared_bytes == 0

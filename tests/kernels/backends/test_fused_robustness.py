@@ -1,0 +1,99 @@
+"""The fused kernels on a GPU: random, skewed and huge graphs; plans that several streams share."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tolerance import assert_within_bound, edges_of
+
+from kernels import plan_attention
+
+pytestmark = pytest.mark.gpu
+
+BACKENDS = ["fused3s", "fused3s_paper"]
+
+
+def inputs(rows: int, cols: int, heads: int, dim: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return [torch.randn(n, heads, dim, generator=generator, device="cuda").half() for n in (rows, cols, cols)]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> sp.csr_array:
+    """Up to 400 x 400, mostly sparse, sometimes with rows of many edges."""
+    rows, cols = draw(st.integers(1, 400)), draw(st.integers(1, 400))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    mask = rng.random((rows, cols)) < draw(st.sampled_from([0.0, 0.003, 0.02, 0.2, 0.9]))
+    for row in draw(st.lists(st.integers(0, rows - 1), max_size=3)):
+        mask[row] |= rng.random(cols) < 0.8
+    return sp.csr_array(mask.astype(np.int8))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    graph=graphs(), heads=st.integers(1, 3), dim=st.sampled_from([16, 64, 128, 256]), scale=st.sampled_from([0.1, 1.0])
+)
+def test_random_graphs(backend, graph, heads, dim, scale):
+    q, k, v = inputs(*graph.shape, heads, dim)
+    output = plan_attention(graph, backend=backend)(q, k, v, scale=scale, out_dtype=torch.float32)
+    assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), scale, f"{backend}, {graph.shape}, d = {dim}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hub_of_a_hundred_thousand_edges_among_a_million_empty_rows(backend):
+    num_rows, hubs = 1_000_003, [0, 17, 500_000, 1_000_002]
+    rng = np.random.default_rng(5)
+    columns = [rng.choice(num_rows, 100_000, replace=False) for _ in hubs]
+    row = np.repeat(hubs, 100_000)
+    graph = sp.coo_array((np.ones(row.size, np.int8), (row, np.concatenate(columns))), shape=(num_rows,) * 2).tocsr()
+    q, k, v = inputs(num_rows, num_rows, 1, 64)
+    output = plan_attention(graph, backend=backend)(q, k, v, scale=0.3, out_dtype=torch.float32)
+    assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), 0.3, backend)
+    empty = torch.ones(num_rows, dtype=torch.bool)
+    empty[hubs] = False
+    assert (output[empty.cuda()] == 0).all()
+
+
+def test_more_edges_than_an_int32_counts():
+    """A complete graph of 46,400 nodes and 2.15e9 edges; every row against dense attention by torch."""
+    num_nodes = 46_400
+    if torch.cuda.mem_get_info()[0] < 120 << 30:
+        pytest.skip("needs 120 GiB of free GPU memory")
+    indptr = torch.arange(num_nodes + 1, device="cuda") * num_nodes
+    indices = torch.arange(num_nodes, dtype=torch.int32, device="cuda").repeat(num_nodes)
+    assert len(indices) > 2**31
+    graph = torch.sparse_csr_tensor(
+        indptr, indices, torch.ones(1, dtype=torch.int8, device="cuda").expand(len(indices)), (num_nodes,) * 2
+    )
+    q, k, v = (tensor[:, 0] for tensor in inputs(num_nodes, num_nodes, 1, 64))
+    plan = plan_attention(graph, backend="fused3s")
+    output, lse = plan(q, k, v, scale=0.1, out_dtype=torch.float32, return_lse=True)
+    for rows in torch.arange(num_nodes, device="cuda").split(4096):
+        score = q[rows].double() @ k.double().T * 0.1
+        expected = torch.softmax(score, 1) @ v.double()
+        error = (output[rows] - expected).norm(dim=1) / expected.norm(dim=1)
+        assert error.max() < 5e-3  # a mean of 46,400 values is small beside their rounding
+        torch.testing.assert_close(lse[rows].double(), torch.logsumexp(score, 1), rtol=0, atol=1e-3)
+
+
+def test_streams_that_share_a_plan_do_not_disturb_each_other():
+    """Split windows: partials belong to a call, semaphores to a stream."""
+    rng = np.random.default_rng(9)
+    graph = sp.csr_array((rng.random((64, 40_000)) < 0.5).astype(np.int8))
+    plan = plan_attention(graph, backend="fused3s", dtype=torch.float16, head_dim=64, num_heads=2)
+    assert plan.data.schedule.windows == (0, 0, 4)
+    calls = [inputs(*graph.shape, 2, 64, seed) for seed in range(4)]
+    expected = [plan(*tensors) for tensors in calls]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in calls]
+    outputs = [[] for _ in calls]
+    for _ in range(25):
+        for stream, tensors, results in zip(streams, calls, outputs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(plan(*tensors))
+    torch.cuda.synchronize()
+    for wanted, results in zip(expected, outputs, strict=True):
+        assert all(torch.equal(wanted, got) for got in results)

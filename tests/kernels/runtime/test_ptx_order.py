@@ -1,0 +1,50 @@
+"""PTX of cuda/fused3s.cu: the compiler keeps reads of Q, K and V behind griddepcontrol.wait."""
+
+import re
+
+import pytest
+import torch
+
+from kernels.backends.fused3s import FusedKernelSpec
+from kernels.runtime.jit import OPTIONS, read_source
+
+pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
+
+HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+SPECS = [
+    FusedKernelSpec(HALF, FLOAT, 64),
+    FusedKernelSpec(BFLOAT, BFLOAT, 128),
+    FusedKernelSpec(HALF, HALF, 72),
+    FusedKernelSpec(HALF, FLOAT, 256, warps=2),
+]
+COPY = re.compile(r"cp\.async\.c[ag]")
+NON_COHERENT_LOAD = re.compile(r"\bld\.global(\.\w+)*\.nc\b")
+
+
+def ptx_of(spec: FusedKernelSpec) -> list[str]:
+    """Lines of the kernel's PTX for sm_90, without comments and the functions around it."""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(read_source(spec.source), spec.source, [], [])
+    try:
+        nvrtc.addNameExpression(program, spec.name)
+        nvrtc.compileProgram(program, [*OPTIONS, "--gpu-architecture=compute_90"])
+        name, ptx = (
+            text if isinstance(text, str) else text.decode()
+            for text in (nvrtc.getLoweredName(program, spec.name), nvrtc.getPTX(program))
+        )
+    finally:
+        nvrtc.destroyProgram(program)
+    entry = re.split(rf"\.entry {re.escape(name)}\(", ptx)[1]
+    return [line.split("//")[0] for line in entry.split("\n}\n")[0].splitlines()]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_inputs_are_read_after_griddepcontrol_wait(spec):
+    lines = ptx_of(spec)
+    (wait,) = (number for number, line in enumerate(lines) if "griddepcontrol.wait" in line)
+    loads = [number for number, line in enumerate(lines) if NON_COHERENT_LOAD.search(line)]
+    copies = [number for number, line in enumerate(lines) if COPY.search(line)]
+    assert len(loads) >= 2 * -(-spec.dim // 32), "Q is read by non-coherent loads, which asm volatile does not order"
+    assert min(loads) > wait, lines[min(loads)]
+    assert [number < wait for number in copies[:2]] == [True, False], "only the work item is copied before"

@@ -1,0 +1,118 @@
+"""Semaphores for split-KV: one buffer a stream, own buffers for each CUDA graph, fresh zeros in any other capture."""
+
+import threading
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels.runtime.semaphores import graph_semaphores, is_capturing, semaphores
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    """Torch's current stream: `handle` names it, `capturing` says whether a CUDA graph is captured on it."""
+    stream = SimpleNamespace(handle=7, capturing=False, eager={})
+    monkeypatch.setattr("kernels.runtime.semaphores.stream_handle", lambda device_index: stream.handle)
+    monkeypatch.setattr("kernels.runtime.semaphores.is_capturing", lambda device: stream.capturing)
+    monkeypatch.setattr("kernels.runtime.semaphores._eager", stream.eager)
+    return stream
+
+
+def test_launches_on_one_stream_share_zeros_and_streams_share_none(stream):
+    first = semaphores(4, CPU)
+    assert first.tolist() == [0] * 4
+    assert first.dtype == torch.int32
+    assert semaphores(4, CPU) is first
+    assert semaphores(3, CPU) is first
+    stream.handle = 8
+    assert semaphores(4, CPU).data_ptr() != first.data_ptr()
+    stream.handle = 7
+    assert semaphores(4, CPU) is first
+
+
+def test_a_launch_that_needs_more_gets_more_zeros(stream):
+    first = semaphores(4, CPU)
+    larger = semaphores(9, CPU)
+    assert larger is not first
+    assert larger.tolist() == [0] * 9
+    assert semaphores(4, CPU) is larger
+
+
+def test_a_graph_takes_what_its_warm_up_allocated(stream):
+    eager = semaphores(4, CPU)
+    graphs = []
+    for _ in range(2):
+        with graph_semaphores() as buffers:
+            semaphores(2, CPU)
+            warm = semaphores(4, CPU)
+            stream.capturing = True
+            captured = [semaphores(2, CPU), semaphores(4, CPU)]
+            stream.capturing = False
+        assert all(one is warm for one in captured)
+        assert list(buffers.values()) == [warm]
+        graphs.append(warm)
+    assert len({one.data_ptr() for one in (eager, *graphs)}) == 3
+    assert semaphores(4, CPU) is eager, "a capture changed the buffers of eager launches"
+
+
+def test_what_the_warm_up_did_not_need_comes_out_of_the_capture(stream):
+    with graph_semaphores() as buffers:
+        warm = semaphores(4, CPU)
+        stream.capturing = True
+        larger = semaphores(9, CPU)
+        stream.handle = 8  # a second stream that joins the capture
+        other = semaphores(4, CPU)
+    assert larger.tolist() == [0] * 9
+    assert other is not warm
+    assert list(buffers.values()) == [warm], "memory of a capture was kept"
+
+
+def test_any_other_capture_gets_fresh_zeros_that_nothing_keeps(stream):
+    eager = semaphores(4, CPU)
+    stream.capturing = True
+    captured = [semaphores(4, CPU), semaphores(4, CPU)]
+    assert len({one.data_ptr() for one in (eager, *captured)}) == 3
+    assert list(stream.eager.values()) == [eager], "memory of a capture was kept"
+
+
+def test_graphs_nest_and_a_failed_one_leaves_nothing(stream):
+    eager = semaphores(4, CPU)
+    with graph_semaphores():
+        outer = semaphores(4, CPU)
+        with suppress(KeyError), graph_semaphores():
+            assert semaphores(4, CPU) is not outer
+            raise KeyError
+        assert semaphores(4, CPU) is outer
+    assert semaphores(4, CPU) is eager
+
+
+def test_a_thread_that_captures_leaves_the_others_alone(stream):
+    eager = semaphores(4, CPU)
+    seen = []
+    with graph_semaphores():
+        thread = threading.Thread(target=lambda: seen.append(semaphores(4, CPU)))
+        thread.start()
+        thread.join()
+    assert seen[0] is eager
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_the_device_of_the_plan_is_asked_and_not_the_current_one(monkeypatch, current):
+    now = [current]
+
+    @contextmanager
+    def device(device):
+        now.append(device.index)
+        yield
+        now.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[-1] == 1)
+    assert is_capturing(torch.device("cuda", 1))
+    assert not is_capturing(torch.device("cuda", 0))
+    assert now == [current]

@@ -1,0 +1,166 @@
+"""cuda/fused3s.cu on the CPU (tests/cuda_shim): the real source and the real plans against dense float64."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from poison import poisoned_buffers
+
+from kernels import plan_attention
+from kernels.backends import REGISTRY, fused3s
+from kernels.backends.base import InputSpec
+from kernels.backends.fused3s import FusedKernelSpec
+from kernels.formats.csr import csr_pattern
+from kernels.formats.row_order import permute_rows
+from kernels.formats.schedule import SplitHeuristic, make_schedule
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.oracle import GRAPHS, assert_attention, inputs
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+# Head dimensions of every swizzle and every number of lanes a row; two warps at the width that takes them.
+SPECS = [
+    FusedKernelSpec(HALF, FLOAT, 8, warps=4),
+    FusedKernelSpec(HALF, HALF, 16, warps=2),
+    FusedKernelSpec(BFLOAT, BFLOAT, 40, warps=4),
+    FusedKernelSpec(HALF, FLOAT, 64, warps=4),
+    FusedKernelSpec(BFLOAT, BFLOAT, 64, warps=2),
+    FusedKernelSpec(HALF, HALF, 72, warps=4),
+    FusedKernelSpec(BFLOAT, FLOAT, 96, warps=2),
+    FusedKernelSpec(HALF, HALF, 128, warps=4),
+    FusedKernelSpec(BFLOAT, BFLOAT, 200, warps=2),
+    FusedKernelSpec(HALF, FLOAT, 256, warps=2),
+]
+BY_WARP = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
+BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
+SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A launch: who takes the windows, in which order things happen, and what the inputs look like."""
+
+    split: SplitHeuristic
+    mode: str
+    heads: int
+    scale: float
+    strided: bool = False
+    reordered: bool = False
+    with_lse: bool = True
+
+
+VARIANTS = [
+    Variant(BY_WARP, "late", 2, 0.3, strided=True),
+    Variant(BY_WARP, "random", 1, 0.0, reordered=True),
+    Variant(BY_BLOCK, "late", 1, -0.3, strided=True, reordered=True),
+    Variant(BY_BLOCK, "early", 2, 0.2, with_lse=False),
+    Variant(SPLIT, "late", 2, 0.2, reordered=True),
+    Variant(SPLIT, "early", 1, 0.3, strided=True, with_lse=False),
+    Variant(SPLIT, "random", 2, -0.2),
+]
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, spec: FusedKernelSpec, graph, tensors: list[torch.Tensor], variant: Variant
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output and lse of a launch with a schedule of the variant's own."""
+    pattern, perm = csr_pattern(graph), None
+    if variant.reordered:
+        perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
+        pattern = permute_rows(pattern, perm)
+    q, k, v = tensors
+    with cuda_on_cpu(MODES[variant.mode]) as gpu:
+        data = REGISTRY["fused3s"].build(pattern, q.device, InputSpec(spec.dtype, spec.dim, variant.heads), perm)
+        schedule = make_schedule(data.kv_tiles, data.tile_offset, spec.warps, variant.split)
+        with poisoned_buffers(monkeypatch):
+            lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
+            output = fused3s.launch(spec, replace(data, schedule=schedule), q, k, v, variant.scale, lse)
+    assert gpu.bank_conflicts == 0, "the swizzles of K and V spread eight rows over all banks"
+    return output, lse
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_every_case_matches_float64(monkeypatch, spec):
+    for name, make_graph in GRAPHS.items():
+        graph = make_graph()
+        for variant in VARIANTS:
+            tensors = inputs(graph, variant.heads, spec.dim, spec.dtype, variant.strided)
+            output, lse = run(monkeypatch, spec, graph, tensors, variant)
+            assert output.dtype == spec.out_dtype
+            assert_attention(output, tensors, graph, variant.scale, f"{name}, {variant}", lse=lse)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode):
+    graph = GRAPHS["wide"]()
+    spec = SPECS[3]
+    tensors = inputs(graph, 2, spec.dim, spec.dtype)
+    results = [run(monkeypatch, spec, graph, tensors, Variant(SPLIT, each, 2, 0.2))[0] for each in ("late", mode)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("split", [BY_WARP, BY_BLOCK, SPLIT], ids=["by_warp", "by_block", "split"])
+@pytest.mark.parametrize("name", ["hub", "wide", "n_one_past_16"])
+def test_every_edge_counts_once(monkeypatch, name, split):
+    """With q = 0 and v = one-hot of key mod d, the output times the degree is the number of such keys."""
+    graph = GRAPHS[name]()
+    spec = SPECS[3]
+    q, k, v = (torch.zeros_like(each) for each in inputs(graph, 1, spec.dim, spec.dtype))
+    keys = torch.arange(graph.shape[1])
+    v[keys, 0, keys % spec.dim] = 1
+    output, _ = run(monkeypatch, spec, graph, [q, k, v], Variant(split, "late", 1, 1.0))
+    adjacency = torch.from_numpy(graph.toarray()).double()
+    counts = adjacency @ v[:, 0].double()
+    found = output[:, 0].double() * adjacency.sum(1, keepdim=True)
+    torch.testing.assert_close(found, counts, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("split", [BY_WARP, SPLIT], ids=["by_warp", "split"])
+@pytest.mark.parametrize("name", ["n_one_past_16", "wide", "empty_rows_and_windows"])
+def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split):
+    """NaN in a row of K or Q reaches exactly the rows with an edge to it, in V at least those."""
+    graph = GRAPHS[name]()
+    spec = SPECS[3]
+    uses = torch.from_numpy(graph.toarray() != 0)
+    key, query = int(uses.sum(0).argmax()), int(uses.sum(1).argmax())
+    assert 0 < uses[:, key].sum() < len(uses)
+    variant = Variant(split, "late", 1, 0.2)
+
+    for place, row in ((0, query), (1, key)):
+        tensors = inputs(graph, 1, spec.dim, spec.dtype)
+        tensors[place][row, 0, spec.dim // 2] = torch.nan
+        output, _ = run(monkeypatch, spec, graph, tensors, variant)
+        assert_attention(output, tensors, graph, variant.scale, name)
+    tensors = inputs(graph, 1, spec.dim, spec.dtype)
+    tensors[2][key] = torch.nan
+    output, _ = run(monkeypatch, spec, graph, tensors, variant)
+    assert output[uses[:, key]].isnan().all()
+
+
+@pytest.mark.parametrize("reorder", ["none", "rcm"])
+@pytest.mark.parametrize("num_sms", [1, 132])
+@pytest.mark.parametrize(("dim", "out_dtype"), [(64, FLOAT), (256, FLOAT)])
+def test_plans_run_as_a_user_calls_them(monkeypatch, reorder, num_sms, dim, out_dtype):
+    """The schedule that a plan makes for itself, for a small GPU and for a large one; two calls with one plan."""
+    graph = GRAPHS["hub"]()
+    with cuda_on_cpu(num_sms=num_sms) as gpu:
+        plan = plan_attention(
+            graph,
+            backend="fused3s",
+            device="cpu",
+            dtype=HALF,
+            head_dim=dim,
+            num_heads=2,
+            out_dtype=out_dtype,
+            reorder=reorder,
+        )
+        for strided in (False, True):
+            tensors = inputs(graph, 2, dim, HALF, strided)
+            with poisoned_buffers(monkeypatch):
+                output, lse = plan(*tensors, out_dtype=out_dtype, return_lse=True)
+            assert_attention(output, tensors, graph, dim**-0.5, repr(plan), lse=lse)
+    assert len(gpu.launched) == 2

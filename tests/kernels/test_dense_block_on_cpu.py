@@ -1,0 +1,152 @@
+"""cuda/dense_block.cu on the CPU (tests/cuda_shim): the real source, packing and launch against float64."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from dense_cases import UNUSUAL, assert_block, parameters, unusual_rows
+from poison import poisoned_buffers
+
+import kernels.dense_block as dense
+from kernels.dense_block import BLOCK_ROWS, DIMS, SHAPES, DenseBlockSpec
+from kernels.runtime.jit import CUDA_FOLDER
+from tests.cuda_shim.cuda_on_cpu import COMPILER, CpuGpu, CudaError, Mode
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+TYPES = [torch.float16, torch.bfloat16]
+NUM_SMS = 2  # two blocks, or one cluster of two
+LATE, EARLY = Mode(), Mode("backward", "early", resident=2)
+RANDOM = [Mode("random", "any_time", resident=2, seed=seed) for seed in range(8)]
+
+
+def run(
+    p: dict, attn_out: torch.Tensor, h: torch.Tensor, mode: Mode, folder: Path = CUDA_FOLDER, missing_bytes: int = 0
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`dense_block` with the kernel of `folder` on CPU tensors, as on a GPU of NUM_SMS multiprocessors.
+
+    `missing_bytes` are taken from the shared memory of the launch.
+    """
+    gpu = CpuGpu(mode, folder)
+    properties = SimpleNamespace(multi_processor_count=NUM_SMS)
+
+    def launch(spec: DenseBlockSpec, *arguments, shared_bytes: int, **options) -> None:
+        shared_bytes -= missing_bytes
+        gpu.launch_kernel(spec, *arguments, cluster=spec.shape.cluster, shared_bytes=shared_bytes, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "get_kernel", gpu.get_kernel)
+        patch.setattr(dense, "launch_kernel", launch)
+        patch.setattr(torch.Tensor, "is_cuda", True)
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        packed = dense.pack_block(**p)
+        with poisoned_buffers(patch):
+            return dense.dense_block(packed, attn_out, h)
+
+
+def inputs(rows: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows + dim)
+    return [torch.randn(rows, dim, generator=generator).to(dtype) for _ in range(2)]
+
+
+def rows_of_three_rounds(dim: int) -> int:
+    """Two full rounds of both blocks, and a third in which most consumers have no rows."""
+    return 2 * NUM_SMS * SHAPES[dim].consumers * BLOCK_ROWS + BLOCK_ROWS + 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "mode"),
+    [(1, LATE), (63, EARLY), (64, RANDOM[0]), (65, LATE), *((None, mode) for mode in (LATE, EARLY, *RANDOM[1:3]))],
+    ids=["1", "63", "64", "65", "three rounds, late", "early", "random 1", "random 2"],
+)
+@pytest.mark.parametrize("has_next", [True, False])
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_every_row(dtype, dim, has_next, rows, mode):
+    rows = rows or rows_of_three_rounds(dim)
+    p, tensors = parameters(dim, has_next, dtype), inputs(rows, dim, dtype)
+    assert_block(run(p, *tensors, mode), p, *tensors, f"{rows} rows, d = {dim}")
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_unusual_rows(dtype, dim, kind):
+    p, tensors = parameters(dim, True, dtype), inputs(100, dim, dtype)
+    unusual_rows(kind, p, *tensors)
+    assert_block(run(p, *tensors, LATE), p, *tensors, f"{kind}, d = {dim}")
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_shared_memory_is_no_more_than_the_kernel_uses(dim):
+    with pytest.raises(CudaError, match="out of bounds"):
+        run(parameters(dim, True), *inputs(1, dim, torch.float16), LATE, missing_bytes=8)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line of a source, its replacement, the d of an instance that it breaks, and how that shows."""
+
+    file: str
+    line: str
+    replacement: str
+    dim: int
+    shows_as: str
+
+
+CHANGED = "an operand of wgmma in shared memory changed"
+FAULTS = {  # most of them give right results in most runs on a GPU
+    "early release": Fault(
+        "dense_block.cu",
+        "wgmma_wait_group<1>();\n          release(wide_tiles[i % 2]);",
+        "release(wide_tiles[i % 2]);\n          wgmma_wait_group<1>();",
+        256,
+        CHANGED,
+    ),
+    "early wait": Fault("dense_block.cu", "wgmma_wait_group<2>();", "wgmma_wait_group<3>();", 128, CHANGED),
+    "no proxy fence": Fault(
+        "dense_block.cu", "fence_proxy_async_shared();  // [9]", "", 256, "without fence.proxy.async"
+    ),
+    "no barrier before h1 is overwritten": Fault(
+        "dense_block.cu", "if (kSharedH1) bar_sync<kWarpgroupSize>(1 + warpgroup);  // [10]", "", 256, CHANGED
+    ),
+    "no wgmma fence": Fault(
+        "dense_block.cu",
+        "acquire(Traits::down(i));\n    wgmma_fence();",
+        "acquire(Traits::down(i));",
+        64,
+        "wgmma without wgmma.fence",
+    ),
+    "parity": Fault(
+        "dense_tiles.cuh", "Traits::parity(tile, round) ^ 1", "Traits::parity(tile, round)", 128, "deadlock"
+    ),
+    "swizzle": Fault("dense_block.cu", "(lane / 16 ^ row % 8) * 16", "(lane / 16 ^ row % 4) * 16", 256, "is off"),
+    "no cluster barrier at the end": Fault(
+        "dense_block.cu", "if (kCluster > 1) barrier_cluster_sync();  // [13]", "", 256, "has exited"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(name, tmp_path):
+    fault = FAULTS[name]
+    folder = tmp_path / "cuda"
+    shutil.copytree(CUDA_FOLDER, folder)
+    source = (folder / fault.file).read_text(encoding="utf-8")
+    assert fault.line in source
+    (folder / fault.file).write_text(source.replace(fault.line, fault.replacement), encoding="utf-8")
+    p = parameters(fault.dim, True, torch.float16)
+    tensors = inputs(rows_of_three_rounds(fault.dim), fault.dim, torch.float16)
+
+    def run_in_every_mode() -> None:
+        for mode in (LATE, EARLY, *RANDOM):
+            assert_block(run(p, *tensors, mode, folder), p, *tensors, name)
+
+    with pytest.raises((CudaError, AssertionError), match=fault.shows_as):
+        run_in_every_mode()
