@@ -1,4 +1,4 @@
-"""Peak rates of a GPU, measured with cuda/ceilings.cu: copy, random gathers of rows, mma.sync.
+"""Peak rates of a GPU, measured with cuda/peak_rates.cu: copy, random gathers of rows, mma.sync.
 
 Each micro-benchmark is a row of scope "machine". Its rate is work over time:
 
@@ -32,7 +32,7 @@ DIMS = (64, 128, 256)
 GATHERED_BYTES = 1 << 30  # per run
 COPIED_BYTES = 1 << 31
 REPEATS = 20
-SOURCE = "ceilings.cu"
+SOURCE = "peak_rates.cu"
 PIECES, STAGES = 4, 2  # 16-byte loads in flight per lane; stages of the shared-memory ring of a warp
 THREADS = 256  # per block, in every kernel
 # Blocks per SM to try, the fastest is kept: more blocks have more bytes in flight and leave less L1.
@@ -193,7 +193,7 @@ def mma_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def random_rows(count: int, num_rows: int, device: torch.device) -> torch.Tensor:
-    """[count] int64: rows gathered by cuda/ceilings.cu (`random_row`)."""
+    """[count] int64: rows gathered by cuda/peak_rates.cu (`random_row`)."""
     low = 2**32 - 1
     i = torch.arange(count, device=device)
     i = i ^ (i >> 16)

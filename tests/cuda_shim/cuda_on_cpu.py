@@ -26,6 +26,7 @@ SHIM_FOLDER = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 # -O1 gives the shortest sum of compiling and running. Fibers leave frames by longjmp: no fortification.
 FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv")
+FLAGS += ("-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")  # a trap for an index past an array in registers
 FLAGS += ("-U_FORTIFY_SOURCE", "-D_XOPEN_SOURCE=700", "-D_DEFAULT_SOURCE")
 # Where the compiler has them: every shared object has its own fibers, no shadow stack, no luck with unset variables.
 OPTIONAL_FLAGS = ("-fno-gnu-unique", "-fcf-protection=none", "-ftrivial-auto-var-init=pattern")

@@ -18,6 +18,7 @@ enum Fault {
   kSharedAlignment,      // a load that is not on 16 bytes
   kSharedStore,          // a plain store past dynamic shared memory
   kStaticStore,          // a plain store past a __shared__ array
+  kLocalBounds,          // a store past an array in registers
   kGlobalBounds,         // a copy from past the end of `input`
   kGlobalLoad,           // a plain load from past the end of `input`
   kWritesInput,
@@ -54,7 +55,12 @@ __global__ void faults(const __grid_constant__ Params p) {
   } else if (fault != kNoWait) {
     cp_async_wait_group<0>();
   }
-  smem_words[threadIdx.x + (fault == kStaticStore)] = threadIdx.x;
+  *(smem_words + threadIdx.x + (fault == kStaticStore)) = threadIdx.x;
+  if (fault == kLocalBounds) {
+    int local[2] = {};
+    local[threadIdx.x] = 1;
+    output[0].x = local[0];
+  }
   if (fault == kShuffle) {
     __shfl_sync(kFullWarp, lane, 0);
   } else if (fault != kNoBarrier) {

@@ -11,7 +11,10 @@ inline void on_fault(int signal, siginfo_t* info, void*) {
   if (signal == SIGVTALRM) {
     message = format("not done after %u seconds, in ", launch.cpu_seconds);
   } else {
-    message = format("%s at %p in ", signal == SIGFPE ? "integer division by 0" : "memory fault", info->si_addr);
+    const char* const what = signal == SIGFPE   ? "integer division by 0"
+                             : signal == SIGILL ? "index out of an array's bounds"  // -fsanitize=bounds traps
+                                                : "memory fault";
+    message = format("%s at %p in ", what, info->si_addr);
   }
   message += name_of(current) + (current->waits_for ? ", after " + name_of(current->site) : "");
   siglongjmp(fault_context, 1);
@@ -19,7 +22,7 @@ inline void on_fault(int signal, siginfo_t* info, void*) {
 
 // Faults, and the time limit, become messages while a launch runs.
 struct FaultHandler {
-  static constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGVTALRM};
+  static constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGVTALRM};
   static constexpr int kCount = sizeof kSignals / sizeof *kSignals;
   struct sigaction old[kCount];
   stack_t old_stack;

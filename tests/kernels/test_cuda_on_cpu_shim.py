@@ -31,6 +31,7 @@ MESSAGES = {
     "kSharedAlignment": r"faults\.cu:\d+, .*is not aligned to 16 bytes",
     "kSharedStore": r"memory fault at .* in block \(\d, 0, 0\), thread",
     "kStaticStore": r"written outside of shared memory",
+    "kLocalBounds": r"index out of an array's bounds at .* in block",
     "kGlobalBounds": r"faults\.cu:\d+, .*in no tensor of the launch",
     "kGlobalLoad": r"memory fault",
     "kWritesInput": r"tensor 0 \[192, 4\] was changed",

@@ -116,6 +116,23 @@ def test_build_in_several_passes_is_the_same(edges):
     assert_same_bits(whole, in_passes)
 
 
+def test_passes_hold_as_many_windows_as_their_edges_allow(monkeypatch):
+    """Scratch memory is bounded by the edges of a pass, and passes are few."""
+    edges = []
+    compact = kernels.formats.bsb_build._compact_windows
+
+    def counted(xp, indptr, *rest):
+        edges.append(int(indptr[-1] - indptr[0]))
+        return compact(xp, indptr, *rest)
+
+    monkeypatch.setattr(kernels.formats.bsb_build, "_compact_windows", counted)
+    monkeypatch.setattr(kernels.formats.bsb_build, "EDGES_PER_PASS", 100)
+    row_edges = [2] * 160 + [20] * 16 + [0] * 50 + [3] * 40  # by window: 32 ten times, 320, 0, 0, 0, 42 (half), 48, 30
+    indptr = np.concatenate([[0], np.cumsum(row_edges)])
+    BSB.from_csr(indptr, np.concatenate([np.arange(count) for count in row_edges]), 64)
+    assert edges == [96, 96, 96, 32, 320, 90, 30]
+
+
 def assert_same_bits(left: BSB, right: BSB) -> None:
     for name in ("tcb_row_offset", "col_sparse_to_dense", "bitmap", "row_window_order"):
         first, second = getattr(left, name).cpu(), getattr(right, name).cpu()
