@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+os.environ["COLUMNS"] = "200"  # of tables, also in the worker processes of pytest-xdist
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
