@@ -1,7 +1,7 @@
 """The dense block: everything between two attentions of a Graph Transformer in one kernel; see cuda/dense_block.cu.
 
-    packed = pack_block(...)                    # once, when the weights are there
-    h, qkv = dense_block(packed, attn_out, h)   # any number of times
+packed = pack_block(...)                    # once, when the weights are there
+h, qkv = dense_block(packed, attn_out, h)   # any number of times
 """
 
 from dataclasses import dataclass

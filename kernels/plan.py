@@ -82,8 +82,9 @@ class AttentionPlan:
         if torch.compiler.is_compiling() and not backend.traceable:
             attend = _OUTSIDE_GRAPH[self.backend]
         if q.dim() == 2:
-            heads_lse = None if lse is None else lse[:, None]
-            output = attend(self.data, q[:, None], k[:, None], v[:, None], scale, out_dtype, heads_lse)[:, 0]
+            heads_lse = None if lse is None else lse.unsqueeze(1)
+            one_head = (tensor.unsqueeze(1) for tensor in (q, k, v))
+            output = attend(self.data, *one_head, scale, out_dtype, heads_lse).squeeze(1)
         else:
             output = attend(self.data, q, k, v, scale, out_dtype, lse)
         return (output, lse) if return_lse else output

@@ -83,12 +83,21 @@ __global__ void __launch_bounds__(kRows* kWarpSize, kChunks < 6 ? 0 : 2)  // 0: 
   const int run = (num_edges + kRows - 1) / kRows;
   const int run_end = min((warp + 1) * run, num_edges);
   for (int e0 = warp * run; e0 < run_end; e0 += kUnroll) {
+    // All indices before the first row, so that their latencies overlap. Without __ldg on one of the two arrays ptxas
+    // moves some of them behind loads of Q and K; with it on both, dfgnn_hyper<4, 1> takes 48 registers, not 40.
+    int row_index[kUnroll], key_index[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const bool is_edge = e0 + i < run_end;
+      row_index[i] = is_edge ? edge_row[e0 + i] : 0;
+      key_index[i] = is_edge ? __ldg(column + e0 + i) : 0;
+    }
     Vector<kVec> frag_query[kUnroll][kChunks], frag_key[kUnroll][kChunks];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const bool is_edge = e0 + i < run_end;
-      const float* query_row = query + (is_edge ? edge_row[e0 + i] : 0) * query_row_stride;
-      const float* key_row = key + (is_edge ? column[e0 + i] : 0) * key_row_stride;
+      const float* query_row = query + row_index[i] * query_row_stride;
+      const float* key_row = key + key_index[i] * key_row_stride;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         const int d = kVec * (lane + kWarpSize * c);

@@ -36,9 +36,23 @@ struct Params {
   float scale_log2e;  // scale * log2(e)
 };
 
+// The kernel copies its parameters into locals first: __restrict__ has no effect on members of a struct, and reads of
+// scalar members further down change the registers and the address code.
 template <int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     dfgnn_tiling(const __grid_constant__ Params p) {
+  const i64* __restrict__ row_offset = p.row_offset;
+  const int* __restrict__ column = p.column;
+  const float* __restrict__ query = p.query;
+  const float* __restrict__ key = p.key;
+  const float* __restrict__ value = p.value;
+  float* __restrict__ output = p.output;
+  const i64 query_row_stride = p.query_row_stride, query_head_stride = p.query_head_stride;
+  const i64 key_row_stride = p.key_row_stride, key_head_stride = p.key_head_stride;
+  const i64 value_row_stride = p.value_row_stride, value_head_stride = p.value_head_stride;
+  const int dim = p.dim;
+  const float scale_log2e = p.scale_log2e;
+
   constexpr int kGroup = kWarps > 4 ? 4 : 8;  // edges of a warp that are in flight together
   __shared__ float smem_score[2][kTileEdges];
 
@@ -46,18 +60,18 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   const int lane = threadIdx.x % kWarpSize;
   const int own_dim = threadIdx.x;
   const i64 row = blockIdx.x;
-  const i64 first_edge = p.row_offset[row];
-  const int degree = warp_uniform(static_cast<int>(p.row_offset[row + 1] - first_edge));
-  const int* const column = p.column + first_edge;
-  const float* const query = p.query + row * p.query_row_stride + blockIdx.y * p.query_head_stride;
-  const float* const key = p.key + blockIdx.y * p.key_head_stride;
-  const float* const value = p.value + blockIdx.y * p.value_head_stride;
+  const i64 first_edge = row_offset[row];
+  const int degree = warp_uniform(static_cast<int>(row_offset[row + 1] - first_edge));
+  column += first_edge;
+  query += row * query_row_stride + blockIdx.y * query_head_stride;
+  key += blockIdx.y * key_head_stride;
+  value += blockIdx.y * value_head_stride;
 
   float frag_query[kWarps];  // dimensions lane + 32 j; scores are in units of log 2
 #pragma unroll
   for (int j = 0; j < kWarps; ++j) {
     const int d = lane + kWarpSize * j;
-    frag_query[j] = d < p.dim ? query[d] * p.scale_log2e : 0.0f;
+    frag_query[j] = d < dim ? query[d] * scale_log2e : 0.0f;
   }
 
   // Equal in all threads, except `out`: one dimension each.
@@ -77,10 +91,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         const int e = first + warp + i * kWarps;
-        const float* key_row = key + __shfl_sync(kFullWarp, lane_column, e % kTileEdges) * p.key_row_stride + lane;
+        const float* key_row = key + __shfl_sync(kFullWarp, lane_column, e % kTileEdges) * key_row_stride + lane;
 #pragma unroll
         for (int j = 0; j < kWarps; ++j) {
-          frag_key[i][j] = e < num_edges && lane + kWarpSize * j < p.dim ? __ldg(key_row + kWarpSize * j) : 0.0f;
+          frag_key[i][j] = e < num_edges && lane + kWarpSize * j < dim ? __ldg(key_row + kWarpSize * j) : 0.0f;
         }
       }
       float dot[kGroup];
@@ -113,15 +127,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
       float frag_value[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        const float* value_row = value + __shfl_sync(kFullWarp, lane_column, first + i) * p.value_row_stride;
-        frag_value[i] = first + i < num_edges && own_dim < p.dim ? __ldg(value_row + own_dim) : 0.0f;
+        const float* value_row = value + __shfl_sync(kFullWarp, lane_column, first + i) * value_row_stride;
+        frag_value[i] = first + i < num_edges && own_dim < dim ? __ldg(value_row + own_dim) : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) out += __shfl_sync(kFullWarp, weight, first + i) * frag_value[i];
     }
   }
 
-  if (own_dim < p.dim) {
-    p.output[(row * gridDim.y + blockIdx.y) * p.dim + own_dim] = running_sum == 0.0f ? 0.0f : out / running_sum;
+  if (own_dim < dim) {
+    output[(row * gridDim.y + blockIdx.y) * dim + own_dim] = running_sum == 0.0f ? 0.0f : out / running_sum;
   }
 }

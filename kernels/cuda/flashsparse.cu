@@ -94,24 +94,38 @@ struct MergeParams {
   int num_slots;
 };
 
+// Kernels copy their parameters into locals first: __restrict__ has no effect on members of a struct, and reads of
+// scalar members further down change the registers and the address code.
+
 template <Element kElement, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize, 6)  // 24 warps an SM: registers for the loads in flight
     flashsparse_sddmm(const __grid_constant__ SddmmParams p) {
+  const int* __restrict__ tcb_window = p.tcb_window;
+  const int* __restrict__ col_sparse_to_dense = p.col_sparse_to_dense;
+  const u32* __restrict__ bitmap = p.bitmap;
+  const u16* __restrict__ query = p.query;
+  const u16* __restrict__ key = p.key;
+  float* __restrict__ score = p.score;
+  const i64 query_row_stride = p.query_row_stride, query_head_stride = p.query_head_stride;
+  const i64 key_row_stride = p.key_row_stride, key_head_stride = p.key_head_stride;
+  const int num_rows = p.num_rows, num_tcbs = p.num_tcbs;
+  const float scale_log2e = p.scale_log2e;
+
   static_assert(kDim % 8 == 0 && kDim <= 256, "rows of whole 16-byte chunks");
   constexpr int kPairs = divide_up(kDim, 32);  // pairs of k-steps
   const int lane = threadIdx.x % kWarpSize;
   const int g = lane / 4;
   const int t = lane % 4;
   const i64 tcb = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
-  if (tcb >= p.num_tcbs) return;
+  if (tcb >= num_tcbs) return;
 
-  const i64 query_row = static_cast<i64>(p.tcb_window[tcb]) * kRows + g;
-  const u16* row = p.query + query_row * p.query_row_stride + blockIdx.y * p.query_head_stride;
-  const int* columns = p.col_sparse_to_dense + tcb * kKeys;
-  const u16* key = p.key + blockIdx.y * p.key_head_stride;
-  const u16* low_key = key + columns[g] * p.key_row_stride;
-  const u16* high_key = key + columns[g + 8] * p.key_row_stride;
-  const u32 edges = p.bitmap[tcb * kRows / 2 + t];  // rows 2t (lower half-word) and 2t + 1
+  const i64 query_row = static_cast<i64>(tcb_window[tcb]) * kRows + g;
+  const u16* row = query + query_row * query_row_stride + blockIdx.y * query_head_stride;
+  const int* columns = col_sparse_to_dense + tcb * kKeys;
+  key += blockIdx.y * key_head_stride;
+  const u16* low_key = key + columns[g] * key_row_stride;
+  const u16* high_key = key + columns[g + 8] * key_row_stride;
+  const u32 edges = bitmap[tcb * kRows / 2 + t];  // rows 2t (lower half-word) and 2t + 1
 
   float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
@@ -121,7 +135,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 6)  // 24 warps an SM: regi
     for (int i = 0; i < kUnroll; ++i) {
       low[i] = load_row_words<kDim>(low_key, first + i, t);
       high[i] = load_row_words<kDim>(high_key, first + i, t);
-      q[i] = query_row < p.num_rows ? load_row_words<kDim>(row, first + i, t) : make_uint4(0, 0, 0, 0);
+      q[i] = query_row < num_rows ? load_row_words<kDim>(row, first + i, t) : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -131,12 +145,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 6)  // 24 warps an SM: regi
     }
   }
 
-  float* const score = p.score + (blockIdx.y * static_cast<i64>(p.num_tcbs) + tcb) * kTcbSize;
+  score += (blockIdx.y * static_cast<i64>(num_tcbs) + tcb) * kTcbSize;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {  // C[g + 8 (j / 2)][2t + j % 2]: key, row
     const int column = g + 8 * (j / 2);
     const bool is_edge = (edges >> (16 * (j % 2) + column)) & 1;
-    score[(2 * t + j % 2) * kKeys + column] = is_edge ? c[j] * p.scale_log2e : negative_infinity();
+    score[(2 * t + j % 2) * kKeys + column] = is_edge ? c[j] * scale_log2e : negative_infinity();
   }
 }
 
@@ -153,15 +167,21 @@ __device__ __forceinline__ float finite_shift(float maximum) {
 template <bool kStable>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     flashsparse_statistics(const __grid_constant__ StatisticsParams p) {
+  const int* __restrict__ part_tcb = p.part_tcb;
+  const float* __restrict__ score = p.score;
+  float* __restrict__ part_max = p.part_max;
+  float* __restrict__ part_sum = p.part_sum;
+  const int num_parts = p.num_parts, num_tcbs = p.num_tcbs;
+
   const int lane = threadIdx.x % kWarpSize;
   const i64 part = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
-  if (part >= p.num_parts) return;
-  const float* const score = p.score + blockIdx.y * static_cast<i64>(p.num_tcbs) * kTcbSize;
-  const int end = p.part_tcb[part + 1];
+  if (part >= num_parts) return;
+  score += blockIdx.y * static_cast<i64>(num_tcbs) * kTcbSize;
+  const int end = part_tcb[part + 1];
 
   float maximum = negative_infinity();
   float sum = 0.0f;
-  for (int first = p.part_tcb[part]; first < end; first += kUnroll) {
+  for (int first = part_tcb[part]; first < end; first += kUnroll) {
     float4 s[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -195,50 +215,59 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   sum += __shfl_xor_sync(kFullWarp, sum, 1);
   sum += __shfl_xor_sync(kFullWarp, sum, 2);
   if (lane % 4 == 0) {
-    const i64 index = (blockIdx.y * static_cast<i64>(p.num_parts) + part) * kRows + lane / 4;
-    p.part_sum[index] = sum;
-    if constexpr (kStable) p.part_max[index] = maximum;
+    const i64 index = (blockIdx.y * static_cast<i64>(num_parts) + part) * kRows + lane / 4;
+    part_sum[index] = sum;
+    if constexpr (kStable) part_max[index] = maximum;
   }
 }
 
 template <Element kElement, bool kStable>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     flashsparse_normalise(const __grid_constant__ NormaliseParams p) {
+  const int* __restrict__ part_tcb = p.part_tcb;
+  const int* __restrict__ part_window = p.part_window;
+  const int* __restrict__ window_part = p.window_part;
+  const float* __restrict__ score = p.score;
+  const float* __restrict__ part_max = p.part_max;
+  const float* __restrict__ part_sum = p.part_sum;
+  u16* __restrict__ prob = p.prob;
+  const int num_parts = p.num_parts, num_tcbs = p.num_tcbs;
+
   const int lane = threadIdx.x % kWarpSize;
   const i64 part = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
-  if (part >= p.num_parts) return;
-  const i64 head_tcb = blockIdx.y * static_cast<i64>(p.num_tcbs);
-  const i64 head_part = blockIdx.y * static_cast<i64>(p.num_parts);
+  if (part >= num_parts) return;
+  const i64 head_tcb = blockIdx.y * static_cast<i64>(num_tcbs);
+  const i64 head_part = blockIdx.y * static_cast<i64>(num_parts);
 
   // Maximum and sum of row g over all parts of its window.
-  const int window = p.part_window[part];
-  const int first_part = p.window_part[window];
-  const int last_part = p.window_part[window + 1];
-  const float* const row_max = p.part_max + head_part * kRows + lane / 4;
-  const float* const row_sum = p.part_sum + head_part * kRows + lane / 4;
+  const int window = part_window[part];
+  const int first_part = window_part[window];
+  const int last_part = window_part[window + 1];
+  part_max += head_part * kRows + lane / 4;
+  part_sum += head_part * kRows + lane / 4;
   float shift = 0.0f;
   if constexpr (kStable) {
     float maximum = negative_infinity();
-    for (i64 i = first_part; i < last_part; ++i) maximum = fmaxf(maximum, row_max[i * kRows]);
+    for (i64 i = first_part; i < last_part; ++i) maximum = fmaxf(maximum, part_max[i * kRows]);
     shift = finite_shift(maximum);
   }
   float sum = 0.0f;
   for (i64 i = first_part; i < last_part; ++i) {
     if constexpr (kStable) {
-      sum += row_sum[i * kRows] * ex2_approx_ftz(row_max[i * kRows] - shift);
+      sum += part_sum[i * kRows] * ex2_approx_ftz(part_max[i * kRows] - shift);
     } else {
-      sum += row_sum[i * kRows];
+      sum += part_sum[i * kRows];
     }
   }
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
 
-  const int end = p.part_tcb[part + 1];
+  const int end = part_tcb[part + 1];
 #pragma unroll kUnroll
-  for (int tcb = p.part_tcb[part]; tcb < end; ++tcb) {
-    const float4 s = load_scores(p.score, head_tcb + tcb, lane);
+  for (int tcb = part_tcb[part]; tcb < end; ++tcb) {
+    const float4 s = load_scores(score, head_tcb + tcb, lane);
     const u32 low = cvt_rn_x2<kElement>(ex2_approx_ftz(s.x - shift) * inverse, ex2_approx_ftz(s.y - shift) * inverse);
     const u32 high = cvt_rn_x2<kElement>(ex2_approx_ftz(s.z - shift) * inverse, ex2_approx_ftz(s.w - shift) * inverse);
-    reinterpret_cast<uint2*>(p.prob + (head_tcb + tcb) * kTcbSize)[lane] = make_uint2(low, high);
+    reinterpret_cast<uint2*>(prob + (head_tcb + tcb) * kTcbSize)[lane] = make_uint2(low, high);
   }
 }
 
@@ -248,6 +277,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 template <Element kElement, Element kOut, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     flashsparse_spmm(const __grid_constant__ SpmmParams p) {
+  const int* __restrict__ part_tcb = p.part_tcb;
+  const int* __restrict__ part_window = p.part_window;
+  const int* __restrict__ part_slot = p.part_slot;
+  const int* __restrict__ col_sparse_to_dense = p.col_sparse_to_dense;
+  const u16* __restrict__ prob = p.prob;
+  const u16* __restrict__ value = p.value;
+  void* __restrict__ output = p.output;
+  float* __restrict__ partial = p.partial;
+  const i64 value_row_stride = p.value_row_stride, value_head_stride = p.value_head_stride;
+  const int num_rows = p.num_rows, num_tcbs = p.num_tcbs, num_slots = p.num_slots;
+
   const int lane = threadIdx.x % kWarpSize;
   const int g = lane / 4;
   const int t = lane % 4;
@@ -255,12 +295,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   if (d - 2 * g >= kDim) return;
   const bool has_dim = kDim % 16 == 0 || d < kDim;  // false for half a warp where kDim is an odd multiple of 8
   const i64 part = blockIdx.x;
-  const int end = p.part_tcb[part + 1];
-  const u16* const value = p.value + blockIdx.z * p.value_head_stride + d;
-  const u16* const prob = p.prob + (blockIdx.z * static_cast<i64>(p.num_tcbs) * kRows + g) * kKeys + 2 * t;
+  const int end = part_tcb[part + 1];
+  value += blockIdx.z * value_head_stride + d;
+  prob += (blockIdx.z * static_cast<i64>(num_tcbs) * kRows + g) * kKeys + 2 * t;
 
   float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int first = p.part_tcb[part]; first < end; first += kUnroll) {
+  for (int first = part_tcb[part]; first < end; first += kUnroll) {
     int2 column[kUnroll][2];
     u32 weight[kUnroll][2], word[kUnroll][4];
 #pragma unroll
@@ -269,8 +309,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // keys 2t and 2t + 1, then 2t + 8 and 2t + 9
         const bool valid = tcb < end;
-        const int2* columns = reinterpret_cast<const int2*>(p.col_sparse_to_dense + tcb * kKeys);
-        column[i][half] = valid ? columns[t + 4 * half] : make_int2(0, 0);
+        const int2* columns = reinterpret_cast<const int2*>(col_sparse_to_dense + tcb * kKeys);
+        column[i][half] = valid ? __ldg(columns + t + 4 * half) : make_int2(0, 0);
         weight[i][half] = valid ? __ldg(reinterpret_cast<const u32*>(prob + tcb * kTcbSize) + 4 * half) : 0;
       }
     }
@@ -280,7 +320,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
       for (int j = 0; j < 4; ++j) {
         const int key = j % 2 ? column[i][j / 2].y : column[i][j / 2].x;
         const bool valid = has_dim && first + i < end;
-        word[i][j] = valid ? __ldg(reinterpret_cast<const u32*>(value + key * p.value_row_stride)) : 0;
+        word[i][j] = valid ? __ldg(reinterpret_cast<const u32*>(value + key * value_row_stride)) : 0;
       }
     }
 #pragma unroll
@@ -292,15 +332,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   }
   if (!has_dim) return;
 
-  const int slot = p.part_slot[part];
+  const int slot = part_slot[part];
 #pragma unroll
   for (int j = 0; j < 2; ++j) {  // row 2t + j of the window, dimensions d and d + 1
     if (slot >= 0) {
-      const i64 partial_row = (blockIdx.z * static_cast<i64>(p.num_slots) + slot) * kRows + 2 * t + j;
-      store_pair<Element::kFloat>(p.partial, partial_row * kDim + d, c[j], c[2 + j]);
+      const i64 partial_row = (blockIdx.z * static_cast<i64>(num_slots) + slot) * kRows + 2 * t + j;
+      store_pair<Element::kFloat>(partial, partial_row * kDim + d, c[j], c[2 + j]);
     } else {
-      const i64 row = static_cast<i64>(p.part_window[part]) * kRows + 2 * t + j;
-      if (row < p.num_rows) store_pair<kOut>(p.output, (row * gridDim.z + blockIdx.z) * kDim + d, c[j], c[2 + j]);
+      const i64 row = static_cast<i64>(part_window[part]) * kRows + 2 * t + j;
+      if (row < num_rows) store_pair<kOut>(output, (row * gridDim.z + blockIdx.z) * kDim + d, c[j], c[2 + j]);
     }
   }
 }
@@ -308,14 +348,21 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 template <Element kOut, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     flashsparse_merge(const __grid_constant__ MergeParams p) {
-  const int window = p.split_window[blockIdx.x];
-  const int first_part = p.window_part[window];
-  const int num_parts = p.window_part[window + 1] - first_part;
-  const int first_slot = p.part_slot[first_part];
-  const float* const partial = p.partial + (blockIdx.y * static_cast<i64>(p.num_slots) + first_slot) * kRows * kDim;
+  const int* __restrict__ split_window = p.split_window;
+  const int* __restrict__ window_part = p.window_part;
+  const int* __restrict__ part_slot = p.part_slot;
+  const float* __restrict__ partial = p.partial;
+  void* __restrict__ output = p.output;
+  const int num_rows = p.num_rows, num_slots = p.num_slots;
+
+  const int window = split_window[blockIdx.x];
+  const int first_part = window_part[window];
+  const int num_parts = window_part[window + 1] - first_part;
+  const int first_slot = part_slot[first_part];
+  partial += (blockIdx.y * static_cast<i64>(num_slots) + first_slot) * kRows * kDim;
   for (int pair = threadIdx.x; pair < kRows * kDim / 2; pair += kWarps * kWarpSize) {
     const i64 row = static_cast<i64>(window) * kRows + 2 * pair / kDim;
-    if (row >= p.num_rows) return;
+    if (row >= num_rows) return;
     float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll 8
     for (i64 i = 0; i < num_parts; ++i) {
@@ -323,6 +370,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
       sum.x += next.x;
       sum.y += next.y;
     }
-    store_pair<kOut>(p.output, (row * gridDim.y + blockIdx.y) * kDim + 2 * pair % kDim, sum.x, sum.y);
+    store_pair<kOut>(output, (row * gridDim.y + blockIdx.y) * kDim + 2 * pair % kDim, sum.x, sum.y);
   }
 }
