@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -151,7 +152,7 @@ class Cell:
         return " ".join([f"d={self.dim} {self.backend}", *(option for option in options if option != "none")])
 
 
-class GraphBench:
+class GraphBench(ABC):
     """The cells of a configuration on one graph. Subclasses list the cells and measure one.
 
     Args:
@@ -169,12 +170,13 @@ class GraphBench:
         self.environment, self.device = environment, device
 
     @staticmethod
+    @abstractmethod
     def cells(config: Any) -> list[Cell]:
-        raise NotImplementedError
+        """The cells of a configuration, the same for every graph."""
 
+    @abstractmethod
     def measure_cell(self, cell: Cell) -> list[Row]:
         """Rows of a cell, the one with the cell's metric first. An error becomes a status."""
-        raise NotImplementedError
 
     @cached_property
     def pattern(self) -> CSRPattern:

@@ -17,7 +17,7 @@ from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FILE_VERSION = 1
-# What torch.compile calls between two graphs: it cannot trace a launch.
+# Attention as a graph break: torch.compile cannot trace a launch.
 _OUTSIDE_GRAPH = {
     name: torch.compiler.disable(backend.attend) for name, backend in REGISTRY.items() if not backend.traceable
 }

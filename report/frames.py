@@ -69,7 +69,7 @@ class Speedup:
         return min(self.ratios.items(), key=lambda item: item[1])
 
     def describe(self) -> str:
-        """Such as "1.52x (n = 9, 3 synthetic, slower on 1)"."""
+        """The mean with its counts: "1.52x (n = 9, 3 synthetic, slower on 1)"."""
         synthetic = sum(graph.synthetic for graph in self.ratios)
         losses = sum(ratio < 1 for ratio in self.ratios.values())
         parts = [f"n = {len(self.ratios)}"]
@@ -255,7 +255,7 @@ def joined(speedups: Mapping[int, Speedup]) -> Speedup | None:
 
 
 def count(number: float) -> str:
-    """Such as 115M or 88.7K."""
+    """The number with a unit: 115M, 88.7K."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"
