@@ -35,7 +35,7 @@ class Execution:
 
     @property
     def mode(self) -> str:
-        """Such as "plain" or "fused+graph"."""
+        """The path of the non-attention layers, with "+graph" for a CUDA graph: "plain", "fused+graph"."""
         return self.dense.path + ("+graph" if self.captured else "")
 
     def run(self) -> Tensor:

@@ -90,7 +90,7 @@ def _side_by_side(ours: Panel, theirs: Panel, kind: str) -> Panel:
 
 
 def _describe(speedup: Speedup | None) -> str:
-    """Such as "2.40x (n = 14; least 1.44x, pubmed)"."""
+    """The mean with its least case: "2.40x (n = 14; least 1.44x, pubmed)"."""
     if speedup is None:
         return "-"
     graph, least = speedup.least
