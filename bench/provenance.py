@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from bench.gpu_state import limits
 from bench.records import NONE, Provenance
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +34,8 @@ def provenance(device: torch.device) -> Provenance:
         cuda=torch.version.cuda or NONE,
         cupy=_version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
         dgl=_version("dgl"),
+        numpy=_version("numpy"),
+        **limits(device),
     )
 
 

@@ -1,8 +1,8 @@
 """The one CSV schema of the repository: long form, one measured value per row.
 
 Speed-ups, rates and other derived numbers are computed when drawing and never stored. A column that does not apply to
-a row holds "none" (text), 0 (a size) or nothing (`score_range`, `sm`, `working_set`, `work`). `value` and its
-percentiles are blank only if `status` and `reason` say why. A file with other columns is refused.
+a row holds "none" (text), 0 (a size) or nothing (`score_range`, `sm`, `working_set`, `work`, clocks and powers).
+`value` and its percentiles are blank only if `status` and `reason` say why. A file with other columns is refused.
 """
 
 import csv
@@ -47,6 +47,9 @@ class Provenance(BaseModel):
     cuda: str  # the CUDA that torch was built for
     cupy: str
     dgl: str
+    numpy: str
+    max_sm_clock: int | None = Field(default=None, ge=0)  # MHz
+    power_limit: float | None = Field(default=None, ge=0)  # W
 
 
 class Row(Provenance):
@@ -64,7 +67,9 @@ class Row(Provenance):
         variant: version of it: a step of the ablation, an emulated softmax, a load path.
         order: row order that was asked for (`reorder`); order_found: the one that was used, in rows of order_time.
         dense: how the non-attention layers are computed ("auto": fused where it can run).
-        launch: eager, or replayed as a CUDA graph; of whole models.
+        launch: eager, or replayed as a CUDA graph, of whole models; of kernels: back_to_back (several launches in a
+            row, which may overlap) or isolated (one launch, the GPU idle before it).
+        plan: whether the sparse format was built once (fixed) or within each timed run (rebuilt); of kernels.
         l2: state of the L2 cache before each run; of kernels.
         scope: what was measured: the whole model, attention alone, one kernel, building the format, the machine.
         region: part of an eager forward pass, see `bench.model_regions`.
@@ -72,6 +77,8 @@ class Row(Provenance):
         working_set, work: bytes that a micro-benchmark touches; bytes that one run moves, or its FLOP.
         metric, unit: such as time and ms, peak_memory and MiB.
         value, p10, p90: median and percentiles over `repeats`.
+        disturbed: whether repeated medians of an eager run disagreed, see `bench.timers`; such a time is no evidence.
+        sm_clock, power: clock of the SMs in MHz and draw of the GPU in W, read right after the timed runs.
         relative_error: norm of the difference from the reference over the norm of the reference; for a whole model
             as defined by `bench.checks.compare`. Blank if status is unchecked.
     """
@@ -97,7 +104,8 @@ class Row(Provenance):
     order: str = NONE
     order_found: str = NONE
     dense: Literal["plain", "compiled", "fused", "auto", "none"] = NONE
-    launch: Literal["eager", "cuda_graph", "none"] = NONE
+    launch: Literal["eager", "cuda_graph", "back_to_back", "isolated", "none"] = NONE
+    plan: Literal["fixed", "rebuilt", "none"] = NONE
     l2: Literal["warm", "cold", "none"] = NONE
     scope: Literal["model", "attention", "kernel", "build", "machine"]
     region: str = NONE
@@ -110,6 +118,9 @@ class Row(Provenance):
     p10: float | None = None
     p90: float | None = None
     repeats: int = Field(default=0, ge=0)
+    disturbed: Literal["yes", "no", "none"] = NONE
+    sm_clock: int | None = Field(default=None, ge=0)
+    power: float | None = Field(default=None, ge=0)
     status: Status
     reason: str = NONE
     relative_error: float | None = None
@@ -131,7 +142,10 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
-OUTCOME = ("order_found", "value", "p10", "p90", "repeats", "status", "reason", "relative_error", "note")
+OUTCOME = (
+    *("order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power"),
+    *("status", "reason", "relative_error", "note"),
+)
 # Identity of a measurement: a later row with the same values supersedes an earlier one.
 KEY = (
     "device",

@@ -140,6 +140,7 @@ class Cell:
     order: str = "none"
     dense: str = "none"
     launch: str = "none"
+    plan: str = "none"
     l2: str = "none"
 
     @property

@@ -171,6 +171,7 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def series_name(backend: str, variant: str, order: str, dense: str, launch: str) -> str:
+    """Name of a series; the launch of a kernel is no part of it."""
     name = backend if variant == NONE else variant
     name += {NONE: "", "auto": "+reorder"}.get(order, f"+{order}")
     if dense != NONE:
@@ -183,12 +184,16 @@ def latest(rows: pd.DataFrame, *key: str) -> pd.DataFrame:
     return rows.drop_duplicates(list(key), keep="last")
 
 
-def kernel_panels(rows: pd.DataFrame, out_dtype: str = "float32") -> list[Panel]:
-    """Panels of kernel times as in the paper: 16-bit inputs are float16, one head, a warm L2, one output type."""
+def kernel_panels(
+    rows: pd.DataFrame, out_dtype: str = "float32", launch: str = "back_to_back", l2: str = "warm"
+) -> list[Panel]:
+    """Panels of kernel times as in the paper: 16-bit inputs are float16, one head, formats built once."""
     rows = rows[
         (rows["bench"] == "kernels")
         & (rows["metric"] == "time")
-        & (rows["l2"] == "warm")
+        & (rows["launch"] == launch)
+        & (rows["plan"] == "fixed")
+        & (rows["l2"] == l2)
         & (rows["dtype"] != "bfloat16")
         & (rows["out_dtype"] == out_dtype)
         & (rows["heads"] == 1)

@@ -85,13 +85,14 @@ def machine_rates(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def achieved(rows: pd.DataFrame, l2: str = "warm") -> pd.DataFrame:
-    """Rows with the latest correct time of each cell that has its bytes, and columns
+    """Rows with the latest correct time of each cell, launched back to back, that has its bytes, and columns
 
     gathered_bytes, compulsory_bytes: see `bench.traffic`.
     tb_per_s: gathered and compulsory bytes over the time.
     tflop_per_s: 4 d per score over the time.
     """
-    rows = latest(rows[rows["bench"] == "kernels"], *CELL, "metric")
+    rows = rows[(rows["bench"] == "kernels") & (rows["launch"] != "isolated") & (rows["plan"] != "rebuilt")]
+    rows = latest(rows, *CELL, "metric")
     times = rows[(rows["metric"] == "time") & (rows["status"] == "ok") & (rows["l2"] == l2)]
     sizes = ["gathered_bytes", "compulsory_bytes"]
     wide = rows[rows["metric"].isin(sizes)].pivot(index=CELL, columns="metric", values="value").reindex(columns=sizes)

@@ -70,7 +70,8 @@ def test_builds_on_the_gpu(cora):
 def test_runs_until_amortised(cora):
     shared = rows_of(cora)[0].model_dump() | {"run_id": "a", "value": 30.0, "p10": 30.0, "p90": 30.0}
     on_gpu = shared | {"device": "GPU A", "device_type": "cuda"}
-    kernel = on_gpu | {"bench": "kernels", "scope": "kernel", "dim": 128, "heads": 1, "l2": "warm", "status": "ok"}
+    kernel = on_gpu | {"bench": "kernels", "scope": "kernel", "dim": 128, "heads": 1, "status": "ok"}
+    kernel |= {"l2": "warm", "launch": "back_to_back", "plan": "fixed"}
     kernel |= {"dtype": "float16", "out_dtype": "float32", "relative_error": 1e-4}
     rows = [
         Row(**shared),

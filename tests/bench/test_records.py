@@ -84,9 +84,12 @@ def test_no_blank_cell_but_what_the_status_explains(tmp_path):
         tmp_path / "r.csv", [row(), row(status="oom", reason="9 GiB", value=None, p10=None, p90=None, repeats=0)]
     )
     checked, failed = read(tmp_path / "r.csv")
-    absent = ["score_range", "sm", "working_set", "work"]
-    assert [name for name, cell in checked.items() if not cell] == [*absent, "relative_error"]
-    assert [name for name, cell in failed.items() if not cell] == [*absent, "value", "p10", "p90", "relative_error"]
+    absent = ["max_sm_clock", "power_limit", "score_range", "sm", "working_set", "work"]
+    assert [name for name, cell in checked.items() if not cell] == [*absent, "sm_clock", "power", "relative_error"]
+    assert [name for name, cell in failed.items() if not cell] == [
+        *absent,
+        *("value", "p10", "p90", "sm_clock", "power", "relative_error"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def row(dataset: str, series: str, milliseconds: float | None, status: str = "ok
         "backend": "fused3s_paper" if series.startswith("F3S_") else backend,
         "variant": series if series.startswith("F3S_") else "none",
         "order": "auto" if order else "none",
+        "launch": "back_to_back",
+        "plan": "fixed",
         "l2": "warm",
         "scope": "kernel",
         "metric": "time",
