@@ -1,7 +1,7 @@
 """Clock and power of a GPU, from NVML. Empty where NVML is missing or does not say."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pynvml
 import torch
@@ -50,7 +50,5 @@ def _handle(device: torch.device) -> Iterator["object | None"]:
 
 
 def _read(found: dict[str, float | int], column: str, query: Callable[[], float | int]) -> None:
-    try:
+    with suppress(pynvml.NVMLError):  # this GPU does not report it
         found[column] = query()
-    except pynvml.NVMLError:
-        pass  # this GPU does not report it
