@@ -1,6 +1,7 @@
 """Canonical form of the edges of a binary A: every edge once, sorted by row, then column."""
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from data.graph import CsrGraph, RawGraph
 
 MAX_INT32 = 2**31 - 1
+HASHED_AT_A_TIME = 1 << 22  # ids converted to int64 at a time: 32 MiB
 
 
 def distinct(xp: Any, keys: Any) -> Any:
@@ -47,8 +49,26 @@ def edge_hash(row: np.ndarray, col: np.ndarray, num_nodes: int) -> str:
     """First 16 hexadecimal digits of the SHA-256 of N and the canonical edge list, the same on every machine."""
     digest = hashlib.sha256(str(num_nodes).encode())
     for ids in (row, col):
-        digest.update(np.ascontiguousarray(ids, dtype="<i8"))
+        for part in _slices(ids.size):
+            digest.update(np.ascontiguousarray(ids[part], dtype="<i8"))
     return digest.hexdigest()[:16]
+
+
+def csr_hash(indptr: np.ndarray, col: np.ndarray) -> str:
+    """`edge_hash` of a matrix in CSR, without an array of its rows."""
+    num_nodes = indptr.size - 1
+    digest = hashlib.sha256(str(num_nodes).encode())
+    for part in _slices(num_nodes):
+        rows = np.arange(part.start, part.stop, dtype="<i8")
+        digest.update(np.repeat(rows, np.diff(indptr[part.start : part.stop + 1])))
+    for part in _slices(col.size):
+        digest.update(np.ascontiguousarray(col[part], dtype="<i8"))
+    return digest.hexdigest()[:16]
+
+
+def _slices(size: int) -> Iterator[slice]:
+    for first in range(0, size, HASHED_AT_A_TIME):
+        yield slice(first, min(first + HASHED_AT_A_TIME, size))
 
 
 def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 NO_HEAD = (403, 405, 501)  # statuses of servers that refuse HEAD but answer GET
-MAGIC = {".npz": b"PK", ".npy": b"\x93NUMPY", ".gz": b"\x1f\x8b"}
+MAGIC = {".npz": b"PK", ".npy": b"\x93NUMPY", ".gz": b"\x1f\x8b", ".mat": b"MATLAB"}
 # Arguments of shutil.unpack_archive. Zip members that lead out of the folder are skipped; the filter makes such tar
 # members an error, which pooch's Untar does only from Python 3.12 on.
 _TAR = {"format": "tar", "filter": "data"}

@@ -191,17 +191,26 @@ def _from_collection(path: Path, arrays: dict[str, np.ndarray], selection: Selec
 
 
 def _read_txt(path: Path, selection: Selection) -> RawGraph:
-    return _from_edge_list(path, separator=r"\s+", comment="#", header=None)
+    return _ranked(path, read_snap_edges(path))
+
+
+def read_snap_edges(path: Path) -> np.ndarray:
+    """The edges of a `.txt` or `.txt.gz` file as SNAP publishes it: [E, 2] int64, with the ids of the file.
+
+    Raises:
+        ValueError: the file is damaged, holds no edge, or negative ids.
+    """
+    return _read_pairs(path, separator=r"\s+", comment="#", header=None)
 
 
 def _read_csv(path: Path, selection: Selection) -> RawGraph:
     with path.open(encoding="utf-8-sig", errors="replace") as lines:
         first = next((line for line in lines if line.strip()), "")
     has_header = not any(_is_number(field) for field in first.split(",")[:2])
-    return _from_edge_list(path, separator=",", comment=None, header=0 if has_header else None)
+    return _ranked(path, _read_pairs(path, separator=",", comment=None, header=0 if has_header else None))
 
 
-def _from_edge_list(path: Path, separator: str, comment: str | None, header: int | None) -> RawGraph:
+def _read_pairs(path: Path, separator: str, comment: str | None, header: int | None) -> np.ndarray:
     import pandas as pd
 
     try:
@@ -219,6 +228,10 @@ def _from_edge_list(path: Path, separator: str, comment: str | None, header: int
     pairs = table.to_numpy()
     if pairs.min() < 0:
         raise ValueError(f"{path}: holds the node id {pairs.min()}; ids of 0 and above are allowed")
+    return pairs
+
+
+def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
     ids, rank = np.unique(pairs, return_inverse=True)
     if ids[-1] != ids.size - 1:
         logger.info("%s: node ids have gaps; a node is now the rank of its id (0 to %d)", path, ids.size - 1)

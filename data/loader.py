@@ -17,6 +17,7 @@ from data.registry import REGISTRY, info
 from data.registry.entry import Dataset
 from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
 from data.synthetic.generate import NoSurrogate, random_features, surrogate
+from data.synthetic.huge import HugeGraph
 from fused3s_dgl import import_dgl
 
 if TYPE_CHECKING:
@@ -45,12 +46,13 @@ def load(
     """Load a graph, or a batch of small graphs, with node features.
 
     Sources:
-        official: the publisher's files, below `root` or downloaded to it.
+        official: the publisher's files, below `root`, or shipped with this repository (cora), or downloaded to `root`.
         file: the file `path`, else `<root>/<name>.npz`; formats in `data.files`. Under a registered name the task, the
             number of classes and (if the file has no features) the kind of features are the registry's.
         synthetic: a seeded surrogate; large ones are kept below `root`/synthetic.
-        auto: `path` if given; else the first of official files below `root`, `<root>/<name>.npz`, the official
-            download, and the surrogate, with one warning for the last.
+        auto: `path` if given; else the first of official files below `root`, `<root>/<name>.npz`, the files shipped
+            with this repository, the official download, and the surrogate, with one warning for the last. The
+            surrogates of igb-large and ogbn-papers100m take minutes: only "synthetic" gives them.
 
     Args:
         name: a registered name (`data.names()`), or any label of a file.
@@ -119,10 +121,11 @@ def find_graph(
     try:
         return "official", entry.official(root, selection, fetch_nothing)
     except DatasetMissingError:
-        pass  # no official files yet: the user's file comes before a download
+        pass  # no official files below root: the user's file comes before shipped files and a download
     if local.is_file():
         return "file", read_graph(local, selection)
-    if not selection.is_default or isinstance(entry.synthetic, NoSurrogate):  # the surrogate is no alternative
+    # The surrogate is not needed, or no alternative: a huge one takes minutes, so that a user must ask for it.
+    if entry.embedded or not selection.is_default or isinstance(entry.synthetic, (NoSurrogate, HugeGraph)):
         return "official", _official(entry, root, selection)
     try:
         return "official", entry.official(root, selection, fetch)
@@ -178,6 +181,11 @@ def _check_arguments(
 
 
 def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph:
+    if entry.embedded is not None:
+        try:
+            return entry.official(root, selection, fetch_nothing)
+        except DatasetMissingError:
+            return entry.embedded(root, selection, fetch_nothing)
     alternative = "source='synthetic' gives a surrogate; "
     if isinstance(entry.synthetic, NoSurrogate):
         alternative = ""

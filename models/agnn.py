@@ -23,6 +23,6 @@ class AGNNLayer(nn.Module):
 
     def forward(self, h: Tensor, attention: Attention) -> Tensor:
         """[N, d] -> [N, d] of the same type; a row of zeros has similarity 0 to all rows."""
-        unit = F.normalize(h, dim=1)
+        unit = F.normalize(h, dim=1, eps=torch.finfo(h.dtype).tiny)  # the default, 1e-12, is 0 in float16
         q, k, v = (tensor[:, None] for tensor in (self.beta * unit, unit, h))
         return attention(q.to(h.dtype), k, v, scale=1.0, out_dtype=h.dtype)[:, 0]

@@ -33,6 +33,7 @@ from data.loader import find_graph, to_dgl
 from fused3s_dgl import import_dgl
 from report.tables.datasets import write_markdown
 
+ROOT = Path(__file__).resolve().parent.parent
 LOADED_BYTES_PER_EDGE = 4  # an int32 column
 LOADED_BYTES_PER_NODE = 4  # offset of its row
 
@@ -81,6 +82,8 @@ def info(name: str, root: Root = Path("datasets")) -> None:
         for remote in entry.official.files(root):
             state = "present" if remote.target.exists() else "missing"
             lines[f"file {remote.target}"] = f"{state}, from {remote.url or 'a script of the publisher'}"
+        if entry.embedded is not None:
+            lines["shipped"] = f"{entry.embedded.shipped.relative_to(ROOT)}, read instead of a download"
         for metric, value in paper_figures(entry).items():
             if metric not in ("nodes", "nnz"):
                 lines[metric] = NOT_PUBLISHED if value is None else f"{value:.2f}, published"
@@ -92,13 +95,19 @@ def info(name: str, root: Root = Path("datasets")) -> None:
 
 @app.command()
 def fetch(names: Names = None, everything: All = False, root: Root = Path("datasets")) -> None:
-    """Download the official files of data sets. Existing files are kept."""
+    """Download the official files of data sets that do not ship with this repository. Existing files are kept."""
     with user_errors():
         missing = 0
         for name in _chosen(names, everything):
+            entry = data.info(name)
+            if entry.embedded is not None:
+                shipped = entry.embedded.shipped.relative_to(ROOT)
+                console.print(Text(f"{name}: ships with this repository, in {shipped}"))
+                continue
             try:
-                data.info(name).official.fetch(root, download)
-                console.print(Text(f"{name}: in {root}"))
+                entry.official.fetch(root, download)
+                place = f"in {root}" if entry.official.files(root) else "has no files"
+                console.print(Text(f"{name}: {place}"))
             except data.DatasetMissingError as error:
                 missing += 1
                 errors.print(Text(f"{name}: {error}"))

@@ -2,11 +2,12 @@
 
 from data.registry.batched import BATCHED
 from data.registry.entry import Dataset, Published
+from data.registry.masks import MASKS
 from data.registry.single import SINGLE
 
 __all__ = ["REGISTRY", "Dataset", "Published", "info", "names"]
 
-REGISTRY: dict[str, Dataset] = {entry.name: entry for entry in (*SINGLE, *BATCHED)}
+REGISTRY: dict[str, Dataset] = {entry.name: entry for entry in (*SINGLE, *BATCHED, *MASKS)}
 
 
 def names() -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from data.graph import Task
 from data.sources.base import OfficialSource
+from data.sources.embedded import EmbeddedGraph
 from data.spec import Generator, GraphSpec
 
 
@@ -38,6 +39,7 @@ class Dataset(GraphSpec):
         citation: how to cite it.
         official: fetches and reads the publisher's files.
         synthetic: generator of the surrogate.
+        embedded: the publisher's files that ship with this repository, read instead of a download; None for most sets.
         feature_cardinalities: number of codes of each categorical column; None for float features.
         published: block statistics that the surrogate is fitted to; None where none are published.
         note: remarks for a reader of results.
@@ -53,6 +55,7 @@ class Dataset(GraphSpec):
     citation: str
     official: OfficialSource
     synthetic: Generator
+    embedded: EmbeddedGraph | None = None
     feature_cardinalities: tuple[int, ...] | None = None
     published: Published | None = None
     note: str = ""

@@ -7,19 +7,27 @@ from data.registry.entry import Dataset, Published
 from data.sources.dgl_graphs import DglGraph
 from data.sources.edge_lists import EdgeList
 from data.sources.elliptic import Elliptic
+from data.sources.embedded import EmbeddedGraph
+from data.sources.facebook100 import Facebook100
 from data.sources.graphsaint import GraphSaint
 from data.sources.igb import Igb
 from data.sources.ogb_sets import OgbNodes
 from data.sources.papers100m import Papers100M
-from data.synthetic.generate import NoSurrogate
 from data.synthetic.graph import WindowedGraph
+from data.synthetic.huge import HugeGraph
 from data.synthetic.windows import Deciles, LogNormal
 
 _NO_FEATURES = 128  # columns of random features, for sets without any
 _RANDOM_FEATURES = "the original has no node features; random ones are used"
 _ASSUMED = "the direction (first end of an edge = query) is an assumption, not checked against published statistics"
+_UNPUBLISHED = "no block statistics are published; its surrogate follows those of the real file"
+# Bounds of the deciles of the TCBs per row window: the paper's, or (Facebook, Epinions, Cornell, Twitter) counted.
 _PUBMED = (1, 5, 6, 7, 8, 9, 10, 11, 12, 14, 43)
 _GITHUB = (2, 13, 16, 18, 20, 23, 25, 29, 34, 46, 1191)
+_FACEBOOK = (6, 17, 20, 23, 25, 28, 31, 34, 39, 45, 117)
+_EPINIONS = (0, 1, 2, 2, 2, 3, 4, 6, 11, 27, 355)
+_CORNELL = (56, 117, 131, 141, 149, 156, 165, 174, 186, 202, 502)
+_TWITTER = (1, 6, 10, 14, 17, 21, 25, 33, 46, 71, 614)
 _YELP = (4, 9, 12, 15, 19, 23, 29, 38, 52, 82, 1000)
 _REDDIT = (4, 46, 88, 135, 190, 265, 367, 503, 718, 1114, 9857)
 
@@ -38,6 +46,8 @@ _SNAP = {
     "licence": "not stated by SNAP",
     "note": f"one direction, as the paper's count of edges; {_ASSUMED}; {_RANDOM_FEATURES}",
 }
+_CORA = DglGraph("CoraGraphDataset")
+_MUSAE = "Rozemberczki, Allen, Sarkar: Multi-Scale Attributed Node Embedding, J. Complex Networks 9(2), 2021"
 _GRAPHSAINT = "Zeng et al.: GraphSAINT: Graph Sampling Based Inductive Learning Method, ICLR 2020"
 _OGB = {
     "task": "node",
@@ -64,7 +74,8 @@ SINGLE = (
         nnz=10_556,
         num_classes=7,
         feature_dim=1_433,
-        official=DglGraph("CoraGraphDataset"),
+        official=_CORA,
+        embedded=EmbeddedGraph("cora", _CORA, "https://github.com/kimiyoung/planetoid"),
         synthetic=WindowedGraph(LogNormal(0.402), 7.46, row_sigma=0.87, slope=-0.08, patch_share=0.108, patch_side=3),
         published=Published(1_268, 7.5, 0.38, 8.3, 0.29),
         **_PLANETOID,
@@ -121,7 +132,7 @@ SINGLE = (
         feature_dim=_NO_FEATURES,
         homepage="https://github.com/benedekrozemberczki/MUSAE",
         licence="GPL-3.0 (benedekrozemberczki/MUSAE)",
-        citation="Rozemberczki, Allen, Sarkar: Multi-Scale Attributed Node Embedding, J. Complex Networks 9(2), 2021",
+        citation=_MUSAE,
         official=EdgeList(
             "https://snap.stanford.edu/data/git_web_ml.zip",
             "git_web_ml/musae_git_edges.csv",
@@ -315,6 +326,47 @@ SINGLE = (
         note="no block statistics are published; its surrogate has the nodes and edges only",
     ),
     Dataset(
+        name="facebook-large",
+        task="node",
+        num_nodes=22_470,
+        nnz=341_825,
+        symmetric=True,
+        num_classes=4,
+        feature_dim=_NO_FEATURES,
+        homepage="https://snap.stanford.edu/data/facebook-large-page-page-network.html",
+        licence="MIT (benedekrozemberczki/datasets)",
+        citation=_MUSAE,
+        official=EdgeList(
+            "https://snap.stanford.edu/data/facebook_large.zip",
+            "facebook_large/musae_facebook_edges.csv",
+            member="facebook_large/musae_facebook_edges.csv",
+            both_directions=True,
+        ),
+        synthetic=WindowedGraph(Deciles(_FACEBOOK), 30.26, row_sigma=1.1, patch_share=0.015, self_loops=179),
+        note="with the 179 self loops of the file; the binary features and the labels are not read, 128 random float "
+        f"features are used; {_UNPUBLISHED}",
+    ),
+    Dataset(
+        name="soc-epinions1",
+        task="node",
+        num_nodes=75_888,
+        nnz=508_837,
+        symmetric=False,
+        num_classes=2,
+        feature_dim=_NO_FEATURES,
+        homepage="https://snap.stanford.edu/data/soc-Epinions1.html",
+        licence="not stated by SNAP",
+        citation="Richardson, Agrawal, Domingos: Trust Management for the Semantic Web, ISWC 2003",
+        official=EdgeList(
+            "https://snap.stanford.edu/data/soc-Epinions1.txt.gz", "soc-Epinions1.txt.gz", keeps_ids=True
+        ),
+        synthetic=WindowedGraph(
+            Deciles(_EPINIONS), 10.85, row_sigma=1.4, patch_share=0.2, patch_side=4, column_sigma=2.3
+        ),
+        note=f"one direction: a person attends to those whom they trust; {_ASSUMED}; nodes keep SNAP's ids, 9 of which "
+        f"have no edge (SNAP counts 75,879 nodes); {_RANDOM_FEATURES}; {_UNPUBLISHED}",
+    ),
+    Dataset(
         name="flickr",
         task="node",
         num_nodes=89_250,
@@ -344,11 +396,47 @@ SINGLE = (
         **_OGB,
     ),
     Dataset(
+        name="fb100-cornell5",
+        task="node",
+        num_nodes=18_660,
+        nnz=1_581_554,
+        symmetric=True,
+        num_classes=2,
+        feature_dim=_NO_FEATURES,
+        homepage="https://github.com/CUAI/Non-Homophily-Large-Scale",
+        licence="MIT (CUAI/Non-Homophily-Benchmarks)",
+        citation="Traud, Mucha, Porter: Social Structure of Facebook Networks, Physica A 391(16), 2012",
+        official=Facebook100("Cornell5"),
+        synthetic=WindowedGraph(Deciles(_CORNELL), 159.41, row_sigma=0.9),
+        note="friendships of Facebook100 at Cornell; personal attributes are not read, random features are used; "
+        f"{_UNPUBLISHED}",
+        repeats=10,
+    ),
+    Dataset(
+        name="ego-twitter",
+        task="node",
+        num_nodes=81_306,
+        nnz=2_684_606,
+        symmetric=True,
+        num_classes=2,
+        feature_dim=_NO_FEATURES,
+        homepage="https://snap.stanford.edu/data/ego-Twitter.html",
+        licence="not stated by SNAP",
+        citation="McAuley, Leskovec: Learning to Discover Social Circles in Ego Networks, NIPS 2012",
+        official=EdgeList(
+            "https://snap.stanford.edu/data/twitter_combined.txt.gz", "twitter_combined.txt.gz", both_directions=True
+        ),
+        synthetic=WindowedGraph(Deciles(_TWITTER), 33.44, row_sigma=1.2, patch_share=0.57, patch_side=6, self_loops=14),
+        note="both directions of each of SNAP's 1,768,149 edges; a node is the rank of its Twitter id; "
+        f"{_RANDOM_FEATURES}; {_UNPUBLISHED} in the node order of SNAPDatasets.jl's copy",
+        repeats=5,
+    ),
+    Dataset(
         name="igb-large",
         num_nodes=100_000_000,
         nnz=1_223_571_364,
         official=Igb("large"),
-        synthetic=NoSurrogate(),
+        synthetic=HugeGraph(),
         warmup=1,
         repeats=3,
         **_IGB,
@@ -362,7 +450,7 @@ SINGLE = (
         feature_dim=128,
         licence="ODC-BY",
         official=Papers100M("ogbn-papers100M"),
-        synthetic=NoSurrogate(),
+        synthetic=HugeGraph(),
         note="one direction: a paper attends to the papers it cites; labels are not read",
         warmup=1,
         repeats=3,

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from data.graph import RawGraph
-from data.selection import Selection
+from data.selection import Selection, Split
 from data.sources.base import OfficialSource, Remote, batch_of, from_dgl
 from data.sources.dgl_graphs import dgl_class, located, reading_with_dgl
 from data.sources.ogb_import import import_ogb
 
-PUBLISHED_SPLIT = "train"
+PUBLISHED_SPLIT: Split = "train"
 
 
 def lrgb_class(name: str) -> Any:
@@ -33,7 +33,13 @@ def lrgb_class(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Zinc(OfficialSource):
-    """ZINC-12k."""
+    """ZINC-12k.
+
+    Attributes:
+        splits: those taken, one after the other, where the selection names none.
+    """
+
+    splits: tuple[Split, ...] = (PUBLISHED_SPLIT,)
 
     def files(self, root: Path) -> Sequence[Remote]:
         layout = located(dgl_class("ZINCDataset"), root)
@@ -41,11 +47,13 @@ class Zinc(OfficialSource):
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
-        split = selection.split or PUBLISHED_SPLIT
-        mode = {"val": "valid"}.get(split, split)
+        splits = (selection.split,) if selection.split else self.splits
+        graphs = []
         with reading_with_dgl(remote.target):
-            graphs = dgl_class("ZINCDataset")(mode=mode, raw_dir=str(root))._graphs
-        batch = batch_of(graphs, selection, f"{remote.target}, {split}")
+            for split in splits:
+                mode = {"val": "valid"}.get(split, split)
+                graphs += dgl_class("ZINCDataset")(mode=mode, raw_dir=str(root))._graphs
+        batch = batch_of(graphs, selection, f"{remote.target}, {' and '.join(splits)}")
         return from_dgl(batch, selection.described(remote.url), batched=True)
 
 

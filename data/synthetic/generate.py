@@ -17,6 +17,7 @@ from data.errors import DatasetMissingError
 from data.graph import CsrGraph, RawGraph
 from data.memory import require_memory
 from data.spec import Generator, GraphSpec
+from data.synthetic.huge import HugeGraph
 from data.synthetic.random import random_bits
 
 logger = logging.getLogger(__name__)
@@ -32,17 +33,21 @@ GPU_BYTES_PER_ITEM = 96
 
 @dataclass(frozen=True)
 class NoSurrogate:
-    """Generator of graphs too large for a usual machine: always an error."""
+    """Generator of graphs without a surrogate: always an error.
+
+    Attributes:
+        reason: why there is none.
+    """
+
+    reason: str
 
     def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
-        raise DatasetMissingError(
-            f"{spec.name}: has no surrogate, since generating its {spec.nnz:,} edges would take "
-            f"{spec.nnz * 48 / 2**30:,.0f} GiB of memory; the official files are needed"
-        )
+        raise DatasetMissingError(f"{spec.name}: has no surrogate, since {self.reason}")
 
 
 def surrogate(spec: GraphSpec, generator: Generator, root: Path, batch_size: int, seed: int) -> RawGraph | CsrGraph:
-    """The surrogate of a data set. Large ones are kept below `root`/synthetic and read from there the next time.
+    """The surrogate of a data set. Large ones are kept below `root`/synthetic and read from there the next time; those
+    of `HugeGraph` are not, since a file of 7 GB is not worth the time that it saves.
 
     Raises:
         DatasetMissingError: the data set has none.
@@ -54,6 +59,11 @@ def surrogate(spec: GraphSpec, generator: Generator, root: Path, batch_size: int
     edges, nodes = _expected_size(spec, batch_size)
     if edges < CACHED_FROM_EDGES or isinstance(generator, NoSurrogate):
         return generator.generate(spec, batch_size, graph_seed)
+    if isinstance(generator, HugeGraph):
+        require_memory(f"the surrogate of {spec.name}, {edges:,} edges", generator.host_bytes(spec))
+        logger.info("%s: generating the surrogate of %s edges", spec.name, f"{edges:,}")
+        xp = _array_module(generator.chunk_bytes(spec))
+        return _timed(generator, spec, batch_size, graph_seed, xp, "not kept")
     # All inputs that determine the contents of a kept file.
     version = f"{GENERATOR_VERSION}.{LAYOUT_VERSION}"
     recipe = f"{version} {spec.name} {generator} {spec.num_nodes} {spec.nnz} {batch_size} {seed}"
@@ -67,14 +77,20 @@ def surrogate(spec: GraphSpec, generator: Generator, root: Path, batch_size: int
         text = ", ".join(map(str, others))
         logger.info("%s: files of another version or batch size are ignored and kept: %s", spec.name, text)
     path.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is an error before the work
+    xp = np if spec.num_graphs else _array_module((edges + nodes) * GPU_BYTES_PER_ITEM)
+    graph = _timed(generator, spec, batch_size, graph_seed, xp, f"written to {path}")
+    _write(path, graph, recipe)
+    return graph
+
+
+def _timed(generator: Generator, spec: GraphSpec, batch_size: int, seed: int, xp: Any, place: str) -> CsrGraph:
+    """Generate on the device of `xp`, give its memory back, and log the time and the graph's place."""
     start = time.perf_counter()
-    xp = np if spec.num_graphs else _array_module(edges + nodes)
-    graph = to_csr(generator.generate(spec, batch_size, graph_seed, xp))
+    graph = to_csr(generator.generate(spec, batch_size, seed, xp))
     if xp is not np:
         xp.get_default_memory_pool().free_all_blocks()  # memory in CuPy's pool is lost to torch
     seconds, device = time.perf_counter() - start, "CPU" if xp is np else "GPU"
-    logger.info("%s: generated in %.0f s on the %s; written to %s", spec.name, seconds, device, path)
-    _write(path, graph, recipe)
+    logger.info("%s: generated in %.0f s on the %s; %s", spec.name, seconds, device, place)
     return graph
 
 
@@ -84,8 +100,8 @@ def _expected_size(spec: GraphSpec, batch_size: int) -> tuple[int, int]:
     return round(spec.nnz * share), round(spec.num_nodes * share)
 
 
-def _array_module(items: int) -> Any:
-    """CuPy if a GPU has the memory for so many edges and nodes, else NumPy; both give the same graph."""
+def _array_module(needed_bytes: int) -> Any:
+    """CuPy if a GPU has so much free memory, else NumPy; both give the same graph."""
     try:
         import cupy
 
@@ -93,7 +109,7 @@ def _array_module(items: int) -> Any:
         random_bits(cupy, 0, 0, 1)  # compiles a kernel
     except Exception:  # CuPy, driver, device or compiler missing: the CPU can do it in any case
         return np
-    return cupy if free > items * GPU_BYTES_PER_ITEM else np
+    return cupy if free > needed_bytes else np
 
 
 def _write(path: Path, graph: CsrGraph, recipe: str) -> None:

@@ -19,16 +19,20 @@ def random_bits(xp: Any, seed: int, stream: int, count: int) -> Any:
     step = CHUNK if xp.__name__ == "numpy" else max(count, 1)
     for first in range(0, count, step):
         z = xp.arange(first, min(first + step, count), dtype=xp.uint64)
-        z *= xp.uint64(0x9E3779B97F4A7C15)
-        z += xp.uint64(start)
-        z ^= z >> xp.uint64(30)
-        z *= xp.uint64(0xBF58476D1CE4E5B9)
-        z ^= z >> xp.uint64(27)
-        z *= xp.uint64(0x94D049BB133111EB)
-        z ^= z >> xp.uint64(31)
-        z >>= xp.uint64(1)
-        out[first : first + step] = z
+        out[first : first + step] = _splitmix(xp, z, start)
     return out.view(xp.int64)
+
+
+def random_bits_at(xp: Any, seed: int, stream: int, positions: Any) -> Any:
+    """The numbers of `random_bits` at the given positions.
+
+    Args:
+        positions: [n] int64, 0 or more.
+
+    Returns:
+        [n] int64.
+    """
+    return _splitmix(xp, positions.astype(xp.uint64), _mix(_mix(seed) ^ stream)).view(xp.int64)
 
 
 def shuffled(xp: Any, ids: Any, seed: int, stream: int) -> Any:
@@ -43,6 +47,19 @@ def shuffled(xp: Any, ids: Any, seed: int, stream: int) -> Any:
     key.sort()
     key &= xp.int64(2**31 - 1)
     return key
+
+
+def _splitmix(xp: Any, z: Any, start: int) -> Any:
+    """Hash positions in place; [n] uint64, of which the highest bit is 0."""
+    z *= xp.uint64(0x9E3779B97F4A7C15)
+    z += xp.uint64(start)
+    z ^= z >> xp.uint64(30)
+    z *= xp.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> xp.uint64(27)
+    z *= xp.uint64(0x94D049BB133111EB)
+    z ^= z >> xp.uint64(31)
+    z >>= xp.uint64(1)
+    return z
 
 
 def _mix(value: int) -> int:

@@ -39,6 +39,7 @@ TILE_KEYS = 16
 # int32 words of struct KVTile
 KEYS, BITMAP = slice(0, 16), slice(16, 24)
 TILE_WORDS = 24
+TILES_AT_A_TIME = 1 << 22  # copied to KV tiles at a time: about 0.8 GB of scratch memory
 # int32 words of struct WorkItem: the first KV tile, what to do, the second KV tile
 FIRST, SECOND = slice(0, 24), slice(32, 56)
 BEGIN, COUNT, WINDOW, NUM_KEYS, SPLIT, SPLITS = 24, 25, 26, 27, 28, slice(29, 31)
@@ -153,11 +154,18 @@ def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
         columns: [16 num_tiles] int32, `BSB.col_sparse_to_dense`.
         bitmap: [num_tiles, 16, 2] uint8, `BSB.bitmap`.
     """
-    keys = columns.view(-1, TILE_KEYS).clone()
-    keys[:, 1:].masked_fill_(keys.diff(dim=1) == 0, -1)  # BSB pads a window by repeating its last column
-    # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
-    row_pairs = bitmap.view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32).view(torch.int32)
-    return torch.nn.functional.pad(torch.cat([keys, row_pairs], 1), (0, 0, 0, 2), value=-1)
+    columns, num_tiles = columns.view(-1, TILE_KEYS), bitmap.shape[0]
+    tiles = torch.empty((num_tiles + 2, TILE_WORDS), dtype=torch.int32, device=bitmap.device)
+    tiles[num_tiles:] = -1
+    for first in range(0, num_tiles, TILES_AT_A_TIME):
+        part = slice(first, min(first + TILES_AT_A_TIME, num_tiles))
+        keys = columns[part].clone()
+        keys[:, 1:].masked_fill_(keys.diff(dim=1) == 0, -1)  # BSB pads a window by repeating its last column
+        tiles[part, KEYS] = keys
+        # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
+        row_pairs = bitmap[part].view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32)
+        tiles[part, BITMAP] = row_pairs.view(torch.int32)
+    return tiles
 
 
 def _block_items(

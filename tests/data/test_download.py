@@ -82,9 +82,9 @@ def test_wrong_content_leaves_nothing(tmp_path, monkeypatch, reachable, archive,
 
 def test_an_abandoned_download_is_not_trusted(tmp_path, write_planetoid):
     ring = np.arange(600), (np.arange(600) + 1) % 600
-    write_planetoid(tmp_path / ".download-abc" / "unpacked", *ring, 600)
+    write_planetoid(tmp_path / ".download-abc" / "unpacked", *ring, 600, name="pubmed")
     with pytest.raises(data.DatasetMissingError):
-        data.load("cora", root=tmp_path, source="official")
+        data.load("pubmed", root=tmp_path, source="official")
 
 
 def test_members_stay_below_the_target(tmp_path, monkeypatch, reachable):
@@ -219,19 +219,19 @@ def test_a_connection_that_breaks_off_leaves_nothing(site, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["auto", "official"])
-def test_cora_downloaded_as_dgl_publishes_it(tmp_path, monkeypatch, site, write_planetoid, source):
+def test_pubmed_downloaded_as_dgl_publishes_it(tmp_path, monkeypatch, site, write_planetoid, source):
     url, folder = site
     ring = np.arange(600), (np.arange(600) + 1) % 600
-    write_planetoid(tmp_path / "cora", *ring, 600)
+    write_planetoid(tmp_path / "pubmed", *ring, 600, name="pubmed")
     (folder / "dataset").mkdir()
-    with zipfile.ZipFile(folder / "dataset" / "cora_v2.zip", "w") as opened:
-        for file in (tmp_path / "cora").iterdir():
+    with zipfile.ZipFile(folder / "dataset" / "pubmed.zip", "w") as opened:
+        for file in (tmp_path / "pubmed").iterdir():
             opened.write(file, file.name)
     monkeypatch.setenv("DGL_REPO", url)
     root = tmp_path / "datasets"
-    loaded = data.load("cora", root=root, source=source)
+    loaded = data.load("pubmed", root=root, source=source)
     assert (loaded.meta.source, loaded.meta.num_edges) == ("official", 1200)
-    assert loaded.meta.origin == url + "dataset/cora_v2.zip"
+    assert loaded.meta.origin == url + "dataset/pubmed.zip"
     assert len(list(root.iterdir())) == 1
 
 
@@ -269,6 +269,16 @@ EDGE_LISTS = {
             "git_web_ml/musae_git_target.csv": "id,name,ml_target\n0,Eiryyy,0\n1,a,1\n2,b,0\n",
         },
         [(0, 1), (0, 2), (1, 0), (2, 0)],
+    ),
+    "facebook-large": (
+        ".zip",
+        {
+            "facebook_large/README.txt": "Facebook pages",
+            "facebook_large/musae_facebook_edges.csv": "id_1,id_2\n0,2\n1,1\n0,1\n",
+            "facebook_large/musae_facebook_features.json": '{"0": [3133, 1275], "1": [], "2": [9]}',
+            "facebook_large/musae_facebook_target.csv": "id,facebook_id,page_name,page_type\n0,14,a,tvshow\n",
+        },
+        [(0, 1), (0, 2), (1, 0), (1, 1), (2, 0)],
     ),
     "blog": (
         ".zip",

@@ -16,6 +16,7 @@ import torch
 
 import data
 from bench.block_stats import measure, paper_figures
+from data.download import MAGIC
 from data.graph import RawGraph
 from data.loader import find_graph
 from fused3s_dgl import import_dgl
@@ -171,6 +172,60 @@ def test_ogbn_products_csv_holds_each_edge_once(tmp_path, real):
         assert loaded.meta.sha256 == measure(RawGraph(row, col, num_nodes, "")).sha256
         assert (loaded.meta.features, loaded.meta.feature_dim, loaded.meta.num_classes) == ("original", 2, 47)
         assert loaded.graph.ndata["label"][:3].tolist() == [0, 1, 2]
+
+
+def test_facebook_large_csv(tmp_path, real):
+    row, col, num_nodes = real("facebook-large")
+    (remote,) = data.info("facebook-large").official.files(tmp_path)
+    remote.target.parent.mkdir()
+    once = row >= col  # with self loops
+    lines = [f"{i},{j}" for i, j in zip(row[once], col[once], strict=True)]
+    remote.target.write_text("\n".join(["id_1,id_2", *lines, ""]))
+    assert_is_the_real_graph("facebook-large", tmp_path, (row, col, num_nodes))
+
+
+def test_epinions_text_keeps_ids_without_an_edge(tmp_path, real):
+    row, col, num_nodes = real("soc-epinions1")
+    assert np.unique([row, col]).size == 75_879 == num_nodes - 9
+    (remote,) = data.info("soc-epinions1").official.files(tmp_path)
+    with gzip.open(remote.target, "wt", compresslevel=1) as file:
+        file.write("# Directed graph (each unordered pair of nodes is saved once): soc-Epinions1.txt \n")
+        file.write("# Nodes: 75879 Edges: 508837\n# FromNodeId\tToNodeId\n")
+        file.writelines(f"{i}\t{j}\n" for i, j in zip(row.tolist(), col.tolist(), strict=True))
+    assert_is_the_real_graph("soc-epinions1", tmp_path, (row, col, num_nodes))
+
+
+def test_twitter_text_numbers_nodes_by_the_rank_of_their_id(tmp_path, real):
+    row, col, num_nodes = real("ego-twitter")
+    rng = np.random.default_rng(0)
+    ids = np.sort(rng.choice(10**9, num_nodes, replace=False))
+    part = (row < 5000) & (col < 5000)
+    row, col = row[part], col[part]
+    once = np.flatnonzero(row <= col)
+    lines = rng.permutation(np.concatenate([once, once[:500]]))  # in no order, some twice
+    (remote,) = data.info("ego-twitter").official.files(tmp_path)
+    with gzip.open(remote.target, "wt", compresslevel=1) as file:
+        file.writelines(f"{i} {j}\n" for i, j in zip(ids[col[lines]].tolist(), ids[row[lines]].tolist(), strict=True))
+    nodes = np.unique(row)
+    row, col = (np.searchsorted(nodes, ends) for ends in (row, col))
+    _, raw = find_graph("ego-twitter", root=tmp_path, source="official")
+    assert measure(raw).sha256 == measure(RawGraph(row, col, nodes.size, "")).sha256
+
+
+def test_facebook100_matlab_matrix(tmp_path, real):
+    row, col, num_nodes = real("fb100-cornell5")
+    (remote,) = data.info("fb100-cornell5").official.files(tmp_path)
+    remote.target.parent.mkdir()
+    matrix = scipy.sparse.csc_matrix((np.ones(row.size), (row, col)), shape=(num_nodes, num_nodes))
+    scipy.io.savemat(remote.target, {"A": matrix, "local_info": np.ones((num_nodes, 7))})
+    assert remote.target.read_bytes().startswith(MAGIC[".mat"])  # of a download
+    assert_is_the_real_graph("fb100-cornell5", tmp_path, (row, col, num_nodes))
+    scipy.io.savemat(remote.target, {"A": matrix[:9]})
+    with pytest.raises(ValueError, match=r"Cornell5\.mat: the official files exist but cannot be read .*\(9, 18660\)"):
+        data.load("fb100-cornell5", root=tmp_path, source="official")
+    remote.target.write_bytes(remote.target.read_bytes()[:300])
+    with pytest.raises(ValueError, match=r"Cornell5\.mat: the official files exist but cannot be read"):
+        data.load("fb100-cornell5", root=tmp_path, source="official")
 
 
 def test_snap_text_with_gaps_in_its_ids(tmp_path, real):
@@ -420,6 +475,29 @@ def test_zinc_as_dgl_publishes_it(tmp_path, molecules):
     (remote.target / "ZincDGL_train.bin").unlink()
     with pytest.raises(ValueError, match=r"zinc_\w+: the official files exist but cannot be read"):
         data.load("zinc", root=tmp_path, source="official")
+
+
+def test_zinc_val_and_test_one_after_the_other(tmp_path, molecules):
+    node_counts, edge_counts, u, v = molecules("zinc12k-val-test")
+    (remote,) = data.info("zinc12k-val-test").official.files(tmp_path)
+    remote.target.mkdir()
+    graphs = dgl_graphs(node_counts, edge_counts, u, v, lambda n: torch.zeros(n, dtype=torch.int64))
+    for mode, part in {"valid": graphs[:1000], "test": graphs[1000:]}.items():
+        labels = {"g_label": torch.zeros(len(part))}
+        import_dgl().save_graphs(str(remote.target / f"ZincDGL_{mode}.bin"), part, labels)
+    own = tmp_path / "own" / "zinc12k-val-test.npz"
+    own.parent.mkdir()
+    np.savez(own, node_counts=node_counts, edge_counts=edge_counts, u=u, v=v)
+    for batch_size in (1000, 1024):  # the whole of val; and beyond
+        official = data.load("zinc12k-val-test", root=tmp_path, source="official", batch_size=batch_size)
+        from_file = data.load("zinc12k-val-test", root=own.parent, batch_size=batch_size)
+        assert from_file.meta.source == "file"
+        assert official.meta.sha256 == from_file.meta.sha256
+    assert (official.meta.num_nodes, official.meta.num_edges) == (23_614, 50_830)
+    only = data.load("zinc12k-val-test", root=tmp_path, source="official", batch_size=100, split="test")
+    assert only.graph.batch_num_nodes().tolist() == node_counts[1000:].tolist()
+    with pytest.raises(ValueError, match=r"batch_size: got 1101; .*, val and test has 1100 graphs"):
+        data.load("zinc12k-val-test", root=tmp_path, source="official", batch_size=1101)
 
 
 @pytest.mark.parametrize("name", ["pascalvoc-sp", "coco-sp"])

@@ -60,7 +60,7 @@ def test_info_shows_files_licence_citation_and_published_figures(datasets, tmp_p
         (["fetch", "cora", "--all"], "error: NAME or --all: exactly one"),
         (["stats", "cora", "zinc", "--path", "x.npz"], "error: --path: needs exactly one NAME, got 2"),
         (["stats", "cora", "--path", "x.npz"], "error: x.npz: no such file"),
-        (["stats", "igb-large", "--source", "synthetic"], "error: igb-large: has no surrogate"),
+        (["stats", "longformer-4096", "--source", "synthetic"], "error: longformer-4096: has no surrogate"),
         (["stats", "cora", "--source", "web"], "error: source: got 'web'"),
     ],
 )
@@ -76,6 +76,14 @@ def test_fetch_offline_says_so_and_keeps_nothing(datasets, tmp_path):
     assert done.returncode == 1
     assert "amazon0505: https://snap.stanford.edu/data/amazon0505.txt.gz: cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "root").exists()
+
+
+def test_sets_without_a_download_need_no_network(datasets, tmp_path):
+    done = datasets("fetch", "cora", "longformer-4096", "--root", tmp_path / "root")
+    assert done.returncode == 0, done.stderr
+    assert "cora: ships with this repository, in data/embedded/cora" in done.stdout
+    assert "longformer-4096: has no files" in done.stdout
     assert not (tmp_path / "root").exists()
 
 

@@ -1,0 +1,169 @@
+"""Graphs of 100 million nodes, at a thousandth of their size and smaller."""
+
+import logging
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import data
+import data.loader
+import data.synthetic.generate
+from configs import load_config
+from configs.bench_schema import BenchConfig
+from data.canonical import csr_hash, edge_hash
+from data.spec import GraphSpec
+from data.synthetic import huge
+from data.synthetic.huge import HugeGraph
+from data.synthetic.random import random_bits, random_bits_at
+
+HUGE = ["igb-large", "ogbn-papers100m"]
+
+
+def thousandth(name):
+    entry = data.info(name)
+    return replace(entry, num_nodes=entry.num_nodes // 1000, nnz=entry.nnz // 1000)
+
+
+@pytest.fixture(scope="module", params=HUGE)
+def graph(request):
+    entry = thousandth(request.param)
+    return entry, entry.synthetic.generate(entry, 1024, 5)
+
+
+def rows_of(graph):
+    return np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr.astype(np.int64)))
+
+
+def assert_canonical(graph, num_nodes, nnz):
+    """Exact size, every edge once, sorted by row and column, ids in range, no self loop."""
+    assert (graph.num_nodes, graph.col.size, int(graph.indptr[-1])) == (num_nodes, nnz, nnz)
+    assert graph.indptr.dtype == graph.col.dtype == np.int32
+    assert 0 <= graph.col.min() <= graph.col.max() < num_nodes
+    row = rows_of(graph)
+    assert (np.diff(row * num_nodes + graph.col) > 0).all()
+    assert (row != graph.col).all()
+
+
+def test_exact_size_and_canonical_edges(graph):
+    entry, made = graph
+    assert_canonical(made, entry.num_nodes, entry.nnz)
+
+
+def test_degrees_are_log_normal_and_columns_local_and_uniform(graph):
+    entry, made = graph
+    degrees = np.diff(made.indptr)
+    mean = entry.nnz / entry.num_nodes
+    assert degrees.std() / degrees.mean() == pytest.approx(np.sqrt(np.e - 1), rel=0.06)  # CV of sigma 1
+    assert np.median(degrees) == pytest.approx(mean / np.exp(0.5), abs=1)
+    distance = np.abs(made.col.astype(np.int64) - rows_of(made))
+    distance = np.minimum(distance, entry.num_nodes - distance)
+    others_nearby = 0.75 * 2 * 4096 / entry.num_nodes
+    assert (distance <= 4096).mean() == pytest.approx(0.25 + others_nearby, abs=0.01)
+    for nearby in (distance[distance <= 4096], distance[distance > 4096] - 4096):
+        thirds = np.histogram(nearby, bins=3)[0]
+        assert thirds.max() / thirds.min() < 1.03
+    popularity = np.histogram(made.col, bins=20, range=(0, entry.num_nodes))[0]
+    assert popularity.max() / popularity.min() < 1.1
+
+
+@pytest.mark.parametrize("chunk", [1, 997, 10**9])
+def test_any_chunk_gives_the_same_bits(monkeypatch, chunk):
+    spec = GraphSpec(name="small", num_nodes=403, nnz=5_001, symmetric=False)
+    maker = HugeGraph(row_sigma=0.7, reach=20)
+    expected = maker.generate(spec, 1, 3)
+    monkeypatch.setitem(huge.CHUNK_EDGES, "numpy", chunk)
+    chunked = maker.generate(spec, 1, 3)
+    np.testing.assert_array_equal(chunked.indptr, expected.indptr)
+    np.testing.assert_array_equal(chunked.col, expected.col)
+    assert chunked.sha256 == expected.sha256
+    assert maker.generate(spec, 1, 4).sha256 != expected.sha256
+
+
+def test_a_random_number_depends_on_its_position_only():
+    everywhere = random_bits(np, 3, 5, 1_000)
+    np.testing.assert_array_equal(random_bits_at(np, 3, 5, np.array([999, 0, 7, 7])), everywhere[[999, 0, 7, 7]])
+
+
+def test_repeated_edges_of_crowded_rows_are_drawn_again():
+    # Up to half of all columns in a row, and local ranges with more draws than columns.
+    spec = GraphSpec(name="crowded", num_nodes=120, nnz=3_000, symmetric=False)
+    assert_canonical(HugeGraph(row_sigma=0.3, local_share=0.6, reach=4).generate(spec, 1, 0), 120, 3_000)
+
+
+@pytest.mark.parametrize(
+    ("maker", "nodes", "edges", "message"),
+    [
+        (HugeGraph(reach=50), 100, 10, "reach: got 50; 1 to less than half of the 100 nodes"),
+        (HugeGraph(reach=10), 100, 9_000, r"a row of \d+ edges; at most half of 100 nodes"),
+        (HugeGraph(row_sigma=0.0, local_share=1.0, reach=2), 100, 900, "repeated edges are left"),
+    ],
+)
+def test_impossible_graphs_are_refused(maker, nodes, edges, message):
+    with pytest.raises(ValueError, match=message):
+        maker.generate(GraphSpec(name="dense", num_nodes=nodes, nnz=edges, symmetric=False), 1, 0)
+
+
+def test_hash_is_that_of_the_edge_list(graph, monkeypatch):
+    entry, made = graph
+    assert made.sha256 == edge_hash(rows_of(made), made.col.astype(np.int64), entry.num_nodes)
+    monkeypatch.setattr("data.canonical.HASHED_AT_A_TIME", 1_001)
+    assert csr_hash(made.indptr, made.col) == made.sha256
+    assert edge_hash(made.row, made.col, entry.num_nodes) == made.sha256
+
+
+def test_peak_memory_is_what_host_bytes_says(monkeypatch):
+    monkeypatch.setitem(huge.CHUNK_EDGES, "numpy", 20_000)
+    monkeypatch.setitem(huge.CHUNK_EDGES, "cupy", 20_000)
+    monkeypatch.setattr("data.canonical.HASHED_AT_A_TIME", 10_000)
+    entry = thousandth("igb-large")
+    tracemalloc.start()
+    try:
+        entry.synthetic.generate(entry, 1, 0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < entry.synthetic.host_bytes(entry)
+    assert peak > 0.4 * entry.synthetic.host_bytes(entry)
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_loads_by_name_and_is_not_kept(name, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(data.loader.REGISTRY, name, entry := thousandth(name))
+    with caplog.at_level(logging.INFO, logger="data"):
+        loaded = data.load(name, root=tmp_path, source="synthetic", features=False)
+    assert list(tmp_path.iterdir()) == []
+    assert "; not kept" in caplog.text
+    meta = loaded.meta
+    assert (meta.source, meta.num_nodes, meta.num_edges) == ("synthetic", entry.num_nodes, entry.nnz)
+    assert "nodes and edges only" in meta.origin
+    indptr, indices, edge_ids = loaded.graph.adj_tensors("csc")
+    assert int(indptr[-1]) == indices.numel() == entry.nnz
+    assert edge_ids.numel() == 0  # no array of edge numbers, which would double the memory
+    again = data.load(name, root=tmp_path, source="synthetic", features=False)
+    assert again.meta.sha256 == meta.sha256
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_machine_that_is_too_small_is_told_so(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("data.memory.available_bytes", lambda: 8 << 30)
+    with pytest.raises(MemoryError, match=rf"the surrogate of {name}, .* GiB needed, 8\.0 GiB available"):
+        data.load(name, root=tmp_path, source="synthetic", features=False)
+
+
+def test_config_measures_both_graphs_as_synthetic_ones():
+    config = load_config("configs/bench/huge.yaml", schema=BenchConfig)
+    assert (list(config.data.names), config.data.source) == (HUGE, "synthetic")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", HUGE)
+def test_cpu_and_gpu_give_the_same_bits(name, monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setitem(huge.CHUNK_EDGES, "cupy", 100_003)
+    entry = thousandth(name)
+    left, right = (entry.synthetic.generate(entry, 1024, 5, xp) for xp in (np, cupy))
+    np.testing.assert_array_equal(left.indptr, right.indptr)
+    np.testing.assert_array_equal(left.col, right.col)
+    assert isinstance(right.col, np.ndarray)
