@@ -1,9 +1,11 @@
 """Time to build the sparse formats of our kernels from CSR arrays that are on the device.
 
-    backend        variant  builds
-    fused3s_paper  none     BSB with 16 x 8 blocks: all that the kernel needs
-    fused3s        bsb      BSB with 16 x 16 blocks
-    fused3s        none     the same and the schedule, as `kernels.plan_attention` does; on a GPU
+    backend        variant          builds
+    fused3s_paper  none             BSB with 16 x 8 blocks: all that the kernel needs
+    fused3s_paper  row_window_sort  the part of it that is the paper's reordering: the sort of the row windows by their
+                                    number of TCBs, which are on the device
+    fused3s        bsb              BSB with 16 x 16 blocks
+    fused3s        none             the same and the schedule, as `kernels.plan_attention` does; on a GPU
 
 A build depends on neither head dimension nor type. Rows of the CPU have the run id of the GPU in the same machine.
 """
@@ -23,34 +25,45 @@ from bench.runner import classify, graph_columns, pattern_on
 from bench.timers import Spread
 from kernels.backends.fused3s import TILE
 from kernels.formats.bsb import BSB, PAPER_TILE
-from kernels.formats.csr import CSRPattern
+from kernels.formats.bsb_build import sort_row_windows
+from kernels.formats.csr import CSRPattern, array_module
 
 FINISHED = ("unchecked",)  # statuses that are not measured again
 REPEATS = 10
+ROW_WINDOW_SORT = "row_window_sort"  # a variant
 SECONDS = 2.0  # a build is not repeated after this time
 
 
 @dataclass(frozen=True)
 class Build:
-    """A timed function, and the columns that name it."""
+    """A timed function, and the columns that name it.
+
+    Attributes:
+        prepare: gives the function, from a graph on the device. It is not timed.
+    """
 
     backend: str
     variant: str
-    run: Callable[[CSRPattern], Any]
+    prepare: Callable[[CSRPattern], Callable[[], Any]]
 
 
 def builds(device: torch.device) -> list[Build]:
     """Builds that are timed on a device."""
     bsbs = [
-        Build("fused3s_paper", NONE, lambda pattern: BSB.from_graph(pattern, PAPER_TILE)),
-        Build("fused3s", "bsb", lambda pattern: BSB.from_graph(pattern, TILE)),
+        Build("fused3s_paper", NONE, lambda pattern: partial(BSB.from_graph, pattern, PAPER_TILE)),
+        Build("fused3s_paper", ROW_WINDOW_SORT, _sort_of_row_windows),
+        Build("fused3s", "bsb", lambda pattern: partial(BSB.from_graph, pattern, TILE)),
     ]
     if device.type != "cuda":
         return bsbs
-    return [
-        *bsbs,
-        Build("fused3s", NONE, lambda pattern: kernels.plan_attention(pattern, backend="fused3s", device=device)),
-    ]
+    plan = partial(kernels.plan_attention, backend="fused3s", device=device)
+    return [*bsbs, Build("fused3s", NONE, lambda pattern: partial(plan, pattern))]
+
+
+def _sort_of_row_windows(pattern: CSRPattern) -> Callable[[], Any]:
+    tcbs_per_window = BSB.from_graph(pattern, PAPER_TILE).tcb_row_offset.diff().long()
+    xp, (counts,) = array_module(tcbs_per_window)
+    return partial(sort_row_windows, xp, counts)
 
 
 def measure_builds(
@@ -83,7 +96,7 @@ def measure_builds(
             yield description, [Row(**columns, status="unavailable", reason=reason)]
         else:
             try:
-                spread = time_build(partial(build.run, pattern_on(device, loaded)), device)
+                spread = time_build(build.prepare(pattern_on(device, loaded)), device)
                 measured = {**spread.columns(), "status": "unchecked", "note": "wall clock, synchronised"}
             except Exception as error:  # the other builds go on, whatever the error is
                 status, reason = classify(error)

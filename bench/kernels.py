@@ -1,30 +1,57 @@
 """Times of attention kernels on a graph, without a model around them.
 
-Inputs are normal random numbers. Every row of the output is compared with float64 before a time is kept. Each cell also
-records its peak memory and the bytes of `bench.traffic`; rates are computed when drawing.
+    plan     launch        l2     interval
+    fixed    back_to_back  warm   up to ten runs in a row, which may overlap: `bench.timers.time_kernel`
+    fixed    isolated      warm   one run, the GPU idle in front of it: `bench.timers.time_isolated`
+    fixed    isolated      cold   the same with L2 evicted
+    rebuilt  none          none   format, schedule and run at each call, from the CSR arrays on the GPU: a mask that
+                                  changes at every call. CUDA events around each call, so that the host counts: it
+                                  queues the steps one by one and waits for sizes in between
+
+A row of plan "fixed" does not contain its format. Inputs are normal random numbers. Every row of the output is compared
+with float64 before a time is kept. With a fixed plan each cell also records its peak memory and the bytes of
+`bench.traffic`; rates are computed when drawing.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
 import kernels
 from bench.checks import float64_attention, largest_row_error
 from bench.records import Row
-from bench.runner import Cell, GraphBench, UnsupportedInputsError, dtype_name, input_dtype
-from bench.timers import Spread, l2_flusher, peak_memory_mib, reset_peak_memory, time_kernel
+from bench.runner import Cell, GraphBench, UnsupportedInputsError, classify, dtype_name, input_dtype
+from bench.timers import (
+    LONG_REPEATS,
+    Spread,
+    l2_flusher,
+    pass_times,
+    peak_memory_mib,
+    reset_peak_memory,
+    time_isolated,
+    time_kernel,
+    time_passes,
+    time_rounds,
+)
 from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
-from configs.bench_schema import REORDERED, VARIANTS, BenchConfig
+from configs.bench_schema import REORDERED, SWITCHES, BenchConfig
 from kernels.backends import REGISTRY
+from kernels.backends.flex_attention import graph_block_mask
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 from kernels.formats.csr import CSRPattern
+from kernels.formats.edges import distinct_csr, rows_of_edges
 from kernels.formats.row_order import RowOrder
+from kernels.runtime.cuda_graph import CaptureError
 from kernels.runtime.jit import get_kernel
 
 FINISHED = ("ok", "unsupported", "oom")  # statuses that are not measured again
 # Largest relative error of a row, in norm: about two roundings of E in float16; rounded scores in float32.
 ALLOWED_ERROR = {torch.float16: 2e-3, torch.float32: 1e-4}
+
+REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -39,15 +66,25 @@ class KernelBench(GraphBench):
         """Cells ordered by dimension and then by type: only the inputs of one type are in memory."""
         kernel = config.kernel
         cells = [make_cell(name, dim, config) for dim in kernel.dims for name in kernel.backends]
-        return sorted(cells, key=lambda cell: (kernel.dims.index(cell.dim), cell.dtype == "float32"))
+        cells.sort(key=lambda cell: (kernel.dims.index(cell.dim), cell.dtype == "float32"))
+        as_planned = {"fixed": {}, "rebuilt": {"plan": "rebuilt", "launch": "none", "l2": "none"}}
+        return [replace(cell, **as_planned[plan]) for cell in cells for plan in kernel.plans]
 
     @cached_property
     def gathered_columns(self) -> int:
         return gathered_columns(self.pattern)
 
     @cached_property
-    def flush(self) -> Callable[[], None] | None:
-        return l2_flusher(self.device) if self.config.measure.l2 == "cold" else None
+    def flush(self) -> Callable[[], None]:
+        return l2_flusher(self.device)
+
+    @cached_property
+    def empty_ms(self) -> float:
+        """Isolated time of a kernel that adds to one number: the part of every isolated time that is no work."""
+        number = torch.zeros(1, device=self.device)
+        options = {"device": self.device, "repeats": self.config.measure.repeats, "expected_ms": 0.0}
+        times, _ = time_isolated(lambda: number.add_(1), **options, before={"warm": lambda: None})
+        return times["warm"].median
 
     _problem: "Problem | None" = None
 
@@ -60,11 +97,12 @@ class KernelBench(GraphBench):
 
     def measure_cell(self, cell: Cell) -> list[Row]:
         refuse_impossible(cell, self.device)
-        dtype, measure, problem = cell.torch_dtype, self.config.measure, self.problem(cell.dim)
+        dtype, problem = cell.torch_dtype, self.problem(cell.dim)
         inputs, expected = problem.inputs(dtype), problem.expected
-        flush, columns = self.flush, self.gathered_columns  # made before memory is looked at
+        _ = self.flush, self.empty_ms, self.gathered_columns  # made before memory is looked at
         besides = self._bytes_besides(inputs)
-        attention, order = plan(cell, self.pattern, self.device, measure.scale)
+        make = plan if cell.plan == "fixed" else replan
+        attention, order = make(cell, self.pattern, self.device, self.config.measure.scale)
 
         def run() -> torch.Tensor:
             return attention(*inputs)
@@ -74,25 +112,53 @@ class KernelBench(GraphBench):
         run()
         memory = peak_memory_mib(self.device) - besides / 2**20
         checked = checked_columns(error, dtype)
-        spread, timer = time_kernel(run, device=self.device, repeats=measure.repeats, flush=flush)
+        if cell.plan == "rebuilt":
+            return [self._rebuilt_time(cell, run, checked)]
+        rows = self._fixed_times(cell, run, checked)
+        untimed = replace(cell, launch="none", plan="none")
         note = "inputs, format and one run; torch's allocator"
-        rows = [
-            self.row(cell, **spread.columns(), **checked, note=f"{timer}; scale {measure.scale:g}"),
-            self.row(cell, metric="peak_memory", unit="MiB", **Spread.of([memory]).columns(), **checked, note=note),
-        ]
+        rows.append(
+            self.row(untimed, metric="peak_memory", unit="MiB", **Spread.of([memory]).columns(), **checked, note=note)
+        )
         if order:
             found = {"order_found": order.method, "status": "unchecked"}
             note = f"columns {order.columns_before} to {order.columns_after}; once per graph, on the CPU"
             spread = Spread.of([order.seconds * 1e3])
-            rows.append(self.row(cell, metric="order_time", **spread.columns(), **found, note=note))
+            rows.append(self.row(untimed, metric="order_time", **spread.columns(), **found, note=note))
         out_dtype = getattr(torch, cell.out_dtype)
         traffic = {
-            "gathered_bytes": gathered_bytes(columns, cell.dim, dtype),
+            "gathered_bytes": gathered_bytes(self.gathered_columns, cell.dim, dtype),
             "compulsory_bytes": compulsory_bytes(self.pattern.shape[0], cell.dim, dtype, out_dtype),
         }
         for metric, size in traffic.items():
-            rows.append(self.row(cell, metric=metric, unit="B", **Spread.of([size]).columns(), status="unchecked"))
+            rows.append(self.row(untimed, metric=metric, unit="B", **Spread.of([size]).columns(), status="unchecked"))
         return rows
+
+    def _fixed_times(self, cell: Cell, run: Callable[[], torch.Tensor], checked: dict[str, Any]) -> list[Row]:
+        """Back to back, then isolated with L2 warm and cold."""
+        measure = self.config.measure
+        spread, timer = time_kernel(run, device=self.device, repeats=measure.repeats)
+        scale = f"scale {measure.scale:g}"
+        rows = [self.row(cell, **spread.columns(), **checked, note=f"{timer}; {scale}")]
+        options = {"device": self.device, "repeats": measure.repeats, "expected_ms": spread.median}
+        cells = {l2: replace(cell, launch="isolated", l2=l2) for l2 in ("warm", "cold")}
+        try:
+            isolated, timer = time_isolated(run, **options, before={"warm": lambda: None, "cold": self.flush})
+        except (CaptureError, torch.OutOfMemoryError) as error:  # the time back to back stands
+            status, reason = classify(error)
+            return rows + [self.row(one, status=status, reason=reason) for one in cells.values()]
+        note = f"{timer}; an empty kernel takes {self.empty_ms * 1e3:.1f} us; {scale}"
+        return rows + [self.row(cells[l2], **spread.columns(), **checked, note=note) for l2, spread in isolated.items()]
+
+    def _rebuilt_time(self, cell: Cell, run: Callable[[], torch.Tensor], checked: dict[str, Any]) -> Row:
+        measure = self.config.measure
+        options = {"run": run, "device": self.device}
+        once = time_passes(**options, repeats=2).p10
+        repeats = min(measure.repeats, max(LONG_REPEATS, int(REBUILT_MS / once)))
+        rounds = time_rounds(lambda: pass_times(**options, repeats=repeats))
+        timer = "CUDA events around each call" if self.device.type == "cuda" else "clock"
+        notes = [timer, f"scale {measure.scale:g}", rounds.warning]
+        return self.row(cell, **rounds.columns(), **checked, note="; ".join(filter(None, notes)))
 
     def _bytes_besides(self, inputs: Iterable[torch.Tensor]) -> int:
         """GPU memory of the measurement itself; the peak of a CPU is of the whole process."""
@@ -102,14 +168,15 @@ class KernelBench(GraphBench):
 
 
 def make_cell(name: str, dim: int, config: BenchConfig) -> Cell:
-    """The cell of an entry of `kernel.backends`."""
+    """The cell of an entry of `kernel.backends` with a fixed plan."""
     backend, variant, order = name, "none", "none"
-    if name in VARIANTS:
+    if name in SWITCHES:
         backend, variant = "fused3s_paper", name
     elif name == REORDERED:
         backend, order = "fused3s", "auto"
     dtype, out_dtype = dtype_name(input_dtype(backend)), config.kernel.out_dtype
-    return Cell(dim, backend, dtype, out_dtype, "kernel", variant=variant, order=order, l2=config.measure.l2)
+    options = {"launch": "back_to_back", "plan": "fixed", "l2": "warm"}
+    return Cell(dim, backend, dtype, out_dtype, "kernel", variant=variant, order=order, **options)
 
 
 class Problem:
@@ -130,7 +197,10 @@ class Problem:
             shape = (self.bench.pattern.shape[0], self.dim)
             self._inputs = tuple(torch.randn(shape, generator=generator, device=device).half() for _ in ("q", "k", "v"))
         if self._inputs[0].dtype != dtype:
-            self._inputs = tuple(tensor.to(dtype) for tensor in self._inputs)
+            tensors, self._inputs = list(self._inputs), ()
+            for nth in range(len(tensors)):  # one at a time: both types of all three may not fit
+                tensors[nth] = tensors[nth].to(dtype)
+            self._inputs = tuple(tensors)
         return self._inputs
 
     @cached_property
@@ -162,6 +232,8 @@ def refuse_impossible(cell: Cell, device: torch.device) -> None:
         raise UnsupportedInputsError(reason)
     if cell.out_dtype not in ("float32", cell.dtype):
         raise UnsupportedInputsError(f"it computes in {cell.dtype}, and kernel.out_dtype is {cell.out_dtype}")
+    if cell.plan == "rebuilt" and cell.order != "none":
+        raise UnsupportedInputsError("rows are ordered once per graph, on the CPU: too slow for each call")
 
 
 def plan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) -> tuple[Attention, RowOrder | None]:
@@ -173,9 +245,27 @@ def plan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) ->
     out_dtype = getattr(torch, cell.out_dtype)
     if cell.variant != "none":
         bsb = kernels.BSB.from_graph(pattern, device=device)
-        spec = PaperKernelSpec(cell.torch_dtype, out_dtype, cell.dim, **VARIANTS[cell.variant])
+        spec = PaperKernelSpec(cell.torch_dtype, out_dtype, cell.dim, **SWITCHES[cell.variant])
         get_kernel(spec, device.index)
         return lambda q, k, v: launch(spec, bsb, q[:, None], k[:, None], v[:, None], scale)[:, 0], None
     inputs = {"dtype": cell.torch_dtype, "head_dim": cell.dim, "out_dtype": out_dtype}
     planned = kernels.plan_attention(pattern, backend=cell.backend, device=device, reorder=cell.order, **inputs)
     return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=out_dtype), planned.order
+
+
+def replan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) -> tuple[Attention, None]:
+    """As `plan`, with the format and the schedule built anew at each call.
+
+    `flex_attention` builds its block mask anew; its compiled kernel, which takes any mask of this shape, stays.
+    """
+    if cell.backend != "flex_attention":
+        return lambda q, k, v: plan(cell, pattern, device, scale)[0](q, k, v), None
+    out_dtype = getattr(torch, cell.out_dtype)
+    planned = kernels.plan_attention(pattern, backend=cell.backend, device=device)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        indptr, col = distinct_csr(pattern, device)
+        mask = graph_block_mask(rows_of_edges(indptr), col.long(), pattern.shape)
+        return replace(planned, data=replace(planned.data, block_mask=mask))(q, k, v, scale=scale, out_dtype=out_dtype)
+
+    return attend, None

@@ -7,7 +7,7 @@ sum of its regions is the GPU waiting for launches: the region "launch gaps".
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,36 +17,83 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.timers import Spread, mark, milliseconds_between, time_inside, time_kernel
+from bench.timers import (
+    Rounds,
+    Spread,
+    mark,
+    milliseconds_between,
+    pass_times,
+    time_inside,
+    time_kernel,
+    time_rounds,
+    times_inside,
+)
 from models import Execution
 
 # In the order of the pass. "norms" includes the residual additions. "dense" is one region of the compiled and fused
 # paths: from the output of attention to q, k, v of the next block.
 REGIONS = ("embedding", "qkv", "attention", "out projection", "ffn", "norms", "dense", "readout", "launch gaps")
-MAX_LEAD_MS = 25.0  # for a backend that synchronises, where no head start helps
+MAX_LEAD_MS = 25.0  # for long passes, and for a backend that synchronises, where no head start helps
 CYCLES_PER_MS = 2_000_000  # upper bound of a GPU clock
 
 
 def time_attention(execution: Execution, *, device: torch.device, repeats: int) -> Spread:
     """Milliseconds of a forward pass inside attention.
 
-    Eager: CUDA events around each call, in separate passes, launch gaps included. CUDA graph: replays of the attention
-    of the first block, times the number of blocks, which all do the same work.
+    Attention is that of the inputs, with the casts that it makes. Eager: CUDA events around each call, in separate
+    passes, launch gaps included. CUDA graph: replays of the attention of the first block, times the number of blocks,
+    which all do the same work.
     """
     attention = execution.inputs.attention
     if execution.captured:
-        calls = []
-
-        def recorded(*arguments: Any, **options: Any) -> Any:
-            calls.append((arguments, options) if not calls else None)  # tensors of the other blocks are not kept
-            return attention(*arguments, **options)
-
-        execution.eager(recorded)
-        arguments, options = calls[0]
+        arguments, options = _first_call(execution)
         once, _ = time_kernel(lambda: attention(*arguments, **options), device=device, repeats=repeats)
-        blocks = len(calls)
+        blocks = len(execution.model.blocks)
         return Spread(once.median * blocks, once.p10 * blocks, once.p90 * blocks, once.repeats)
     return time_inside(execution.eager, attention, device=device, repeats=repeats)
+
+
+def time_eager(
+    execution: Execution, *, device: torch.device, repeats: int, first: list[float] | None
+) -> tuple[Rounds, Rounds]:
+    """Milliseconds of an eager pass, and of its attention with launch gaps.
+
+    Args:
+        repeats: passes of a round. 1 says that a pass is so long that marks inside cost nothing: one pass then gives
+            both times.
+        first: milliseconds of a round that was timed before.
+    """
+    attention = execution.inputs.attention
+    if repeats > 1:
+        forward = time_rounds(lambda: pass_times(execution.eager, device=device, repeats=repeats), first)
+        timing: dict[str, Any] = {"device": device, "repeats": repeats // 2}
+        return forward, time_rounds(lambda: times_inside(execution.eager, attention, **timing)[0])
+    in_attention = []
+
+    def time_round() -> list[float]:
+        inside, whole = times_inside(execution.eager, attention, device=device, repeats=1)
+        in_attention.extend(inside)
+        return whole
+
+    forward = time_rounds(time_round, first)
+    return forward, replace(forward, spread=Spread.of(in_attention))
+
+
+class _PassEndedError(Exception):
+    """Ends a pass at its first attention."""
+
+
+def _first_call(execution: Execution) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the first call of attention; the rest of the pass, which can take seconds, does not run."""
+    calls = []
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        calls.append((arguments, options))
+        raise _PassEndedError
+
+    with suppress(_PassEndedError):
+        execution.eager(recorded)
+    return calls[0]
 
 
 def time_regions(execution: Execution, *, eager_ms: float, device: torch.device, repeats: int) -> dict[str, Spread]:
@@ -55,7 +102,7 @@ def time_regions(execution: Execution, *, eager_ms: float, device: torch.device,
     Call it under `torch.inference_mode()`, after a first pass.
     """
     totals: dict[str, list[float]] = {}
-    launching = _launch_ms(execution, device)
+    launching = MAX_LEAD_MS if eager_ms > MAX_LEAD_MS else _launch_ms(execution, device)
     for _ in range(repeats):
         if device.type == "cuda":
             torch.cuda._sleep(int((2 * launching + 1) * CYCLES_PER_MS))

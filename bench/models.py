@@ -1,10 +1,13 @@
 """Times of whole forward passes on a graph: widths, attention backends, and ways to run the model around them.
 
+All layers outside attention have the precision of the configuration, whatever the backend. A backend that computes in
+another type gets its queries, keys and values cast, and its output cast back; the casts count as its time.
+
 All cells of a width have the same weights. Logits are compared with those of a slow backend in the same precision
 before a time is kept. Accuracy cells compare logits in float16 and bfloat16 with float32.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,19 +17,20 @@ from torch import Tensor
 
 import kernels
 from bench.checks import accuracy, compare
-from bench.model_regions import time_attention, time_regions
+from bench.model_regions import time_attention, time_eager, time_regions
 from bench.records import Row
-from bench.runner import Cell, GraphBench, UnsupportedInputsError, dtype_name, input_dtype
-from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes
+from bench.runner import Cell, GraphBench, UnsupportedInputsError, classify, dtype_name, input_dtype
+from bench.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
 from configs.end_to_end_schema import EndToEndConfig
 from kernels.backends import REGISTRY
-from models import GraphInputs, GraphTransformer, prepare_execution
+from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.dense import fused_unavailable
 
 FINISHED = ("ok", "unsupported", "oom")  # statuses that are not measured again
 ACCURACY_DTYPES = (torch.float16, torch.bfloat16)
 # With more multiplications per block the float64 backend takes seconds a pass; float32 also checks float16.
 REFERENCE_ELEMENTS = 2**31
+FEW = 3  # replays of one block's attention at least; they take a fraction of a pass
 FAST_REFERENCES = ("csr_unfused", "dfgnn_tiling")  # the first that is not the backend to check
 
 
@@ -43,18 +47,17 @@ class ModelBench(GraphBench):
 
     @staticmethod
     def cells(config: EndToEndConfig) -> list[Cell]:
-        cells = []
+        cells, dtype = [], config.model.dtype
         for dim in config.model.dims:
             for backend, modes in config.run.modes.items():
-                dtype = dtype_name(input_dtype(backend))
                 for mode in modes:
                     dense, _, graph = mode.partition("+")
                     launch = "cuda_graph" if graph else "eager"
                     cells.append(Cell(dim, backend, dtype, dtype, "model", dense=dense, launch=launch))
                 if backend in config.run.accuracy:
-                    dtype = dtype_name(ACCURACY_DTYPES[0])
+                    first = dtype_name(ACCURACY_DTYPES[0])
                     options = {"metric": "output_error", "unit": "1", "dense": "auto", "launch": "eager"}
-                    cells.append(Cell(dim, backend, dtype, dtype, "model", **options))
+                    cells.append(Cell(dim, backend, first, first, "model", **options))
         return cells
 
     def measure_cell(self, cell: Cell) -> list[Row]:
@@ -62,13 +65,14 @@ class ModelBench(GraphBench):
         if planned is None or (planned.width.dim, planned.backend) != (cell.dim, cell.backend):
             same_width = planned is not None and planned.width.dim == cell.dim
             width = planned.width if same_width else Width(self, cell.dim)
-            self._planned = planned = Planned(width, cell.backend)
+            self._planned = planned = Planned(width, cell.backend, getattr(torch, self.config.model.dtype))
         try:
             with torch.inference_mode():
                 measure = self._accuracy_rows if cell.metric == "output_error" else self._time_rows
                 return measure(cell, planned)
         finally:
-            torch.compiler.reset()  # torch keeps a few versions of what it compiled; no cell needs an older one
+            if cell.dense == "compiled":
+                torch.compiler.reset()  # torch keeps a few versions of what it compiled; no cell needs an older one
 
     def inputs(self, model: GraphTransformer, attention: Any) -> GraphInputs:
         """Inputs for a model of any width: the features are put on the device once per precision."""
@@ -78,42 +82,58 @@ class ModelBench(GraphBench):
         return replace(self._features[dtype], attention=attention)
 
     def _time_rows(self, cell: Cell, planned: "Planned") -> list[Row]:
-        width, device, dtype = planned.width, self.device, cell.torch_dtype
         captured = cell.launch == "cuda_graph"
-        model = width.model(dtype)
+        model = planned.width.model(cell.torch_dtype)
         inputs = self.inputs(model, planned.attention)
-        before = memory_mib(device)
-        reset_peak_memory(device)
+        expected = planned.width.expected(cell.torch_dtype, cell.backend)  # before a CUDA graph takes its memory
+        before = memory_mib(self.device)
+        reset_peak_memory(self.device)
         execution = prepare_execution(model, inputs, backend=cell.backend, dense=cell.dense, cuda_graph=captured)
-        logits = execution.run().clone()  # the first pass may compile
+        outputs: list[Tensor] = []
+        first = pass_times(lambda: outputs.append(execution.run()), device=self.device, repeats=1)
+        logits = outputs.pop().clone()
         # Other precisions and formats stay on the GPU: they do not count.
         own = planned.format_mib + tensors_mib(model.parameters()) + tensors_mib(vars(inputs).values())
-        memory = Spread.of([peak_memory_mib(device) - before + (own if before else 0)])
-        forward = time_passes(execution.run, device=device, repeats=2)
-        repeats = min(self.config.measure.repeats, int(self.config.measure.budget_ms / forward.p10))
-        expected = width.expected(dtype, cell.backend)
-        agreement = compare(logits, expected.logits)
+        memory = Spread.of([peak_memory_mib(self.device) - before + (own if before else 0)])
+        agreement = compare(logits, expected.logits, planned.dtype)
         checked: dict[str, Any] = {"status": "ok", "relative_error": agreement.relative}
         if not agreement.passed:
             checked |= {"status": "wrong", "reason": agreement.describe()}
 
-        def row(spread: Spread, note: str, **columns: str) -> Row:
-            return self.row(cell, **spread.columns(), **checked, note=note, **columns)
+        def row(note: str, measured: dict[str, Any], **columns: str) -> Row:
+            return self.row(cell, **(checked | {"note": note} | measured | columns))
 
-        if repeats > forward.repeats:
-            forward = time_passes(execution.run, device=device, repeats=repeats)
-        attention = time_attention(execution, device=device, repeats=max(1, repeats // 3))
-        how = "replays of one block's, times the blocks" if captured else "CUDA events around each call"
+        if not captured:  # the first pass may have compiled; a capture has run the pass before
+            first = pass_times(execution.run, device=self.device, repeats=1)
+        measure = self.config.measure
+        passes = max(1, min(measure.repeats, int(measure.budget_ms / first[0])))
+        first_round = first if passes == 1 else None
+        if captured:
+            forward = time_rounds(lambda: pass_times(execution.run, device=self.device, repeats=passes), first_round)
+            how, inside = "replays of one block's, times the blocks", self._replays(execution, max(FEW, passes))
+        else:
+            forward, attention = time_eager(execution, device=self.device, repeats=passes, first=first_round)
+            how, inside = f"CUDA events around each call{attention.warning}", attention.columns()
         contents = "weights, inputs, format and passes; torch's allocator"
         rows = [
-            row(forward, f"checked against {expected.backend}"),
-            row(attention, how, scope="attention"),
-            row(memory, contents, metric="peak_memory", unit="MiB"),
+            row(f"checked against {expected.backend}{forward.warning}", forward.columns()),
+            row(how, inside, scope="attention"),
+            row(contents, memory.columns(), metric="peak_memory", unit="MiB"),
         ]
         if not captured and cell.backend in self.config.run.regions:
-            regions = time_regions(execution, eager_ms=forward.median, device=device, repeats=max(1, repeats // 3))
-            rows += [row(spread, "eager pass", region=region) for region, spread in regions.items()]
+            few, eager_ms = max(1, passes // 2), forward.spread.median
+            regions = time_regions(execution, eager_ms=eager_ms, device=self.device, repeats=few)
+            columns = {"disturbed": rows[0].disturbed}
+            rows += [row("eager pass", spread.columns(), region=name, **columns) for name, spread in regions.items()]
         return rows
+
+    def _replays(self, execution: Execution, repeats: int) -> dict[str, Any]:
+        """Columns of the attention beside a CUDA graph, which keeps the memory of a pass: there may be too little."""
+        try:
+            return time_attention(execution, device=self.device, repeats=repeats).columns()
+        except torch.OutOfMemoryError as error:
+            status, reason = classify(error)
+            return {"status": status, "reason": reason, "relative_error": None}
 
     def _accuracy_rows(self, cell: Cell, planned: "Planned") -> list[Row]:
         """Errors of logits in 16 bits against float32, with fused non-attention layers where they can run."""
@@ -123,7 +143,7 @@ class ModelBench(GraphBench):
         for dtype in ACCURACY_DTYPES:
             model = width.model(dtype)
             dense = "plain" if fused_unavailable(model) else "fused"
-            inputs = self.inputs(model, width.plan(cell.backend, dtype))
+            inputs = self.inputs(model, width.plan(cell.backend, dtype, dtype))
             execution = prepare_execution(model, inputs, backend=cell.backend, dense=dense, cuda_graph=False)
             found = accuracy(execution.run(), exact.logits)
             typed = replace(cell, dtype=dtype_name(dtype), out_dtype=dtype_name(dtype))
@@ -167,8 +187,8 @@ class Width:
             self._models[dtype] = made.to(self.bench.device, dtype).eval()
         return self._models[dtype]
 
-    def plan(self, backend: str, dtype: torch.dtype) -> kernels.AttentionPlan:
-        """Attention with its format built.
+    def plan(self, backend: str, dtype: torch.dtype, out_dtype: torch.dtype) -> Attention:
+        """Attention that computes in `dtype` and writes `out_dtype`, with its format built.
 
         Raises:
             BackendUnavailableError, UnsupportedInputsError, UnsupportedGraphError: the backend cannot run.
@@ -178,6 +198,7 @@ class Width:
         if reason := REGISTRY[backend].unsupported(dtype, self.head_dim):
             raise UnsupportedInputsError(reason)
         inputs = {"dtype": dtype, "head_dim": self.head_dim, "num_heads": self.bench.heads}
+        inputs["out_dtype"] = written_dtype(dtype, out_dtype)
         return kernels.plan_attention(self.bench.pattern, backend=backend, device=self.bench.device, **inputs)
 
     def expected(self, dtype: torch.dtype, checked_backend: str) -> Expected:
@@ -186,31 +207,54 @@ class Width:
         slow = [name for name in FAST_REFERENCES if name != checked_backend]
         backend = "reference" if small else slow[0]
         if (dtype, backend) not in self._expected:
-            model, attention = self.model(dtype), in_float32(self.plan(backend, torch.float32))
-            self._expected[dtype, backend] = Expected(model(self.bench.inputs(model, attention)), backend)
+            model = self.model(dtype)
+            try:
+                attention = cast(self.plan(backend, torch.float32, dtype), torch.float32)
+                self._expected[dtype, backend] = Expected(model(self.bench.inputs(model, attention)), backend)
+            except torch.OutOfMemoryError as error:
+                text = f"the reference {backend}, not {checked_backend}, ran out of memory: {error}"
+                raise MemoryError(text) from None
         return self._expected[dtype, backend]
 
 
 class Planned:
-    """The attention of one backend for one width, planned when its first cell is measured."""
+    """The attention of one backend for one width, planned when its first cell is measured.
 
-    def __init__(self, width: Width, backend: str) -> None:
-        self.width, self.backend = width, backend
+    Attributes:
+        dtype: the type that it computes in.
+        format_mib: memory of its format.
+    """
+
+    def __init__(self, width: Width, backend: str, model_dtype: torch.dtype) -> None:
+        self.width, self.backend, self.model_dtype = width, backend, model_dtype
+        self.dtype = attention_dtype(backend, model_dtype)
         self.format_mib = 0.0
 
     @cached_property
-    def attention(self) -> kernels.AttentionPlan:
+    def attention(self) -> Attention:
         before = memory_mib(self.width.bench.device)
-        plan = self.width.plan(self.backend, input_dtype(self.backend))
+        plan = self.width.plan(self.backend, self.dtype, self.model_dtype)
         self.format_mib = memory_mib(self.width.bench.device) - before
-        return plan
+        return plan if self.dtype == self.model_dtype else cast(plan, self.dtype)
 
 
-def in_float32(attention: kernels.AttentionPlan) -> Callable[..., Tensor]:
-    """Attention computed in float32 for any precision of q, k and v."""
+def attention_dtype(backend: str, model_dtype: torch.dtype) -> torch.dtype:
+    """Type that a backend computes in: float32 if that is its own, else the model's if that has 16 bits."""
+    own = input_dtype(backend)
+    return own if torch.float32 in (own, model_dtype) else model_dtype
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, out_dtype: torch.dtype) -> Tensor:
-        return attention(q.float(), k.float(), v.float(), scale=scale).to(out_dtype)
+
+def written_dtype(dtype: torch.dtype, out_dtype: torch.dtype) -> torch.dtype:
+    """Type that attention in `dtype` writes for a result in `out_dtype`: kernels write float32 or their own type."""
+    return out_dtype if out_dtype == torch.float32 else dtype
+
+
+def cast(attention: Attention, dtype: torch.dtype) -> Attention:
+    """`attention` computed in `dtype`, for q, k and v and an output of any type."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype) -> Tensor:
+        written = written_dtype(dtype, out_dtype)
+        return attention(q.to(dtype), k.to(dtype), v.to(dtype), scale=scale, out_dtype=written).to(out_dtype)
 
     return attend
 

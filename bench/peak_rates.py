@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.gpu_state import clock_and_power
 from bench.records import Provenance, Row
 from bench.runner import classify
 from bench.timers import time_kernel
@@ -96,7 +97,8 @@ def measure(benchmark: MicroBenchmark, environment: Provenance, device: torch.de
         status, text = classify(error)
         return Row(**shared, status=status, reason=text)
     spread, note, error = best
-    return Row(**shared, **spread.columns(), status="ok", relative_error=error, note=note)
+    state = clock_and_power(device)
+    return Row(**shared, **spread.columns(), **state, status="ok", relative_error=error, note=note)
 
 
 def copy_rate(device: torch.device) -> MicroBenchmark:

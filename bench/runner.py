@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, ClassVar
 
 import torch
@@ -15,15 +16,19 @@ from rich.text import Text
 
 import kernels
 from bench import cli
+from bench.gpu_state import clock_and_power
 from bench.provenance import provenance
-from bench.records import Bench, Provenance, Row, Status, append_rows, key, read_rows
+from bench.records import NONE, Bench, Provenance, Row, Status, append_rows, key, read_rows
 from data import GraphMeta, LoadedGraph
 from kernels.formats.csr import CSRPattern
+from kernels.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError
 
 # Backends that compute in float32 get float32 inputs, as in the paper: 16-bit inputs would only be converted, or (pyg)
 # every intermediate result would be rounded. All others get float16.
 FLOAT32 = ("csr_unfused", "dfgnn_hyper", "dfgnn_tiling", "dgl", "pyg", "reference")
+
+REASON_CHARS = 160  # of a row of a table
 
 
 class DeviceLostError(RuntimeError):
@@ -89,17 +94,18 @@ def pattern_on(device: torch.device, loaded: LoadedGraph) -> CSRPattern:
 
 
 def classify(error: Exception) -> tuple[Status, str]:
-    """Status of a measurement that raised `error`, and the reason on one line."""
-    text = " ".join(str(error).split())[:500] or type(error).__name__
+    """Status of a measurement that raised `error`, and the reason: one line, short unless the error is unexpected."""
+    whole = " ".join(str(error).split()) or type(error).__name__
+    text = shorten(whole, REASON_CHARS, placeholder=" ...")
     if isinstance(error, kernels.BackendUnavailableError):
         return "unavailable", text
-    unsupported = (kernels.UnsupportedGraphError, UnsupportedInputsError, DenseUnavailableError, CudaGraphError)
-    if isinstance(error, unsupported):
+    unsupported = (kernels.UnsupportedGraphError, UnsupportedInputsError, DenseUnavailableError)
+    if isinstance(error, (*unsupported, CudaGraphError, CaptureError)):
         return "unsupported", text
     # torch and CuPy have a class each; cuSPARSE and compiled code only say so.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "out of memory" in text.lower():
-        return "oom", text
-    return "error", f"{type(error).__name__}: {text}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "out of memory" in whole.lower():
+        return "oom", whole.partition(". GPU ")[0][:REASON_CHARS]  # torch goes on with the state of its allocator
+    return "error", f"{type(error).__name__}: {whole[:500]}"
 
 
 def free_gpu(device_name: str, after: str, remedy: str, held: int = 0) -> None:
@@ -149,8 +155,9 @@ class Cell:
 
     @property
     def description(self) -> str:
-        options = (self.variant, self.order, self.dense, self.launch)
-        return " ".join([f"d={self.dim} {self.backend}", *(option for option in options if option != "none")])
+        options = (self.variant, self.order, self.dense, self.launch, self.plan)
+        usual = ("none", "back_to_back", "fixed")
+        return " ".join([f"d={self.dim} {self.backend}", *(option for option in options if option not in usual)])
 
 
 class GraphBench(ABC):
@@ -203,6 +210,10 @@ class GraphBench(ABC):
     def measure(self, done: Collection[tuple]) -> Iterator[tuple[Cell, list[Row]]]:
         """Each cell with its rows as soon as they are measured; without rows if its key is `done`."""
         on_gpu = self.device.type == "cuda"
+        # A search for garbage after each cell would take a quarter of a second over what the imports left.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
         for cell in self.cells(self.config):
             if key(self.columns(cell)) in done:
                 yield cell, []
@@ -213,10 +224,25 @@ class GraphBench(ABC):
             except Exception as error:  # the other cells go on, whatever the error is
                 status, reason = classify(error)
                 rows = [self.row(cell, status=status, reason=reason)]
+            else:
+                state = clock_and_power(self.device)
+                rows = [row.model_copy(update=state) if is_time(row) else row for row in rows]
             yield cell, rows
             if on_gpu:
                 after = f"{cell.description} on {self.loaded.meta.name}"
                 free_gpu(self.environment.device, after, "that cell or graph (data.names)", held)
+
+
+def warn_without_commit(environment: Provenance) -> None:
+    """Print a line if rows of this environment will not say which code measured them."""
+    if environment.commit == NONE:
+        hint = "no commit is known (not a git checkout): set FUSED3S_COMMIT to COMMIT-clean or COMMIT-dirty"
+        cli.errors.print(Text(f"warning: rows will name no commit; {hint}"))
+
+
+def is_time(row: Row) -> bool:
+    """Whether a row holds a measured time."""
+    return row.metric == "time" and row.value is not None
 
 
 def run_bench(
@@ -242,6 +268,7 @@ def run_bench(
     """
     cli.console.print(cli.describe_config(path, config))
     environment = provenance(device)
+    warn_without_commit(environment)
 
     def measure(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
         for cell, rows in bench(loaded, config, str(path), environment, device).measure(done):

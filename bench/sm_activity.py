@@ -14,7 +14,7 @@ from bench.kernels import KernelBench, checked_columns, refuse_impossible
 from bench.records import Row
 from bench.runner import Cell
 from bench.timers import Spread
-from configs.bench_schema import VARIANTS, BenchConfig
+from configs.bench_schema import SWITCHES, BenchConfig
 from kernels import BSB
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 
@@ -46,7 +46,8 @@ class SmActivityBench(KernelBench):
 
     @staticmethod
     def cells(config: BenchConfig) -> list[Cell]:
-        return [replace(cell, metric="sm_active_share", unit="1") for cell in KernelBench.cells(config)]
+        options = {"metric": "sm_active_share", "unit": "1", "launch": "none", "plan": "none"}
+        return [replace(cell, **options) for cell in KernelBench.cells(config)]
 
     def measure_cell(self, cell: Cell) -> list[Row]:
         """The mean active time over the longest, 1 if all SMs end together, and the active time of each SM.
@@ -58,9 +59,9 @@ class SmActivityBench(KernelBench):
         problem = self.problem(cell.dim)
         inputs, expected = problem.inputs(cell.torch_dtype), problem.expected
         bsb = BSB.from_graph(self.pattern, device=self.device)
-        switches = VARIANTS[cell.variant]
+        switches = SWITCHES[cell.variant]
         spec = PaperKernelSpec(cell.torch_dtype, getattr(torch, cell.out_dtype), cell.dim, **switches, clocked=True)
-        clocks = torch.empty((1, bsb.num_row_windows, 3), dtype=torch.int64, device=self.device)
+        clocks = torch.empty((1, spec.num_blocks(bsb), 3), dtype=torch.int64, device=self.device)
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         measure = self.config.measure
 
@@ -91,9 +92,11 @@ class SmActivityBench(KernelBench):
 
 def check_config(config: BenchConfig) -> None:
     """Raise a ValueError for settings that the clocked build does not support."""
-    if others := [backend for backend in config.kernel.backends if backend not in VARIANTS]:
+    if others := [backend for backend in config.kernel.backends if backend not in SWITCHES]:
         raise ValueError(
-            f"kernel.backends: {', '.join(others)} has no clocked build; allowed are {', '.join(VARIANTS)}"
+            f"kernel.backends: {', '.join(others)} has no clocked build; allowed are {', '.join(SWITCHES)}"
         )
-    if config.measure.l2 != "warm":
-        raise ValueError(f"measure.l2 = {config.measure.l2}: the SM active time is only measured with a warm L2")
+    if config.kernel.plans != ("fixed",):
+        raise ValueError(
+            f"kernel.plans = {list(config.kernel.plans)}: the SM active time is measured with [fixed] alone"
+        )

@@ -4,23 +4,25 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from kernels.runtime.cuda_graph import CaptureError, capture
+from kernels.runtime.cuda_graph import CapturedGraph, CaptureError, capture
 
-SLOW_MS = 100.0  # a run this long is repeated for SLOW_TOTAL_MS, but at least SLOW_REPEATS times
-SLOW_TOTAL_MS = 2000.0
-SLOW_REPEATS = 3
-LONG_MS = 10.0  # a run this long hides the launch of the next one
+LONG_MS = 10.0  # a run this long hides the launch of the next one, and is repeated less often:
+LONG_TOTAL_MS, LONG_REPEATS = 300.0, 3  # for so long, but at least so often
+LONG_ISOLATED_MS = 200.0  # for so long where each run is isolated, since that makes no difference; at most LONG_REPEATS
 WARM_MS = 10.0  # work before the first timed replay: an idle GPU needs as long to raise its clock
 REPLAY_MS = 2.0  # length of a CUDA graph replay, long enough to hide its launch cost
+AGREEMENT = 0.05  # relative difference of medians that agree
+MAX_ROUNDS = 5
+SPIN_CYCLES = 400_000  # of the kernel in front of an isolated run: about 0.2 ms, longer than the host takes to queue it
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +84,14 @@ class Stopwatch:
         return [milliseconds_between(start, stop) for start, stop in self._marks]
 
 
-def time_passes(
+def pass_times(
     run: Callable[[], Any],
     *,
     device: torch.device,
     repeats: int,
     after_pass: Callable[[], None] = lambda: None,
-) -> Spread:
-    """Milliseconds of `run()`. Call it once before: the first call may compile.
+) -> list[float]:
+    """Milliseconds of each `run()`. Call it once before: the first call may compile.
 
     `after_pass` is called between passes, outside the timed intervals (a progress bar).
     """
@@ -98,88 +100,210 @@ def time_passes(
         with watch.interval():
             run()
         after_pass()
-    return Spread.of(watch.milliseconds())
+    return watch.milliseconds()
+
+
+def time_passes(run: Callable[[], Any], **options: Any) -> Spread:
+    """Spread of `pass_times`."""
+    return Spread.of(pass_times(run, **options))
+
+
+def times_inside(
+    run: Callable[[Callable[..., Any]], Any], inner: Callable[..., Any], *, device: torch.device, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Milliseconds that each `run(inner)` spends in calls of `inner`, and milliseconds of the whole `run(inner)`.
+
+    `run` gets a wrapped `inner` with two marks around each call. Marks cost a few microseconds each: the whole is that
+    of `pass_times` only where a pass is long. On a GPU an interval includes waiting for launches, which dominates on
+    small graphs.
+    """
+    inside, whole, calls_before_pass = Stopwatch(device), Stopwatch(device), [0]
+
+    def timed_inner(*args: Any, **kwargs: Any) -> Any:
+        with inside.interval():
+            return inner(*args, **kwargs)
+
+    for _ in range(repeats):
+        with whole.interval():
+            run(timed_inner)
+        calls_before_pass.append(len(inside))
+    spent = inside.milliseconds()
+    return [sum(spent[first:last]) for first, last in pairwise(calls_before_pass)], whole.milliseconds()
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Passes timed in rounds, see `time_rounds`.
+
+    Attributes:
+        spread: of the passes of all rounds that were kept.
+        medians: of each round, kept or not, in order.
+        disturbed: no two medians agreed.
+    """
+
+    spread: Spread
+    medians: tuple[float, ...]
+    disturbed: bool
+
+    def columns(self) -> dict[str, float | int | str]:
+        """Columns of a row of results."""
+        return {**self.spread.columns(), "disturbed": "yes" if self.disturbed else "no"}
+
+    @property
+    def warning(self) -> str:
+        """End of a note that tells how much the rounds of a disturbed time differ; empty for other times."""
+        if not self.disturbed:
+            return ""
+        return f"; medians of {len(self.medians)} rounds from {min(self.medians):.3g} to {max(self.medians):.3g} ms"
+
+
+def time_rounds(time_round: Callable[[], list[float]], first: list[float] | None = None) -> Rounds:
+    """Rounds of passes until the medians of two of them differ by at most 5 %; these two are kept.
+
+    Work of others on the host slows down all passes for a while, and with them a median. It rarely slows down two
+    rounds equally. If no two of 5 medians agree, all rounds are kept and the time counts as disturbed.
+
+    Args:
+        time_round: gives the milliseconds of each pass of a round.
+        first: those of a round that was timed before.
+    """
+    rounds = [first or time_round()]
+    medians = [float(np.median(rounds[0]))]
+    while len(rounds) < MAX_ROUNDS:
+        rounds.append(time_round())
+        newest = float(np.median(rounds[-1]))
+        nearest = min(range(len(medians)), key=lambda nth: abs(medians[nth] - newest))
+        medians.append(newest)
+        if abs(medians[nearest] - newest) <= AGREEMENT * min(medians[nearest], newest):
+            return Rounds(Spread.of(rounds[nearest] + rounds[-1]), tuple(medians), disturbed=False)
+    return Rounds(Spread.of([*chain.from_iterable(rounds)]), tuple(medians), disturbed=True)
 
 
 def time_inside(
     run: Callable[[Callable[..., Any]], Any], inner: Callable[..., Any], *, device: torch.device, repeats: int
 ) -> Spread:
-    """Milliseconds that `run(inner)` spends in calls of `inner`.
-
-    `run` gets a wrapped `inner` with two marks around each call. Marks cost a few microseconds each, so these passes
-    are separate from those of `time_passes`. On a GPU an interval includes waiting for launches, which dominates on
-    small graphs.
-    """
-    watch, calls_before_pass = Stopwatch(device), [0]
-
-    def timed_inner(*args: Any, **kwargs: Any) -> Any:
-        with watch.interval():
-            return inner(*args, **kwargs)
-
-    for _ in range(repeats):
-        run(timed_inner)
-        calls_before_pass.append(len(watch))
-    spent = watch.milliseconds()
-    return Spread.of([sum(spent[first:last]) for first, last in pairwise(calls_before_pass)])
+    """Spread of the time in `inner`, see `times_inside`; for short passes, apart from those of `time_passes`."""
+    return Spread.of(times_inside(run, inner, device=device, repeats=repeats)[0])
 
 
-def time_graph_replays(
-    run: Callable[[], Any], *, repeats: int, launches: int = 10, between: Callable[[], Any] = lambda: None
-) -> Spread:
+def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 10) -> Spread:
     """Milliseconds of one `run()` in a CUDA graph of `launches` runs in a row.
 
-    `run` must queue the same work each time and must have run before; its outputs are dropped. `between` is called
-    before each replay, outside the timed interval.
+    `run` must queue the same work each time and must have run before; its outputs are dropped. A run may start before
+    the one in front has finished (programmatic dependent launch), and finds its data in L2 where they fit.
 
     Raises:
         CaptureError: the work cannot be captured. Torch's allocator and streams are unchanged.
     """
     graph = capture(run, torch.device("cuda", torch.cuda.current_device()), launches)
-    start = time.perf_counter()
-    while time.perf_counter() - start < WARM_MS / 1e3:
-        graph.replay()
-        torch.cuda.synchronize()
+    _raise_clock(graph)
     watch = Stopwatch(torch.device("cuda"))
     for _ in range(repeats):
-        between()
         with watch.interval():
             graph.replay()
     return Spread.of([milliseconds / launches for milliseconds in watch.milliseconds()])
 
 
-def time_kernel(
-    run: Callable[[], Any], *, device: torch.device, repeats: int, flush: Callable[[], Any] | None = None
-) -> tuple[Spread, str]:
-    """Milliseconds of one `run()`, which must have run before, and the timer.
+def _raise_clock(graph: CapturedGraph) -> None:
+    """Replay a graph for WARM_MS."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_MS / 1e3:
+        graph.replay()
+        torch.cuda.synchronize()
+
+
+def time_kernel(run: Callable[[], Any], *, device: torch.device, repeats: int) -> tuple[Spread, str]:
+    """Milliseconds of one `run()` of several back to back, and the timer. `run` must have run before.
 
     GPU: CUDA graph replays of up to 10 runs, about 2 ms each. CUDA events around each run if the work cannot be
-    captured or a run takes 10 ms or more. CPU: the clock. A run of over 100 ms is repeated less often.
-
-    Args:
-        flush: called before each timed interval, which then holds one run, see `l2_flusher`.
+    captured or a run takes 10 ms or more, which is repeated less often. CPU: the clock.
     """
-    between = flush or (lambda: None)
     if device.type != "cuda":
-        between()
-        return time_passes(run, device=device, repeats=repeats, after_pass=between), "clock"
+        return time_passes(run, device=device, repeats=repeats), "clock"
     once = min(time_passes(run, device=device, repeats=1).median for _ in range(2))  # one alone may be disturbed
-    if once > SLOW_MS:
-        repeats = min(repeats, max(SLOW_REPEATS, int(SLOW_TOTAL_MS / once)))
+    if once > LONG_MS:
+        repeats = min(repeats, max(LONG_REPEATS, int(LONG_TOTAL_MS / once)))
     if once < LONG_MS:
-        launches = 1 if flush else min(10, math.ceil(REPLAY_MS / once))
+        launches = min(10, math.ceil(REPLAY_MS / once))
         try:
-            spread = time_graph_replays(run, repeats=repeats, launches=launches, between=between)
-            return spread, "CUDA graph replays"
+            return time_graph_replays(run, repeats=repeats, launches=launches), "CUDA graph replays"
         except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
             logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
     # Outside of the handler: the error keeps alive the memory of the failed capture.
-    between()
-    spread = time_passes(run, device=device, repeats=repeats, after_pass=between)
+    spread = time_passes(run, device=device, repeats=repeats)
     return spread, "CUDA events" if once >= LONG_MS else "CUDA events with launch gaps"
 
 
+def time_isolated(
+    run: Callable[[], Any],
+    *,
+    device: torch.device,
+    repeats: int,
+    expected_ms: float,
+    before: Mapping[str, Callable[[], Any]],
+) -> tuple[dict[str, Spread], str]:
+    """Milliseconds of one `run()` alone, for each function in `before`, and the timer. `run` must have run before.
+
+    GPU: each interval holds one replay of a CUDA graph of one run. The function of `before` and then a spin kernel,
+    which touches no memory, are queued in front of it, and the host queues the replay while the spin kernel runs.
+
+    Included: the run, and what the GPU needs between the two events for starting the graph and for noticing its end.
+    An empty kernel shows how long that is.
+    Excluded: launch latency of the host. If the GPU reached the first event before the host had queued the second, the
+    interval is dropped, and taken again behind a spin kernel of twice the length.
+    Excluded: overlap with the work in front (programmatic dependent launch). A kernel with that attribute may start
+    early behind a kernel that it follows directly on its stream or in its graph. Here it is the first node of its
+    graph, an event lies between it and the spin kernel, and the spin kernel triggers no dependent launch.
+
+    A run of 10 ms or more: CUDA events around a few runs. CPU: the clock.
+
+    Args:
+        expected_ms: time of a run.
+        before: functions called before each interval, such as `l2_flusher(device)`, by any name.
+
+    Raises:
+        CaptureError: a run of less than 10 ms cannot be captured.
+    """
+    on_gpu = device.type == "cuda"
+    if on_gpu and expected_ms < LONG_MS:
+        graph = capture(run, device)
+        _raise_clock(graph)
+        times = {name: _time_behind_spin(graph.replay, device, repeats, prepare) for name, prepare in before.items()}
+        return times, "CUDA graph replays of one run"
+    if on_gpu:
+        repeats = max(1, min(LONG_REPEATS, int(LONG_ISOLATED_MS / expected_ms)))
+    times = {}
+    for name, prepare in before.items():
+        prepare()
+        times[name] = time_passes(run, device=device, repeats=repeats, after_pass=prepare)
+    return times, "CUDA events" if on_gpu else "clock"
+
+
+def _time_behind_spin(
+    queue: Callable[[], Any], device: torch.device, repeats: int, prepare: Callable[[], Any]
+) -> Spread:
+    """Milliseconds of the work that `queue` queues, see `time_isolated`."""
+    spin_cycles, intervals = SPIN_CYCLES, []
+    while len(intervals) < repeats:
+        prepare()
+        torch.cuda._sleep(spin_cycles)
+        start = mark(device)
+        queue()
+        stop = mark(device)
+        if start.query():  # the spin is over: the GPU may have waited for the host
+            spin_cycles *= 2
+        else:
+            intervals.append((start, stop))
+    torch.cuda.synchronize(device)
+    return Spread.of([milliseconds_between(start, stop) for start, stop in intervals])
+
+
 def l2_flusher(device: torch.device) -> Callable[[], None]:
-    """A function that evicts the L2 cache of a GPU by writing twice its size."""
+    """A function that evicts the L2 cache of a GPU by writing twice its size.
+
+    The cache then holds lines that must be written back before others take their place, as behind any kernel that
+    writes a large output.
+    """
     num_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     buffer = torch.empty(num_bytes // 4, dtype=torch.int32, device=device)
 

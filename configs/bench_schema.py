@@ -18,6 +18,13 @@ VARIANTS = {
     "F3S_permuteQKV": {"split_rows": False, "reordered": True, "permuted": True},  # the same as fused3s_paper
 }
 
+# The alternative that the paper decided against: blocks share out the TCBs evenly instead of the row windows.
+EDGE_PARALLEL = {
+    "F3S_edgeParallel": {"split_rows": False, "reordered": False, "permuted": True, "edge_parallel": True},
+}
+
+SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with switches of its own
+
 REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kernels.formats.row_order`
 
 Names = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]  # YAML has lists and no tuples
@@ -50,17 +57,26 @@ class BenchDataConfig(Section):
 class KernelConfig(Section):
     """Kernels. The input type of a backend is the one that it computes in, see `bench.runner`."""
 
-    backends: Names  # of `kernels.list_backends()`, VARIANTS or REORDERED
+    backends: Names  # of `kernels.list_backends()`, SWITCHES or REORDERED
     dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)  # of a head
     out_dtype: Literal["float32", "float16"] = "float32"  # float16: for the backends that compute in it
+    # fixed: the sparse format is built once. rebuilt: at each call, from the CSR arrays on the GPU.
+    plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], Field(min_length=1, strict=False)] = ("fixed",)
 
     @field_validator("backends")
     @classmethod
     def _backends_known(cls, backends: tuple[str, ...]) -> tuple[str, ...]:
         import kernels
 
-        _check_names("kernel.backends", backends, (*kernels.list_backends("cpu"), *VARIANTS, REORDERED))
+        _check_names("kernel.backends", backends, (*kernels.list_backends("cpu"), *SWITCHES, REORDERED))
         return backends
+
+    @field_validator("plans")
+    @classmethod
+    def _plans_once(cls, plans: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(plans)) < len(plans):
+            raise ValueError(f"kernel.plans = {list(plans)}: each of fixed and rebuilt is allowed once")
+        return plans
 
     @field_validator("dims")
     @classmethod
@@ -77,8 +93,7 @@ class KernelConfig(Section):
 class MeasureConfig(Section):
     """Settings that all cells share. Its `sha` is the `config_sha` of a row."""
 
-    repeats: int = Field(default=30, ge=30)  # timed intervals; fewer for a kernel that takes over 100 ms
-    l2: Literal["warm", "cold"] = "warm"  # cold: evicted before each timed interval, which then holds one run
+    repeats: int = Field(default=30, ge=30)  # timed intervals; fewer for a kernel that takes over 10 ms
     scale: float = Field(default=1.0, allow_inf_nan=False)  # of the scores; 1 as in the paper
 
 

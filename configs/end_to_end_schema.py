@@ -1,23 +1,31 @@
 """Configuration of `scripts/bench_end_to_end.py`: graphs, models, ways to run them, measurement."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from configs.bench_schema import BenchDataConfig, Names
+from configs.bench_schema import BenchDataConfig
 from configs.schema import FUSED_DIMS, ModelConfig, RuntimeConfig, Section, check_choice
 
 # How the non-attention layers are computed (runtime.dense); "+graph": the pass is replayed as a CUDA graph.
 Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph"]
 Modes = Annotated[tuple[Mode, ...], Field(min_length=1, strict=False)]
+Backends = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class EndToEndModelConfig(Section):
-    """The models. Other settings have the defaults of `ModelConfig`, as in the paper."""
+    """The models. Other settings have the defaults of `ModelConfig`, as in the paper.
+
+    Attributes:
+        dtype: precision of everything outside attention, for all backends. A backend that computes in another type
+            (see `bench.models.attention_dtype`) casts its inputs and its output.
+    """
 
     dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = FUSED_DIMS
     heads: int = Field(default=1, ge=1)
     blocks: int = Field(default=10, ge=1)
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
     @model_validator(mode="after")
     def _models_exist(self) -> Self:
@@ -30,30 +38,33 @@ class RunConfig(Section):
     """Attention backends, and how the model around each of them is run.
 
     Attributes:
-        modes: by backend. The precision of a backend is the one that it computes in, see `bench.runner.FLOAT32`.
-        regions: backends whose eager passes are also timed region by region.
-        accuracy: backends whose logits in float16 and bfloat16 are also compared with float32.
+        modes: by backend.
+        regions: backends whose eager passes are also timed region by region; may be empty.
+        accuracy: backends whose logits in float16 and bfloat16 are also compared with float32; may be empty.
     """
 
     modes: dict[str, Modes] = Field(min_length=1)
-    regions: Names = ("csr_unfused", "fused3s_paper", "fused3s")
-    accuracy: Names = ("fused3s",)
+    regions: Backends = ("csr_unfused", "fused3s_paper", "fused3s")
+    accuracy: Backends = ("fused3s",)
 
-    @field_validator("modes")
+    @field_validator("modes", "regions", "accuracy")
     @classmethod
-    def _backends_known(cls, modes: dict[str, Modes]) -> dict[str, Modes]:
+    def _backends_known(cls, backends: Iterable[str], info: ValidationInfo) -> Iterable[str]:
         import kernels
 
-        for backend in modes:
-            check_choice("run.modes", backend, tuple(kernels.list_backends("cpu")))
-        return modes
+        for backend in backends:
+            check_choice(f"run.{info.field_name}", backend, tuple(kernels.list_backends("cpu")))
+        return backends
 
 
 class EndToEndMeasureConfig(Section):
-    """Length of the measurement of a cell, and the seed. Its `sha` is the `config_sha` of a row."""
+    """Length of the measurement of a cell, and the seed. Its `sha` is the `config_sha` of a row.
 
-    repeats: int = Field(default=30, ge=1)  # largest number of passes of a cell
-    budget_ms: float = Field(default=150.0, gt=0)  # fewer passes for a slower cell, at least one
+    A cell is timed in two rounds of passes, or in more until two agree, see `bench.timers.time_rounds`.
+    """
+
+    repeats: int = Field(default=10, ge=2)  # largest number of passes of a round
+    budget_ms: float = Field(default=50.0, gt=0)  # of a round: fewer passes for a slower cell, at least one
     seed: int = RuntimeConfig.model_fields["seed"].default  # of the weights
 
 

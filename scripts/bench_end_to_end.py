@@ -3,10 +3,11 @@
     python scripts/bench_end_to_end.py --config configs/end_to_end/single.yaml [--set section.key=value ...]
         [--results FILE]
 
-Every output is compared with a reference in the same precision before its time is kept. A model that runs out of
-memory, cannot be run in the requested way or fails gets a row with a status. Cells that the file already holds are not
-measured again. Exit status: 0; 1 if an output was wrong or a cell failed; 2 if a graph could not be loaded or anything
-else stopped the run.
+The layers outside attention have one precision for all backends (model.dtype). Every output is compared with a
+reference in that precision before its time is kept. A time that other work of the host disturbed says so. A model that
+runs out of memory, cannot be run in the requested way or fails gets a row with a status. Cells that the file already
+holds are not measured again. Exit status: 0; 1 if an output was wrong or a cell failed; 2 if a graph could not be
+loaded or anything else stopped the run.
 """
 
 from functools import partial
@@ -58,7 +59,8 @@ def table_line(rows: list[Row]) -> list[str]:
     error = cli.number(first.relative_error, ".1e")
     memory = cli.number(values.get(("model", "peak_memory")), ",.0f")
     cell = (cli.dataset(first), str(first.dim), first.backend, first.dense, first.launch, first.dtype)
-    return [*cell, *times, error, memory, first.status]
+    status = f"{first.status}, disturbed" if first.disturbed == "yes" else first.status
+    return [*cell, *times, error, memory, status]
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def main(
         check_results_file(results)
         device = runner.gpu("peak rates are measured on an NVIDIA GPU")
         environment = provenance(device)
+        runner.warn_without_commit(environment)
         before = runner.recorded(results, again)
         done = finished(before, ("ok",))
         wanted = [one for one in micro_benchmarks(device) if key(one.row_columns(environment)) not in done]

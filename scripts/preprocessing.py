@@ -43,7 +43,9 @@ def main(
 def run(settings: BenchConfig, config: str, results: Path, done: set[tuple], cpu_edges: int) -> int:
     """Measure the builds that are not done; the exit status."""
     environments = {device: provenance(device) for device in runner.devices()}
-    run_id = next(iter(environments.values())).run_id
+    first = next(iter(environments.values()))
+    runner.warn_without_commit(first)
+    run_id = first.run_id
 
     def measure(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
         for device, environment in environments.items():

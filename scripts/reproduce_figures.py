@@ -2,9 +2,10 @@
 
     python scripts/reproduce_figures.py [STEP ...]
 
-STEP is one or more of the names below; "all" is all except smoke, "none" measures nothing. Measurements go to
-results/local and figures to results/local/figures: nothing recorded is overwritten. An interrupted step resumes. Exit
-status: 0, or that of the first step that failed; the other steps still run, and the figures are drawn.
+STEP is one or more of the names below; "all" is all except smoke and huge, "none" measures nothing. Measurements go to
+results/local and figures to results/local/figures: nothing recorded is overwritten. An interrupted step resumes. At the
+end the figures, the page of claims and the HTML report are drawn. Exit status: 0, or that of the first step that
+failed; the other steps still run, and everything is drawn.
 """
 
 import subprocess
@@ -23,22 +24,30 @@ from report.frames import LOCAL
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED, MEASURED = Path("results"), Path("results", LOCAL)
 KERNELS = ("bench_kernels.py", "--results", f"{MEASURED}/kernels.csv", "--config")
-# Our kernels with fp16 output; the step "kernels" has them with fp32 output.
+# Our kernels with fp16 output; the other steps have fp32 output.
 HALF_OUTPUT = ("--set", "kernel.out_dtype=float16", "--set", "kernel.backends=[fused3s,fused3s+reorder,fused3s_paper]")
 MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--config")
 BUILDS = ("preprocessing.py", "--results", f"{MEASURED}/preprocessing.csv", "--config")
+GRAPHS = ("single", "batched", "more")  # files in configs/bench
+MODEL_GRAPHS = ("single", "batched")  # files in configs/end_to_end
 STEPS: dict[str, list[tuple[str, ...]]] = {
     "smoke": [(*KERNELS, "configs/bench/smoke.yaml"), (*MODELS, "configs/end_to_end/smoke.yaml")],
     "peak_rates": [("peak_rates.py", "--results", f"{MEASURED}/peak_rates.csv")],
-    "kernels": [(*KERNELS, f"configs/bench/{name}.yaml") for name in ("single", "batched")],
-    "beyond": [(*KERNELS, f"configs/bench/{name}.yaml", *HALF_OUTPUT) for name in ("single", "batched")],
+    "kernels": [(*KERNELS, f"configs/bench/{name}.yaml") for name in GRAPHS],
+    "float16_output": [(*KERNELS, f"configs/bench/{name}.yaml", *HALF_OUTPUT) for name in GRAPHS],
+    "superpixels": [(*KERNELS, "configs/bench/surrogate_superpixels.yaml")],
+    "masks": [(*KERNELS, "configs/bench/masks.yaml")],
     "ablation": [(*KERNELS, "configs/bench/ablation.yaml")],
     "sm_active": [("sm_active_time.py", "--results", f"{MEASURED}/sm_active.csv")],
-    "preprocessing": [(*BUILDS, f"configs/bench/{name}.yaml") for name in ("single", "batched")],
+    "preprocessing": [(*BUILDS, f"configs/bench/{name}.yaml") for name in GRAPHS],
     "stability": [("stability.py", "--results", f"{MEASURED}/stability.csv")],
-    "end_to_end": [(*MODELS, f"configs/end_to_end/{name}.yaml") for name in ("single", "batched")],
+    "end_to_end": [(*MODELS, f"configs/end_to_end/{name}.yaml") for name in MODEL_GRAPHS],
+    "end_to_end_fp32": [(*MODELS, f"configs/end_to_end/{name}_fp32.yaml") for name in MODEL_GRAPHS],
+    "huge": [(*KERNELS, "configs/bench/huge.yaml")],
 }
-GROUPS = {"all": [name for name in STEPS if name != "smoke"], "none": []}
+GROUPS = {"all": [name for name in STEPS if name not in ("smoke", "huge")], "none": []}
+# Files that no command here fetches, by the step that reads them.
+NEEDED = {"superpixels": Path("datasets", "superpixel-bsds500.npz")}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -54,12 +63,27 @@ def main(
     elif not torch.cuda.is_available():
         console.print(Text(f"no NVIDIA GPU found: nothing is measured; drawing from the CSVs recorded in {RECORDED}"))
         chosen = []
+    for name, path in NEEDED.items():
+        if name in chosen and not (ROOT / path).is_file():
+            chosen.remove(name)
+            console.print(Text(f"left out   {name}: reads {path}, which is not there and which no command fetches"))
     failed = {name: status for name in chosen for command in STEPS[name] if (status := run(*command))}
-    source = MEASURED if chosen else RECORDED
-    drawn = run("plot.py", "--results", str(source), "--figures", str(source / "figures"))
+    failed |= {
+        command[0]: status for command in drawings(MEASURED if chosen else RECORDED) if (status := run(*command))
+    }
     for name, status in failed.items():
         console.print(Text(f"failed     {name}: exit status {status}, see above"))
-    raise typer.Exit(next(iter(failed.values()), drawn))
+    raise typer.Exit(next(iter(failed.values()), 0))
+
+
+def drawings(results: Path) -> list[tuple[str, ...]]:
+    """Commands that draw the CSVs of a folder; they need no GPU."""
+    source = ("--results", str(results))
+    return [
+        ("plot.py", *source, "--figures", str(results / "figures")),
+        ("claims.py", *source),
+        ("html_report.py", *source),
+    ]
 
 
 def chosen_steps(names: list[str]) -> list[str]:

@@ -18,6 +18,8 @@ from bench.provenance import provenance
 from bench.records import Row, append_rows, check_results_file
 from bench.softmax_stability import all_scores, measure_scores
 
+INPUTS = ("scores", "score_range", "nodes", "nnz")  # columns that tell one measurement's inputs from another's
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -31,10 +33,12 @@ def main(
         check_results_file(results)
         device = runner.devices()[0]
         environment = provenance(device)
+        runner.warn_without_commit(environment)
         before = (row for row in runner.recorded(results, again) if row.device == environment.device)
-        done = {(row.scores, row.score_range) for row in before}
+        done = {tuple(getattr(row, name) for name in INPUTS) for row in before}
         rows = []
-        wanted = [scores for scores in all_scores(device) if (scores.family, scores.size) not in done]
+        every = {tuple(scores.row_columns()[name] for name in INPUTS): scores for scores in all_scores(device)}
+        wanted = [scores for inputs, scores in every.items() if inputs not in done]
         for scores in track(wanted, "measuring", console=cli.console, auto_refresh=False):
             measured = list(measure_scores(scores, environment))
             append_rows(results, measured)
@@ -44,21 +48,17 @@ def main(
 
 
 def print_table(rows: list[Row]) -> None:
-    """The median error, one line per range; "-" where no row is finite."""
-    rows = [row for row in rows if row.metric == "relative_error"]
-    columns = list(dict.fromkeys((row.backend, row.variant, row.dtype) for row in rows))
-    cells = {(row.scores, row.score_range, row.backend, row.variant, row.dtype): row for row in rows}
-    table = Table("scores", *("\n".join(column).replace("\nnone", "") for column in columns))
-    for scores in dict.fromkeys((row.scores, row.score_range) for row in rows):
-        line = [cells.get((*scores, *column)) for column in columns]
-        name = " ".join(map(str, scores))
-        table.add_row(name, *("-" if row is None or row.value is None else describe(row) for row in line))
+    """A line per softmax or kernel and type: how many ranges lose no row, and the median errors there."""
+    table = Table("backend", "variant", "type", "ranges without a lost row", "least error", "largest error")
+    series: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.metric == "relative_error":
+            series.setdefault((row.backend, row.variant, row.dtype), []).append(row)
+    for name, measured in series.items():
+        errors = [row.value for row in measured if row.status == "ok"]
+        ends = (f"{min(errors):.1e}", f"{max(errors):.1e}") if errors else ("", "")
+        table.add_row(*name, f"{len(errors)} of {len(measured)}", *ends)
     cli.console.print(table)
-
-
-def describe(row: Row) -> str:
-    finite = f" ({row.repeats / row.nodes:.0%})" if row.repeats < row.nodes else ""
-    return f"{row.value:.1e}{finite}"
 
 
 if __name__ == "__main__":

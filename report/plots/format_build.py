@@ -1,7 +1,9 @@
-"""Build times of the sparse formats, and the number of kernel runs after which a build has paid off."""
+"""Build times of the sparse formats, the part of row-window reordering, and the number of kernel runs after which a
+build has paid off."""
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from report.frames import Panel, kernel_panels, latest
 from report.plots import style
@@ -12,6 +14,7 @@ BUILDS = {  # backend, variant and device type of the bars
     ("fused3s", "none", "cuda"): "fused3s: BSB and schedule, GPU",
     ("fused3s_paper", "none", "cuda"): "fused3s_paper: BSB, GPU",
     ("fused3s_paper", "none", "cpu"): "fused3s_paper: BSB, CPU",
+    ("fused3s_paper", "row_window_sort", "cuda"): "fused3s_paper: sort of row windows alone, GPU",
 }
 
 
@@ -35,11 +38,11 @@ def _draw(device: str, builds: pd.DataFrame, panels: list[Panel]) -> Figure:
     """
     graphs = list(builds.index)
     figure, (above, below) = style.new_figure(max(style.WIDTH, 1 + 0.3 * len(graphs)), 5.6, 2, sharex=True)
-    for nth, (build, label) in enumerate(BUILDS.items()):
-        times = builds[build].to_dict() if build in builds else {}
-        times = {place: times[graph] for place, graph in enumerate(graphs) if pd.notna(times.get(graph))}
-        places = [style.bar_x(place, nth, len(BUILDS)) for place in times]
-        bars = above.bar(places, times.values(), style.GROUP_WIDTH / len(BUILDS), label=label)
+    timed = {build: label for build, label in BUILDS.items() if build in builds}
+    for nth, (build, label) in enumerate(timed.items()):
+        times = {place: time for place, time in enumerate(builds[build]) if pd.notna(time)}
+        places = [style.bar_x(place, nth, len(timed)) for place in times]
+        bars = above.bar(places, times.values(), style.GROUP_WIDTH / len(timed), label=label)
         for patch, place in zip(bars, times, strict=True):
             patch.set(facecolor=style.PALETTE[nth], edgecolor="white", linewidth=0.3)
             patch.set_hatch(style.hatch(graphs[place].synthetic))
@@ -50,7 +53,7 @@ def _draw(device: str, builds: pd.DataFrame, panels: list[Panel]) -> Figure:
                 if time is None:
                     continue
                 as_long[place] = milliseconds / time
-                if baseline is not None and baseline > time:
+                if baseline is not None and baseline > time and build[1] == "none":  # no format of its own
                     ahead[place] = milliseconds / (baseline - time)
         below.plot([*as_long], [*as_long.values()], "o", color=style.PALETTE[nth], mec="black", mew=0.3)
         below.plot([*ahead], [*ahead.values()], "o", color=style.PALETTE[nth], mfc="none")
@@ -58,6 +61,7 @@ def _draw(device: str, builds: pd.DataFrame, panels: list[Panel]) -> Figure:
     above.grid(axis="y")
     above.set_ylabel("build (ms)")
     style.log_axis(below.yaxis)
+    below.yaxis.set_major_locator(LogLocator(numticks=12))  # several decades: labels at 2 and 5 would collide
     style.name_ticks(below, [graph.tick for graph in graphs])
     below.set_ylabel(f"kernel runs, d = {DIM}")
     below.set_title(f"dots: runs that take as long as the build; rings: runs until build and runs beat {BASELINE}")

@@ -23,6 +23,38 @@ def test_every_graph_and_any_chunk_agrees_with_dense_attention(name, monkeypatch
     assert largest_row_error(output, expected) < 1e-7
 
 
+@pytest.mark.parametrize(("edges", "rows"), [(37, 1 << 20), (1 << 25, 50)])
+@pytest.mark.parametrize("name", EDGE_CASES)
+def test_a_few_rows_at_a_time_agree_with_dense_attention(name, monkeypatch, edges, rows):
+    monkeypatch.setattr(checks, "CHUNK_EDGES", edges)
+    monkeypatch.setattr(checks, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(checks, "ROWS", 5)
+    graph = EDGE_CASES[name]().tocsr()
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(size, 24) for size in (graph.shape[0], graph.shape[1], graph.shape[1]))
+    indptr, indices = (torch.from_numpy(array.copy()) for array in (graph.indptr, graph.indices))
+    expected = dense_attention(q[:, None], k[:, None], v[:, None], mask_of(graph), 0.3)[:, 0]
+    assert largest_row_error(float64_attention(q, k, v, indptr.long(), indices, 0.3), expected) < 1e-7
+
+
+def test_a_few_rows_at_a_time_use_the_memory_of_a_few_rows(monkeypatch):
+    monkeypatch.setattr(checks, "CHUNK_EDGES", 100)
+    monkeypatch.setattr(checks, "CHUNK_ROWS", 8)
+    sizes = []
+
+    def seen(query, key, value, indptr, indices, scale):
+        sizes.append((len(query), indices.numel()))
+        return query
+
+    monkeypatch.setattr(checks, "_rows_attention", seen)
+    edges = torch.tensor([10] * 16 + [0] * 20 + [500] + [3] * 4)
+    indptr = torch.cat([edges.new_zeros(1), edges.cumsum(0)])
+    q = torch.randn(len(edges), 4)
+    assert float64_attention(q, q, q, indptr, torch.zeros(int(edges.sum()), dtype=torch.int32), 1.0).equal(q)
+    # At most 8 rows and 100 edges; a longer row is alone, or follows rows without an edge.
+    assert sizes == [(8, 80), (8, 80), (8, 0), (8, 0), (4, 0), (1, 500), (4, 12)]
+
+
 def test_scores_that_float32_cannot_tell_apart_are_told_apart():
     q, k = torch.tensor([[4096.0]]), torch.tensor([[4096.0], [4096.0 + 2**-10]])
     v = torch.tensor([[0.0], [1.0]])

@@ -2,11 +2,13 @@
 
 import json
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bench.model_regions import REGIONS, save_trace, time_attention, time_regions
+from bench.model_regions import REGIONS, save_trace, time_attention, time_eager, time_regions
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from models import GraphTransformer, prepare_execution
@@ -39,6 +41,46 @@ def test_time_in_attention_is_of_all_blocks_of_a_pass():
     spread = time_attention(prepared(delay=0.02), device=CPU, repeats=3)
     assert 60 <= spread.median < 120
     assert spread.repeats == 3
+
+
+@torch.inference_mode()
+def test_a_graphs_attention_is_timed_alone_without_a_pass_around_it():
+    calls = []
+
+    def attention(q, k, v, **options):
+        calls.append(q.shape)
+        time.sleep(0.02)
+        return v.contiguous()
+
+    run = prepared()
+    run = replace(run, inputs=replace(run.inputs, attention=attention), captured=SimpleNamespace(replay=run.eager))
+    spread = time_attention(run, device=CPU, repeats=3)
+    assert calls == [(50, 1, 64)] * 3
+    assert 60 <= spread.median < 120  # of all three blocks
+
+
+@torch.inference_mode()
+def test_short_eager_passes_are_timed_apart_from_the_attention_in_them():
+    forward, inside = time_eager(prepared(delay=0.01), device=CPU, repeats=4, first=None)
+    assert (len(forward.medians) * 4, len(inside.medians) * 2) >= (8, 4)
+    assert 30 <= inside.spread.median <= forward.spread.median * 1.1
+
+
+@torch.inference_mode()
+def test_one_long_eager_pass_gives_its_time_and_that_of_its_attention():
+    calls = []
+
+    def attention(q, k, v, **options):
+        calls.append(1)
+        time.sleep(0.02)
+        return v.contiguous()
+
+    run = prepared()
+    run = replace(run, inputs=replace(run.inputs, attention=attention))
+    forward, inside = time_eager(run, device=CPU, repeats=1, first=[1e6])
+    assert forward.medians[0] == 1e6
+    assert len(calls) == 3 * inside.spread.repeats == 3 * (len(forward.medians) - 1)
+    assert 60 <= inside.spread.median < forward.spread.median < 120
 
 
 @torch.inference_mode()

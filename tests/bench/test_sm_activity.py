@@ -103,8 +103,8 @@ def test_a_backend_without_a_clocked_build_is_refused():
     check_config(config())
     with pytest.raises(ValueError, match=r"kernel\.backends: fused3s has no clocked build; allowed are F3S_splitR"):
         check_config(config("kernel.backends=[F3S_splitC, fused3s]"))
-    with pytest.raises(ValueError, match=r"measure\.l2 = cold"):
-        check_config(config("measure.l2=cold"))
+    with pytest.raises(ValueError, match=r"kernel\.plans = \['fixed', 'rebuilt'\]"):
+        check_config(config("kernel.plans=[fixed, rebuilt]"))
 
 
 def test_the_figure_is_drawn_from_a_csv_the_same_each_time(graph, tmp_path):

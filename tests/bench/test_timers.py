@@ -11,11 +11,13 @@ import torch
 from bench import timers as measure
 from bench.timers import (
     Spread,
+    _time_behind_spin,
     l2_flusher,
     peak_memory_mib,
     reset_peak_memory,
+    time_graph_replays,
     time_inside,
-    time_kernel,
+    time_isolated,
     time_passes,
 )
 from kernels.runtime.cuda_graph import CaptureError
@@ -127,15 +129,14 @@ def test_long_runs_are_timed_with_events_and_slow_ones_less_often():
     code = """
 def spin(ms):
     return lambda: torch.cuda._sleep(int(ms * 1.5e6))
-for ms in (0.1, 30, 400):
+for ms in (0.1, 20, 400):
     spread, how = time_kernel(spin(ms), device=device, repeats=30)
     print(spread.repeats, how, sep=",")
 """
     short, long, slow = (line.split(",") for line in run_on_gpu(code).splitlines())
     assert short == ["30", "CUDA graph replays"]
-    assert long == ["30", "CUDA events"]
-    assert slow[1] == "CUDA events"
-    assert 3 <= int(slow[0]) < 30
+    assert long[1] == slow[1] == "CUDA events"
+    assert 3 == int(slow[0]) < int(long[0]) <= 30
 
 
 @pytest.mark.gpu
@@ -145,14 +146,61 @@ def test_a_flush_is_outside_the_timed_interval_and_empties_l2():
     flush = l2_flusher(device)
     alone = time_passes(flush, device=device, repeats=30)
     x.sum()
-    warm, _ = time_kernel(x.sum, device=device, repeats=30)
-    cold, how = time_kernel(x.sum, device=device, repeats=30, flush=flush)
-    assert how == "CUDA graph replays"
+    before = {"warm": lambda: None, "cold": flush}
+    times, how = time_isolated(x.sum, device=device, repeats=30, expected_ms=0.01, before=before)
+    warm, cold = times["warm"], times["cold"]
+    assert how == "CUDA graph replays of one run"
     assert warm.median < cold.median < warm.median + alone.median
 
 
-def test_a_flush_on_the_cpu_is_called_before_every_interval():
+@pytest.mark.gpu
+def test_an_isolated_time_has_neither_the_spin_kernel_nor_the_host():
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def spin():
+        torch.cuda._sleep(100_000)
+
+    spin()
+    back_to_back = time_graph_replays(spin, repeats=30)
+    options = {"device": device, "repeats": 30}
+    times, _ = time_isolated(spin, expected_ms=0.05, before={"": lambda: None}, **options)
+    late = _time_behind_spin(lambda: (time.sleep(0.002), spin()), prepare=lambda: None, **options)
+    for spread in (times[""], late):
+        assert spread.repeats == 30
+        assert back_to_back.median < spread.median < back_to_back.median + 0.02
+
+
+def test_a_late_host_is_never_timed(monkeypatch):
+    """The GPU reaches the first event at once unless the spin kernel is 8 times as long."""
+    queued, spins = [], []
+
+    class Event:
+        def __init__(self):
+            self.at, self.spin = len(queued), spins[-1]
+
+        def query(self):
+            return self.spin < 8 * measure.SPIN_CYCLES
+
+        def elapsed_time(self, stop):
+            assert not self.query()
+            return float(stop.at - self.at)
+
+    monkeypatch.setattr(measure, "mark", lambda device: Event())
+    monkeypatch.setattr(torch.cuda, "_sleep", spins.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    spread = _time_behind_spin(lambda: queued.append(1), torch.device("cuda"), 5, lambda: None)
+    assert (spread.repeats, spread.median) == (5, 1.0)
+    assert [cycles // measure.SPIN_CYCLES for cycles in spins] == [1, 2, 4] + [8] * 5
+
+
+def test_each_isolated_run_has_its_preparation_before_it():
     calls = []
-    spread, how = time_kernel(lambda: calls.append("run"), device=CPU, repeats=3, flush=lambda: calls.append("flush"))
-    assert (spread.repeats, how) == (3, "clock")
-    assert calls == ["flush", "run"] * 3 + ["flush"]
+    times, how = time_isolated(
+        lambda: calls.append("run"),
+        device=CPU,
+        repeats=3,
+        expected_ms=0.001,
+        before={"warm": lambda: None, "cold": lambda: calls.append("flush")},
+    )
+    assert ({name: spread.repeats for name, spread in times.items()}, how) == ({"warm": 3, "cold": 3}, "clock")
+    assert calls == ["run"] * 3 + ["flush", "run"] * 3 + ["flush"]

@@ -8,7 +8,7 @@ import torch
 
 import data
 from configs import ConfigError, load_config
-from configs.bench_schema import VARIANTS, BenchConfig
+from configs.bench_schema import EDGE_PARALLEL, VARIANTS, BenchConfig
 from kernels.backends.fused3s_paper import PaperKernelSpec
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench"
@@ -33,7 +33,7 @@ def test_the_papers_back_ends_and_variants_ship():
     for name in ("single", "batched"):
         assert papers <= {*load(name).kernel.backends}
         assert load(name).kernel.dims == (64, 128, 256)
-    assert load("ablation").kernel.backends == tuple(VARIANTS)
+    assert load("ablation").kernel.backends == (*VARIANTS, *EDGE_PARALLEL)
     assert load("ablation").kernel.dims == (64, 128, 256)
 
 
@@ -46,17 +46,19 @@ def test_each_variant_is_one_switch_from_the_one_before():
 
 
 def test_the_other_configurations_load():
-    more, smoke = load("more"), load("smoke")
-    assert more.data.source == "file"
-    assert not {*more.data.names} & {*load("single").data.names, *load("batched").data.names}
-    assert {"fused3s", "fused3s+reorder", "fused3s_paper"} < {*smoke.kernel.backends}
+    others = {path.stem: load(path.stem) for path in FOLDER.iterdir()}
+    papers = {*others["single"].data.names, *others["batched"].data.names}
+    assert not {*others["more"].data.names} & papers
+    assert {"fused3s", "fused3s+reorder", "fused3s_paper"} < {*others["smoke"].kernel.backends}
+    assert {*others["smoke"].data.names} < papers
+    assert others["masks"].kernel.plans == ("fixed", "rebuilt")
+    assert {config.kernel.plans for name, config in others.items() if name != "masks"} == {("fixed",)}
 
 
 def test_the_hash_is_of_what_every_cell_shares():
     sha = load("single").measure.sha()
     assert load("batched", "kernel.dims=[8]", "data.names=[zinc]").measure.sha() == sha
     assert load("single", "measure.scale=0.5").measure.sha() != sha
-    assert load("single", "measure.l2=cold").measure.sha() != sha
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,9 @@ def test_the_hash_is_of_what_every_cell_shares():
         ("kernel.backends=[fused3s_papr]", ["did you mean 'fused3s_paper'?", "F3S_splitC"]),
         ("kernel.backends=[F3S_splitX]", ["'F3S_splitX' is not known, did you mean 'F3S_split"]),
         ("kernel.out_dtype=bfloat16", ["kernel.out_dtype = 'bfloat16'", "'float32' or 'float16'"]),
-        ("measure.l2=hot", ["measure.l2 = 'hot'", "'warm' or 'cold'"]),
+        ("kernel.plans=[fresh]", ["kernel.plans.0 = 'fresh'", "'fixed' or 'rebuilt'"]),
+        ("kernel.plans=[fixed, fixed]", ["kernel.plans = ['fixed', 'fixed']", "allowed once"]),
+        ("measure.l2=cold", ["measure.l2", "repeats, scale"]),
         ("kernel.dims=[64, 60]", ["kernel.dims = [64, 60]: 60", "multiples of 8 up to 256"]),
         ("kernel.dims=[big]", ["kernel.dims.0 = 'big'", "valid integer"]),
         ("measure.repeats=3", ["measure.repeats = 3", "greater than or equal to 30"]),

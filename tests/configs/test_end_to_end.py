@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.models import ModelBench
 from configs import ConfigError, load_config
 from configs.end_to_end_schema import EndToEndConfig
 
@@ -14,20 +15,46 @@ def load(name: str, *overrides: str) -> EndToEndConfig:
     return load_config(FOLDER / f"{name}.yaml", overrides, EndToEndConfig)
 
 
-@pytest.mark.parametrize("name", ["single", "batched", "smoke"])
+@pytest.mark.parametrize("name", ["single", "batched", "single_fp32", "batched_fp32", "smoke"])
 def test_shipped_config_loads(name):
     config = load(name)
     assert (config.model.heads, config.model.blocks) == (1, 10)
-    assert "csr_unfused" in config.run.modes
-    assert {"plain", "fused+graph"} <= {*config.run.modes["fused3s"]}
+    assert config.model.dtype == ("float32" if name.endswith("_fp32") else "float16")
+    assert all({"plain", "plain+graph"} <= {*modes} for modes in config.run.modes.values())  # launches like for like
 
 
 def test_the_sets_and_widths_of_the_paper():
     single, batched = load("single"), load("batched")
     assert {"musae-github", "igb-small", "reddit", "ogbn-products", "amazon-products"} <= {*single.data.names}
-    assert {*batched.data.names} == {"zinc", "peptides-func", "pascalvoc-sp", "ogbg-molhiv", "ogbg-ppa"}
+    published = {"zinc", "peptides-struct", "peptides-func", "pascalvoc-sp", "coco-sp"}
+    assert {*batched.data.names} == published | {"ogbg-molhiv", "ogbg-ppa"}
     assert single.model.dims == batched.model.dims == (64, 128, 256)
     assert single.run == batched.run
+
+
+@pytest.mark.parametrize("name", ["single", "batched"])
+def test_both_precisions_run_the_same_graphs_and_backends(name):
+    half, single = load(name), load(f"{name}_fp32")
+    assert half.data == single.data
+    assert list(half.run.modes) == list(single.run.modes)
+    assert half.measure.sha() == single.measure.sha()
+    assert {mode for modes in single.run.modes.values() for mode in modes} == {"plain", "plain+graph"}
+    assert (single.run.regions, single.run.accuracy) == ((), ())
+
+
+def test_every_step_from_the_float32_baseline_to_the_fused_model_is_a_cell():
+    cells = {
+        (cell.dtype, cell.backend, cell.dense, cell.launch)
+        for name in ("single", "single_fp32")
+        for cell in ModelBench.cells(load(name))
+    }
+    assert {
+        ("float32", "csr_unfused", "plain", "eager"),
+        ("float16", "csr_unfused", "plain", "eager"),
+        ("float16", "fused3s", "plain", "eager"),
+        ("float16", "fused3s", "plain", "cuda_graph"),
+        ("float16", "fused3s", "fused", "cuda_graph"),
+    } <= cells
 
 
 @pytest.mark.parametrize(
@@ -36,6 +63,9 @@ def test_the_sets_and_widths_of_the_paper():
         ("run.modes={fused3: [plain]}", ["run.modes = 'fused3'", "did you mean 'fused3s'", "csr_unfused"]),
         ("run.modes={fused3s: [plane]}", ["run.modes.fused3s.0 = 'plane'", "did you mean 'plain'", "'fused+graph'"]),
         ("run.modes={fused3s: []}", ["run.modes.fused3s", "at least 1 item"]),
+        ("run.regions=[fused3]", ["run.regions = 'fused3'", "did you mean 'fused3s'"]),
+        ("run.accuracy=[fused3]", ["run.accuracy = 'fused3'", "did you mean 'fused3s'"]),
+        ("model.dtype=fp16", ["model.dtype = 'fp16'", "'float16', 'bfloat16' or 'float32'"]),
         ("run.modes={}", ["run.modes", "at least 1 item"]),
         ("model.dims=[100]", ["model.dim = 100", "multiples of 8 up to 256"]),
         ("model.dim=64", ["model.dim = 64: no such key", "did you mean 'dims'"]),

@@ -8,8 +8,12 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = ("plot.py", "--results", "results", "--figures", "results/figures")
-MEASURED = ("plot.py", "--results", "results/local", "--figures", "results/local/figures")
+DRAWING = ("plot.py", "claims.py", "html_report.py")
+RECORDED = [
+    ("plot.py", "--results", "results", "--figures", "results/figures"),
+    ("claims.py", "--results", "results"),
+    ("html_report.py", "--results", "results"),
+]
 
 
 @pytest.fixture
@@ -38,39 +42,56 @@ def call(script, monkeypatch):
 
 def test_without_a_gpu_the_recorded_csvs_are_drawn(call):
     status, output, ran = call(gpu=False)
-    assert (status, ran) == (0, [RECORDED])
+    assert (status, ran) == (0, RECORDED)
     assert "no NVIDIA GPU found: nothing is measured; drawing from the CSVs recorded in results" in output
 
 
 def test_with_a_gpu_it_measures_into_local_and_draws_that(call):
     status, _, ran = call("smoke", gpu=True)
     assert status == 0
-    assert ran[-1] == MEASURED
-    assert len(ran) > 1
+    assert [command[0] for command in ran[-3:]] == [*DRAWING]
+    assert len(ran) > 3
     assert all("results/local" in " ".join(command) for command in ran)
     assert any("configs/bench/smoke.yaml" in command for command in ran)
 
 
 def test_none_draws_what_is_recorded_also_with_a_gpu(call):
-    assert call("none", gpu=True)[2] == [RECORDED]
+    assert call("none", gpu=True)[2] == RECORDED
 
 
-def test_all_runs_every_step_but_smoke_once(call, script):
+def test_all_runs_every_step_but_smoke_and_huge_once(call, script, monkeypatch):
+    monkeypatch.setattr(script, "NEEDED", {})
     _, _, ran = call("all", "kernels", gpu=True)
     assert len(ran) == len(set(ran))
     ran = [" ".join(command) for command in ran]
-    assert not any("smoke" in command for command in ran)
+    assert not any("smoke" in command or "huge" in command for command in ran)
     files = {path.name for path in (ROOT / "results" / "h200").iterdir()}
     assert files <= {word.rpartition("/")[2] for command in ran for word in command.split()}  # every recorded CSV
-    for name in ("configs/bench", "configs/end_to_end"):
-        for config in ("single", "batched"):
-            assert any(f"{name}/{config}.yaml" in command for command in ran)
+    configs = {
+        path.relative_to(ROOT) for name in ("bench", "end_to_end") for path in (ROOT / "configs" / name).iterdir()
+    }
+    measured = {path for path in configs if path.stem not in ("smoke", "huge", "sm_active")}  # sm_active is a default
+    assert {path for path in measured if any(str(path) in command for command in ran)} == measured
+    assert sum("kernel.out_dtype=float16" in command for command in ran) == 3
+
+
+def test_a_step_whose_file_is_missing_is_left_out_with_a_sentence(call, script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    status, output, ran = call("superpixels", "masks", gpu=True)
+    assert status == 0
+    assert [command[-1] for command in ran[:-3]] == ["configs/bench/masks.yaml"]
+    assert "left out   superpixels: reads datasets/superpixel-bsds500.npz" in output
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "superpixel-bsds500.npz").touch()
+    status, output, ran = call("superpixels", gpu=True)
+    assert ran[0][-1] == "configs/bench/surrogate_superpixels.yaml"
+    assert "left out" not in output
 
 
 def test_a_failed_step_stops_neither_the_others_nor_the_drawing(call):
     status, output, ran = call("ablation", "stability", gpu=True, failing=("bench_kernels.py",))
     assert status == 2
-    assert [command[0] for command in ran] == ["bench_kernels.py", "stability.py", "plot.py"]
+    assert [command[0] for command in ran] == ["bench_kernels.py", "stability.py", *DRAWING]
     assert "failed     ablation: exit status 2" in output
 
 
