@@ -154,3 +154,15 @@ def model_ratios(panels: Iterable[Any]) -> list[ModelRatio]:
                 found.append(ModelRatio(baseline, measured, by_gpu, ours))
                 break
     return found
+
+
+def reordering_gains(gpu: str) -> dict[str, float]:
+    """Published time without row-window reordering over that with it, by single graph."""
+    times = published_times(gpu)
+    return {name: times[name, "F3S_splitC"] / times[name, "F3S_reorderRW"] for name in SETS["single"]}
+
+
+def published_sm_active() -> pd.DataFrame:
+    """Mean over longest active time of the SMs on an A30, from the authors' values: [data set, variant]."""
+    table = pd.read_csv(FOLDER / "sm_active.csv")
+    return table.pivot(index="dataset", columns="variant", values="mean_over_longest")

@@ -9,9 +9,11 @@ from report.plots import (
     hero,
     models,
     paper,
+    scaling,
     sm_activity,
     softmax_stability,
     speedups,
+    waterfall,
 )
 
 __all__ = [
@@ -23,7 +25,9 @@ __all__ = [
     "hero",
     "models",
     "paper",
+    "scaling",
     "sm_activity",
     "softmax_stability",
     "speedups",
+    "waterfall",
 ]

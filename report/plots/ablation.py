@@ -16,7 +16,7 @@ def draw(rows: pd.DataFrame) -> dict[str, Figure]:
     figures = {}
     for panel in kernel_panels(rows):
         if figure := draw_ablation(panel):
-            figures[f"ablation_{panel.group}_{style.slug(panel.device)}_d{panel.dim}"] = figure
+            figures[f"ablation_{style.where(panel)}"] = figure
     return figures
 
 
@@ -27,8 +27,8 @@ def draw_ablation(panel: Panel) -> Figure | None:
     series = []
     for before, variant in pairwise(variants):
         step = panel.speedup(variant, before)
-        label = f"{variant}: {step.describe()} over {before}" if step else f"{variant}: on no graph of {before}"
-        series.append(SpeedupBars(panel, variant, variants[0], style.colour(variant), label))
+        label = f"{variant}: {step.beside_real()}, over {before}" if step else f"{variant}: on no graph of {before}"
+        series.append(SpeedupBars(panel, variant, variants[0], variant, label, style.color_of(variant)))
     if not any(panel.speedup(one.subject, one.baseline) for one in series):
         return None
     title = f"Ablation of the paper's kernel, {panel.title}"

@@ -12,6 +12,7 @@ from report.plots import style
 from report.plots.bars import SpeedupBars, draw_rows
 
 OURS, PAPER = ("fused3s", REORDERED), "fused3s_paper"
+FP16_SHADE = -0.4
 OUT_DTYPES = {"float32": "fp32 output", "float16": "fp16 output"}
 
 
@@ -19,23 +20,25 @@ def draw(rows: pd.DataFrame) -> dict[str, Figure]:
     """A figure per device on which both kernels were timed, with a row per head dimension."""
     by_device: dict[str, dict[int, list[SpeedupBars]]] = {}
     kinds = [(out_dtype, subject) for out_dtype in OUT_DTYPES for subject in OURS]
-    for shade, (out_dtype, subject) in zip(style.PALETTE, kinds, strict=False):
+    for out_dtype, subject in kinds:
+        shade = style.shaded(style.color_of(subject), FP16_SHADE if out_dtype == "float16" else 0)
         for panel in whole_panels(kernel_panels(rows, out_dtype)):
             if speedup := panel.speedup(subject, PAPER):
-                label = f"{subject}, {OUT_DTYPES[out_dtype]}: {speedup.describe()}"
-                series = SpeedupBars(panel, subject, PAPER, shade, label)
+                label = f"{subject}, {OUT_DTYPES[out_dtype]}: {speedup.beside_real()}"
+                series = SpeedupBars(panel, subject, PAPER, subject, label, shade)
                 by_device.setdefault(panel.device, {}).setdefault(panel.dim, []).append(series)
     return {f"beyond-the-paper_{style.slug(device)}": _draw(device, by_device[device]) for device in sorted(by_device)}
 
 
 def whole_panels(panels: Sequence[Panel], series: Collection[str] = (*OURS, PAPER)) -> list[Panel]:
-    """Panels of some series on all groups of graphs, one per device and head dimension."""
-    whole: dict[tuple[str, int], Panel] = {}
+    """Panels of some series on all groups of graphs, one per device, head dimension and number of heads."""
+    whole: dict[tuple[str, int, int], Panel] = {}
     for panel in panels:
         panel = panel.only(series)
-        before = whole.setdefault((panel.device, panel.dim), panel)
+        key = panel.device, panel.dim, panel.heads
+        before = whole.setdefault(key, panel)
         if panel is not before:
-            whole[panel.device, panel.dim] = replace(before, rows=pd.concat([before.rows, panel.rows]))
+            whole[key] = replace(before, rows=pd.concat([before.rows, panel.rows]))
     return list(whole.values())
 
 

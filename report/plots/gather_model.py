@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from configs.bench_schema import VARIANTS
+from configs.bench_schema import SWITCHES
 from report.gather_model import PeakRates, achieved, machine_rates, model_over_time
 from report.plots import style
 
@@ -11,7 +11,7 @@ from report.plots import style
 def draw(rows: pd.DataFrame) -> dict[str, Figure]:
     """Peak rates of each device, and a figure per head dimension of the kernels timed there."""
     figures, machine, cells = {}, machine_rates(rows), achieved(rows)
-    cells = cells[(cells["out_dtype"] == "float32") & ~cells["series"].isin(list(VARIANTS))]
+    cells = cells[(cells["out_dtype"] == "float32") & ~cells["series"].isin(list(SWITCHES))]
     for device, rates in machine.groupby("device"):
         peak, slug = PeakRates.of(rows, device), style.slug(device)
         if not peak.complete:
@@ -49,7 +49,7 @@ def draw_model(cells: pd.DataFrame, peak: PeakRates) -> Figure:
     figure, axes = style.new_figure(max(style.WIDTH, 1 + 0.3 * len(shares)), 4.6)
     for series in style.in_order(shares.columns):
         places = [place for place, share in enumerate(shares[series]) if pd.notna(share)]
-        colour = style.colour(series)
+        colour = style.color_of(series)
         axes.plot(places, shares[series].dropna(), "o", color=colour, mec="black", mew=0.3, label=series)
     axes.axhline(1, color="black", linewidth=0.6)
     style.log_axis(axes.yaxis)

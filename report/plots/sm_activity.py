@@ -49,7 +49,7 @@ def _draw_side(axes: Axes, rows: pd.DataFrame, series: str, graph: Graph) -> Non
     times = latest(rows[rows["metric"] == "sm_active_time"], "sm")
     share = rows[rows["metric"] == "sm_active_share"].iloc[-1]
     hatch = style.hatch(graph.synthetic)
-    bars = {"color": style.colour(series), "hatch": hatch, "edgecolor": "white", "linewidth": 0.2}
+    bars = {"color": style.color_of(series), "hatch": hatch, "edgecolor": "white", "linewidth": 0.2}
     axes.bar(times["sm"], times["value"] / 1e3, 1.0, **bars)
     axes.axhline((times["value"] / 1e3).mean(), color="black", linewidth=0.8, linestyle="--")
     axes.margins(x=0.01)

@@ -8,6 +8,7 @@ apart.
 import io
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
+
+from bench.records import NONE
+from report.frames import PRECISIONS, Panel
 
 matplotlib.rcParams.update(
     {
@@ -49,8 +54,11 @@ Y_LABELS = 0.9  # inches beside the axes
 LEGEND_KEY, LEGEND_GAP = 2.8, 2.0  # in font sizes: patch of an entry, and gap between two columns
 HATCH = "////"  # measured on a synthetic graph
 GROUP_WIDTH = 0.9  # of the bars of a group; groups are 1 apart
+SMALL = 5.5  # font size of the text on bars
+DISTURBED = "~"  # on a time that the host disturbed
+FAR = 6  # times the third quartile of the bars of an axis; longer bars are cut
 
-# Ours, the paper's baselines in the order of its legend, common alternatives, the ablation.
+# The one table of colours: ours, the paper's baselines in the order of its legend, common alternatives, the ablation.
 COLOURS = {
     "fused3s": "#EE6677",
     "fused3s+reorder": "#FFAABB",
@@ -63,13 +71,15 @@ COLOURS = {
     "csr_unfused": "#66CCEE",
     "dgl": "#BBBBBB",
     "flex_attention": "#777777",
-    "sdpa_padded": "#DDAACC",
+    "sdpa_padded": "#AA7744",
     "F3S_splitR": "#DDDDDD",
     "F3S_splitC": "#BBCCEE",
     "F3S_reorderRW": "#77AADD",
     "F3S_permuteQKV": "#4477AA",
 }
 OTHER = "#000000"
+PUBLISHED = "published "  # before the backend, in the name of a series that others' code was measured for
+FUSED_SHADES = {"plain": 0, "compiled": -0.25, "fused": -0.5}  # of fused3s, by how the non-attention layers run
 # Colours of lines and groups that are no backends: Paul Tol's "bright".
 PALETTE = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB")
 
@@ -87,27 +97,56 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
     Both are drawn before either is written.
     """
-    pdf, pixels, png = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    image = png(figure)  # first: a second drawing moves the axes by a fraction of a pixel, and `png` is used alone too
+    pdf = io.BytesIO()
     figure.savefig(pdf, format="pdf", metadata={"Creator": None, "Producer": None, "CreationDate": None})
-    figure.savefig(pixels, format="png", dpi=DPI)
-    # A palette reduces the size to a third. Other methods than this one change the colours of small marks.
-    palette = {"colors": 128, "method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
-    Image.open(pixels).convert("RGB").quantize(**palette).save(png, "PNG", optimize=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png")]
+    contents = pdf.getvalue(), image
     stem.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in zip(paths, (pdf, png), strict=True):
-        path.write_bytes(content.getvalue())
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
     return paths
 
 
-def colour(backend: str) -> str:
-    return COLOURS.get(backend, OTHER)
+def png(figure: Figure) -> bytes:
+    """The figure as PNG with a palette, which reduces the size to a third."""
+    pixels, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(pixels, format="png", dpi=DPI)
+    # Other methods than this one change the colours of small marks.
+    palette = {"colors": 128, "method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
+    Image.open(pixels).convert("RGB").quantize(**palette).save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
-def in_order(backends: Iterable[str]) -> list[str]:
-    """Backends in the order of the legend, unknown ones last."""
+def color_of(series: str) -> str:
+    """Colour of a series of `report.frames`: that of its backend in every figure.
+
+    Whole models of fused3s get darker with more fused layers; "published BACKEND" is a lighter form of the backend's.
+    """
+    if series.startswith(PUBLISHED):
+        return shaded(color_of(series.removeprefix(PUBLISHED)), 0.5)
+    backend, _, mode = series.partition(" ")
+    found = COLOURS.get(backend, OTHER)
+    return shaded(found, FUSED_SHADES[mode.removesuffix("+graph")]) if mode and backend == "fused3s" else found
+
+
+def shaded(color: str, amount: float) -> str:
+    """The colour mixed with white (`amount` from 0 to 1) or with black (from 0 to -1)."""
+    mixed = np.array(to_rgb(color)) * (1 - abs(amount)) + max(amount, 0)
+    return to_hex(mixed)
+
+
+def in_order(series: Iterable[str]) -> list[str]:
+    """Series in the order of the legend, each published one before its backend, unknown ones last."""
     known = list(COLOURS)
-    return sorted(backends, key=lambda name: (known.index(name) if name in known else len(known), name))
+
+    def place(name: str) -> tuple:
+        backend, _, mode = name.removeprefix(PUBLISHED).partition(" ")
+        modes = list(FUSED_SHADES)
+        nth = modes.index(mode.removesuffix("+graph")) if mode else 0
+        return known.index(backend) if backend in known else len(known), backend, not name.startswith(PUBLISHED), nth
+
+    return sorted(series, key=place)
 
 
 def hatch(synthetic: bool) -> str:
@@ -122,6 +161,14 @@ def synthetic_key(label: str = "synthetic graph") -> Patch:
 def slug(text: str) -> str:
     """Part of a file name, such as nvidia-h200."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def where(panel: Panel) -> str:
+    """Part of a file name: group, device and shape of a panel, such as single_nvidia-h200_d128."""
+    parts = [panel.group, slug(panel.device), f"d{panel.dim}"]
+    parts += [] if panel.of_paper else [f"h{panel.heads}", *([f"b{panel.blocks}"] if panel.blocks else [])]
+    parts += [PRECISIONS.get(panel.precision, panel.precision)] if panel.precision not in (NONE, "float16") else []
+    return "_".join(parts)
 
 
 def bar_x(group_center: float, index: float, count: int) -> float:
@@ -164,13 +211,42 @@ def log_axis(axis: Axis, unit: str = "") -> None:
 def write_missing(axes: Axes, place: float, status: str | None) -> None:
     """Write the reason for a missing bar at `place`: the status of its row, None without a row."""
     word = MISSING.get(status, status)
-    axes.text(place, 0.01, word, transform=axes.get_xaxis_transform(), rotation=90, ha="center", va="bottom", size=5)
+    options = {"rotation": 90, "ha": "center", "va": "bottom", "size": SMALL}
+    axes.text(place, 0.01, word, transform=axes.get_xaxis_transform(), **options)
+
+
+def cut_at(values: Iterable[float]) -> float:
+    """Value at which bars on a log axis are cut, so that a few far longer ones do not flatten the others."""
+    values = np.array([*values])
+    if not len(values):
+        return np.inf
+    kept = values[values <= FAR * max(np.quantile(values, 0.75, method="lower"), 1)]
+    return np.inf if len(kept) == len(values) else 1.3 * max(kept.max(), 1)
+
+
+def mark_cut(axes: Axes, x: float, width: float, limit: float, words: str) -> None:
+    """Break mark through a bar that ends at `limit`, and its value above."""
+    for level in (0.78, 0.86):
+        places = [x - 0.5 * width, x + 0.5 * width]
+        axes.plot(places, [limit * level, limit * level * 1.08], color="white", linewidth=1, zorder=3)
+    axes.text(x, limit * 1.05, words, rotation=90, ha="center", va="bottom", size=SMALL)
+
+
+def footnote(figure: Figure, words: str) -> None:
+    """Write `words` below the axes."""
+    figure.supxlabel(words, x=0.01, ha="left", size=6, color="#444444")
+
+
+@cache
+def _text_width(text: str, size: float) -> float:
+    """Points."""
+    return TextPath((0, 0), text, size=size).get_extents().width
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
     """Number of columns of a legend of `labels` that fit above the axes of a figure of `width` inches."""
     size = matplotlib.rcParams["legend.fontsize"]
-    entries = [TextPath((0, 0), label, size=size).get_extents().width + LEGEND_KEY * size for label in labels]
+    entries = [_text_width(label, size) + LEGEND_KEY * size for label in labels]
     for lines in range(1, len(labels)):
         columns = -(-len(labels) // lines)
         gaps = (columns - 1) * LEGEND_GAP * size

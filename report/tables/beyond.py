@@ -15,13 +15,12 @@ from report.plots.beyond import OURS, OUT_DTYPES, PAPER, whole_panels
 HEAD = """# Beyond the paper
 
 Drawn by `make reproduce-figures` from the CSVs under `results/`; a ratio is computed here and stored nowhere. Geometric
-means of the time of `fused3s_paper` over ours, over the n graphs read from files (real graphs and the surrogate
-superpixel-bsds500, no synthetic graph) on which both gave a correct output, and the least ratio with its graph. Over
-several d each pair of a graph and a d counts.
+means of the time of `fused3s_paper` over ours, over the n graphs on which both gave a correct output, and the least
+ratio with its graph. "Real" leaves out synthetic and surrogate graphs. Over several d each pair of a graph and a d
+counts. The rules that share out row windows were fitted on some of these graphs.
 """
 MODEL = """Time of the gather model (report/gather_model.py: row windows in natural order, no reuse across windows) over
-the measured time; above 100 % where windows share rows or find them in a cache. The last lines are over the graphs read
-from files.
+the measured time; above 100 % where windows share rows or find them in a cache. The last lines are over real graphs.
 """
 COSTS = """Time to find the order (kernels/formats/row_order.py; once per graph, on the CPU), and the number of forward
 passes of ten blocks after which it has paid off. In ms, with fp32 output.
@@ -46,8 +45,8 @@ def beyond_tables(rows: pd.DataFrame) -> str:
     cells, sections = achieved(rows), [HEAD]
     for device, panels in sorted(by_device.items()):
         if lines := _means(panels):
-            dims = [f"d = {dim}" for dim in _dims(panels)]
-            head = ["speed-up of", "output", "graphs", *dims, f"d = {' and '.join(map(str, JOINED))}"]
+            dims, pool = (f"d = {dim}, real" for dim in _dims(panels)), " + ".join(map(str, JOINED))
+            head = ["speed-up of", "output", "graphs", *dims, f"d = {pool}, real", "all graphs"]
             sections += [f"## Over `{PAPER}`, {device}\n", table(head, lines)]
         if lines := _order_costs(panels.get("float32", {}), rows[rows["device"] == device]):
             head = ["graph", "d", "order, s", "fused3s", REORDERED, "saved", "passes"]
@@ -75,15 +74,15 @@ def _means(panels: Panels) -> list[list[str]]:
                     if speedup := panel.speedup(subject, PAPER):
                         found[dim] = speedup
                 if found:
-                    speedups = [*(found.get(dim) for dim in _dims(panels)), joined(found)]
+                    real = {dim: speedup.real for dim, speedup in found.items() if speedup.real}
+                    speedups = [*(real.get(dim) for dim in _dims(panels)), joined(real), joined(found)]
                     lines.append([subject, output, kind, *map(_describe, speedups)])
     return lines
 
 
 def _side_by_side(ours: Panel, theirs: Panel, kind: str) -> Panel:
-    """Our kernels of one panel and the paper's of another, on the graphs from files of one of KINDS."""
+    """Our kernels of one panel and the paper's of another, on the graphs of one of KINDS."""
     rows = pd.concat([ours.only(OURS).rows, theirs.only([PAPER]).rows])
-    rows = rows[rows["data_source"] != "synthetic"]
     if kind != "all":
         rows = rows[(rows["graphs"] > 1) == (kind == "batches")]
     return replace(ours, rows=rows)
@@ -111,9 +110,9 @@ def _model(panels: Panels, cells: pd.DataFrame, rates: PeakRates) -> list[list[s
         [graph.label, str(dim), f"{gathered / 1e9:.2f}", *map(_percent, shares)]
         for (graph, dim, gathered), shares in zip(wide.index, wide.itertuples(index=False, name=None), strict=True)
     ]
-    files = wide[[not graph.synthetic for graph, *_ in wide.index]]
+    real = wide[[graph.real for graph, *_ in wide.index]]
     for name, summary in (("geometric mean", geometric_mean), ("least", min)):
-        shares = [files[column].dropna() for column in columns]
+        shares = [real[column].dropna() for column in columns]
         if any(map(len, shares)):
             lines.append([name, "", "", *("-" if some.empty else _percent(summary(some)) for some in shares)])
     return lines

@@ -2,23 +2,45 @@
 
 import pandas as pd
 
-from report.frames import JOINED, Panel, find_panel, joined, latest, model_panels, model_rows
+from bench.records import NONE
+from report.frames import (
+    JOINED,
+    PRECISIONS,
+    ModelRun,
+    Panel,
+    Speedup,
+    find_panel,
+    joined,
+    latest,
+    model_panels,
+    model_rows,
+    paper_model_rows,
+    run_speedups,
+)
 from report.gather_model import ITEM_BYTES, PeakRates
 from report.markdown import table
 from report.paper import DGL, MODEL_SUBJECTS, model_ratios
+from report.plots.style import DISTURBED
 
-HEAD = """# The whole model
+HEAD = f"""# The whole model
 
 Drawn by `make reproduce-figures` from the CSVs under `results/`; a ratio is computed here and stored nowhere. Graph
-Transformer of 10 blocks and one head; medians in ms of a forward pass, in brackets the share spent in attention, timed
-in separate passes: where a slow host sets the pace, it can exceed the whole. Backends that compute in float32 run the
-whole model in float32, the others in float16. A variant is an attention backend, how the non-attention layers are
-computed and, with `+graph`, a CUDA graph. A cell without a time holds its status; `-` was not measured. `csr_unfused`
-stands for DGL, which has no CUDA on PyPI.
+Transformer; medians in ms of a forward pass, in brackets the share spent in attention, timed in separate passes: where
+a slow host sets the pace, it can exceed the whole. "fp16 model" and "fp32 model" are the type outside attention, the
+same for all backends; a backend that computes in another type gets its inputs cast, within its time. A variant is an
+attention backend, how the non-attention layers are computed and, with `+graph`, a CUDA graph. A cell without a time
+holds its status; `-` was not measured; `{DISTURBED}` marks a time that the host disturbed, which is in no mean.
+`csr_unfused` stands for DGL, which has no CUDA on PyPI.
 """
-# The fused model over the paper's attention with plain modules, CUDA graphs on both, and over what users run.
-COMPARED = [("fused3s fused+graph", "fused3s_paper plain+graph")]
-COMPARED += [(f"fused3s {mode}", f"{base} plain") for base in DGL for mode in ("fused", "fused+graph")]
+MEANS = """Geometric means over the graphs on which both ran; "real" leaves out synthetic and surrogate graphs. In the
+last two columns each pair of a graph and a d counts. "Disturbed" graphs were measured and are not among the n.
+"""
+MADE_OF = f"""A headline ratio multiplies four changes: precision, launch, fused layers and attention. The lines below
+it take them away one by one.
+{MEANS}"""
+OURS = ModelRun("fused3s", "fused", "cuda_graph")
+COMPARED_WITH = (*DGL, "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable", "fused3s_paper")
+LAUNCHES = {"cuda_graph": "CUDA graphs on both sides", "eager": "eager on both sides"}
 DENSE = """From the embedding to the readout without attention, of graphs of over 100,000 nodes: ms in all blocks,
 and TB/s of the bytes that must be moved if each block is one kernel: 4 N d values for the first Q, K, V, then reading
 the output of attention and h and writing the next h and Q, K, V, 6 N d per block and 3 N d in the last; in brackets the
@@ -30,30 +52,71 @@ difference of two large times.
 """
 DENSE_REGIONS = ("qkv", "out projection", "ffn", "norms", "dense")
 DENSE_NODES = 100_000
-MOST_ATTENTION = 0.75  # largest share of attention in a model whose other parts are compared
-MEANS = """Geometric means over graphs on which both ran; in the last column each pair of a graph and a width counts.
+ACCURACY = """The weights are random, not trained: this is no accuracy of a trained model.
 """
+MOST_ATTENTION = 0.75  # largest share of attention in a model whose other parts are compared
 
 
 def end_to_end_tables(rows: pd.DataFrame) -> str:
-    """Times of each panel, the paper's ratios beside ours, the non-attention layers and the accuracy of 16 bits."""
-    machine, rows = rows, model_rows(rows)
+    """Times of each panel, what headline ratios are made of, the paper's ratios, the other layers, the accuracy."""
+    machine, paper_model, rows = rows, paper_model_rows(rows), model_rows(rows)
     panels, attention = model_panels(rows), model_panels(rows, "attention")
     sections = [HEAD]
+    for device in sorted({*paper_model["device"]}):
+        here = paper_model[paper_model["device"] == device]
+        if parts := _made_of(here):
+            sections += [f"## What a headline ratio is made of, {device}\n", MADE_OF, *parts]
+        ratios = _ratios([panel for panel in panels if panel.device == device and panel.of_paper])
+        sections += [f"## The paper's ratios beside ours, {device}\n", *ratios]
     for panel in panels:
         sections.append(f"## {panel.title[0].upper()}{panel.title[1:]}\n")
         sections.append(_times(panel, find_panel(attention, panel)))
-    for device in sorted({*rows["device"]}):
-        here = [panel for panel in panels if panel.device == device]
-        sections += [f"## Speed-ups of the whole model, {device}\n", MEANS, _speedups(here)]
-        sections += [f"## The paper's ratios beside ours, {device}\n", _ratios(here)]
-    if dense := _dense(rows, machine):
+        sections += [f"Rows of {panel.commits} commits.\n"] * (panel.commits > 1)
+    if dense := _dense(paper_model, machine):
         sections += ["## Non-attention layers\n", DENSE, dense]
-    if compiled := _compiled(rows):
+    if compiled := _compiled(paper_model):
         sections += [COMPILED, compiled]
-    if accuracy := _accuracy(rows):
-        sections += ["## Accuracy of 16 bits against the model in float32\n", accuracy]
+    if accuracy := _accuracy(paper_model):
+        sections += ["## Accuracy of 16 bits against the model in float32\n", ACCURACY, accuracy]
     return "\n".join(sections)
+
+
+def comparisons(baseline: str) -> dict[str, tuple[ModelRun, ModelRun, str]]:
+    """Our run, that of `baseline` and the scope of each ratio, from the headline to attention alone."""
+    found = {
+        "headline: fp16, fused, CUDA graph over fp32, eager": (OURS, ModelRun(baseline, dtype="float32"), "model"),
+        "the same over fp16, eager": (OURS, ModelRun(baseline), "model"),
+        "fused layers in ours, CUDA graphs on both sides": (OURS, ModelRun(baseline, launch="cuda_graph"), "model"),
+    }
+    for scope, words in (("model", "plain layers"), ("attention", "attention alone")):
+        for launch, sides in LAUNCHES.items():
+            runs = ModelRun("fused3s", launch=launch), ModelRun(baseline, launch=launch)
+            found[f"{words}, {sides}"] = (*runs, scope)
+    return found
+
+
+def _made_of(rows: pd.DataFrame) -> list[str]:
+    """A table per baseline; `rows` of one device."""
+    sections, dims = [], sorted({*rows["dim"]})
+    rows = rows[(rows["metric"] == "time") & (rows["region"] == NONE)]
+    groups = {"single": rows[rows["graphs"] == 1], "batched": rows[rows["graphs"] > 1]}
+    for baseline in COMPARED_WITH:
+        lines = []
+        for group, some in groups.items():
+            for words, (ours, theirs, scope) in comparisons(baseline).items():
+                if found := run_speedups(some, ours, theirs, scope, dims):
+                    real = {dim: speedup.real for dim, speedup in found.items() if speedup.real}
+                    cells = [*(real.get(dim) for dim in dims), joined(real), joined(found)]
+                    lines.append([group, words, *map(_describe, cells)])
+        if lines:
+            pool = " + ".join(map(str, JOINED))
+            head = ["graphs", "compared", *(f"d = {dim}, real" for dim in dims), f"d = {pool}, real", "all graphs"]
+            sections += [f"### `fused3s` over `{baseline}`\n", table(head, lines)]
+    return sections
+
+
+def _describe(speedup: Speedup | None) -> str:
+    return speedup.describe() if speedup else "-"
 
 
 def _times(panel: Panel, attention: Panel | None) -> str:
@@ -64,43 +127,48 @@ def _times(panel: Panel, attention: Panel | None) -> str:
             whole, status = panel.time(graph, variant), panel.status(graph, variant)
             inside = attention.time(graph, variant) if attention else None
             share = "" if whole is None or inside is None else f" ({inside / whole:.0%})"
-            cells.append("-" if status is None else status if whole is None else f"{whole:.3f}{share}")
+            mark = DISTURBED * panel.is_disturbed(graph, variant)
+            cells.append("-" if status is None else status if whole is None else f"{mark}{whole:.3f}{share}")
         lines.append([variant, *cells])
     return table(["variant", *(graph.label for graph in panel.graphs)], lines, 1)
 
 
-def _speedups(panels: list[Panel]) -> str:
-    dims = sorted({panel.dim for panel in panels})
-    lines = []
-    for group in dict.fromkeys(panel.group for panel in panels):
-        for subject, baseline in COMPARED:
-            by_dim = {panel.dim: panel.speedup(subject, baseline) for panel in panels if panel.group == group}
-            found = {dim: speedup for dim, speedup in by_dim.items() if speedup}
-            if found:
-                speedups = [*(found.get(dim) for dim in dims), joined(found)]
-                lines.append([group, subject, baseline, *(one.describe() if one else "-" for one in speedups)])
-    head = ["graphs", "speed-up of", "over", *(f"d = {dim}" for dim in dims), f"d = {' and '.join(map(str, JOINED))}"]
-    return table(head, lines)
+def _ratios(panels: list[Panel]) -> list[str]:
+    """Tables of the paper's end-to-end ratios beside ours, float32 models as in the paper first."""
+    sections = []
+    for precision in sorted({panel.precision for panel in panels}, reverse=True):
+        some = [panel for panel in panels if panel.precision == precision]
+        real = {ratio.baseline: ratio for ratio in model_ratios(panel.real for panel in some)}
+        lines = []
+        for ratio in model_ratios(some):
+            stated = [f"{ratio.stated[gpu]:g}x" if gpu in ratio.stated else "-" for gpu in ("H100", "A30")]
+            ours = []
+            for subject in MODEL_SUBJECTS:
+                of_real = real[ratio.baseline].ours.get(subject) if ratio.baseline in real else None
+                ours += [_mean(of_real), _mean(ratio.ours.get(subject))]
+            lines.append([ratio.label, *stated, *ours])
+        if lines:
+            dims = ", ".join(map(str, sorted({panel.dim for panel in some})))
+            sections += [f"{PRECISIONS.get(precision, precision)} model, over eager baselines, d = {dims}:\n"]
+            subjects = (f"{subject}, {graphs}" for subject in MODEL_SUBJECTS for graphs in ("real", "all graphs"))
+            sections += [table(["over", "the paper, H100", "the paper, A30", *subjects], lines, 1)]
+    return sections
 
 
-def _ratios(panels: list[Panel]) -> str:
-    lines = []
-    for ratio in model_ratios(panels):
-        stated = [f"{ratio.stated[gpu]:g}x" if gpu in ratio.stated else "-" for gpu in ("H100", "A30")]
-        ours = [ratio.ours.get(subject) for subject in MODEL_SUBJECTS]
-        lines.append([ratio.label, *stated, *("-" if one is None else f"{one[0]:.2f}x (n = {one[1]})" for one in ours)])
-    return table(["over", "the paper, H100", "the paper, A30", *(f"ours, {one}" for one in MODEL_SUBJECTS)], lines)
+def _mean(ours: tuple[float, int] | None) -> str:
+    return "-" if ours is None else f"{ours[0]:.2f}x (n = {ours[1]})"
 
 
 def _dense(rows: pd.DataFrame, machine: pd.DataFrame) -> str:
     """Rates of the non-attention layers; `machine` has the peak rates of the devices."""
     rows = rows[(rows["nodes"] > DENSE_NODES) & rows["region"].isin(DENSE_REGIONS) & rows["value"].notna()]
-    rows = latest(rows, "device", "graph", "dim", "series", "region")
-    lines = []
-    for (device, _, _, dim, variant), regions in rows.groupby(["device", "dataset", "graph", "dim", "series"]):
+    rows = latest(rows, "device", "graph", "dim", "series", "dtype", "region")
+    lines, copies = [], {device: PeakRates.of(machine, device).copy for device in {*rows["device"]}}
+    cells = rows.groupby(["device", "dataset", "graph", "dim", "series", "dtype"])
+    for (device, _, _, dim, variant, _), regions in cells:
         row, milliseconds = regions.iloc[0], regions["value"].sum()
         rate = (4 + 6 * row["blocks"] - 3) * row["nodes"] * dim * ITEM_BYTES[row["dtype"]] / milliseconds
-        copy = PeakRates.of(machine, device).copy
+        copy = copies[device]
         share = f" ({rate / copy:.0%})" if copy else ""
         rate = f"{rate / 1e9:.2f}{share}"
         lines.append([row["graph"].label, device, str(dim), variant, row["dtype"], f"{milliseconds:.3f}", rate])
@@ -111,7 +179,7 @@ def _compiled(rows: pd.DataFrame) -> str:
     variants = ["fused3s compiled+graph", "fused3s fused+graph"]
     rows = rows[(rows["metric"] == "time") & (rows["region"] == "none") & rows["series"].isin(variants)]
     rows = rows[(rows["nodes"] > DENSE_NODES) & rows["value"].notna()]
-    rows = latest(rows, "device", "graph", "dim", "series", "scope")
+    rows = latest(rows[rows["dtype"] == "float16"], "device", "graph", "dim", "series", "scope")
     times = rows.pivot(index=["graph", "device", "dim"], columns=["scope", "series"], values="value")
     times = times.reindex(columns=pd.MultiIndex.from_product([["model", "attention"], variants])).dropna()
     times = times[(times["attention"] <= MOST_ATTENTION * times["model"]).all(axis=1)]

@@ -4,26 +4,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
+import plot
 import pytest
 
 from bench.records import read_rows
 from kernels.backends import REGISTRY
 from report.frames import kernel_panels, model_panels, recorded
 from report.plots import models, speedups
-from report.tables.beyond import beyond_tables
+from report.readme import BLOCKS, fill, of_one_gpu
 from report.tables.datasets import TABLES
-from report.tables.kernels import kernel_tables
-from report.tables.models import end_to_end_tables
-from report.tables.paper import paper_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
-WRITERS = {
-    "kernels.md": kernel_tables,
-    "beyond.md": beyond_tables,
-    "paper.md": paper_tables,
-    "end-to-end.md": end_to_end_tables,
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +39,16 @@ def test_no_setting_hides_in_a_name_or_note(rows):
     assert {*rows.loc[rows["bench"] == "end_to_end", "launch"]} == {"eager", "cuda_graph"}
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", plot.TABLES)
 def test_tables_are_those_of_the_recorded_rows(rows, name):
-    assert WRITERS[name](rows) == (RESULTS / "figures" / name).read_text(encoding="utf-8")
+    path = RESULTS / "figures" / name
+    assert plot.markdown(name, rows) == (path.read_text(encoding="utf-8") if path.exists() else "")
+
+
+def test_tables_of_the_readme_are_those_of_the_recorded_rows(rows):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert fill(readme, of_one_gpu(rows)) == readme
+    assert all(f"<!-- begin generated: {name} -->" in readme for name in BLOCKS)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -69,9 +68,9 @@ def test_no_legend_takes_the_room_of_the_axes(rows, panels, draw):
 
 
 def test_names_of_graphs_do_not_overlap_below_the_regions(rows):
-    (panel,) = (one for one in model_panels(rows) if (one.group, one.dim) == ("single", 128))
+    panels = [one for one in model_panels(rows) if (one.group, one.dim) == ("single", 128)]
     regions = {name: model_panels(rows, region=name) for name in models.REGION_COLOURS}
-    figure = models.draw_regions(panel, regions)
-    figure.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
-    assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+    for figure in (models.draw_regions(panel, regions) for panel in panels):
+        figure.draw_without_rendering()
+        boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+        assert not any(one.overlaps(other) for one, other in pairwise(boxes))
