@@ -1,15 +1,22 @@
 # `make infer` and `make test` each work as the first command on a fresh machine: both set up .venv first.
+# `make help` prints the comment after "##" of each target.
 CUDA ?= 13
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 CONFIG ?= configs/infer/cora.yaml
 FIGURES ?= all
+RESULTS ?= results
 PROCESSES ?= 2
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
-.PHONY: setup infer tables reproduce-figures test lint wheel check-wheel clean
-setup: .venv/.installed
+.DEFAULT_GOAL := setup
+.PHONY: help setup infer tables reproduce-figures report readme-tables check-figures test lint wheel check-wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, PYTHON=/path/to/python)
 
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
@@ -17,36 +24,45 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),clone,dev]'
 	@touch $@
 
-infer: setup
+infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
 	$(BIN)/python scripts/infer.py --config $(CONFIG)
 
 # The paper's data set, decile and format tables; TABLE_SETS='--all --source synthetic' takes about ten minutes and 14 GiB.
-tables: setup
+tables: setup ## the paper's data set, decile and format tables (TABLE_SETS='cora pubmed')
 	$(BIN)/python scripts/datasets.py stats $(TABLE_SETS)
 
 # With a GPU: measures into results/local what FIGURES selects (all, smoke, kernels, ablation, end_to_end, ...), then draws
 # that. Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
-reproduce-figures: setup
+reproduce-figures: setup ## measure if there is a GPU, then draw (FIGURES=smoke: minutes; none: only draw)
 	$(BIN)/python scripts/reproduce_figures.py $(FIGURES)
 
-test: setup
+report: setup ## one HTML page of figures, tables, provenance and claims (RESULTS=results/local: your own)
+	$(BIN)/python scripts/html_report.py --results $(RESULTS)
+
+readme-tables: setup ## renew the generated tables of the README from the recorded CSVs
+	$(BIN)/python scripts/readme_tables.py
+
+check-figures: setup ## fail if a recorded figure or table is not what the recorded CSVs give
+	$(BIN)/python scripts/check_figures.py --processes $(PROCESSES)
+
+test: setup ## all tests; those that need a GPU or a browser are skipped where there is none
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
-lint: setup
+lint: setup ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 # dist/fused3s-*.whl: the kernels alone, as the package fused3s.
-wheel: setup
+wheel: setup ## build dist/fused3s-*.whl, the kernels alone
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 # Installs the wheel into an empty environment and runs one attention there, outside of the clone.
-check-wheel: wheel
+check-wheel: wheel ## install the wheel into an empty environment and run one attention
 	rm -rf .venv-wheel && $(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/fused3s-*.whl \
 		$$($(BIN)/python -c "from importlib.metadata import version as v; print(f'torch=={v(\"torch\")} numpy=={v(\"numpy\")}')")
 	cd / && $(CURDIR)/.venv-wheel/bin/python -P $(CURDIR)/tests/check_wheel.py
 
-clean:
+clean: ## remove environments, builds and caches
 	rm -rf .venv .venv-wheel build dist *.egg-info .pytest_cache .ruff_cache

@@ -77,11 +77,12 @@ def main(
 
 
 def drawings(results: Path) -> list[tuple[str, ...]]:
-    """Commands that draw the CSVs of a folder; they need no GPU."""
+    """Commands that draw the CSVs of a folder; they need no GPU. The tables of the README are of the recorded CSVs."""
     source = ("--results", str(results))
     return [
         ("plot.py", *source, "--figures", str(results / "figures")),
         ("claims.py", *source),
+        *([("readme_tables.py", *source)] if results == RECORDED else []),
         ("html_report.py", *source),
     ]
 

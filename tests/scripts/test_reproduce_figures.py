@@ -12,6 +12,7 @@ DRAWING = ("plot.py", "claims.py", "html_report.py")
 RECORDED = [
     ("plot.py", "--results", "results", "--figures", "results/figures"),
     ("claims.py", "--results", "results"),
+    ("readme_tables.py", "--results", "results"),
     ("html_report.py", "--results", "results"),
 ]
 
