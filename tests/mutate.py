@@ -1,4 +1,4 @@
-"""Mutation test of the fused kernel and its formats: random one-line faults, each run against the tests of a CPU.
+"""Mutation test of the fused kernels and their formats: random one-line faults, each run against the tests of a CPU.
 
     python tests/mutate.py --count 120 --seed 0 --processes 2 --out mutants.csv
 
@@ -25,12 +25,27 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = (
     "kernels/cuda/fused3s.cu",
+    "kernels/cuda/fused3s_paper.cu",
     "kernels/cuda/split_kv.cuh",
     "kernels/formats/schedule.py",
     "kernels/formats/bsb_build.py",
 )
 ON_CPU = "tests/kernels/test_cuda_on_cpu.py"
+PAPER_ON_CPU = tuple(
+    f"tests/kernels/test_cuda_on_cpu_baselines.py::{test}"
+    for test in (
+        "test_the_papers_kernel",
+        "test_windows_split_over_edge_parallel_blocks",
+        "test_clocks_of_the_papers_kernel",
+    )
+)
 FORMATS = ("tests/kernels/formats/test_schedule.py", "tests/kernels/formats/test_bsb.py")
+SUITES = {  # by how a file's name ends
+    ".py": (*FORMATS, ON_CPU),
+    "fused3s_paper.cu": PAPER_ON_CPU,
+    ".cuh": (ON_CPU, *PAPER_ON_CPU),
+    ".cu": (ON_CPU,),
+}
 COPIED = ("kernels", "tests", "fused3s_dgl.py", "pyproject.toml")
 INVALID = ("does not compile", "SyntaxError", "IndentationError")
 TIMEOUT_S = 300  # a mutant that makes a loop endless is killed by it
@@ -122,7 +137,7 @@ def run(mutant: Mutant, copy: Path) -> Mutant:
     lines = original.split("\n")
     lines[mutant.line - 1] = mutant.after
     path.write_text("\n".join(lines), encoding="utf-8")
-    suite = (*FORMATS, ON_CPU) if mutant.file.endswith(".py") else (ON_CPU,)
+    suite = next(suite for end, suite in SUITES.items() if mutant.file.endswith(end))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *suite]
     try:
         done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -5,39 +5,46 @@
 //   SDDMM    a TCB per warp (split-column), or some of the dimensions of all TCBs per warp (split-row, kSplitRows)
 //   softmax  a TCB per warp
 //   SpMM     16-column blocks of O per warp (split-column)
-// K and V go from global memory to fragments, without shared memory; Q, E and O are in shared memory. Pointers and
-// shapes: struct Params.
+// K and V go from global memory to fragments, without shared memory; Q, E and O are in shared memory. The last
+// iteration writes O to global memory from its C registers. Pointers and shapes: struct Params.
 //
 // Shared memory (bytes at kDim = 128, kWarps = 8), in fragment order: lane L accesses bank L
-//   query   [kDim/32][2][32] x 16 B   4,096  row half (0: rows g, 1: rows g + 8), lane; written once
+//   query   [kDim/32][2][32] x 16 B   4,096  row half (0: rows g, 1: rows g + 8), lane; written once a window
 //   prob    [kWarps][2][32] x 4 B     2,048  E of a TCB per warp: row half, lane
 //   out     [kDim/16][8][32] x 4 B    8,192  O: the eight C registers of a 16-column block; used by one warp only
-//   stat    [16][kWarps] x 4 B          512  row maxima of each warp's TCB; row sums after the loop
+//   max     [16][kWarps] x 4 B          512  row maxima of each warp's TCB
+//   sum     [16][kWarps] x 4 B          512  row sums of each warp's TCBs, written by the last iteration
 // kSplitRows: Q in registers instead of `query`, and dynamic shared memory
 //   partial_score [kWarps][kSplits][32] x 16 B  32,768  [TCB][warp][lane] S from the dimensions of a warp: C registers
 //
 // Barriers of an iteration
-//   after `partial_score` (kSplitRows)  the warp of a TCB adds the partial scores of all warps
-//   after `stat`   every warp reads the maxima of all warps; also, `prob` of the last iteration and `partial_score` of
-//                  this one have been read
-//   after `prob`   SpMM of every warp reads E of all warps; also, `stat` has been read
-// Row sums need no barrier: each lane keeps the sum of its own columns; they are added once, after the loop.
+//   before SDDMM of the first iteration  every warp reads `query` (not with kSplitRows)
+//   after `partial_score` (kSplitRows)   the warp of a TCB adds the partial scores of all warps
+//   after `max`    every warp reads the maxima of all warps; also, `prob` of the last iteration and `query` or
+//                  `partial_score` of this one have been read
+//   after `prob`   SpMM of every warp reads E of all warps, and `sum`; also, `max` has been read
 //
 // Switches; results differ by rounding only
-//   kReordered  row windows in row_window_order instead of 0, 1, 2, ...
-//   kPermuted   register remapping of the paper: a lane loads 16 bytes of K (4 of V) at once; the plain layout takes 4
-//               (2) bytes at a time
-//   kSplitRows  F3S_splitR of the paper: warps split the rows of K^T in SDDMM, not its columns. A warp needs a fraction
-//               of Q, but partial scores go through shared memory with one more barrier, and only as many warps work
-//               as there are k-steps: four at kDim = 64. An iteration has kWarps TCBs, as with split columns
-//   kClocked    writes `clocks`, for the active time of each SM. It needs no clock common to all SMs, and %globaltimer
-//               may advance by a microsecond at a time
+//   kReordered     row windows in row_window_order instead of 0, 1, 2, ...
+//   kPermuted      register remapping of the paper: a lane loads 16 bytes of Q and K (4 of V) at once; the plain layout
+//                  takes 4 (2) bytes at a time
+//   kSplitRows     F3S_splitR of the paper: warps split the rows of K^T in SDDMM, not its columns. A warp needs a
+//                  fraction of Q, but partial scores go through shared memory with one more barrier, and only as many
+//                  warps work as there are k-steps: four at kDim = 64. An iteration has kWarps TCBs, as with split
+//                  columns
+//   kEdgeParallel  grid (num_blocks, H): each block takes tcbs_per_block consecutive TCBs, whichever windows they are
+//                  of. A window of several blocks has a partial (max, sum, O) per block in global memory; the last
+//                  block to arrive (semaphore) combines them in their order, so the bits are the same on every run
+//   kClocked       writes `clocks`, for the active time of each SM. It needs no clock common to all SMs, and
+//                  %globaltimer may advance by a microsecond at a time
 #include "common.cuh"
+#include "ptx/cp_async.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/special_registers.cuh"
 #include "rows.cuh"
+#include "split_kv.cuh"
 
 struct Params {
   const int* tcb_row_offset;       // [num_row_windows + 1]  first TCB of each row window
@@ -48,16 +55,26 @@ struct Params {
   const u16* key;                  // [num_cols][H][kDim]  likewise
   const u16* value;                // [num_cols][H][kDim]  likewise
   void* output;                    // [num_rows][H][kDim]  contiguous; every element is written
-  i64* clocks;                     // [H][num_row_windows][3]  SM, its clock at the start and end of a block; kClocked
+  i64* clocks;                     // [H][num_blocks][3]  SM, its clock at the start and end of a block; kClocked
+  void* partial;                   // [num_blocks][H][2] Partial: window continued, window begun; kEdgeParallel
+  int* semaphores;                 // [num_blocks][H][kWarps], 0: of the window begun in a block; kEdgeParallel
   i64 query_row_stride;            // elements
   i64 query_head_stride;
-  i64 key_row_stride;
   i64 key_head_stride;
-  i64 value_row_stride;
   i64 value_head_stride;
+  int key_row_bytes;               // row strides in 32 bits: the address of a row takes one instruction
+  int value_row_bytes;
   int num_rows;
   float scale_log2e;  // scale * log2(e)
+  int num_row_windows;
+  int num_tcbs;
+  int tcbs_per_block;  // kEdgeParallel
 };
+
+// Row `row` of K or V, whose rows are row_bytes apart.
+__device__ __forceinline__ const u16* row_of(const u16* rows, int row, int row_bytes) {
+  return reinterpret_cast<const u16*>(reinterpret_cast<const u8*>(rows) + static_cast<i64>(row) * row_bytes);
+}
 
 // Words of a row for one k-step of SDDMM in the plain layout, dimensions 16 step to 16 step + 15: b0 and b1 for K, a0
 // (or a1) and a2 (or a3) for Q. Dimensions past kDim are zero.
@@ -100,7 +117,7 @@ extern __shared__ float4 smem_partial_score[];  // [kWarps][kSplits][32], only w
 // Split-row SDDMM: S of each TCB of the iteration from the dimensions of this warp, to smem_partial_score.
 template <Element kIn, int kDim, int kWarps>
 __device__ __forceinline__ void multiply_split_rows(const uint2 (&frag_query)[RowSplit<kDim, kWarps>::kSteps][2],
-                                                    const u16* key, i64 key_row_stride, const int* tcb_columns,
+                                                    const u16* key, int key_row_bytes, const int* tcb_columns,
                                                     int num_active, int warp, int lane) {
   using Split = RowSplit<kDim, kWarps>;
   if (warp >= Split::kSplits) return;
@@ -115,7 +132,7 @@ __device__ __forceinline__ void multiply_split_rows(const uint2 (&frag_query)[Ro
   uint2 frag_key[kWarps][Split::kSteps];
 #pragma unroll
   for (int tcb = 0; tcb < kWarps; ++tcb) {
-    const u16* key_row = key + column[tcb] * key_row_stride;
+    const u16* key_row = row_of(key, column[tcb], key_row_bytes);
 #pragma unroll
     for (int i = 0; i < Split::kSteps; ++i) {
       frag_key[tcb][i] = make_uint2(0, 0);
@@ -222,43 +239,148 @@ __device__ __forceinline__ void store_row(void* output, i64 row_start, int i, in
 }
 
 template <int kWarps>
-__device__ __forceinline__ float row_max(const float (&stat)[kWarps]) {
-  float result = stat[0];
+__device__ __forceinline__ float row_max(const float (&max)[kWarps]) {
+  float result = max[0];
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) result = fmaxf(result, stat[w]);
+  for (int w = 1; w < kWarps; ++w) result = fmaxf(result, max[w]);
   return result;
 }
 
 template <int kWarps>
-__device__ __forceinline__ float row_sum(const float (&stat)[kWarps]) {
-  float result = stat[0];
+__device__ __forceinline__ float row_sum(const float (&sum)[kWarps]) {
+  float result = sum[0];
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) result += stat[w];
+  for (int w = 1; w < kWarps; ++w) result += sum[w];
   return result;
 }
 
-// Warps per SM in the launch bounds; no spills at any kDim. With split columns ptxas takes at most 64 registers (32
-// warps per SM) up to kDim = 128 by itself.
-template <int kDim, bool kSplitRows>
-__device__ constexpr int warps_per_sm() {
-  return kSplitRows && kDim <= 128 ? 32 : 24;
+// Stores C fragments of a 16-column block of O: rows g and g + 8 of the window, each times its factor.
+template <int kDim, bool kPermuted, Element kOut>
+__device__ __forceinline__ void store_block(void* output, int num_rows, i64 first_row, int i, int lane,
+                                            const float (&out)[2][4], const float (&factor)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const i64 row = first_row + 8 * half + lane / 4;
+    if (row >= num_rows) continue;
+    float c[2][2];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e / 2][e % 2] = out[e / 2][2 * half + e % 2] * factor[half];
+    store_row<kDim, kPermuted, kOut>(output, (row * gridDim.y + blockIdx.y) * kDim, i, lane % 4, c);
+  }
 }
 
+// Writes 0 to the 16-column blocks first_block, first_block + step, ... of a window without an edge.
+template <int kDim, bool kPermuted, Element kOut>
+__device__ __forceinline__ void store_zeros(void* output, int num_rows, i64 first_row, int first_block, int step,
+                                            int lane) {
+  const float zeros[2][4] = {}, factor[2] = {};
+  for (int i = first_block; i < divide_up(kDim, 2 * kTileN); i += step) {
+    store_block<kDim, kPermuted, kOut>(output, num_rows, first_row, i, lane, zeros, factor);
+  }
+}
+
+// Index of the last of offset[0, count) that is at most x; offset ascends and offset[0] is at most x.
+__device__ __forceinline__ int last_at_most(const int* offset, int count, int x) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (offset[middle] <= x) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+// The blocks of a window that has TCBs [begin, end), with tcbs_per_block to a block.
+struct WindowBlocks {
+  int first;
+  int count;
+  __device__ __forceinline__ WindowBlocks(int begin, int end, int tcbs_per_block)
+      : first(begin / tcbs_per_block), count((end - 1) / tcbs_per_block - first + 1) {}
+  // Index in Params::partial of the window's part in a block.
+  __device__ __forceinline__ i64 part(int block) const {
+    return 2 * (static_cast<i64>(block) * gridDim.y + blockIdx.y) + (block == first);
+  }
+};
+
+// For a window of several blocks: the last of them to arrive writes the output from the partials of all, added in the
+// order of the blocks. Each warp does so for its 16-column blocks, independently of the others.
+template <int kDim, int kWarps, bool kPermuted, Element kOut>
+__device__ __forceinline__ void combine_window(const Params& p, int window, int warp, int lane) {
+  const WindowBlocks blocks(p.tcb_row_offset[window], p.tcb_row_offset[window + 1], p.tcbs_per_block);
+  if (blocks.count == 1) return;
+  int* const semaphore = p.semaphores + (static_cast<i64>(blocks.first) * gridDim.y + blockIdx.y) * kWarps + warp;
+  if (!arrive_is_last(semaphore, blocks.count, lane)) return;
+  const Partial<kDim>* const partial = static_cast<const Partial<kDim>*>(p.partial);
+  const int g = lane / 4;
+  for (int i = warp; i < Partial<kDim>::kSlices; i += kWarps) {
+    float max[2] = {negative_infinity(), negative_infinity()}, sum[2] = {}, out[2][4] = {};
+#pragma unroll 2  // loads of two partials in flight
+    for (int block = blocks.first; block < blocks.first + blocks.count; ++block) {
+      const PartialSlice& next = partial[blocks.part(block)].slices[i];
+      float rescale[2], next_rescale[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float next_max = next.max[8 * half + g];
+        const float new_max = fmaxf(max[half], next_max);
+        const float shift = new_max == negative_infinity() ? 0.0f : new_max;  // -inf - -inf would be NaN
+        rescale[half] = ex2_approx_ftz(max[half] - shift);
+        next_rescale[half] = ex2_approx_ftz(next_max - shift);
+        sum[half] = sum[half] * rescale[half] + next.sum[8 * half + g] * next_rescale[half];
+        max[half] = new_max;
+      }
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float4 next_out = next.out[tile][lane];
+        out[tile][0] = out[tile][0] * rescale[0] + next_out.x * next_rescale[0];
+        out[tile][1] = out[tile][1] * rescale[0] + next_out.y * next_rescale[0];
+        out[tile][2] = out[tile][2] * rescale[1] + next_out.z * next_rescale[1];
+        out[tile][3] = out[tile][3] * rescale[1] + next_out.w * next_rescale[1];
+      }
+    }
+    const float inverse[2] = {inverse_or_zero(sum[0]), inverse_or_zero(sum[1])};
+    store_block<kDim, kPermuted, kOut>(p.output, p.num_rows, static_cast<i64>(window) * kTileM, i, lane, out, inverse);
+  }
+}
+
+// Loads in flight and registers, the fastest of what was tried on an H200 with 8 warps. Time of the authors' kernel
+// over this one's, geometric mean over 8 graphs, fp16 inputs and fp32 output:
+//   kDim                    64    128   256
+//   permuted, reordered     1.53  1.24  1.33
+//   plain, reordered        1.18  0.93  0.92
+//   plain, split columns    1.04  0.83  0.82
+//   plain, split rows       0.79  0.68  0.81  0.88, 0.75 and 0.72 where a loop of its own writes O
+//   edge-parallel           1.30  1.09  1.13  0.7 to 6.1 on one graph at kDim = 64
+// The plain layout of V takes more registers: eight 2-byte loads in place of four of 4 bytes.
+template <int kDim, bool kPermuted, bool kEdgeParallel>
+struct Tuning {
+  static constexpr bool kIsWide = kDim > 128;
+  static constexpr int kKeyPairs = kIsWide || kEdgeParallel ? 2 : 4;  // pairs of k-steps whose K is in flight
+  static constexpr int kValuePairs = kIsWide || !kPermuted || kEdgeParallel ? 1 : 4;  // pairs of TCBs, their V
+  static constexpr bool kUnrolled = kIsWide && !kPermuted;  // the loop over TCBs of SpMM
+  static constexpr int kBlocks = kIsWide ? 2 : 1;           // 16-column blocks of O that a warp has at a time
+  static constexpr int kResidentWarps = kIsWide && (!kPermuted || kEdgeParallel) ? 24 : 32;  // of an SM
+};
 template <Element kIn, Element kOut, int kDim, int kWarps, bool kReordered, bool kPermuted, bool kSplitRows,
-          bool kClocked>
-__global__ void __launch_bounds__(kWarps* kWarpSize, warps_per_sm<kDim, kSplitRows>() / kWarps)
+          bool kEdgeParallel, bool kClocked>
+__global__ void __launch_bounds__(kWarps* kWarpSize, Tuning<kDim, kPermuted, kEdgeParallel>::kResidentWarps / kWarps)
     fused3s_paper(const __grid_constant__ Params p) {
   static_assert(kDim % 8 == 0 && kDim <= 256, "rows of whole 16-byte chunks");
   static_assert(kWarps % 2 == 0, "SpMM takes the TCBs of two warps in one k-step");
   static_assert(!kSplitRows || !kPermuted, "a permuted load feeds two k-steps, which split-row gives to two warps");
+  static_assert(!kEdgeParallel || !kReordered, "edge-parallel blocks take TCBs, not row windows");
   using Split = RowSplit<kDim, kWarps>;
   constexpr int kPairs = divide_up(kDim, 2 * kTileK);       // pairs of SDDMM k-steps
   constexpr int kOutBlocks = divide_up(kDim, 2 * kTileN);   // 16-column blocks of O
+  using Tuned = Tuning<kDim, kPermuted, kEdgeParallel>;
+  constexpr int kValuePairs = Tuned::kValuePairs;
+  constexpr int kBlocks = Tuned::kBlocks;
+  constexpr int kLoads = Tuned::kKeyPairs < kPairs ? Tuned::kKeyPairs : kPairs;
 
   __shared__ uint4 smem_query[kPairs][2][kWarpSize];
   __shared__ u32 smem_prob[kWarps][2][kWarpSize];
   __shared__ float smem_out[kOutBlocks][8][kWarpSize];
-  __shared__ __align__(16) float smem_stat[kTileM][kWarps];
+  __shared__ __align__(16) float smem_max[kTileM][kWarps];
+  __shared__ __align__(16) float smem_sum[kTileM][kWarps];
 
   i64* const block_clock = p.clocks + 3 * (static_cast<i64>(blockIdx.y) * gridDim.x + blockIdx.x);
   if constexpr (kClocked) {
@@ -269,172 +391,282 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, warps_per_sm<kDim, kSplitRo
   }
 
   // Loaded here and restrict: loaded where they are used, they cost up to six registers more.
+  const int* const __restrict__ tcb_row_offset = p.tcb_row_offset;
   const int* const __restrict__ col_sparse_to_dense = p.col_sparse_to_dense;
   const u8* const __restrict__ bitmap = p.bitmap;
   void* const __restrict__ output = p.output;
-  const i64 key_row_stride = p.key_row_stride, value_row_stride = p.value_row_stride;
+  const int key_row_bytes = p.key_row_bytes, value_row_bytes = p.value_row_bytes;
   const int num_rows = p.num_rows;
   const float scale_log2e = p.scale_log2e;
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int g = lane / 4;
   const int t = lane % 4;
-  const i64 row_window = kReordered ? p.row_window_order[blockIdx.x] : blockIdx.x;
-  const i64 first_row = row_window * kTileM;
-  const int tcb_begin = p.tcb_row_offset[row_window];
-  const int tcb_end = p.tcb_row_offset[row_window + 1];
 
   const u16* const query = p.query + blockIdx.y * p.query_head_stride;
   const u16* const key = p.key + blockIdx.y * p.key_head_stride;
   const u16* const value = p.value + blockIdx.y * p.value_head_stride;
 
-  // Line 5: Q_i to shared memory; kSplitRows: its dimensions of this warp to registers. Rows past the end are zero.
-  uint2 frag_query[Split::kSteps][2];  // row half
-  if constexpr (kSplitRows) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const i64 row = first_row + 8 * half + g;
-#pragma unroll
-      for (int i = 0; i < Split::kSteps; ++i) {
-        frag_query[i][half] =
-            row < num_rows ? load_step_words<kDim>(query + row * p.query_row_stride, warp * Split::kSteps + i, t)
-                             : make_uint2(0, 0);
+  // Edge-parallel: the TCBs of this block.
+  [[maybe_unused]] const int block_begin = blockIdx.x * p.tcbs_per_block;
+  [[maybe_unused]] const int block_end = min(block_begin + p.tcbs_per_block, p.num_tcbs);
+  int row_window = kReordered ? p.row_window_order[blockIdx.x] : blockIdx.x;
+  bool is_done = false;
+  if constexpr (kEdgeParallel) {
+    // Windows without a TCB, shared out to all warps: most have none to write.
+    for (int first = (blockIdx.x * kWarps + warp) * kWarpSize; first < p.num_row_windows;
+         first += gridDim.x * kWarps * kWarpSize) {
+      const int window = first + lane;
+      const bool is_empty = window < p.num_row_windows && tcb_row_offset[window] == tcb_row_offset[window + 1];
+      if (!__any_sync(kFullWarp, is_empty)) continue;
+      for (int i = 0; i < kWarpSize; ++i) {
+        if (!__shfl_sync(kFullWarp, static_cast<int>(is_empty), i)) continue;
+        store_zeros<kDim, kPermuted, kOut>(output, num_rows, static_cast<i64>(first + i) * kTileM, 0, 1, lane);
       }
     }
-  } else {
-    for (int i = warp; i < 2 * kPairs; i += kWarps) {
-      const int pair = i / 2, half = i % 2;
-      const i64 row = first_row + 8 * half + g;
-      smem_query[pair][half][lane] =
-          row < num_rows ? load_pair_words<kDim, kPermuted>(query + row * p.query_row_stride, pair, t)
-                           : make_uint4(0, 0, 0, 0);
+    is_done = block_begin >= block_end;
+    if (!is_done) row_window = last_at_most(tcb_row_offset, p.num_row_windows, block_begin);
+  }
+  [[maybe_unused]] const int first_window = row_window;
+
+  // One window; edge-parallel: each window with TCBs of this block.
+  for (; !is_done; ++row_window) {
+    const i64 first_row = static_cast<i64>(row_window) * kTileM;
+    const int window_begin = tcb_row_offset[row_window], window_end = tcb_row_offset[row_window + 1];
+    int tcb_begin = window_begin, tcb_end = window_end;
+    bool is_split = false;
+    is_done = true;
+    if constexpr (kEdgeParallel) {
+      if (window_begin == window_end) {
+        is_done = false;
+        continue;
+      }
+      tcb_begin = max(window_begin, block_begin);
+      tcb_end = min(window_end, block_end);
+      is_split = tcb_end - tcb_begin < window_end - window_begin;
+      is_done = tcb_end == block_end;
     }
-  }
-  for (int i = warp; i < kOutBlocks; i += kWarps) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) smem_out[i][e][lane] = 0.0f;
-  }
-  __syncthreads();
 
-  // Running maximum, and running sum over the lane's columns, of rows g and g + 8; scores in units of log 2.
-  float running_max[2] = {negative_infinity(), negative_infinity()};
-  float partial_sum[2] = {0.0f, 0.0f};
-
-  for (int tcb0 = tcb_begin; tcb0 < tcb_end; tcb0 += kWarps) {
-    const int num_active = min(kWarps, tcb_end - tcb0);
-
-    // SDDMM and mask (lines 13, 14). A warp past the window's end has no score: its E is 0.
-    float score[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) score[j] = negative_infinity();
+    // Key and bit masks of the warp's TCB, one iteration ahead.
+    [[maybe_unused]] int column;
     u32 edges[2];
+    const auto load_tcb = [&](int tcb0) {
+      if (warp >= tcb_end - tcb0) return;
+      if constexpr (!kSplitRows) column = col_sparse_to_dense[static_cast<i64>(tcb0 + warp) * kTileN + g];
+      load_edges(edges, bitmap, tcb0 + warp, g);
+    };
+    load_tcb(tcb_begin);
+
+    // Line 5: Q_i to shared memory; kSplitRows: its dimensions of this warp to registers. Rows past the end are zero.
+    [[maybe_unused]] uint2 frag_query[Split::kSteps][2];  // row half
     if constexpr (kSplitRows) {
-      if (warp < num_active) load_edges(edges, bitmap, tcb0 + warp, g);  // in flight during the barrier
-      const int* tcb_columns = col_sparse_to_dense + static_cast<i64>(tcb0) * kTileN;
-      multiply_split_rows<kIn, kDim, kWarps>(frag_query, key, key_row_stride, tcb_columns, num_active, warp, lane);
-      __syncthreads();
-    }
-    if (warp < num_active) {
-      const i64 tcb = tcb0 + warp;
-      [[maybe_unused]] const u16* key_row = key + col_sparse_to_dense[tcb * kTileN + g] * key_row_stride;
-      if constexpr (!kSplitRows) load_edges(edges, bitmap, tcb, g);
-      float dot[4];
-      if constexpr (kSplitRows) {
-        add_partial_scores<Split::kSplits>(dot, warp, lane);
-      } else {
-        uint4 frag_key[kPairs];
 #pragma unroll
-        for (int s = 0; s < kPairs; ++s) frag_key[s] = load_pair_words<kDim, kPermuted>(key_row, s, t);
+      for (int half = 0; half < 2; ++half) {
+        const i64 row = first_row + 8 * half + g;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) dot[j] = 0.0f;
-#pragma unroll
-        for (int s = 0; s < kPairs; ++s) {
-          const uint4 top = smem_query[s][0][lane];
-          const uint4 bottom = smem_query[s][1][lane];
-          mma_m16n8k16<kIn>(dot, top.x, bottom.x, top.y, bottom.y, frag_key[s].x, frag_key[s].y);
-          mma_m16n8k16<kIn>(dot, top.z, bottom.z, top.w, bottom.w, frag_key[s].z, frag_key[s].w);
+        for (int i = 0; i < Split::kSteps; ++i) {
+          frag_query[i][half] =
+              row < num_rows ? load_step_words<kDim>(query + row * p.query_row_stride, warp * Split::kSteps + i, t)
+                             : make_uint2(0, 0);
         }
       }
+    } else if (tcb_begin < tcb_end) {
+      for (int i = warp; i < 2 * kPairs; i += kWarps) {
+        const int pair = i / 2, half = i % 2;
+        const i64 row = first_row + 8 * half + g;
+        const u16* const query_row = query + row * p.query_row_stride;
+        if constexpr (kPermuted) {
+          const int d = 2 * kTileK * pair + 8 * t;
+          const bool is_inside = row < num_rows && d < kDim;
+          cp_async_16(shared_address(&smem_query[pair][half][lane]), query_row + d, is_inside ? 0 : -1);
+          if (!is_inside) smem_query[pair][half][lane] = make_uint4(0, 0, 0, 0);
+        } else {
+          smem_query[pair][half][lane] =
+              row < num_rows ? load_pair_words<kDim, kPermuted>(query_row, pair, t) : make_uint4(0, 0, 0, 0);
+        }
+      }
+      cp_async_commit_group();
+    }
+
+    // Running maximum, and running sum over the lane's columns, of rows g and g + 8; scores in units of log 2.
+    float running_max[2] = {negative_infinity(), negative_infinity()};
+    float partial_sum[2] = {0.0f, 0.0f};
+
+    for (int tcb0 = tcb_begin; tcb0 < tcb_end; tcb0 += kWarps) {
+      const int num_active = min(kWarps, tcb_end - tcb0);
+      const bool is_active = warp < num_active;
+      const bool is_first = tcb0 == tcb_begin;
+      const bool is_last = tcb0 + kWarps >= tcb_end;
+
+      // SDDMM and mask (lines 13, 14). A warp past the window's end has no score: its E is 0.
+      float dot[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if constexpr (kSplitRows) {
+        const int* tcb_columns = col_sparse_to_dense + static_cast<i64>(tcb0) * kTileN;
+        multiply_split_rows<kIn, kDim, kWarps>(frag_query, key, key_row_bytes, tcb_columns, num_active, warp, lane);
+        __syncthreads();
+        if (is_active) add_partial_scores<Split::kSplits>(dot, warp, lane);
+      } else {
+        const u16* const key_row = row_of(key, column, key_row_bytes);
+        uint4 frag_key[kLoads];
+        const auto load_keys = [&](int pair) {
+#pragma unroll
+          for (int i = 0; i < kLoads; ++i) {
+            if (pair + i < kPairs) frag_key[i] = load_pair_words<kDim, kPermuted>(key_row, pair + i, t);
+          }
+        };
+        if (is_active) load_keys(0);
+        if (is_first) {
+          cp_async_wait_group<0>();
+          __syncthreads();
+        }
+        if (is_active) {
+#pragma unroll
+          for (int pair = 0; pair < kPairs; pair += kLoads) {
+            if (pair > 0) load_keys(pair);
+#pragma unroll
+            for (int i = 0; i < kLoads && pair + i < kPairs; ++i) {
+              const uint4 top = smem_query[pair + i][0][lane];
+              const uint4 bottom = smem_query[pair + i][1][lane];
+              mma_m16n8k16<kIn>(dot, top.x, bottom.x, top.y, bottom.y, frag_key[i].x, frag_key[i].y);
+              mma_m16n8k16<kIn>(dot, top.z, bottom.z, top.w, bottom.w, frag_key[i].z, frag_key[i].w);
+            }
+          }
+        }
+      }
+      float score[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const bool is_edge = (edges[j / 2] >> (2 * t + j % 2)) & 1;
+        const bool is_edge = is_active && (edges[j / 2] >> (2 * t + j % 2)) & 1;
         score[j] = is_edge ? dot[j] * scale_log2e : negative_infinity();
       }
-    }
+      load_tcb(tcb0 + kWarps);
 
-    // Online softmax (lines 16 to 19).
+      // Online softmax (lines 16 to 19).
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float tcb_max = fmaxf(score[2 * half], score[2 * half + 1]);
-      tcb_max = fmaxf(tcb_max, __shfl_xor_sync(kFullWarp, tcb_max, 1));
-      tcb_max = fmaxf(tcb_max, __shfl_xor_sync(kFullWarp, tcb_max, 2));
-      if (t == 0) smem_stat[8 * half + g][warp] = tcb_max;
-    }
-    __syncthreads();
-    float rescale[2];
+      for (int half = 0; half < 2; ++half) {
+        float tcb_max = fmaxf(score[2 * half], score[2 * half + 1]);
+        tcb_max = fmaxf(tcb_max, __shfl_xor_sync(kFullWarp, tcb_max, 1));
+        tcb_max = fmaxf(tcb_max, __shfl_xor_sync(kFullWarp, tcb_max, 2));
+        if (t == 0) smem_max[8 * half + g][warp] = tcb_max;
+      }
+      __syncthreads();
+      float rescale[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float new_max = fmaxf(running_max[half], row_max(smem_stat[8 * half + g]));
-      // A row without an edge so far keeps -infinity; subtracting it would give NaN.
-      const float shift = new_max == negative_infinity() ? 0.0f : new_max;
-      rescale[half] = ex2_approx_ftz(running_max[half] - shift);
-      running_max[half] = new_max;
-      const float e0 = ex2_approx_ftz(score[2 * half] - shift);
-      const float e1 = ex2_approx_ftz(score[2 * half + 1] - shift);
-      partial_sum[half] = partial_sum[half] * rescale[half] + (e0 + e1);
-      smem_prob[warp][half][lane] = cvt_rn_x2<kIn>(e0, e1);
-    }
-    __syncthreads();
-
-    // SpMM (lines 21, 22): O_i = rescale * O_i + E_i V, two TCBs a k-step.
-    for (int i = warp; i < kOutBlocks; i += kWarps) {
-      float out[2][4];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) out[e / 4][e % 4] = smem_out[i][e][lane] * rescale[e % 4 / 2];
-#pragma unroll
-      for (int first = 0; first < kWarps; first += 2) {
-        if (first < num_active) {
-          // An odd last TCB has no partner: the partner's E is 0, and its keys are read again instead.
-          const i64 left = tcb0 + first;
-          const i64 right = first + 1 < num_active ? left + 1 : left;
-          const int2 left_key = *reinterpret_cast<const int2*>(col_sparse_to_dense + left * kTileN + 2 * t);
-          const int2 right_key = *reinterpret_cast<const int2*>(col_sparse_to_dense + right * kTileN + 2 * t);
-          const u16* const value_row[4] = {value + left_key.x * value_row_stride, value + left_key.y * value_row_stride,
-                                           value + right_key.x * value_row_stride,
-                                           value + right_key.y * value_row_stride};
-          const ValueFragments frag = load_value<kDim, kPermuted>(value_row, i, g);
-          const u32 a0 = smem_prob[first][0][lane], a1 = smem_prob[first][1][lane];
-          const u32 a2 = smem_prob[first + 1][0][lane], a3 = smem_prob[first + 1][1][lane];
-          mma_m16n8k16<kIn>(out[0], a0, a1, a2, a3, frag.b[0][0], frag.b[0][1]);
-          mma_m16n8k16<kIn>(out[1], a0, a1, a2, a3, frag.b[1][0], frag.b[1][1]);
+      for (int half = 0; half < 2; ++half) {
+        const float new_max = fmaxf(running_max[half], row_max(smem_max[8 * half + g]));
+        // A row without an edge so far keeps -infinity; subtracting it would give NaN.
+        const float shift = new_max == negative_infinity() ? 0.0f : new_max;
+        rescale[half] = ex2_approx_ftz(running_max[half] - shift);
+        running_max[half] = new_max;
+        const float e0 = ex2_approx_ftz(score[2 * half] - shift);
+        const float e1 = ex2_approx_ftz(score[2 * half + 1] - shift);
+        partial_sum[half] = partial_sum[half] * rescale[half] + (e0 + e1);
+        smem_prob[warp][half][lane] = cvt_rn_x2<kIn>(e0, e1);
+        if (is_last) {
+          float sum = partial_sum[half];
+          sum += __shfl_xor_sync(kFullWarp, sum, 1);
+          sum += __shfl_xor_sync(kFullWarp, sum, 2);
+          if (t == 0) smem_sum[8 * half + g][warp] = sum;
         }
       }
+      __syncthreads();
+
+      // SpMM (lines 21, 22): O_i = rescale * O_i + E_i V, two TCBs a k-step, kBlocks column blocks at a time. Line 24:
+      // the last iteration normalises.
+      for (int first_block = warp; first_block < kOutBlocks; first_block += kBlocks * kWarps) {
+        const auto is_block = [&](int b) {
+          return kOutBlocks % (kBlocks * kWarps) == 0 || b == 0 || first_block + b * kWarps < kOutBlocks;
+        };
+        float out[kBlocks][2][4];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) smem_out[i][e][lane] = out[e / 4][e % 4];
+        for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            out[b][e / 4][e % 4] = 0.0f;
+            if (!is_first && is_block(b)) {
+              out[b][e / 4][e % 4] = smem_out[first_block + b * kWarps][e][lane] * rescale[e % 4 / 2];
+            }
+          }
+        }
+#pragma unroll(Tuned::kUnrolled ? kWarps : 1)
+        for (int first = 0; first < (Tuned::kUnrolled ? kWarps : num_active); first += 2 * kValuePairs) {
+          if (Tuned::kUnrolled && first >= num_active) break;
+          ValueFragments frag[kValuePairs][kBlocks];
+#pragma unroll
+          for (int pair = 0; pair < kValuePairs; ++pair) {
+            if (first + 2 * pair < num_active) {
+              // An odd last TCB has no partner: the partner's E is 0, and its keys are read again instead.
+              const i64 left = tcb0 + first + 2 * pair;
+              const i64 right = first + 2 * pair + 1 < num_active ? left + 1 : left;
+              const int2 left_key = *reinterpret_cast<const int2*>(col_sparse_to_dense + left * kTileN + 2 * t);
+              const int2 right_key = *reinterpret_cast<const int2*>(col_sparse_to_dense + right * kTileN + 2 * t);
+              const u16* const value_row[4] = {
+                  row_of(value, left_key.x, value_row_bytes), row_of(value, left_key.y, value_row_bytes),
+                  row_of(value, right_key.x, value_row_bytes), row_of(value, right_key.y, value_row_bytes)};
+#pragma unroll
+              for (int b = 0; b < kBlocks; ++b) {
+                frag[pair][b] = load_value<kDim, kPermuted>(value_row, first_block + b * kWarps, g);
+              }
+            }
+          }
+#pragma unroll
+          for (int pair = 0; pair < kValuePairs; ++pair) {
+            const int tcb = first + 2 * pair;
+            if (tcb < num_active) {
+              const u32 a0 = smem_prob[tcb][0][lane], a1 = smem_prob[tcb][1][lane];
+              const u32 a2 = smem_prob[tcb + 1][0][lane], a3 = smem_prob[tcb + 1][1][lane];
+#pragma unroll
+              for (int b = 0; b < kBlocks; ++b) {
+                const u32(&value_words)[2][2] = frag[pair][b].b;
+                mma_m16n8k16<kIn>(out[b][0], a0, a1, a2, a3, value_words[0][0], value_words[0][1]);
+                mma_m16n8k16<kIn>(out[b][1], a0, a1, a2, a3, value_words[1][0], value_words[1][1]);
+              }
+            }
+          }
+        }
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          const int i = first_block + b * kWarps;
+          if (!is_block(b)) continue;
+          if (!is_last) {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) smem_out[i][e][lane] = out[b][e / 4][e % 4];
+            continue;
+          }
+          const float sum[2] = {row_sum(smem_sum[g]), row_sum(smem_sum[8 + g])};
+          if (kEdgeParallel && is_split) {
+            const WindowBlocks blocks(window_begin, window_end, p.tcbs_per_block);
+            PartialSlice& slice = static_cast<Partial<kDim>*>(p.partial)[blocks.part(blockIdx.x)].slices[i];
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+              slice.out[tile][lane] = make_float4(out[b][tile][0], out[b][tile][1], out[b][tile][2], out[b][tile][3]);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              if (t == 0) slice.max[8 * half + g] = running_max[half], slice.sum[8 * half + g] = sum[half];
+            }
+          } else {
+            // A row without an edge is 0.
+            const float inverse[2] = {sum[0] == 0.0f ? 0.0f : 1.0f / sum[0], sum[1] == 0.0f ? 0.0f : 1.0f / sum[1]};
+            store_block<kDim, kPermuted, kOut>(output, num_rows, first_row, i, lane, out[b], inverse);
+          }
+        }
+      }
+    }
+
+    if constexpr (!kEdgeParallel) {
+      if (tcb_begin == tcb_end) {
+        store_zeros<kDim, kPermuted, kOut>(output, num_rows, first_row, warp, kWarps, lane);
+      }
     }
   }
-
-  // Line 24: add the row sums of all lanes and warps, normalise, write. A row without an edge is 0.
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = partial_sum[half];
-    sum += __shfl_xor_sync(kFullWarp, sum, 1);
-    sum += __shfl_xor_sync(kFullWarp, sum, 2);
-    if (t == 0) smem_stat[8 * half + g][warp] = sum;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const i64 row = first_row + 8 * half + g;
-    if (row >= num_rows) continue;
-    const float sum = row_sum(smem_stat[8 * half + g]);
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const i64 row_start = (row * gridDim.y + blockIdx.y) * kDim;
-    for (int i = warp; i < kOutBlocks; i += kWarps) {
-      float c[2][2];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) c[e / 2][e % 2] = smem_out[i][e / 2 * 4 + 2 * half + e % 2][lane] * inverse;
-      store_row<kDim, kPermuted, kOut>(output, row_start, i, t, c);
+  if constexpr (kEdgeParallel) {
+    // The first and the last window may be split. Not in the loop: its state would be live here.
+    if (block_begin < block_end && warp < kOutBlocks) {
+      combine_window<kDim, kWarps, kPermuted, kOut>(p, first_window, warp, lane);
+      if (row_window - 1 > first_window) {
+        combine_window<kDim, kWarps, kPermuted, kOut>(p, row_window - 1, warp, lane);
+      }
     }
   }
   if constexpr (kClocked) {

@@ -1,12 +1,18 @@
-"""Switches of the paper's kernel for measurements: split rows (F3S_splitR) and clocks."""
+"""Switches of the paper's kernel for measurements: split rows (F3S_splitR), edge-parallel blocks and clocks."""
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES, REAL_GRAPHS, load_real_graph
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
 from kernels import BSB
+from kernels.backends import fused3s_paper
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -24,13 +30,13 @@ def split_rows(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches:
     return PaperKernelSpec(dtype, out_dtype, dim, permuted=False, split_rows=True, **switches)
 
 
-def check_split_rows(monkeypatch, spec: PaperKernelSpec, graph, heads: int, scale: float, label: str) -> float:
+def check(monkeypatch, spec: PaperKernelSpec, graph, heads: int, scale: float, label: str) -> float:
     tensors = inputs(*graph.shape, heads, spec.dim, spec.dtype)
     bsb = BSB.from_scipy(graph).to("cuda")
     with poisoned_buffers(monkeypatch):
         output = launch(spec, bsb, *tensors, scale)
     assert output.dtype == spec.out_dtype
-    # The parts of S are added in one order, so different bits mean a race.
+    # The parts of S and of O are added in one order, so different bits mean a race.
     assert all(torch.equal(launch(spec, bsb, *tensors, scale), output) for _ in range(3))
     return assert_within_bound(output, *tensors, *edges_of(graph, "cuda"), scale, f"{spec.name}, {label}")
 
@@ -39,27 +45,27 @@ def check_split_rows(monkeypatch, spec: PaperKernelSpec, graph, heads: int, scal
 @pytest.mark.parametrize("reordered", [False, True])
 @pytest.mark.parametrize("dim", DIMS)
 def test_split_rows_on_edge_cases(monkeypatch, edge_case, dim, reordered):
-    check_split_rows(monkeypatch, split_rows(HALF, SINGLE, dim, reordered=reordered), edge_case, 1, 0.2, "edge case")
+    check(monkeypatch, split_rows(HALF, SINGLE, dim, reordered=reordered), edge_case, 1, 0.2, "edge case")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "out_dtype"), TYPES, ids=str)
 def test_split_rows_of_every_type_and_with_heads(monkeypatch, edge_case, dtype, out_dtype):
-    check_split_rows(monkeypatch, split_rows(dtype, out_dtype, 64), edge_case, 2, 0.3, "edge case")
+    check(monkeypatch, split_rows(dtype, out_dtype, 64), edge_case, 2, 0.3, "edge case")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", range(8, 257, 8))
 def test_split_rows_of_every_dimension(monkeypatch, dim):
     graph = EDGE_CASES["n_one_past_16"]()
-    check_split_rows(monkeypatch, split_rows(HALF, SINGLE, dim), graph, 1, dim**-0.5, "n_one_past_16")
+    check(monkeypatch, split_rows(HALF, SINGLE, dim), graph, 1, dim**-0.5, "n_one_past_16")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", REAL_GRAPHS)
 def test_split_rows_on_real_graphs(monkeypatch, real_graph_dir, name):
     graph = load_real_graph(real_graph_dir, name)
-    assert check_split_rows(monkeypatch, split_rows(HALF, SINGLE, 128, reordered=False), graph, 1, 1.0, name) < 2e-3
+    assert check(monkeypatch, split_rows(HALF, SINGLE, 128, reordered=False), graph, 1, 1.0, name) < 2e-3
 
 
 @pytest.mark.gpu
@@ -72,6 +78,66 @@ def test_split_rows_of_unusual_scores(kind):
     assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), 1.0, kind)
 
 
+# Least TCBs of a block, and most blocks: windows of several blocks, blocks with parts of two windows, two blocks.
+RUNS = [(1, 4096), (3, 4096), (1, 2)]
+
+
+def edge_parallel(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> PaperKernelSpec:
+    return PaperKernelSpec(dtype, out_dtype, dim, reordered=False, edge_parallel=True, **switches)
+
+
+def set_runs(monkeypatch, least_tcbs: int, most_blocks: int) -> None:
+    monkeypatch.setattr(fused3s_paper, "LEAST_TCBS", least_tcbs)
+    monkeypatch.setattr(fused3s_paper, "MOST_BLOCKS", most_blocks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("runs", RUNS, ids=str)
+@pytest.mark.parametrize("dim", DIMS)
+def test_edge_parallel_on_edge_cases(monkeypatch, edge_case, dim, runs):
+    set_runs(monkeypatch, *runs)
+    check(monkeypatch, edge_parallel(HALF, SINGLE, dim), edge_case, 1, 0.2, f"edge case, {runs}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("switches", [{}, {"permuted": False}, {"permuted": False, "split_rows": True}], ids=str)
+@pytest.mark.parametrize(("dtype", "out_dtype"), TYPES, ids=str)
+def test_edge_parallel_of_every_type_and_with_heads(monkeypatch, edge_case, dtype, out_dtype, switches):
+    set_runs(monkeypatch, 1, 4096)
+    check(monkeypatch, edge_parallel(dtype, out_dtype, 136, **switches), edge_case, 2, 0.3, "edge case")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REAL_GRAPHS)
+def test_edge_parallel_on_real_graphs(monkeypatch, real_graph_dir, name):
+    graph = load_real_graph(real_graph_dir, name)
+    assert check(monkeypatch, edge_parallel(HALF, SINGLE, 128), graph, 1, 1.0, name) < 2e-3
+
+
+@pytest.mark.gpu
+def test_edge_parallel_streams_do_not_disturb_each_other(monkeypatch):
+    """Partials belong to a call, semaphores to a stream; each window has tens of blocks that combine."""
+    set_runs(monkeypatch, 16, 4096)
+    graph = sp.csr_array((np.random.default_rng(9).random((64, 8_000)) < 0.5).astype(np.int8))
+    bsb = BSB.from_scipy(graph).to("cuda")
+    spec = edge_parallel(HALF, SINGLE, 64)
+    assert spec.num_blocks(bsb) > 200
+    calls = [[tensor * factor for tensor in inputs(*graph.shape, 2, 64, HALF)] for factor in (0.5, 1)]
+    expected = [launch(spec, bsb, *tensors, 0.1) for tensors in calls]
+    for output, tensors in zip(expected, calls, strict=True):
+        assert_within_bound(output, *tensors, *edges_of(graph, "cuda"), 0.1, spec.name)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in calls]
+    outputs = [[] for _ in calls]
+    for _ in range(25):
+        for stream, tensors, results in zip(streams, calls, outputs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(launch(spec, bsb, *tensors, 0.1))
+    torch.cuda.synchronize()
+    for wanted, results in zip(expected, outputs, strict=True):
+        assert all(torch.equal(wanted, got) for got in results)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "switches",
@@ -80,6 +146,7 @@ def test_split_rows_of_unusual_scores(kind):
         {"reordered": False, "permuted": False},
         {"reordered": True, "permuted": False},
         {"reordered": False, "permuted": False, "split_rows": True},
+        {"reordered": False, "edge_parallel": True},
     ],
     ids=str,
 )
@@ -87,15 +154,16 @@ def test_split_rows_of_unusual_scores(kind):
 def test_clocked_build_gives_the_same_bits_and_a_clock_for_each_block(edge_case, switches, dim):
     tensors = inputs(*edge_case.shape, 2, dim, HALF)
     bsb = BSB.from_scipy(edge_case).to("cuda")
-    expected = launch(PaperKernelSpec(HALF, SINGLE, dim, **switches), bsb, *tensors, 0.3)
+    spec = PaperKernelSpec(HALF, SINGLE, dim, **switches)
+    expected = launch(spec, bsb, *tensors, 0.3)
 
-    shape = (2, bsb.num_row_windows, 3)
-    memory = torch.full((2 * bsb.num_row_windows * 3 + 6,), -1, dtype=torch.int64, device="cuda")
+    shape = (2, spec.num_blocks(bsb), 3)
+    memory = torch.full((math.prod(shape) + 6,), -1, dtype=torch.int64, device="cuda")
     clocks = memory[3:-3].view(shape)
     before = torch.cuda.Event(enable_timing=True)
     after = torch.cuda.Event(enable_timing=True)
     before.record()
-    output = launch(PaperKernelSpec(HALF, SINGLE, dim, **switches, clocked=True), bsb, *tensors, 0.3, clocks)
+    output = launch(replace(spec, clocked=True), bsb, *tensors, 0.3, clocks)
     after.record()
     torch.cuda.synchronize()
 
@@ -126,9 +194,33 @@ def test_wrong_clocks_are_named():
             launch(clocked, bsb, *tensors, 1.0, wrong)
 
 
+@pytest.mark.parametrize(("name", "place"), [("key", 1), ("value", 2)])
+def test_rows_too_far_apart_are_named(name, place):
+    tensors = inputs(1, 1, 1, 64, HALF, device="cpu")
+    tensors[place] = tensors[place].as_strided((1, 1, 64), (2**30, 64, 1))
+    with pytest.raises(ValueError, match=f"{name}: got rows 2147483648 bytes apart; at most 2147483647 are allowed"):
+        launch(PaperKernelSpec(HALF, SINGLE, 64), BSB.from_csr([0, 1], [0]), *tensors, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_tcbs", "least_tcbs", "most_blocks", "blocks"),
+    [(0, 8, 4, 1), (1, 8, 4, 1), (8, 8, 4, 1), (9, 8, 4, 2), (32, 8, 4, 4), (33, 8, 4, 4), (37, 8, 4, 4)],
+)
+def test_edge_parallel_blocks_have_enough_tcbs_and_are_few(monkeypatch, num_tcbs, least_tcbs, most_blocks, blocks):
+    set_runs(monkeypatch, least_tcbs, most_blocks)
+    bsb = BSB.from_csr([0, 8 * num_tcbs], np.arange(8 * num_tcbs), num_cols=8 * max(num_tcbs, 1))
+    assert bsb.num_tcbs == num_tcbs
+    assert edge_parallel(HALF, SINGLE, 64).num_blocks(bsb) == blocks
+
+
 def test_split_rows_and_permuted_exclude_each_other():
     with pytest.raises(ValueError, match=r"split_rows: got True with permuted=True; .* set permuted=False"):
         PaperKernelSpec(HALF, SINGLE, 64, split_rows=True)
+
+
+def test_edge_parallel_and_reordered_exclude_each_other():
+    with pytest.raises(ValueError, match=r"edge_parallel: got True with reordered=True; .* set reordered=False"):
+        PaperKernelSpec(HALF, SINGLE, 64, edge_parallel=True)
 
 
 @pytest.mark.parametrize(

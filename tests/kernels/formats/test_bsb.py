@@ -2,6 +2,7 @@
 
 import math
 import timeit
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels.formats.bsb_build
+import kernels.formats.schedule
 from fused3s_dgl import import_dgl
 from kernels import BSB
 from kernels.formats.csr import CSRPattern
+from kernels.formats.edges import distinct_csr
 
 PAPER_TABLE = {  # nodes, nnz, TCB/RW mean and CV, nnz/TCB mean and CV, as printed in the paper's data set table
     "cora": (2_708, 10_556, 7.5, 0.38, 8.3, 0.29),
@@ -131,6 +134,79 @@ def test_passes_hold_as_many_windows_as_their_edges_allow(monkeypatch):
     indptr = np.concatenate([[0], np.cumsum(row_edges)])
     BSB.from_csr(indptr, np.concatenate([np.arange(count) for count in row_edges]), 64)
     assert edges == [96, 96, 96, 32, 320, 90, 30]
+
+
+def test_memory_of_several_passes_is_the_result_and_a_part_of_it(monkeypatch):
+    """Parts are freed while they are joined: all at once they would take as much as the result."""
+    monkeypatch.setattr(kernels.formats.bsb_build, "EDGES_PER_PASS", 10_000)
+    rng = np.random.default_rng(0)
+    indptr = np.arange(0, 800_001, 8)
+    indices = rng.integers(0, 100_000, 800_000, dtype=np.int32)
+    tracemalloc.start()
+    try:
+        arrays = kernels.formats.bsb_build.build_bsb_arrays(np, indptr, indices, 100_000, (16, 8))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    result = arrays.col_sparse_to_dense.nbytes + arrays.bitmap.nbytes
+    assert peak < 1.8 * result
+
+
+@pytest.mark.parametrize("at_a_time", [1, 7, 10_000])
+def test_kv_tiles_in_several_parts_are_the_blocks(at_a_time, monkeypatch):
+    monkeypatch.setattr(kernels.formats.schedule, "TILES_AT_A_TIME", at_a_time)
+    mask = np.random.default_rng(0).random((200, 150)) < 0.1
+    mask[32:64] = False  # two empty windows
+    bsb = BSB.from_scipy(sp.csr_array(mask.astype(np.int8)), (16, 16))
+    tiles = kernels.formats.schedule.make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap).numpy()
+    assert (tiles[-2:] == -1).all()
+    rebuilt = np.zeros((208, 150), dtype=bool)
+    tile = 0
+    for window, count in enumerate(np.diff(bsb.tcb_row_offset.numpy())):
+        for _ in range(count):
+            keys, words = tiles[tile, :16], tiles[tile, 16:].view(np.uint32)
+            for slot in np.flatnonzero(keys >= 0):
+                rebuilt[window * 16 : window * 16 + 8, keys[slot]] = words >> slot & 1
+                rebuilt[window * 16 + 8 : window * 16 + 16, keys[slot]] = words >> (16 + slot) & 1
+            tile += 1
+    assert tile == len(tiles) - 2
+    np.testing.assert_array_equal(rebuilt[:200], mask)
+
+
+@settings(max_examples=100, deadline=None)
+@given(edge_lists(), st.booleans(), st.sampled_from([np.int32, np.int64, np.uint32]))
+def test_distinct_csr_of_any_pattern(edges, is_sorted, dtype):
+    num_rows, num_cols, rows, cols = edges
+    expected = sp.coo_array((np.ones(rows.size), (rows, cols)), shape=(num_rows, num_cols)).tocsr()
+    expected.sum_duplicates()
+    given_arrays = (expected.indptr, expected.indices) if is_sorted else csr_with_duplicates(num_rows, rows, cols)
+    pattern = CSRPattern(*(array.astype(dtype) for array in given_arrays), (num_rows, num_cols))
+    indptr, indices = distinct_csr(pattern, torch.device("cpu"))
+    np.testing.assert_array_equal(indptr.numpy(), expected.indptr)
+    np.testing.assert_array_equal(indices.numpy(), expected.indices)
+    assert (indptr.dtype, indices.dtype) == (torch.int64, torch.int32)
+
+
+def test_distinct_csr_of_a_sorted_pattern_is_a_copy_made_without_bsb(monkeypatch):
+    monkeypatch.setattr(BSB, "from_graph", None)  # its way back to CSR takes over 100 bytes an edge
+    pattern = CSRPattern(torch.tensor([0, 0, 2, 3, 3]), torch.tensor([1, 3, 0], dtype=torch.int32), (4, 4))
+    indptr, indices = distinct_csr(pattern, torch.device("cpu"))
+    assert (indptr.tolist(), indices.tolist()) == ([0, 0, 2, 3, 3], [1, 3, 0])
+    indptr[1], indices[0] = 7, 7
+    assert (pattern.indptr.tolist(), pattern.indices.tolist()) == ([0, 0, 2, 3, 3], [1, 3, 0])
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "message"),
+    [
+        ([0, 2, 1, 3], [0, 1, 2], "indptr: decreases at row 1"),
+        ([0, 1, 2, 2], [0, 5], "row 1 holds column 5"),
+        ([0, 1, 2, 4], [0, 1], "indptr: ends with 4"),
+    ],
+)
+def test_distinct_csr_names_what_is_wrong(indptr, indices, message):
+    with pytest.raises(ValueError, match=message):
+        distinct_csr(CSRPattern(np.array(indptr), np.array(indices), (3, 3)), torch.device("cpu"))
 
 
 def assert_same_bits(left: BSB, right: BSB) -> None:

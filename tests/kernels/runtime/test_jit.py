@@ -41,10 +41,10 @@ def in_turn(dims: Iterable[int], arch: str, shift: int = 0) -> list[tuple[int, t
     return [(dim, TYPES[types % len(TYPES)]) for dim, turn, types in turns if ARCHS[turn % len(ARCHS)] == arch]
 
 
-def check(spec, report: PtxasReport, arch: str, registers: int, static_bytes: int = 0) -> None:
+def check(spec, report: PtxasReport, arch: str, registers: int, static_bytes: int = 0, spill_bytes: int = 0) -> None:
     assert 16 <= report.registers <= registers, (arch, spec.name, report)
     assert report.shared_bytes == static_bytes, (arch, spec.name, report)
-    assert report.spill_bytes == 0, (arch, spec.name, report)
+    assert report.spill_bytes <= spill_bytes, (arch, spec.name, report)
 
 
 def fused3s_instances(arch: str) -> list[FusedKernelSpec]:
@@ -77,14 +77,20 @@ def test_every_head_dimension_is_compiled_for_some_architecture():
     paper = [spec for arch in ARCHS for spec in fused3s_paper_instances(arch)]
     for split_rows in (False, True):
         assert {spec.dim for spec in paper if spec.split_rows == split_rows} == set(DIMS)
+    assert {spec.dim for spec in paper if spec.edge_parallel} == set(DIMS[1::3])
 
 
 def fused3s_paper_instances(arch: str) -> list[PaperKernelSpec]:
-    """The default at every head dimension, split rows likewise, and each setting of the other switches."""
+    """The default and split rows at every head dimension, edge-parallel at every third, and each setting of the other
+    switches."""
     specs = [PaperKernelSpec(*types, dim) for dim, types in in_turn(DIMS, arch)]
     specs += [
         PaperKernelSpec(*types, dim, permuted=False, split_rows=True, clocked=dim % 16 == 0)
         for dim, types in in_turn(DIMS, arch, shift=1)
+    ]
+    specs += [
+        PaperKernelSpec(*types, dim, reordered=False, edge_parallel=True, clocked=dim % 16 == 0)
+        for dim, types in in_turn(DIMS[1::3], arch, shift=2)
     ]
     switches = list(product((False, True), (False, True), (False, True)))
     dim = dict(zip(ARCHS, (256, 64, 128, 256), strict=True))[arch]
@@ -98,15 +104,16 @@ def fused3s_paper_instances(arch: str) -> list[PaperKernelSpec]:
 def fused3s_paper_static_bytes(spec: PaperKernelSpec) -> int:
     """The shared-memory plan at the head of fused3s_paper.cu; split rows keep Q in registers."""
     query = 0 if spec.split_rows else -(-spec.dim // 32) * 2 * 32 * 16
-    return query + spec.warps * 2 * 32 * 4 + -(-spec.dim // 16) * 8 * 32 * 4 + 16 * spec.warps * 4
+    return query + spec.warps * 2 * 32 * 4 + -(-spec.dim // 16) * 8 * 32 * 4 + 2 * 16 * spec.warps * 4
 
 
 @every_arch
 def test_fused3s_paper(arch):
     for spec, report in compile_ptxas(fused3s_paper_instances(arch), arch).items():
-        # 64 registers leave room for four blocks of 8 warps an SM, 72 and 80 for three.
-        registers = 64 if spec.dim <= 128 else 72 if spec.permuted and not spec.clocked else 80
-        check(spec, report, arch, registers, fused3s_paper_static_bytes(spec))
+        # 64 registers leave room for four blocks of 8 warps an SM, 80 for three.
+        registers = 80 if spec.dim > 128 and (spec.edge_parallel or not spec.permuted) else 64
+        spill_bytes = 48 if spec.clocked else 0  # clocked instances give no times
+        check(spec, report, arch, registers, fused3s_paper_static_bytes(spec), spill_bytes)
         assert report.shared_bytes + spec.shared_bytes <= 99 * 1024, (arch, spec.name)  # a block's limit on sm_86
 
 
