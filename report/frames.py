@@ -12,12 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from statistics import geometric_mean
 
+import numpy as np
 import pandas as pd
 
 from bench.records import COLUMNS, NONE, Row, read_rows
 from configs.bench_schema import REORDERED, VARIANTS
 from report.paper import SETS
 
+HOST_BOUND = 1.5  # an eager pass of so many times its CUDA graph's time, or more, is timed by the host
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 SUBJECTS = ("fused3s_paper", "fused3s")  # kernels whose speed-ups are drawn
 JOINED = (64, 128, 256)  # head dimensions that are summarised together
@@ -25,7 +27,12 @@ GROUPS = {  # titles, in the order of the figures
     "single": "single graphs",
     "batched": "batched graphs",
     "more": "more graphs",
+    "masks": "sequence masks",
+    "huge": "graphs of 100 million nodes",
 }
+POOLED = ("single", "batched", "more")  # groups of graphs whose means are taken together
+MASKS = ("longformer-", "bigbird-")  # first parts of their names
+HUGE = ("igb-large", "ogbn-papers100m")
 PAPER_MODEL = (1, 10)  # heads and blocks
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 # Graphs from files that are not the data set they stand for: superpixels (SLIC) of 500 photographs in place of
@@ -258,7 +265,23 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     table["graph"] = [Graph.of(*name) for name in names]
     columns = ("backend", "variant", "order", "dense", "launch")
     table["series"] = [series_name(*row) for row in zip(*(table[name] for name in columns), strict=True)]
+    table.loc[_host_bound(table), "disturbed"] = "yes"
     return table
+
+
+def _host_bound(rows: pd.DataFrame) -> np.ndarray:
+    """Whether a row is the time of an eager model, or of its attention, on a graph too small to keep the GPU busy.
+
+    Such a time depends on the host and on what else it does, so that it counts as disturbed.
+    """
+    same = ["device", "data_sha256", "dim", "heads", "blocks", "dtype", "backend", "dense"]
+    times = rows[(rows["bench"] == "end_to_end") & (rows["metric"] == "time") & (rows["region"] == NONE)]
+    whole = latest(times[(times["scope"] == "model") & times["value"].notna()], *same, "launch")
+    by_launch = whole.pivot(index=same, columns="launch", values="value").reindex(columns=["eager", "cuda_graph"])
+    bound = by_launch.index[by_launch["eager"] >= HOST_BOUND * by_launch["cuda_graph"]]
+    eager = times[times["launch"] == "eager"]
+    marked = eager.index[pd.MultiIndex.from_frame(eager[same]).isin(bound)]
+    return rows.index.isin(marked)
 
 
 def series_name(backend: str, variant: str, order: str, dense: str, launch: str) -> str:
@@ -432,7 +455,11 @@ def find_panel(panels: Iterable[Panel], like: Panel) -> Panel | None:
 
 
 def group_of(dataset: str) -> str:
-    """The kernel figure of the paper that shows this data set; "more" if none does."""
+    """The kernel figure of the paper that shows this data set; else one of the other GROUPS."""
+    if dataset.startswith(MASKS):
+        return "masks"
+    if dataset in HUGE:
+        return "huge"
     return next((group for group, names in SETS.items() if dataset in names), "more")
 
 

@@ -1,10 +1,10 @@
 """The authors' own codes on our GPU (results/paper/published_codes_*.csv), and our kernels on the same graphs.
 
-Both are matched by the hash of the edges. The codes were timed one launch at a time, so that our isolated launches
-stand beside them where they were recorded, and launches back to back otherwise.
+Both are matched by the hash of the edges. The codes' times are sums of kernel durations, which hold no launch cost. Of
+ours, launches back to back come closest: an isolated launch holds the time of an empty kernel. `fused3s` may overlap
+with the launch in front of it.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from statistics import geometric_mean
 
@@ -27,8 +27,8 @@ KINDS = {  # of the graphs, in the order of the tables
     "more": "further real graphs",
     "surrogate": "surrogate (superpixels of other photographs)",
 }
-LAUNCHES = ("isolated", "back_to_back")  # of ours, the one compared with if recorded first
-LAUNCH_WORDS = {"isolated": "launched one at a time", "back_to_back": "launched back to back"}
+LAUNCH = "back_to_back"  # of ours
+LAUNCH_WORDS = "launched back to back"
 
 
 @cache
@@ -53,32 +53,16 @@ def code_commits() -> dict[str, str]:
     return dict(zip(repositories, times["commit"], strict=True))
 
 
-@dataclass(frozen=True, eq=False)
-class OurTimes:
-    """Our kernels on the graphs of the codes.
-
-    Attributes:
-        launch: how they were launched.
-        times: milliseconds of correct outputs, [graphs as `code_times`, series].
-    """
-
-    launch: str
-    times: pd.DataFrame
-
-
-def our_times(rows: pd.DataFrame, dim: int, out_dtype: str = "float32") -> OurTimes:
-    """Times at one head dimension, all of the same kind of launch."""
-    shas = code_times().index.get_level_values("data_sha256")
-    for launch in LAUNCHES:
-        panels = kernel_panels(rows, out_dtype, launch)
-        panels = [p for p in panels if p.of_paper and (p.device, p.dim) == (DEVICE, dim)]
-        if panels:
-            times = pd.concat([panel.times for panel in panels])
-            times.index = pd.Index([graph.sha256 for graph in times.index])
-            times = times[~times.index.duplicated()].reindex(shas)
-            if times.notna().any(axis=None):
-                return OurTimes(launch, times.set_axis(code_times().index))
-    return OurTimes(LAUNCHES[0], pd.DataFrame(index=code_times().index))
+def our_times(rows: pd.DataFrame, dim: int, out_dtype: str = "float32") -> pd.DataFrame:
+    """Milliseconds of correct outputs at one head dimension: [graphs as `code_times`, series]."""
+    index = code_times().index
+    panels = kernel_panels(rows, out_dtype, LAUNCH)
+    panels = [p for p in panels if p.of_paper and (p.device, p.dim) == (DEVICE, dim)]
+    if not panels:
+        return pd.DataFrame(index=index)
+    times = pd.concat([panel.times for panel in panels])
+    times.index = pd.Index([graph.sha256 for graph in times.index])
+    return times[~times.index.duplicated()].reindex(index.get_level_values("data_sha256")).set_axis(index)
 
 
 def ratio(times: pd.DataFrame, subject: str, baseline: str, *kinds: str) -> tuple[float, int] | None:
@@ -102,7 +86,7 @@ def on_graphs_of(times: pd.DataFrame, subject: str, baseline: str) -> pd.DataFra
 
 def codes_over_ours(rows: pd.DataFrame, dim: int, code: str, ours: str) -> pd.Series:
     """Time of a code (a backend of `code_times`) over that of one of our series, by graph; NaN where one is missing."""
-    theirs, mine = code_times()[dim], our_times(rows, dim).times
+    theirs, mine = code_times()[dim], our_times(rows, dim)
     if code not in theirs or ours not in mine:
         return pd.Series(float("nan"), index=code_times().index)
     return theirs[code] / mine[ours]

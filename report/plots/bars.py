@@ -80,7 +80,7 @@ def draw_rows(rows: dict[str, Sequence[SpeedupBars]], graphs: Sequence[Graph], t
         style.legend_above(axes, "", synthetic)
     figure.suptitle(title, size=9)
     notes = ["on top: the time of the series named on the left"] * any(map(_share_one, rows.values()))
-    notes += [f"{style.DISTURBED} disturbed by the host, in no mean"] * any(
+    notes += [f"{style.DISTURBED} set or disturbed by the host, in no mean"] * any(
         one.disturbed(graph) for series in rows.values() for one in series for graph in graphs
     )
     commits = {commit for series in rows.values() for one in series for commit in one.panel.rows["commit"]}

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from configs.bench_schema import REORDERED
-from report.frames import Panel, kernel_panels
+from report.frames import POOLED, Panel, kernel_panels
 from report.plots import style
 from report.plots.bars import SpeedupBars, draw_rows
 
@@ -31,9 +31,11 @@ def draw(rows: pd.DataFrame) -> dict[str, Figure]:
 
 
 def whole_panels(panels: Sequence[Panel], series: Collection[str] = (*OURS, PAPER)) -> list[Panel]:
-    """Panels of some series on all groups of graphs, one per device, head dimension and number of heads."""
+    """Panels of some series on all POOLED groups of graphs, one per device, head dimension and number of heads."""
     whole: dict[tuple[str, int, int], Panel] = {}
     for panel in panels:
+        if panel.group not in POOLED:
+            continue
         panel = panel.only(series)
         key = panel.device, panel.dim, panel.heads
         before = whole.setdefault(key, panel)

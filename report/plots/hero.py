@@ -22,7 +22,10 @@ NAMES = {
     "fused3s_paper": "Fused3S, the paper's kernel",
     "fused3s": "fused3s, ours",
 }
-LAUNCHES = {"isolated": "one launch at a time", "back_to_back": "launched back to back"}  # the first with rows
+LAUNCHES = {  # the first with rows
+    "isolated": "one launch at a time, its start included",
+    "back_to_back": "launched back to back",
+}
 HALF = 0.3  # of the thickness of a bar
 
 

@@ -73,7 +73,7 @@ def _draw(times: pd.DataFrame, disturbed: pd.DataFrame, device: str) -> Figure:
         axes.set_axis_off()
     figure.suptitle(f"Whole Graph Transformer, 10 blocks, d = {DIM}, {device}: what makes it faster", size=9)
     notes = [f"{len(graphs)} of {len(times)} real graphs with all steps, evenly spaced by edges"]
-    notes += [f"{style.DISTURBED} disturbed by the host, in no mean"] * bool(disturbed.to_numpy().any())
+    notes += [f"{style.DISTURBED} set or disturbed by the host, in no mean"] * bool(disturbed.to_numpy().any())
     style.footnote(figure, "log axis: the length of a bar is its factor; " + "; ".join(notes))
     return figure
 

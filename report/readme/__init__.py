@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from report.readme import kernels, models, targets
+from report.readme import kernels, models, paper, targets
 
 # Markdown of each block, from the rows of one device; a cell that was not recorded is "-".
 BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
@@ -24,6 +24,7 @@ BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
     "model-waterfall": models.waterfall,
     "model-targets": targets.models,
     "accuracy": models.accuracy,
+    "paper": paper.headlines,
 }
 MARKED = re.compile(
     r"^<!-- begin generated: (?P<name>\S+) -->\n(?P<text>.*?)^<!-- end generated: (?P=name) -->$", re.M | re.S

@@ -4,6 +4,7 @@ import pandas as pd
 
 from bench.records import NONE
 from report.frames import (
+    HOST_BOUND,
     JOINED,
     PRECISIONS,
     ModelRun,
@@ -29,7 +30,8 @@ Transformer; medians in ms of a forward pass, in brackets the share spent in att
 a slow host sets the pace, it can exceed the whole. "fp16 model" and "fp32 model" are the type outside attention, the
 same for all backends; a backend that computes in another type gets its inputs cast, within its time. A variant is an
 attention backend, how the non-attention layers are computed and, with `+graph`, a CUDA graph. A cell without a time
-holds its status; `-` was not measured; `{DISTURBED}` marks a time that the host disturbed, which is in no mean.
+holds its status; `-` was not measured. `{DISTURBED}` marks a time that the host disturbed or set (eager, at least
+{HOST_BOUND} times its CUDA graph): it depends on the host, and is in no mean.
 `csr_unfused` stands for DGL, which has no CUDA on PyPI.
 """
 MEANS = """Geometric means over the graphs on which both ran; "real" leaves out synthetic and surrogate graphs. In the

@@ -40,12 +40,9 @@ NAMES |= {"dfgnn_tiling": "DF-GNN tiling", "dfgnn_hyper": "DF-GNN hyper"}
 def code_tables(rows: pd.DataFrame) -> list[str]:
     """The paper's ratios with the authors' codes and with ours, and each code over ours by graph."""
     commits = ", ".join(f"{name} {commit}" for name, commit in code_commits().items())
-    launches = {dim: LAUNCH_WORDS[our_times(rows, dim).launch] for dim in DIMS}
-    same = len({*launches.values()}) == 1
-    ours = launches[DIM] if same else "; ".join(f"d = {dim}: {words}" for dim, words in launches.items())
     introduction = f"""The authors' repositories ({commits}), built and
 run by this project on an {DEVICE}; how is told in [results/paper](../paper/README.md). Their times are sums of
-kernel durations, launched one at a time. Ours are kernel times with the L2 cache warm, {ours}. Fused3S is the
+kernel durations, launched one at a time. Ours are kernel times with the L2 cache warm, {LAUNCH_WORDS}. Fused3S is the
 fastest of its kernels with one thread block per row window. All graphs but the surrogate are real. The rules by which
 `fused3s` shares out row windows were fitted on these same graphs: none of them is held out. Numbers in brackets count
 graphs.
@@ -61,7 +58,7 @@ graphs.
 
 
 def _ratios(rows: pd.DataFrame) -> str:
-    theirs, mine = code_times()[DIM], our_times(rows, DIM).times
+    theirs, mine = code_times()[DIM], our_times(rows, DIM)
     stated = {(m.group, m.baseline): m for m in stated_means() if m.gpu == "H100"}
     lines = []
     for kind, group in (("single", "single"), ("molecules", "batched")):
