@@ -348,8 +348,8 @@ __device__ __forceinline__ void combine_window(const Params& p, int window, int 
 //   permuted, reordered     1.53  1.24  1.33
 //   plain, reordered        1.18  0.93  0.92
 //   plain, split columns    1.04  0.83  0.82
-//   plain, split rows       0.79  0.68  0.81  0.88, 0.75 and 0.72 where a loop of its own writes O
-//   edge-parallel           1.30  1.09  1.13  0.7 to 6.1 on one graph at kDim = 64
+//   plain, split rows       0.79  0.68  0.81  (0.88, 0.75, 0.72 with a separate loop that writes O)
+//   edge-parallel           1.30  1.09  1.13  (0.7 to 6.1 by graph at kDim = 64)
 // The plain layout of V takes more registers: eight 2-byte loads in place of four of 4 bytes.
 template <int kDim, bool kPermuted, bool kEdgeParallel>
 struct Tuning {
@@ -360,6 +360,7 @@ struct Tuning {
   static constexpr int kBlocks = kIsWide ? 2 : 1;           // 16-column blocks of O that a warp has at a time
   static constexpr int kResidentWarps = kIsWide && (!kPermuted || kEdgeParallel) ? 24 : 32;  // of an SM
 };
+
 template <Element kIn, Element kOut, int kDim, int kWarps, bool kReordered, bool kPermuted, bool kSplitRows,
           bool kEdgeParallel, bool kClocked>
 __global__ void __launch_bounds__(kWarps* kWarpSize, Tuning<kDim, kPermuted, kEdgeParallel>::kResidentWarps / kWarps)

@@ -378,7 +378,7 @@ OUTLOOK = Section(
         ),
         Claim(
             "sparse transformers (dynamic masks)",
-            "The mask is computed on the fly",
+            "Sparse attention also serves masks that are computed on the fly",
             (MASKS, "tests/scripts/test_bench_kernels.py::test_a_rebuilt_plan_builds_the_format_at_each_call"),
             graphs.masks("rebuilt", "longformer", "bigbird"),
         ),

@@ -5,12 +5,11 @@ from statistics import geometric_mean
 from report.claims.claim import NOT_RECORDED, Finding, Verdict, of_all
 from report.claims.evidence import Evidence
 from report.claims.ratios import SUBJECT, Find
-from report.frames import latest
+from report.frames import HUGE, latest
 from report.paper import DIM
 from report.published_codes import DEVICE, code_times
 
 A30_GIB = 24  # memory of the paper's smaller GPU, NVIDIA's data sheet
-HUGE = ("igb-large", "ogbn-papers100m")
 
 
 def runs_out(e: Evidence) -> Finding:

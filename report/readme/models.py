@@ -85,7 +85,7 @@ def ratios(rows: pd.DataFrame) -> str:
     caption = (
         f"Times faster than each baseline on {gpu(rows)}, fp16 model unless stated; geometric means over pairs of a "
         f"graph and a d of {_dims()}, of real graphs / of all (with surrogate and synthetic graphs), with the number "
-        "of pairs. Disturbed times are left out."
+        "of pairs. Times that the host disturbed or set are left out."
     )
     return block(caption, ["compared", "graphs", *(f"over `{one}`" for one in BASELINES)], lines)
 
