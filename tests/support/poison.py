@@ -1,4 +1,4 @@
-"""Output buffers that start as NaN between guard rows, so that unwritten elements and writes past an end show."""
+"""Buffers that start as NaN between guard rows, so that unwritten elements and writes past an end show."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,19 +7,28 @@ import pytest
 import torch
 
 
+def poison(dtype: torch.dtype) -> float | int:
+    """NaN, or the least integer."""
+    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def is_poison(values: torch.Tensor) -> bool:
+    return bool(torch.isnan(values).all() if values.is_floating_point() else (values == poison(values.dtype)).all())
+
+
 @contextmanager
 def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside, uninitialised memory is NaN, with a guard of NaN before and after it that must be intact at the end."""
+    """Inside, uninitialised memory is poison, between guards of poison that must be intact at the end."""
     empty = torch.empty
     buffers = []
 
     def poisoned(shape, *, dtype, device):
         if isinstance(shape, int):  # scratch memory; its guards keep the alignment of 16 bytes
             guard = 16 // dtype.itemsize
-            buffer = empty(shape + 2 * guard, dtype=dtype, device=device).fill_(torch.nan)
+            buffer = empty(shape + 2 * guard, dtype=dtype, device=device).fill_(poison(dtype))
             buffers.append(buffer.view(-1, guard))
             return buffer[guard:-guard]
-        buffer = empty((shape[0] + 2, *shape[1:]), dtype=dtype, device=device).fill_(torch.nan)
+        buffer = empty((shape[0] + 2, *shape[1:]), dtype=dtype, device=device).fill_(poison(dtype))
         buffers.append(buffer)
         return buffer[1:-1]
 
@@ -37,5 +46,5 @@ def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     assert buffers, "nothing was allocated with torch.empty, empty_like or new_empty"
     for buffer in buffers:
-        assert torch.isnan(buffer[0]).all(), f"written before a buffer of shape {tuple(buffer[1:-1].shape)}"
-        assert torch.isnan(buffer[-1]).all(), f"written past a buffer of shape {tuple(buffer[1:-1].shape)}"
+        assert is_poison(buffer[0]), f"written before a buffer of shape {tuple(buffer[1:-1].shape)}"
+        assert is_poison(buffer[-1]), f"written past a buffer of shape {tuple(buffer[1:-1].shape)}"
