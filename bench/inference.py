@@ -16,7 +16,7 @@ from bench.model_regions import time_attention, time_regions
 from bench.provenance import device_name, provenance
 from bench.records import Row
 from bench.runner import dtype_name, graph_columns
-from bench.timers import Spread, time_passes
+from bench.timers import Spread, time_passes, times_inside
 from configs import Config
 from data import GraphMeta
 from data.atomic import replacing
@@ -65,9 +65,13 @@ def time_model(execution: Execution, repeats: int, device: torch.device) -> tupl
     forward = time_passes(execution.run, device=device, repeats=repeats)
     few = max(1, repeats // 4)  # a share needs fewer passes than percentiles do
     console.print(Text(f"timing attention inside: {few}"))
-    attention = time_attention(execution, device=device, repeats=few)
-    shares = [milliseconds / forward.median for milliseconds in (attention.median, attention.p10, attention.p90)]
-    return forward, Spread(*shares, attention.repeats)
+    if execution.captured:
+        attention = time_attention(execution, device=device, repeats=few)
+        shares = [milliseconds / forward.median for milliseconds in (attention.median, attention.p10, attention.p90)]
+        return forward, Spread(*shares, attention.repeats)
+    # Of the same passes: whatever else slows one down, its share stays below 1.
+    inside, whole = times_inside(execution.eager, execution.inputs.attention, device=device, repeats=few)
+    return forward, Spread.of([part / full for part, full in zip(inside, whole, strict=True)])
 
 
 def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:

@@ -23,7 +23,6 @@ from bench.timers import (
     mark,
     milliseconds_between,
     pass_times,
-    time_inside,
     time_kernel,
     time_rounds,
     times_inside,
@@ -38,19 +37,16 @@ CYCLES_PER_MS = 2_000_000  # upper bound of a GPU clock
 
 
 def time_attention(execution: Execution, *, device: torch.device, repeats: int) -> Spread:
-    """Milliseconds of a forward pass inside attention.
+    """Milliseconds of a pass in a CUDA graph inside attention, which events cannot mark there.
 
-    Attention is that of the inputs, with the casts that it makes. Eager: CUDA events around each call, in separate
-    passes, launch gaps included. CUDA graph: replays of the attention of the first block, times the number of blocks,
-    which all do the same work.
+    Replays of the attention of the first block, times the number of blocks, which all do the same work. Attention is
+    that of the inputs, with the casts that it makes.
     """
     attention = execution.inputs.attention
-    if execution.captured:
-        arguments, options = _first_call(execution)
-        once, _ = time_kernel(lambda: attention(*arguments, **options), device=device, repeats=repeats)
-        blocks = len(execution.model.blocks)
-        return Spread(once.median * blocks, once.p10 * blocks, once.p90 * blocks, once.repeats)
-    return time_inside(execution.eager, attention, device=device, repeats=repeats)
+    arguments, options = _first_call(execution)
+    once, _ = time_kernel(lambda: attention(*arguments, **options), device=device, repeats=repeats)
+    blocks = len(execution.model.blocks)
+    return Spread(once.median * blocks, once.p10 * blocks, once.p90 * blocks, once.repeats)
 
 
 def time_eager(

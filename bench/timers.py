@@ -179,13 +179,6 @@ def time_rounds(time_round: Callable[[], list[float]], first: list[float] | None
     return Rounds(Spread.of([*chain.from_iterable(rounds)]), tuple(medians), disturbed=True)
 
 
-def time_inside(
-    run: Callable[[Callable[..., Any]], Any], inner: Callable[..., Any], *, device: torch.device, repeats: int
-) -> Spread:
-    """Spread of the time in `inner`, see `times_inside`; for short passes, apart from those of `time_passes`."""
-    return Spread.of(times_inside(run, inner, device=device, repeats=repeats)[0])
-
-
 def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 10) -> Spread:
     """Milliseconds of one `run()` in a CUDA graph of `launches` runs in a row.
 

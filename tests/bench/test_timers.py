@@ -16,9 +16,9 @@ from bench.timers import (
     peak_memory_mib,
     reset_peak_memory,
     time_graph_replays,
-    time_inside,
     time_isolated,
     time_passes,
+    times_inside,
 )
 from kernels.runtime.cuda_graph import CaptureError
 
@@ -46,7 +46,7 @@ def test_time_inside_adds_up_the_inner_calls_of_each_pass():
         time.sleep(0.02)
         inner(0.01)
 
-    spread = time_inside(run, time.sleep, device=CPU, repeats=3)
+    spread = Spread.of(times_inside(run, time.sleep, device=CPU, repeats=3)[0])
     whole = time_passes(lambda: run(time.sleep), device=CPU, repeats=3)
     assert spread.median / whole.median == pytest.approx(0.5, abs=0.1)
     assert spread.repeats == 3
@@ -79,7 +79,7 @@ def test_gpu_timer_sees_the_gpu_and_memory_the_tensor():
     spread = time_passes(lambda: [a @ a for _ in range(10)], device=device, repeats=5)
     assert spread.median > 10 * 2 * 4096**3 / 2e15 * 1e3  # no GPU multiplies faster than 2 PFLOP/s
     assert peak_memory_mib(device) >= 2 * 64
-    inside = time_inside(lambda inner: (a @ a, inner(a, a)), torch.matmul, device=device, repeats=5)
+    inside = Spread.of(times_inside(lambda inner: (a @ a, inner(a, a)), torch.matmul, device=device, repeats=5)[0])
     whole = time_passes(lambda: (a @ a, a @ a), device=device, repeats=5)
     assert inside.median / whole.median == pytest.approx(0.5, abs=0.2)
 

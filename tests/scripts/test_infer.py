@@ -111,7 +111,7 @@ def test_report_results_and_predictions(fresh_infer, tmp_path):
     assert {row["data_source"] for row in written} == {"synthetic"}
     assert {row["backend"] for row in written} == {"dgl"}
     assert float(written[0]["p10"]) <= float(written[0]["value"]) <= float(written[0]["p90"])
-    assert float(written[1]["value"]) > 0  # above 1 if the host is busy in the separate passes that time attention
+    assert 0 < float(written[1]["value"]) < 1
 
     saved = tmp_path / "configs" / f"{written[0]['config_sha']}.yaml"
     assert load_config(saved).sha() == written[0]["config_sha"]
