@@ -1,4 +1,4 @@
-"""Clock and power of a GPU, from NVML. Empty where NVML is missing or does not say."""
+"""Clock and power of a GPU, from NVML; no columns where NVML is missing or does not report them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -6,24 +6,33 @@ from contextlib import contextmanager, suppress
 import pynvml
 import torch
 
+Queries = dict[str, Callable[[object], float | int]]  # of a handle, by column
+LIMITS: Queries = {
+    "max_sm_clock": lambda handle: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
+    "power_limit": lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+}
+NOW: Queries = {
+    "sm_clock": lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+    "power": lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+}
+
 
 def limits(device: torch.device) -> dict[str, float | int]:
     """Columns max_sm_clock (MHz) and power_limit (W)."""
-    found: dict[str, float | int] = {}
-    with _handle(device) as handle:
-        if handle is not None:
-            _read(found, "max_sm_clock", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
-            _read(found, "power_limit", lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3)
-    return found
+    return _read(device, LIMITS)
 
 
 def clock_and_power(device: torch.device) -> dict[str, float | int]:
     """Columns sm_clock (MHz) and power (W, averaged by the GPU over up to a second), now."""
+    return _read(device, NOW)
+
+
+def _read(device: torch.device, queries: Queries) -> dict[str, float | int]:
     found: dict[str, float | int] = {}
     with _handle(device) as handle:
-        if handle is not None:
-            _read(found, "sm_clock", lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
-            _read(found, "power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
+        for column, query in queries.items() if handle is not None else ():
+            with suppress(pynvml.NVMLError):  # this GPU does not report it
+                found[column] = query(handle)
     return found
 
 
@@ -47,8 +56,3 @@ def _handle(device: torch.device) -> Iterator["object | None"]:
         yield handle
     finally:
         pynvml.nvmlShutdown()
-
-
-def _read(found: dict[str, float | int], column: str, query: Callable[[], float | int]) -> None:
-    with suppress(pynvml.NVMLError):  # this GPU does not report it
-        found[column] = query()

@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What the rows say about a claim.
+    """A verdict on a claim, from the rows.
 
     Attributes:
         why: one sentence or two.

@@ -1,4 +1,4 @@
-"""What was recorded, as the claims look at it: one GPU, the latest row of each measurement."""
+"""The recorded rows of one GPU that the claims are judged by."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,6 +67,11 @@ class Evidence:
         rows = rows[(rows["dataset"] == dataset) & (rows["dim"] == dim) & (rows["out_dtype"] == "float32")]
         rows = latest(rows[rows["value"].notna()], "series")
         return {series: value / 1024 for series, value in zip(rows["series"], rows["value"], strict=True)}
+
+    def data_sets(self, table: str) -> pd.DataFrame:
+        """A data set table as text, such as "formats"; empty if it was not recorded."""
+        path = self.datasets / f"{table}.csv"
+        return pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
 
     def seconds(self, step: str) -> float | None:
         """Recorded run time of a step; None if it was not recorded."""

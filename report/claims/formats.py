@@ -16,10 +16,9 @@ def footprint(against: str) -> Find:
     """BSB against another format on all data sets: by the paper's formulas, and as arrays that were built."""
 
     def find(e: Evidence) -> Finding:
-        path = e.datasets / "formats.csv"
-        if not path.exists():
+        table = e.data_sets("formats")
+        if table.empty:
             return NOT_RECORDED
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
         table = table.sort_values("source").drop_duplicates(["dataset", "format"])  # official, file, synthetic
         texts, cases, smaller = [], 0, 0
         for column, words in (("formula_bits", "by formula"), ("built_bits", "as built")):
@@ -37,10 +36,10 @@ def footprint(against: str) -> Find:
 
 def fewer_blocks(e: Evidence) -> Finding:
     """Formats that compact columns are smaller than BCSR."""
-    path = e.datasets / "formats.csv"
-    if not path.exists():
+    table = e.data_sets("formats")
+    if table.empty:
         return NOT_RECORDED
-    table = pd.read_csv(path, dtype=str, keep_default_na=False).sort_values("source")
+    table = table.sort_values("source")
     wide = table.drop_duplicates(["dataset", "format"]).pivot(index="dataset", columns="format", values="formula_bits")
     ratios = wide["BCSR"].astype(float) / wide["BSB"].astype(float)
     text = f"BCSR takes {ratios.min():.0f} to {ratios.max():.0f} times the bits of BSB (n = {len(ratios)})"

@@ -2,8 +2,6 @@
 
 from statistics import geometric_mean
 
-import pandas as pd
-
 from report.claims.claim import NOT_RECORDED, Finding, Verdict, of_all
 from report.claims.evidence import Evidence
 from report.claims.ratios import Find
@@ -14,10 +12,9 @@ def data_set_table(*datasets: str) -> Find:
     """Statistics of blocks against the paper's table."""
 
     def find(e: Evidence) -> Finding:
-        path = e.datasets / "datasets.csv"
-        if not path.exists():
+        table = e.data_sets("datasets")
+        if table.empty:
             return NOT_RECORDED
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
         table = table[table["dataset"].isin(datasets) & table["status"].isin(["ok", "off"])]
         real = table[table["source"] != "synthetic"]
         only = table[(table["source"] == "synthetic") & ~table["dataset"].isin({*real["dataset"]})]
@@ -44,10 +41,9 @@ def deciles(*datasets: str) -> Find:
     """The table of deciles."""
 
     def find(e: Evidence) -> Finding:
-        path = e.datasets / "deciles.csv"
-        if not path.exists():
+        table = e.data_sets("deciles")
+        if table.empty:
             return NOT_RECORDED
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
         table = table[table["dataset"].isin(datasets)]
         real = table[table["source"] != "synthetic"]
         chosen = real if len(real) else table
