@@ -63,9 +63,9 @@ def test_a_graphs_attention_is_timed_alone_without_a_pass_around_it():
 
 @torch.inference_mode()
 def test_short_eager_passes_are_timed_apart_from_the_attention_in_them():
-    forward, inside = time_eager(prepared(delay=0.01), device=CPU, repeats=4, first=None)
+    forward, inside = time_eager(prepared(delay=0.04), device=CPU, repeats=4, first=None)
     assert (len(forward.medians) * 4, len(inside.medians) * 2) >= (8, 4)
-    assert 30 <= inside.spread.median <= forward.spread.median * 1.1
+    assert 120 <= inside.spread.median <= forward.spread.median * 1.1
 
 
 @torch.inference_mode()
