@@ -4,6 +4,7 @@ packed = pack_block(...)                    # once, when the weights are there
 h, qkv = dense_block(packed, attn_out, h)   # any number of times
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple
@@ -16,7 +17,6 @@ from .runtime.jit import cpp_name, get_kernel
 from .runtime.launch import launch_kernel, pack_scalars
 
 CAPABILITY = (9, 0)  # sm_90a: wgmma
-SLICE = 64  # output columns of a tall tile, k of a wide tile
 BLOCK_ROWS = 64  # rows of a consumer warpgroup in a round
 BLOCK_SHARED_BYTES = 227 * 1024  # of compute capability 9.0
 BARRIER_BYTES = 512  # upper bound for every instance
@@ -26,20 +26,31 @@ class Shape(NamedTuple):
     """Shape of the blocks of an instance.
 
     Attributes:
+        slice: output columns of a tall tile, k of a wide tile; a divisor of d.
         consumers: consumer warpgroups, 64 rows each at a time.
-        stages: stages of the ring for streamed tiles.
+        stages: most stages of the ring for streamed tiles.
         shared_h1: whether h1 goes to the up projection through shared memory instead of registers.
         cluster: blocks of a cluster, which share every copy of a tile.
     """
 
+    slice: int
     consumers: int
     stages: int
     shared_h1: bool
     cluster: int
 
 
-SHAPES = {64: Shape(3, 0, False, 1), 128: Shape(2, 3, False, 1), 256: Shape(2, 4, True, 2)}
+SHAPES = {
+    64: Shape(64, 3, 0, False, 1),
+    80: Shape(80, 2, 0, False, 1),
+    96: Shape(96, 2, 0, False, 1),
+    128: Shape(64, 2, 3, False, 1),
+    160: Shape(80, 2, 5, True, 2),
+    192: Shape(64, 2, 6, True, 2),
+    256: Shape(64, 2, 4, True, 2),
+}
 DIMS = tuple(SHAPES)
+WIDTHS = ", ".join(map(str, DIMS))  # for messages
 
 
 @dataclass(frozen=True)
@@ -66,11 +77,12 @@ class DenseBlockSpec:
             "dense_block",
             self.dtype,
             self.dim,
+            shape.slice,
             shape.consumers,
             shape.shared_h1,
             shape.cluster,
             self.resident,
-            shape.stages,
+            self.stages,
             self.has_next,
         )
 
@@ -89,11 +101,16 @@ class DenseBlockSpec:
 
     @property
     def tile_bytes(self) -> int:
-        return 2 * self.dim * SLICE
+        return 2 * self.dim * self.shape.slice
 
     @property
     def tiles(self) -> int:
-        return (8 if self.has_next else 5) * self.dim // SLICE
+        return (8 if self.has_next else 5) * self.dim // self.shape.slice
+
+    @property
+    def panel_k(self) -> int:
+        """k of a panel of a tile, the length of a swizzled row."""
+        return math.gcd(self.dim, self.shape.slice, 64)
 
     @property
     def other_bytes(self) -> int:
@@ -101,20 +118,28 @@ class DenseBlockSpec:
         h1 = self.shape.consumers * BLOCK_ROWS * self.dim * 2 if self.shape.shared_h1 else 0
         return h1 + 8 * self.dim * 4
 
-    @property
+    @cached_property
+    def stages(self) -> int:
+        """Stages of the ring: the shape's, or as many less as whole laps need."""
+        return max(stages for stages in range(self.shape.stages + 1) if self._resident_beside(stages) >= 0)
+
+    @cached_property
     def resident(self) -> int:
         """Resident tiles: all, or as many as fit such that the ring makes whole laps a round."""
-        stages = self.shape.stages
-        places = (BLOCK_SHARED_BYTES - self.other_bytes - BARRIER_BYTES) // self.tile_bytes
+        return self._resident_beside(self.stages)
+
+    def _resident_beside(self, stages: int) -> int:
+        """Resident tiles beside a ring of `stages`; negative if a whole number of laps is more than all tiles."""
         if stages == 0:
             return self.tiles
+        places = (BLOCK_SHARED_BYTES - self.other_bytes - BARRIER_BYTES) // self.tile_bytes
         laps = -(-max(0, self.tiles - (places - stages)) // stages)
         return self.tiles - laps * stages
 
     @cached_property
     def shared_bytes(self) -> int:
-        places = self.resident + self.shape.stages
-        return places * self.tile_bytes + self.other_bytes + 8 * (places + self.shape.stages)
+        places = self.resident + self.stages
+        return places * self.tile_bytes + self.other_bytes + 8 * (places + self.stages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +148,7 @@ class PackedBlock:
 
     Attributes:
         spec: the instance that reads them.
-        weights: [tiles, d * 64] of spec.dtype, tiles in the order of use, swizzled as in shared memory.
+        weights: [tiles, d * slice] of spec.dtype, tiles in the order of use, swizzled as in shared memory.
         vectors: [8 d] float32: biases and norms.
         eps: of both norms.
     """
@@ -139,7 +164,7 @@ def dense_block_unavailable(device: torch.device, dtype: torch.dtype, dim: int) 
     if dtype not in HALF_TYPES:
         return f"it takes float16 and bfloat16, and the model has {dtype}"
     if dim not in DIMS:
-        return f"it takes d = {', '.join(map(str, DIMS))}, and the model has {dim}"
+        return f"it takes d = {WIDTHS}, and the model has {dim}"
     if reason := cuda_unavailable(device):
         return reason
     capability = torch.cuda.get_device_capability(device)
@@ -180,7 +205,7 @@ def pack_block(
     dim = out_w.shape[0]
     if dim not in DIMS or out_w.dtype not in HALF_TYPES:
         raise ValueError(
-            f"out_w: got {out_w.dtype} with d = {dim}; the kernel takes float16 and bfloat16, d in {DIMS}: "
+            f"out_w: got {out_w.dtype} with d = {dim}; the kernel takes float16 and bfloat16, d = {WIDTHS}: "
             "ask dense_block_unavailable first"
         )
     weights = {"out_w": (out_w, (dim, dim)), "up_w": (up_w, (2 * dim, dim)), "down_w": (down_w, (dim, 2 * dim))}
@@ -198,7 +223,7 @@ def pack_block(
     spec = DenseBlockSpec(out_w.dtype, dim, next_qkv_w is not None)
     packed = PackedBlock(
         spec,
-        torch.stack([swizzle_tile(tile) for tile in tiles_of(spec, out_w, up_w, down_w, next_qkv_w)]),
+        torch.stack([swizzle_tile(tile, spec.panel_k) for tile in tiles_of(spec, out_w, up_w, down_w, next_qkv_w)]),
         torch.cat(list(vectors.values())).float(),
         eps,
     )
@@ -216,31 +241,49 @@ def tiles_of(
     down_w: torch.Tensor,
     next_qkv_w: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """Wide tiles [d, 64] and tall tiles [64, d] of the weights in the order of use, dimensions permuted."""
-    out, down = (permute_dims(weight).split(SLICE, 1) for weight in (out_w, down_w))
-    up = permute_dims(up_w).split(SLICE)
+    """Wide tiles [d, slice] and tall tiles [slice, d] of the weights in the order of use, dimensions permuted.
+
+    The d inputs and outputs of the block are permuted in groups of the whole row, hidden units and q, k, v in groups of
+    their slice, which is a tile's.
+    """
+    dim, size = spec.dim, spec.shape.slice
+    out = permute_dims(out_w, dim, dim).split(size, 1)
+    up, down = permute_dims(up_w, size, dim).split(size), permute_dims(down_w, dim, size).split(size, 1)
     ffn = [tile for pair in zip(up, down, strict=True) for tile in pair]
     if not spec.shape.shared_h1:  # two slices are in flight: up i + 1 is issued before down i
         ffn = [up[0], *(tile for pair in zip(up[1:], down[:-1], strict=True) for tile in pair), down[-1]]
-    return [*out, *ffn] if next_qkv_w is None else [*out, *ffn, *permute_dims(next_qkv_w).split(SLICE)]
+    if next_qkv_w is None:
+        return [*out, *ffn]
+    return [*out, *ffn, *permute_dims(next_qkv_w, size, dim).split(size)]
 
 
-def permute_dims(weight: torch.Tensor) -> torch.Tensor:
-    """Rows and columns in the order of the kernel's wgmma columns."""
-    rows, columns = (dimension_of_column(size).to(weight.device) for size in weight.shape)
+def permute_dims(weight: torch.Tensor, row_block: int, column_block: int) -> torch.Tensor:
+    """Rows and columns in the order of the kernel's wgmma columns, each block of them on its own."""
+    rows, columns = (
+        (torch.arange(0, size, block)[:, None] + dimension_of_column(block)).flatten().to(weight.device)
+        for size, block in zip(weight.shape, (row_block, column_block), strict=True)
+    )
     return weight[rows][:, columns]
 
 
 def dimension_of_column(size: int) -> torch.Tensor:
-    """[size] int64: wgmma column 32s + 8w + 2t + b holds dimension 32s + 8t + 2w + b."""
-    return torch.arange(size).view(-1, 4, 4, 2).transpose(1, 2).flatten()
+    """[size] int64: wgmma column 32s + 8w + 2t + b holds dimension 32s + 8t + 2w + b.
+
+    In 16 columns left at the end, w < 2, it holds 32s + 4t + 2w + b.
+    """
+    groups = torch.arange(size).split(32)
+    return torch.cat([group.view(4, -1, 2).transpose(0, 1).flatten() for group in groups])
 
 
-def swizzle_tile(tile: torch.Tensor) -> torch.Tensor:
-    """[rows, k] -> [rows * k]: panels of 64 k with the 128-byte swizzle (16-byte chunk i of a row at i ^ (row % 8))."""
+def swizzle_tile(tile: torch.Tensor, panel_k: int) -> torch.Tensor:
+    """[rows, k] -> [rows * k]: panels of `panel_k` k with wgmma's swizzle for rows of this length.
+
+    A row has c = panel_k / 8 chunks of 16 bytes; chunk i of row n lies at i ^ (n // (8 / c) % c).
+    """
+    chunks = panel_k // 8
     rows = torch.arange(tile.shape[0], device=tile.device)[:, None]
-    chunks = torch.arange(8, device=tile.device) ^ rows % 8
-    return tile.unflatten(1, (-1, 8, 8)).transpose(0, 1)[:, rows, chunks].flatten()
+    order = torch.arange(chunks, device=tile.device) ^ rows // (8 // chunks) % chunks
+    return tile.unflatten(1, (-1, chunks, 8)).transpose(0, 1)[:, rows, order].flatten()
 
 
 def dense_block(

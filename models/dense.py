@@ -4,8 +4,8 @@ projection, residual, norm, FFN, residual, norm, next QKV projection).
 plain     torch's modules, at least one kernel each.
 compiled  torch.compile of the functions between two attentions, so that attention causes no graph break. The first pass
           compiles for up to a minute, for static shapes (code for dynamic shapes is slower).
-fused     one kernel from attention to attention (`kernels.dense_block`): LayerNorm, d = 64, 128, 256, fp16 and bf16,
-          compute capability 9.0. It reads a packed copy of the weights.
+fused     one kernel from attention to attention (`kernels.dense_block`): LayerNorm, d = 64, 80, 96, 128, 160, 192
+          and 256, any heads, fp16 and bf16, compute capability 9.0. It reads a packed copy of the weights.
 
 compiled and fused compute the embedding as one aligned GEMM (`models.embedding.pack_embedding`), also with a packed
 copy. Weights that change after their copies were made are an error at the next run: prepare the execution again.

@@ -12,35 +12,47 @@
 //   consumer   takes 64 rows per round through all steps; its rows stay in registers
 //   producer   its first thread copies weight tiles with bulk copies (dense_tiles.cuh); its other threads do nothing
 //
-// A weight tile has kDim * 64 elements, in panels of 64 k:
-//   wide  [kDim outputs][64 k]   Wout: kDim / 64 tiles; Wdown: one per slice of 64 hidden units
-//   tall  [64 outputs][kDim k]   Wup: one per slice of 64 hidden units; Wqkv: one per slice of 64 columns
+// A weight tile has kDim * kSlice elements, in panels of 64, 32 or 16 k (dense_tiles.cuh). kSlice divides kDim,
+// so that no tile is padded:
+//   wide  [kDim outputs][kSlice k]   Wout: kDim / kSlice tiles; Wdown: one per slice of kSlice hidden units
+//   tall  [kSlice outputs][kDim k]   Wup: one per slice of hidden units; Wqkv: one per slice of kSlice columns
 // Order of use: out 0, ...; up 0, up 1, down 0, up 2, down 1, ..., down last; qkv 0, ...
 //               with kSharedH1 up 0, down 0, up 1, down 1, ...
 //
 // Permutation of dimensions: in registers, lane t of a row has columns 8j + 2t and 8j + 2t + 1 of each n-tile j; in
 // memory, 16 bytes are 8 neighbours. So column 32s + 8w + 2t + b of every product stands for dimension
 // 32s + 8t + 2w + b: lane t has dimensions 32s + 8t to 32s + 8t + 7. The packed weights have their rows and columns in
-// this order.
+// this order; hidden units and columns of qkv are permuted within their slice. 16 columns that are left at the end are
+// permuted among themselves, lane t with 4 neighbours (dense_rows.cuh):
+//
+//   dimension              0         32        64        96        128       160
+//   kDim or kSlice = 80    | 8t ...  | 8t ...  | 4t |
+//   kDim = 160             | 8t ...  | 8t ...  | 8t ...  | 8t ...  | 8t ...  |
+//   its tiles of Wout      |           0            |           1            |   group 2 begins in 0, ends in 1
 //
 // Instances (SHAPES in kernels/dense_block.py); shared memory in bytes, with kHasNext
-//   kDim                            64          128          256
-//   kConsumers                      3           2            2
-//   registers of a consumer thread  160         240          240
-//   h1, A of the up projection      registers   registers    shared memory (kSharedH1)
-//   kCluster                        1           1            2            each block copies half of a tile to both
-//   shared memory: resident tiles   8 x 8,192   10 x 16,384  0            loaded once
-//                  stages           0           3 x 16,384   4 x 32,768   ring for the other, streamed tiles
-//                  h1               0           0            2 x 32,768   per consumer
-//                  vectors          2,048       4,096        8,192
-//                  full barriers    8 x 8       13 x 8       4 x 8        per buffer (resident tile or stage)
-//                  empty barriers   0           3 x 8        4 x 8        per stage
-//                  total            67,648      217,216      204,864
+//   kDim                     64           80           96           128          160          192          256
+//   kSlice                   64           80           96           64           80           64           64
+//   k of a panel             64           16           32           64           16           64           64
+//   kConsumers               3            2            2            2            2            2            2
+//   registers of a consumer  160          240          240          240          240          240          240
+//   h1, A of up              registers                                           shared memory (kSharedH1)
+//   kCluster                 1            1            1            1            2            2            2
+//   resident tiles           8 x 8,192    8 x 12,800   8 x 18,432   10 x 16,384  1 x 25,600   0            0
+//   stages                   0            0            0            3 x 16,384   5 x 25,600   6 x 24,576   4 x 32,768
+//   h1, per consumer         0            0            0            0            2 x 20,480   2 x 24,576   2 x 32,768
+//   vectors                  2,048        2,560        3,072        4,096        5,120        6,144        8,192
+//   full barriers            8 x 8        8 x 8        8 x 8        13 x 8       6 x 8        6 x 8        4 x 8
+//   empty barriers           0            0            0            3 x 8        5 x 8        6 x 8        4 x 8
+//   total                    67,648       105,024      150,592      217,216      199,768      202,848      204,864
+// Resident tiles are loaded once; stages are the ring for the other, streamed tiles. A full barrier belongs to a buffer
+// (resident tile or stage), an empty barrier to a stage. With kCluster = 2 each block copies half of a tile to both.
 //
-// kSharedH1: at kDim = 256 a thread's 240 registers, about 20 of them for addresses, do not hold h1 beside the rest:
+// kSharedH1: a thread's 240 registers, about 20 of them for addresses, do not hold h1 beside the rest. At kDim = 256:
 //   output projection   acc 128, attn_out 64           192; attn_out from shared memory, 16 at a time: 160
 //   FFN                 acc 128, slice 32, hidden 16   176; h1 would be 64 more
 //   QKV                 h2 64, two slices 64, h of the next rows 64, stored slice 16   208
+// At kDim = 160, h1 in registers would make it acc 80, h1 40, two slices 80, hidden 20 to 40: ptxas spills.
 // attn_out of the next rows is copied to where h1 was.
 //
 // Barriers
@@ -55,7 +67,7 @@
 //   step         issue       wait   complete, release     meanwhile on the CUDA cores
 //   out i        out i       <1>    out i-1               kSharedH1: attn_out for out i from shared memory
 //                            <0>    out last              LayerNorm 1
-//   FFN, h1 in registers; U slices of 64 hidden units
+//   FFN, h1 in registers; U slices of hidden units
 //                up 0                                     acc += bdown
 //   slice 0      up 1        <1>    up 0                  relu of slice 0 while up 1 runs
 //                down 0
@@ -99,6 +111,7 @@
 //        on by two phases while another lane still polls for this one, and that lane would wait for ever.
 //   [13] Cluster barrier before exit: another block may still arrive at this block's barriers.
 //   [14] setmaxnreg_dec in all warps of the producer: setmaxnreg_inc of the consumers waits for these registers.
+//   [15] With a cluster, a block without rows waits for resident tiles too: it could exit while they arrive.
 #include "common.cuh"
 #include "dense_rows.cuh"
 #include "dense_tiles.cuh"
@@ -120,7 +133,7 @@
 struct Params {
   const u16* attn_out;   // [num_rows][kDim]  16-bit
   const u16* h;          // [num_rows][kDim]  16-bit
-  const char* weights;   // [kTiles][kDim * 64]  16-bit: tiles in the order of use, swizzled as in shared memory
+  const char* weights;   // [kTiles][kDim * kSlice]  16-bit: tiles in the order of use, swizzled as in shared memory
   const float* vectors;  // [8 * kDim]  bout, norm 1 weight, bias, bup [2 * kDim], bdown, norm 2 weight, bias
   u16* h_next;           // [num_rows][kDim]  16-bit
   u16* qkv;              // [num_rows][3 * kDim]  16-bit; null without kHasNext
@@ -128,11 +141,13 @@ struct Params {
   float eps;  // of both norms
 };
 
-// The steps of a consumer warpgroup. In registers: acc, accumulators [64][kDim]; slices, accumulators [64][64] of tall
-// tiles; frag_..., 16-bit operands.
+// The steps of a consumer warpgroup. In registers: acc, accumulators [64][kDim]; slices, accumulators [64][kSlice] of
+// tall tiles; frag_..., 16-bit operands.
 template <Element kElement, typename Traits>
 struct Consumer {
+  using Panel = typename Traits::Panel;
   static constexpr int kDim = Traits::kDim;
+  static constexpr int kSlice = Traits::kSlice;
   static constexpr bool kSharedH1 = Traits::kSharedH1;
   static constexpr int kSlicesInFlight = kSharedH1 ? 1 : 2;  // of the FFN
 
@@ -155,7 +170,7 @@ struct Consumer {
         lane(threadIdx.x % kWarpSize),
         lane_vectors(smem_vectors + 8 * (lane % 4)),
         smem_h1(smem + Traits::kH1 + warpgroup * Traits::kH1_bytes),
-        lane_attn_out(warp * (kTileM * kPanelRow_bytes) + lane * 16) {}
+        lane_attn_out(warp * (kTileM * Panel::kRow_bytes) + lane * 16) {}
 
   __device__ __forceinline__ Rows rows_of(int row_tile) const {
     return Rows(row_tile, warp * kTileM + lane / 4, p.num_rows);
@@ -169,11 +184,11 @@ struct Consumer {
   __device__ __forceinline__ WeightTile acquire(int tile) const { return acquire_tile<Traits>(smem, tile, round); }
   __device__ __forceinline__ void release(const WeightTile& tile) const { release_tile<Traits>(tile, lane); }
 
-  // acc += frag W^T, W a wide tile; frag holds its 64 k.
+  // acc += frag W^T, W a wide tile; frag holds its k.
   __device__ __forceinline__ void issue_wide(Acc<kDim>& acc, const u32* frag, const WeightTile& tile) {
 #pragma unroll
-    for (int step = 0; step < kPanelSteps; ++step) {
-      wgmma_m64nNk16_rs<kElement, kDim>(acc, frag + 4 * step, matrix_desc(tile.desc + step * kStepDesc), true);
+    for (int step = 0; step < kSlice / kTileK; ++step) {
+      wgmma_m64nNk16_rs<kElement, kDim>(acc, frag + 4 * step, Panel::template step_desc<kDim>(tile.desc, step), true);
     }
     wgmma_commit_group();
   }
@@ -183,7 +198,7 @@ struct Consumer {
                                              bool accumulate) {
 #pragma unroll
     for (int step = 0; step < kDim / kTileK; ++step) {
-      wgmma_m64nNk16_rs<kElement, kSlice>(slice, frag + 4 * step, tall_step_desc(tile.desc, step),
+      wgmma_m64nNk16_rs<kElement, kSlice>(slice, frag + 4 * step, Panel::template step_desc<kSlice>(tile.desc, step),
                                           accumulate || step > 0);
     }
     wgmma_commit_group();
@@ -194,7 +209,8 @@ struct Consumer {
     const u32 h1_desc = opaque(desc_low(smem_h1));  // [3]
 #pragma unroll
     for (int step = 0; step < kDim / kTileK; ++step) {
-      wgmma_m64n64k16_ss<kElement>(slice, tall_step_desc(h1_desc, step), tall_step_desc(tile.desc, step), true);
+      wgmma_m64nNk16_ss<kElement, kSlice>(slice, Panel::template step_desc<kWarpgroupM>(h1_desc, step),
+                                          Panel::template step_desc<kSlice>(tile.desc, step), true);
     }
     wgmma_commit_group();
   }
@@ -205,6 +221,9 @@ struct Consumer {
     return opaque(smem_h1) + lane_attn_out + chunk / kChunks * Traits::kH1Panel_bytes +
            chunk % kChunks * (16 * kWarpSize);
   }
+
+  // First chunk of wide tile i of Wout, the first in a group of dimensions that no tile before it needs.
+  static __device__ constexpr int first_chunk(int i) { return 2 * divide_up(i * kSlice, kPermuteGroup); }
 
   // attn_out and h of a row tile to registers; with kSharedH1 attn_out to shared memory.
   __device__ __forceinline__ void load(int row_tile) {
@@ -233,7 +252,7 @@ struct Consumer {
     for (int i = 0; i < Traits::kOutTiles; ++i) {
       if constexpr (kSharedH1) {
 #pragma unroll
-        for (int chunk = 4 * i; chunk < 4 * i + 4; ++chunk) {
+        for (int chunk = first_chunk(i); chunk < first_chunk(i + 1); ++chunk) {
           const int first = chunk / 2 * 8 + chunk % 2;
           const uint4 four = ld_shared_v4_b32(smem_attn_out(chunk));
           frag_attn_out[first] = four.x;
@@ -242,7 +261,7 @@ struct Consumer {
           frag_attn_out[first + 6] = four.w;
         }
       }
-      u32(&frag)[kPanelK / 4] = reinterpret_cast<u32(&)[kPanelK / 4]>(frag_attn_out[i * kPanelK / 4]);
+      Frag<kSlice>& frag = reinterpret_cast<Frag<kSlice>&>(frag_attn_out[i * kSlice / 4]);
       warpgroup_fence_operand(frag);  // [5]
       wide_tiles[i % 2] = acquire(i);
       wgmma_fence();
@@ -266,13 +285,14 @@ struct Consumer {
     if constexpr (kSharedH1) {
       __syncwarp();  // [8]
       const int row = lane % 8 + lane / 8 % 2 * 8;
-      const u32 lane_row = opaque(smem_h1) + (warp * kTileM + row) * kPanelRow_bytes + (lane / 16 ^ row % 8) * 16;
+      const u32 lane_row =
+          opaque(smem_h1) + (warp * kTileM + row) * Panel::kRow_bytes + (lane / 16 ^ Panel::swizzle(row)) * 16;
 #pragma unroll
       for (int j = 0; j < kDim / kTileN; j += 2) {  // columns 8j to 8j + 15
         u32 frag[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) frag[i] = cvt_rn_x2<kElement>(acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
-        stmatrix_x4((lane_row ^ j % 8 * 16) + j / 8 * Traits::kH1Panel_bytes, frag);
+        stmatrix_x4((lane_row ^ j % Panel::kChunks * 16) + j / Panel::kChunks * Traits::kH1Panel_bytes, frag);
       }
       fence_proxy_async_shared();  // [9]
       bar_sync<kWarpgroupSize>(1 + warpgroup);
@@ -380,7 +400,7 @@ struct Consumer {
   // A round without rows: gives every streamed tile back unused.
   __device__ __forceinline__ void drain() {
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      if (!Traits::is_streamed(tile)) continue;
+      if (Traits::kCluster == 1 && !Traits::is_streamed(tile)) continue;  // [15]
       const WeightTile unused = acquire(tile);
       __syncwarp();  // [12]
       release(unused);
@@ -396,11 +416,11 @@ struct Consumer {
   }
 };
 
-template <Element kElement, int kDim, int kConsumers, bool kSharedH1, int kCluster, int kResident, int kStages,
-          bool kHasNext>
+template <Element kElement, int kDim, int kSlice, int kConsumers, bool kSharedH1, int kCluster, int kResident,
+          int kStages, bool kHasNext>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * kWarpgroupSize, 1)
     dense_block(const __grid_constant__ Params p) {
-  using Traits = DenseBlockTraits<kDim, kConsumers, kSharedH1, kCluster, kResident, kStages, kHasNext>;
+  using Traits = DenseBlockTraits<kDim, kSlice, kConsumers, kSharedH1, kCluster, kResident, kStages, kHasNext>;
   static_assert(Traits::max_streamed(kSharedH1 ? 2 : 4) <= kStages, "a consumer holds as many tiles at a time");
 
   extern __shared__ __align__(1024) unsigned char smem_bytes[];

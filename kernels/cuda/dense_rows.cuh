@@ -5,7 +5,12 @@
 #include "ptx/cvt.cuh"
 #include "ptx/ld_global.cuh"
 
-constexpr int kPermuteGroup = 32;  // dimensions that are permuted among themselves
+// Dimensions that are permuted among themselves: groups of 32, and 16 that may be left at the end.
+//
+//                  column of a product   stands for dimension   of lane t
+//   group s        32s + 8w + 2t + b     32s + 8t + 2w + b      32s + 8t to 32s + 8t + 7: 16 bytes   w = 0 .. 3
+//   16 at the end  32s + 8w + 2t + b     32s + 4t + 2w + b      32s + 4t to 32s + 4t + 3:  8 bytes   w = 0, 1
+constexpr int kPermuteGroup = 32;
 
 // A lane's part of [64][kColumns], n-tile j, row g + 8r of the warp, column 8j + 2t + b: fp32 acc[4j + 2r + b]; 16-bit
 // frag[2j + r], b = 0 in the lower half-word.
@@ -25,6 +30,11 @@ struct Rows {
   }
 };
 
+// From element 8t, where a lane begins, to its element 4t of the 16 dimensions at the end.
+__device__ __forceinline__ int half_group_offset(int groups) {
+  return kPermuteGroup * groups - 4 * static_cast<int>(threadIdx.x % 4);
+}
+
 // lane_start: element 8t of row rows.first; pitch: elements of a row. Rows out of range are 0.
 template <int kCount>
 __device__ __forceinline__ void load_rows(u32 (&frag)[kCount], const u16* lane_start, int pitch, const Rows& rows) {
@@ -39,6 +49,13 @@ __device__ __forceinline__ void load_rows(u32 (&frag)[kCount], const u16* lane_s
       frag[8 * s + 4 + r] = four.z;
       frag[8 * s + 6 + r] = four.w;
     }
+    if constexpr (kCount % 8 != 0) {
+      constexpr int s = kCount / 8;
+      const u16* const source = lane_start + 8 * r * pitch + half_group_offset(s);
+      const uint2 two = rows.in_range[r] ? ld_global_no_allocate_v2_b32(source) : make_uint2(0, 0);
+      frag[8 * s + r] = two.x;
+      frag[8 * s + 2 + r] = two.y;
+    }
   }
 }
 
@@ -52,6 +69,13 @@ __device__ __forceinline__ void store_rows(u16* lane_start, const u32 (&frag)[kC
       if (rows.in_range[r]) {
         st_global_v4_b32(target + 4 * s,
                          make_uint4(frag[8 * s + r], frag[8 * s + 2 + r], frag[8 * s + 4 + r], frag[8 * s + 6 + r]));
+      }
+    }
+    if constexpr (kCount % 8 != 0) {
+      constexpr int s = kCount / 8;
+      if (rows.in_range[r]) {
+        st_global_v2_b32(lane_start + 8 * r * pitch + half_group_offset(s),
+                         make_uint2(frag[8 * s + r], frag[8 * s + 2 + r]));
       }
     }
   }
@@ -69,6 +93,16 @@ __device__ __forceinline__ void apply_vector(float (&acc)[kCount], const float* 
     for (int i = 0; i < 16; ++i) {  // 4w + 2r + b
       const int w = i / 4, b = i % 2;
       acc[16 * s + i] = op(acc[16 * s + i], eight[2 * w + b]);
+    }
+  }
+  if constexpr (kCount % 16 != 0) {
+    constexpr int s = kCount / 16;
+    const float4 last = *reinterpret_cast<const float4*>(lane_vector + half_group_offset(s));
+    const float four[4] = {last.x, last.y, last.z, last.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int w = i / 4, b = i % 2;
+      acc[16 * s + i] = op(acc[16 * s + i], four[2 * w + b]);
     }
   }
 }

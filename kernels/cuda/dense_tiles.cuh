@@ -10,39 +10,57 @@ constexpr int kWarpgroupWarps = 4;
 constexpr int kWarpgroupSize = kWarpgroupWarps * kWarpSize;  // threads
 constexpr int kWarpgroupM = kWarpgroupWarps * kTileM;        // rows of A and D of a wgmma
 
-// A panel is [rows][64 k] of 16-bit elements, K-major, with the 128-byte swizzle: row n takes 128 bytes, its 16-byte
-// chunk i lies at i ^ (n % 8). Panels start at multiples of 1024 bytes.
-constexpr int kPanelK = 64;
-constexpr int kPanelRow_bytes = 2 * kPanelK;
-constexpr int kPanelSteps = kPanelK / kTileK;  // k-steps of a wgmma
-constexpr int kSlice = kPanelK;                // outputs of a tall tile, k of a wide tile
-
-// Matrix descriptor of a wgmma operand in panels: address / 16 in bits 0-13, leading byte offset in bits 16-29 (ignored
-// with this swizzle), stride between groups of 8 rows / 16 in bits 32-45, 128-byte swizzle in bits 62-63. Offsets in
-// shared memory are added to the low word.
+// A wgmma operand lies in panels, one after another: [rows][kK k] of 16-bit elements, K-major. The swizzle is that of
+// wgmma for rows of this length; a 16-byte chunk of 8 successive rows covers all banks. Panels start at multiples of 8
+// rows.
+//
+//   kK   bytes of a row   chunk i of row n lies at   swizzle field of the descriptor
+//   64   128              i ^ n % 8                  1
+//   32   64               i ^ n / 2 % 4              2
+//   16   32               i ^ n / 4 % 2              3
+//
+// Matrix descriptor: address / 16 in bits 0-13, leading byte offset in bits 16-29 (ignored with a swizzle), stride
+// between groups of 8 rows / 16 in bits 32-45, swizzle in bits 62-63. Offsets in shared memory are added to the low
+// word.
 constexpr int kDescUnit_bytes = 16;
-constexpr u32 kStepDesc = 2 * kTileK / kDescUnit_bytes;  // from a k-step to the next one in a panel
 __device__ __forceinline__ u32 desc_low(u32 address) { return address / kDescUnit_bytes | 1u << 16; }
-__device__ __forceinline__ u64 matrix_desc(u32 low) {
-  return static_cast<u64>(1u << 30 | 8 * kPanelRow_bytes / kDescUnit_bytes) << 32 | low;
-}
-// k-step `step` of a matrix of kSlice rows (a tall tile, or h1): its panels lie one after another.
-__device__ __forceinline__ u64 tall_step_desc(u32 low, int step) {
-  constexpr u32 kPanelDesc = kSlice * kPanelRow_bytes / kDescUnit_bytes;
-  return matrix_desc(low + step / kPanelSteps * kPanelDesc + step % kPanelSteps * kStepDesc);
-}
+
+template <int kK>
+struct PanelLayout {
+  static_assert(kK == 64 || kK == 32 || kK == 16, "the swizzles of wgmma");
+  static constexpr int kRow_bytes = 2 * kK;
+  static constexpr int kChunks = kRow_bytes / 16;  // of a row
+  static constexpr int kSteps = kK / kTileK;       // k-steps of a wgmma
+  static constexpr u32 kSwizzle = kK == 64 ? 1 : kK == 32 ? 2 : 3;
+
+  // What the index of a row's chunks is XORed with.
+  static __device__ __forceinline__ int swizzle(int row) { return row / (8 / kChunks) % kChunks; }
+  // Descriptor of k-step `step` of a matrix of kRows rows.
+  template <int kRows>
+  static __device__ __forceinline__ u64 step_desc(u32 low, int step) {
+    constexpr u32 kStepDesc = 2 * kTileK / kDescUnit_bytes, kPanelDesc = kRows * kRow_bytes / kDescUnit_bytes;
+    return static_cast<u64>(kSwizzle << 30 | 8 * kRow_bytes / kDescUnit_bytes) << 32 |
+           (low + step / kSteps * kPanelDesc + step % kSteps * kStepDesc);
+  }
+};
 
 constexpr int kProducerRegisters = 24;  // of a thread
 
 // Compile-time layout of an instance. DenseBlockSpec in kernels/dense_block.py computes the same tiles and bytes.
-template <int kDim_, int kConsumers_, bool kSharedH1_, int kCluster_, int kResident_, int kStages_, bool kHasNext_>
+template <int kDim_, int kSlice_, int kConsumers_, bool kSharedH1_, int kCluster_, int kResident_, int kStages_,
+          bool kHasNext_>
 struct DenseBlockTraits {
   static constexpr int kDim = kDim_;
+  static constexpr int kSlice = kSlice_;
   static constexpr int kConsumers = kConsumers_;
   static constexpr bool kSharedH1 = kSharedH1_;
   static constexpr int kCluster = kCluster_;
   static constexpr int kResident = kResident_;
   static constexpr int kStages = kStages_;
+  static_assert(kDim % kSlice == 0 && kSlice % kTileK == 0, "whole tiles of whole k-steps");
+  static_assert(!kSharedH1_ || kDim % 32 == 0, "attn_out of a lane in whole 16-byte chunks");
+
+  using Panel = PanelLayout<kDim % 64 == 0 && kSlice % 64 == 0 ? 64 : kDim % 32 == 0 && kSlice % 32 == 0 ? 32 : 16>;
 
   // Tiles in the order of use: Wout; Wup and Wdown interleaved; Wqkv.
   static constexpr int kOutTiles = kDim / kSlice;
@@ -88,9 +106,9 @@ struct DenseBlockTraits {
   static constexpr int kDownBias = 5 * kDim, kNorm2Weight = 6 * kDim, kNorm2Bias = 7 * kDim;
 
   // Shared memory, offsets in bytes.
-  static constexpr u32 kTile_bytes = kDim * kPanelRow_bytes;
-  static constexpr u32 kH1Panel_bytes = kWarpgroupM * kPanelRow_bytes;
-  static constexpr u32 kH1_bytes = kSharedH1 ? kDim / kPanelK * kH1Panel_bytes : 0;  // of a consumer
+  static constexpr u32 kTile_bytes = 2 * kDim * kSlice;
+  static constexpr u32 kH1Panel_bytes = kWarpgroupM * Panel::kRow_bytes;
+  static constexpr u32 kH1_bytes = kSharedH1 ? 2 * kDim * kWarpgroupM : 0;  // of a consumer
   static constexpr u32 kH1 = kBuffers * kTile_bytes;
   static constexpr u32 kVectors = kH1 + kConsumers * kH1_bytes;
   static constexpr u32 kFull = kVectors + 8 * kDim * sizeof(float);
@@ -99,11 +117,10 @@ struct DenseBlockTraits {
   static __device__ __forceinline__ u32 full(int buffer) { return kFull + buffer * sizeof(u64); }
   static __device__ __forceinline__ u32 empty(int buffer) { return kEmpty + (buffer - kResident) * sizeof(u64); }
 
-  static_assert(kDim % kSlice == 0 && kTile_bytes % 1024 == 0 && kH1_bytes % 1024 == 0, "panels on 1024 bytes");
+  static_assert(kTile_bytes % (8 * Panel::kRow_bytes) == 0 && kH1_bytes % (8 * Panel::kRow_bytes) == 0,
+                "panels on 8 rows");
   static_assert(kLaps * kStages == kStreamed, "a tile has the same stage and parity rule in every round");
   static_assert(kSmem_bytes <= 227 * 1024, "shared memory of a block, compute capability 9.0");
-  static_assert(kCluster == 1 || kResident == 0,
-                "a block without rows waits for streamed tiles only: it could exit while resident tiles arrive");
   static_assert(kTile_bytes % (16 * kCluster) == 0 && kCluster <= kWarpSize, "each block copies an equal part");
 };
 

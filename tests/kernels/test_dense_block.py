@@ -47,9 +47,10 @@ def test_unusual_rows(monkeypatch, kind, dim, dtype):
     check(monkeypatch, p, attn_out, h, f"{kind}, d = {dim}")
 
 
-def test_a_row_depends_on_itself_alone():
-    packed = pack_block(**parameters(128, True, torch.float16, "cuda"))
-    attn_out, h = inputs(40000, 128, torch.float16)
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_row_depends_on_itself_alone(dim):
+    packed = pack_block(**parameters(dim, True, torch.float16, "cuda"))
+    attn_out, h = inputs(40000, dim, torch.float16)
     order = torch.randperm(len(h), device="cuda")
     in_order, permuted = dense_block(packed, attn_out, h), dense_block(packed, attn_out[order], h[order])
     for expected, output in zip(in_order, permuted, strict=True):
@@ -65,13 +66,14 @@ def test_results_are_the_same_bits_every_time(dim):
         assert all(map(torch.equal, first, dense_block(packed, *tensors)))
 
 
-def test_no_rows_and_strided_rows():
-    packed = pack_block(**parameters(64, True, torch.float16, "cuda"))
-    h, qkv = dense_block(packed, *inputs(0, 64, torch.float16))
-    assert h.shape == (0, 64)
-    assert qkv.shape == (0, 192)
-    wide = torch.randn(50, 2, 65, device="cuda").half()
-    attn_out, h = wide[:, 0, 1:], wide[:, 1, :64]
+@pytest.mark.parametrize("dim", DIMS)
+def test_no_rows_and_strided_rows(dim):
+    packed = pack_block(**parameters(dim, True, torch.float16, "cuda"))
+    h, qkv = dense_block(packed, *inputs(0, dim, torch.float16))
+    assert h.shape == (0, dim)
+    assert qkv.shape == (0, 3 * dim)
+    wide = torch.randn(50, 2, dim + 1, device="cuda").half()
+    attn_out, h = wide[:, 0, 1:], wide[:, 1, :dim]
     for output, expected in zip(
         dense_block(packed, attn_out, h), dense_block(packed, attn_out.clone(), h.clone()), strict=True
     ):

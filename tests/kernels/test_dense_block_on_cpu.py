@@ -83,6 +83,14 @@ def test_unusual_rows(dtype, dim, kind):
     assert_block(run(p, *tensors, LATE), p, *tensors, f"{kind}, d = {dim}")
 
 
+@pytest.mark.parametrize("has_next", [True, False])
+@pytest.mark.parametrize("dim", DIMS)
+def test_no_rows(dim, has_next):
+    h_next, qkv = run(parameters(dim, has_next), *inputs(0, dim, torch.float16), LATE)
+    assert h_next.shape == (0, dim)
+    assert qkv.shape == (0, 3 * dim) if has_next else qkv is None
+
+
 @pytest.mark.parametrize("dim", DIMS)
 def test_shared_memory_is_no_more_than_the_kernel_uses(dim):
     with pytest.raises(CudaError, match="out of bounds"):
@@ -126,7 +134,22 @@ FAULTS = {  # most of them give right results in most runs on a GPU
     "parity": Fault(
         "dense_tiles.cuh", "Traits::parity(tile, round) ^ 1", "Traits::parity(tile, round)", 128, "deadlock"
     ),
-    "swizzle": Fault("dense_block.cu", "(lane / 16 ^ row % 8) * 16", "(lane / 16 ^ row % 4) * 16", 256, "is off"),
+    "swizzle": Fault("dense_tiles.cuh", "row / (8 / kChunks) % kChunks", "row / (8 / kChunks) % 4", 256, "is off"),
+    "swizzle of short rows": Fault("dense_tiles.cuh", "row / (8 / kChunks) % kChunks", "row % kChunks", 160, "is off"),
+    "panels of h1": Fault(
+        "dense_block.cu", "step_desc<kWarpgroupM>(h1_desc", "step_desc<kSlice>(h1_desc", 160, "race: reads"
+    ),
+    "group in two tiles": Fault(
+        "dense_block.cu",
+        "2 * divide_up(i * kSlice, kPermuteGroup)",
+        "i * kSlice / 16",
+        160,
+        "registers of A were written",
+    ),
+    "last 16 dimensions": Fault("dense_rows.cuh", "four[2 * w + b]", "four[w + 2 * b]", 80, "is off"),
+    "load of the last 16 dimensions": Fault(
+        "dense_rows.cuh", "frag[8 * s + 2 + r] = two.y;", "frag[8 * s + 2 + r] = two.x;", 80, "is off"
+    ),
     "no cluster barrier at the end": Fault(
         "dense_block.cu", "if (kCluster > 1) barrier_cluster_sync();  // [13]", "", 256, "has exited"
     ),

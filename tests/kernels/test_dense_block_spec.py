@@ -1,11 +1,22 @@
 """The dense block without running it: what its instances need, and which weights and inputs are refused."""
 
+import re
+
 import pytest
 import torch
 from dense_cases import SPECS, parameters
 
-from kernels.dense_block import DenseBlockSpec, dense_block, dense_block_unavailable, pack_block
-from kernels.runtime.jit import compile_ptxas
+from kernels.dense_block import (
+    BLOCK_SHARED_BYTES,
+    DIMS,
+    DenseBlockSpec,
+    dense_block,
+    dense_block_unavailable,
+    dimension_of_column,
+    pack_block,
+    swizzle_tile,
+)
+from kernels.runtime.jit import CUDA_FOLDER, compile_ptxas
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -19,14 +30,80 @@ def test_instances_keep_everything_in_registers(dtype):
         assert report.shared_bytes == 0, (spec.name, report)  # all of it is dynamic
 
 
+def test_the_table_of_instances_in_the_source_is_true():
+    source = (CUDA_FOLDER / "dense_block.cu").read_text(encoding="utf-8")
+
+    def row(name: str) -> list[list[int]]:
+        (line,) = re.findall(rf"^//   {re.escape(name)}  +(.*\d)$", source, re.MULTILINE)
+        return [[int(number.replace(",", "")) for number in cell.split(" x ")] for cell in re.split(" {2,}", line)]
+
+    specs = [DenseBlockSpec(torch.float16, dim, True) for dim in DIMS]
+    assert row("kDim") == [[spec.dim] for spec in specs]
+    assert row("kSlice") == [[spec.shape.slice] for spec in specs]
+    assert row("k of a panel") == [[spec.panel_k] for spec in specs]
+    assert row("kConsumers") == [[spec.shape.consumers] for spec in specs]
+    assert row("kCluster") == [[spec.shape.cluster] for spec in specs]
+    for name in ("resident", "stages"):
+        counts = [getattr(spec, name) for spec in specs]
+        expected = [[n, spec.tile_bytes] if n else [0] for n, spec in zip(counts, specs, strict=True)]
+        assert row("resident tiles" if name == "resident" else name) == expected
+    assert row("total") == [[spec.shared_bytes] for spec in specs]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.dim}-{spec.has_next}")
+def test_buffers_fit_and_are_as_many_as_a_round_needs(spec):
+    """The weights of a block without padding; what does not stay comes through a ring that ends where it began."""
+    assert spec.tiles * spec.tile_bytes == (8 if spec.has_next else 5) * spec.dim**2 * 2
+    assert spec.shared_bytes <= BLOCK_SHARED_BYTES
+    assert 0 <= spec.resident <= spec.tiles
+    streamed = spec.tiles - spec.resident
+    assert streamed % spec.stages == 0 if spec.stages else streamed == 0
+
+
+@pytest.mark.parametrize("size", sorted({*DIMS, *(spec.shape.slice for spec in SPECS), 16, 48}))
+def test_a_lane_has_neighbours_in_memory(size):
+    """All dimensions once; the columns of a lane in 32 (or the last 16) are one aligned access to memory."""
+    dimensions = dimension_of_column(size)
+    assert torch.equal(dimensions.sort().values, torch.arange(size))
+    for group in dimensions.split(32):
+        lanes = group.view(-1, 4, 2).transpose(0, 1).flatten(1)  # columns 8w + 2t + b of lane t
+        elements = lanes.shape[1]
+        assert torch.equal(lanes, lanes[:, :1] + torch.arange(elements))
+        assert not (lanes[:, 0] % elements).any()
+
+
+@pytest.mark.parametrize("panel_k", [16, 32, 64])
+def test_swizzle_is_that_of_wgmma_and_free_of_bank_conflicts(panel_k):
+    """The manual: address bits 4 and up, as many as a row has chunks, are XORed with the bits from 7 up."""
+    rows, k = 80, 2 * panel_k
+    tile = torch.arange(rows * k).view(rows, k)
+    swizzled = swizzle_tile(tile, panel_k)
+    n, column = torch.meshgrid(torch.arange(rows), torch.arange(k), indexing="ij")
+    address = 2 * (column // panel_k * rows * panel_k + n * panel_k + column % panel_k)
+    address ^= (address >> 7 & panel_k // 8 - 1) << 4
+    assert torch.equal(swizzled[address // 2], tile)
+    banks = address[:, ::8].view(-1, 8, k // 8) // 16 % 8  # of a 16-byte chunk of 8 rows
+    assert torch.equal(banks.sort(1).values, torch.arange(8)[:, None].expand_as(banks))
+
+
 @pytest.mark.parametrize(
     ("dtype", "dim", "reason"),
-    [(torch.float32, 128, "torch.float32"), (torch.float16, 96, "96"), (torch.float16, 128, "cpu")],
+    [
+        (torch.float32, 128, "torch.float32"),
+        (torch.float16, 52, "it takes d = 64, 80, 96, 128, 160, 192, 256, and the model has 52"),
+        (torch.float16, 80, "cpu"),
+        (torch.float16, 128, "cpu"),
+    ],
 )
 def test_reasons_not_to_run(dtype, dim, reason):
     if reason == "cpu" and not torch.cuda.is_available():
         reason = "no NVIDIA GPU"
     assert reason in dense_block_unavailable(torch.device("cpu"), dtype, dim)
+
+
+def test_widths_that_do_not_tile_are_refused_with_those_that_do():
+    with pytest.raises(ValueError, match=r"d = 112; .* d = 64, 80, 96, 128, 160, 192, 256"):
+        pack_block(**parameters(112, has_next=False))
 
 
 @pytest.mark.parametrize("name", ["out_b", "norm1_w", "up_w", "up_b", "down_w", "norm2_b", "next_qkv_w"])

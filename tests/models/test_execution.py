@@ -103,12 +103,28 @@ def test_auto_without_a_gpu_is_plain_and_eager_and_says_why(make_graph, make_mod
         ({"norm": "batch"}, "it takes LayerNorm, and the model has BatchNorm1d"),
         ({"dim": 32}, "32"),
         ({"dim": 64}, "float32"),
+        ({"dim": 80, "heads": 8}, "float32"),
     ],
 )
 def test_unavailable_fused_block_is_an_error_and_no_fallback(make_model, arguments, reason):
     with pytest.raises(DenseUnavailableError, match=reason):
         choose_dense(make_model(**arguments), "fused")
     assert reason in choose_dense(make_model(**arguments), "auto").reason
+
+
+@pytest.mark.parametrize(
+    ("dim", "heads", "reason"),
+    [
+        (52, 4, "it takes d = 64, 80, 96, 128, 160, 192, 256, and the model has 52"),
+        (80, 8, "cpu" if torch.cuda.is_available() else "no NVIDIA GPU"),
+        (192, 6, "cpu" if torch.cuda.is_available() else "no NVIDIA GPU"),
+    ],
+)
+def test_the_reason_against_the_fused_block_is_the_width_only_where_it_does_not_tile(make_model, dim, heads, reason):
+    chosen = choose_dense(make_model(dim=dim, heads=heads).half())
+    assert chosen.path == "plain"
+    assert chosen.reason.startswith("chosen by auto; not fused: ")
+    assert reason in chosen.reason
 
 
 def test_widths_of_the_configuration_are_those_of_the_kernel():
@@ -178,11 +194,11 @@ def test_gpu_backend_that_waits_is_eager_with_auto_and_refused_otherwise(make_gr
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", ["node", "graph"])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("dim", "heads"), [(64, 1), (80, 5), (96, 6), (128, 1), (160, 5), (192, 6), (256, 2)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gpu_all_backends_and_executions_agree(make_graph, make_model, dtype, dim, task):
+def test_gpu_all_backends_and_executions_agree(make_graph, make_model, dtype, dim, heads, task):
     graph = import_dgl().batch([make_graph(n, 5 * n, seed=n) for n in (700, 33, 1100)])
-    model = make_model(task=task, dim=dim, heads=2 if dim == 256 else 1, blocks=4).to(GPU, dtype)
+    model = make_model(task=task, dim=dim, heads=heads, blocks=4).to(GPU, dtype)
     ways = ["plain"]
     if (dim, task) == (128, "node"):
         ways.append("compiled")  # slow to compile
@@ -237,6 +253,20 @@ def test_gpu_auto_takes_the_fused_part_and_a_graph_where_they_run(make_graph, ma
     assert run.mode == ("fused+graph" if fused else "plain+graph")
     assert run.graph_reason == "chosen by auto"
     assert prepared(make_model(dim=64, norm="batch").to(GPU, torch.float16), graph, "fused3s").mode == "plain+graph"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dim", "heads", "fused"), [(80, 8, True), (160, 8, True), (52, 4, False)])
+def test_gpu_heads_that_are_no_multiple_of_eight(make_graph, make_model, dim, heads, fused):
+    """DGL's example (8 heads of 10), and GraphGPS's 4 heads of 13, whose width does not tile."""
+    graph, model = make_graph(num_nodes=700, num_edges=3500), make_model(dim=dim, heads=heads).to(GPU, torch.float16)
+    fused = fused and dense_block_unavailable(GPU, torch.float16, dim) is None
+    run = prepared(model, graph, "fused3s")
+    assert run.mode == ("fused+graph" if fused else "plain+graph")
+    with torch.inference_mode():
+        exact = prepared(copy.deepcopy(model).float(), graph, cuda_graph=False, dense="plain").run()
+        rounding = error(prepared(model, graph, cuda_graph=False, dense="plain").run(), exact)
+        assert error(run.run(), exact) <= 2 * rounding
 
 
 @pytest.mark.gpu

@@ -8,61 +8,85 @@
 #pragma once
 #include "common.cuh"
 
-#define WGMMA_REGS_0_31                                                                                    \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27," \
-  "%28,%29,%30,%31"
-#define WGMMA_REGS_32_63                                                                                     \
-  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
-  "%58,%59,%60,%61,%62,%63"
-#define WGMMA_REGS_64_127                                                                                    \
-  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89," \
-  "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"     \
-  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+// The kN / 2 registers of D: their numbers in the text, and the operands. Each list continues the one before.
+#define WGMMA_REGS_64                                                                             \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25" \
+  ",%26,%27,%28,%29,%30,%31"
+#define WGMMA_REGS_80 WGMMA_REGS_64 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define WGMMA_REGS_96 WGMMA_REGS_80 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define WGMMA_REGS_128 WGMMA_REGS_96 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_REGS_160 WGMMA_REGS_128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define WGMMA_REGS_192 WGMMA_REGS_160 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define WGMMA_REGS_256 WGMMA_REGS_192                                            \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WGMMA_D_4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define WGMMA_D_16(i) WGMMA_D_4(i), WGMMA_D_4((i) + 4), WGMMA_D_4((i) + 8), WGMMA_D_4((i) + 12)
-#define WGMMA_D_64(i) WGMMA_D_16(i), WGMMA_D_16((i) + 16), WGMMA_D_16((i) + 32), WGMMA_D_16((i) + 48)
-#define WGMMA_RS(n, type, d_regs, a_regs, desc_b_reg, scale_d_reg, ...)                                          \
+#define WGMMA_D_8(i) WGMMA_D_4(i), WGMMA_D_4((i) + 4)
+#define WGMMA_D_16(i) WGMMA_D_8(i), WGMMA_D_8((i) + 8)
+#define WGMMA_OPERANDS_64 WGMMA_D_16(0), WGMMA_D_16(16)
+#define WGMMA_OPERANDS_80 WGMMA_OPERANDS_64, WGMMA_D_8(32)
+#define WGMMA_OPERANDS_96 WGMMA_OPERANDS_80, WGMMA_D_8(40)
+#define WGMMA_OPERANDS_128 WGMMA_OPERANDS_96, WGMMA_D_16(48)
+#define WGMMA_OPERANDS_160 WGMMA_OPERANDS_128, WGMMA_D_16(64)
+#define WGMMA_OPERANDS_192 WGMMA_OPERANDS_160, WGMMA_D_16(80)
+#define WGMMA_OPERANDS_256 WGMMA_OPERANDS_192, WGMMA_D_16(96), WGMMA_D_16(112)
+
+#define WGMMA_RS(n, type, a_regs, desc_b_reg, scale_d_reg)                                                       \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " scale_d_reg ", 0;\n"                                             \
-               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" d_regs "}, {" a_regs "}, "    \
-               desc_b_reg ", p, 1, 1, 0;}"                                                                       \
-               : __VA_ARGS__                                                                                     \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" WGMMA_REGS_##n "}, {" a_regs \
+               "}, " desc_b_reg ", p, 1, 1, 0;}"                                                                 \
+               : WGMMA_OPERANDS_##n                                                                              \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(static_cast<int>(scale_d)))
-#define WGMMA_RS_64(type) \
-  WGMMA_RS("64", type, WGMMA_REGS_0_31, "%32,%33,%34,%35", "%36", "%37", WGMMA_D_16(0), WGMMA_D_16(16))
-#define WGMMA_RS_128(type) \
-  WGMMA_RS("128", type, WGMMA_REGS_0_31 "," WGMMA_REGS_32_63, "%64,%65,%66,%67", "%68", "%69", WGMMA_D_64(0))
-#define WGMMA_RS_256(type)                                                                            \
-  WGMMA_RS("256", type, WGMMA_REGS_0_31 "," WGMMA_REGS_32_63 "," WGMMA_REGS_64_127,                   \
-           "%128,%129,%130,%131", "%132", "%133", WGMMA_D_64(0), WGMMA_D_64(64))
-#define WGMMA_SS_64(type)                                                                                  \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                   \
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" WGMMA_REGS_0_31 "}, %32, " \
-               "%33, p, 1, 1, 0, 0;}"                                                                      \
-               : WGMMA_D_16(0), WGMMA_D_16(16)                                                             \
+#define WGMMA_RS_64(type) WGMMA_RS(64, type, "%32,%33,%34,%35", "%36", "%37")
+#define WGMMA_RS_80(type) WGMMA_RS(80, type, "%40,%41,%42,%43", "%44", "%45")
+#define WGMMA_RS_96(type) WGMMA_RS(96, type, "%48,%49,%50,%51", "%52", "%53")
+#define WGMMA_RS_128(type) WGMMA_RS(128, type, "%64,%65,%66,%67", "%68", "%69")
+#define WGMMA_RS_160(type) WGMMA_RS(160, type, "%80,%81,%82,%83", "%84", "%85")
+#define WGMMA_RS_192(type) WGMMA_RS(192, type, "%96,%97,%98,%99", "%100", "%101")
+#define WGMMA_RS_256(type) WGMMA_RS(256, type, "%128,%129,%130,%131", "%132", "%133")
+#define WGMMA_SS(n, type, desc_a_reg, desc_b_reg, scale_d_reg)                                           \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " scale_d_reg ", 0;\n"                                     \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" WGMMA_REGS_##n "}, " \
+               desc_a_reg ", " desc_b_reg ", p, 1, 1, 0, 0;}"                                            \
+               : WGMMA_OPERANDS_##n                                                                      \
                : "l"(desc_a), "l"(desc_b), "r"(static_cast<int>(scale_d)))
+#define WGMMA_SS_64(type) WGMMA_SS(64, type, "%32", "%33", "%34")
+#define WGMMA_SS_80(type) WGMMA_SS(80, type, "%40", "%41", "%42")
 
 // A in registers; without scale_d, D is overwritten.
 template <Element kElement, int kN>
 __device__ __forceinline__ void wgmma_m64nNk16_rs(float (&d)[kN / 2], const u32* a, u64 desc_b, bool scale_d) {
-  static_assert(kN == 64 || kN == 128 || kN == 256, "the shapes written out above");
+  static_assert(kN == 64 || kN == 80 || kN == 96 || kN == 128 || kN == 160 || kN == 192 || kN == 256,
+                "the shapes written out above");
   if constexpr (kElement == Element::kHalf) {
     if constexpr (kN == 64) WGMMA_RS_64("f16");
+    if constexpr (kN == 80) WGMMA_RS_80("f16");
+    if constexpr (kN == 96) WGMMA_RS_96("f16");
     if constexpr (kN == 128) WGMMA_RS_128("f16");
+    if constexpr (kN == 160) WGMMA_RS_160("f16");
+    if constexpr (kN == 192) WGMMA_RS_192("f16");
     if constexpr (kN == 256) WGMMA_RS_256("f16");
   } else {
     if constexpr (kN == 64) WGMMA_RS_64("bf16");
+    if constexpr (kN == 80) WGMMA_RS_80("bf16");
+    if constexpr (kN == 96) WGMMA_RS_96("bf16");
     if constexpr (kN == 128) WGMMA_RS_128("bf16");
+    if constexpr (kN == 160) WGMMA_RS_160("bf16");
+    if constexpr (kN == 192) WGMMA_RS_192("bf16");
     if constexpr (kN == 256) WGMMA_RS_256("bf16");
   }
 }
 
 // A in shared memory.
-template <Element kElement>
-__device__ __forceinline__ void wgmma_m64n64k16_ss(float (&d)[32], u64 desc_a, u64 desc_b, bool scale_d) {
+template <Element kElement, int kN>
+__device__ __forceinline__ void wgmma_m64nNk16_ss(float (&d)[kN / 2], u64 desc_a, u64 desc_b, bool scale_d) {
+  static_assert(kN == 64 || kN == 80, "the shapes written out above");
   if constexpr (kElement == Element::kHalf) {
-    WGMMA_SS_64("f16");
+    if constexpr (kN == 64) WGMMA_SS_64("f16");
+    if constexpr (kN == 80) WGMMA_SS_80("f16");
   } else {
-    WGMMA_SS_64("bf16");
+    if constexpr (kN == 64) WGMMA_SS_64("bf16");
+    if constexpr (kN == 80) WGMMA_SS_80("bf16");
   }
 }
 

@@ -21,7 +21,7 @@ struct Chunk {  // 8 elements of a row of an operand
   u16 element[8];
 };
 
-// [rows][16] in shared memory: K-major, 128-byte swizzle.
+// [rows][16] in shared memory: K-major, in rows of the 128-, 64- or 32-byte swizzle.
 struct SmemOperand {
   u64 desc = 0;
   int rows = 0;
@@ -30,13 +30,14 @@ struct SmemOperand {
   // `take` gets the row, the half of its 16 elements and their 16 bytes in shared memory.
   template <typename Take>
   void each_chunk(Site site, Take take) const {
-    if (desc >> 62 != 1 || (desc >> 49 & 7)) fail(site, "matrix descriptor %016llx: not the 128-byte swizzle", desc);
+    if (!(desc >> 62) || (desc >> 49 & 7)) fail(site, "matrix descriptor %016llx: not a swizzle at offset 0", desc);
     if ((desc & 0xc000) || (desc >> 46 & 7)) fail(site, "matrix descriptor %016llx: reserved bits are set", desc);
+    const u32 row_bytes = 256 >> (desc >> 62);
     const u32 start = (desc & 0x3fff) << 4, group_stride = (desc >> 32 & 0x3fff) << 4;
     for (int row = 0; row < rows; ++row) {
       for (int half = 0; half < 2; ++half) {
-        u32 address = start + row / 8 * group_stride + row % 8 * 128 + half * 16;
-        address ^= (address >> 7 & 7) << 4;
+        u32 address = start + row / 8 * group_stride + row % 8 * row_bytes + half * 16;
+        address ^= (address >> 7 & (row_bytes / 16 - 1)) << 4;
         take(row, half, address, shared_pointer(address, 16, 16, site));
       }
     }
@@ -171,14 +172,14 @@ inline void compute(WgmmaState& state, Share& share) {
     Eight value;
   };
   for (int row = 0; row < 16; ++row) {
-    for (int column = 0; column < n; column += 32) {
+    for (int column = 0; column < n; column += 16) {
       auto* const out = reinterpret_cast<Unaligned*>(&d[row * n + column]);
-      Eight sums[4] = {out[0].value, out[1].value, out[2].value, out[3].value};
+      Eight sums[2] = {out[0].value, out[1].value};
       for (int k = 0; k < 16; ++k) {
         const auto* const in = reinterpret_cast<const Unaligned*>(&product.b_values[k * n + column]);
-        for (int i = 0; i < 4; ++i) sums[i] += a[row][k] * in[i].value;
+        for (int i = 0; i < 2; ++i) sums[i] += a[row][k] * in[i].value;
       }
-      for (int i = 0; i < 4; ++i) out[i].value = sums[i];
+      for (int i = 0; i < 2; ++i) out[i].value = sums[i];
     }
   }
   share.computed = true;
@@ -306,10 +307,11 @@ inline void wgmma_m64nNk16_rs(float (&d)[kN / 2], const u32* a, u64 desc_b, bool
                               shim::Site site = shim::Site::here()) {
   shim::issue_wgmma(kElement, kN, {d, a, 0, desc_b, scale_d}, site);
 }
-template <Element kElement>
-inline void wgmma_m64n64k16_ss(float (&d)[32], u64 desc_a, u64 desc_b, bool scale_d,
-                               shim::Site site = shim::Site::here()) {
-  shim::issue_wgmma(kElement, 64, {d, nullptr, desc_a, desc_b, scale_d}, site);
+template <Element kElement, int kN>
+inline void wgmma_m64nNk16_ss(float (&d)[kN / 2], u64 desc_a, u64 desc_b, bool scale_d,
+                              shim::Site site = shim::Site::here()) {
+  static_assert(kN % 16 == 0, "columns are computed 16 at a time");
+  shim::issue_wgmma(kElement, kN, {d, nullptr, desc_a, desc_b, scale_d}, site);
 }
 
 inline void wgmma_fence(shim::Site site = shim::Site::here()) {
