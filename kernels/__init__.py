@@ -9,6 +9,7 @@ Direction: rows of A are queries, columns are keys. For a DGLGraph a node attend
 """
 
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
+from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, UnsupportedGraphError
 from .formats.bsb import BSB
 
@@ -17,6 +18,8 @@ __all__ = [
     "AttentionPlan",
     "BackendInfo",
     "BackendUnavailableError",
+    "BoundEdges",
+    "EdgeData",
     "KernelCompileError",
     "UnsupportedGraphError",
     "list_backends",

@@ -13,6 +13,12 @@ O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 
 * The log-sum-exp of `fused3s` is that of the weights as rounded to the inputs' type: its error is up to 2.5e-4 in fp16
   and 2e-3 in bf16.
 * `scale=None` is 1/sqrt(d), as in torch's scaled_dot_product_attention; the paper's formula is `scale=1.0`.
+
+Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `csr_unfused`, `reference` and `pyg`:
+
+* It comes in the graph's own edge order. Repeated edges are one edge of A, with the data of the first of them.
+* The clamp comes last: it turns a bias of -inf into a score of -c. Without one, such an edge has weight 0, and a row
+  whose edges all have it gives zeros, with every backend.
 """
 
 import logging
@@ -23,9 +29,11 @@ import torch
 
 from .backends import REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
+from .edge_data import EdgeData
 from .errors import BackendUnavailableError
 from .formats.bsb import BSB
 from .formats.csr import csr_pattern
+from .formats.edge_order import edge_order
 from .formats.row_order import check_method, permute_rows
 from .plan import AttentionPlan, resolve_device
 
@@ -58,6 +66,7 @@ def plan_attention(
     num_heads: int = 1,
     out_dtype: torch.dtype | None = None,
     reorder: str = "none",
+    edge_data: bool = False,
 ) -> AttentionPlan:
     """Choose a backend and build its sparse format and schedule of `graph` on `device`, once for many calls.
 
@@ -71,6 +80,8 @@ def plan_attention(
             Where not known, the schedule is made for one head of 128 columns; the plan takes any inputs all the same.
         reorder: "none", "rcm", "communities" or "auto": which rows share a window, see `formats.row_order`. q, k, v
             and the output stay in the caller's order. The plan's `order` says what it cost and saves.
+        edge_data: keep the caller's edge order, so that calls can bring edge data (`AttentionPlan.bind_edges`) or a
+            clamp; 8 bytes an edge. "auto" then takes a backend that computes with them.
 
     Raises:
         BackendUnavailableError: the backend cannot run on this machine or device; the text is the reason.
@@ -79,8 +90,8 @@ def plan_attention(
     """
     device = resolve_device(device)
     check_method(reorder)
-    inputs = InputSpec(dtype, head_dim, num_heads, out_dtype)
-    pattern = graph if isinstance(graph, BSB) else csr_pattern(graph)
+    inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data)
+    pattern = graph if isinstance(graph, BSB) else csr_pattern(graph, edge_data)
     chosen = _choose(backend, device, inputs, reorder)
     order = perm = None
     if reorder != "none":
@@ -88,8 +99,11 @@ def plan_attention(
 
         order = find_row_order(csr_of(pattern), reorder)
         perm = order.perm
-    data = chosen.build(pattern if perm is None else permute_rows(csr_of(pattern), perm), device, inputs, perm)
-    return AttentionPlan(chosen.name, pattern.shape, device, inputs, data, order)
+    if perm is not None:
+        pattern = permute_rows(csr_of(pattern), perm)
+    data = chosen.build(pattern, device, inputs, perm)  # before the edge order: it names what is wrong with a graph
+    edges = edge_order(pattern, device, perm) if edge_data else None
+    return AttentionPlan(chosen.name, pattern.shape, device, inputs, data, order, edges)
 
 
 def sparse_attention(
@@ -101,8 +115,13 @@ def sparse_attention(
     scale: float | None = None,
     backend: str = "auto",
     out_dtype: torch.dtype | None = None,
+    edges: EdgeData | None = None,
+    edge_key_weight: torch.Tensor | None = None,
+    edge_value_weight: torch.Tensor | None = None,
+    edge_type_weight: torch.Tensor | None = None,
+    clamp: float | None = None,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T masked by graph) v.
+    """softmax(scale * q k^T masked by graph) v, with edge data as in `kernels.edge_data`.
 
     The sparse format is built anew at each call unless `graph` is a BSB on the inputs' device and the backend reads
     BSB; use `plan_attention` to build it once whatever the backend.
@@ -115,6 +134,11 @@ def sparse_attention(
         scale: factor of the scores; None means 1/sqrt(d).
         backend: a name of `list_backends()`, or "auto" for the fastest that can run.
         out_dtype: type of the result; None means q's type. `fused3s_paper` writes torch.float32 or q's type.
+        edges: tensors of the graph's edges, in its own edge order; see `EdgeData`.
+        edge_key_weight, edge_value_weight: [H, d, r], q's type: W and W' of the features; H is 1 where q
+            has two dimensions.
+        edge_type_weight: [T, H, d], q's type: the vector of each edge type, a factor of the key.
+        clamp: c, a positive number: scores are clamped to -c to c, after the bias.
 
     Returns:
         q's shape, contiguous.
@@ -128,6 +152,13 @@ def sparse_attention(
             raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
     if q.dim() not in (2, 3):
         raise ValueError(f"q: got shape {tuple(q.shape)}; [num_rows, d] or [num_rows, H, d] is needed")
+    edge_arguments = {
+        "edges": edges,
+        "edge_key_weight": edge_key_weight,
+        "edge_value_weight": edge_value_weight,
+        "edge_type_weight": edge_type_weight,
+        "clamp": clamp,
+    }
     plan = plan_attention(
         graph,
         backend=backend,
@@ -136,8 +167,9 @@ def sparse_attention(
         head_dim=q.shape[-1],
         num_heads=q.shape[1] if q.dim() == 3 else 1,
         out_dtype=out_dtype,
+        edge_data=any(argument is not None for argument in edge_arguments.values()),
     )
-    return plan(q, k, v, scale=scale, out_dtype=out_dtype)
+    return plan(q, k, v, scale=scale, out_dtype=out_dtype, **edge_arguments)
 
 
 def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) -> Backend:
@@ -145,6 +177,9 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
         if reorder != "none" and not backend.reorders:
             able = ", ".join(one.name for one in REGISTRY.values() if one.reorders)
             return f"it cannot reorder rows (reorder={reorder!r}), which only {able} can"
+        if inputs.edge_data and not backend.takes_edges:
+            able = ", ".join(one.name for one in REGISTRY.values() if one.takes_edges)
+            return f"it takes no edge data, which only {able} do"
         if inputs.dtype is None or inputs.head_dim is None:
             return None
         return backend.unsupported(inputs.dtype, inputs.head_dim)

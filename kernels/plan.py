@@ -11,12 +11,14 @@ import torch
 
 from .backends import REGISTRY
 from .backends.base import InputSpec
+from .edge_data import BoundEdges, EdgeData, EdgeTerms, bind, edge_terms
 from .errors import BackendUnavailableError
+from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
 from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FILE_VERSION = 1
+FILE_VERSION = 2
 # Attention as a graph break: torch.compile cannot trace a launch.
 _OUTSIDE_GRAPH = {
     name: torch.compiler.disable(backend.attend) for name, backend in REGISTRY.items() if not backend.traceable
@@ -36,6 +38,7 @@ class AttentionPlan:
         inputs: dtype, head dimension, heads and output type that the schedule was made for.
         data: format and schedule, a frozen record of the backend's own type.
         order: the order of the rows, what it saves and what it cost; None if none was asked for.
+        edge_order: the caller's edges in CSR order; None unless planned with edge_data=True.
     """
 
     backend: str
@@ -44,6 +47,7 @@ class AttentionPlan:
     inputs: InputSpec
     data: Any
     order: RowOrder | None = None
+    edge_order: EdgeOrder | None = None
 
     def __call__(
         self,
@@ -54,12 +58,23 @@ class AttentionPlan:
         scale: float | None = None,
         out_dtype: torch.dtype | None = None,
         return_lse: bool = False,
+        edges: BoundEdges | EdgeData | None = None,
+        edge_key_weight: torch.Tensor | None = None,
+        edge_value_weight: torch.Tensor | None = None,
+        edge_type_weight: torch.Tensor | None = None,
+        clamp: float | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention on torch's current stream, without waiting for it; see `sparse_attention`.
 
         Args:
             return_lse: return (output, lse): lse is float32, q's shape without d, the natural logarithm of the sum of
-                exp(scale * score) over each row's edges, -inf for a row without one. For backends with `writes_lse`.
+                exp(s) over each row's edges, -inf for a row without one; s is the scaled score with all edge terms.
+                For backends with `writes_lse`.
+            edges: what `bind_edges` returned; or an EdgeData, which is bound at every call, and the call then waits
+                for the GPU. This and the next four are for plans made with edge_data=True.
+            edge_key_weight, edge_value_weight: [H, d, r], q's type.
+            edge_type_weight: [T, H, d], q's type.
+            clamp: positive bound of the scores, with or without other edge data.
         """
         backend = REGISTRY[self.backend]
         _check_tensors(q, k, v, self.shape, self.device)
@@ -78,16 +93,38 @@ class AttentionPlan:
                 able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
                 raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
             lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        terms = ()  # not None: only backends with `takes_edges` know the argument
+        if not (edges is edge_key_weight is edge_value_weight is edge_type_weight is clamp is None):
+            terms = (self._edge_terms(edges, edge_key_weight, edge_value_weight, edge_type_weight, clamp, q),)
         attend = backend.attend
         if torch.compiler.is_compiling() and not backend.traceable:
             attend = _OUTSIDE_GRAPH[self.backend]
         if q.dim() == 2:
             heads_lse = None if lse is None else lse.unsqueeze(1)
             one_head = (tensor.unsqueeze(1) for tensor in (q, k, v))
-            output = attend(self.data, *one_head, scale, out_dtype, heads_lse).squeeze(1)
+            output = attend(self.data, *one_head, scale, out_dtype, heads_lse, *terms).squeeze(1)
         else:
-            output = attend(self.data, q, k, v, scale, out_dtype, lse)
+            output = attend(self.data, q, k, v, scale, out_dtype, lse, *terms)
         return (output, lse) if return_lse else output
+
+    def bind_edges(self, data: EdgeData) -> BoundEdges:
+        """Check the edge data of this plan's graph and sort it into the backend's order, once for many calls.
+
+        The checks wait for the GPU. The result holds copies, serves this plan and those that `for_inputs` makes of it,
+        and carries gradients back to `data`: where that is trained, bind it anew at each step.
+
+        Raises:
+            ValueError, TypeError: the plan was made without edge_data=True, or a tensor is wrong (length, device, type,
+                shape, NaN); the text names it, what it got and what is allowed.
+        """
+        if self.edge_order is None:
+            raise ValueError("edges: this plan keeps no edge order; make it with plan_attention(..., edge_data=True)")
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
+                "before the capture with plan.bind_edges(data)"
+            )
+        return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data))
 
     def for_inputs(
         self,
@@ -98,14 +135,14 @@ class AttentionPlan:
         out_dtype: torch.dtype | None = None,
     ) -> "AttentionPlan":
         """The plan with a schedule for other inputs; what does not depend on them is shared with this plan."""
-        inputs = InputSpec(dtype, head_dim, num_heads, out_dtype)
+        inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, self.inputs.edge_data)
         return replace(self, inputs=inputs, data=REGISTRY[self.backend].rebuild(self.data, self.device, inputs))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors of `data`; a TypeError where they belong to another library."""
+        """Bytes of the tensors of `data` and `edge_order`; a TypeError where they belong to another library."""
         self._require_data("measured")
-        return num_bytes(self.data)
+        return num_bytes(self.data) + (0 if self.edge_order is None else num_bytes(self.edge_order))
 
     def to(self, device: torch.device | str) -> "AttentionPlan":
         """The plan on another device, complete there when this returns; itself if it is there already.
@@ -117,11 +154,14 @@ class AttentionPlan:
         if device == self.device:
             return self
         self._require_data("moved")
-        data = map_tensors(self.data, lambda tensor: tensor.to(device))
+        data, edge_order = (
+            None if record is None else map_tensors(record, lambda tensor: tensor.to(device))
+            for record in (self.data, self.edge_order)
+        )
         for one in {self.device, device}:
             if one.type == "cuda":  # kernels read a plan before griddepcontrol.wait: queued is not enough
                 torch.cuda.synchronize(one)
-        return replace(self, device=device, data=data)
+        return replace(self, device=device, data=data, edge_order=edge_order)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the plan to a file, which is complete or not there at all.
@@ -138,6 +178,7 @@ class AttentionPlan:
             "inputs": asdict(self.inputs),
             "data": to_dict(cpu.data),
             "order": None if self.order is None else to_dict(self.order),
+            "edge_order": None if cpu.edge_order is None else to_dict(cpu.edge_order),
         }
         path = Path(path)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -167,7 +208,7 @@ class AttentionPlan:
         backend = REGISTRY[content["backend"]]
         if reason := backend.unavailable(device):
             raise BackendUnavailableError(f"backend {backend.name} cannot run: {reason}")
-        order = content["order"]
+        order, edge_order = content["order"], content["edge_order"]
         plan = cls(
             backend=backend.name,
             shape=tuple(content["shape"]),
@@ -175,6 +216,7 @@ class AttentionPlan:
             inputs=InputSpec(**content["inputs"]),
             data=from_dict(backend.data_type, content["data"]),
             order=None if order is None else from_dict(RowOrder, order),
+            edge_order=None if edge_order is None else from_dict(EdgeOrder, edge_order),
         )
         return plan.to(device)
 
@@ -186,11 +228,33 @@ class AttentionPlan:
         size = f"{self.nbytes / 2**20:.1f} MiB" if REGISTRY[self.backend].data_type else "format of another library"
         lines = [
             f"AttentionPlan({self.backend!r}, {self.shape[0]} x {self.shape[1]}, {self.device}, {dtype}, {heads}{out})",
-            f"{size}" + (f"; rows in order {self.order.method!r}" if self.order else ""),
+            f"{size}"
+            + (f"; rows in order {self.order.method!r}" if self.order else "")
+            + (f"; takes data of {self.edge_order.num_edges} edges" if self.edge_order else ""),
         ]
         if described := REGISTRY[self.backend].describe(self.data):
             lines.append(described)
         return "\n  ".join(lines)
+
+    def _edge_terms(
+        self,
+        edges: BoundEdges | EdgeData | None,
+        key_weight: torch.Tensor | None,
+        value_weight: torch.Tensor | None,
+        type_weight: torch.Tensor | None,
+        clamp: float | None,
+        query: torch.Tensor,
+    ) -> EdgeTerms:
+        if self.edge_order is None:
+            raise ValueError(
+                "edges: this plan takes no edge data, weights for it or a clamp; make it with "
+                "plan_attention(..., edge_data=True)"
+            )
+        if edges is not None and not isinstance(edges, BoundEdges):
+            edges = self.bind_edges(edges)
+        elif edges is not None and edges.order is not self.edge_order:
+            raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
+        return edge_terms(edges, key_weight, value_weight, type_weight, clamp, query)
 
     def _require_data(self, verb: str) -> None:
         if REGISTRY[self.backend].data_type is None:

@@ -4,6 +4,7 @@
 run only where they are named.
 """
 
+from .anemoi import AnemoiBackend
 from .base import Backend
 from .csr_unfused import CSRUnfusedBackend
 from .dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
@@ -29,6 +30,7 @@ REGISTRY: dict[str, Backend] = {
         FlashSparseBackend(stable=False),
         FlashSparseBackend(stable=True),
         PyGBackend(),
+        AnemoiBackend(),
         FlexAttentionBackend(),
         SDPAPaddedBackend(),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..edge_data import EdgeTerms
 from ..formats.csr import CSRPattern
 
 
@@ -18,12 +19,14 @@ class InputSpec:
         head_dim: columns of a head.
         num_heads: heads.
         out_dtype: type of the output; None means `dtype`.
+        edge_data: whether calls bring edge data.
     """
 
     dtype: torch.dtype | None = None
     head_dim: int | None = None
     num_heads: int = 1
     out_dtype: torch.dtype | None = None
+    edge_data: bool = False
 
 
 class Backend(ABC):
@@ -40,6 +43,7 @@ class Backend(ABC):
         in_auto: whether "auto" may take it; baselines run only where they are named.
         writes_lse: whether `attend` fills `lse`.
         reorders: whether `build` takes a row order.
+        takes_edges: whether `attend` takes `edges`.
         traceable: whether torch.compile can trace `attend`; a graph break surrounds the others.
     """
 
@@ -49,6 +53,7 @@ class Backend(ABC):
     in_auto: bool = True
     writes_lse: bool = False
     reorders: bool = False
+    takes_edges: bool = False
     traceable: bool = True
 
     @abstractmethod
@@ -76,6 +81,10 @@ class Backend(ABC):
         """`data` for other inputs; what both need is shared. The default needs nothing else."""
         return data
 
+    def edge_order(self, data: Any) -> torch.Tensor | None:
+        """[nnz] int64 on the device of `data`: CSR position of each edge of the format; None where it is CSR order."""
+        return None
+
     def describe(self, data: Any) -> str:
         """Sizes of the format, for a reader; may be empty."""
         return ""
@@ -90,6 +99,7 @@ class Backend(ABC):
         scale: float,
         out_dtype: torch.dtype,
         lse: torch.Tensor | None = None,
+        edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
         """Attention over the format that `build` made.
 
@@ -100,6 +110,8 @@ class Backend(ABC):
             out_dtype: type of the output.
             lse: [num_rows, H] float32, filled with the log-sum-exp of each row's scaled scores; given to backends with
                 `writes_lse` only.
+            edges: data of the edges in the order of `edge_order`, and the weights for it; given to backends with
+                `takes_edges` only.
 
         Returns:
             [num_rows, H, d] of `out_dtype`.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..edge_data import EdgeTerms
 from ..formats.edges import distinct_csr, rows_of_edges
 from .base import Backend, InputSpec
 
@@ -36,6 +37,7 @@ class CSRUnfusedBackend(Backend):
     name = "csr_unfused"
     summary = "SDDMM, softmax and SpMM over CSR as separate torch calls, cuSPARSE on a GPU; float32 and float64"
     data_type = CSR
+    takes_edges = True
 
     def unavailable(self, device: torch.device) -> str | None:
         if device.type not in ("cpu", "cuda"):
@@ -57,16 +59,61 @@ class CSRUnfusedBackend(Backend):
         scale: float,
         out_dtype: torch.dtype,
         lse: torch.Tensor | None = None,
+        edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
         if query.dtype.itemsize == 2:
             query, key, value = query.float(), key.float(), value.float()
+            edges = None if edges is None else edges.to(torch.float32)
         pattern = data.matrix(query.new_zeros(data.indices.numel()))
         heads = []
-        for q, k, v in zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True):
-            # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
-            score = torch.sparse.sampled_addmm(pattern, q, k.t(), beta=0.0, alpha=scale).values()
-            heads.append(torch.sparse.mm(data.matrix(_softmax(score, data.indptr, data.row)), v))
+        for head, (q, k, v) in enumerate(zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True)):
+            score = _score(data, pattern, q, k, scale, edges, head)
+            weight = _softmax(score, data.indptr, data.row)
+            output = torch.sparse.mm(data.matrix(weight), v)
+            if edges is not None and edges.value_weight is not None:
+                weighted = weight[:, None] * edges.features
+                summed = torch.segment_reduce(weighted, "sum", offsets=data.indptr, unsafe=True)  # [num_rows, r]
+                output = output + summed @ edges.value_weight[head].t()
+            heads.append(output)
         return torch.stack(heads, 1).to(out_dtype)
+
+
+def _score(
+    data: CSR,
+    pattern: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scale: float,
+    edges: EdgeTerms | None,
+    head: int,
+) -> torch.Tensor:
+    """[nnz]: the score of each edge for one head; query, key: [N, d]."""
+
+    def product(query: torch.Tensor) -> torch.Tensor:
+        # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
+        return torch.sparse.sampled_addmm(pattern, query, key.t(), beta=0.0, alpha=scale).values()
+
+    if edges is None or edges.type_weight is None:
+        score = product(query)
+    else:  # one product of all edges for each type
+        score = query.new_zeros(data.row.numel())
+        for kind, weight in enumerate(edges.type_weight[:, head]):
+            score = torch.where(edges.types == kind, product(query * weight), score)
+    if edges is None:
+        return score
+    if edges.key_weight is not None:
+        projected = query @ edges.key_weight[head] * scale  # [num_rows, r]
+        score = score + (projected[data.row] * edges.features).sum(-1)
+    if edges.multiplier is not None:
+        score = score * _of_head(edges.multiplier, head)
+    if edges.bias is not None:
+        score = score + _of_head(edges.bias, head)
+    return score if edges.clamp is None else score.clamp(-edges.clamp, edges.clamp)
+
+
+def _of_head(tensor: torch.Tensor, head: int) -> torch.Tensor:
+    """[nnz] of [nnz, H], or of [nnz, 1] that all heads share."""
+    return tensor[:, head if tensor.shape[1] > 1 else 0]
 
 
 def _softmax(score: torch.Tensor, indptr: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from fused3s_dgl import dgl_has_cuda, import_dgl
 
+from ..edge_data import EdgeTerms
 from ..formats.bsb import BSB
 from .base import Backend, InputSpec
 
@@ -14,6 +15,7 @@ from .base import Backend, InputSpec
 class DGLBackend(Backend):
     name = "dgl"
     summary = "DGL's message passing: u_dot_v, edge_softmax, u_mul_e_sum; on a GPU where DGL has CUDA"
+    takes_edges = True
 
     def unavailable(self, device: torch.device) -> str | None:
         if importlib.util.find_spec("dgl") is None:
@@ -26,8 +28,10 @@ class DGLBackend(Backend):
         dgl = import_dgl()
         bsb = graph if isinstance(graph, BSB) else BSB.from_graph(graph)
         indptr, indices = bsb.to_csr()
+        # DGL's float32 sums over edge tensors on the CPU need edge ids.
+        edge_ids = torch.arange(bsb.nnz, device=indices.device)
         # Keys are source nodes, queries destination nodes; the matrix may be rectangular.
-        csc = (indptr, indices.long(), torch.empty(0, dtype=torch.int64))
+        csc = (indptr, indices.long(), edge_ids)
         return dgl.create_block(("csc", csc), num_src_nodes=bsb.shape[1], num_dst_nodes=bsb.shape[0]).to(device)
 
     def attend(
@@ -39,6 +43,7 @@ class DGLBackend(Backend):
         scale: float,
         out_dtype: torch.dtype,
         lse: torch.Tensor | None = None,
+        edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
         import_dgl()
         from dgl import ops
@@ -47,5 +52,36 @@ class DGLBackend(Backend):
         # DGL's CPU kernels take no 16-bit floats.
         if query.dtype.itemsize == 2:
             query, key, value = query.float(), key.float(), value.float()
-        score = ops.u_dot_v(data, key, query * scale)
-        return ops.u_mul_e_sum(data, value, edge_softmax(data, score)).to(out_dtype)
+            edges = None if edges is None else edges.to(torch.float32)
+        if edges is None:
+            score = ops.u_dot_v(data, key, query * scale)
+            return ops.u_mul_e_sum(data, value, edge_softmax(data, score)).to(out_dtype)
+
+        score = _edge_score(data, query * scale, key, edges)
+        # edge_softmax makes NaN of a row with only -inf.
+        weight = edge_softmax(data, score).masked_fill(score == -torch.inf, 0.0)
+        output = ops.u_mul_e_sum(data, value, weight)
+        if edges.value_weight is not None:
+            summed = ops.copy_e_sum(data, weight * edges.features.unsqueeze(1))  # [num_rows, H, r]
+            output = output + torch.einsum("nhr,hdr->nhd", summed, edges.value_weight)
+        return output.to(out_dtype)
+
+
+def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, edges: EdgeTerms) -> torch.Tensor:
+    """[nnz, H, 1]: the score of each edge for a scaled query, without a tensor of [nnz, H, d]."""
+    from dgl import ops
+
+    if edges.type_weight is None:
+        score = ops.u_dot_v(graph, key, query)
+    else:  # one product of all edges for each type
+        score = query.new_zeros(edges.types.numel(), query.shape[1], 1)
+        for kind, weight in enumerate(edges.type_weight):
+            score = torch.where((edges.types == kind)[:, None, None], ops.u_dot_v(graph, key, query * weight), score)
+    if edges.key_weight is not None:
+        projected = torch.einsum("nhd,hdr->nhr", query, edges.key_weight)
+        score = score + ops.e_dot_v(graph, edges.features.unsqueeze(1), projected)
+    if edges.multiplier is not None:
+        score = score * edges.multiplier.unsqueeze(-1)
+    if edges.bias is not None:
+        score = score + edges.bias.unsqueeze(-1)
+    return score if edges.clamp is None else score.clamp(-edges.clamp, edges.clamp)

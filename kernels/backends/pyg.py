@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 import torch
 
+from ..edge_data import EdgeTerms
 from ..formats.edges import distinct_csr, rows_of_edges
 from .base import Backend, InputSpec
 
@@ -31,6 +32,7 @@ class PyGBackend(Backend):
     summary = "PyTorch Geometric's message passing, as its TransformerConv does it; any device"
     data_type = EdgeIndex
     in_auto = False
+    takes_edges = True
 
     def unavailable(self, device: torch.device) -> str | None:
         if importlib.util.find_spec("torch_geometric") is None:
@@ -50,9 +52,10 @@ class PyGBackend(Backend):
         scale: float,
         out_dtype: torch.dtype,
         lse: torch.Tensor | None = None,
+        edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
         size = (key.shape[0], query.shape[0])
-        return _attention_layer()(data.edge_index, size, query, key, value, scale).to(out_dtype)
+        return _attention_layer()(data.edge_index, size, query, key, value, scale, edges).to(out_dtype)
 
 
 @cache
@@ -73,8 +76,9 @@ def _attention_layer() -> torch.nn.Module:
             key: torch.Tensor,
             value: torch.Tensor,
             scale: float,
+            edges: EdgeTerms | None,
         ) -> torch.Tensor:
-            return self.propagate(edge_index, size=size, query=query, key=key, value=value, scale=scale)
+            return self.propagate(edge_index, size=size, query=query, key=key, value=value, scale=scale, edges=edges)
 
         def message(
             self,
@@ -82,11 +86,30 @@ def _attention_layer() -> torch.nn.Module:
             key_j: torch.Tensor,
             value_j: torch.Tensor,
             scale: float,
+            edges: Optional[EdgeTerms],  # noqa: UP045 (PyG reads the annotations, and not this `X | None`)
             index: torch.Tensor,
-            ptr: Optional[torch.Tensor],  # noqa: UP045 (PyG reads the annotations, and not this `X | None`)
+            ptr: Optional[torch.Tensor],  # noqa: UP045
             size_i: Optional[int],  # noqa: UP045
         ) -> torch.Tensor:
+            if edges is None:
+                score = (query_i * key_j).sum(dim=-1) * scale
+                return value_j * softmax(score, index, ptr, size_i)[..., None]
+
+            if edges.type_weight is not None:
+                key_j = key_j * edges.type_weight[edges.types.long()]
+            if edges.key_weight is not None:
+                key_j = key_j + torch.einsum("er,hdr->ehd", edges.features, edges.key_weight)
+            if edges.value_weight is not None:
+                value_j = value_j + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
             score = (query_i * key_j).sum(dim=-1) * scale
-            return value_j * softmax(score, index, ptr, size_i)[..., None]
+            if edges.multiplier is not None:
+                score = score * edges.multiplier
+            if edges.bias is not None:
+                score = score + edges.bias
+            if edges.clamp is not None:
+                score = score.clamp(-edges.clamp, edges.clamp)
+            # PyG's softmax makes NaN of a row with only -inf.
+            weight = softmax(score, index, ptr, size_i).masked_fill(score == -torch.inf, 0.0)
+            return value_j * weight[..., None]
 
     return TransformerMessage()

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ..edge_data import EdgeTerms
 from ..formats.bsb import BSB
 from .base import Backend, InputSpec
 
@@ -24,6 +25,7 @@ class ReferenceBackend(Backend):
     summary = "plain PyTorch in float64, any device: the oracle, not made for speed"
     data_type = Edges
     writes_lse = True
+    takes_edges = True
 
     def unavailable(self, device: torch.device) -> str | None:
         return None
@@ -44,8 +46,9 @@ class ReferenceBackend(Backend):
         scale: float,
         out_dtype: torch.dtype,
         lse: torch.Tensor | None = None,
+        edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
-        output, log_sum_exp = edge_softmax_attention(query, key, value, data.row, data.col, scale)
+        output, log_sum_exp = edge_softmax_attention(query, key, value, data.row, data.col, scale, edges)
         if lse is not None:
             lse.copy_(log_sum_exp.view_as(lse))
         return output.to(out_dtype)
@@ -58,31 +61,60 @@ def edge_softmax_attention(
     row: torch.Tensor,
     col: torch.Tensor,
     scale: float,
+    edges: EdgeTerms | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax over each row's edges of scale * <query[row], key[col]>, times value[col].
+    """softmax over each row's edges of scale * <query[row], key[col]>, times value[col]; with edge data.
 
     Args:
         query: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
         row, col: [nnz] int64, the edges.
         scale: factor of the scores.
+        edges: terms of the formula in `kernels.edge_data`, in the order of `row` and `col`.
 
     Returns:
         [num_rows, H, d] float64, a row without an edge, or with only -inf scores, is 0; and [num_rows, H] float64, the
-        logarithm of the sum of exp(scale * score) over each row's edges, there -inf.
+        logarithm of the sum of exp(s) over each row's edges, s being the score with scale and edge terms; there -inf.
     """
     query, key, value = query.double(), key.double(), value.double()
     num_heads, head_dim = query.shape[1:]
     chunk = max(1, ELEMENTS_PER_CHUNK // max(num_heads * head_dim, 1))
-    edges = list(zip(row.split(chunk), col.split(chunk), strict=True))
+    chunks = [slice(first, first + chunk) for first in range(0, max(row.numel(), 1), chunk)]
+    edges = EdgeTerms() if edges is None else edges.to(torch.float64)
 
-    score = torch.cat([(query[r] * key[c]).sum(-1) for r, c in edges]) * scale  # [nnz, H]
+    score = torch.cat([(query[row[e]] * _edge_keys(key, col, edges, e)).sum(-1) for e in chunks]) * scale  # [nnz, H]
+    if edges.multiplier is not None:
+        score = score * edges.multiplier
+    if edges.bias is not None:
+        score = score + edges.bias
+    if edges.clamp is not None:
+        score = score.clamp(-edges.clamp, edges.clamp)
     target = row[:, None].expand_as(score)
     maximum = score.new_full(query.shape[:2], -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
     weight = torch.exp(score - maximum[row])
     total = weight.new_zeros(query.shape[:2]).index_add(0, row, weight)
     output = torch.zeros_like(query)
-    for (r, c), w in zip(edges, weight.split(chunk), strict=True):
-        output = output.index_add(0, r, w[..., None] * value[c])
-    output = torch.where(total[..., None] == 0, 0.0, output / total[..., None])
+    for e in chunks:
+        output = output.index_add(0, row[e], weight[e, :, None] * _edge_values(value, col, edges, e))
+    is_empty = total[..., None] == 0
+    # Two times `where`: 0 / 0 would give a row without weight a gradient of NaN.
+    output = torch.where(is_empty, 0.0, output / torch.where(is_empty, 1.0, total[..., None]))
     return output, maximum + torch.log(total)
+
+
+def _edge_keys(key: torch.Tensor, col: torch.Tensor, edges: EdgeTerms, chunk: slice) -> torch.Tensor:
+    """k_ij [chunk, H, d] of a chunk of the edges."""
+    keys = key[col[chunk]]
+    if edges.type_weight is not None:
+        keys = edges.type_weight[edges.types[chunk].long()] * keys
+    if edges.key_weight is not None:
+        keys = keys + torch.einsum("hdr,er->ehd", edges.key_weight, edges.features[chunk])
+    return keys
+
+
+def _edge_values(value: torch.Tensor, col: torch.Tensor, edges: EdgeTerms, chunk: slice) -> torch.Tensor:
+    """v_ij [chunk, H, d] of a chunk of the edges."""
+    values = value[col[chunk]]
+    if edges.value_weight is not None:
+        values = values + torch.einsum("hdr,er->ehd", edges.value_weight, edges.features[chunk])
+    return values

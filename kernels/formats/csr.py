@@ -22,17 +22,29 @@ class CSRPattern:
         indptr: [num_rows + 1], an integer array of NumPy, CuPy or torch (any device).
         indices: [nnz], the same kind of array; columns may be unsorted and repeated.
         shape: (num_rows, num_cols).
+        edge_ids: [nnz], the same kind of array: the caller's number of each entry; None: the stored order.
     """
 
     indptr: Any
     indices: Any
     shape: tuple[int, int]
+    edge_ids: Any | None = None
 
 
-def csr_from_scipy(matrix: Any) -> CSRPattern:
-    """Pattern of a SciPy sparse matrix or array: every stored entry is an edge, whatever its value."""
-    csr = matrix.tocsr()
-    return CSRPattern(csr.indptr, csr.indices, tuple(csr.shape))
+def csr_from_scipy(matrix: Any, edge_ids: bool = False) -> CSRPattern:
+    """Pattern of a SciPy sparse matrix or array: every stored entry is an edge, whatever its value.
+
+    Args:
+        edge_ids: number the entries as `matrix.tocoo()` does. Repeated entries of a COO matrix are kept then; `tocsr`
+            adds them up.
+    """
+    if not edge_ids or matrix.format == "csr":
+        csr = matrix.tocsr()
+        return CSRPattern(csr.indptr, csr.indices, tuple(csr.shape))
+    coo = matrix.tocoo()
+    by_row = np.argsort(coo.row, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(coo.row, minlength=coo.shape[0]))])
+    return CSRPattern(indptr, coo.col[by_row], tuple(coo.shape), by_row)
 
 
 def csr_from_torch(matrix: torch.Tensor) -> CSRPattern:
@@ -45,20 +57,28 @@ def csr_from_torch(matrix: torch.Tensor) -> CSRPattern:
     return CSRPattern(matrix.crow_indices(), matrix.col_indices(), tuple(matrix.shape))
 
 
-def csr_from_dgl(graph: Any) -> CSRPattern:
-    """In-edges of a homogeneous DGLGraph: rows are destination nodes (queries), columns source nodes (keys)."""
+def csr_from_dgl(graph: Any, edge_ids: bool = False) -> CSRPattern:
+    """In-edges of a homogeneous DGLGraph: rows are destination nodes (queries), columns source nodes (keys).
+
+    Args:
+        edge_ids: keep DGL's edge ids; a pattern alone does not need them.
+    """
     if len(graph.canonical_etypes) != 1:
         raise ValueError(
             f"graph: got a DGLGraph with {len(graph.canonical_etypes)} edge types; one is needed "
             "(graph[etype], or dgl.to_homogeneous(graph))"
         )
-    # 'csc' has a row for each destination; the edge ids in its third array mean nothing to a binary pattern.
-    indptr, indices, _ = graph.adj_tensors("csc")
-    return CSRPattern(indptr, indices, (graph.num_dst_nodes(), graph.num_src_nodes()))
+    indptr, indices, ids = graph.adj_tensors("csc")  # a row for each destination
+    in_stored_order = len(ids) < len(indices)  # DGL leaves the ids empty then
+    ids = ids if edge_ids and not in_stored_order else None
+    return CSRPattern(indptr, indices, (graph.num_dst_nodes(), graph.num_src_nodes()), ids)
 
 
-def csr_pattern(graph: Any) -> CSRPattern:
+def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
     """CSR pattern of a DGLGraph, a SciPy sparse matrix or a torch sparse CSR tensor; a pattern is returned as it is.
+
+    Args:
+        edge_ids: keep the caller's numbers of the edges, where they are not in stored order.
 
     Raises:
         TypeError: `graph` is none of these.
@@ -69,9 +89,9 @@ def csr_pattern(graph: Any) -> CSRPattern:
         return csr_from_torch(graph)
     package = type(graph).__module__.split(".", maxsplit=1)[0]
     if package == "scipy" and hasattr(graph, "tocsr"):
-        return csr_from_scipy(graph)
+        return csr_from_scipy(graph, edge_ids)
     if package == "dgl" and isinstance(graph, import_dgl().DGLGraph):
-        return csr_from_dgl(graph)
+        return csr_from_dgl(graph, edge_ids)
     raise TypeError(
         f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are kernels.BSB, dgl.DGLGraph, "
         "a scipy.sparse matrix and a torch.sparse_csr tensor (for bare arrays: BSB.from_csr(indptr, indices))"

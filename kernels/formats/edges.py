@@ -15,7 +15,7 @@ def distinct_csr(graph: Any, device: torch.device) -> tuple[torch.Tensor, torch.
     """
     if isinstance(graph, CSRPattern):
         indptr, indices = (as_tensor(array).to(device) for array in (graph.indptr, graph.indices))
-        if _is_distinct(indptr, indices, graph.shape):
+        if is_distinct(indptr, indices, graph.shape):
             return indptr.to(torch.int64, copy=True), indices.to(torch.int32, copy=True)
     # BSB sorts, drops repeated edges, and names what is wrong. It takes over 100 bytes an edge on the way back to CSR.
     bsb = graph.to(device) if isinstance(graph, BSB) else BSB.from_graph(graph, device=device)
@@ -23,7 +23,7 @@ def distinct_csr(graph: Any, device: torch.device) -> tuple[torch.Tensor, torch.
     return indptr, indices.contiguous()
 
 
-def _is_distinct(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> bool:
+def is_distinct(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> bool:
     """Whether the arrays are CSR of this shape with strictly ascending columns in each row; False for damaged ones."""
     nnz = indices.numel()
     one_dimensional = indptr.dim() == indices.dim() == 1 and indptr.numel() == shape[0] + 1

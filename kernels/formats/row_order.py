@@ -50,7 +50,8 @@ def permute_rows(pattern: CSRPattern, perm: Any) -> CSRPattern:
         perm: [num_rows] integers of torch, NumPy or CuPy, a permutation.
 
     Returns:
-        A pattern of torch tensors on the device of `pattern`: indptr [num_rows + 1] int64, indices [nnz] as they were.
+        A pattern of torch tensors on the device of `pattern`: indptr [num_rows + 1] int64, indices [nnz] as they were,
+        edge_ids [nnz] the numbers that the edges had.
 
     Raises:
         ValueError: `perm` is no permutation of the rows; the text names the first wrong entry.
@@ -63,7 +64,8 @@ def permute_rows(pattern: CSRPattern, perm: Any) -> CSRPattern:
     permuted = torch.nn.functional.pad(torch.cumsum(counts, 0), (1, 0))
     shift = torch.repeat_interleave(starts - permuted[:-1], counts, output_size=indices.numel())
     edge = shift + torch.arange(indices.numel(), device=indptr.device)
-    return CSRPattern(permuted, indices[edge], pattern.shape)
+    edge_ids = edge if pattern.edge_ids is None else as_tensor(pattern.edge_ids)[edge]
+    return CSRPattern(permuted, indices[edge], pattern.shape, edge_ids)
 
 
 def _check_permutation(perm: torch.Tensor, num_rows: int) -> None:

@@ -1,0 +1,267 @@
+"""Edge data: what each edge adds to its score and to its value, from the caller's tensors to what a backend reads.
+
+For an edge (i, j) of A and a head h, everything but q, k and v optional:
+
+    k_ij = w[type_ij] * k_j + W a_ij                                  w: type_weight, elementwise; W: key_weight
+    v_ij = v_j + W' a_ij                                              W': value_weight
+    s_ij = clamp(scale * m_ij * <q_i, k_ij> + b_ij, -c, c)            m: multiplier, b: bias, c: clamp
+    O_i  = sum_j softmax_j(s_ij) v_ij
+
+No [nnz, H, d] tensor is needed: <q_i, W a_ij> = <W^T q_i, a_ij> and sum_j p_ij W' a_ij = W' sum_j p_ij a_ij.
+
+`EdgeData` holds the caller's tensors in the order of the caller's edges (formats.edge_order).
+`AttentionPlan.bind_edges` checks them and sorts them into the backend's order: `BoundEdges`. `EdgeTerms` adds the
+weights of one call.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from .formats.edge_order import EdgeOrder
+from .tensor_record import map_tensors
+
+MAX_FEATURES = 16  # r: one k-step of the tensor cores
+MAX_TYPES = 256  # T: a type is a byte
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeData:
+    """Tensors of the edges of a graph, in the graph's own edge order, on the plan's device.
+
+    E counts all entries of the graph, repeated ones too. Repeated edges are one edge of A, and the data of the first of
+    them counts, the one with the lowest number. The order is that of a DGLGraph's edge ids; of the stored entries of
+    torch.sparse_csr and SciPy CSR; of `matrix.tocoo()` for any other SciPy format; of `to_csr` for a BSB.
+
+    Attributes:
+        bias: [E] or [E, H], q's type, added to the scaled score. -inf: the edge has weight 0, unless a clamp follows.
+        multiplier: [E] or [E, H], q's type, a factor of the scaled score before the bias.
+        features: [E, r], q's type, 1 <= r <= 16: the a_ij that `edge_key_weight` and `edge_value_weight` multiply.
+        types: [E] integers, 0 <= type < T: which row of `edge_type_weight` multiplies the key.
+    """
+
+    bias: torch.Tensor | None = None
+    multiplier: torch.Tensor | None = None
+    features: torch.Tensor | None = None
+    types: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BoundEdges:
+    """Edge data that is checked and in the order of one plan's backend; `AttentionPlan.bind_edges` makes it.
+
+    Attributes:
+        order: edge order of the plan that it belongs to, and of those that `for_inputs` made from it.
+        bias, multiplier: [nnz, 1] or [nnz, H].
+        features: [nnz, r], rows MAX_FEATURES elements apart.
+        types: [nnz] uint8.
+        num_types: the largest type plus 1; 0 without types.
+    """
+
+    order: EdgeOrder
+    bias: torch.Tensor | None
+    multiplier: torch.Tensor | None
+    features: torch.Tensor | None
+    types: torch.Tensor | None
+    num_types: int
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeTerms:
+    """What a backend gets for a call; tensors of edges are in the order of its format, distinct edges only.
+
+    Attributes:
+        bias, multiplier: [nnz, 1] or [nnz, H], q's type.
+        features: [nnz, r], q's type, with at least one of the two weights.
+        types: [nnz] uint8, all below T.
+        key_weight, value_weight: [H, d, r], q's type.
+        type_weight: [T, H, d], q's type.
+        clamp: c; positive.
+    """
+
+    bias: torch.Tensor | None = None
+    multiplier: torch.Tensor | None = None
+    features: torch.Tensor | None = None
+    types: torch.Tensor | None = None
+    key_weight: torch.Tensor | None = None
+    value_weight: torch.Tensor | None = None
+    type_weight: torch.Tensor | None = None
+    clamp: float | None = None
+
+    def to(self, dtype: torch.dtype) -> "EdgeTerms":
+        """The terms with all float tensors of this type."""
+        return map_tensors(self, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None) -> BoundEdges:
+    """Check edge data and sort it into a backend's order.
+
+    Args:
+        data: on the device of `order`.
+        order: edge order of the graph.
+        backend_order: [nnz] int64, the CSR position of each edge of the backend's format; None: CSR order.
+
+    Raises:
+        ValueError, TypeError: a tensor is wrong; the text names it, what it got and what is allowed.
+    """
+    if not isinstance(data, EdgeData):
+        raise TypeError(f"edges: got {type(data).__name__}; an EdgeData is needed, or what bind_edges made of one")
+    bias = _per_head("bias", data.bias, order)
+    multiplier = _per_head("multiplier", data.multiplier, order)
+    features, types, num_types = data.features, data.types, 0
+    if features is not None:
+        _check_edges("features", features, order)
+        _check_float("features", features)
+        if features.dim() != 2 or not 1 <= features.shape[1] <= MAX_FEATURES:
+            raise ValueError(
+                f"features: got shape {tuple(features.shape)}; [E, r] with r from 1 to {MAX_FEATURES} is allowed "
+                "(a linear map of wider features to few columns belongs in front)"
+            )
+        _check_values("features", features)
+    if types is not None:
+        num_types = _check_types(types, order)
+
+    edge = order.edge_of_csr if backend_order is None else order.edge_of_csr[backend_order]
+    bias, multiplier, features, types = (
+        None if tensor is None else tensor.index_select(0, edge) for tensor in (bias, multiplier, features, types)
+    )
+    if features is not None:  # rows of MAX_FEATURES columns: each lane of a kernel loads its own with one instruction
+        num_features = features.shape[1]
+        features = functional.pad(features, (0, MAX_FEATURES - num_features))[:, :num_features]
+    return BoundEdges(order, bias, multiplier, features, None if types is None else types.to(torch.uint8), num_types)
+
+
+def edge_terms(
+    edges: BoundEdges | None,
+    key_weight: torch.Tensor | None,
+    value_weight: torch.Tensor | None,
+    type_weight: torch.Tensor | None,
+    clamp: float | None,
+    query: torch.Tensor,
+) -> EdgeTerms:
+    """The terms of one call for `query` [N, d] or [N, H, d]; nothing here waits for the GPU.
+
+    Raises:
+        ValueError, TypeError: a weight is wrong or missing; the text names it, what it got and what is allowed.
+    """
+    bias = multiplier = features = types = None
+    if edges is not None:
+        bias, multiplier, features, types = edges.bias, edges.multiplier, edges.features, edges.types
+    num_heads, head_dim = (query.shape[1] if query.dim() == 3 else 1), query.shape[-1]
+    for name, tensor in (("bias", bias), ("multiplier", multiplier), ("features", features)):
+        if tensor is not None and tensor.dtype != query.dtype:
+            raise ValueError(f"{name}: got {tensor.dtype}, but q is {query.dtype}; they must have one type")
+    for name, tensor in (("bias", bias), ("multiplier", multiplier)):
+        if tensor is not None and tensor.shape[1] not in (1, num_heads):
+            raise ValueError(
+                f"{name}: got {tensor.shape[1]} heads, but q has {num_heads}; [E] or [E, {num_heads}] is needed"
+            )
+    weights = (("edge_key_weight", key_weight), ("edge_value_weight", value_weight))
+    for name, weight in weights:
+        if weight is None:
+            continue
+        if features is None:
+            raise ValueError(f"{name}: got without edge features; EdgeData(features=[E, r]) is needed with it")
+        _check_weight(name, weight, "[H, d, r]", (num_heads, head_dim, features.shape[1]), query)
+    if features is not None and key_weight is None and value_weight is None:
+        raise ValueError("features: got without a weight; edge_key_weight or edge_value_weight is needed with them")
+    if (types is None) != (type_weight is None):
+        if types is None:
+            raise ValueError("edge_type_weight: got without edge types; EdgeData(types=[E]) is needed with it")
+        raise ValueError("types: got without a weight; edge_type_weight is needed with them")
+    if type_weight is not None:
+        least = max(edges.num_types, 1)
+        got = type_weight.shape[0] if isinstance(type_weight, torch.Tensor) and type_weight.dim() == 3 else least
+        if not least <= got <= MAX_TYPES:
+            raise ValueError(
+                f"edge_type_weight: got {got} types, but the edges have type {least - 1}; [T, H, d] with T from "
+                f"{least} to {MAX_TYPES} is needed"
+            )
+        _check_weight("edge_type_weight", type_weight, "[T, H, d]", (got, num_heads, head_dim), query)
+    if clamp is not None:
+        clamp = float(clamp)
+        if not (math.isfinite(clamp) and clamp > 0):
+            raise ValueError(f"clamp: got {clamp}; a positive finite number is needed, or None for no clamp")
+    return EdgeTerms(bias, multiplier, features, types, key_weight, value_weight, type_weight, clamp)
+
+
+def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder) -> torch.Tensor | None:
+    """The checked bias or multiplier as [E, 1] or [E, H]."""
+    if tensor is None:
+        return None
+    _check_edges(name, tensor, order)
+    _check_float(name, tensor)
+    if tensor.dim() > 2:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; [E] or [E, H] is allowed")
+    _check_values(name, tensor)
+    return tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
+
+
+def _check_edges(name: str, tensor: torch.Tensor, order: EdgeOrder) -> None:
+    """Raise if it is no tensor with an entry for each of the caller's edges, on the plan's device."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
+    num_edges, num_distinct = order.num_edges, order.edge_of_csr.numel()
+    got = tensor.shape[0] if tensor.dim() else None
+    if got != num_edges:
+        reason = ""
+        if got == num_distinct:
+            reason = f"; {got} is the number of distinct edges, and repeated edges count too"
+        elif got == num_edges - order.num_self_loops:
+            reason = f"; data for the {order.num_self_loops} self loops is missing"
+        raise ValueError(
+            f"{name}: got shape {tuple(tensor.shape)}, but the graph has {num_edges} edges{reason}; "
+            f"{num_edges} entries are needed, in the graph's edge order"
+        )
+    if tensor.device != order.edge_of_csr.device:
+        raise ValueError(
+            f"{name}: on {tensor.device}, but the graph was planned for {order.edge_of_csr.device}; they must share it"
+        )
+
+
+def _check_float(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name}: got {tensor.dtype}; q's floating-point type is needed")
+
+
+def _check_values(name: str, tensor: torch.Tensor) -> None:
+    """Raise for the first edge with a NaN or an infinity; a bias may be -inf."""
+    allowed = torch.isfinite(tensor)
+    if name == "bias":
+        allowed |= tensor == -torch.inf
+    if bool(allowed.all()):
+        return
+    edge, *rest = torch.nonzero(~allowed)[0].tolist()
+    what = "finite numbers and -inf (weight 0) are" if name == "bias" else "finite numbers are"
+    at = f"edge {edge}" + (f", column {rest[0]}" if rest else "")
+    raise ValueError(f"{name}: {at} is {tensor[edge, *rest].item()}; {what} allowed, so correct or drop this edge")
+
+
+def _check_types(types: torch.Tensor, order: EdgeOrder) -> int:
+    """Raise if these are no edge types; returns the largest plus 1."""
+    _check_edges("types", types, order)
+    if types.dtype not in INTEGERS:
+        raise ValueError(f"types: got {types.dtype}; integers are needed, one of {', '.join(map(str, INTEGERS))}")
+    if types.dim() != 1:
+        raise ValueError(f"types: got shape {tuple(types.shape)}; [E] is needed, one type for all heads")
+    if types.numel() == 0:
+        return 0
+    low, high = (int(bound) for bound in types.aminmax())
+    if low < 0 or high >= MAX_TYPES:
+        edge = int(torch.nonzero((types < 0) | (types >= MAX_TYPES))[0])
+        raise ValueError(f"types: edge {edge} is {int(types[edge])}; 0 to {MAX_TYPES - 1} are allowed; renumber them")
+    return high + 1
+
+
+def _check_weight(name: str, weight: torch.Tensor, names: str, shape: tuple[int, ...], query: torch.Tensor) -> None:
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"{name}: got {type(weight).__name__}; a torch.Tensor is needed")
+    if weight.shape != shape:
+        raise ValueError(f"{name}: got shape {tuple(weight.shape)}; {names} = {list(shape)} is needed")
+    if weight.device != query.device:
+        raise ValueError(f"{name}: on {weight.device}, but q is on {query.device}; they must share it")
+    if weight.dtype != query.dtype:
+        raise ValueError(f"{name}: got {weight.dtype}, but q is {query.dtype}; they must have one type")

@@ -1,0 +1,117 @@
+"""Edge orders: every form of a graph, repeated edges, rows in another order, and wrong edge ids."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from edge_cases import EDGE_LISTS, FORMS
+
+from fused3s_dgl import import_dgl
+from kernels import BSB
+from kernels.formats.csr import CSRPattern, csr_from_scipy, csr_pattern
+from kernels.formats.edge_order import edge_order
+from kernels.formats.row_order import permute_rows
+
+CPU = torch.device("cpu")
+
+
+def pattern_of(graph) -> BSB | CSRPattern:
+    return graph if isinstance(graph, BSB) else csr_pattern(graph, edge_ids=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", EDGE_LISTS)
+def test_distinct_edges_are_the_first_of_the_repeated_ones(name, form):
+    graph = EDGE_LISTS[name]()
+    made, edges = FORMS[form](graph)
+    found = edge_order(pattern_of(made), CPU)
+    first = graph.first_edge()
+    assert found.num_edges == edges.numel()
+    assert found.edge_of_csr.dtype == torch.int64
+    assert torch.equal(edges[found.edge_of_csr], first[first >= 0])
+    assert found.num_self_loops == (graph.row[edges] == graph.col[edges]).sum()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "bsb"])
+@pytest.mark.parametrize("name", ["repeated", "n_one_past_16", "wide", "tall", "empty_rows_and_windows"])
+def test_rows_in_another_order(name, form):
+    graph = EDGE_LISTS[name]()
+    made, edges = FORMS[form](graph)
+    perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
+    found = edge_order(permute_rows(pattern_of(made), perm), CPU, perm)
+    first = graph.first_edge()[perm.long()]
+    assert torch.equal(edges[found.edge_of_csr], first[first >= 0])
+    assert found.num_self_loops == edge_order(pattern_of(made), CPU).num_self_loops
+
+
+@pytest.mark.parametrize("form", ["scipy_coo", "dgl"])
+def test_a_pattern_with_edge_ids_is_the_pattern_without(form):
+    made, _ = FORMS[form](EDGE_LISTS["repeated"]())
+    plain, numbered = csr_pattern(made), csr_pattern(made, edge_ids=True)
+    assert plain.edge_ids is None
+    assert numbered.edge_ids is not None
+    for name in ("tcb_row_offset", "col_sparse_to_dense", "bitmap"):
+        left, right = (getattr(BSB.from_graph(pattern), name) for pattern in (plain, numbered))
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("layout", ["bsr", "dia", "lil", "dok", "csc"])
+def test_other_scipy_formats_are_in_the_order_of_their_coo_form(layout):
+    matrix = sp.random_array((36, 24), density=0.2, rng=np.random.default_rng(0)).asformat(layout)
+    coo = matrix.tocoo()
+    places = list(zip(coo.row.tolist(), coo.col.tolist(), strict=True))
+    found = edge_order(csr_from_scipy(matrix, edge_ids=True), CPU)
+    assert found.num_edges == len(places)
+    assert [places[edge] for edge in found.edge_of_csr.tolist()] == sorted(places)
+    assert BSB.from_graph(csr_from_scipy(matrix, edge_ids=True)).nnz == BSB.from_scipy(matrix).nnz
+
+
+def test_dgl_edge_ids_survive_transforms():
+    dgl = import_dgl()
+    made, _ = FORMS["dgl"](EDGE_LISTS["repeated"]())
+    graphs = {
+        "csc only": made.formats("csc"),
+        "reversed": dgl.reverse(made),
+        "self loops": dgl.add_self_loop(made),
+        "batch": dgl.batch([made, made]),
+        "subgraph": dgl.edge_subgraph(made, torch.arange(5, 50)),
+        "in-edges": dgl.block_to_graph(dgl.to_block(made)),
+    }
+    for what, graph in graphs.items():
+        found = edge_order(csr_pattern(graph, edge_ids=True), CPU)
+        listed = made if what == "csc only" else graph  # a graph without COO cannot list its edges by id
+        sources, targets = (end.tolist() for end in listed.edges())
+        first = {}
+        for edge, place in enumerate(zip(targets, sources, strict=True)):
+            first.setdefault(place, edge)
+        assert found.edge_of_csr.tolist() == [first[place] for place in sorted(first)], what
+
+
+def test_a_dgl_graph_without_edge_ids_is_in_stored_order():
+    csc = (torch.tensor([0, 2, 3]), torch.tensor([1, 0, 2]), torch.empty(0, dtype=torch.int64))
+    block = import_dgl().create_block(("csc", csc), num_src_nodes=3, num_dst_nodes=2)
+    assert edge_order(csr_pattern(block, edge_ids=True), CPU).edge_of_csr.tolist() == [1, 0, 2]
+
+
+def test_the_order_owns_its_tensors():
+    ids = torch.tensor([2, 0, 1])
+    found = edge_order(CSRPattern(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]), (2, 2), ids), CPU)
+    ids.zero_()
+    assert found.edge_of_csr.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("edge_ids", "message"),
+    [
+        ([0, 1], r"edge_ids: got shape \(2,\); \[3\], the number of edges, is needed"),
+        ([0, 3, 1], "edge_ids: entry 1 is 3; allowed are 0 to 2, each once"),
+        ([0, 1, -1], "edge_ids: entry 2 is -1; allowed are 0 to 2"),
+        ([2, 0, 2], "edge_ids: 2 occurs more than once; every edge must occur once"),
+    ],
+)
+def test_wrong_edge_ids_are_named(edge_ids, message):
+    pattern = CSRPattern(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]), (2, 2))
+    with pytest.raises(ValueError, match=message):
+        edge_order(replace(pattern, edge_ids=torch.tensor(edge_ids)), CPU)

@@ -1,0 +1,290 @@
+"""Graphs as edge lists with edge data, the forms in which a caller may hand them in, and dense float64 attention."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from fused3s_dgl import import_dgl
+from kernels import BSB, EdgeData
+
+RANK, TYPES, CLAMP = 11, 3, 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeList:
+    """Edges (row, col) [E] int64 of a matrix in no particular order; edges may be repeated."""
+
+    row: torch.Tensor
+    col: torch.Tensor
+    shape: tuple[int, int]
+
+    @property
+    def num_edges(self) -> int:
+        return self.row.numel()
+
+    def first_edge(self) -> torch.Tensor:
+        """[num_rows, num_cols]: the first edge of the list at each place; -1 where there is none."""
+        first = np.full(self.shape, -1)
+        for edge, place in reversed(list(enumerate(zip(self.row.tolist(), self.col.tolist(), strict=True)))):
+            first[place] = edge
+        return torch.from_numpy(first)
+
+
+def _edge_list(mask: np.ndarray, repeats: int = 0) -> EdgeList:
+    """The nonzeros of a mask, and `repeats` of them again, shuffled."""
+    generator = np.random.default_rng(mask.shape[0] + 7 * mask.shape[1])
+    places = np.argwhere(mask)
+    if repeats:
+        places = np.concatenate([places, places[generator.integers(len(places), size=repeats)]])
+    row, col = torch.from_numpy(generator.permutation(places)).T
+    return EdgeList(row.clone(), col.clone(), mask.shape)
+
+
+def _random(rows: int, cols: int, density: float = 0.2) -> np.ndarray:
+    return np.random.default_rng(rows * 1000 + cols).random((rows, cols)) < density
+
+
+def _hub(num_nodes: int) -> np.ndarray:
+    mask = _random(num_nodes, num_nodes, 0.03)
+    mask[num_nodes // 2] = True
+    mask[:, 5] = True
+    return mask
+
+
+# Small enough for dense [N, M, H, d] tensors.
+EDGE_LISTS: dict[str, Callable[[], EdgeList]] = {
+    "one_node_no_edge": lambda: _edge_list(np.zeros((1, 1), bool)),
+    "one_node_self_loop": lambda: _edge_list(np.ones((1, 1), bool)),
+    "no_edges": lambda: _edge_list(np.zeros((20, 20), bool)),
+    "n_multiple_of_16": lambda: _edge_list(_random(32, 32)),
+    "n_one_past_16": lambda: _edge_list(_random(33, 33)),
+    "n_one_short_of_16": lambda: _edge_list(_random(31, 31)),
+    "empty_rows_and_windows": lambda: _edge_list(np.vstack([np.zeros((20, 40), bool), _random(25, 40, 0.06)])),
+    "hub": lambda: _edge_list(_hub(70)),
+    "directed": lambda: _edge_list(np.tril(_random(40, 40, 0.3), -1)),
+    "self_loops": lambda: _edge_list(_random(36, 36, 0.1) | np.eye(36, dtype=bool)),
+    "repeated": lambda: _edge_list(_random(34, 34, 0.1) | np.eye(34, dtype=bool), repeats=120),
+    "wide": lambda: _edge_list(_random(7, 60, 0.4)),
+    "tall": lambda: _edge_list(_random(60, 7, 0.4)),
+}
+
+
+def _as_dgl(graph: EdgeList) -> tuple[Any, torch.Tensor]:
+    dgl = import_dgl()
+    num_rows, num_cols = graph.shape
+    ends = (graph.col, graph.row)  # from keys to queries
+    if num_rows == num_cols:
+        return dgl.graph(ends, num_nodes=num_rows), torch.arange(graph.num_edges)
+    return dgl.create_block(ends, num_src_nodes=num_cols, num_dst_nodes=num_rows), torch.arange(graph.num_edges)
+
+
+def _as_coo(graph: EdgeList) -> tuple[Any, torch.Tensor]:
+    ones = np.ones(graph.num_edges, np.float32)
+    return sp.coo_array((ones, (graph.row.numpy(), graph.col.numpy())), shape=graph.shape), torch.arange(
+        graph.num_edges
+    )
+
+
+def _compressed(outer: torch.Tensor, inner: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(offsets, inner ids, edges) sorted by `outer` alone: inner ids stay unsorted and repeated."""
+    order = torch.sort(outer, stable=True).indices
+    offsets = torch.zeros(size + 1, dtype=torch.int64)
+    offsets[1:] = torch.bincount(outer, minlength=size).cumsum(0)
+    return offsets, inner[order], order
+
+
+def _as_scipy_csr(graph: EdgeList) -> tuple[Any, torch.Tensor]:
+    indptr, indices, order = _compressed(graph.row, graph.col, graph.shape[0])
+    arrays = (np.ones(graph.num_edges, np.float32), indices.numpy(), indptr.numpy())
+    return sp.csr_array(arrays, shape=graph.shape), order
+
+
+def _as_scipy_csc(graph: EdgeList) -> tuple[Any, torch.Tensor]:
+    indptr, indices, order = _compressed(graph.col, graph.row, graph.shape[1])
+    arrays = (np.ones(graph.num_edges, np.float32), indices.numpy(), indptr.numpy())
+    return sp.csc_array(arrays, shape=graph.shape), order
+
+
+def _as_torch_csr(graph: EdgeList) -> tuple[Any, torch.Tensor]:
+    indptr, indices, order = _compressed(graph.row, graph.col, graph.shape[0])
+    ones = torch.ones(graph.num_edges)
+    return torch.sparse_csr_tensor(indptr, indices, ones, graph.shape, check_invariants=False), order
+
+
+def _as_bsb(graph: EdgeList) -> tuple[Any, torch.Tensor]:
+    matrix, _ = _as_scipy_csr(graph)
+    first = graph.first_edge()
+    return BSB.from_scipy(matrix), first[first >= 0]
+
+
+# Each form of an edge list, and the edge of the list for each of the form's own edges [E].
+FORMS: dict[str, Callable[[EdgeList], tuple[Any, torch.Tensor]]] = {
+    "dgl": _as_dgl,
+    "scipy_coo": _as_coo,
+    "scipy_csr": _as_scipy_csr,
+    "scipy_csc": _as_scipy_csc,
+    "torch_csr": _as_torch_csr,
+    "bsb": _as_bsb,
+}
+
+# Edge data by name; see `edge_inputs`.
+KINDS: dict[str, tuple[str, ...]] = {
+    "bias": ("bias",),
+    "bias_per_head": ("bias_per_head",),
+    "bias_minus_infinity": ("bias_minus_infinity",),
+    "multiplier": ("multiplier",),
+    "multiplier_per_head": ("multiplier_per_head",),
+    "key_features": ("key_features",),
+    "value_features": ("value_features",),
+    "features": ("key_features", "value_features"),
+    "types": ("types",),
+    "clamp": ("clamp",),
+    "bias_minus_infinity_clamped": ("bias_minus_infinity", "clamp"),
+    "all": ("bias_per_head", "multiplier", "key_features", "value_features", "types", "clamp"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeInputs:
+    """Edge data in the order of an edge list, and the keyword arguments of a call that go with it."""
+
+    data: EdgeData | None
+    weights: dict[str, torch.Tensor | float]
+
+    def in_order(self, order: torch.Tensor) -> dict[str, Any]:
+        """Keyword arguments of a call on a form with the edges `order`."""
+        if self.data is None:
+            return self.weights
+        taken = {field.name: getattr(self.data, field.name) for field in fields(self.data)}
+        taken = {name: tensor[order] for name, tensor in taken.items() if tensor is not None}
+        return {"edges": EdgeData(**taken), **self.weights}
+
+
+def edge_inputs(kind: str, num_edges: int, heads: int, dim: int, dtype: torch.dtype = torch.float32) -> EdgeInputs:
+    """Random edge data of a kind in KINDS; every edge has data of its own."""
+    parts = KINDS[kind]
+    generator = torch.Generator().manual_seed(num_edges + 31 * heads + dim)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    data, weights = EdgeData(), {}
+    for part in parts:
+        if part == "bias":
+            data = replace(data, bias=randn(num_edges))
+        elif part == "bias_per_head":
+            data = replace(data, bias=randn(num_edges, heads))
+        elif part == "bias_minus_infinity":  # some rows lose all their edges
+            hidden = torch.rand(num_edges, heads, generator=generator) < 0.7
+            data = replace(data, bias=randn(num_edges, heads).masked_fill(hidden, -torch.inf))
+        elif part == "multiplier":
+            data = replace(data, multiplier=randn(num_edges))
+        elif part == "multiplier_per_head":
+            data = replace(data, multiplier=randn(num_edges, heads))
+        elif part == "types":
+            data = replace(data, types=torch.randint(TYPES, (num_edges,), generator=generator))
+            weights["edge_type_weight"] = randn(TYPES, heads, dim)
+        elif part == "clamp":
+            weights["clamp"] = CLAMP
+        else:
+            if data.features is None:
+                data = replace(data, features=randn(num_edges, RANK))
+            weights[{"key_features": "edge_key_weight", "value_features": "edge_value_weight"}[part]] = randn(
+                heads, dim, RANK
+            )
+    return EdgeInputs(None if parts == ("clamp",) else data, weights)
+
+
+def qkv(shape: tuple[int, int], heads: int, dim: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Random q [num_rows, H, d], k and v [num_cols, H, d]."""
+    generator = torch.Generator().manual_seed(17 * shape[0] + shape[1])
+    return [torch.randn(n, heads, dim, generator=generator).to(dtype) for n in (shape[0], shape[1], shape[1])]
+
+
+def dense_edge_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    *,
+    bias: torch.Tensor | None = None,
+    multiplier: torch.Tensor | None = None,
+    features: torch.Tensor | None = None,
+    types: torch.Tensor | None = None,
+    key_weight: torch.Tensor | None = None,
+    value_weight: torch.Tensor | None = None,
+    type_weight: torch.Tensor | None = None,
+    clamp: float | None = None,
+    rounded: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dense float64 attention with edge data, from the formula alone; differentiable.
+
+    Args:
+        q: [N, H, d]; k, v: [M, H, d]; mask: [N, M] bool.
+        bias, multiplier: [N, M, 1] or [N, M, H]; features: [N, M, r]; types: [N, M] int64. Where the mask is False,
+            any finite value.
+        key_weight, value_weight: [H, d, r]; type_weight: [T, H, d]; clamp: c.
+        rounded: round k_ij, v_ij and the weights to this type, as code does that materialises them in it.
+
+    Returns:
+        (output [N, H, d], logarithm of the sum of exp(s) over each row [N, H]), float64. A row without an edge, or with
+        scores of -inf only, gives 0 and -inf.
+    """
+    num_rows, num_cols = mask.shape
+    keys = k.double().expand(num_rows, num_cols, *k.shape[1:])  # k_ij [N, M, H, d]
+    values = v.double().expand(num_rows, num_cols, *v.shape[1:])
+    if type_weight is not None:
+        keys = type_weight.double()[types] * keys
+    if key_weight is not None:
+        keys = keys + torch.einsum("hdr,nmr->nmhd", key_weight.double(), features.double())
+    if value_weight is not None:
+        values = values + torch.einsum("hdr,nmr->nmhd", value_weight.double(), features.double())
+    if rounded is not None:
+        keys, values = keys.to(rounded).double(), values.to(rounded).double()
+    score = scale * torch.einsum("nhd,nmhd->nmh", q.double(), keys)
+    if multiplier is not None:
+        score = multiplier.double() * score
+    if bias is not None:
+        score = score + bias.double()
+    if clamp is not None:
+        score = score.clamp(-clamp, clamp)
+    score = torch.where(mask[..., None], score, -torch.inf)
+    maximum = score.detach().amax(1, keepdim=True) if num_cols else score.new_zeros(num_rows, 1, score.shape[2])
+    maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
+    weight = torch.exp(score - maximum)
+    total = weight.sum(1)
+    if rounded is not None:
+        weight = weight.to(rounded).double()
+    output = torch.einsum("nmh,nmhd->nhd", weight, values) / torch.where(total == 0, 1.0, total)[..., None]
+    return output, maximum.squeeze(1) + torch.log(total)
+
+
+def expected_attention(
+    graph: EdgeList,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    inputs: EdgeInputs,
+    scale: float,
+    rounded: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`dense_edge_attention` of an edge list: of repeated edges, the first counts."""
+    first = graph.first_edge()
+    dense = {}
+    for field in fields(EdgeData):
+        tensor = None if inputs.data is None else getattr(inputs.data, field.name)
+        if tensor is None:
+            continue
+        if tensor.shape[0] == 0:
+            dense[field.name] = tensor.new_zeros(*first.shape, *tensor.shape[1:])
+        else:
+            dense[field.name] = tensor[first.clamp(min=0)]
+        if field.name in ("bias", "multiplier") and tensor.dim() == 1:
+            dense[field.name] = dense[field.name][..., None]
+    weights = {name.removeprefix("edge_"): weight for name, weight in inputs.weights.items()}
+    return dense_edge_attention(q, k, v, first >= 0, scale, **dense, **weights, rounded=rounded)
