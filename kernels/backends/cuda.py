@@ -72,15 +72,17 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def checked_inputs(name: str, out_dtype: torch.dtype, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Query, key and value as the fused kernels load them.
+def checked_inputs(
+    name: str, out_dtype: torch.dtype, *tensors: torch.Tensor, row_bytes: int = LOAD_BYTES
+) -> list[torch.Tensor]:
+    """Query, key and value as the fused kernels load them, each row aligned to `row_bytes`.
 
     Raises:
         ValueError: an output type other than float32 and the inputs' type, or gradients are asked for.
     """
     check_out_dtype(out_dtype, tensors[0].dtype)
     refuse_gradients(name, *tensors)
-    return [aligned_rows(tensor, LOAD_BYTES) for tensor in tensors]
+    return [aligned_rows(tensor, row_bytes) for tensor in tensors]
 
 
 def check_out_dtype(out_dtype: torch.dtype, dtype: torch.dtype) -> None:

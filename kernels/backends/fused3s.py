@@ -7,16 +7,37 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.nn import functional
 
+from ..edge_data import EdgeTerms
 from ..formats.bsb import BSB
-from ..formats.schedule import Schedule, SplitHeuristic, make_kv_tiles, make_schedule
+from ..formats.edges import distinct_csr
+from ..formats.schedule import (
+    Schedule,
+    SplitHeuristic,
+    TileSlots,
+    csr_of_tiles,
+    make_kv_tiles,
+    make_schedule,
+    make_tile_slots,
+)
 from ..fragments import WARP_SIZE
 from ..runtime.device import gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
 from .base import InputSpec
-from .cuda import MAX_DIM, TensorCoreBackend, check_out_dtype, checked_inputs
+from .cuda import HALF_TYPES, LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs
+from .fused3s_edges import (
+    BIAS,
+    MULTIPLIER,
+    EdgeKernelData,
+    build_edge_kernel_data,
+    edges_scalars,
+    launch_edge_kernel,
+    pad_weights,
+    terms_of,
+)
 
 TILE = (16, 16)
 WARPS = 4
@@ -25,6 +46,9 @@ WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work 
 RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
 SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of the GPU one
 COMMON_DIM = 128  # head dimension of a schedule made before it is known
+GROUP_WIDTH = 64  # most columns of a head group: wider ones leave fewer warps on an SM (kernels/NOTES.md)
+EDGES_PER_TILE = {8: 48, 16: 24}  # heads of up to so many columns go edge by edge below so many edges a KV tile
+SLICE = 16  # columns of two n-tiles
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
 # As in cuda/fused3s.cu:
 STAGES = 2
@@ -39,36 +63,59 @@ class FusedKernelSpec:
     Attributes:
         dtype: torch.float16 or torch.bfloat16, of query, key and value.
         out_dtype: torch.float32 or `dtype`.
-        dim: dimensions of a head, a multiple of 8 up to 256.
+        dim: dimensions of a head, an even number up to 256.
         warps: warps of a thread block.
+        heads: heads of a head group, which a block computes together (cuda/head_group.cuh).
+        terms: bits of enum EdgeTerm (cuda/score_terms.cuh), only with one head a group.
     """
 
     dtype: torch.dtype
     out_dtype: torch.dtype
     dim: int
     warps: int = WARPS
+    heads: int = 1
+    terms: int = 0
 
     source: ClassVar[str] = "fused3s.cu"
 
     @property
     def name(self) -> str:
-        return cpp_name("fused3s", self.dtype, self.out_dtype, self.dim, self.warps)
+        return cpp_name("fused3s", self.dtype, self.out_dtype, self.dim, self.heads, self.warps, self.terms)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of a cp.async, which each row of a head must be aligned to."""
+        return math.gcd(2 * self.dim, LOAD_BYTES)
+
+    @property
+    def shares_slices(self) -> bool:
+        """Whether two heads share a slice."""
+        return self.heads > 1 and self.dim <= SLICE // 2
+
+    @property
+    def slices(self) -> int:
+        """Slices of 16 columns of a head group in shared memory."""
+        step = SLICE // 2 if self.shares_slices else SLICE
+        return -(-self.heads * step * -(-self.dim // step) // SLICE)
 
     @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: the warps' rings, as struct Stage has them."""
-        key_pitch, value_pitch = 64 * -(-self.dim // 32), 32 * -(-self.dim // 16)
+        value_pitch = 2 * SLICE * self.slices
+        key_pitch = value_pitch if self.heads > 1 else 64 * -(-self.dim // 32)
         stage = 16 * (key_pitch + value_pitch)
-        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES)
+        matrices = sum(1024 if self.terms & term else 16 for term in (BIAS, MULTIPLIER)) if self.terms else 0
+        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES + matrices)
 
     @cached_property
     def partial_floats(self) -> int:
-        """Floats of struct Partial: O, maximum and sum, 16 dimensions a step."""
-        return -(-self.dim // 16) * 16 * (16 + 2)
+        """Floats of struct Partial: of each slice O, and the maxima and sums of its heads."""
+        return self.slices * 16 * (SLICE + 2 * (2 if self.shares_slices else 1))
 
     def blocks_per_sm(self, sm_shared_bytes: int) -> int:
         """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
-        max_warps = 16 if self.dim <= 64 else 12 if self.dim <= 128 else 8
+        width = SLICE * self.slices
+        max_warps = 16 if width <= 64 else 12 if width <= 128 else 8
         return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
 
 
@@ -82,20 +129,32 @@ class Fused3SData:
         row_ids: [16 num_row_windows] int32, row of query and output of each row of the windows, num_rows where there is
             none; None where rows have their own order.
         schedule: the work items.
+        num_rows: rows of A.
+        by_edge: the graph as cuda/fused3s_edges.cu reads it; None where no input of the plan takes that kernel.
+        slots: where the edges are in the KV tiles; None for plans without edge data.
     """
 
     kv_tiles: torch.Tensor
     tile_offset: torch.Tensor
     row_ids: torch.Tensor | None
     schedule: Schedule
+    num_rows: int
+    by_edge: EdgeKernelData | None = None
+    slots: TileSlots | None = None
 
 
-class Fused3SBackend(TensorCoreBackend):
+class Fused3SBackend(CudaBackend):
     name = "fused3s"
     summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
     data_type = Fused3SData
     writes_lse = True
     reorders = True
+    takes_edges = True
+
+    def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
+        if dtype in HALF_TYPES and 1 <= head_dim <= MAX_DIM:
+            return None
+        return f"it takes torch.float16 and torch.bfloat16, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
 
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
@@ -103,15 +162,26 @@ class Fused3SBackend(TensorCoreBackend):
         bsb = BSB.from_graph(graph, TILE, device)
         row_ids = None
         if perm is not None:
+            perm = perm.to(device)
             row_ids = perm.new_full((bsb.num_row_windows * TILE[0],), len(perm))  # no row pads the last window
             row_ids[: len(perm)] = perm
-            row_ids = row_ids.to(device)
         kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
         schedule = _schedule(kv_tiles, bsb.tcb_row_offset, device, inputs)
-        return Fused3SData(kv_tiles, bsb.tcb_row_offset, row_ids, schedule)
+        by_edge = None
+        if inputs.edge_data or prefers_edges(bsb.nnz, bsb.num_tcbs, inputs.num_heads, inputs.head_dim):
+            by_edge = _by_edge(*distinct_csr(graph, device), perm, device, inputs)
+        slots = make_tile_slots(kv_tiles, bsb.tcb_row_offset) if inputs.edge_data else None
+        return Fused3SData(kv_tiles, bsb.tcb_row_offset, row_ids, schedule, bsb.shape[0], by_edge, slots)
 
     def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
-        return replace(data, schedule=_schedule(data.kv_tiles, data.tile_offset, device, inputs))
+        by_edge = None
+        indptr, indices = csr_of_tiles(data.kv_tiles, data.tile_offset)
+        num_tiles = data.kv_tiles.shape[0] - 2
+        if inputs.edge_data or prefers_edges(len(indices), num_tiles, inputs.num_heads, inputs.head_dim):
+            row_ids = None if data.row_ids is None else data.row_ids[: data.num_rows]
+            by_edge = _by_edge(indptr[: data.num_rows + 1], indices, row_ids, device, inputs)
+        schedule = _schedule(data.kv_tiles, data.tile_offset, device, inputs)
+        return replace(data, schedule=schedule, by_edge=by_edge)
 
     def describe(self, data: Fused3SData) -> str:
         by_warp, by_block, split = data.schedule.windows
@@ -131,33 +201,89 @@ class Fused3SBackend(TensorCoreBackend):
         scale: float,
         out_dtype: torch.dtype,
         lse: torch.Tensor | None = None,
+        edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
-        spec = kernel_spec(query.dtype, out_dtype, query.shape[-1], data.schedule.warps)
-        return launch(spec, data, query, key, value, scale, lse)
+        num_heads, dim = query.shape[1:]
+        if dim % 2:  # rows of pairs of elements are what the kernel can copy
+            padded = (functional.pad(each, (0, -dim % 8)) for each in (query, key, value))
+            edges = None if edges is None else pad_weights(edges, -dim % 8)
+            return self.attend(data, *padded, scale, out_dtype, lse, edges)[..., :dim].contiguous()
+        if _takes_edge_kernel(data, num_heads, dim, edges):
+            return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
+        terms = 0 if edges is None else terms_of(edges)
+        spec = kernel_spec(query.dtype, out_dtype, dim, data.schedule.warps, num_heads, terms)
+        return launch(spec, data, query, key, value, scale, lse, edges)
+
+
+def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeTerms | None) -> bool:
+    """Whether a call runs cuda/fused3s_edges.cu, by the measurements in kernels/NOTES.md."""
+    if data.by_edge is None:
+        return False
+    num_edges, num_tiles = data.by_edge.indices.numel(), data.kv_tiles.shape[0] - 2
+    if edges is None:
+        return prefers_edges(num_edges, num_tiles, num_heads, dim)
+    if edges.types is not None or edges.features is not None:
+        return True  # the other kernel has neither
+    # With terms the other kernel computes one head at a time.
+    if num_heads == 1:
+        return False
+    if dim <= 32:
+        return num_edges < 96 * num_tiles
+    return num_edges < 20 * num_tiles and num_edges >= 6 * data.num_rows
+
+
+def prefers_edges(num_edges: int, num_tiles: int, num_heads: int, dim: int | None) -> bool:
+    """Whether cuda/fused3s_edges.cu is faster than cuda/fused3s.cu for such heads without edge data."""
+    if dim is None or num_heads == 1:
+        return False
+    return any(dim <= most_dim and num_edges < most * num_tiles for most_dim, most in EDGES_PER_TILE.items())
+
+
+def _by_edge(
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    row_ids: torch.Tensor | None,
+    device: torch.device,
+    inputs: InputSpec,
+) -> EdgeKernelData:
+    dim = inputs.head_dim or COMMON_DIM
+    return build_edge_kernel_data(indptr, indices, row_ids, device, inputs.num_heads, dim)
+
+
+def heads_of_group(num_heads: int, dim: int) -> int:
+    """Heads of a head group: the fewest groups of at most GROUP_WIDTH columns, of equal size but for the last."""
+    width = SLICE // 2 if dim <= SLICE // 2 else SLICE * -(-dim // SLICE)
+    num_groups = -(-num_heads // max(1, GROUP_WIDTH // width))
+    return -(-num_heads // num_groups)
 
 
 @lru_cache  # on small graphs a call takes as long as its launch: no spec is made twice
-def kernel_spec(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, warps: int) -> FusedKernelSpec:
-    return FusedKernelSpec(dtype, out_dtype, dim, warps)
+def kernel_spec(
+    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, warps: int, num_heads: int = 1, terms: int = 0
+) -> FusedKernelSpec:
+    heads = 1 if terms else heads_of_group(num_heads, dim)
+    return FusedKernelSpec(dtype, out_dtype, dim, warps, heads, terms)
 
 
 def _schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, device: torch.device, inputs: InputSpec) -> Schedule:
     """Schedule for `inputs`, whose kernel is compiled where their type is known."""
     gpu = gpu_limits(device)
     dim = inputs.head_dim or COMMON_DIM
+    dim += -dim % 8 if dim % 2 else 0  # as in `attend`
     dtype = inputs.dtype or torch.float16
-    is_small = inputs.num_heads * (kv_tiles.shape[0] - 2) < gpu.num_sms * SMALL_TILES_PER_SM
-    spec = FusedKernelSpec(
-        dtype, inputs.out_dtype or dtype, dim, FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
-    )
+    heads = heads_of_group(inputs.num_heads, dim)
+    num_groups = -(-inputs.num_heads // heads)
+    is_small = num_groups * (kv_tiles.shape[0] - 2) < gpu.num_sms * SMALL_TILES_PER_SM
+    warps = FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
+    spec = FusedKernelSpec(dtype, inputs.out_dtype or dtype, dim, warps, heads)
     # Where the head dimension is not known, the plan must run with the widest.
-    if replace(spec, dim=inputs.head_dim or MAX_DIM).shared_bytes > gpu.block_shared_bytes:
+    if replace(spec, dim=dim if inputs.head_dim else MAX_DIM).shared_bytes > gpu.block_shared_bytes:
         spec = replace(spec, warps=FEW_WARPS)
     if inputs.dtype is not None and inputs.head_dim is not None:
         check_out_dtype(spec.out_dtype, dtype)
         get_kernel(spec, device.index)
     resident_warps = gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.warps
-    heuristic = SplitHeuristic.of(tile_offset.diff(), spec.warps, resident_warps, inputs.num_heads)
+    heuristic = SplitHeuristic.of(tile_offset.diff(), spec.warps, resident_warps, num_groups)
     return make_schedule(kv_tiles, tile_offset, spec.warps, heuristic)
 
 
@@ -169,6 +295,7 @@ def launch(
     value: torch.Tensor,
     scale: float,
     lse: torch.Tensor | None = None,
+    edges: EdgeTerms | None = None,
 ) -> torch.Tensor:
     """Run the kernel on torch's current stream, without waiting for it.
 
@@ -182,6 +309,7 @@ def launch(
         scale: factor of the scores.
         lse: [num_rows, H] float32 contiguous, filled with the log of each row's sum of exp(scale * score), -inf for a
             row without an edge; None: not wanted.
+        edges: bias, multiplier and clamp, in CSR order; those of `spec.terms`.
 
     Returns:
         [num_rows, H, d] contiguous, of spec.out_dtype.
@@ -195,34 +323,61 @@ def launch(
             f"spec: got {spec.dtype}, d = {spec.dim}, {spec.warps} warps; the tensors have {query.dtype}, "
             f"d = {query.shape[2]}, and the schedule {schedule.warps} warps"
         )
-    query, key, value = checked_inputs("fused3s", spec.out_dtype, query, key, value)
+    query, key, value = checked_inputs("fused3s", spec.out_dtype, query, key, value, row_bytes=spec.copy_bytes)
     num_rows, num_heads = query.shape[:2]
+    num_groups = -(-num_heads // spec.heads)
     output = torch.empty_like(query, dtype=spec.out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
     partial = arrived = None
-    if num_partials := schedule.num_splits * num_heads:
+    if num_partials := schedule.num_splits * num_groups:
         # Scratch memory of this call alone: plans may run on several streams.
         partial = query.new_empty(num_partials * spec.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_partials * spec.warps, query.device)
     launch_kernel(
         get_kernel(spec, query.device.index),
-        (schedule.num_blocks, num_heads),
+        (schedule.num_blocks, num_groups),
         WARP_SIZE * spec.warps,
-        (data.kv_tiles, schedule.work_items, query, key, value, output, lse, partial, arrived, data.row_ids),
-        _scalars(num_rows, scale, query.itemsize, query.stride(), key.stride(), value.stride()),
+        (
+            *(data.kv_tiles, schedule.work_items, query, key, value, output, lse, partial, arrived, data.row_ids),
+            *((None,) * 5 if edges is None else _edge_tensors(data.slots, edges)),
+        ),
+        _scalars(
+            num_rows,
+            num_heads,
+            edges_scalars(edges),
+            scale,
+            query.itemsize,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+        ),
         shared_bytes=spec.shared_bytes,
         overlaps=True,
     )
     return output
 
 
+def _edge_tensors(slots: TileSlots, edges: EdgeTerms) -> tuple[torch.Tensor | None, ...]:
+    return slots.tile_slots, slots.slot_edges, slots.slot_places, edges.bias, edges.multiplier
+
+
 @lru_cache  # a model calls with the same ones again and again, and packing them takes as long as half a launch
-def _scalars(num_rows: int, scale: float, itemsize: int, *strides: tuple[int, int, int]) -> bytes:
+def _scalars(
+    num_rows: int,
+    num_heads: int,
+    edges: tuple[int, int, float],
+    scale: float,
+    itemsize: int,
+    *strides: tuple[int, int, int],
+) -> bytes:
+    bias_heads, multiplier_heads, clamp = edges
     return pack_scalars(
         *(np.int64(head) for _, head, _ in strides),
         *(np.int32(row * itemsize) for row, _, _ in strides),
         np.int32(num_rows),
+        *(np.int32(number) for number in (num_heads, bias_heads, multiplier_heads)),
         np.uint32(0x80008000 if scale < 0 else 0),
         np.float32(max(abs(scale) * math.log2(math.e), LEAST_SCALE)),
+        np.float32(clamp * math.log2(math.e)),
     )

@@ -316,16 +316,16 @@ __device__ __forceinline__ void combine_window(const Params& p, int window, int 
     float max[2] = {negative_infinity(), negative_infinity()}, sum[2] = {}, out[2][4] = {};
 #pragma unroll 2  // loads of two partials in flight
     for (int block = blocks.first; block < blocks.first + blocks.count; ++block) {
-      const PartialSlice& next = partial[blocks.part(block)].slices[i];
+      const PartialSlice<1>& next = partial[blocks.part(block)].slices[i];
       float rescale[2], next_rescale[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float next_max = next.max[8 * half + g];
+        const float next_max = next.max[0][8 * half + g];
         const float new_max = fmaxf(max[half], next_max);
         const float shift = new_max == negative_infinity() ? 0.0f : new_max;  // -inf - -inf would be NaN
         rescale[half] = ex2_approx_ftz(max[half] - shift);
         next_rescale[half] = ex2_approx_ftz(next_max - shift);
-        sum[half] = sum[half] * rescale[half] + next.sum[8 * half + g] * next_rescale[half];
+        sum[half] = sum[half] * rescale[half] + next.sum[0][8 * half + g] * next_rescale[half];
         max[half] = new_max;
       }
 #pragma unroll
@@ -637,14 +637,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, Tuning<kDim, kPermuted, kEd
           const float sum[2] = {row_sum(smem_sum[g]), row_sum(smem_sum[8 + g])};
           if (kEdgeParallel && is_split) {
             const WindowBlocks blocks(window_begin, window_end, p.tcbs_per_block);
-            PartialSlice& slice = static_cast<Partial<kDim>*>(p.partial)[blocks.part(blockIdx.x)].slices[i];
+            PartialSlice<1>& slice = static_cast<Partial<kDim>*>(p.partial)[blocks.part(blockIdx.x)].slices[i];
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
               slice.out[tile][lane] = make_float4(out[b][tile][0], out[b][tile][1], out[b][tile][2], out[b][tile][3]);
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              if (t == 0) slice.max[8 * half + g] = running_max[half], slice.sum[8 * half + g] = sum[half];
+              if (t == 0) slice.max[0][8 * half + g] = running_max[half], slice.sum[0][8 * half + g] = sum[half];
             }
           } else {
             // A row without an edge is 0.

@@ -1,6 +1,7 @@
 // Output rows of a row window from C fragments, and split-KV: partials and how they are combined.
 #pragma once
 #include "common.cuh"
+#include "head_group.cuh"
 #include "ptx/atom.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/math.cuh"
@@ -9,18 +10,21 @@
 constexpr int kWarp = -1;
 constexpr int kBlock = -2;
 
-// 16 dimensions of a partial: O, not yet divided by the sum, as C fragments of two n-tiles, with the maximum and sum of
-// each row. Every slice has its own copy of both, so that the warps of a block combine different slices independently.
+// 16 columns of a partial: O, not yet divided by the sum, as C fragments of two n-tiles, with the maximum and sum of
+// each row and head. Every slice has its own copy of both, so that the warps of a block combine different slices
+// independently.
+template <int kSliceHeads>
 struct PartialSlice {
-  float4 out[2][kWarpSize];  // [n-tile][lane]
-  float max[kTileM];         // times log2(e)
-  float sum[kTileM];
+  float4 out[2][kWarpSize];         // [n-tile][lane]
+  float max[kSliceHeads][kTileM];  // times log2(e)
+  float sum[kSliceHeads][kTileM];
 };
 
-template <int kDim>
+template <int kDim, int kHeads = 1>
 struct Partial {
-  static constexpr int kSlices = divide_up(kDim, 2 * kTileN);
-  PartialSlice slices[kSlices];
+  using Group = HeadGroup<kDim, kHeads>;
+  static constexpr int kSlices = Group::kSlices;
+  PartialSlice<Group::kSliceHeads> slices[kSlices];
 };
 
 // Rows of Q and O that belong to a window.
@@ -33,32 +37,60 @@ struct WindowRows {
   }
 };
 
-// Stores dimensions 16 * slice to 16 * slice + 15 of a lane's row; `left` and `right` are its C registers of the two
-// n-tiles. fp32: the four lanes of a row fill a 32-byte sector with each store. 16 bits: half a sector; so lanes 2i and
-// 2i + 1 swap halves, and each stores four neighbouring elements.
+// Stores a slice of a lane's row; `left` and `right` are its C registers of the two n-tiles. `row_output` is that of the
+// first head of the group, and `offset` the elements from there to the slice. `count`: dimensions of each n-tile that exist, 0 for no row or no head. fp32: the four lanes of a
+// row fill a 32-byte sector with each store. 16 bits: half a sector; so lanes 2i and 2i + 1 swap halves, and each stores
+// four neighbouring elements.
 //
-//   before   lane t: left 2t, 2t+1                     right 8+2t, 8+2t+1
-//   after    even t: left 2t to 2t+3                   odd t: right 8+2t-2 to 8+2t+1
-template <int kDim, Element kOut>
-__device__ __forceinline__ void store_slice(void* output, i64 row_start, bool in_range, int slice, int t, float2 left,
-                                            float2 right) {
+//   before   lane t: left 2t, 2t+1                     right 2t, 2t+1
+//   after    even t: left 2t to 2t+3                   odd t: right 2t-2 to 2t+1
+template <int kDim, int kTileGap, Element kOut>
+__device__ __forceinline__ void store_slice(void* row_output, int offset, int left_count, int right_count,
+                                            int t, float2 left, float2 right) {
   if constexpr (kOut == Element::kFloat) {
-    float* const target = static_cast<float*>(output) + row_start + 16 * slice + 2 * t;
-    if (in_range) *reinterpret_cast<float2*>(target) = left;
-    if (in_range && 16 * slice + 8 < kDim) *reinterpret_cast<float2*>(target + 8) = right;
+    float* const target = static_cast<float*>(row_output) + 2 * t + offset;
+    if (2 * t < left_count) *reinterpret_cast<float2*>(target) = left;
+    if (2 * t < right_count) *reinterpret_cast<float2*>(target + kTileGap) = right;
+  } else if constexpr (kDim % 4) {  // four elements are not aligned
+    u16* const target = static_cast<u16*>(row_output) + 2 * t + offset;
+    if (2 * t < left_count) *reinterpret_cast<u32*>(target) = cvt_rn_x2<kOut>(left.x, left.y);
+    if (2 * t < right_count) *reinterpret_cast<u32*>(target + kTileGap) = cvt_rn_x2<kOut>(right.x, right.y);
   } else {
     const bool odd = t % 2;
     const float2 sent = odd ? left : right;
     float2 received;
     received.x = __shfl_xor_sync(kFullWarp, sent.x, 1);
     received.y = __shfl_xor_sync(kFullWarp, sent.y, 1);
-    const int d = 16 * slice + (odd ? 8 + 2 * (t - 1) : 2 * t);
-    if (in_range && d < kDim) {
+    const int d = odd ? 2 * (t - 1) : 2 * t;
+    if (d < (odd ? right_count : left_count)) {
       const float2 low = odd ? received : left, high = odd ? right : received;
-      *reinterpret_cast<uint2*>(static_cast<u16*>(output) + row_start + d) =
-          make_uint2(cvt_rn_x2<kOut>(low.x, low.y), cvt_rn_x2<kOut>(high.x, high.y));
+      u16* const target = static_cast<u16*>(row_output) + ((odd ? kTileGap : 0) + d) + offset;
+      *reinterpret_cast<uint2*>(target) = make_uint2(cvt_rn_x2<kOut>(low.x, low.y), cvt_rn_x2<kOut>(high.x, high.y));
     }
   }
+}
+
+// Output of a row for the first head of the group. `row_head`: row * num_heads plus that head.
+template <int kDim, Element kOut>
+__device__ __forceinline__ void* row_output(void* output, i64 row_head) {
+  return static_cast<char*>(output) + row_head * (kDim * static_cast<int>(kOut == Element::kFloat ? 4 : 2));
+}
+
+// Output of a slice for one row: O of the slice's heads is divided by their sums. `num_heads`: of the whole tensor.
+template <int kDim, int kHeads, Element kOut>
+__device__ __forceinline__ void store_row_slice(void* row_output, bool in_range, int slice, int t,
+                                                int num_heads,
+                                                const float (&inverse)[HeadGroup<kDim, kHeads>::kSliceHeads],
+                                                float2 left, float2 right) {
+  using Group = HeadGroup<kDim, kHeads>;
+  const bool has_left = in_range && Group::exists(slice, 0, num_heads);
+  const bool has_right = in_range && Group::exists(slice, Group::kSliceHeads - 1, num_heads);
+  const float right_inverse = inverse[Group::kSliceHeads - 1];
+  store_slice<kDim, Group::kTileGap, kOut>(row_output, Group::head_of(slice) * kDim + Group::dim_of(slice),
+                                           has_left ? Group::dims_of(slice, 0) : 0,
+                                           has_right ? Group::dims_of(slice, 1) : 0, t,
+                                           make_float2(left.x * inverse[0], left.y * inverse[0]),
+                                           make_float2(right.x * right_inverse, right.y * right_inverse));
 }
 
 // 1 / sum within an ulp; 0 for a row without an edge.
@@ -74,47 +106,58 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum) {
 
 // Combines `count` partials of a window, `stride` bytes apart: the warp takes slices warp, warp + kWarps, ... Writes a
 // partial if `result` is given, else the output. The partials are added in their order: the same bits on every run.
-template <int kDim, int kWarps, Element kOut>
-__device__ __forceinline__ void combine(const char* partials, i64 stride, int count, Partial<kDim>* result,
-                                        void* output, float* lse, const WindowRows& rows, int window, int warp,
-                                        int lane) {
+template <int kDim, int kHeads, int kWarps, Element kOut>
+__device__ __forceinline__ void combine(const char* partials, i64 stride, int count, Partial<kDim, kHeads>* result,
+                                        void* output, float* lse, int num_heads, const WindowRows& rows, int window,
+                                        int warp, int lane) {
+  using Group = HeadGroup<kDim, kHeads>;
+  constexpr int kSliceHeads = Group::kSliceHeads;
   const int g = lane / 4;
   const int t = lane % 4;
-  for (int slice = warp; slice < Partial<kDim>::kSlices; slice += kWarps) {
-    float max[2] = {negative_infinity(), negative_infinity()}, sum[2] = {};
+  for (int slice = warp; slice < Group::kSlices; slice += kWarps) {
+    float max[kSliceHeads][2], sum[kSliceHeads][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kSliceHeads; ++i) max[i / 2][i % 2] = negative_infinity(), sum[i / 2][i % 2] = 0.0f;
     float out[2][4] = {};
 #pragma unroll 4  // loads of several partials in flight
     for (int i = 0; i < count; ++i) {
-      const PartialSlice& next = reinterpret_cast<const Partial<kDim>*>(partials + i * stride)->slices[slice];
+      const PartialSlice<kSliceHeads>& next =
+          reinterpret_cast<const Partial<kDim, kHeads>*>(partials + i * stride)->slices[slice];
       const float4 next_out[2] = {next.out[0][lane], next.out[1][lane]};
-      float rescale[2], next_rescale[2];
+      float rescale[kSliceHeads][2], next_rescale[kSliceHeads][2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float next_max = next.max[8 * half + g];
-        const float new_max = fmaxf(max[half], next_max);
-        const float shift = new_max == negative_infinity() ? 0.0f : new_max;  // -inf - -inf would be NaN
-        rescale[half] = ex2_approx_ftz(max[half] - shift);
-        next_rescale[half] = ex2_approx_ftz(next_max - shift);
-        sum[half] = sum[half] * rescale[half] + next.sum[8 * half + g] * next_rescale[half];
-        max[half] = new_max;
+      for (int head = 0; head < kSliceHeads; ++head) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float next_max = next.max[head][8 * half + g];
+          const float new_max = fmaxf(max[head][half], next_max);
+          const float shift = new_max == negative_infinity() ? 0.0f : new_max;  // -inf - -inf would be NaN
+          rescale[head][half] = ex2_approx_ftz(max[head][half] - shift);
+          next_rescale[head][half] = ex2_approx_ftz(next_max - shift);
+          sum[head][half] =
+              sum[head][half] * rescale[head][half] + next.sum[head][8 * half + g] * next_rescale[head][half];
+          max[head][half] = new_max;
+        }
       }
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
-        out[tile][0] = out[tile][0] * rescale[0] + next_out[tile].x * next_rescale[0];
-        out[tile][1] = out[tile][1] * rescale[0] + next_out[tile].y * next_rescale[0];
-        out[tile][2] = out[tile][2] * rescale[1] + next_out[tile].z * next_rescale[1];
-        out[tile][3] = out[tile][3] * rescale[1] + next_out[tile].w * next_rescale[1];
+        const int head = kSliceHeads > 1 ? tile : 0;
+        out[tile][0] = out[tile][0] * rescale[head][0] + next_out[tile].x * next_rescale[head][0];
+        out[tile][1] = out[tile][1] * rescale[head][0] + next_out[tile].y * next_rescale[head][0];
+        out[tile][2] = out[tile][2] * rescale[head][1] + next_out[tile].z * next_rescale[head][1];
+        out[tile][3] = out[tile][3] * rescale[head][1] + next_out[tile].w * next_rescale[head][1];
       }
     }
     if (result) {
-      PartialSlice& combined = result->slices[slice];
+      PartialSlice<kSliceHeads>& combined = result->slices[slice];
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
         combined.out[tile][lane] = make_float4(out[tile][0], out[tile][1], out[tile][2], out[tile][3]);
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (t == 0) combined.max[8 * half + g] = max[half], combined.sum[8 * half + g] = sum[half];
+      for (int i = 0; i < 2 * kSliceHeads; ++i) {
+        const int head = i / 2, half = i % 2;
+        if (t == 0) combined.max[head][8 * half + g] = max[head][half], combined.sum[head][8 * half + g] = sum[head][half];
       }
       continue;
     }
@@ -122,12 +165,18 @@ __device__ __forceinline__ void combine(const char* partials, i64 stride, int co
     for (int half = 0; half < 2; ++half) {
       const int row = rows.of(window, 8 * half + g);
       const bool in_range = row < rows.num_rows;
-      const i64 row_of_head = static_cast<i64>(row) * gridDim.y + blockIdx.y;
-      if (slice == 0 && t == 0 && lse && in_range) lse[row_of_head] = log_sum_exp(max[half], sum[half]);
-      const float inverse = inverse_or_zero(sum[half]);
-      store_slice<kDim, kOut>(output, row_of_head * kDim, in_range, slice, t,
-                              make_float2(out[0][2 * half] * inverse, out[0][2 * half + 1] * inverse),
-                              make_float2(out[1][2 * half] * inverse, out[1][2 * half + 1] * inverse));
+      const i64 row_head = static_cast<i64>(row) * num_heads + blockIdx.y * kHeads;
+      float inverse[kSliceHeads];
+#pragma unroll
+      for (int head = 0; head < kSliceHeads; ++head) {
+        inverse[head] = inverse_or_zero(sum[head][half]);
+        if (Group::dim_of(slice) == 0 && t == 0 && lse && in_range && Group::exists(slice, head, num_heads)) {
+          lse[row_head + Group::head_of(slice) + head] = log_sum_exp(max[head][half], sum[head][half]);
+        }
+      }
+      store_row_slice<kDim, kHeads, kOut>(row_output<kDim, kOut>(output, row_head), in_range, slice, t, num_heads, inverse,
+                                          make_float2(out[0][2 * half], out[0][2 * half + 1]),
+                                          make_float2(out[1][2 * half], out[1][2 * half + 1]));
     }
   }
 }
@@ -147,18 +196,19 @@ __device__ __forceinline__ bool arrive_is_last(int* semaphore, int count, int la
 // each warp's slices, the last block of the window to arrive combines the partials of all splits and writes the output.
 // Not inlined: the main loop would get fewer registers, and run 2 to 3 % slower at kDim = 64.
 //   block_partials  [kWarps] Partial, `stride` bytes apart
-//   partial         [num_splits][H]
-//   semaphores      [num_splits][H][kWarps]  those of a window's first split count its splits
+//   partial         [num_splits][num_groups]
+//   semaphores      [num_splits][num_groups][kWarps]  those of a window's first split count its splits
 //   split           kBlock, or the split
-template <int kDim, int kWarps, Element kOut>
-__device__ __noinline__ void combine_block(const char* block_partials, i64 stride, Partial<kDim>* partial,
+template <int kDim, int kHeads, int kWarps, Element kOut>
+__device__ __noinline__ void combine_block(const char* block_partials, i64 stride, Partial<kDim, kHeads>* partial,
                                            int* semaphores, int split, int first_split, int num_splits, void* output,
-                                           float* lse, WindowRows rows, int window, int warp, int lane) {
-  const auto of_head = [](int split) { return static_cast<i64>(split) * gridDim.y + blockIdx.y; };
-  Partial<kDim>* const result = split == kBlock ? nullptr : partial + of_head(split);
-  combine<kDim, kWarps, kOut>(block_partials, stride, kWarps, result, output, lse, rows, window, warp, lane);
-  if (!result || !arrive_is_last(semaphores + of_head(first_split) * kWarps + warp, num_splits, lane)) return;
-  combine<kDim, kWarps, kOut>(reinterpret_cast<const char*>(partial + of_head(first_split)),
-                              sizeof(Partial<kDim>) * gridDim.y, num_splits, nullptr, output, lse, rows, window, warp,
-                              lane);
+                                           float* lse, int num_heads, WindowRows rows, int window, int warp, int lane) {
+  const auto of_group = [](int split) { return static_cast<i64>(split) * gridDim.y + blockIdx.y; };
+  Partial<kDim, kHeads>* const result = split == kBlock ? nullptr : partial + of_group(split);
+  combine<kDim, kHeads, kWarps, kOut>(block_partials, stride, kWarps, result, output, lse, num_heads, rows, window,
+                                      warp, lane);
+  if (!result || !arrive_is_last(semaphores + of_group(first_split) * kWarps + warp, num_splits, lane)) return;
+  combine<kDim, kHeads, kWarps, kOut>(reinterpret_cast<const char*>(partial + of_group(first_split)),
+                                      sizeof(Partial<kDim, kHeads>) * gridDim.y, num_splits, nullptr, output, lse,
+                                      num_heads, rows, window, warp, lane);
 }

@@ -40,6 +40,7 @@ TILE_KEYS = 16
 KEYS, BITMAP = slice(0, 16), slice(16, 24)
 TILE_WORDS = 24
 TILES_AT_A_TIME = 1 << 22  # copied to KV tiles at a time: about 0.8 GB of scratch memory
+DECODED_TILES = 1 << 18  # decoded to edges at a time: about 0.5 GB of scratch memory
 # int32 words of struct WorkItem: the first KV tile, what to do, the second KV tile
 FIRST, SECOND = slice(0, 24), slice(32, 56)
 BEGIN, COUNT, WINDOW, NUM_KEYS, SPLIT, SPLITS = 24, 25, 26, 27, 28, slice(29, 31)
@@ -166,6 +167,62 @@ def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
         row_pairs = bitmap[part].view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32)
         tiles[part, BITMAP] = row_pairs.view(torch.int32)
     return tiles
+
+
+def csr_of_tiles(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(indptr [16 num_row_windows + 1] int64, indices [nnz] int32) of the matrix in `make_kv_tiles`'s arrays."""
+    row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
+    row, by_row = torch.sort(row, stable=True)
+    counts = torch.bincount(row, minlength=16 * (len(tile_offset) - 1))
+    indices = kv_tiles[tile[by_row], (place[by_row] % 16).long()]
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)), indices
+
+
+@dataclass(frozen=True, eq=False)
+class TileSlots:
+    """Where the edges are in the KV tiles; those of a KV tile are consecutive slots.
+
+    Attributes:
+        tile_slots: [num_tiles + 3] int32, first slot of each KV tile; nnz behind the last.
+        slot_edges: [nnz] int32, the edge of each slot, in CSR order.
+        slot_places: [nnz] uint8, 16 * row + key in the KV tile.
+    """
+
+    tile_slots: torch.Tensor
+    slot_edges: torch.Tensor
+    slot_places: torch.Tensor
+
+
+def make_tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> TileSlots:
+    """Slots of the arrays of `make_kv_tiles`. Complete on the device when it returns."""
+    row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
+    slot_edges = torch.empty_like(row, dtype=torch.int32)
+    # A stable sort of the slots by row is CSR order: KV tiles ascend in a row, and keys in a KV tile.
+    slot_edges[torch.sort(row, stable=True).indices] = torch.arange(len(row), dtype=torch.int32, device=row.device)
+    per_tile = torch.bincount(tile, minlength=kv_tiles.shape[0])
+    tile_slots = torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int()
+    if row.is_cuda:  # the kernel reads them before griddepcontrol.wait
+        torch.cuda.current_stream(row.device).synchronize()
+    return TileSlots(tile_slots, slot_edges, place)
+
+
+def _edges_of_tiles(
+    kv_tiles: torch.Tensor, tile_offset: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Row [nnz] int64, KV tile [nnz] int64 and place [nnz] uint8 of all edges, KV tile by KV tile."""
+    num_tiles, device = kv_tiles.shape[0] - 2, kv_tiles.device
+    bit = torch.arange(32, device=device, dtype=torch.int32)
+    window = torch.arange(len(tile_offset) - 1, device=device).repeat_interleave(tile_offset.diff())
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    rows, tiles, places = [none], [none], [none.byte()]
+    for first in range(0, num_tiles, DECODED_TILES):
+        part = kv_tiles[first : min(first + DECODED_TILES, num_tiles)]
+        tile, g, half_and_key = torch.nonzero(part[:, BITMAP, None] >> bit & 1, as_tuple=True)
+        row = g + 8 * (half_and_key // 16)
+        tiles.append(tile + first)
+        rows.append(16 * window[first + tile] + row)
+        places.append((16 * row + half_and_key % 16).byte())
+    return torch.cat(rows), torch.cat(tiles), torch.cat(places)
 
 
 def _block_items(

@@ -39,8 +39,9 @@ def assert_attention(
     assert len(wrong) == 0, f"{label}: NaN, or no NaN, at {len(wrong)} wrong places, the first {wrong[0].tolist()}"
     output, expected = output.nan_to_num(), expected.nan_to_num()
     plain = torch_same_types(q, k, v, *edges_of(graph), scale, normalised).to(output.dtype).nan_to_num()
-    errors = row_errors(output, expected)
-    allowed = 2 * row_errors(plain, expected).amax() + FLOOR if expected.numel() else FLOOR
+    terms = dense_attention(q, k, v.abs(), mask, scale).nan_to_num()
+    errors = row_errors(output, expected, terms)
+    allowed = 2 * row_errors(plain, expected, terms).amax() + FLOOR if expected.numel() else FLOOR
     row, head = divmod(int(errors.argmax()), errors.shape[1])
     assert errors.max() <= allowed, (
         f"{label}: row {row}, head {head} is off by {errors.max():.2e} of its norm, allowed {allowed:.2e}; "

@@ -324,12 +324,12 @@ inline void check_is_written(const void* pointer, size_t bytes, Site site) {
 inline void start_copy(const Copy& copy, Site site) {
   Access access = own_access(own_lane(), packed(site));
   access.epoch = kUnfinished;
-  for (int i = 0; i < 4; ++i) note_write(words_at(copy.target)[i], access);
+  for (int i = 0; i < copy.bytes / 4; ++i) note_write(words_at(copy.target)[i], access);
 }
 inline void finish_copy(const Thread& thread, const Copy& copy) {
   const size_t offset = static_cast<unsigned char*>(copy.target) - thread.block->statics;
   Word* const words = thread.block->words + offset / kWordBytes;
-  for (int i = 0; i < 4; ++i) words[i].write.epoch = thread.warp->epoch;
+  for (int i = 0; i < copy.bytes / 4; ++i) words[i].write.epoch = thread.warp->epoch;
 }
 
 // Of a thread that returns or fails without a wait_group.

@@ -86,6 +86,7 @@ struct Warp {
 struct Copy {
   void* target;
   const void* source;
+  int bytes;  // 4, 8 or 16
   bool done;
 };
 

@@ -22,7 +22,8 @@ pytestmark = [
 ]
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
-# Head dimensions of every swizzle and every number of lanes a row; two warps at the width that takes them.
+# Head dimensions of every swizzle and every number of lanes a row; two warps at the width that takes them. Head groups:
+# slices of one head and of two, copies of 4, 8 and 16 bytes, more parts of a row than lanes, odd numbers of heads.
 SPECS = [
     FusedKernelSpec(HALF, FLOAT, 8, warps=4),
     FusedKernelSpec(HALF, HALF, 16, warps=2),
@@ -34,6 +35,18 @@ SPECS = [
     FusedKernelSpec(HALF, HALF, 128, warps=4),
     FusedKernelSpec(BFLOAT, BFLOAT, 200, warps=2),
     FusedKernelSpec(HALF, FLOAT, 256, warps=2),
+    FusedKernelSpec(HALF, HALF, 2, warps=4),
+    FusedKernelSpec(HALF, FLOAT, 12, warps=2),
+    FusedKernelSpec(BFLOAT, BFLOAT, 100, warps=4),
+    FusedKernelSpec(HALF, HALF, 64, warps=4, heads=2),
+    FusedKernelSpec(BFLOAT, FLOAT, 32, warps=4, heads=4),
+    FusedKernelSpec(HALF, HALF, 16, warps=4, heads=8),
+    FusedKernelSpec(HALF, FLOAT, 8, warps=4, heads=8),
+    FusedKernelSpec(BFLOAT, BFLOAT, 8, warps=2, heads=5),
+    FusedKernelSpec(HALF, HALF, 10, warps=4, heads=8),
+    FusedKernelSpec(HALF, FLOAT, 20, warps=2, heads=3),
+    FusedKernelSpec(HALF, HALF, 2, warps=4, heads=3),
+    FusedKernelSpec(HALF, HALF, 40, warps=2, heads=2),
 ]
 BY_WARP = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
 BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
@@ -51,6 +64,10 @@ class Variant:
     strided: bool = False
     reordered: bool = False
     with_lse: bool = True
+
+    def num_heads(self, spec: FusedKernelSpec) -> int:
+        """`heads` of an instance for one head; of a head group one group, or two of which the last lacks a head."""
+        return self.heads if spec.heads == 1 else self.heads * spec.heads - (self.heads > 1)
 
 
 VARIANTS = [
@@ -74,7 +91,8 @@ def run(
         pattern = permute_rows(pattern, perm)
     q, k, v = tensors
     with cuda_on_cpu(MODES[variant.mode]) as gpu:
-        data = REGISTRY["fused3s"].build(pattern, q.device, InputSpec(spec.dtype, spec.dim, variant.heads), perm)
+        inputs_of_plan = InputSpec(spec.dtype, spec.dim, variant.num_heads(spec))
+        data = REGISTRY["fused3s"].build(pattern, q.device, inputs_of_plan, perm)
         schedule = make_schedule(data.kv_tiles, data.tile_offset, spec.warps, variant.split)
         with poisoned_buffers(monkeypatch):
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
@@ -88,7 +106,7 @@ def test_every_case_matches_float64(monkeypatch, spec):
     for name, make_graph in GRAPHS.items():
         graph = make_graph()
         for variant in VARIANTS:
-            tensors = inputs(graph, variant.heads, spec.dim, spec.dtype, variant.strided)
+            tensors = inputs(graph, variant.num_heads(spec), spec.dim, spec.dtype, variant.strided)
             output, lse = run(monkeypatch, spec, graph, tensors, variant)
             assert output.dtype == spec.out_dtype
             assert_attention(output, tensors, graph, variant.scale, f"{name}, {variant}", lse=lse)

@@ -8,10 +8,17 @@ from kernels.backends.reference import edge_softmax_attention
 FLOOR = 2e-5  # allowed where PyTorch's error vanishes, as with one edge a row
 
 
-def row_errors(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """||output - expected|| / ||expected|| of each [..., d] row; a row expected to be 0 must be 0, else infinity."""
+NARROW_DIM = 8  # below it, a row's terms may cancel: errors are compared with the terms, for PyTorch as for a kernel
+
+
+def row_errors(output: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor | None = None) -> torch.Tensor:
+    """||output - expected|| / ||expected|| of each [..., d] row; a row expected to be 0 must be 0, else infinity.
+
+    `terms`: attention over |V|, in place of the second norm where rows are narrower than NARROW_DIM: a result of one or
+    two dimensions is near 0 by chance, and no type is exact relative to that.
+    """
     difference = (output.double() - expected).norm(dim=-1)
-    size = expected.norm(dim=-1)
+    size = (terms if terms is not None and expected.shape[-1] < NARROW_DIM else expected).norm(dim=-1)
     return torch.where(size > 0, difference / size, torch.where(difference == 0, 0.0, torch.inf))
 
 
@@ -70,9 +77,10 @@ def assert_within_bound(
     assert len(unwritten) == 0, (
         f"{label}: {len(unwritten)} elements are not finite, the first at {unwritten[0].tolist()}"
     )
-    errors = row_errors(output, expected)
+    terms, _ = edge_softmax_attention(q, k, v.abs(), row, col, scale)
+    errors = row_errors(output, expected, terms)
     same_types = torch_same_types(q, k, v, row, col, scale, normalised).to(output.dtype)
-    allowed = 2 * row_errors(same_types, expected).max() + FLOOR
+    allowed = 2 * row_errors(same_types, expected, terms).max() + FLOOR
     worst = errors.argmax()
     n, h = divmod(int(worst), errors.shape[1])
     assert errors.max() <= allowed, (

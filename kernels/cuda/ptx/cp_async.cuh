@@ -1,4 +1,4 @@
-// cp.async: 16 bytes from global to shared memory without registers, past L1.
+// cp.async: 4, 8 or 16 bytes from global to shared memory without registers; 16 bytes go past L1.
 //
 // A 128-byte line should stay one line in shared memory, with its 16-byte chunks in any order: a line split in two
 // takes two requests, and a 32-byte sector split in two is fetched twice.
@@ -6,9 +6,20 @@
 #include "common.cuh"
 
 // Copies if `index` is not negative: a predicate, where an `if` would become a branch.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(u32 target, const void* source, int index) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "sizes of cp.async");
+  if constexpr (kBytes == 16) {
+    asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(target),
+                 "l"(source), "r"(index));
+  } else {
+    asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], %3;}" ::"r"(target),
+                 "l"(source), "r"(index), "n"(kBytes));
+  }
+}
+
 __device__ __forceinline__ void cp_async_16(u32 target, const void* source, int index) {
-  asm volatile("{.reg .pred p; setp.ge.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(target),
-               "l"(source), "r"(index));
+  cp_async<16>(target, source, index);
 }
 
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;"); }

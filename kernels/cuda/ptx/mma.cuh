@@ -1,4 +1,5 @@
-// mma.sync.aligned.m16n8k16: C[16, 8] (fp32) += A[16, 16] * B[16, 8], A and B in fp16 or bf16.
+// mma.sync.aligned.m16n8k16: C[16, 8] (fp32) += A[16, 16] * B[16, 8], A and B in fp16 or bf16. m16n8k8: the first eight
+// columns of A and rows of B, in A0, A1 and B0.
 //
 // Elements in each lane's registers, with g = lane / 4 and t = lane % 4
 // (printed by `python kernels/fragments.py`, which a test compares with these lines):
@@ -20,5 +21,18 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], u32 a0, u32 a1, u32 
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+template <Element kElement>
+__device__ __forceinline__ void mma_m16n8k8(float (&c)[4], u32 a0, u32 a1, u32 b0) {
+  if constexpr (kElement == Element::kHalf) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+  } else {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b0));
   }
 }

@@ -5,7 +5,7 @@
 namespace shim {
 
 SHIM_UNSEEN inline void complete(Copy& copy) {
-  if (!copy.done) memcpy(copy.target, copy.source, 16);
+  if (!copy.done) memcpy(copy.target, copy.source, copy.bytes);
   copy.done = true;
 }
 
@@ -20,16 +20,22 @@ inline void complete_copies(Thread& thread, size_t count) {
 
 }  // namespace shim
 
-inline void cp_async_16(u32 target, const void* source, int index, shim::Site site = shim::Site::here()) {
+template <int kBytes>
+inline void cp_async(u32 target, const void* source, int index, shim::Site site = shim::Site::here()) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "sizes of cp.async");
   shim::pause(site);
   if (index < 0) return;
-  shim::check_global(source, 16, site);
-  shim::Copy copy{shim::shared_pointer(target, 16, 16, site), source, false};
+  shim::check_global(source, kBytes, site);
+  shim::Copy copy{shim::shared_pointer(target, kBytes, kBytes, site), source, kBytes, false};
   shim::start_copy(copy, site);
   const bool now = shim::launch.completion == shim::kEarly ||
                    (shim::launch.completion == shim::kAnyTime && shim::one_in(3));
   if (now) shim::complete(copy);
   shim::current->copies.push_back(copy);
+}
+
+inline void cp_async_16(u32 target, const void* source, int index, shim::Site site = shim::Site::here()) {
+  cp_async<16>(target, source, index, site);
 }
 
 inline void cp_async_commit_group() {

@@ -1,4 +1,5 @@
-// mma.sync.aligned.m16n8k16, by the fragment layouts of the PTX ISA manual ("Matrix fragments for mma.m16n8k16").
+// mma.sync.aligned.m16n8k16 and m16n8k8, by the fragment layouts of the PTX ISA manual ("Matrix fragments for
+// mma.m16n8k16"; those of m16n8k8 are its first halves).
 #pragma once
 #include "common.cuh"
 #include "ptx/cvt.cuh"
@@ -49,4 +50,9 @@ inline void mma_m16n8k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, 
       for (int i = 0; i < 4; ++i) lanes[lane]->c[i] = c[shim::mma_c_row(lane, i)][shim::mma_c_column(lane, i)];
     }
   });
+}
+
+template <Element kElement>
+inline void mma_m16n8k8(float (&c)[4], u32 a0, u32 a1, u32 b0, shim::Site site = shim::Site::here()) {
+  mma_m16n8k16<kElement>(c, a0, a1, 0, 0, b0, 0, site);
 }

@@ -1,0 +1,260 @@
+"""The kernel of `fused3s` for narrow heads on sparse graphs and for edge data; see cuda/fused3s_edges.cu."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ..edge_data import EdgeTerms
+from ..formats.row_items import RowItems, make_row_items
+from ..fragments import WARP_SIZE
+from ..runtime.device import gpu_limits
+from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.launch import launch_kernel, pack_scalars
+from ..runtime.semaphores import semaphores
+from .cuda import LOAD_BYTES, checked_inputs
+
+# As in cuda/score_terms.cuh and cuda/fused3s_edges.cu:
+WARPS = 4
+LANE_DIMS = 8
+BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES = 1, 2, 4, 8, 16, 32
+FEATURES = 16
+
+MOST_LANES = 16  # of a group, unless one head needs more: K and V of wider groups would leave L2 (kernels/NOTES.md)
+RESIDENT_WARPS = 24  # per SM, about what the registers allow
+LEAST_PART_EDGES, MOST_PART_EDGES = 16, 256
+
+
+@dataclass(frozen=True)
+class EdgeKernelSpec:
+    """One instance of cuda/fused3s_edges.cu.
+
+    Attributes:
+        dtype: torch.float16 or torch.bfloat16, of query, key and value.
+        out_dtype: torch.float32 or `dtype`.
+        dim: dimensions of a head, an even number up to 256.
+        heads: heads of a lane group, a power of two.
+        terms: bits of enum EdgeTerm.
+    """
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    dim: int
+    heads: int
+    terms: int = 0
+
+    source: ClassVar[str] = "fused3s_edges.cu"
+
+    @property
+    def name(self) -> str:
+        return cpp_name("fused3s_edges", self.dtype, self.out_dtype, self.dim, self.heads, self.terms)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a group."""
+        return self.heads * lanes_of_head(self.dim)
+
+    @property
+    def groups_per_block(self) -> int:
+        return WARPS * WARP_SIZE // self.lanes
+
+    @property
+    def partial_floats(self) -> int:
+        """Floats of a partial: O, maximum, sum and features of each lane, in whole float4."""
+        features = max(1, FEATURES // lanes_of_head(self.dim)) if self.terms & VALUE_FEATURES else 0
+        return self.lanes * -(-(LANE_DIMS + 2 + features) // 4) * 4
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of a load, which each row of a head must be aligned to."""
+        return math.gcd(2 * self.dim, LOAD_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeKernelData:
+    """A graph as cuda/fused3s_edges.cu reads it.
+
+    Attributes:
+        indices: [nnz] int32, key of each edge, rows and columns ascending.
+        work: the items.
+    """
+
+    indices: torch.Tensor
+    work: RowItems
+
+
+def lanes_of_head(dim: int) -> int:
+    return 1 << (-(-dim // LANE_DIMS) - 1).bit_length()
+
+
+def heads_of_lane_group(num_heads: int, dim: int) -> int:
+    """Heads of a lane group, a power of two: as few idle heads as possible, then as many as MOST_LANES lanes hold."""
+    most = max(1, MOST_LANES // lanes_of_head(dim))
+    candidates = [1 << bit for bit in range(most.bit_length()) if 1 << bit < 2 * num_heads]
+    return min(candidates, key=lambda heads: (-(-num_heads // heads) * heads, -heads))
+
+
+def build_edge_kernel_data(
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    row_ids: torch.Tensor | None,
+    device: torch.device,
+    num_heads: int,
+    dim: int,
+) -> EdgeKernelData:
+    """Items of a distinct CSR pattern (`formats.edges.distinct_csr`) for such heads."""
+    heads = heads_of_lane_group(num_heads, dim)
+    groups = gpu_limits(device).num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim))
+    share = indices.numel() * -(-num_heads // heads) // groups
+    part_edges = min(max(share, LEAST_PART_EDGES), MOST_PART_EDGES)
+    return EdgeKernelData(indices, make_row_items(indptr, row_ids, part_edges))
+
+
+def launch_edge_kernel(
+    data: EdgeKernelData,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    out_dtype: torch.dtype,
+    lse: torch.Tensor | None = None,
+    edges: EdgeTerms | None = None,
+) -> torch.Tensor:
+    """Run the kernel on torch's current stream, without waiting for it.
+
+    Args:
+        data: A, on the tensors' GPU.
+        query: [num_rows, H, d] fp16 or bf16, any row and head strides, d even.
+        key, value: [num_cols, H, d], likewise.
+        scale: factor of the scores.
+        lse: [num_rows, H] float32 contiguous, see `fused3s.launch`.
+        edges: terms of the scores and values, in CSR order.
+
+    Returns:
+        [num_rows, H, d] contiguous, of `out_dtype`.
+    """
+    edges = edges or EdgeTerms()
+    num_rows, num_heads, dim = query.shape
+    spec = _spec(query.dtype, out_dtype, dim, num_heads, terms_of(edges))
+    query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=spec.copy_bytes)
+    output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
+    if output.numel() == 0:
+        return output
+    num_groups = -(-num_heads // spec.heads)
+    num_items, num_parts = data.work.items.shape[0], data.work.parts.shape[0]
+    partial = arrived = None
+    if num_parts:
+        partial = query.new_empty(num_parts * num_groups * spec.partial_floats, dtype=torch.float32)
+        arrived = semaphores(num_parts * num_groups, query.device)
+    type_weight = None if edges.type_weight is None else edges.type_weight.contiguous()
+    features = None if edges.features is None else _whole_rows(edges.features)
+    projected = feature_sums = None
+    if edges.key_weight is not None:  # u = W^T q
+        projected = _float_bmm(query.transpose(0, 1), _whole_columns(edges.key_weight))
+    if edges.value_weight is not None:
+        feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
+    launch_kernel(
+        get_kernel(spec, query.device.index),
+        (-(-num_items // spec.groups_per_block), num_groups),
+        WARPS * WARP_SIZE,
+        (
+            *(data.work.items, data.indices, data.work.parts, query, key, value, output, lse, partial, arrived),
+            *(edges.bias, edges.multiplier, edges.types, type_weight, features, projected, feature_sums),
+        ),
+        _scalars(
+            num_rows,
+            num_items,
+            num_heads,
+            edges_scalars(edges),
+            scale,
+            query.itemsize,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+        ),
+        overlaps=True,
+    )
+    if feature_sums is not None:  # O += W' s
+        weight = _whole_columns(edges.value_weight).transpose(1, 2)
+        output.transpose(0, 1).baddbmm_(feature_sums.to(out_dtype), weight.to(out_dtype))
+    return output
+
+
+def terms_of(edges: EdgeTerms) -> int:
+    """Bits of enum EdgeTerm."""
+    given = {
+        BIAS: edges.bias,
+        MULTIPLIER: edges.multiplier,
+        TYPES: edges.types,
+        CLAMP: edges.clamp,
+        KEY_FEATURES: edges.key_weight,
+        VALUE_FEATURES: edges.value_weight,
+    }
+    return sum(term for term, value in given.items() if value is not None)
+
+
+def edges_scalars(edges: EdgeTerms | None) -> tuple[int, int, float]:
+    """Heads of bias and multiplier, 1 or H, and the clamp."""
+    if edges is None:
+        return 1, 1, 0.0
+    heads = (1 if values is None else values.shape[1] for values in (edges.bias, edges.multiplier))
+    return *heads, edges.clamp or 0.0
+
+
+def _whole_rows(features: torch.Tensor) -> torch.Tensor:
+    """[nnz, r] -> [nnz, 16]: the rows that `bind_edges` padded, or a padded copy."""
+    num_edges, num_features = features.shape
+    end = features.storage_offset() + num_edges * FEATURES
+    if features.stride() == (FEATURES, 1) and end * features.itemsize <= features.untyped_storage().nbytes():
+        return features.as_strided((num_edges, FEATURES), (FEATURES, 1))
+    return functional.pad(features, (0, FEATURES - num_features))
+
+
+def pad_weights(edges: EdgeTerms, columns: int) -> EdgeTerms:
+    """The terms for heads with `columns` more dimensions, which are zero."""
+    pads = {"type_weight": (0, columns), "key_weight": (0, 0, 0, columns), "value_weight": (0, 0, 0, columns)}
+    weights = {name: getattr(edges, name) for name in pads}
+    return replace(
+        edges, **{name: functional.pad(weight, pads[name]) for name, weight in weights.items() if weight is not None}
+    )
+
+
+def _float_bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Products of 16-bit matrices in float32: u rounded to 16 bits would be the largest error of the scores."""
+    if left.is_cuda:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left.float(), right.float())
+
+
+def _whole_columns(weight: torch.Tensor) -> torch.Tensor:
+    """[H, d, r] -> [H, d, 16], zero past r."""
+    return functional.pad(weight, (0, FEATURES - weight.shape[2]))
+
+
+@lru_cache
+def _spec(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int) -> EdgeKernelSpec:
+    return EdgeKernelSpec(dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim), terms)
+
+
+@lru_cache
+def _scalars(
+    num_rows: int,
+    num_items: int,
+    num_heads: int,
+    edges: tuple[int, int, float],
+    scale: float,
+    itemsize: int,
+    *strides: tuple[int, int, int],
+) -> bytes:
+    bias_heads, multiplier_heads, clamp = edges
+    return pack_scalars(
+        *(np.int64(head) for _, head, _ in strides),
+        *(np.int32(row * itemsize) for row, _, _ in strides),
+        *(np.int32(number) for number in (num_rows, num_items, num_heads, bias_heads, multiplier_heads)),
+        np.float32(scale * math.log2(math.e)),
+        np.float32(clamp * math.log2(math.e)),
+    )

@@ -1,0 +1,68 @@
+// What fused3s.cu reads: the schedule's records (kernels/formats/schedule.py) and struct Params.
+#pragma once
+#include "common.cuh"
+
+constexpr int kStages = 2;
+constexpr int kRecords = 2 * kStages;
+constexpr int kTileKeys = 16;
+constexpr int kChunk_bytes = 16;
+
+struct __align__(16) KVTile {
+  int key[kTileKeys];      // -1 past the last one
+  u32 bitmap[kTileM / 2];  // word g: row g in the lower half, row g + 8 in the upper half; bit j: key j
+};
+
+// The consecutive KV tiles of one window that one warp takes. Lies in the records as in global memory: `first` and the
+// fields in record 0, `second` in record 1.
+struct __align__(16) WorkItem {
+  KVTile first;     // KV tiles `begin` and begin + 1: no second wait before the first gather
+  int begin;        // first KV tile
+  int count;        // KV tiles; 0 in an empty window, and where a block has more warps than the window KV tiles
+  int window;       // -1: no work
+  int num_keys;     // of the last KV tile
+  int split;        // kWarp, kBlock, or the split
+  int first_split;  // of the window
+  int num_splits;   // of the window
+  int unused;
+  KVTile second;
+};
+
+// Offsets in a KV tile, in a work item and in record 0.
+constexpr u32 kBitmap = sizeof(KVTile::key);
+constexpr u32 kRange = sizeof(KVTile);          // begin, count, window, num_keys
+constexpr u32 kSplit = kRange + sizeof(uint4);  // split, first_split, num_splits
+constexpr u32 kRecord_bytes = 128;
+static_assert(sizeof(KVTile) == 96 && sizeof(WorkItem) == 224, "TILE_WORDS and ITEM_WORDS in schedule.py");
+static_assert(sizeof(WorkItem) == kRecord_bytes + sizeof(KVTile), "`second` in record 1");
+
+// H: heads of the tensors; blockIdx.y is the head group, of kHeads heads, the last one of those that are left.
+struct Params {
+  const KVTile* kv_tiles;      // [num_tiles + 2]
+  const WorkItem* work_items;  // [num_blocks][kWarps]
+  const u16* query;            // [num_rows][H][kDim]  16-bit, any row and head stride, rows aligned to kCopy_bytes
+  const u16* key;              // [num_cols][H][kDim]  likewise
+  const u16* value;            // [num_cols][H][kDim]  likewise
+  void* output;                // [num_rows][H][kDim]  contiguous; every element is written
+  float* lse;                  // [num_rows][H]  log of the sum of exp(scores), -infinity without an edge; may be null
+  void* partial;               // [num_splits][num_groups] Partial<kDim, kHeads>
+  int* semaphores;             // [num_splits][num_groups][kWarps]  0 before and after
+  const int* row_ids;          // [num_row_windows][16]  rows of Q and O of each window; null: 16 w, 16 w + 1, ...
+  const int* tile_slots;       // [num_tiles + 3]  first slot of each KV tile; null without edge data
+  const int* slot_edges;       // [nnz]  edge of each slot, CSR order
+  const u8* slot_places;       // [nnz]  16 * row + key in the KV tile
+  const u16* bias;             // [nnz][1 or H]
+  const u16* multiplier;       // [nnz][1 or H]
+  i64 query_head_stride;       // elements
+  i64 key_head_stride;
+  i64 value_head_stride;
+  int query_row_bytes;
+  int key_row_bytes;
+  int value_row_bytes;
+  int num_rows;
+  int num_heads;
+  int bias_heads;        // 1 or H
+  int multiplier_heads;  // 1 or H
+  u32 sign_bits;      // 0x80008000 where the scale is negative, else 0: changes the signs in Q
+  float scale_log2e;  // |scale| * log2(e)
+  float clamp_log2e;  // largest |s| * log2(e)
+};
