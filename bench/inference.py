@@ -96,13 +96,15 @@ def report_table(run: InferenceRun) -> Table:
     graphs = f", {meta.num_graphs:,} graphs" if meta.num_graphs > 1 else ""
     encoding = f", {model.pos_enc} Laplacian eigenvectors" if model.pos_enc else ""
     chosen = " (chosen by auto)" if run.config.attention.backend == "auto" else ""
+    edges = f", edge features as a {model.edge_features}" if meta.edge_features else ""
     execution = run.execution
     peak = "on the GPU, during the forward passes" if run.device.type == "cuda" else "of the whole process"
     lines = {
         "data set": f"{meta.name}: {_ORIGIN[meta.source].format(origin=meta.origin)}",
         "size": f"{meta.num_nodes:,} nodes, {meta.num_edges:,} edges{graphs}",
         "features": f"{meta.feature_dim:,} {meta.feature_kind} columns, {meta.features}",
-        "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}",
+        **_edge_lines(meta),
+        "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}{edges}",
         "device": f"{run.device} ({device_name(run.device)})",
         "attention": f"{run.backend}{chosen}",
         "other layers": f"{execution.dense.path} ({execution.dense.reason})",
@@ -132,6 +134,13 @@ def report_table(run: InferenceRun) -> Table:
     for name, text in lines.items():
         table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
     return table
+
+
+def _edge_lines(meta: GraphMeta) -> dict[str, str]:
+    if not meta.edge_features:
+        return {}
+    kind = "categorical" if meta.edge_feature_cardinalities else "float"
+    return {"edge features": f"{meta.edge_feature_dim:,} {kind} columns, {meta.edge_features}"}
 
 
 def describe_accuracy(accuracy: Accuracy) -> str:
@@ -164,6 +173,7 @@ def result_rows(run: InferenceRun) -> list[Row]:
         "dim": run.config.model.dim,
         "heads": run.config.model.heads,
         "blocks": run.config.model.blocks,
+        "edges": run.config.model.edge_features,
         "dtype": dtype_name(run.dtype),
         "out_dtype": dtype_name(run.dtype),
         "backend": run.backend,

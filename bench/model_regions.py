@@ -30,8 +30,19 @@ from bench.timers import (
 from models import Execution
 
 # In the order of the pass. "norms" includes the residual additions. "dense" is one region of the compiled and fused
-# paths: from the output of attention to q, k, v of the next block.
-REGIONS = ("embedding", "qkv", "attention", "out projection", "ffn", "norms", "dense", "readout", "launch gaps")
+# paths: from the output of attention to q, k, v of the next block. "edges": the edge stream of a model that has one.
+REGIONS = (
+    "embedding",
+    "qkv",
+    "edges",
+    "attention",
+    "out projection",
+    "ffn",
+    "norms",
+    "dense",
+    "readout",
+    "launch gaps",
+)
 MAX_LEAD_MS = 25.0  # for long passes, and for a backend that synchronises, where no head start helps
 CYCLES_PER_MS = 2_000_000  # upper bound of a GPU clock
 
@@ -149,6 +160,9 @@ def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator
         return output
 
     ends: list[tuple[nn.Module, str]] = [(model.encoding, "embedding")] if model.pos_enc else []
+    ends += [(model.edge_embedding, "embedding")] if model.edge_features != "none" else []
+    for block in model.edge_blocks if model.edge_features == "stream" else []:
+        ends += [(block, "edges")] + ([] if block.last else [(block.norm2, "edges")])
     ends.append((model.blocks[0].qkv, "qkv"))
     parts = execution.dense.blocks
     if execution.dense.path == "plain":

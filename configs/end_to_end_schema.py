@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from configs.bench_schema import BenchDataConfig
-from configs.schema import FUSED_DIMS, ModelConfig, RuntimeConfig, Section, check_choice
+from configs.schema import ModelConfig, RuntimeConfig, Section, check_choice
 
 # How the non-attention layers are computed (runtime.dense); "+graph": the pass is replayed as a CUDA graph.
 Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph"]
@@ -22,7 +22,7 @@ class EndToEndModelConfig(Section):
             (see `bench.models.attention_dtype`) casts its inputs and its output.
     """
 
-    dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = FUSED_DIMS
+    dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)
     heads: int = Field(default=1, ge=1)
     blocks: int = Field(default=10, ge=1)
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"

@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MAX_HEAD_DIM = 256  # largest head dimension that the attention kernels hold in registers
-HEAD_DIM_STEP = 8  # they load eight 16-bit values at a time
-FUSED_DIMS = (64, 128, 256)  # widths that the fused dense block supports (see models.dense)
+MIN_DIM = 4  # the readout has a layer of width dim / 4
+FUSED_DIMS = (64, 80, 96, 128, 160, 192, 256)  # widths that the fused dense block supports (see models.dense)
 
 
 class Section(BaseModel):
@@ -48,11 +48,15 @@ class DataConfig(Section):
                 f"data.source = {self.source!r} and data.path = {self.path!r}: this source reads no file; "
                 "use data.source: file (or auto), or drop data.path"
             )
-        reads_file = self.source == "file" or self.path is not None  # a user's graph may have any name
-        if not reads_file and not (Path(self.root) / f"{self.name}.npz").is_file():
+        if not self.reads_file and not (Path(self.root) / f"{self.name}.npz").is_file():
             check_choice("data.name", self.name, _dataset_names())
-        self._check_selection(reads_file)
+        self._check_selection(self.reads_file)
         return self
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether the graph is a file of the user's, which may have any name."""
+        return self.source == "file" or self.path is not None
 
     def _check_selection(self, reads_file: bool) -> None:
         is_single = not reads_file and self.name in _dataset_names() and not _is_collection(self.name)
@@ -75,11 +79,12 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """Graph Transformer of Dwivedi and Bresson; the defaults are the paper's end-to-end model."""
 
-    dim: int = Field(default=128, ge=HEAD_DIM_STEP)
+    dim: int = Field(default=128, ge=MIN_DIM)
     heads: int = Field(default=1, ge=1)
     blocks: int = Field(default=10, ge=1)
     norm: Literal["layer", "batch"] = "layer"
     pos_enc: int = Field(default=0, ge=0)  # Laplacian eigenvectors added to the input; 0: none
+    edge_features: Literal["none", "bias", "stream"] = "none"  # form in which they enter (see models.graph_transformer)
 
     @property
     def head_dim(self) -> int:
@@ -90,10 +95,9 @@ class ModelConfig(Section):
         both = f"model.dim = {self.dim} and model.heads = {self.heads}"
         if self.dim % self.heads:
             raise ValueError(f"{both}: dim must be a multiple of heads")
-        if self.head_dim % HEAD_DIM_STEP or self.head_dim > MAX_HEAD_DIM:
+        if self.head_dim > MAX_HEAD_DIM:
             raise ValueError(
-                f"{both}: a head gets dim / heads = {self.head_dim} columns; "
-                f"allowed are the multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+                f"{both}: a head gets dim / heads = {self.head_dim} columns; allowed are 1 to {MAX_HEAD_DIM}"
             )
         return self
 
@@ -158,6 +162,19 @@ class Config(Section):
         return settings | {"runtime": _default_passes(name) | runtime}
 
     @model_validator(mode="after")
+    def _graph_has_edge_features(self) -> Self:
+        name, form = self.data.name, self.model.edge_features
+        if form == "none" or self.data.reads_file or name not in _dataset_names():  # a file may hold any
+            return self
+        having = [one for one in _dataset_names() if _has_edge_features(one)]
+        if name not in having:
+            raise ValueError(
+                f"model.edge_features = {form!r} and data.name = {name!r}: this data set has no edge features; these "
+                f"have: {', '.join(having)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _runtime_fits(self) -> Self:
         problems = []
         if self.runtime.device == "cpu" and self.runtime.cuda_graph is True:
@@ -190,6 +207,11 @@ class Config(Section):
         problems = []
         if self.runtime.device == "cpu" and (reason := _unavailable_on_cpu(name)):
             problems.append(f"attention.backend = {name!r} and runtime.device = 'cpu': {reason}")
+        if self.model.edge_features != "none" and name not in (able := _backends_with_edge_data()):
+            problems.append(
+                f"attention.backend = {name!r} and model.edge_features = {self.model.edge_features!r}: this backend "
+                f"takes no edge data; allowed are auto, {', '.join(able)}"
+            )
         if self.attention.dtype != "auto" and (reason := _unsupported(name, self.attention.dtype, self.model.head_dim)):
             problems.append(f"attention.backend = {name!r} and attention.dtype = {self.attention.dtype!r}: {reason}")
         if problems:
@@ -224,6 +246,12 @@ def _is_collection(name: str) -> bool:
     return data.info(name).num_graphs is not None
 
 
+def _has_edge_features(name: str) -> bool:
+    import data
+
+    return data.info(name).edge_feature_dim > 0
+
+
 def _default_passes(name: str) -> dict[str, int]:
     import data
 
@@ -241,6 +269,12 @@ def _reordering_backends() -> list[str]:
     from kernels.backends import REGISTRY
 
     return [name for name, backend in REGISTRY.items() if backend.reorders]
+
+
+def _backends_with_edge_data() -> list[str]:
+    from kernels.backends import REGISTRY
+
+    return [name for name, backend in REGISTRY.items() if backend.takes_edges]
 
 
 def _unavailable_on_cpu(backend: str) -> str | None:

@@ -45,6 +45,14 @@ def canonical_edges(row: np.ndarray, col: np.ndarray, num_nodes: int) -> tuple[n
     return unique // num_nodes, unique % num_nodes, key.size - unique.size
 
 
+def first_of_each(row: np.ndarray, col: np.ndarray, num_nodes: int) -> np.ndarray:
+    """[nnz] int64: for each edge of `canonical_edges` the first of the given edges that is the same."""
+    key = row * num_nodes + col
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    return order[np.r_[True, key[1:] != key[:-1]][: key.size]]
+
+
 def edge_hash(row: np.ndarray, col: np.ndarray, num_nodes: int) -> str:
     """First 16 hexadecimal digits of the SHA-256 of N and the canonical edge list, the same on every machine."""
     digest = hashlib.sha256(str(num_nodes).encode())
@@ -75,6 +83,10 @@ def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
     """The canonical form of a graph; a CsrGraph, such as a kept surrogate, is returned unchanged."""
     if isinstance(graph, CsrGraph):
         return graph
+    edata = {}
+    if graph.edata:
+        kept = first_of_each(graph.row, graph.col, graph.num_nodes)
+        edata = {key: values[kept] for key, values in graph.edata.items()}
     row, col, removed = canonical_edges(graph.row, graph.col, graph.num_nodes)
     ids = np.int32 if col.size <= MAX_INT32 else np.int64
     indptr = np.zeros(graph.num_nodes + 1, ids)
@@ -86,5 +98,6 @@ def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
         origin=graph.origin,
         graph_sizes=graph.graph_sizes,
         ndata=graph.ndata,
+        edata=edata,
         removed=removed,
     )

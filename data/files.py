@@ -4,7 +4,7 @@ In every format the first column or row index is the query and the second the ke
 edge, whatever its value.
 
     .npz         `src_li`, `dst_li` [E], `num_nodes`, as the Fused3S authors publish; optional `feat` (float
-                 [N, F]) and `label` (integer [N], -1 for unknown)
+                 [N, F]), `label` (integer [N], -1 for unknown) and `edge_feat` (float [E, F], or codes from 0 [E, C])
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
                  local to their graph, each edge once); `batch_size` of them form the batch
@@ -76,7 +76,7 @@ def _read_npz(path: Path, selection: Selection) -> RawGraph:
     if "format" in keys:
         return _from_scipy_npz(path)
     if keys >= _AUTHORS:
-        return _from_authors_arrays(path, _load_arrays(path, keys & (_AUTHORS | {"feat", "label"})))
+        return _from_authors_arrays(path, _load_arrays(path, keys & (_AUTHORS | {"feat", "label", "edge_feat"})))
     if keys >= _COLLECTION:
         return _from_collection(path, _load_arrays(path, _COLLECTION), selection)
     raise ValueError(
@@ -110,15 +110,7 @@ def _from_authors_arrays(path: Path, arrays: dict[str, np.ndarray]) -> RawGraph:
         raise ValueError(f"{path}: src_li has {row.size} entries and dst_li {col.size}; they must agree")
     ndata = {}
     if "feat" in arrays:
-        feat = arrays["feat"]
-        if feat.ndim != 2 or feat.shape[0] != num_nodes or feat.shape[1] == 0 or feat.dtype.kind != "f":
-            raise ValueError(
-                f"{path}: feat has shape {feat.shape}, dtype {feat.dtype}; floats of shape [{num_nodes}, F] are needed"
-            )
-        with np.errstate(over="ignore"):
-            ndata["feat"] = feat.astype(np.float32)
-        if not np.isfinite(ndata["feat"]).all():
-            raise ValueError(f"{path}: feat holds NaN, or numbers beyond float32; finite ones are needed")
+        ndata["feat"] = _features(path, "feat", arrays["feat"], num_nodes)
     if "label" in arrays:
         label = _integers(path, "label", arrays["label"])
         if label.size != num_nodes:
@@ -126,7 +118,33 @@ def _from_authors_arrays(path: Path, arrays: dict[str, np.ndarray]) -> RawGraph:
         if label.min(initial=0) < -1:
             raise ValueError(f"{path}: label holds {label.min()}; classes from 0, and -1 for unknown, are allowed")
         ndata["label"] = label
-    return _checked(path, row, col, num_nodes, ndata)
+    edata = {}
+    if "edge_feat" in arrays:
+        edata["feat"] = _features(path, "edge_feat", arrays["edge_feat"], row.size, codes=True)
+    return _checked(path, row, col, num_nodes, ndata, edata)
+
+
+def _features(path: Path, key: str, values: np.ndarray, rows: int, codes: bool = False) -> np.ndarray:
+    """Floats as float32 [rows, F]; where `codes` are allowed, integers as int64 [rows, C]."""
+    if (
+        values.ndim != 2
+        or values.shape[0] != rows
+        or values.shape[1] == 0
+        or values.dtype.kind not in "f" + "iu" * codes
+    ):
+        raise ValueError(
+            f"{path}: {key} has shape {values.shape}, dtype {values.dtype}; floats{' or integers' * codes} of shape "
+            f"[{rows}, F] are needed"
+        )
+    if values.dtype.kind != "f":
+        if values.min(initial=0) < 0:
+            raise ValueError(f"{path}: {key} holds {values.min()}; codes from 0 are allowed")
+        return values.astype(np.int64)
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{path}: {key} holds NaN, or numbers beyond float32; finite ones are needed")
+    return values
 
 
 def _from_scipy_npz(path: Path) -> RawGraph:
@@ -273,7 +291,12 @@ def _integers(path: Path, key: str, values: np.ndarray) -> np.ndarray:
 
 
 def _checked(
-    path: Path, row: np.ndarray, col: np.ndarray, num_nodes: int, ndata: dict[str, np.ndarray] | None = None
+    path: Path,
+    row: np.ndarray,
+    col: np.ndarray,
+    num_nodes: int,
+    ndata: dict[str, np.ndarray] | None = None,
+    edata: dict[str, np.ndarray] | None = None,
 ) -> RawGraph:
     if not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"{path}: {num_nodes} nodes; 1 to {MAX_NODES} are allowed")
@@ -282,7 +305,7 @@ def _checked(
         if outside.size:
             at = outside[0]
             raise ValueError(f"{path}: edge {at} has the {end} {ids[at]}; allowed are 0 to {num_nodes - 1}")
-    return RawGraph(row, col, num_nodes, str(path), ndata=ndata or {})
+    return RawGraph(row, col, num_nodes, str(path), ndata=ndata or {}, edata=edata or {})
 
 
 _READERS: dict[str, Callable[[Path, Selection], RawGraph]] = {

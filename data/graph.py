@@ -26,6 +26,7 @@ class RawGraph:
         origin: URL, path or a description of the generator.
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
         ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]).
+        edata: arrays of E rows: "feat" (float32 [E, F] or int64 [E, C]), or nothing.
     """
 
     row: np.ndarray
@@ -34,6 +35,7 @@ class RawGraph:
     origin: str
     graph_sizes: np.ndarray | None = None
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
+    edata: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class CsrGraph:
         col: [nnz] of the same type, the columns.
         sha256: see `GraphMeta`.
         origin, graph_sizes, ndata: see `RawGraph`.
+        edata: arrays of nnz rows; of duplicates the first one's.
         removed: number of duplicates left out.
     """
 
@@ -54,6 +57,7 @@ class CsrGraph:
     origin: str
     graph_sizes: np.ndarray | None = None
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
+    edata: Mapping[str, np.ndarray] = field(default_factory=dict)
     removed: int = 0
 
     @property
@@ -86,6 +90,9 @@ class GraphMeta:
         licence: of the data set, as its publisher states it; "" if unknown.
         citation: how to cite it; "" if unknown.
         sha256: first 16 hexadecimal digits of the edge list's SHA-256; equal A have equal hashes, from any source.
+        edge_features: "original" or "random"; None where none were asked for.
+        edge_feature_dim: columns of `edata["feat"]`; 0 where none were asked for.
+        edge_feature_cardinalities: number of codes of each categorical column; None for float features.
     """
 
     name: str
@@ -103,6 +110,9 @@ class GraphMeta:
     licence: str
     citation: str
     sha256: str
+    edge_features: Literal["original", "random"] | None = None
+    edge_feature_dim: int = 0
+    edge_feature_cardinalities: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

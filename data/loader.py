@@ -3,8 +3,9 @@
 import logging
 import os
 import zlib
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -42,6 +43,7 @@ def load(
     split: Split | None = None,
     seed: int = 0,
     features: bool = True,
+    edge_features: bool = False,
 ) -> LoadedGraph:
     """Load a graph, or a batch of small graphs, with node features.
 
@@ -66,6 +68,8 @@ def load(
         seed: seed of the surrogate, of a random order and of random features.
         features: False leaves out random `ndata["feat"]`. For a large graph they take longer to generate than the edges
             to load.
+        edge_features: True adds `edata["feat"]`, float32 [E, F] or int64 [E, C] (bonds): the original ones of official
+            files and of a file with `edge_feat`, else random ones of the registered kind.
 
     Returns:
         The DGLGraph on the CPU, edges sorted by destination (query) and then source (key), each once, int32 ids (int64
@@ -75,14 +79,15 @@ def load(
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded.
-        ValueError: an argument or a file is wrong; the text names it and the allowed values.
+        ValueError: an argument or a file is wrong, or `edge_features` are asked of a graph that has none; the text
+            names it and the allowed values.
         TypeError: an argument is of the wrong type.
         MemoryError: the graph would not fit.
     """
     found_in, raw = find_graph(
         name, root=root, source=source, path=path, batch_size=batch_size, order=order, split=split, seed=seed
     )
-    return _finish(name, REGISTRY.get(name), found_in, raw, seed, features)
+    return _finish(name, REGISTRY.get(name), found_in, raw, seed, features, edge_features)
 
 
 def find_graph(
@@ -202,12 +207,18 @@ def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph:
 
 
 def _finish(
-    name: str, entry: Dataset | None, source: Source, raw: RawGraph | CsrGraph, seed: int, features: bool
+    name: str,
+    entry: Dataset | None,
+    source: Source,
+    raw: RawGraph | CsrGraph,
+    seed: int,
+    features: bool,
+    edge_features: bool,
 ) -> LoadedGraph:
     """Make edges canonical, add features if the source has none, and build the DGLGraph and its description."""
     import torch
 
-    csr = to_csr(raw)
+    csr = to_csr(raw if edge_features else replace(raw, edata={}))  # unread features need not be sorted
     if csr.removed:
         logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
 
@@ -229,6 +240,10 @@ def _finish(
     graph = to_dgl(csr)
     for key, values in ndata.items():
         graph.ndata[key] = torch.from_numpy(values)
+    about_edges = {}
+    if edge_features:
+        values, about_edges = _edge_features(name, entry, csr, seed)
+        graph.edata["feat"] = torch.from_numpy(values)
 
     if entry:
         num_classes = entry.num_classes
@@ -253,8 +268,30 @@ def _finish(
             licence=entry.licence if entry else "",
             citation=entry.citation if entry else "",
             sha256=csr.sha256,
+            **about_edges,
         ),
     )
+
+
+def _edge_features(name: str, entry: Dataset | None, csr: CsrGraph, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """[nnz, F] float32 or [nnz, C] int64, and their fields of `GraphMeta`."""
+    values, cardinalities = csr.edata.get("feat"), entry.edge_feature_cardinalities if entry else None
+    kind = "random" if values is None else "original"
+    if values is None:
+        if entry is None or not entry.edge_feature_dim:
+            having = ", ".join(one.name for one in REGISTRY.values() if one.edge_feature_dim)
+            raise ValueError(
+                f"{name}: has no edge features (asked for by edge_features=True, in a configuration by "
+                f"model.edge_features); these have: {having}, and .npz files with edge_feat"
+            )
+        values = random_features(csr.col.size, entry.edge_feature_dim, cardinalities, _rng(name, seed, "edge features"))
+    elif values.dtype.kind == "f":
+        values, cardinalities = values.astype(np.float32, copy=False), None
+    else:
+        values = values.astype(np.int64, copy=False)
+        cardinalities = cardinalities or tuple((values.max(axis=0, initial=0) + 1).tolist())
+    about = {"edge_features": kind, "edge_feature_dim": values.shape[1], "edge_feature_cardinalities": cardinalities}
+    return values, about
 
 
 def _rng(name: str, seed: int, purpose: str) -> np.random.Generator:

@@ -1,10 +1,14 @@
-"""Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
+"""Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`; and layers that
+replace those of PyTorch Geometric and of DGL's examples: `FusedTransformerConv`, `SparseMHA`.
+"""
 
 from models.checkpoint import CheckpointError, load_checkpoint
 from models.dense import DenseUnavailableError, StaleWeightsError
 from models.execution import CudaGraphError, Execution, prepare_execution
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 from models.graph_transformer import GraphTransformer
+from models.sparse_mha import SparseMHA
+from models.transformer_conv import FusedTransformerConv
 
 __all__ = [
     "Attention",
@@ -12,8 +16,10 @@ __all__ = [
     "CudaGraphError",
     "DenseUnavailableError",
     "Execution",
+    "FusedTransformerConv",
     "GraphInputs",
     "GraphTransformer",
+    "SparseMHA",
     "StaleWeightsError",
     "load_checkpoint",
     "prepare_execution",

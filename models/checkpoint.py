@@ -31,7 +31,8 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
         "unknown": [name for name in weights if name not in expected],
     }
     if any(differences.values()):
-        lines = [f"{path}: not a checkpoint of this model; do model.dim, heads, blocks, norm and pos_enc agree?"]
+        settings = "model.dim, heads, blocks, norm, pos_enc and edge_features"
+        lines = [f"{path}: not a checkpoint of this model; do {settings} agree?"]
         for kind, found in differences.items():
             lines += [f"  {kind}: {tensor}" for tensor in found[:_SHOWN]]
             if len(found) > _SHOWN:

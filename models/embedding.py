@@ -30,26 +30,30 @@ class FeatureEmbedding(nn.Module):
             return self.linear(features)
         return self.table(features + self.first)
 
-    def check(self, features: Tensor) -> None:
-        """Raise a ValueError if the features do not fit. On a GPU a bad index would trigger a device assertion."""
+    def check(self, features: Tensor, row: str = "node") -> None:
+        """Raise a ValueError if the features do not fit. On a GPU a bad index would trigger a device assertion.
+
+        Args:
+            row: what has features, for the message: "node" or "edge".
+        """
         if self.cardinalities is None:
             if not features.is_floating_point() or features.shape[1] != self.linear.in_features:
                 raise ValueError(
-                    f"graph: features are {features.dtype} with {features.shape[1]} columns; "
+                    f"graph: {row} features are {features.dtype} with {features.shape[1]} columns; "
                     f"the model was built for {self.linear.in_features} columns of floats"
                 )
             return
         if features.is_floating_point() or features.shape[1] != len(self.cardinalities):
             raise ValueError(
-                f"graph: features are {features.dtype} with {features.shape[1]} columns; "
+                f"graph: {row} features are {features.dtype} with {features.shape[1]} columns; "
                 f"the model was built for {len(self.cardinalities)} columns of int64"
             )
         for column, values in enumerate(self.cardinalities):
             bad = (features[:, column] < 0) | (features[:, column] >= values)
             if bad.any():
-                node = int(bad.nonzero()[0])
+                first = int(bad.nonzero()[0])
                 raise ValueError(
-                    f"graph: feature column {column} of node {node} is {int(features[node, column])}; "
+                    f"graph: feature column {column} of {row} {first} is {int(features[first, column])}; "
                     f"the model was built for 0 to {values - 1}"
                 )
 

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import AttentionPlan, BoundEdges
+from kernels.backends import REGISTRY
+from kernels.formats.edge_order import EdgeOrder
 from models.laplacian import laplacian_encoding
 
 
@@ -17,12 +20,33 @@ class Attention(Protocol):
     """Sparse attention over one graph, such as the plan that `kernels.plan_attention(graph, ...)` returns.
 
     q, k, v: [N, H, head_dim], strided views with a contiguous last dimension. Returns [N, H, head_dim] in out_dtype;
-    rows without in-edges are zero.
+    rows without in-edges are zero. edge_terms: `edges` and `clamp` of a plan, from models with edge features.
     """
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype | None
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype | None, **edge_terms: Any
     ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class EdgeInputs:
+    """The distinct edges of a graph, in the order of the plan's format, so that a pass need not sort them.
+
+    Attributes:
+        features: [nnz, F] in the model's dtype, or [nnz, C] int64 for categorical columns.
+        source, target: [nnz] int64, key and query of each edge.
+        order: the plan's.
+    """
+
+    features: Tensor
+    source: Tensor
+    target: Tensor
+    order: EdgeOrder
+
+    def bind_bias(self, bias: Tensor) -> BoundEdges:
+        """[nnz, H] as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges` this neither checks nor
+        waits, so that a CUDA graph can capture it; a NaN goes where one in q would go."""
+        return BoundEdges(self.order, bias, None, None, None, 0)
 
 
 @dataclass(frozen=True)
@@ -37,6 +61,7 @@ class GraphInputs:
         encoding: [N, k] Laplacian positional encoding in the model's dtype, or None.
         nodes: [N] int64, 0 .. N - 1: node ids, contiguous for each graph of the batch.
         graph_starts: [G] int64, first node of each graph.
+        edges: for models with edge features, else None.
     """
 
     features: Tensor
@@ -45,10 +70,17 @@ class GraphInputs:
     encoding: Tensor | None
     nodes: Tensor
     graph_starts: Tensor
+    edges: EdgeInputs | None = None
 
 
 def prepare_graph(
-    graph: Any, attention: Attention, *, pos_enc: int, device: torch.device, dtype: torch.dtype
+    graph: Any,
+    attention: Attention,
+    *,
+    pos_enc: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    edge_features: bool = False,
 ) -> GraphInputs:
     """Make the inputs of the model from a DGLGraph.
 
@@ -57,20 +89,17 @@ def prepare_graph(
             int64 [N, C].
         attention: attention over this graph, on `device`.
         pos_enc: eigenvectors in the positional encoding, 0 for none.
+        edge_features: whether to take edata["feat"], float32 [E, F] or int64 [E, C]. `attention` must be a plan made
+            with edge_data=True.
 
     Raises:
-        ValueError: "feat" is missing, not two-dimensional, or of another dtype.
+        ValueError: "feat" is missing, not two-dimensional, or of another dtype; the plan keeps no edge order.
     """
-    features = graph.ndata.get("feat")
-    if features is None or features.dim() != 2:
-        got = "none" if features is None else f"shape {tuple(features.shape)}"
-        raise ValueError(f'graph: ndata["feat"] of shape [nodes, columns] is needed; got {got}')
+    features = _features(graph.ndata, "ndata", "nodes")
     aligned = None
     if features.is_floating_point():
         aligned = aligned_columns(features.to(dtype)).to(device)
         features = aligned[:, : features.shape[1]]
-    elif features.dtype != torch.int64:
-        raise ValueError(f'graph: ndata["feat"] is {features.dtype}; floats or int64 (categorical) are needed')
     sizes = graph.batch_num_nodes().cpu()
     encoding = None
     if pos_enc:
@@ -84,7 +113,34 @@ def prepare_graph(
         encoding=encoding,
         nodes=torch.arange(graph.num_nodes(), device=device),
         graph_starts=(sizes.cumsum(0) - sizes).to(device),
+        edges=_edge_inputs(graph, attention, device, dtype) if edge_features else None,
     )
+
+
+def _features(data: Any, name: str, rows: str) -> Tensor:
+    """The checked "feat" of ndata or edata."""
+    features = data.get("feat")
+    if features is None or features.dim() != 2:
+        got = "none" if features is None else f"shape {tuple(features.shape)}"
+        raise ValueError(f'graph: {name}["feat"] of shape [{rows}, columns] is needed; got {got}')
+    if not features.is_floating_point() and features.dtype != torch.int64:
+        raise ValueError(f'graph: {name}["feat"] is {features.dtype}; floats or int64 (categorical) are needed')
+    return features
+
+
+def _edge_inputs(graph: Any, plan: Attention, device: torch.device, dtype: torch.dtype) -> EdgeInputs:
+    features = _features(graph.edata, "edata", "edges")
+    if not isinstance(plan, AttentionPlan) or plan.edge_order is None:
+        raise ValueError(
+            "attention: a model with edge features needs a plan that keeps the order of the edges: "
+            "kernels.plan_attention(graph, ..., edge_data=True)"
+        )
+    edge = plan.edge_order.edge_of_csr
+    position = REGISTRY[plan.backend].edge_order(plan.data)
+    edge = edge if position is None else edge[position]
+    source, target = (ends.to(device).long()[edge] for ends in graph.edges())
+    features = features.to(device, dtype if features.is_floating_point() else torch.int64)
+    return EdgeInputs(features[edge], source, target, plan.edge_order)
 
 
 def aligned_columns(matrix: Tensor) -> Tensor:

@@ -10,6 +10,18 @@ end-to-end section of the Fused3S paper runs it: 10 blocks, each with one attent
 Attention is a callable inside `inputs`, so that weights and state dict do not depend on the backend. The dense block
 between two attentions and the embedding are callables, too: `forward` accepts other implementations (see
 `models.dense`).
+
+Edge features, edata["feat"], enter in one of two forms; the plan then needs edge_data=True:
+
+stream  As in section 2.3 of the paper: the edges have a stream of their own. In a block e_ij becomes norm(e + O w),
+        then norm(e + FFN(e)), where w_ij = (q_i * k_j / sqrt(d)) * E e_ij, elementwise for each head: a tensor
+        [nnz, H, d] by its nature. Its sum over a head is the score, clamped to -5 to 5. The authors' code
+        (graphdeeplearning/graphtransformer) also adds 1e-6 to the sum of the weights, which is at least exp(-5): a
+        relative difference of at most 1.5e-4, in a row with one edge. It also computes the edges of the last block,
+        which nothing reads.
+bias    As in Graphormer (Ying et al. 2021): a learned number for each head and bond type (or a linear map of float
+        features) is added to the score, the same in all blocks.
+
 `forward` only queues work on the device, without host synchronisation or data-dependent shapes, so that a CUDA graph
 can capture it. There is no dropout: the published configurations set it to 0.
 """
@@ -22,24 +34,23 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels import BoundEdges
 from models.embedding import FeatureEmbedding
-from models.graph_inputs import Attention, GraphInputs, prepare_graph
+from models.graph_inputs import Attention, EdgeInputs, GraphInputs, prepare_graph
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
+EdgeFeatures = Literal["none", "bias", "stream"]
+SCORE_CLAMP = 5.0  # of the edge stream, as in the authors' code
 # From one attention to the next: (attn_out [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or
 # None after the last block).
 DenseBlock = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
-class Block(nn.Module):
-    """Attention and feed-forward network, each with a residual and then a norm (post-norm)."""
+class ResidualLayers(nn.Module):
+    """The layers after attention, of nodes and of edges: projection and FFN, each with a residual, then a norm."""
 
-    def __init__(self, dim: int, heads: int, norm: Norm) -> None:
-        super().__init__()
-        self.heads = heads
-        self.scale = (dim // heads) ** -0.5
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)  # one GEMM; no bias, as in the original
+    def add_layers(self, dim: int, norm: Norm) -> None:
         self.out = nn.Linear(dim, dim)
         self.ffn_up = nn.Linear(dim, 2 * dim)
         self.ffn_down = nn.Linear(2 * dim, dim)
@@ -47,15 +58,59 @@ class Block(nn.Module):
         self.norm1 = make_norm(dim)
         self.norm2 = make_norm(dim)
 
-    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
-        """[N, 3 d] -> [N, d]."""
-        q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(1)  # views [N, H, d / H], no copies
-        return attention(q, k, v, scale=self.scale, out_dtype=qkv.dtype).flatten(1)
-
     def finish(self, attn_out: Tensor, h: Tensor) -> Tensor:
-        """Output of attention and input of the block, both [N, d] -> output of the block [N, d]."""
+        """Output of attention and input of the block, both [rows, d] -> output of the block [rows, d]."""
         h = self.norm1(h + self.out(attn_out))
         return self.norm2(h + self.ffn_down(F.relu(self.ffn_up(h))))
+
+
+class Block(ResidualLayers):
+    """Attention and feed-forward network, each with a residual and then a norm (post-norm)."""
+
+    def __init__(self, dim: int, heads: int, norm: Norm) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (dim // heads) ** -0.5
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)  # one GEMM; no bias, as in the original
+        self.add_layers(dim, norm)
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, 3 d] -> q, k, v: views [N, H, d / H], no copies."""
+        return qkv.unflatten(1, (3, self.heads, -1)).unbind(1)
+
+    def attend(self, qkv: Tensor, attention: Attention, bias: BoundEdges | None = None) -> Tensor:
+        """[N, 3 d] -> [N, d]."""
+        q, k, v = self.split(qkv)
+        edge_terms = {} if bias is None else {"edges": bias}
+        return attention(q, k, v, scale=self.scale, out_dtype=qkv.dtype, **edge_terms).flatten(1)
+
+
+class EdgeBlock(ResidualLayers):
+    """The edge stream of a block. The last one has no output: nothing reads the edges after it."""
+
+    def __init__(self, dim: int, heads: int, norm: Norm, *, last: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (dim // heads) ** -0.5
+        self.last = last
+        self.project = nn.Linear(dim, dim, bias=False)
+        if not last:
+            self.add_layers(dim, norm)
+
+    def forward(self, q: Tensor, k: Tensor, e: Tensor, edges: EdgeInputs) -> Tensor:
+        """q, k [N, H, d / H] and the edge stream e [nnz, d] -> w [nnz, H, d / H]."""
+        return (q * self.scale)[edges.target] * k[edges.source] * self.project(e).unflatten(1, (self.heads, -1))
+
+    def attend(
+        self, parts: tuple[Tensor, Tensor, Tensor], e: Tensor, edges: EdgeInputs, attention: Attention
+    ) -> tuple[Tensor, Tensor | None]:
+        """q, k, v and the edge stream -> output of attention [N, d] and the next edge stream."""
+        q, k, v = parts
+        w = self(q, k, e, edges)
+        # The scores are there: attention adds them to products of scale 0. V as Q and K has no further row to gather.
+        bias = edges.bind_bias(w.sum(-1))
+        out = attention(v, v, v, scale=0.0, out_dtype=v.dtype, edges=bias, clamp=SCORE_CLAMP).flatten(1)
+        return out, None if self.last else self.finish(w.flatten(1), e)
 
 
 def finish_and_project(block: Block, following: Block, attn_out: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,9 +149,11 @@ class GraphTransformer(nn.Module):
         blocks: transformer blocks.
         norm: "layer", or "batch" with running statistics in eval mode.
         pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
+        edge_features: "none", or the form in which edata["feat"] enters: "bias" or "stream" (see the module).
+        edge_in_features: as `in_features`, for the edges; with edge features only.
 
     Raises:
-        ValueError: dim is not a multiple of heads, or is too small for the readout.
+        ValueError: dim is not a multiple of heads, or is too small for the readout; edge_in_features is missing.
     """
 
     def __init__(
@@ -110,10 +167,17 @@ class GraphTransformer(nn.Module):
         blocks: int = 10,
         norm: Norm = "layer",
         pos_enc: int = 0,
+        edge_features: EdgeFeatures = "none",
+        edge_in_features: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if dim % heads or dim < 4:
             raise ValueError(f"dim: got {dim} with heads = {heads}; a multiple of heads, at least 4, is needed")
+        if edge_features != "none" and not edge_in_features:
+            raise ValueError(
+                f"edge_in_features: got {edge_in_features} with edge_features = {edge_features!r}; the columns of "
+                "float features, or the number of values of each categorical column, are needed"
+            )
         self.head_dim = dim // heads
         self.task = task
         self.pos_enc = pos_enc
@@ -122,20 +186,35 @@ class GraphTransformer(nn.Module):
             self.encoding = nn.Linear(pos_enc, dim)
         self.blocks = nn.ModuleList(Block(dim, heads, norm) for _ in range(blocks))
         self.readout = Readout(dim, num_classes)
+        self.edge_features = edge_features
+        if edge_features != "none":
+            self.edge_embedding = FeatureEmbedding(edge_in_features, heads if edge_features == "bias" else dim)
+        if edge_features == "stream":
+            self.edge_blocks = nn.ModuleList(EdgeBlock(dim, heads, norm, last=i == blocks - 1) for i in range(blocks))
 
     def prepare(self, graph: Any, attention: Attention) -> GraphInputs:
         """Move the features and structure of a DGLGraph to the model's device and dtype (see `prepare_graph`).
 
         Args:
-            graph: a DGLGraph, single or batched, with ndata["feat"].
-            attention: attention over this graph on the model's device.
+            graph: a DGLGraph, single or batched, with ndata["feat"], and edata["feat"] for a model with edge features.
+            attention: attention over this graph on the model's device; a plan made with edge_data=True for a model
+                with edge features.
 
         Raises:
             ValueError: the features are missing or do not fit this model.
         """
         weight = self.readout.classes.weight
-        inputs = prepare_graph(graph, attention, pos_enc=self.pos_enc, device=weight.device, dtype=weight.dtype)
+        inputs = prepare_graph(
+            graph,
+            attention,
+            pos_enc=self.pos_enc,
+            device=weight.device,
+            dtype=weight.dtype,
+            edge_features=self.edge_features != "none",
+        )
         self.embedding.check(inputs.features)
+        if inputs.edges:
+            self.edge_embedding.check(graph.edata["feat"], row="edge")  # in the caller's order: the text names the edge
         return inputs
 
     def dense_blocks(self, project: Callable = finish_and_project, last: Callable = finish_last) -> list[DenseBlock]:
@@ -163,9 +242,16 @@ class GraphTransformer(nn.Module):
         h = (embed or self.embed)(inputs)
         if inputs.encoding is not None:
             h = h + self.encoding(inputs.encoding)
+        e = None if inputs.edges is None else self.edge_embedding(inputs.edges.features)
+        bias = inputs.edges.bind_bias(e) if self.edge_features == "bias" else None
         qkv = self.blocks[0].qkv(h)
-        for block, part in zip(self.blocks, self.dense_blocks() if dense is None else dense, strict=True):
-            h, qkv = part(block.attend(qkv, inputs.attention), h)
+        parts = self.dense_blocks() if dense is None else dense
+        for i, (block, part) in enumerate(zip(self.blocks, parts, strict=True)):
+            if self.edge_features == "stream":
+                attn_out, e = self.edge_blocks[i].attend(block.split(qkv), e, inputs.edges, inputs.attention)
+            else:
+                attn_out = block.attend(qkv, inputs.attention, bias)
+            h, qkv = part(attn_out, h)
         if self.task == "graph":
             h = mean_nodes(h, inputs)
         return self.readout(h)

@@ -85,7 +85,8 @@ def infer(
     dtype = resolve_dtype(config.attention.dtype, device)
     console.print(cli.describe_config(f"{config_path} ({config.sha()})", config))
     console.print(Text(f"loading {config.data.name}"))
-    loaded = data.load(**config.data.model_dump(), seed=runtime.seed)
+    with_edges = config.model.edge_features != "none"
+    loaded = data.load(**config.data.model_dump(), seed=runtime.seed, edge_features=with_edges)
 
     def make_model(dtype: torch.dtype) -> GraphTransformer:
         model = build_model(config, loaded.meta)
@@ -95,6 +96,7 @@ def infer(
 
     def plan(backend: str, dtype: torch.dtype, reorder: str = "none") -> kernels.AttentionPlan:
         options = {"head_dim": config.model.head_dim, "num_heads": config.model.heads, "reorder": reorder}
+        options["edge_data"] = with_edges
         return kernels.plan_attention(loaded.graph, backend=backend, device=device, dtype=dtype, **options)
 
     def reference_logits(model: GraphTransformer, dtype: torch.dtype) -> Tensor:
@@ -176,6 +178,7 @@ def build_model(config: Config, meta: data.GraphMeta) -> GraphTransformer:
         in_features=meta.feature_cardinalities or meta.feature_dim,
         num_classes=meta.num_classes,
         task=meta.task,
+        edge_in_features=meta.edge_feature_cardinalities or meta.edge_feature_dim,
         **config.model.model_dump(),
     )
 

@@ -13,6 +13,8 @@ from data.synthetic.batch import DenseBatch, MoleculeBatch, SuperpixelBatch, Syn
 
 # ogb.utils.features.get_atom_feature_dims(); written out, since files and surrogates do not need ogb
 _ATOM_CODES = (119, 5, 12, 12, 10, 6, 6, 2, 2)
+_BOND_CODES = (5, 6, 2)  # ogb.utils.features.get_bond_feature_dims()
+_BONDS = {"edge_feature_dim": 3, "edge_feature_cardinalities": _BOND_CODES}
 _NO_FEATURES = 128  # columns of random features, for sets without any
 _OGB = "Hu et al.: Open Graph Benchmark: Datasets for Machine Learning on Graphs, NeurIPS 2020"
 _LRGB = {
@@ -26,6 +28,8 @@ _ZINC = {
     "num_classes": 1,
     "feature_dim": 1,
     "feature_cardinalities": (28,),
+    "edge_feature_dim": 1,
+    "edge_feature_cardinalities": (4,),
     "homepage": "https://github.com/graphdeeplearning/benchmarking-gnns",
     "licence": "MIT (benchmarking-gnns); the molecules are ZINC's, free to use",
     "citation": "Dwivedi et al.: Benchmarking Graph Neural Networks, JMLR 24(43), 2023",
@@ -40,6 +44,7 @@ _PEPTIDES = {
     "symmetric": True,
     "feature_dim": 9,
     "feature_cardinalities": _ATOM_CODES,
+    **_BONDS,
     "licence": "CC BY-NC 4.0",
     "published": Published(num_tcbs=28_382),
     "synthetic": MoleculeBatch(size_cv=0.57),
@@ -65,6 +70,7 @@ BATCHED = (
         synthetic=MoleculeBatch(size_cv=0.5),
         published=Published(num_tcbs=4_058),
         note="the first batch_size molecules in data set order; nodes and edges are those of 1024",
+        **_BONDS,
     ),
     Dataset(
         name="ogbg-molpcba",
@@ -82,6 +88,7 @@ BATCHED = (
         official=OgbGraphs("ogbg-molpcba"),
         synthetic=MoleculeBatch(size_cv=0.25),
         published=Published(num_tcbs=5_029),
+        **_BONDS,
     ),
     Dataset(
         name="ogbg-ppa",
@@ -92,6 +99,7 @@ BATCHED = (
         symmetric=True,
         num_classes=37,
         feature_dim=_NO_FEATURES,
+        edge_feature_dim=7,
         homepage="https://ogb.stanford.edu/docs/graphprop/#ogbg-ppa",
         licence="CC-0",
         citation=_OGB,
@@ -157,6 +165,7 @@ BATCHED = (
         symmetric=True,
         num_classes=21,
         feature_dim=14,
+        edge_feature_dim=2,
         licence="terms of PASCAL VOC 2011",
         official=Superpixels("VOCSuperpixelsDataset", "voc_superpixels_edge_wt_region_boundary"),
         synthetic=SuperpixelBatch(),
@@ -174,6 +183,7 @@ BATCHED = (
         symmetric=True,
         num_classes=81,
         feature_dim=14,
+        edge_feature_dim=2,
         licence="CC BY 4.0",
         official=Superpixels("COCOSuperpixelsDataset", "coco_superpixels_edge_wt_region_boundary"),
         synthetic=SuperpixelBatch(),

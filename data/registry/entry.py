@@ -41,6 +41,8 @@ class Dataset(GraphSpec):
         synthetic: generator of the surrogate.
         embedded: the publisher's files that ship with this repository, read instead of a download; None for most sets.
         feature_cardinalities: number of codes of each categorical column; None for float features.
+        edge_feature_dim: columns of the edge features; 0 if the set has none.
+        edge_feature_cardinalities: number of codes of each categorical column; None for float features.
         published: block statistics that the surrogate is fitted to; None where none are published.
         note: remarks for a reader of results.
         warmup, repeats: default passes of an inference run (runtime.warmup, runtime.repeats): fewer on large graphs, of
@@ -57,6 +59,8 @@ class Dataset(GraphSpec):
     synthetic: Generator
     embedded: EmbeddedGraph | None = None
     feature_cardinalities: tuple[int, ...] | None = None
+    edge_feature_dim: int = 0
+    edge_feature_cardinalities: tuple[int, ...] | None = None
     published: Published | None = None
     note: str = ""
     warmup: int = 3

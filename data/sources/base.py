@@ -72,11 +72,13 @@ class OfficialSource(ABC):
 
 
 def from_dgl(graph: Any, origin: str, *, batched: bool = False) -> RawGraph:
-    """Edges and node data of a DGLGraph; a one-dimensional `feat` gets a second dimension."""
+    """Edges, node data and edge features of a DGLGraph; a one-dimensional `feat` gets a second dimension."""
     key, query = graph.edges(order="eid")  # DGL's source is the key: nodes attend along their in-edges
     ndata = {name: values.numpy() for name, values in graph.ndata.items()}
-    if "feat" in ndata and ndata["feat"].ndim == 1:
-        ndata["feat"] = ndata["feat"][:, None]
+    edata = {"feat": graph.edata["feat"].numpy()} if "feat" in graph.edata else {}
+    for arrays in (ndata, edata):
+        if "feat" in arrays and arrays["feat"].ndim == 1:
+            arrays["feat"] = arrays["feat"][:, None]
     return RawGraph(
         row=query.numpy(),
         col=key.numpy(),
@@ -84,11 +86,12 @@ def from_dgl(graph: Any, origin: str, *, batched: bool = False) -> RawGraph:
         origin=origin,
         graph_sizes=graph.batch_num_nodes().numpy().astype(np.int64) if batched else None,
         ndata=ndata,
+        edata=edata,
     )
 
 
 def batch_of(graphs: Sequence[Any], selection: Selection, place: str) -> Any:
-    """The selected DGLGraphs of a split as one batch, without edge features.
+    """The selected DGLGraphs of a split as one batch, with the edge data "feat" where all of them have it.
 
     Args:
         graphs: those of the split.
@@ -97,8 +100,9 @@ def batch_of(graphs: Sequence[Any], selection: Selection, place: str) -> Any:
     Raises:
         ValueError: the split has fewer graphs than are selected.
     """
-    picked = selection.pick(len(graphs), place)
-    return import_dgl().batch([graphs[i] for i in picked.tolist()], edata=None)
+    picked = [graphs[i] for i in selection.pick(len(graphs), place).tolist()]
+    edata = ["feat"] if all("feat" in graph.edata for graph in picked) else None
+    return import_dgl().batch(picked, edata=edata)
 
 
 def check_ids(row: np.ndarray, col: np.ndarray, num_nodes: int) -> None:

@@ -79,7 +79,7 @@ class OgbSource(OfficialSource):
 
 
 class OgbGraphs(OgbSource):
-    """Graphs of an ogbg set as one batch without edge features. The published run took them from the whole set."""
+    """Graphs of an ogbg set as one batch. The published run took them from the whole set."""
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         folder = self.checked_folder(root)

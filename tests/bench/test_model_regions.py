@@ -90,9 +90,25 @@ def test_regions_cover_the_pass_and_find_where_the_time_is():
     run = prepared(delay=0.02)
     run.run()
     regions = time_regions(run, eager_ms=0.0, device=CPU, repeats=2)
-    assert list(regions) == [r for r in REGIONS if r not in ("dense", "launch gaps")]
+    assert list(regions) == [r for r in REGIONS if r not in ("edges", "dense", "launch gaps")]
     assert 60 <= regions["attention"].median < 120
     assert max(spread.median for name, spread in regions.items() if name != "attention") < 30
+
+
+@torch.inference_mode()
+def test_the_edge_stream_is_a_region_of_its_own():
+    torch.manual_seed(0)
+    graph = import_dgl().graph((torch.randint(0, 50, (300,)), torch.randint(0, 50, (300,))), num_nodes=50)
+    graph.ndata["feat"], graph.edata["feat"] = torch.randn(50, 6), torch.randn(300, 2)
+    options = {"edge_features": "stream", "edge_in_features": 2}
+    model = GraphTransformer(in_features=6, num_classes=3, dim=64, blocks=3, **options).eval()
+    plan = plan_attention(graph, backend="reference", device=CPU, edge_data=True)
+    run = prepare_execution(model, model.prepare(graph, plan), backend="reference", dense="plain")
+    for block in model.edge_blocks:
+        block.project.register_forward_hook(lambda *_: time.sleep(0.02))
+    regions = time_regions(run, eager_ms=0.0, device=CPU, repeats=2)
+    assert list(regions) == [r for r in REGIONS if r not in ("dense", "launch gaps")]
+    assert 60 <= regions["edges"].median < 120
 
 
 @torch.inference_mode()

@@ -67,7 +67,7 @@ def test_every_step_from_the_float32_baseline_to_the_fused_model_is_a_cell():
         ("run.accuracy=[fused3]", ["run.accuracy = 'fused3'", "did you mean 'fused3s'"]),
         ("model.dtype=fp16", ["model.dtype = 'fp16'", "'float16', 'bfloat16' or 'float32'"]),
         ("run.modes={}", ["run.modes", "at least 1 item"]),
-        ("model.dims=[100]", ["model.dim = 100", "multiples of 8 up to 256"]),
+        ("model.dims=[300]", ["model.dim = 300", "300 columns; allowed are 1 to 256"]),
         ("model.dim=64", ["model.dim = 64: no such key", "did you mean 'dims'"]),
         ("data.names=[coar]", ["did you mean 'cora'"]),
         ("measure.budget_ms=0", ["measure.budget_ms = 0", "greater than 0"]),

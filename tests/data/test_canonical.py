@@ -60,3 +60,16 @@ def test_csr_holds_the_canonical_edges(drawn):
     assert np.array_equal(csr.col, col)
     assert csr.sha256 == edge_hash(row, col, num_nodes)
     assert to_csr(csr) is csr
+
+
+@given(edge_lists())
+def test_edge_data_moves_with_its_edge_and_the_first_of_duplicates_counts(drawn):
+    edges, num_nodes = drawn
+    number = np.arange(len(edges))[:, None]
+    csr = to_csr(RawGraph(edges[:, 0], edges[:, 1], num_nodes, "here", edata={"feat": number}))
+    first = {}
+    for n, edge in enumerate(map(tuple, edges.tolist())):
+        first.setdefault(edge, n)
+    assert csr.edata["feat"][:, 0].tolist() == [
+        first[edge] for edge in zip(csr.row.tolist(), csr.col.tolist(), strict=True)
+    ]

@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
-from ogb.utils.features import get_atom_feature_dims
+from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims
 
 import data
 from data.registry.masks import MASKS
@@ -40,6 +40,8 @@ def test_entry_is_complete_and_frozen(name):
         assert entry.num_graphs == 1024
     if entry.feature_cardinalities:
         assert len(entry.feature_cardinalities) == entry.feature_dim
+    if entry.edge_feature_cardinalities:
+        assert len(entry.edge_feature_cardinalities) == entry.edge_feature_dim
     with pytest.raises(FrozenInstanceError):
         entry.nnz = 1
 
@@ -74,8 +76,10 @@ def test_an_assumed_direction_is_noted():
     assert assumed == {*snap, "igb-small", "igb-medium", "igb-large"}
 
 
-def test_atom_codes_are_those_of_ogb():
+def test_atom_and_bond_codes_are_those_of_ogb():
     assert data.info("ogbg-molhiv").feature_cardinalities == tuple(get_atom_feature_dims())
+    for name in ("ogbg-molhiv", "ogbg-molpcba", "peptides-func", "peptides-struct"):
+        assert data.info(name).edge_feature_cardinalities == tuple(get_bond_feature_dims())
 
 
 def test_unknown_name_lists_the_known_ones():

@@ -17,27 +17,31 @@ FEATURES = {
 }
 
 
-def embeddings(make_graph, make_model, options, device=CPU, dtype=torch.float32):
+def embeddings(make_graph, make_model, options, device=CPU, dtype=torch.float32, dim=64):
     graph = make_graph(**options)
     in_features = options.get("cardinalities") or options["columns"]
-    model = make_model(in_features=in_features, dim=64).to(device, dtype)
+    model = make_model(in_features=in_features, dim=dim).to(device, dtype)
     inputs = model.prepare(graph, attention=None)
     return model, inputs, pack_embedding(model.embedding)
 
 
+@pytest.mark.parametrize("dim", [5, 52, 64, 80])  # 5 and 52: rows of the result are not whole 16 bytes
 @pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
-def test_packed_is_plain(make_graph, make_model, options):
-    model, inputs, packed = embeddings(make_graph, make_model, options)
+def test_packed_is_plain(make_graph, make_model, options, dim):
+    model, inputs, packed = embeddings(make_graph, make_model, options, dim=dim)
     with torch.inference_mode():
-        torch.testing.assert_close(packed(inputs), model.embed(inputs), rtol=1e-5, atol=1e-5)
+        embedded = packed(inputs)
+        assert embedded.is_contiguous()
+        torch.testing.assert_close(embedded, model.embed(inputs), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [5, 52, 64, 80])
 @pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
-def test_packed_is_plain_on_a_gpu(make_graph, make_model, options, dtype):
-    exact, of_doubles, _ = embeddings(make_graph, make_model, options, GPU, torch.float64)
-    model, inputs, packed = embeddings(make_graph, make_model, options, GPU, dtype)
+def test_packed_is_plain_on_a_gpu(make_graph, make_model, options, dim, dtype):
+    exact, of_doubles, _ = embeddings(make_graph, make_model, options, GPU, torch.float64, dim)
+    model, inputs, packed = embeddings(make_graph, make_model, options, GPU, dtype, dim)
     with torch.inference_mode():
         expected = exact.embed(of_doubles)
         error = (model.embed(inputs) - expected).abs().max()

@@ -210,6 +210,29 @@ def test_graph_level_batch_with_positional_encoding(infer, tmp_path):
     assert np.load(tmp_path / "out.npy").shape[0] == 20
 
 
+def test_the_shape_of_dgls_example(infer):
+    few = ["--set", "data.source=synthetic", "--set", "data.batch_size=20", "--set", "model.blocks=2", *QUICK[6:]]
+    done = infer("--verify", config="configs/infer/dgl-example.yaml", quick=few)
+    assert done.exit_code == 0, done.stderr
+    assert "2 blocks, d = 80, heads = 8, batch norm, 8 Laplacian eigenvectors" in done.stdout
+    assert "agrees with the reference" in done.stdout
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_edge_features(infer, tmp_path, form):
+    done = infer(
+        *("--set", "data.batch_size=20", "--set", f"model.edge_features={form}", "--set", "model.heads=2"),
+        *("--verify", "--profile"),
+        config="configs/infer/zinc-edges.yaml",
+    )
+    assert done.exit_code == 0, done.stderr
+    for text in ("1 categorical columns, random", f"edge features as a {form}", "agrees with the reference"):
+        assert text in done.stdout
+    written = rows(tmp_path)
+    assert {row["edges"] for row in written} == {form}
+    assert ("edges" in {row["region"] for row in written}) == (form == "stream")
+
+
 def test_graph_of_the_user(infer, tmp_path):
     rng = np.random.default_rng(0)
     path = tmp_path / "mine.npz"

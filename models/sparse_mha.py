@@ -1,0 +1,102 @@
+"""Drop-in replacement for `SparseMHA` of DGL's sparse graph transformer (examples/sparse/graph_transformer.py): same
+parameters, same numbers.
+
+    mha = SparseMHA(hidden_size=80, num_heads=8)
+    plan = mha.plan(A)    # A: the example's sparse matrix, or a DGLGraph; once, for all layers
+    h = mha(plan, h)
+
+The example has heads last: column c * num_heads + h of a projection is column c of head h. The rows of the three
+weights are permuted to heads first, so that the columns of a head are contiguous. That is [3 D, D] numbers a call, less
+than the [N, 3 D] of a permuted projection, and no copy of the weights can become stale.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fused3s_dgl import import_dgl
+from kernels import AttentionPlan
+from models.planned_edges import plan_coo, require_gradients
+
+
+class SparseMHA(nn.Module):
+    """Multi-head attention over the edges of a graph.
+
+    Args:
+        hidden_size: D, a multiple of num_heads.
+        num_heads: H.
+        backend: attention backend, see `kernels.list_backends`.
+
+    Raises:
+        ValueError: num_heads does not divide hidden_size.
+    """
+
+    def __init__(self, hidden_size: int = 80, num_heads: int = 8, *, backend: str = "auto") -> None:
+        super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden_size: got {hidden_size} with num_heads = {num_heads}; a multiple is needed")
+        self.hidden_size = hidden_size
+        self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads
+        self.scaling = self.head_dim**-0.5
+        self.backend = backend
+        self.q_proj = nn.Linear(hidden_size, hidden_size)
+        self.k_proj = nn.Linear(hidden_size, hidden_size)
+        self.v_proj = nn.Linear(hidden_size, hidden_size)
+        self.out_proj = nn.Linear(hidden_size, hidden_size)
+        heads_first = torch.arange(hidden_size).view(self.head_dim, num_heads).T.flatten()
+        self.register_buffer("heads_first", heads_first, persistent=False)
+
+    def plan(self, graph: Any) -> AttentionPlan:
+        """The plan of a graph, for `forward`.
+
+        Args:
+            graph: a `dgl.sparse.SparseMatrix` (rows are queries) or a DGLGraph (destinations are queries). The rows of
+                the example's matrix are the sources of its graph, which is the same on its undirected molecules. For
+                any other graph use `kernels.plan_attention`.
+
+        Raises:
+            TypeError: `graph` is neither.
+            ValueError: the graph repeats an edge.
+        """
+        if isinstance(graph, import_dgl().DGLGraph):
+            (col, row), shape = graph.edges(), (graph.num_dst_nodes(), graph.num_src_nodes())
+        elif type(graph).__name__ == "SparseMatrix":
+            (row, col), shape = graph.coo(), tuple(graph.shape)
+        else:
+            raise TypeError(
+                f"graph: got {type(graph).__name__}; allowed are an AttentionPlan, a dgl.sparse.SparseMatrix and a "
+                "DGLGraph (for any other graph: kernels.plan_attention)"
+            )
+        weight = self.q_proj.weight
+        return plan_coo(
+            row.long(),
+            col.long(),
+            shape,
+            name="graph",
+            backend=self.backend,
+            device=weight.device,
+            dtype=weight.dtype,
+            head_dim=self.head_dim,
+            num_heads=self.num_heads,
+        )
+
+    def forward(self, graph: Any, h: Tensor) -> Tensor:
+        """[N, D] -> [N, D].
+
+        Args:
+            graph: a plan; or a graph as in `plan`, which is then planned at this call.
+
+        Raises:
+            RuntimeError: a gradient is wanted, and the backend has no backward pass.
+        """
+        plan = graph if isinstance(graph, AttentionPlan) else self.plan(graph)
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([layer.weight[self.heads_first] for layer in layers])
+        bias = torch.cat([layer.bias[self.heads_first] for layer in layers])
+        q, k, v = F.linear(h, weight, bias).unflatten(1, (3, self.num_heads, self.head_dim)).unbind(1)
+        out = plan(q, k, v, scale=self.scaling)
+        require_gradients(out, q, plan.backend)
+        return F.linear(out.flatten(1), self.out_proj.weight[:, self.heads_first], self.out_proj.bias)

@@ -1,0 +1,172 @@
+"""Drop-in replacement for `torch_geometric.nn.TransformerConv` (Shi et al. 2021, "Masked Label Prediction: Unified
+Message Passing Model for Semi-Supervised Classification"): same arguments, same state dict, same numbers.
+
+    conv = FusedTransformerConv(64, 16, heads=8, edge_dim=11)   # in place of TransformerConv(64, 16, heads=8, ...)
+    conv.load_state_dict(trained.state_dict())
+    out = conv(x, edge_index, edge_attr)
+
+PyTorch Geometric itself is not needed. With W = lin_edge.weight, an edge adds W a_ij to key and value. A plan takes W
+and a_ij apart (`EdgeData.features`), so that no tensor [E, H, C] is made.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kernels import AttentionPlan, BoundEdges, EdgeData
+from kernels.edge_data import MAX_FEATURES
+from models.planned_edges import plan_edge_index, require_gradients
+
+
+class FusedTransformerConv(nn.Module):
+    """TransformerConv with fused sparse attention, for inference.
+
+    Args:
+        in_channels: columns of x, or (of sources, of targets).
+        out_channels: columns C of a head.
+        heads: H.
+        concat: output of H C columns; False: the mean of the heads, C columns.
+        beta: gate between the attention output and the root's term; needs `root_weight`.
+        dropout: of the attention weights. It must be 0 in training mode.
+        edge_dim: columns of edge_attr, at most 16; None for a layer without.
+        bias: whether the projections have one.
+        root_weight: whether the transformed features of the node itself are added.
+        backend: attention backend, see `kernels.list_backends`.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        beta: bool = False,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        bias: bool = True,
+        root_weight: bool = True,
+        *,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        if min(sources, targets) < 1:
+            raise ValueError(f"in_channels: got {in_channels}; sizes of at least 1 are needed (no lazy -1)")
+        if edge_dim is not None and not 1 <= edge_dim <= MAX_FEATURES:
+            raise ValueError(
+                f"edge_dim: got {edge_dim}; None and 1 to {MAX_FEATURES} are allowed (for more, project edge_attr to "
+                f"{MAX_FEATURES} columns first, or use torch_geometric.nn.TransformerConv)"
+            )
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.concat = concat
+        self.beta = beta and root_weight
+        self.dropout = dropout
+        self.edge_dim = edge_dim
+        self.root_weight = root_weight
+        self.backend = backend
+        width = heads * out_channels
+        out_width = width if concat else out_channels
+        self.lin_key = nn.Linear(sources, width, bias=bias)
+        self.lin_query = nn.Linear(targets, width, bias=bias)
+        self.lin_value = nn.Linear(sources, width, bias=bias)
+        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
+        self.lin_skip = nn.Linear(targets, out_width, bias=bias)  # also without root_weight, as in PyG's state dict
+        self.lin_beta = nn.Linear(3 * out_width, 1, bias=False) if self.beta else None
+
+    def reset_parameters(self) -> None:
+        for layer in self.children():
+            layer.reset_parameters()
+
+    def plan(self, edge_index: Tensor, num_nodes: int | tuple[int, int]) -> AttentionPlan:
+        """The plan that `forward` makes of an edge_index, to pass in its place.
+
+        Args:
+            edge_index: [2, E] integers on the layer's device, sources and targets.
+            num_nodes: N, or (sources, targets).
+
+        Raises:
+            TypeError, ValueError: see `models.planned_edges.plan_edge_index`.
+        """
+        sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        return plan_edge_index(
+            edge_index,
+            (targets, sources),
+            backend=self.backend,
+            dtype=self.lin_query.weight.dtype,
+            head_dim=self.out_channels,
+            num_heads=self.heads,
+            edge_data=self.edge_dim is not None,
+        )
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor | AttentionPlan,
+        edge_attr: Tensor | BoundEdges | None = None,
+        return_attention_weights: None = None,
+    ) -> Tensor:
+        """Features of the targets, [N, H C] or [N, C].
+
+        Args:
+            x: [N, F], or ([sources, F], [targets, F']).
+            edge_index: [2, E] integers, sources and targets, each edge once; or the plan of one. The plan of a tensor
+                is kept and used again for the same tensor, by all layers with the same heads.
+            edge_attr: [E, edge_dim] in the order of edge_index; or `plan.bind_edges(EdgeData(features=edge_attr))`,
+                checked and reordered once for many calls.
+            return_attention_weights: None; the weights are never stored.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong, or an edge is repeated.
+            RuntimeError: a gradient is wanted, and the backend has no backward pass.
+        """
+        if return_attention_weights is not None:
+            raise ValueError(
+                "return_attention_weights: the fused layer stores no attention weights; use "
+                "torch_geometric.nn.TransformerConv with the same state dict to look at them"
+            )
+        if self.training and self.dropout > 0:
+            raise ValueError(
+                f"dropout: got {self.dropout} in training mode; the fused layer has no dropout of attention weights: "
+                "call eval(), or set dropout to 0"
+            )
+        source, target = (x, x) if isinstance(x, Tensor) else x
+        plan = edge_index
+        if not isinstance(plan, AttentionPlan):
+            plan = self.plan(edge_index, (len(source), len(target)))
+        query, key, value = (
+            layer(nodes).view(-1, self.heads, self.out_channels)
+            for layer, nodes in ((self.lin_query, target), (self.lin_key, source), (self.lin_value, source))
+        )
+        out = plan(query, key, value, scale=1 / math.sqrt(self.out_channels), **self._edge_terms(edge_attr, query))
+        require_gradients(out, query, plan.backend)
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if self.root_weight:
+            root = self.lin_skip(target)
+            if self.lin_beta is None:
+                return out + root
+            gate = self.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
+            out = gate * root + (1 - gate) * out
+        return out
+
+    def _edge_terms(self, edge_attr: Tensor | BoundEdges | None, query: Tensor) -> dict[str, object]:
+        """Keywords of the plan for the edge features."""
+        if (edge_attr is None) != (self.lin_edge is None):
+            got = "none" if edge_attr is None else "some"
+            raise ValueError(f"edge_attr: got {got}, and the layer was made with edge_dim={self.edge_dim}")
+        if self.lin_edge is None:
+            return {}
+        if isinstance(edge_attr, Tensor):
+            if edge_attr.dim() != 2 or edge_attr.shape[1] != self.edge_dim:
+                raise ValueError(f"edge_attr: got shape {tuple(edge_attr.shape)}; [E, {self.edge_dim}] is needed")
+            edge_attr = EdgeData(features=edge_attr.to(query.dtype))
+        weight = self.lin_edge.weight.to(query.dtype).view(self.heads, self.out_channels, self.edge_dim)
+        return {"edges": edge_attr, "edge_key_weight": weight, "edge_value_weight": weight}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"

@@ -1,0 +1,311 @@
+"""The Graph Transformer with edge features against its formulas, edge by edge in float64."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fused3s_dgl import import_dgl
+from kernels import plan_attention
+from kernels.backends import REGISTRY
+from models import GraphTransformer, prepare_execution
+
+BACKENDS = ["reference", "csr_unfused", "dgl"]
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+BONDS = (4, 3)
+
+
+@pytest.fixture
+def make_molecule(make_graph):
+    """A directed graph with edge features; node 0 has no edge, and some nodes have self loops."""
+
+    def make(num_nodes=40, num_edges=150, bonds=BONDS, columns=3, seed=0):
+        graph = make_graph(num_nodes, num_edges, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        edges = graph.num_edges()
+        if bonds:
+            feat = torch.stack([torch.randint(0, values, (edges,), generator=generator) for values in bonds], 1)
+        else:
+            feat = torch.randn(edges, columns, generator=generator)
+        graph.edata["feat"] = feat
+        return graph
+
+    return make
+
+
+@pytest.fixture
+def make_edge_model(make_model):
+    def make(form, **arguments):
+        model = make_model(edge_features=form, **({"edge_in_features": BONDS} | arguments))
+        with torch.no_grad():  # scores beyond the clamp
+            for block in getattr(model, "edge_blocks", ()):
+                block.project.weight.mul_(8)
+        return model.double()
+
+    return make
+
+
+def plan(graph, backend="reference", **options):
+    return plan_attention(graph, backend=backend, device="cpu", edge_data=True, **options)
+
+
+@torch.inference_mode()
+def run(model, graph, backend="reference"):
+    return model(model.prepare(graph, plan(graph, backend)))
+
+
+class ByHand:
+    """The model once more, with a loop over the nodes and their in-edges.
+
+    `shift` is what the authors' code adds to the sum of the weights.
+    """
+
+    def __init__(self, model, shift=0.0):
+        self.weights, self.model, self.shift = model.state_dict(), model, shift
+        self.largest_score = 0.0
+
+    def linear(self, name, x):
+        return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0)
+
+    def norm(self, name, x):
+        weights = self.weights
+        if f"{name}.running_mean" in weights:
+            mean, var = weights[f"{name}.running_mean"], weights[f"{name}.running_var"]
+        else:
+            mean, var = x.mean(1, keepdim=True), x.var(1, correction=0, keepdim=True)
+        return (x - mean) / (var + 1e-5).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def rest(self, block, x, h):
+        h = self.norm(f"{block}.norm1", h + self.linear(f"{block}.out", x))
+        ffn = self.linear(f"{block}.ffn_down", self.linear(f"{block}.ffn_up", h).relu())
+        return self.norm(f"{block}.norm2", h + ffn)
+
+    def embed(self, name, features):
+        if features.is_floating_point():
+            return self.linear(f"{name}.linear", features.double())
+        tables = self.weights[f"{name}.table.weight"].split(BONDS)
+        return sum(table[features[:, c]] for c, table in enumerate(tables))
+
+    def __call__(self, graph):
+        model = self.model
+        heads = model.blocks[0].heads
+        source, target = (ends.tolist() for ends in graph.edges())
+        edges = list(enumerate(zip(source, target, strict=True)))
+        h = self.embed("embedding", graph.ndata["feat"])
+        e = self.embed("edge_embedding", graph.edata["feat"])
+        for i in range(len(model.blocks)):
+            q, k, v = (part.unflatten(1, (heads, -1)) for part in self.linear(f"blocks.{i}.qkv", h).chunk(3, dim=1))
+            scale = 1 / math.sqrt(q.shape[2])
+            if model.edge_features == "stream":
+                projected = self.linear(f"edge_blocks.{i}.project", e).unflatten(1, (heads, -1))
+                w = torch.stack([q[t] * k[s] * scale * projected[j] for j, (s, t) in edges])
+                self.largest_score = max(self.largest_score, float(w.sum(2).abs().max()))
+                score = w.sum(2).clamp(-5, 5)
+            else:
+                score = torch.stack([(q[t] * k[s]).sum(1) * scale + e[j] for j, (s, t) in edges])
+            attended = torch.zeros_like(v)
+            for node in range(graph.num_nodes()):
+                mine = [j for j, t in enumerate(target) if t == node]
+                if mine:
+                    weight = score[mine].exp()
+                    weight = weight / (weight.sum(0) + self.shift)
+                    attended[node] = sum(weight[n, :, None] * v[source[j]] for n, j in enumerate(mine))
+            if model.edge_features == "stream" and i < len(model.blocks) - 1:
+                e = self.rest(f"edge_blocks.{i}", w.flatten(1), e)
+            h = self.rest(f"blocks.{i}", attended.flatten(1), h)
+        if model.task == "graph":
+            h = torch.stack([part.mean(0) for part in h.split(graph.batch_num_nodes().tolist())])
+        return self.linear(
+            "readout.classes", self.linear("readout.hidden2", self.linear("readout.hidden1", h).relu()).relu()
+        )
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("heads", "dim", "norm"), [(1, 32, "layer"), (4, 32, "batch"), (3, 15, "layer")])
+def test_model_is_its_formula(make_molecule, make_edge_model, heads, dim, norm, backend, form):
+    graph, model = make_molecule(), make_edge_model(form, heads=heads, dim=dim, norm=norm)
+    by_hand = ByHand(model)
+    torch.testing.assert_close(run(model, graph, backend), by_hand(graph), **TOLERANCE)
+    assert form == "bias" or by_hand.largest_score > 6  # the clamp counts
+
+
+def test_the_authors_constant_in_the_denominator_changes_little(make_molecule, make_edge_model):
+    graph, model = make_molecule(), make_edge_model("stream", heads=4)
+    out, theirs = run(model, graph), ByHand(model, shift=1e-6)(graph)
+    assert 0 < (out - theirs).norm() / theirs.norm() < 1.5e-4
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_float_features(make_molecule, make_edge_model, form):
+    graph, model = make_molecule(bonds=None), make_edge_model(form, edge_in_features=3, heads=2)
+    torch.testing.assert_close(run(model, graph), ByHand(model)(graph), **TOLERANCE)
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_a_batch_is_the_concatenation_of_its_graphs(make_molecule, make_edge_model, form):
+    graphs = [make_molecule(n, 4 * n, seed=n) for n in (17, 5, 32)]
+    batch = import_dgl().batch(graphs)
+    for task in ("node", "graph"):
+        model = make_edge_model(form, heads=4, task=task)
+        torch.testing.assert_close(run(model, batch), torch.cat([run(model, graph) for graph in graphs]), **TOLERANCE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_the_order_of_the_edges_is_free_and_their_features_move_with_them(
+    make_molecule, make_edge_model, form, backend
+):
+    graph, model = make_molecule(), make_edge_model(form, heads=4)
+    order = torch.randperm(graph.num_edges(), generator=torch.Generator().manual_seed(2))
+    source, target = graph.edges()
+    shuffled = import_dgl().graph((source[order], target[order]), num_nodes=graph.num_nodes())
+    shuffled.ndata["feat"], shuffled.edata["feat"] = graph.ndata["feat"], graph.edata["feat"][order]
+    torch.testing.assert_close(run(model, shuffled, backend), run(model, graph), **TOLERANCE)
+    shuffled.edata["feat"] = graph.edata["feat"]
+    assert (run(model, shuffled, backend) - run(model, graph)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_a_backend_with_an_order_of_its_own(make_molecule, make_edge_model, form, monkeypatch):
+    graph, model, backend = make_molecule(), make_edge_model(form, heads=4), REGISTRY["reference"]
+    expected, attend = run(model, graph), backend.attend
+    order = torch.randperm(graph.num_edges(), generator=torch.Generator().manual_seed(4))
+
+    def attend_in_order(*arguments):
+        *others, edges = arguments
+        return attend(*others, replace(edges, bias=edges.bias[order.argsort()]))
+
+    monkeypatch.setattr(backend, "edge_order", lambda data: order)
+    monkeypatch.setattr(backend, "attend", attend_in_order)
+    torch.testing.assert_close(run(model, graph), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_of_repeated_edges_the_first_counts(make_molecule, make_edge_model, form):
+    graph, model = make_molecule(), make_edge_model(form)
+    source, target = graph.edges()
+    again = torch.tensor([7, 3, 7])
+    repeated = import_dgl().graph(
+        (torch.cat([source, source[again]]), torch.cat([target, target[again]])), num_nodes=40
+    )
+    repeated.ndata["feat"] = graph.ndata["feat"]
+    repeated.edata["feat"] = torch.cat([graph.edata["feat"], torch.zeros(3, 2, dtype=torch.int64)])
+    torch.testing.assert_close(run(model, repeated), run(model, graph), **TOLERANCE)
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_graphs_without_edges(make_graph, make_edge_model, form):
+    graph = import_dgl().graph(([], []), num_nodes=3)
+    graph.ndata["feat"], graph.edata["feat"] = torch.randn(3, 6), torch.zeros(0, 2, dtype=torch.int64)
+    assert run(make_edge_model(form), graph).isfinite().all()
+
+
+def test_nothing_in_a_pass_checks_the_edges(make_molecule, make_edge_model, monkeypatch):
+    """A CUDA graph cannot capture a check, which waits for the GPU."""
+    graph = make_molecule()
+    for form in ("bias", "stream"):
+        model = make_edge_model(form)
+        attention = plan(graph)
+        inputs = model.prepare(graph, attention)
+        monkeypatch.setattr(type(attention), "bind_edges", None)
+        with torch.inference_mode():
+            model(inputs)
+        monkeypatch.undo()
+
+
+def test_other_layers_may_be_compiled(make_molecule, make_edge_model, monkeypatch):
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+    graph, model = make_molecule(), make_edge_model("stream", heads=2)
+    with torch.inference_mode():
+        execution = prepare_execution(model, model.prepare(graph, plan(graph)), backend="reference", dense="compiled")
+        torch.testing.assert_close(execution.run(), run(model, graph), **TOLERANCE)
+    torch.compiler.reset()
+
+
+def test_the_last_block_has_no_edges_to_finish(make_edge_model):
+    names = [name for name in make_edge_model("stream", blocks=2).state_dict() if name.startswith("edge_blocks")]
+    assert "edge_blocks.0.ffn_up.weight" in names
+    assert [name for name in names if name.startswith("edge_blocks.1")] == ["edge_blocks.1.project.weight"]
+
+
+def test_weights_of_the_nodes_do_not_depend_on_edge_features():
+    def made(**options):
+        torch.manual_seed(0)
+        return GraphTransformer(in_features=6, num_classes=3, dim=32, blocks=2, **options).state_dict()
+
+    plain, stream = made(), made(edge_features="stream", edge_in_features=4)
+    assert all(torch.equal(tensor, stream[name]) for name, tensor in plain.items())
+
+
+def no_features(graph):
+    del graph.edata["feat"]
+
+
+def of_rank_1(graph):
+    graph.edata["feat"] = graph.edata["feat"][:, 0]
+
+
+def other_columns(graph):
+    graph.edata["feat"] = graph.edata["feat"][:, :1]
+
+
+def floats(graph):
+    graph.edata["feat"] = graph.edata["feat"].float()
+
+
+def unknown_bond(graph):
+    graph.edata["feat"][5, 1] = 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (no_features, r'edata\["feat"\] of shape \[edges, columns\] is needed; got none'),
+        (of_rank_1, r"got shape \(\d+,\)"),
+        (other_columns, "edge features are torch.int64 with 1 columns; the model was built for 2"),
+        (floats, "edge features are torch.float32"),
+        (unknown_bond, "feature column 1 of edge 5 is 3; the model was built for 0 to 2"),
+    ],
+)
+def test_edge_features_that_do_not_fit(make_molecule, make_edge_model, damage, message):
+    graph = make_molecule()
+    damage(graph)
+    with pytest.raises(ValueError, match=message):
+        make_edge_model("stream").prepare(graph, plan(graph))
+
+
+def test_attention_must_keep_the_order_of_the_edges(make_molecule, make_edge_model):
+    graph, model = make_molecule(), make_edge_model("bias")
+    for attention in (plan_attention(graph, backend="reference", device="cpu"), lambda q, k, v, **options: v):
+        with pytest.raises(ValueError, match=r"plan_attention\(.*edge_data=True"):
+            model.prepare(graph, attention)
+
+
+def test_the_model_needs_to_know_the_edge_features():
+    with pytest.raises(ValueError, match="edge_in_features: got None with edge_features = 'bias'"):
+        GraphTransformer(in_features=6, num_classes=3, edge_features="bias")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["bias", "stream"])
+@pytest.mark.parametrize(("heads", "dim"), [(8, 64), (8, 80), (1, 128)])
+@torch.inference_mode()
+def test_gpu_float16_as_a_cuda_graph(make_molecule, make_model, form, heads, dim):
+    graph = import_dgl().batch([make_molecule(n, 4 * n, seed=n) for n in range(20, 60)])
+    model = make_model(edge_features=form, edge_in_features=BONDS, heads=heads, dim=dim).cuda()
+    expected = model.double()(model.prepare(graph, plan_attention(graph, backend="reference", edge_data=True)))
+    model = model.half()
+    options = {"dtype": torch.float16, "head_dim": dim // heads, "num_heads": heads, "edge_data": True}
+    inputs = model.prepare(graph, plan_attention(graph, backend="fused3s", **options))
+    same_types = model(model.prepare(graph, plan_attention(graph, backend="reference", **options)))
+    execution = prepare_execution(model, inputs, backend="fused3s", cuda_graph=True)
+    logits = execution.run()
+
+    def error(one):
+        return float((one.double() - expected).norm() / expected.norm())
+
+    assert error(logits) <= 2 * error(same_types)
+    torch.testing.assert_close(logits, model(replace(inputs)), rtol=0, atol=0.01)

@@ -1,0 +1,165 @@
+"""SparseMHA against the formula of DGL's sparse graph-transformer example, with dense torch operations in float64."""
+
+import pytest
+import torch
+from attention_cases import EDGE_CASES, mask_of
+
+from fused3s_dgl import import_dgl
+from kernels import plan_attention
+from models import SparseMHA
+
+SHAPES = [(80, 8), (64, 8), (6, 2), (9, 3), (5, 1), (7, 7)]
+SQUARE = [name for name, make in EDGE_CASES.items() if make().shape[0] == make().shape[1] and name != "hub"]
+
+
+def make_layer(hidden_size, num_heads, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    layer = SparseMHA(hidden_size, num_heads, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, hidden_size**-0.5)
+    return layer.to(dtype).eval()
+
+
+def example(layer, mask, h):
+    """The example with a dense mask [N, N]: column c of head i is column c * H + i of a projection."""
+    weights = {name: tensor.detach().double() for name, tensor in layer.state_dict().items()}
+    q, k, v = (
+        (h.double() @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).reshape(len(h), -1, layer.num_heads)
+        for name in ("q_proj", "k_proj", "v_proj")
+    )
+    score = torch.einsum("ich,jch->ijh", q * q.shape[1] ** -0.5, k)
+    weight = torch.nan_to_num(score.masked_fill(~mask[..., None], -torch.inf).softmax(1))
+    out = torch.einsum("ijh,jch->ich", weight, v).reshape(h.shape)
+    return out @ weights["out_proj.weight"].T + weights["out_proj.bias"]
+
+
+def features(num_nodes, width, dtype=torch.float64):
+    return torch.randn(num_nodes, width, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "dgl"])
+@pytest.mark.parametrize(("hidden_size", "num_heads"), SHAPES)
+def test_is_the_formula_of_the_example(hidden_size, num_heads, backend):
+    graph = EDGE_CASES["n_one_past_16"]()
+    layer, h = make_layer(hidden_size, num_heads, backend=backend), features(65, hidden_size)
+    plan = plan_attention(graph, backend=backend, device="cpu")
+    expected = example(layer, mask_of(graph), h)
+    torch.testing.assert_close(layer(plan, h), expected, rtol=1e-10, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SQUARE)
+def test_edge_cases(name):
+    graph = EDGE_CASES[name]()
+    layer, h = make_layer(80, 8, backend="reference"), features(graph.shape[0], 80)
+    plan = plan_attention(graph, backend="reference", device="cpu")
+    torch.testing.assert_close(layer(plan, h), example(layer, mask_of(graph), h), rtol=1e-10, atol=1e-12)
+
+
+@torch.no_grad()
+def test_float32_is_close_to_float64():
+    graph = EDGE_CASES["n_one_short_of_16"]()
+    layer, h = make_layer(80, 8, torch.float32, backend="csr_unfused"), features(63, 80, torch.float32)
+    out = layer(plan_attention(graph, backend="csr_unfused", device="cpu"), h)
+    expected = example(layer, mask_of(graph), h)
+    assert out.dtype == torch.float32
+    assert (out - expected).norm() / expected.norm() < 2e-6  # sums of 80 terms, eps 1.2e-7
+
+
+def test_parameters_are_those_of_the_example():
+    names = [f"{layer}.{kind}" for layer in ("q_proj", "k_proj", "v_proj", "out_proj") for kind in ("weight", "bias")]
+    assert list(SparseMHA().state_dict()) == names
+    assert {tuple(tensor.shape) for tensor in SparseMHA().state_dict().values()} == {(80, 80), (80,)}
+
+
+@torch.no_grad()
+def test_new_weights_count_at_the_next_call():
+    graph = EDGE_CASES["n_one_past_16"]()
+    layer, h = make_layer(6, 2, backend="reference"), features(65, 6)
+    plan = plan_attention(graph, backend="reference", device="cpu")
+    layer(plan, h)
+    for parameter in layer.parameters():
+        parameter.mul_(1.5)
+    torch.testing.assert_close(layer(plan, h), example(layer, mask_of(graph), h), rtol=1e-10, atol=1e-12)
+
+
+class SparseMatrix:
+    """The part of dgl.sparse.SparseMatrix that the layer reads; its library is missing for most PyTorch releases."""
+
+    def __init__(self, row, col, shape):
+        self.row, self.col, self.shape = row, col, shape
+
+    def coo(self):
+        return self.row, self.col
+
+
+@torch.no_grad()
+def test_a_sparse_matrix_has_queries_as_rows_and_a_dgl_graph_as_destinations():
+    graph = EDGE_CASES["n_one_past_16"]()
+    coo = graph.tocoo()
+    row, col = (torch.from_numpy(ids).int() for ids in (coo.row, coo.col))
+    layer, h = make_layer(6, 2, backend="reference"), features(65, 6)
+    expected = example(layer, mask_of(graph), h)
+    for door in (SparseMatrix(row, col, (65, 65)), import_dgl().graph((col, row), num_nodes=65)):
+        torch.testing.assert_close(layer(door, h), expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(layer(layer.plan(door), h), expected, rtol=1e-10, atol=1e-12)
+
+
+@torch.no_grad()
+def test_dgls_own_sparse_operators():
+    try:
+        import_dgl()
+        import dgl.sparse as dglsp
+    except (ImportError, FileNotFoundError) as error:
+        pytest.skip(f"dgl.sparse cannot be loaded: {str(error)[:80]}")
+    coo = EDGE_CASES["n_one_past_16"]().tocoo()
+    matrix = dglsp.spmatrix(torch.stack([torch.from_numpy(coo.row), torch.from_numpy(coo.col)]).long(), shape=(65, 65))
+    layer, h = make_layer(80, 8, torch.float32, backend="reference"), features(65, 80, torch.float32)
+    q, k, v = (one(h).reshape(65, 10, 8) for one in (layer.q_proj, layer.k_proj, layer.v_proj))
+    weight = dglsp.bsddmm(matrix, q * layer.scaling, k.transpose(1, 0)).softmax()
+    expected = layer.out_proj(dglsp.bspmm(weight, v).reshape(65, -1))
+    torch.testing.assert_close(layer(matrix, h), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_reach_every_parameter_through_a_differentiable_backend():
+    graph = EDGE_CASES["n_one_past_16"]()
+    layer, h = make_layer(6, 2, backend="reference"), features(65, 6)
+    plan = plan_attention(graph, backend="reference", device="cpu")
+
+    def loss(*parameters):
+        names = [name for name, _ in layer.named_parameters()]
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (plan, h)).square().mean()
+
+    parameters = [parameter.detach().clone().requires_grad_() for parameter in layer.parameters()]
+    assert torch.autograd.gradcheck(loss, parameters, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("graph", "error", "message"),
+    [
+        (torch.eye(4), TypeError, "graph: got Tensor; allowed are an AttentionPlan, a dgl.sparse.SparseMatrix"),
+        (SparseMatrix(torch.tensor([0, 0]), torch.tensor([1, 1]), (4, 4)), ValueError, "1 of its 2 edges repeat"),
+    ],
+)
+def test_wrong_graphs_get_a_sentence(graph, error, message):
+    with pytest.raises(error, match=message):
+        make_layer(6, 2, backend="reference")(graph, features(4, 6))
+
+
+def test_heads_that_do_not_divide_the_width():
+    with pytest.raises(ValueError, match="hidden_size: got 80 with num_heads = 7"):
+        SparseMHA(80, 7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("hidden_size", "num_heads"), [(80, 8), (64, 8), (128, 4)])
+@torch.no_grad()
+def test_gpu_float16(hidden_size, num_heads):
+    graph = EDGE_CASES["n_one_past_16"]()
+    layer, h = make_layer(hidden_size, num_heads, torch.float16, backend="fused3s"), features(65, hidden_size).half()
+    expected = example(layer, mask_of(graph), h)
+    plan = plan_attention(graph, backend="fused3s", device="cuda", dtype=torch.float16, num_heads=num_heads)
+    out = layer.cuda()(plan, h.cuda()).cpu()
+    assert (out - expected).norm() / expected.norm() < 2e-3  # a few roundings to float16, eps 9.8e-4

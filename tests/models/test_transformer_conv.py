@@ -1,0 +1,291 @@
+"""FusedTransformerConv against the TransformerConv of PyTorch Geometric with the same weights."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import EDGE_CASES
+
+from kernels import EdgeData, plan_attention
+from models import planned_edges
+from models.transformer_conv import FusedTransformerConv
+
+BACKENDS = ["reference", "csr_unfused", "dgl"]
+SWITCHES = list(itertools.product((True, False), repeat=4))  # concat, beta, bias, root_weight
+
+
+def pyg():
+    return pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
+
+
+def layers(*arguments, backend="reference", dtype=torch.float64, **options):
+    """PyG's layer and ours with its weights, in eval mode."""
+    torch.manual_seed(0)
+    theirs = pyg().TransformerConv(*arguments, **options).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_()
+    ours = FusedTransformerConv(*arguments, **options, backend=backend).to(dtype).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+class Problem:
+    """Features and edges of a graph of EDGE_CASES, the edges in random order."""
+
+    def __init__(self, name, columns=7, edge_dim=None, dtype=torch.float64):
+        coo = EDGE_CASES[name]().tocoo()
+        rng = np.random.default_rng(1)
+        order = rng.permutation(coo.nnz)
+        self.edge_index = torch.from_numpy(np.stack([coo.col[order], coo.row[order]]).astype(np.int64))
+        targets, sources = coo.shape
+        self.is_square = targets == sources
+        x_source, x_target = (
+            torch.from_numpy(rng.standard_normal((size, columns))).to(dtype) for size in coo.shape[::-1]
+        )
+        self.x = x_source if self.is_square else (x_source, x_target)
+        self.edge_attr = None
+        if edge_dim:
+            self.edge_attr = torch.from_numpy(rng.standard_normal((coo.nnz, edge_dim))).to(dtype)
+
+    @property
+    def arguments(self):
+        return self.x, self.edge_index, self.edge_attr
+
+
+def relative_error(out, expected):
+    return float((out.double() - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+@torch.no_grad()
+def assert_same(theirs, ours, arguments):
+    out, expected = ours(*arguments), theirs(*arguments)
+    assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("concat", "beta", "bias", "root_weight"), SWITCHES)
+def test_every_switch_has_pygs_state_dict_and_numbers(concat, beta, bias, root_weight):
+    switches = {"concat": concat, "beta": beta, "bias": bias, "root_weight": root_weight}
+    for heads, edge_dim in ((1, None), (3, None), (1, 5), (3, 5)):
+        theirs, ours = layers(7, 5, heads=heads, edge_dim=edge_dim, **switches)
+        shapes = [{key: tensor.shape for key, tensor in layer.state_dict().items()} for layer in (theirs, ours)]
+        assert shapes[0] == shapes[1]
+        assert_same(theirs, ours, Problem("n_one_past_16", edge_dim=edge_dim).arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("edge_dim", [None, 1, 11, 16])
+@pytest.mark.parametrize("name", EDGE_CASES)
+def test_graphs_directed_and_bipartite(name, edge_dim, backend):
+    problem = Problem(name, edge_dim=edge_dim)
+    theirs, ours = layers(7 if problem.is_square else (7, 7), 6, heads=2, edge_dim=edge_dim, beta=True, backend=backend)
+    assert_same(theirs, ours, problem.arguments)
+
+
+@pytest.mark.parametrize(("out_channels", "heads"), [(1, 1), (10, 8), (13, 4), (3, 7), (64, 1)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float32_is_as_exact_as_pyg(out_channels, heads, backend):
+    arguments = {"heads": heads, "edge_dim": 11, "backend": backend}
+    problem = Problem("n_one_short_of_16", edge_dim=11, dtype=torch.float32)
+    exact = [tensor if tensor.dtype == torch.int64 else tensor.double() for tensor in problem.arguments]
+    theirs, ours = layers(7, out_channels, dtype=torch.float32, **arguments)
+    with torch.no_grad():
+        out, same_type = ours(*problem.arguments), theirs(*problem.arguments)
+        expected = theirs.double()(*exact)
+    assert out.dtype == torch.float32
+    assert relative_error(out, expected) <= 2 * relative_error(same_type, expected) + 1e-7
+
+
+def test_sources_and_targets_of_different_widths():
+    theirs, ours = layers((4, 9), 5, heads=2, edge_dim=3)
+    rng = torch.Generator().manual_seed(0)
+    x = tuple(torch.randn(size, generator=rng, dtype=torch.float64) for size in ((12, 4), (20, 9)))
+    edge_index = torch.tensor([[0, 11, 3, 3], [19, 0, 0, 7]])
+    assert_same(theirs, ours, (x, edge_index, torch.randn(4, 3, generator=rng, dtype=torch.float64)))
+
+
+def test_the_order_of_edges_and_their_attributes_is_free():
+    _, ours = layers(7, 6, heads=2, edge_dim=4)
+    problem = Problem("n_one_past_16", edge_dim=4)
+    order = torch.randperm(len(problem.edge_attr), generator=torch.Generator().manual_seed(3))
+    out = ours(problem.x, problem.edge_index[:, order], problem.edge_attr[order])
+    torch.testing.assert_close(out, ours(*problem.arguments), rtol=1e-12, atol=1e-12)
+    mismatched = ours(problem.x, problem.edge_index[:, order], problem.edge_attr)
+    assert (mismatched - out).abs().max() > 1e-2
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Calls of plan_attention through the layers."""
+    calls = []
+
+    def recorded(*arguments, **options):
+        calls.append(options)
+        return plan_attention(*arguments, **options)
+
+    monkeypatch.setattr(planned_edges, "plan_attention", recorded)
+    return calls
+
+
+def test_an_edge_index_is_planned_once_for_all_layers(planned):
+    problem = Problem("n_one_past_16")
+    _, first = layers(7, 5, heads=2)
+    _, second = layers(7, 5, heads=2)
+    for layer in (first, second, first):
+        layer(*problem.arguments)
+    assert len(planned) == 1
+    first(problem.x, problem.edge_index.clone())
+    assert len(planned) == 2
+    layers(7, 3, heads=2)[1](*problem.arguments)  # another head dimension: another schedule
+    assert len(planned) == 3
+
+
+def test_an_edge_index_that_changes_is_planned_anew(planned):
+    theirs, ours = layers(7, 5, heads=2)
+    problem = Problem("n_one_past_16")
+    assert_same(theirs, ours, problem.arguments)
+    problem.edge_index.copy_(problem.edge_index.flip(0))
+    assert_same(theirs, ours, problem.arguments)
+    assert len(planned) == 2
+
+
+def test_an_edge_index_made_in_inference_mode(planned):
+    theirs, ours = layers(7, 5, heads=2)
+    problem = Problem("n_one_past_16")
+    with torch.inference_mode():
+        problem.edge_index = problem.edge_index.clone()
+        assert_same(theirs, ours, problem.arguments)
+        problem.edge_index.copy_(problem.edge_index.flip(0))
+        assert_same(theirs, ours, problem.arguments)
+
+
+def test_a_plan_and_bound_edges_in_place_of_tensors(planned):
+    theirs, ours = layers((7, 7), 5, heads=2, edge_dim=4)
+    problem = Problem("wide", edge_dim=4)
+    sources, targets = problem.x
+    plan = ours.plan(problem.edge_index, (len(sources), len(targets)))
+    edges = plan.bind_edges(EdgeData(features=problem.edge_attr))
+    with torch.no_grad():
+        out = ours(problem.x, plan, edges)
+        torch.testing.assert_close(out, theirs(*problem.arguments), rtol=1e-10, atol=1e-12)
+        assert torch.equal(out, ours(problem.x, plan, problem.edge_attr))
+    assert len(planned) == 1
+
+
+def test_gradients_are_pygs_through_a_differentiable_backend():
+    theirs, ours = layers(7, 5, heads=2, edge_dim=3, beta=True)
+    problem = Problem("n_one_past_16", edge_dim=3)
+    for layer in (theirs, ours):
+        layer(*problem.arguments).square().sum().backward()
+    for (name, mine), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_missing_gradients_are_an_error_not_silence(planned, monkeypatch):
+    _, ours = layers(7, 5)
+    problem = Problem("n_one_past_16")
+    plan = ours.plan(problem.edge_index, len(problem.x))
+    call = type(plan).__call__
+    monkeypatch.setattr(type(plan), "__call__", lambda *arguments, **options: call(*arguments, **options).detach())
+    with pytest.raises(RuntimeError, match=r"reference has no backward pass: call the layer under torch.no_grad"):
+        ours(problem.x, plan)
+    with torch.no_grad():
+        ours(problem.x, plan)
+
+
+def test_reset_parameters_draws_from_pygs_distribution():
+    theirs, ours = layers(50, 30, heads=2, edge_dim=4, beta=True)
+    for layer in (theirs, ours):
+        layer.reset_parameters()
+    for (name, mine), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if mine.numel() > 60:  # uniform: the largest of many is the bound
+            torch.testing.assert_close(mine.abs().max(), expected.abs().max(), rtol=0.1, atol=0, msg=name)
+
+
+X = torch.zeros(4, 7)
+EDGES = torch.tensor([[0, 1], [1, 2]])
+ATTR = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "error", "message"),
+    [
+        ({}, (X, torch.tensor([[0, 1, 0], [1, 2, 1]])), ValueError, "1 of its 3 edges repeat an earlier one.*coalesce"),
+        ({}, (X, torch.tensor([[0, 4], [1, 2]])), ValueError, r"row 0 \(sources\) holds ids from 0 to 4.*4 rows"),
+        ({}, (X, torch.tensor([[0, 3], [-1, 2]])), ValueError, r"row 1 \(targets\) holds ids from -1 to 2"),
+        ({}, (X, torch.zeros(3, 2, dtype=torch.int64)), ValueError, r"shape \(3, 2\).*dense \[2, E\] tensor"),
+        ({}, (X, EDGES.float()), ValueError, r"torch.float32.*tensor of integers"),
+        ({}, (X, torch.eye(4).to_sparse()), ValueError, "layout torch.sparse_coo"),
+        ({}, (X, [[0], [1]]), TypeError, "edge_index: got list"),
+        ({}, (X, EDGES, ATTR), ValueError, "edge_attr: got some.*edge_dim=None"),
+        ({"edge_dim": 3}, (X, EDGES), ValueError, "edge_attr: got none.*edge_dim=3"),
+        ({"edge_dim": 2}, (X, EDGES, ATTR), ValueError, r"edge_attr: got shape \(2, 3\); \[E, 2\]"),
+        ({"edge_dim": 3}, (X, EDGES, ATTR[:1]), ValueError, r"features: got shape \(1, 3\).*2 edges"),
+        ({"edge_dim": 3}, (X, EDGES, ATTR + torch.nan), ValueError, "features: edge 0, column 0 is nan"),
+        ({}, (X, EDGES, None, True), ValueError, "return_attention_weights: the fused layer stores no"),
+    ],
+)
+def test_wrong_calls_get_a_sentence(options, arguments, error, message):
+    conv = FusedTransformerConv(7, 5, heads=2, backend="reference", **options).eval()
+    with pytest.raises(error, match=message):
+        conv(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"edge_dim": 17}, "edge_dim: got 17; None and 1 to 16 are allowed"),
+        ({"edge_dim": 0}, "edge_dim: got 0"),
+        ({"in_channels": -1}, "in_channels: got -1; sizes of at least 1"),
+        ({"in_channels": (3, -1)}, r"in_channels: got \(3, -1\)"),
+    ],
+)
+def test_wrong_sizes_get_a_sentence(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        FusedTransformerConv(**{"in_channels": 7, "out_channels": 5} | arguments)
+
+
+def test_dropout_is_ignored_in_eval_mode_and_refused_in_training():
+    theirs, ours = layers(7, 5, dropout=0.4)
+    problem = Problem("n_one_past_16")
+    assert_same(theirs, ours, problem.arguments)
+    with pytest.raises(ValueError, match=r"dropout: got 0.4 in training mode.*eval\(\)"):
+        ours.train()(*problem.arguments)
+
+
+def test_works_without_pyg():
+    program = (
+        "import sys; sys.modules['torch_geometric'] = None\n"
+        "import torch; from models import FusedTransformerConv\n"
+        "conv = FusedTransformerConv(3, 2, backend='reference').eval()\n"
+        "print(conv(torch.ones(2, 3), torch.tensor([[0], [1]])).shape, conv)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert "torch.Size([2, 2]) FusedTransformerConv(3, 2, heads=1)" in done.stdout, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("out_channels", "heads"), [(8, 8), (10, 8), (13, 4), (64, 16)])
+@pytest.mark.parametrize("edge_dim", [None, 11])
+@pytest.mark.parametrize("name", ["n_one_past_16", "hub", "wide", "empty_rows_and_windows"])
+def test_gpu_float16_is_as_exact_as_pyg(name, edge_dim, out_channels, heads):
+    problem = Problem(name, columns=16, edge_dim=edge_dim, dtype=torch.float32)
+    widths = 16 if problem.is_square else (16, 16)
+    torch.manual_seed(0)
+    theirs = pyg().TransformerConv(widths, out_channels, heads=heads, edge_dim=edge_dim).half().eval()
+    ours = FusedTransformerConv(widths, out_channels, heads=heads, edge_dim=edge_dim, backend="fused3s").half().eval()
+    ours.load_state_dict(theirs.state_dict())
+
+    def on_gpu(dtype):
+        to = {"device": "cuda", "dtype": dtype}
+        x = problem.x.half().to(**to) if problem.is_square else tuple(one.half().to(**to) for one in problem.x)
+        return x, problem.edge_index.cuda(), None if edge_dim is None else problem.edge_attr.half().to(**to)
+
+    with torch.no_grad():
+        out, same_type = (layer.cuda()(*on_gpu(torch.float16)) for layer in (ours, theirs))
+        expected = theirs.double()(*on_gpu(torch.float64))
+    assert relative_error(out, expected) <= 2 * relative_error(same_type, expected)
