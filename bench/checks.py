@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bench.edge_inputs import EdgeInputs
+
 ELEMENTS = 1 << 25  # gathered at a time: 256 MiB in float64
 CHUNK_EDGES, CHUNK_ROWS = 1 << 25, 1 << 20  # of the reference at a time: 256 MiB of scores, 512 MiB of results
 COLUMNS = 64  # of V at a time
@@ -26,32 +28,55 @@ def float64_attention(
     indptr: Tensor,
     indices: Tensor,
     scale: float,
+    edges: EdgeInputs | None = None,
 ) -> Tensor:
     """softmax(scale * Q K^T masked by A) V, computed in float64 and rounded to float32 (6e-8).
 
-    Works on some rows at a time: needs about 3 GiB beside the result, more only for a row of over 33 million edges. A
-    result of over an eighth of the GPU's memory goes to host memory, since the kernel that it is for needs the GPU's.
+    Works on one head and some rows at a time: needs about 3 GiB beside the result, more only for a row of over 33
+    million edges. A result of over an eighth of the GPU's memory goes to host memory, since the kernel that it is for
+    needs the GPU's.
 
     Args:
-        query: [num_rows, d]; key, value: [num_cols, d], any float type.
+        query: [num_rows, d] or [num_rows, H, d]; key, value: [num_cols, d] or [num_cols, H, d], any float type.
         indptr: [num_rows + 1] int64; indices: [nnz] int32 or int64, without duplicates.
         scale: factor of the scores.
+        edges: edge data in the order of `indices`, see `kernels.edge_data`.
 
     Returns:
-        [num_rows, d] float32, on the inputs' device or on the CPU; a row without an edge is 0.
+        query's shape in float32, on the inputs' device or on the CPU; a row without an edge is 0.
     """
-    num_rows = query.shape[0]
     output = torch.empty(query.shape, dtype=torch.float32, device=_place(query))
-    first = 0
+    if query.dim() == 2:
+        _head_attention(output, query, key, value, indptr, indices, scale, edges)
+        return output
+    for head in range(query.shape[1]):
+        own = None if edges is None else edges.of_head(head)
+        q, k, v = (tensor[:, head] for tensor in (query, key, value))
+        _head_attention(output[:, head], q, k, v, indptr, indices, scale, own)
+    return output
+
+
+def _head_attention(
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    scale: float,
+    edges: EdgeInputs | None,
+) -> None:
+    """Write `float64_attention` of one head into `output`, some rows at a time."""
+    num_rows, first = query.shape[0], 0
     while first < num_rows:
         begin = int(indptr[first])
         last = int(torch.searchsorted(indptr, begin + CHUNK_EDGES, right=True)) - 1
         last = max(min(last, first + CHUNK_ROWS, num_rows), first + 1)
         offsets = indptr[first : last + 1] - begin
-        columns = indices[begin : begin + int(offsets[-1])]
-        output[first:last] = _rows_attention(query[first:last], key, value, offsets, columns, scale)
+        own = slice(begin, begin + int(offsets[-1]))
+        data = None if edges is None else edges.of_edges(own)
+        output[first:last] = _rows_attention(query[first:last], key, value, offsets, indices[own], scale, data)
         first = last
-    return output
 
 
 def _place(query: Tensor) -> torch.device:
@@ -62,11 +87,20 @@ def _place(query: Tensor) -> torch.device:
     return query.device if 4 * query.numel() <= gpu_bytes // 8 else torch.device("cpu")
 
 
-def _rows_attention(query: Tensor, key: Tensor, value: Tensor, indptr: Tensor, indices: Tensor, scale: float) -> Tensor:
-    """`float64_attention` of all rows at a time, on the inputs' device."""
+def _rows_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    scale: float,
+    edges: EdgeInputs | None,
+) -> Tensor:
+    """`float64_attention` of one head and all rows at a time, on the inputs' device."""
     num_rows, dim = query.shape
+    edges = edges or EdgeInputs()
 
-    def edges(width: int):
+    def parts(width: int):
         """Slices of edges with their rows and columns, for arrays of `width` elements per edge."""
         for first in range(0, indices.numel(), step := max(1, ELEMENTS // width)):
             part = slice(first, min(first + step, indices.numel()))
@@ -74,28 +108,47 @@ def _rows_attention(query: Tensor, key: Tensor, value: Tensor, indptr: Tensor, i
             yield part, torch.searchsorted(indptr, nth, right=True) - 1, indices[part].long()
 
     weight = torch.empty(indices.numel(), dtype=torch.float64, device=query.device)
-    for part, row, col in edges(dim):
-        weight[part] = (query[row].double() * key[col].double()).sum(1) * scale
+    for part, row, col in parts(dim):
+        keys = _edge_keys(key[col].double(), edges.of_edges(part))
+        weight[part] = (query[row].double() * keys).sum(1) * scale
+    if edges.bias is not None:
+        weight += edges.bias[:, 0].double()
     maximum = torch.segment_reduce(weight, "max", offsets=indptr, unsafe=True)
-    for part, row, _ in edges(1):
+    for part, row, _ in parts(1):
         weight[part] = torch.exp(weight[part] - maximum[row])
     total = torch.segment_reduce(weight, "sum", offsets=indptr, unsafe=True)
-    for part, row, _ in edges(1):
+    for part, row, _ in parts(1):
         weight[part] /= total[row]
 
     output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
     for first in range(0, dim, COLUMNS):
         columns = value[:, first : first + COLUMNS]
         result = torch.zeros(num_rows, columns.shape[1], dtype=torch.float64, device=query.device)
-        for part, row, col in edges(COLUMNS):
-            result.index_add_(0, row, columns[col].double() * weight[part, None])
+        for part, row, col in parts(COLUMNS):
+            values = columns[col].double()
+            if edges.weight is not None:
+                values += edges.features[part].double() @ edges.weight[0, first : first + COLUMNS].double().T
+            result.index_add_(0, row, values * weight[part, None])
         output[:, first : first + COLUMNS] = result
     return output
 
 
+def _edge_keys(keys: Tensor, edges: EdgeInputs) -> Tensor:
+    """[nnz, d]: the gathered keys of edges with their data, k_ij of `kernels.edge_data`."""
+    if edges.type_weight is not None:
+        keys = keys * edges.type_weight[edges.types.long(), 0].double()
+    if edges.weight is not None:
+        keys = keys + edges.features.double() @ edges.weight[0].double().T
+    return keys
+
+
 def row_errors(output: Tensor, expected: Tensor) -> Tensor:
-    """[rows] float64: norm of the difference over the norm of the expected row. Infinity for a row that should be 0 and
-    is not; NaN for a NaN."""
+    """[rows] float64: norm of the difference over the norm of the expected row, all heads of a row together. Infinity
+    for a row that should be 0 and is not; NaN for a NaN.
+
+    Args:
+        output, expected: [rows, d] or [rows, H, d].
+    """
     return torch.cat([output.new_empty(0, dtype=torch.float64), *_errors_in_parts(output, expected)])
 
 
@@ -106,7 +159,7 @@ def largest_row_error(output: Tensor, expected: Tensor) -> float:
 
 
 def _errors_in_parts(output: Tensor, expected: Tensor) -> Iterator[Tensor]:
-    for got, right in zip(output.split(ROWS), expected.split(ROWS), strict=True):
+    for got, right in zip(output.flatten(1).split(ROWS), expected.flatten(1).split(ROWS), strict=True):
         right = right.to(got.device).double()
         difference, size = (got.double() - right).norm(dim=-1), right.norm(dim=-1)
         yield torch.where(size > 0, difference / size, torch.where(difference == 0, 0.0, torch.inf))

@@ -8,9 +8,9 @@
                                   changes at every call. CUDA events around each call, so that the host counts: it
                                   queues the steps one by one and waits for sizes in between
 
-A row of plan "fixed" does not contain its format. Inputs are normal random numbers. Every row of the output is compared
-with float64 before a time is kept. With a fixed plan each cell also records its peak memory and the bytes of
-`bench.traffic`; rates are computed when drawing.
+A row of plan "fixed" contains neither its format nor the binding of edge data to the plan. Inputs and edge data are
+normal random numbers. Every row of the output is compared with float64 before a time is kept. With a fixed plan each
+cell also records its peak memory and the bytes of `bench.traffic`; rates are computed when drawing.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,8 @@ import torch
 
 import kernels
 from bench.checks import float64_attention, largest_row_error
-from bench.records import Row
+from bench.edge_inputs import EdgeInputs
+from bench.records import Bench, Row
 from bench.runner import Cell, GraphBench, UnsupportedInputsError, classify, dtype_name, input_dtype
 from bench.timers import (
     LONG_REPEATS,
@@ -37,7 +38,7 @@ from bench.timers import (
     time_rounds,
 )
 from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
-from configs.bench_schema import REORDERED, SWITCHES, BenchConfig
+from configs.bench_schema import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape, edge_kind
 from kernels.backends import REGISTRY
 from kernels.backends.flex_attention import graph_block_mask
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
@@ -51,23 +52,30 @@ FINISHED = ("ok", "unsupported", "oom")  # statuses that are not measured again
 # Largest relative error of a row, in norm: about two roundings of E in float16; rounded scores in float32.
 ALLOWED_ERROR = {torch.float16: 2e-3, torch.float32: 1e-4}
 
+ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
+
 REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class KernelBench(GraphBench):
-    """Every backend and variant at every head dimension."""
+    """Every backend and variant with every shape of heads and every kind of edge data."""
 
-    bench = "kernels"
+    @property
+    def bench(self) -> Bench:
+        return self.config.kernel.bench
 
     @staticmethod
     def cells(config: BenchConfig) -> list[Cell]:
-        """Cells ordered by dimension and then by type: only the inputs of one type are in memory."""
+        """Cells ordered by shape, edge data and then type: only the inputs of one type are in memory."""
         kernel = config.kernel
-        cells = [make_cell(name, dim, config) for dim in kernel.dims for name in kernel.backends]
-        cells.sort(key=lambda cell: (kernel.dims.index(cell.dim), cell.dtype == "float32"))
         as_planned = {"fixed": {}, "rebuilt": {"plan": "rebuilt", "launch": "none", "l2": "none"}}
+        cells = []
+        for shape in kernel.head_shapes:
+            for edges in kernel.edges:
+                same_inputs = [make_cell(name, shape, edges, config) for name in kernel.backends]
+                cells += sorted(same_inputs, key=lambda cell: cell.dtype == "float32")
         return [replace(cell, **as_planned[plan]) for cell in cells for plan in kernel.plans]
 
     @cached_property
@@ -88,21 +96,22 @@ class KernelBench(GraphBench):
 
     _problem: "Problem | None" = None
 
-    def problem(self, dim: int) -> "Problem":
-        """Inputs of a head dimension; those of the one before are freed first."""
-        if self._problem is None or self._problem.dim != dim:
+    def problem(self, cell: Cell) -> "Problem":
+        """Inputs of a shape and a kind of edge data; those of the ones before are freed first."""
+        shape = Shape(cell.heads, cell.dim)
+        if self._problem is None or (self._problem.shape, self._problem.kind) != (shape, cell.edges):
             self._problem = None
-            self._problem = Problem(self, dim)
+            self._problem = Problem(self, shape, cell.edges)
         return self._problem
 
     def measure_cell(self, cell: Cell) -> list[Row]:
         refuse_impossible(cell, self.device)
-        dtype, problem = cell.torch_dtype, self.problem(cell.dim)
+        dtype, problem = cell.torch_dtype, self.problem(cell)
         inputs, expected = problem.inputs(dtype), problem.expected
         _ = self.flush, self.empty_ms, self.gathered_columns  # made before memory is looked at
         besides = self._bytes_besides(inputs)
-        make = plan if cell.plan == "fixed" else replan
-        attention, order = make(cell, self.pattern, self.device, self.config.measure.scale)
+        given = (cell, self.pattern, self.device, self.config.measure.scale_of(cell.dim))
+        attention, order = plan(*given, problem.edges) if cell.plan == "fixed" else (replan(*given), None)
 
         def run() -> torch.Tensor:
             return attention(*inputs)
@@ -126,9 +135,10 @@ class KernelBench(GraphBench):
             spread = Spread.of([order.seconds * 1e3])
             rows.append(self.row(untimed, metric="order_time", **spread.columns(), **found, note=note))
         out_dtype = getattr(torch, cell.out_dtype)
+        width, of_edges = cell.heads * cell.dim, problem.edges.to(dtype).bytes_of_edges if problem.edges else 0
         traffic = {
-            "gathered_bytes": gathered_bytes(self.gathered_columns, cell.dim, dtype),
-            "compulsory_bytes": compulsory_bytes(self.pattern.shape[0], cell.dim, dtype, out_dtype),
+            "gathered_bytes": gathered_bytes(self.gathered_columns, width, dtype),
+            "compulsory_bytes": compulsory_bytes(self.pattern.shape[0], width, dtype, out_dtype) + of_edges,
         }
         for metric, size in traffic.items():
             rows.append(self.row(untimed, metric=metric, unit="B", **Spread.of([size]).columns(), status="unchecked"))
@@ -138,7 +148,7 @@ class KernelBench(GraphBench):
         """Back to back, then isolated with L2 warm and cold."""
         measure = self.config.measure
         spread, timer = time_kernel(run, device=self.device, repeats=measure.repeats)
-        scale = f"scale {measure.scale:g}"
+        scale = f"scale {measure.scale_of(cell.dim):g}"
         rows = [self.row(cell, **spread.columns(), **checked, note=f"{timer}; {scale}")]
         options = {"device": self.device, "repeats": measure.repeats, "expected_ms": spread.median}
         cells = {l2: replace(cell, launch="isolated", l2=l2) for l2 in ("warm", "cold")}
@@ -157,7 +167,7 @@ class KernelBench(GraphBench):
         repeats = min(measure.repeats, max(LONG_REPEATS, int(REBUILT_MS / once)))
         rounds = time_rounds(lambda: pass_times(**options, repeats=repeats))
         timer = "CUDA events around each call" if self.device.type == "cuda" else "clock"
-        notes = [timer, f"scale {measure.scale:g}", rounds.warning]
+        notes = [timer, f"scale {measure.scale_of(cell.dim):g}", rounds.warning]
         return self.row(cell, **rounds.columns(), **checked, note="; ".join(filter(None, notes)))
 
     def _bytes_besides(self, inputs: Iterable[torch.Tensor]) -> int:
@@ -167,7 +177,7 @@ class KernelBench(GraphBench):
         return torch.cuda.memory_allocated(self.device) - sum(tensor.nbytes for tensor in inputs)
 
 
-def make_cell(name: str, dim: int, config: BenchConfig) -> Cell:
+def make_cell(name: str, shape: Shape, edges: str, config: BenchConfig) -> Cell:
     """The cell of an entry of `kernel.backends` with a fixed plan."""
     backend, variant, order = name, "none", "none"
     if name in SWITCHES:
@@ -175,26 +185,28 @@ def make_cell(name: str, dim: int, config: BenchConfig) -> Cell:
     elif name == REORDERED:
         backend, order = "fused3s", "auto"
     dtype, out_dtype = dtype_name(input_dtype(backend)), config.kernel.out_dtype
-    options = {"launch": "back_to_back", "plan": "fixed", "l2": "warm"}
-    return Cell(dim, backend, dtype, out_dtype, "kernel", variant=variant, order=order, **options)
+    out_dtype = dtype if out_dtype == "input" else out_dtype
+    options = {"variant": variant, "order": order, "launch": "back_to_back", "plan": "fixed", "l2": "warm"}
+    return Cell(shape.dim, backend, dtype, out_dtype, "kernel", heads=shape.heads, edges=edges, **options)
 
 
 class Problem:
-    """Inputs of one head dimension on a graph and their correct output, made when the first cell needs them.
+    """Inputs of one shape and kind of edge data on a graph and their correct output, made when the first cell needs
+    them.
 
     All backends get the same numbers. float16 holds them exactly, so that one reference serves all types.
     """
 
-    def __init__(self, bench: KernelBench, dim: int) -> None:
-        self.bench, self.dim = bench, dim
+    def __init__(self, bench: KernelBench, shape: Shape, kind: str) -> None:
+        self.bench, self.shape, self.kind = bench, shape, kind
         self._inputs: tuple[torch.Tensor, ...] = ()
 
     def inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """q, k and v: [N, d]. Those of another type are dropped."""
+        """q, k and v: [N, H, d]. Those of another type are dropped."""
         if not self._inputs:
             device = self.bench.device
             generator = torch.Generator(device).manual_seed(0)
-            shape = (self.bench.pattern.shape[0], self.dim)
+            shape = (self.bench.pattern.shape[0], *self.shape)
             self._inputs = tuple(torch.randn(shape, generator=generator, device=device).half() for _ in ("q", "k", "v"))
         if self._inputs[0].dtype != dtype:
             tensors, self._inputs = list(self._inputs), ()
@@ -204,11 +216,16 @@ class Problem:
         return self._inputs
 
     @cached_property
+    def edges(self) -> EdgeInputs | None:
+        """Edge data in the order of the pattern."""
+        return EdgeInputs.random(self.kind, self.shape, self.bench.pattern.indices.numel(), self.bench.device)
+
+    @cached_property
     def expected(self) -> torch.Tensor:
-        """[N, d] float32, computed in float64."""
-        pattern, scale = self.bench.pattern, self.bench.config.measure.scale
+        """[N, H, d] float32, computed in float64."""
+        pattern, scale = self.bench.pattern, self.bench.config.measure.scale_of(self.shape.dim)
         try:
-            return float64_attention(*self._inputs, pattern.indptr, pattern.indices, scale)
+            return float64_attention(*self._inputs, pattern.indptr, pattern.indices, scale, self.edges)
         except torch.OutOfMemoryError as error:
             text = str(error).partition("\n")[0]
             raise MemoryError(f"the float64 reference, not the backend, ran out of memory: {text}") from None
@@ -232,12 +249,22 @@ def refuse_impossible(cell: Cell, device: torch.device) -> None:
         raise UnsupportedInputsError(reason)
     if cell.out_dtype not in ("float32", cell.dtype):
         raise UnsupportedInputsError(f"it computes in {cell.dtype}, and kernel.out_dtype is {cell.out_dtype}")
+    if cell.edges != NO_EDGES:
+        if cell.variant != "none" or not backend.takes_edges:
+            raise UnsupportedInputsError("it takes no edge data")
+        if cell.backend == ANEMOI and edge_kind(cell.edges)[0] != "low_rank":
+            raise UnsupportedInputsError("of edge data it takes features alone")
+        if cell.plan == "rebuilt":
+            raise UnsupportedInputsError("edge data is bound to a plan that is kept")
     if cell.plan == "rebuilt" and cell.order != "none":
         raise UnsupportedInputsError("rows are ordered once per graph, on the CPU: too slow for each call")
 
 
-def plan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) -> tuple[Attention, RowOrder | None]:
-    """The kernel of a cell with its sparse format built, and the order of its rows. The first call may compile.
+def plan(
+    cell: Cell, pattern: CSRPattern, device: torch.device, scale: float, edges: EdgeInputs | None = None
+) -> tuple[Attention, RowOrder | None]:
+    """The kernel of a cell with its sparse format built and edge data bound to it, and the order of its rows. The first
+    call may compile.
 
     Raises:
         UnsupportedGraphError: the backend does not take this graph.
@@ -247,19 +274,23 @@ def plan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) ->
         bsb = kernels.BSB.from_graph(pattern, device=device)
         spec = PaperKernelSpec(cell.torch_dtype, out_dtype, cell.dim, **SWITCHES[cell.variant])
         get_kernel(spec, device.index)
-        return lambda q, k, v: launch(spec, bsb, q[:, None], k[:, None], v[:, None], scale)[:, 0], None
-    inputs = {"dtype": cell.torch_dtype, "head_dim": cell.dim, "out_dtype": out_dtype}
+        return lambda q, k, v: launch(spec, bsb, q, k, v, scale), None
+    inputs = {"dtype": cell.torch_dtype, "head_dim": cell.dim, "num_heads": cell.heads, "out_dtype": out_dtype}
+    inputs |= {"edge_data": True} if edges else {}
     planned = kernels.plan_attention(pattern, backend=cell.backend, device=device, reorder=cell.order, **inputs)
-    return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=out_dtype), planned.order
+    bound = edges.to(cell.torch_dtype).bind(planned) if edges else {}
+    if bound and cell.backend == ANEMOI:
+        REGISTRY[ANEMOI].keep_edge_tensor(bound["edges"].features, bound["edge_key_weight"])
+    return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=out_dtype, **bound), planned.order
 
 
-def replan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) -> tuple[Attention, None]:
-    """As `plan`, with the format and the schedule built anew at each call.
+def replan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) -> Attention:
+    """The kernel of a cell with the format and the schedule built anew at each call; without edge data.
 
     `flex_attention` builds its block mask anew; its compiled kernel, which takes any mask of this shape, stays.
     """
     if cell.backend != "flex_attention":
-        return lambda q, k, v: plan(cell, pattern, device, scale)[0](q, k, v), None
+        return lambda q, k, v: plan(cell, pattern, device, scale)[0](q, k, v)
     out_dtype = getattr(torch, cell.out_dtype)
     planned = kernels.plan_attention(pattern, backend=cell.backend, device=device)
 
@@ -268,4 +299,4 @@ def replan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) 
         mask = graph_block_mask(rows_of_edges(indptr), col.long(), pattern.shape)
         return replace(planned, data=replace(planned.data, block_mask=mask))(q, k, v, scale=scale, out_dtype=out_dtype)
 
-    return attend, None
+    return attend

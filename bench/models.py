@@ -41,23 +41,23 @@ class ModelBench(GraphBench):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.heads, self.blocks = self.config.model.heads, self.config.model.blocks
+        self.blocks = self.config.model.blocks
         self._features: dict[torch.dtype, GraphInputs] = {}
         self._planned: Planned | None = None
 
     @staticmethod
     def cells(config: EndToEndConfig) -> list[Cell]:
-        cells, dtype = [], config.model.dtype
+        cells, dtype, heads = [], config.model.dtype, config.model.heads
         for dim in config.model.dims:
             for backend, modes in config.run.modes.items():
                 for mode in modes:
                     dense, _, graph = mode.partition("+")
                     launch = "cuda_graph" if graph else "eager"
-                    cells.append(Cell(dim, backend, dtype, dtype, "model", dense=dense, launch=launch))
+                    cells.append(Cell(dim, backend, dtype, dtype, "model", heads=heads, dense=dense, launch=launch))
                 if backend in config.run.accuracy:
                     first = dtype_name(ACCURACY_DTYPES[0])
                     options = {"metric": "output_error", "unit": "1", "dense": "auto", "launch": "eager"}
-                    cells.append(Cell(dim, backend, first, first, "model", **options))
+                    cells.append(Cell(dim, backend, first, first, "model", heads=heads, **options))
         return cells
 
     def measure_cell(self, cell: Cell) -> list[Row]:
@@ -167,7 +167,8 @@ class Width:
 
     def __init__(self, bench: ModelBench, dim: int) -> None:
         self.bench, self.dim = bench, dim
-        self.head_dim = dim // bench.heads
+        self.heads = bench.config.model.heads
+        self.head_dim = dim // self.heads
         self._models: dict[torch.dtype, GraphTransformer] = {}
         self._expected: dict[tuple[torch.dtype, str], Expected] = {}
 
@@ -197,7 +198,7 @@ class Width:
             raise kernels.BackendUnavailableError(reason)
         if reason := REGISTRY[backend].unsupported(dtype, self.head_dim):
             raise UnsupportedInputsError(reason)
-        inputs = {"dtype": dtype, "head_dim": self.head_dim, "num_heads": self.bench.heads}
+        inputs = {"dtype": dtype, "head_dim": self.head_dim, "num_heads": self.heads}
         inputs["out_dtype"] = written_dtype(dtype, out_dtype)
         return kernels.plan_attention(self.bench.pattern, backend=backend, device=self.bench.device, **inputs)
 

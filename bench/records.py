@@ -22,7 +22,7 @@ NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of resu
 # graph. unavailable: it cannot run on this machine.
 Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
-    "kernels", "end_to_end", "preprocessing", "peak_rates", "sm_active", "stability", "infer"
+    "kernels", "heads", "edges", "end_to_end", "preprocessing", "peak_rates", "sm_active", "stability", "infer"
 ]  # also the stem of its CSV
 
 
@@ -61,7 +61,10 @@ class Row(Provenance):
         dataset, data_sha256, data_source: name of the graph, hash of its edges, and official, file or synthetic.
         nodes, nnz, graphs: size of the graph; nnz counts the attention scores (edges) of one head.
         scores, score_range: distribution of the scores and its parameter, see `bench.softmax_stability`.
-        dim, heads, blocks: width, heads and blocks of the model; blocks is 0 without a model.
+        dim, heads, blocks: of a model its width, heads and blocks. Of a kernel the columns of one head, and the
+            heads; blocks is 0.
+        edges: kind of edge data in the score: of a kernel see `configs.bench_schema.PLAIN_EDGES`, of a model its
+            `model.edge_features`.
         dtype, out_dtype: types of the inputs and of the output.
         backend: attention backend that ran, or the micro-benchmark.
         variant: version of it: a step of the ablation, an emulated softmax, a load path.
@@ -97,6 +100,7 @@ class Row(Provenance):
     dim: int = Field(default=0, ge=0)
     heads: int = Field(default=0, ge=0)
     blocks: int = Field(default=0, ge=0)
+    edges: str = NONE
     dtype: str = NONE
     out_dtype: str = NONE
     backend: str
@@ -142,6 +146,7 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
+ADDED = ("edges",)  # columns that older files lack; their rows have the default
 OUTCOME = (
     *("order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power"),
     *("status", "reason", "relative_error", "note"),
@@ -172,8 +177,11 @@ def check_results_file(path: Path) -> None:
 def append_rows(path: Path, rows: Sequence[Row]) -> None:
     """Append rows to a CSV, with the header if the file is new. Several processes may append at the same time.
 
+    A file without a column of ADDED takes rows that have its default.
+
     Raises:
-        ResultsFileError: the file has another header or ends inside a row; it is left unchanged.
+        ResultsFileError: the file has another header, lacks a column that a row needs, or ends inside a row; it is left
+            unchanged.
         OSError: the rows could not be written; the file is truncated to its old length.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,9 +189,12 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
         file.seek(0)
         before = file.read()
-        _check_content(path, before)
+        columns = _check_content(path, before)
+        for name in set(COLUMNS) - set(columns):
+            if any(getattr(row, name) != Row.model_fields[name].default for row in rows):
+                raise ResultsFileError(f"{path}: has no column {name!r}, which these rows need; write to another file")
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
         if not before:
             writer.writeheader()
         writer.writerows(row.model_dump() for row in rows)
@@ -218,16 +229,19 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _check_content(path: Path, content: bytes) -> None:
+def _check_content(path: Path, content: bytes) -> tuple[str, ...]:
+    """Columns of a file; those of a new one if it is empty."""
     if not content:
-        return
+        return COLUMNS
     if not content.endswith(b"\n"):
         raise ResultsFileError(f"{path}: the last line is incomplete; repair or move the file, then run again")
     header = next(csv.reader([content.split(b"\n", maxsplit=1)[0].decode(errors="replace")]))
-    if tuple(header) != COLUMNS:
+    older = [name for name in ADDED if name not in header]
+    if tuple(header) != tuple(name for name in COLUMNS if name not in older):
         missing = [name for name in COLUMNS if name not in header]
         extra = [name for name in header if name not in COLUMNS]
         raise ResultsFileError(
             f"{path}: holds other columns than this version writes (missing: {missing or NONE}, "
             f"unknown: {extra or NONE}); move the file away, or write to another one with --results"
         )
+    return tuple(header)

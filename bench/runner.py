@@ -36,7 +36,7 @@ class DeviceLostError(RuntimeError):
 
 
 class UnsupportedInputsError(ValueError):
-    """A backend does not take the type or the head dimension of a cell."""
+    """A backend does not take the type, the head dimension or the edge data of a cell."""
 
 
 USER_ERRORS = (kernels.BackendUnavailableError, DeviceLostError)  # beside those of `bench.cli`
@@ -142,6 +142,8 @@ class Cell:
     scope: str
     metric: str = "time"
     unit: str = "ms"
+    heads: int = 1
+    edges: str = "none"
     variant: str = "none"
     order: str = "none"
     dense: str = "none"
@@ -155,9 +157,10 @@ class Cell:
 
     @property
     def description(self) -> str:
-        options = (self.variant, self.order, self.dense, self.launch, self.plan)
+        options = (self.edges, self.variant, self.order, self.dense, self.launch, self.plan)
         usual = ("none", "back_to_back", "fixed")
-        return " ".join([f"d={self.dim} {self.backend}", *(option for option in options if option not in usual)])
+        heads = "" if self.heads == 1 else f"H={self.heads} "
+        return " ".join([f"{heads}d={self.dim} {self.backend}", *(one for one in options if one not in usual)])
 
 
 class GraphBench(ABC):
@@ -169,7 +172,7 @@ class GraphBench(ABC):
     """
 
     bench: ClassVar[Bench]
-    heads, blocks = 1, 0
+    blocks = 0
 
     def __init__(
         self, loaded: LoadedGraph, config: Any, config_path: str, environment: Provenance, device: torch.device
@@ -201,7 +204,6 @@ class GraphBench(ABC):
             **graph_columns(self.loaded.meta),
             **asdict(cell),
             "bench": self.bench,
-            "heads": self.heads,
             "blocks": self.blocks,
             "config": self.config_path,
             "config_sha": self.config.measure.sha(),

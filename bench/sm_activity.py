@@ -56,7 +56,7 @@ class SmActivityBench(KernelBench):
         the median longest time.
         """
         refuse_impossible(cell, self.device)
-        problem = self.problem(cell.dim)
+        problem = self.problem(cell)
         inputs, expected = problem.inputs(cell.torch_dtype), problem.expected
         bsb = BSB.from_graph(self.pattern, device=self.device)
         switches = SWITCHES[cell.variant]
@@ -66,7 +66,7 @@ class SmActivityBench(KernelBench):
         measure = self.config.measure
 
         def run() -> torch.Tensor:
-            return launch(spec, bsb, *(tensor[:, None] for tensor in inputs), measure.scale, clocks)[:, 0]
+            return launch(spec, bsb, *inputs, measure.scale_of(cell.dim), clocks)
 
         error = largest_row_error(run(), expected)  # the first call compiles
         launches = []
@@ -96,6 +96,8 @@ def check_config(config: BenchConfig) -> None:
         raise ValueError(
             f"kernel.backends: {', '.join(others)} has no clocked build; allowed are {', '.join(SWITCHES)}"
         )
+    if config.kernel.bench != "kernels":
+        raise ValueError("kernel.shapes and kernel.edges: the SM active time is of one head without edge data")
     if config.kernel.plans != ("fixed",):
         raise ValueError(
             f"kernel.plans = {list(config.kernel.plans)}: the SM active time is measured with [fixed] alone"

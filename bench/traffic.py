@@ -6,6 +6,8 @@ nonzero (paper, section "Sparse Format for Tensor Cores"). Rows are not reused a
     gathered   = sum over windows (distinct columns) * 2 * d * (bytes of an element)    from L2 or memory
     compulsory = N * d * (bytes of an element of Q) + N * d * (bytes of an element of O)    from and to memory
 
+with d the columns of all heads.
+
 Padding of blocks, index arrays and columns gathered twice are left out: they belong to a kernel, not to the problem.
 """
 

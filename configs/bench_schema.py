@@ -1,11 +1,12 @@
 """Configuration of `scripts/bench_kernels.py`: graphs, kernels, measurement."""
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.schema import HEAD_DIM_STEP, MAX_HEAD_DIM, Section, did_you_mean
+from configs.schema import MAX_HEAD_DIM, Section, did_you_mean
 
 if TYPE_CHECKING:
     from data import LoadedGraph
@@ -28,6 +29,29 @@ SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with
 REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kernels.formats.row_order`
 
 Names = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]  # YAML has lists and no tuples
+
+SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")  # heads x head dimension
+NO_EDGES = "none"
+# Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
+# (low_rank_R), T types with a vector each (types_T).
+PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head")
+NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
+NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9]\d*)")
+
+
+class Shape(NamedTuple):
+    """Heads and columns of a head: "8x16"."""
+
+    heads: int
+    dim: int
+
+    @property
+    def width(self) -> int:
+        """Columns of all heads."""
+        return self.heads * self.dim
+
+    def __str__(self) -> str:
+        return f"{self.heads}x{self.dim}"
 
 
 class BenchDataConfig(Section):
@@ -58,8 +82,11 @@ class KernelConfig(Section):
     """Kernels. The input type of a backend is the one that it computes in, see `bench.runner`."""
 
     backends: Names  # of `kernels.list_backends()`, SWITCHES or REORDERED
-    dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)  # of a head
-    out_dtype: Literal["float32", "float16"] = "float32"  # float16: for the backends that compute in it
+    dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)  # of one head
+    shapes: Annotated[Names | None, Field(strict=False)] = None  # in place of dims: heads x head dimension, "8x16"
+    edges: Names = (NO_EDGES,)  # kinds of edge data
+    # float16: for the backends that compute in it. input: the type that the backend computes in.
+    out_dtype: Literal["float32", "float16", "input"] = "float32"
     # fixed: the sparse format is built once. rebuilt: at each call, from the CSR arrays on the GPU.
     plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], Field(min_length=1, strict=False)] = ("fixed",)
 
@@ -74,33 +101,94 @@ class KernelConfig(Section):
     @field_validator("plans")
     @classmethod
     def _plans_once(cls, plans: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(plans)) < len(plans):
-            raise ValueError(f"kernel.plans = {list(plans)}: each of fixed and rebuilt is allowed once")
+        _check_once("kernel.plans", plans)
         return plans
 
     @field_validator("dims")
     @classmethod
     def _dims_fit(cls, dims: tuple[int, ...]) -> tuple[int, ...]:
         for dim in dims:
-            if dim % HEAD_DIM_STEP or not HEAD_DIM_STEP <= dim <= MAX_HEAD_DIM:
-                raise ValueError(
-                    f"kernel.dims = {list(dims)}: {dim} is not among the multiples of {HEAD_DIM_STEP} "
-                    f"up to {MAX_HEAD_DIM}"
-                )
+            if not 1 <= dim <= MAX_HEAD_DIM:
+                raise ValueError(f"kernel.dims = {list(dims)}: got {dim}; 1 to {MAX_HEAD_DIM} is allowed")
         return dims
+
+    @field_validator("shapes")
+    @classmethod
+    def _shapes_fit(cls, shapes: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for shape in shapes or ():
+            match = SHAPE.fullmatch(shape)
+            if not match or int(match[2]) > MAX_HEAD_DIM:
+                raise ValueError(
+                    f"kernel.shapes = {[*shapes]}: got {shape!r}; heads x head dimension is needed, such as 8x16, "
+                    f"with a head dimension up to {MAX_HEAD_DIM}"
+                )
+        _check_once("kernel.shapes", shapes or ())
+        return shapes
+
+    @field_validator("edges")
+    @classmethod
+    def _edges_known(cls, edges: tuple[str, ...]) -> tuple[str, ...]:
+        for kind in edges:
+            name, number = edge_kind(kind)
+            if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
+                numbered = ", ".join(f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items())
+                raise ValueError(
+                    f"kernel.edges = {[*edges]}: got {kind!r}; allowed are {', '.join(PLAIN_EDGES)}, {numbered}"
+                )
+        _check_once("kernel.edges", edges)
+        return edges
+
+    @model_validator(mode="after")
+    def _dims_or_shapes(self) -> Self:
+        if self.shapes is not None and "dims" in self.model_fields_set:
+            raise ValueError(
+                f"kernel.dims = {list(self.dims)} and kernel.shapes = {[*self.shapes]}: one of the two is allowed; "
+                "the shape of one head of 64 columns is 1x64"
+            )
+        return self
+
+    @property
+    def bench(self) -> Literal["kernels", "heads", "edges"]:
+        """Name of the benchmark: kinds of edge data, shapes of heads, or kernels with one head as in the paper."""
+        if self.edges != (NO_EDGES,):
+            return "edges"
+        return "kernels" if self.shapes is None else "heads"
+
+    @property
+    def head_shapes(self) -> tuple[Shape, ...]:
+        """Shapes to measure: `shapes`, or one head of each of `dims`."""
+        if self.shapes is None:
+            return tuple(Shape(1, dim) for dim in self.dims)
+        return tuple(Shape(*map(int, SHAPE.fullmatch(shape).groups())) for shape in self.shapes)
 
 
 class MeasureConfig(Section):
     """Settings that all cells share. Its `sha` is the `config_sha` of a row."""
 
     repeats: int = Field(default=30, ge=30)  # timed intervals; fewer for a kernel that takes over 10 ms
-    scale: float = Field(default=1.0, allow_inf_nan=False)  # of the scores; 1 as in the paper
+    # Of the scores; 1 as in the paper, rsqrt_dim: 1/sqrt(head dimension), as in models.
+    scale: Annotated[float, Field(allow_inf_nan=False)] | Literal["rsqrt_dim"] = 1.0
+
+    def scale_of(self, dim: int) -> float:
+        """Factor of the scores of heads of `dim` columns."""
+        return dim**-0.5 if self.scale == "rsqrt_dim" else self.scale
 
 
 class BenchConfig(Section):
     data: BenchDataConfig
     kernel: KernelConfig
     measure: MeasureConfig = MeasureConfig()
+
+
+def edge_kind(kind: str) -> tuple[str, int | None]:
+    """Name and number of a kind of edge data: ("low_rank", 11) of "low_rank_11", ("bias", None) of "bias"."""
+    match = NUMBERED.fullmatch(kind)
+    return (match[1], int(match[2])) if match else (kind, None)
+
+
+def _check_once(key: str, values: tuple[str, ...]) -> None:
+    if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
+        raise ValueError(f"{key} = {list(values)}: {', '.join(map(repr, twice))} is given twice; once is allowed")
 
 
 def _check_names(key: str, names: tuple[str, ...], allowed: tuple[str, ...]) -> None:

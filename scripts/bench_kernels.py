@@ -17,9 +17,12 @@ import typer
 from bench import cli, runner
 from bench.kernels import FINISHED, KernelBench
 from bench.records import Row, check_results_file, finished
-from configs.bench_schema import BenchConfig
+from configs.bench_schema import BenchConfig, Shape
 
-HEAD = ("data set", "dim", "backend", "variant", "order", "dtype", "kernel ms", "p10", "p90", "error", "MiB", "status")
+HEAD = (
+    *("data set", "heads x dim", "edges", "backend", "variant", "order", "dtype"),
+    *("kernel ms", "p10", "p90", "error", "MiB", "status"),
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,8 +54,8 @@ def table_line(rows: list[Row]) -> list[str]:
     memory = next((f"{row.value:,.0f}" for row in rows if row.metric == "peak_memory"), "")
     times = [cli.number(x, ".4f") for x in (kernel.value, kernel.p10, kernel.p90)]
     error = cli.number(kernel.relative_error, ".1e")
-    cell = (cli.dataset(kernel), str(kernel.dim), kernel.backend, kernel.variant, kernel.order, kernel.dtype)
-    return [*cell, *times, error, memory, cli.outcome(kernel)]
+    cell = (cli.dataset(kernel), str(Shape(kernel.heads, kernel.dim)), kernel.edges, kernel.backend)
+    return [*cell, kernel.variant, kernel.order, kernel.dtype, *times, error, memory, cli.outcome(kernel)]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ TITLES = {  # of groups of figures, in the order of the page
     "hero": "Attention kernels at a glance",
     "waterfall": "What makes the whole model faster",
     "speedups": "Attention kernels: speed-ups",
+    "heads": "Attention kernels: time against head shape",
     "scaling": "Attention kernels: time against edges",
     "beyond": "fused3s over the paper's kernel",
     "end_to_end": "Whole model",

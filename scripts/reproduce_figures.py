@@ -26,6 +26,10 @@ RECORDED, MEASURED = Path("results"), Path("results", LOCAL)
 KERNELS = ("bench_kernels.py", "--results", f"{MEASURED}/kernels.csv", "--config")
 # Our kernels with fp16 output; the other steps have fp32 output.
 HALF_OUTPUT = ("--set", "kernel.out_dtype=float16", "--set", "kernel.backends=[fused3s,fused3s+reorder,fused3s_paper]")
+HEADS = ("bench_kernels.py", "--results", f"{MEASURED}/heads.csv", "--config", "configs/bench/heads.yaml")
+EDGES = ("bench_kernels.py", "--results", f"{MEASURED}/edges.csv", "--config", "configs/bench/edges.yaml")
+# The graph of configs/bench/surrogate_superpixels.yaml in place of the others.
+SUPERPIXELS = ("--set", "data.names=[superpixel-bsds500]", "--set", "data.source=file", "--set", "data.batch_size=1000")
 MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--config")
 BUILDS = ("preprocessing.py", "--results", f"{MEASURED}/preprocessing.csv", "--config")
 GRAPHS = ("single", "batched", "more")  # files in configs/bench
@@ -35,7 +39,13 @@ STEPS: dict[str, list[tuple[str, ...]]] = {
     "peak_rates": [("peak_rates.py", "--results", f"{MEASURED}/peak_rates.csv")],
     "kernels": [(*KERNELS, f"configs/bench/{name}.yaml") for name in GRAPHS],
     "float16_output": [(*KERNELS, f"configs/bench/{name}.yaml", *HALF_OUTPUT) for name in GRAPHS],
-    "superpixels": [(*KERNELS, "configs/bench/surrogate_superpixels.yaml")],
+    "heads": [HEADS],
+    "edges": [EDGES],
+    "superpixels": [
+        (*KERNELS, "configs/bench/surrogate_superpixels.yaml"),
+        (*HEADS, *SUPERPIXELS),
+        (*EDGES, *SUPERPIXELS),
+    ],
     "masks": [(*KERNELS, "configs/bench/masks.yaml")],
     "ablation": [(*KERNELS, "configs/bench/ablation.yaml")],
     "sm_active": [("sm_active_time.py", "--results", f"{MEASURED}/sm_active.csv")],

@@ -10,6 +10,7 @@ from bench.records import KEY, NONE
 from report.frames import PRECISIONS, latest
 
 BASELINE = "fused3s_paper"
+KERNELS = ("kernels", "heads", "edges")  # benchmarks of kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,13 +112,15 @@ def _precision(values: pd.Series) -> pd.Series:
 
 
 def _kernels(rows: pd.DataFrame) -> Table:
-    rows = rows[(rows["bench"] == "kernels") & (rows["metric"] == "time")]
-    cell = ["device", "graph", "dim", "heads", "out_dtype", "launch", "plan", "l2"]
+    rows = rows[rows["bench"].isin(KERNELS) & (rows["metric"] == "time")]
+    cell = ["bench", "device", "graph", "dim", "heads", "edges", "out_dtype", "launch", "plan", "l2"]
     base = rows[(rows["series"] == BASELINE) & (rows["status"] == "ok") & (rows["dtype"] == "float16")]
     base = base.drop_duplicates(cell, keep="last").set_index(cell)["value"].rename("base")
     rows = rows.join(base, on=cell).sort_values(["nnz", "dim", "series"], kind="stable")
     columns = [
+        Column("benchmark", rows["bench"]),
         *_graph_columns(rows),
+        Column("edge data", _words(rows["edges"])),
         Column("backend", rows["series"]),
         Column("input", _precision(rows["dtype"])),
         Column("output", _precision(rows["out_dtype"])),
@@ -133,7 +136,8 @@ def _kernels(rows: pd.DataFrame) -> Table:
     note = (
         "Medians of one attention kernel. Launches: back to back in a CUDA graph, or isolated, the GPU idle before. "
         f"Format: built once (fixed) or at each call (rebuilt). “× {BASELINE}”: how many times faster than that kernel "
-        "with the same output type, launches and L2 state. Error: relative, of the worst row, against float64."
+        "with the same output type, launches and L2 state. Error: relative, of the worst row, against float64. Scores "
+        "are unscaled in the benchmark kernels, and scaled by 1/√d in heads and edges."
     )
     return Table.of("kernel-times", "Attention kernels: times", note, columns)
 
@@ -168,6 +172,7 @@ def _memory(rows: pd.DataFrame) -> Table:
     columns = [
         Column("benchmark", _words(rows["bench"])),
         *_graph_columns(rows),
+        Column("edge data", _words(rows["edges"])),
         Column("backend and mode", rows["series"]),
         Column("precision", _precision(rows["dtype"])),
         Column("output", _precision(rows["out_dtype"])),
@@ -180,16 +185,17 @@ def _memory(rows: pd.DataFrame) -> Table:
 
 def _errors(rows: pd.DataFrame) -> Table:
     metrics = ["time", "output_error", "argmax_agreement"]
-    rows = rows[rows["bench"].isin(["kernels", "end_to_end"]) & rows["metric"].isin(metrics)]
+    rows = rows[rows["bench"].isin([*KERNELS, "end_to_end"]) & rows["metric"].isin(metrics)]
     rows = rows[rows["relative_error"].notna() | rows["metric"].isin(metrics[1:]) & rows["value"].notna()]
     value = rows["value"].where(rows["metric"] != "time", rows["relative_error"])
     quantity = rows["metric"].replace({"time": "relative error"}).pipe(_words)
     rows = rows.assign(error=value, quantity=quantity)
-    cell = ["bench", "device", "graph", "dim", "heads", "series", "dtype", "out_dtype", "quantity"]
+    cell = ["bench", "device", "graph", "dim", "heads", "edges", "series", "dtype", "out_dtype", "quantity"]
     rows = rows.sort_values("error", ascending=False, kind="stable").drop_duplicates(cell)
     columns = [
         Column("benchmark", _words(rows["bench"])),
         *_graph_columns(rows),
+        Column("edge data", _words(rows["edges"])),
         Column("backend and mode", rows["series"]),
         Column("precision", _precision(rows["dtype"])),
         Column("output", _precision(rows["out_dtype"])),

@@ -72,6 +72,8 @@ COLOURS = {
     "dgl": "#BBBBBB",
     "flex_attention": "#777777",
     "sdpa_padded": "#AA7744",
+    "turbo_gnn": "#332288",
+    "anemoi": "#999933",
     "F3S_splitR": "#DDDDDD",
     "F3S_splitC": "#BBCCEE",
     "F3S_reorderRW": "#77AADD",

@@ -11,13 +11,15 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from report.readme import kernels, models, paper, targets
+from report.readme import heads, kernels, models, paper, targets
 
 # Markdown of each block, from the rows of one device; a cell that was not recorded is "-".
 BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
     "kernel-times": kernels.times,
     "kernel-speedups": kernels.speedups,
     "kernel-targets": targets.kernels,
+    "heads": heads.heads,
+    "edges": heads.edges,
     "model-times": models.times,
     "model-times-fp32": models.times_fp32,
     "model-ratios": models.ratios,

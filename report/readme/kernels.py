@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pandas as pd
 
-from configs.bench_schema import REORDERED
+from configs.bench_schema import REORDERED, Shape
 from report.frames import POOLED, PRECISIONS, Panel, Speedup, kernel_panels
+from report.head_shapes import ShapeTimes
 from report.plots.style import DISTURBED
 from report.readme.block import block, gpu
 
 DIM, DIMS = 128, (64, 128, 256)
 PAPER, OURS = "fused3s_paper", ("fused3s", REORDERED)
+HEADS = Shape(8, 16)  # the column of several heads
 SHOWN = ("dfgnn_tiling", "flashsparse_stable", PAPER, *OURS)
 LAUNCHES = {  # launch and L2 of a row, in words
     ("back_to_back", "warm"): "in a row, L2 warm",
@@ -34,22 +36,29 @@ def panels_by_dim(
 
 def times(rows: pd.DataFrame) -> str:
     """Milliseconds on every graph read from files."""
-    panel = panels_by_dim(rows, "float32").get(DIM)
-    lines = _time_lines(panel) if panel else []
+    panel, several = panels_by_dim(rows, "float32").get(DIM), ShapeTimes.of(rows, "heads")
+    lines = _time_lines(panel, several) if panel else []
+    of_heads = f"`{HEADS}` has fp16 output and scores scaled by 1/sqrt(d). " if several.graphs else ""
     caption = (
         f"ms on {gpu(rows)}, medians, d = {DIM}, one head, unscaled scores, fp32 output; launches in a row (CUDA "
         "graph of up to ten), L2 warm. Graphs read from files; synthetic graphs are in "
-        "[kernels.md](results/figures/kernels.md). "
-        f'"Times faster" compares `fused3s` with `{PAPER}`; "error" is that of the worst row of `fused3s` against '
-        "float64."
+        f'[kernels.md](results/figures/kernels.md). {of_heads}"Times faster" compares `fused3s` with `{PAPER}`; '
+        '"error" is that of the worst row of `fused3s` against float64.'
     )
     head = ["graph", "nodes", "edges", *(f"`{name}`" for name in SHOWN), "times faster", "error"]
     head = [name.replace(f"`{REORDERED}`", "`fused3s`, reordered") for name in head]
+    if several.graphs:
+        head.insert(-2, f"`fused3s`, {HEADS}")
     return block(caption, head, lines, 1)
 
 
-def _time_lines(panel: Panel) -> list[list[str]]:
-    """Single graphs, then batches, by number of edges; surrogates last. Graphs of equal edges stand once."""
+def _time_lines(panel: Panel, several: ShapeTimes) -> list[list[str]]:
+    """Single graphs, then batches, by number of edges; surrogates last. Graphs of equal edges stand once.
+
+    Args:
+        several: times of several heads; their column is left out if none was recorded.
+    """
+    of_heads = {graph.sha256: several.cell(graph, "fused3s", HEADS) for graph in several.graphs}
     first = panel.rows.drop_duplicates("graph").set_index("graph")
     graphs = {graph.sha256: graph for graph in reversed(panel.graphs) if not graph.synthetic}.values()
     errors = panel.pivot("relative_error")
@@ -62,6 +71,7 @@ def _time_lines(panel: Panel) -> list[list[str]]:
                 f"{first.at[graph, 'nodes']:,}",
                 f"{graph.nnz:,}",
                 *(cell(panel, graph, series, 4) for series in SHOWN),
+                *([of_heads.get(graph.sha256, "-")] if of_heads else []),
                 "-" if ratio is None else f"{ratio:.2f}",
                 "-" if time is None else f"{errors.at[graph, 'fused3s']:.1e}",
             ]

@@ -6,6 +6,8 @@ from attention_cases import EDGE_CASES, dense_attention, mask_of
 
 from bench import checks
 from bench.checks import accuracy, compare, float64_attention, largest_row_error, row_errors
+from bench.edge_inputs import EdgeInputs
+from configs.bench_schema import Shape
 
 
 @pytest.mark.parametrize("elements", [1000, 1 << 25])
@@ -42,7 +44,7 @@ def test_a_few_rows_at_a_time_use_the_memory_of_a_few_rows(monkeypatch):
     monkeypatch.setattr(checks, "CHUNK_ROWS", 8)
     sizes = []
 
-    def seen(query, key, value, indptr, indices, scale):
+    def seen(query, key, value, indptr, indices, scale, edges):
         sizes.append((len(query), indices.numel()))
         return query
 
@@ -53,6 +55,46 @@ def test_a_few_rows_at_a_time_use_the_memory_of_a_few_rows(monkeypatch):
     assert float64_attention(q, q, q, indptr, torch.zeros(int(edges.sum()), dtype=torch.int32), 1.0).equal(q)
     # At most 8 rows and 100 edges; a longer row is alone, or follows rows without an edge.
     assert sizes == [(8, 80), (8, 80), (8, 0), (8, 0), (4, 0), (1, 500), (4, 12)]
+
+
+@pytest.mark.parametrize("kind", ["none", "bias", "bias_per_head", "low_rank_1", "low_rank_11", "types_4"])
+@pytest.mark.parametrize("name", ["no_edges", "one_node_self_loop", "wide", "empty_rows_and_windows"])
+def test_heads_and_edge_data_agree_with_dense_attention(name, kind, monkeypatch):
+    monkeypatch.setattr(checks, "ELEMENTS", 1000)
+    monkeypatch.setattr(checks, "CHUNK_EDGES", 300)
+    graph, shape = EDGE_CASES[name]().tocsr(), Shape(3, 70)  # two slices of V, the second partial
+    (rows, cols), edges = graph.shape, EdgeInputs.random(kind, Shape(3, 70), graph.nnz, torch.device("cpu"))
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(size, *shape).half() for size in (rows, cols, cols))
+    indptr, indices = (torch.from_numpy(array.copy()) for array in (graph.indptr, graph.indices))
+    output = float64_attention(q, k, v, indptr.long(), indices, 0.3, edges)
+    assert output.shape == q.shape
+    assert largest_row_error(output, dense_with_edges(q, k, v, graph, 0.3, edges)) < 1e-7
+
+
+def dense_with_edges(q, k, v, graph, scale, edges):
+    """The formulas of `kernels.edge_data` with keys, values and biases of every pair of nodes: [N, H, d] float64."""
+    q, k, v = q.double(), k.double(), v.double()
+    row, col = map(torch.from_numpy, graph.nonzero())
+    keys = k.expand(len(q), *k.shape).clone()  # [N, M, H, d]
+    values, bias = v.expand(len(q), *v.shape).clone(), q.new_zeros(len(q), len(k), q.shape[1])
+    if edges and edges.type_weight is not None:
+        keys[row, col] *= edges.type_weight.double()[edges.types.long()]
+    if edges and edges.features is not None:
+        keys[row, col] += torch.einsum("er,hdr->ehd", edges.features.double(), edges.weight.double())
+        values[row, col] += torch.einsum("er,hdr->ehd", edges.features.double(), edges.weight.double())
+    if edges and edges.bias is not None:
+        bias[row, col] = edges.bias.double().expand(-1, q.shape[1])
+    score = (torch.einsum("nhd,nmhd->nmh", q, keys) * scale + bias).masked_fill(~mask_of(graph)[..., None], -torch.inf)
+    weight = torch.nan_to_num(torch.softmax(score, 1))
+    return torch.einsum("nmh,nmhd->nhd", weight, values)
+
+
+def test_the_error_of_a_row_is_that_of_all_its_heads():
+    expected = torch.tensor([[[3.0], [4.0]], [[0.0], [2.0]]])  # two rows of two heads
+    output = expected + torch.tensor([[[0.5], [0.0]], [[0.0], [0.0]]])
+    assert row_errors(output, expected).tolist() == [0.1, 0.0]
+    assert largest_row_error(output, expected) == 0.1
 
 
 def test_scores_that_float32_cannot_tell_apart_are_told_apart():

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from bench.checks import compare
-from bench.models import attention_dtype, cast
+from bench.models import ModelBench, attention_dtype, cast
+from configs import load_config
+from configs.end_to_end_schema import EndToEndConfig
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
@@ -41,6 +43,12 @@ def test_inputs_are_cast_and_the_output_has_the_models_type(of_model, inside, wr
     assert seen == [(inside, inside, inside, 0.5, written)]
     assert output.dtype == of_model
     torch.testing.assert_close(output, (q + k + v).to(of_model), rtol=2e-3, atol=2e-3)
+
+
+def test_cells_have_the_heads_of_the_model():
+    settings = load_config("configs/end_to_end/single.yaml", ["model.heads=2"], EndToEndConfig)
+    cells = ModelBench.cells(settings)
+    assert {(cell.heads, cell.metric) for cell in cells} == {(2, "time"), (2, "output_error")}
 
 
 def test_the_coarser_of_model_and_attention_decides_what_is_allowed():

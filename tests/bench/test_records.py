@@ -10,7 +10,17 @@ import torch
 from pydantic import ValidationError
 
 from bench.provenance import provenance
-from bench.records import COLUMNS, ResultsFileError, Row, append_rows, check_results_file, finished, key, read_rows
+from bench.records import (
+    ADDED,
+    COLUMNS,
+    ResultsFileError,
+    Row,
+    append_rows,
+    check_results_file,
+    finished,
+    key,
+    read_rows,
+)
 
 PROVENANCE = provenance(torch.device("cpu")).model_dump()
 
@@ -61,6 +71,21 @@ def test_a_key_has_the_settings_and_not_the_outcome():
         assert key(row(**change).model_dump()) != key(measured.model_dump())
     columns = {name: value for name, value in measured.model_dump().items() if name not in ("sm", "variant")}
     assert key(columns) == key(measured.model_dump())  # defaults
+
+
+def test_files_from_before_a_column_was_added_are_read_and_appended_to(tmp_path):
+    path = tmp_path / "r.csv"
+    append_rows(path, [row()])
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    (place,) = [COLUMNS.index(name) for name in ADDED]
+    path.write_text("".join(f"{','.join(line[:place] + line[place + 1 :])}\n" for line in lines))
+    assert read_rows(path) == [row()]
+    append_rows(path, [row(value=3.0)])
+    assert read_rows(path) == [row(), row(value=3.0)]
+    before = path.read_bytes()
+    with pytest.raises(ResultsFileError, match="has no column 'edges', which these rows need"):
+        append_rows(path, [row(edges="bias")])
+    assert path.read_bytes() == before
 
 
 def read(path: Path) -> list[dict[str, str]]:

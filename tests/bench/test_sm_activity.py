@@ -105,6 +105,8 @@ def test_a_backend_without_a_clocked_build_is_refused():
         check_config(config("kernel.backends=[F3S_splitC, fused3s]"))
     with pytest.raises(ValueError, match=r"kernel\.plans = \['fixed', 'rebuilt'\]"):
         check_config(config("kernel.plans=[fixed, rebuilt]"))
+    with pytest.raises(ValueError, match=r"kernel\.shapes and kernel\.edges: .* one head without edge data"):
+        check_config(config("kernel.edges=[bias]"))
 
 
 def test_the_figure_is_drawn_from_a_csv_the_same_each_time(graph, tmp_path):

@@ -16,6 +16,7 @@ from report.tables.datasets import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
+NEWER = ("heads", "edges")  # benchmarks, and blocks of the README, that may not be recorded yet
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,9 @@ def rows():
 
 
 def test_every_file_has_rows_of_its_benchmark():
-    benches = ("kernels", "end_to_end", "preprocessing", "peak_rates", "sm_active", "stability")
+    benches = {"kernels", "end_to_end", "preprocessing", "peak_rates", "sm_active", "stability"}
     files = sorted((RESULTS / "h200").iterdir())
-    assert [path.name for path in files] == sorted(f"{bench}.csv" for bench in benches)
+    assert benches <= {path.stem for path in files} <= benches | {*NEWER}
     for path in files:
         assert {row.bench for row in read_rows(path)} == {path.stem}
 
@@ -48,7 +49,8 @@ def test_tables_are_those_of_the_recorded_rows(rows, name):
 def test_tables_of_the_readme_are_those_of_the_recorded_rows(rows):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert fill(readme, of_one_gpu(rows)) == readme
-    assert all(f"<!-- begin generated: {name} -->" in readme for name in BLOCKS)
+    wanted = [name for name in BLOCKS if name not in NEWER or name in {*rows["bench"]}]
+    assert all(f"<!-- begin generated: {name} -->" in readme for name in wanted)
 
 
 @pytest.mark.parametrize("name", TABLES)

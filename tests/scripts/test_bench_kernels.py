@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from scripts_as_modules import load_script
 from bench import kernels as kernel_bench
 from bench import runner
 from bench.checks import float64_attention
+from bench.edge_inputs import EdgeInputs
 from bench.kernels import FINISHED
 from bench.records import Row, finished, read_rows
 from bench.runner import classify
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "bench" / "single.yaml"
+HEADS = CONFIG.with_name("heads.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,11 @@ def script():
 def config(backends: str, *overrides: str) -> BenchConfig:
     small = ["data.names=[cora]", "data.source=synthetic", "kernel.dims=[16]", "measure.repeats=30"]
     return load_config(CONFIG, [*small, f"kernel.backends=[{backends}]", *overrides], BenchConfig)
+
+
+def shapes(backends: str, *overrides: str) -> BenchConfig:
+    small = ["data.names=[cora]", "data.source=synthetic", "kernel.shapes=[1x8, 3x5]", "measure.repeats=30"]
+    return load_config(HEADS, [*small, f"kernel.backends=[{backends}]", *overrides], BenchConfig)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess:
@@ -99,7 +107,7 @@ def test_the_reference_is_computed_once_a_dimension_and_all_types_get_its_number
     calls, seen = [], {}
 
     def counted(*arguments):
-        calls.append(arguments[0].shape[1])
+        calls.append(arguments[0].shape[-1])
         return float64_attention(*arguments)
 
     class Spy(Broken):
@@ -117,6 +125,80 @@ def test_the_reference_is_computed_once_a_dimension_and_all_types_get_its_number
     assert [row.dtype for row in kernel_times(tmp_path / "r.csv")] == ["float16", "float32"] * 2
     for dim in (16, 24):
         assert torch.equal(seen["half", dim], seen["single", dim])
+
+
+def test_heads_and_edge_data_are_cells_of_their_own(script, tmp_path):
+    path, cpu = tmp_path / "r.csv", torch.device("cpu")
+    settings = shapes("reference, pyg", "kernel.edges=[none, bias_per_head, low_rank_3, types_4]")
+    assert script.bench(settings, CONFIG, path, set(), cpu) == 0
+    rows = kernel_times(path)
+    found = {(row.heads, row.dim, row.edges, row.backend): row.status for row in rows}
+    assert {row.bench for row in rows} == {"edges"}
+    assert found == {
+        (heads, dim, edges, backend): "ok"
+        for heads, dim in ((1, 8), (3, 5))
+        for edges in ("none", "bias_per_head", "low_rank_3", "types_4")
+        for backend in ("reference", "pyg")
+    }
+    assert all(row.relative_error < 1e-5 for row in rows)
+    assert rows[0].note == "clock; scale 0.353553"
+    before = len(read_rows(path))
+    script.bench(settings, CONFIG, path, finished(read_rows(path), FINISHED), cpu)
+    assert len(read_rows(path)) == before
+
+
+def test_bytes_of_heads_and_edges_add_up(script, tmp_path):
+    path = tmp_path / "r.csv"
+    script.bench(shapes("reference", "kernel.edges=[none, low_rank_3]"), CONFIG, path, set(), torch.device("cpu"))
+    cells = {(row.heads, row.edges, row.metric): row for row in read_rows(path)}
+    nodes, nnz = cells[3, "none", "time"].nodes, cells[3, "none", "time"].nnz
+    assert cells[3, "none", "compulsory_bytes"].value == nodes * 15 * (4 + 4)
+    assert cells[3, "low_rank_3", "compulsory_bytes"].value == nodes * 15 * (4 + 4) + 3 * 4 * nnz
+    one, three = (cells[heads, "none", "gathered_bytes"].value for heads in (1, 3))
+    assert three / one == 15 / 8
+
+
+def test_wrong_edge_data_is_a_wrong_output(script, monkeypatch, tmp_path):
+    bind = EdgeInputs.bind
+    monkeypatch.setattr(EdgeInputs, "bind", lambda self, plan: bind(replace(self, bias=self.bias.roll(1, 0)), plan))
+    settings = shapes("reference", "kernel.edges=[bias]")
+    assert script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu")) == 1
+    assert {row.status for row in kernel_times(tmp_path / "r.csv")} == {"wrong"}
+
+
+def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alone(script, monkeypatch, tmp_path):
+    kept, seen = [], []
+
+    class Anemoi(type(REGISTRY["reference"])):
+        name = "anemoi"
+
+        def keep_edge_tensor(self, features, weight):
+            kept.append((features, weight))
+
+        def attend(self, data, query, key, value, scale, out_dtype, lse=None, edges=None):
+            seen.append((edges.features, edges.key_weight, edges.value_weight))
+            return super().attend(data, query, key, value, scale, out_dtype, lse, edges)
+
+    monkeypatch.setitem(REGISTRY, "anemoi", Anemoi())
+    settings = shapes("anemoi", "kernel.shapes=[3x5]", "kernel.edges=[bias, low_rank_3]")
+    assert script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu")) == 0
+    bias, features = kernel_times(tmp_path / "r.csv")
+    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes features alone")
+    assert (features.status, features.dtype, features.out_dtype) == ("ok", "float16", "float16")
+    ((features, weight),) = kept
+    assert all(one is features and first is second is weight for one, first, second in seen)
+
+
+def test_backends_without_edge_data_and_rebuilt_plans_say_so(script, broken_backends, tmp_path):
+    path = tmp_path / "r.csv"
+    settings = shapes("zero, reference", "kernel.edges=[types_4]", "kernel.plans=[fixed, rebuilt]")
+    script.bench(settings, CONFIG, path, set(), torch.device("cpu"))
+    reasons = {(row.backend, row.plan): row.reason for row in read_rows(path) if row.status == "unsupported"}
+    assert reasons == {
+        ("zero", "fixed"): "it takes no edge data",
+        ("zero", "rebuilt"): "it takes no edge data",
+        ("reference", "rebuilt"): "edge data is bound to a plan that is kept",
+    }
 
 
 def test_a_reference_that_does_not_fit_is_not_blamed_on_the_backend(script, monkeypatch, tmp_path):
