@@ -7,7 +7,8 @@ O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 
 * A NaN, or an infinity that makes one, in Q or K reaches the rows whose edges use it. In V it reaches every row with an
   edge to it, and other rows where a tensor core multiplies it by 0: the rows of the 16-row windows that gather it with
   `fused3s` and `fused3s_paper`, of the 8-row windows with `flashsparse_*`, of 128 x 128 blocks with `flex_attention`.
-  `sdpa_padded` is dense inside the groups of diagonal blocks that it packs: a NaN reaches the whole group.
+  `sdpa_padded` is dense inside the groups of diagonal blocks that it packs: a NaN reaches the whole group. Where
+  `fused3s` folds narrow heads, a NaN of one head's Q or K also reaches the other heads of its group in those rows.
 * `flashsparse_naive` subtracts no maximum: a score above 88 makes its row NaN (0 where only the sum overflows), and a
   row whose scores are all below -87 is 0.
 * The log-sum-exp of `fused3s` is that of the weights as rounded to the inputs' type: its error is up to 2.5e-4 in fp16

@@ -33,6 +33,7 @@ from .fused3s_edges import (
     MULTIPLIER,
     EdgeKernelData,
     build_edge_kernel_data,
+    compile_edge_kernel,
     edges_scalars,
     launch_edge_kernel,
     pad_weights,
@@ -47,8 +48,8 @@ RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
 SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of the GPU one
 COMMON_DIM = 128  # head dimension of a schedule made before it is known
 GROUP_WIDTH = 64  # most columns of a head group: wider ones leave fewer warps on an SM (kernels/NOTES.md)
-EDGES_PER_TILE = {8: 48, 16: 24}  # heads of up to so many columns go edge by edge below so many edges a KV tile
 SLICE = 16  # columns of two n-tiles
+NARROW_DIM = 32  # heads up to this width may go edge by edge
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
 # As in cuda/fused3s.cu:
 STAGES = 2
@@ -166,22 +167,30 @@ class Fused3SBackend(CudaBackend):
             row_ids = perm.new_full((bsb.num_row_windows * TILE[0],), len(perm))  # no row pads the last window
             row_ids[: len(perm)] = perm
         kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
-        schedule = _schedule(kv_tiles, bsb.tcb_row_offset, device, inputs)
-        by_edge = None
-        if inputs.edge_data or prefers_edges(bsb.nnz, bsb.num_tcbs, inputs.num_heads, inputs.head_dim):
-            by_edge = _by_edge(*distinct_csr(graph, device), perm, device, inputs)
         slots = make_tile_slots(kv_tiles, bsb.tcb_row_offset) if inputs.edge_data else None
+        schedule, spec = _schedule(kv_tiles, bsb.tcb_row_offset, device, inputs)
+        by_edge = None
+        prefers = prefers_edges(bsb.shape[0], bsb.nnz, bsb.num_tcbs, inputs.num_heads, inputs.head_dim)
+        if prefers or inputs.edge_data:
+            by_edge = _by_edge(*distinct_csr(graph, device), perm, device, inputs)
+        _compile(spec, prefers, device, inputs)
         return Fused3SData(kv_tiles, bsb.tcb_row_offset, row_ids, schedule, bsb.shape[0], by_edge, slots)
 
     def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
-        by_edge = None
-        indptr, indices = csr_of_tiles(data.kv_tiles, data.tile_offset)
-        num_tiles = data.kv_tiles.shape[0] - 2
-        if inputs.edge_data or prefers_edges(len(indices), num_tiles, inputs.num_heads, inputs.head_dim):
-            row_ids = None if data.row_ids is None else data.row_ids[: data.num_rows]
-            by_edge = _by_edge(indptr[: data.num_rows + 1], indices, row_ids, device, inputs)
-        schedule = _schedule(data.kv_tiles, data.tile_offset, device, inputs)
-        return replace(data, schedule=schedule, by_edge=by_edge)
+        schedule, spec = _schedule(data.kv_tiles, data.tile_offset, device, inputs)
+        by_edge, prefers = None, False
+        if inputs.edge_data or (inputs.num_heads > 1 and (inputs.head_dim or MAX_DIM) <= NARROW_DIM):
+            indptr, indices = csr_of_tiles(data.kv_tiles, data.tile_offset)
+            num_tiles = data.kv_tiles.shape[0] - 2
+            prefers = prefers_edges(data.num_rows, len(indices), num_tiles, inputs.num_heads, inputs.head_dim)
+            if prefers or inputs.edge_data:
+                row_ids = None if data.row_ids is None else data.row_ids[: data.num_rows]
+                by_edge = _by_edge(indptr[: data.num_rows + 1], indices, row_ids, device, inputs)
+        slots = data.slots
+        if inputs.edge_data and slots is None:
+            slots = make_tile_slots(data.kv_tiles, data.tile_offset)
+        _compile(spec, prefers, device, inputs)
+        return replace(data, schedule=schedule, by_edge=by_edge, slots=slots)
 
     def describe(self, data: Fused3SData) -> str:
         by_warp, by_block, split = data.schedule.windows
@@ -190,7 +199,7 @@ class Fused3SBackend(CudaBackend):
             f"windows by one warp {by_warp}, by one block {by_block}, by several blocks {split} "
             f"({data.schedule.num_splits} splits)\n  "
             f"{data.schedule.num_blocks} blocks of {data.schedule.warps} warps a head; {data.schedule.heuristic}"
-        )
+        ) + (f"\n  edge by edge: {data.by_edge.work.items.shape[0]} items" if data.by_edge else "")
 
     def attend(
         self,
@@ -221,22 +230,24 @@ def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeT
         return False
     num_edges, num_tiles = data.by_edge.indices.numel(), data.kv_tiles.shape[0] - 2
     if edges is None:
-        return prefers_edges(num_edges, num_tiles, num_heads, dim)
+        return prefers_edges(data.num_rows, num_edges, num_tiles, num_heads, dim)
     if edges.types is not None or edges.features is not None:
         return True  # the other kernel has neither
     # With terms the other kernel computes one head at a time.
     if num_heads == 1:
         return False
-    if dim <= 32:
+    if dim <= NARROW_DIM:
         return num_edges < 96 * num_tiles
     return num_edges < 20 * num_tiles and num_edges >= 6 * data.num_rows
 
 
-def prefers_edges(num_edges: int, num_tiles: int, num_heads: int, dim: int | None) -> bool:
-    """Whether cuda/fused3s_edges.cu is faster than cuda/fused3s.cu for such heads without edge data."""
-    if dim is None or num_heads == 1:
+def prefers_edges(num_rows: int, num_edges: int, num_tiles: int, num_heads: int, dim: int | None) -> bool:
+    """Whether cuda/fused3s_edges.cu is the faster kernel for such heads without edge data (kernels/NOTES.md)."""
+    if dim is None or num_heads == 1 or dim > NARROW_DIM:
         return False
-    return any(dim <= most_dim and num_edges < most * num_tiles for most_dim, most in EDGES_PER_TILE.items())
+    if dim <= 16:
+        return num_edges < (48 if dim <= 8 else 24) * num_tiles
+    return num_edges < 20 * num_tiles and num_edges >= 4 * num_rows
 
 
 def _by_edge(
@@ -265,8 +276,10 @@ def kernel_spec(
     return FusedKernelSpec(dtype, out_dtype, dim, warps, heads, terms)
 
 
-def _schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, device: torch.device, inputs: InputSpec) -> Schedule:
-    """Schedule for `inputs`, whose kernel is compiled where their type is known."""
+def _schedule(
+    kv_tiles: torch.Tensor, tile_offset: torch.Tensor, device: torch.device, inputs: InputSpec
+) -> tuple[Schedule, FusedKernelSpec]:
+    """Schedule for `inputs`, and the instance that reads it."""
     gpu = gpu_limits(device)
     dim = inputs.head_dim or COMMON_DIM
     dim += -dim % 8 if dim % 2 else 0  # as in `attend`
@@ -276,15 +289,26 @@ def _schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, device: torch.d
     is_small = num_groups * (kv_tiles.shape[0] - 2) < gpu.num_sms * SMALL_TILES_PER_SM
     warps = FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
     spec = FusedKernelSpec(dtype, inputs.out_dtype or dtype, dim, warps, heads)
-    # Where the head dimension is not known, the plan must run with the widest.
-    if replace(spec, dim=dim if inputs.head_dim else MAX_DIM).shared_bytes > gpu.block_shared_bytes:
+    # The plan must run with the widest head where the head dimension is not known, and with all terms.
+    largest = replace(spec, dim=dim if inputs.head_dim else MAX_DIM)
+    if inputs.edge_data:
+        largest = replace(largest, heads=1, terms=BIAS | MULTIPLIER)
+    if largest.shared_bytes > gpu.block_shared_bytes:
         spec = replace(spec, warps=FEW_WARPS)
-    if inputs.dtype is not None and inputs.head_dim is not None:
-        check_out_dtype(spec.out_dtype, dtype)
-        get_kernel(spec, device.index)
     resident_warps = gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.warps
     heuristic = SplitHeuristic.of(tile_offset.diff(), spec.warps, resident_warps, num_groups)
-    return make_schedule(kv_tiles, tile_offset, spec.warps, heuristic)
+    return make_schedule(kv_tiles, tile_offset, spec.warps, heuristic), spec
+
+
+def _compile(spec: FusedKernelSpec, by_edge: bool, device: torch.device, inputs: InputSpec) -> None:
+    """Compile the kernel of `inputs` without edge data, where their type is known."""
+    if inputs.dtype is None or inputs.head_dim is None:
+        return
+    check_out_dtype(spec.out_dtype, spec.dtype)
+    if by_edge:
+        compile_edge_kernel(spec.dtype, spec.out_dtype, spec.dim, inputs.num_heads, device)
+    else:
+        get_kernel(spec, device.index)
 
 
 def launch(

@@ -17,12 +17,12 @@ from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
 from .cuda import LOAD_BYTES, checked_inputs
+from .feature_products import FEATURES, add_features, project_query
 
 # As in cuda/score_terms.cuh and cuda/fused3s_edges.cu:
 WARPS = 4
 LANE_DIMS = 8
 BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES = 1, 2, 4, 8, 16, 32
-FEATURES = 16
 
 MOST_LANES = 16  # of a group, unless one head needs more: K and V of wider groups would leave L2 (kernels/NOTES.md)
 RESIDENT_WARPS = 24  # per SM, about what the registers allow
@@ -114,6 +114,12 @@ def build_edge_kernel_data(
     return EdgeKernelData(indices, make_row_items(indptr, row_ids, part_edges))
 
 
+def compile_edge_kernel(
+    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, device: torch.device
+) -> None:
+    get_kernel(_spec(dtype, out_dtype, dim, num_heads, 0), device.index)
+
+
 def launch_edge_kernel(
     data: EdgeKernelData,
     query: torch.Tensor,
@@ -154,7 +160,7 @@ def launch_edge_kernel(
     features = None if edges.features is None else _whole_rows(edges.features)
     projected = feature_sums = None
     if edges.key_weight is not None:  # u = W^T q
-        projected = _float_bmm(query.transpose(0, 1), _whole_columns(edges.key_weight))
+        projected = project_query(query, edges.key_weight.contiguous())
     if edges.value_weight is not None:
         feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
     launch_kernel(
@@ -179,8 +185,7 @@ def launch_edge_kernel(
         overlaps=True,
     )
     if feature_sums is not None:  # O += W' s
-        weight = _whole_columns(edges.value_weight).transpose(1, 2)
-        output.transpose(0, 1).baddbmm_(feature_sums.to(out_dtype), weight.to(out_dtype))
+        add_features(output, feature_sums, edges.value_weight.contiguous())
     return output
 
 
@@ -221,18 +226,6 @@ def pad_weights(edges: EdgeTerms, columns: int) -> EdgeTerms:
     return replace(
         edges, **{name: functional.pad(weight, pads[name]) for name, weight in weights.items() if weight is not None}
     )
-
-
-def _float_bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Products of 16-bit matrices in float32: u rounded to 16 bits would be the largest error of the scores."""
-    if left.is_cuda:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return torch.bmm(left.float(), right.float())
-
-
-def _whole_columns(weight: torch.Tensor) -> torch.Tensor:
-    """[H, d, r] -> [H, d, 16], zero past r."""
-    return functional.pad(weight, (0, FEATURES - weight.shape[2]))
 
 
 @lru_cache

@@ -4,8 +4,9 @@
 // the 16 x 16 block. A KV tile is one k-step of SpMM and the unit of the cp.async ring. Pointers and shapes: struct
 // Params.
 //
-// Grid (num_blocks, H), kWarps warps per block. A window goes to one warp, to one block, or to several blocks
-// (WorkItem::split):
+// Grid (num_blocks, head groups), kWarps warps per block. A block computes the heads of a group one after the other
+// (head_group.cuh); with edge data (tile_terms.cuh) a group is one head. A window goes to one warp, to one block, or to
+// several blocks (WorkItem::split):
 //   kWarp    one work item: the warp writes the output; no block barrier
 //   kBlock   a work item for each warp of a block: the block combines them and writes the output
 //   >= 0     splits, a block each (split-KV): the last block to arrive combines the partials in the order of the
@@ -18,10 +19,11 @@
 //   ring [kWarps][kStages]    Stage: key, value               2,048 each         4,096    8,192
 //   records [kWarps][kRecords]    a KV tile                   128                128      128
 //   a warp                                                    8,704              16,896   33,280
+//   with edge data, a 16 x 16 matrix of float each of bias and multiplier: 1,024 bytes a warp
 //
-// Swizzle of K. A phase of ld.shared.v4 is eight lanes: rows g = 2i and 2i + 1, chunks (16 bytes) 4p to 4p + 3 of both.
-// Odd rows swap their 64-byte halves, so that a phase covers all 32 banks. Where a row is an odd number of 64 bytes,
-// rows alternate between the halves by themselves.
+// Swizzle of K, one head; head groups have that of V, for ldmatrix. A phase of ld.shared.v4 is eight lanes: rows g = 2i
+// and 2i + 1, chunks (16 bytes) 4p to 4p + 3 of both. Odd rows swap their 64-byte halves, so that a phase covers all 32
+// banks. Where a row is an odd number of 64 bytes, rows alternate between the halves by themselves.
 //
 //   banks     0-3  4-7  8-11 12-15 16-19 20-23 24-27 28-31
 //   row 0      0    1    2    3     4     5     6     7       chunk; phase of p = 0: chunks 0 to 3 of rows 0 and 1
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMaxWarps<kDim, kHeads> / k
 
   const WorkItem* const item = p.work_items + blockIdx.x * kWarps + warp;
   cp_async<kChunk_bytes>(records + kChunk_bytes * lane, reinterpret_cast<const char*>(item) + kChunk_bytes * lane,
-              lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
+                         lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
   cp_async_commit_group();
   for (int stage = 0; stage < kStages; ++stage) zero_padding(shared.ring[warp][stage], heads_of_group<kHeads>(p), lane);
   Gather<kDim, kHeads> gather(p, lane);

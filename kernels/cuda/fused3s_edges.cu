@@ -16,9 +16,9 @@
 //                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
 //
 // Grid (num_items / kGroupsPerBlock, head groups). A lane group takes one item: a row, or a part of a long row (split).
-// Lane groups of a warp take kUnroll edges at a time together, as often as the one with the most edges needs. The parts
-// of a row leave partials in global memory; the last group to arrive combines them in their order, so that the bits are
-// the same on every run.
+// A round is kUnroll edges of each lane group of a warp; there are as many as the group with the most edges needs. The
+// parts of a row leave partials in global memory; the last group to arrive combines them in their order, so that the
+// bits are the same on every run.
 //
 // Features. <q_i, W a_ij> = <u_i, a_ij> with u_i = W^T q_i, and sum_j p_ij W' a_ij = W' s_i with s_i = sum_j p_ij a_ij: an
 // edge costs 2 x 16 products a head, and none of its tensors has kDim columns. The lanes of a head share out the 16
@@ -38,9 +38,8 @@
 
 constexpr int kWarps = 4;
 constexpr int kUnroll = 4;
-constexpr int kLaneDims = 8;  // dimensions of a lane
-
-constexpr int kFeatures = 16;  // of an edge, zero past the last; one k-step
+constexpr int kLaneDims = 8;   // dimensions of a lane
+constexpr int kFeatures = 16;  // of an edge, zero past the last
 
 struct __align__(16) Item {
   int row;    // -1: none
@@ -102,9 +101,11 @@ struct LaneGroup {
   // Edges of a round whose scores a lane has: with four lanes a head and more, each quad shares them out.
   static constexpr int kOwn = kHeadLanes >= kUnroll ? 1 : kUnroll;
   // Blocks of an SM that registers are left for; no spills.
-  static constexpr int kMinBlocks = kHasFeatures && kLaneFeatures >= 8  ? (kLaneFeatures > 8 || kTerms & kTypes ? 2 : 4)
-                                    : kHasFeatures || kTerms & kTypes ? 4
-                                                                      : 6;
+  static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
+  static constexpr int kMinBlocks = kManyFeatures || (kHasFeatures && kTerms & kTypes && kLaneFeatures == 8) ? 2
+                                    : kHasFeatures || kTerms & kTypes                                       ? 4
+                                    : kTerms && kOwn > 1                                                    ? 5
+                                                                                                            : 6;
   // Floats of a lane in a partial, whole float4: O, maximum, sum, and s.
   static constexpr int kLanePartial = divide_up(kLaneDims + 2 + (kTerms & kValueFeatures ? kLaneFeatures : 0), 4) * 4;
   static constexpr int kPartial = kLanes * kLanePartial;
@@ -133,7 +134,9 @@ struct LaneGroup {
     return (is_upper ? upper : lower) + __shfl_xor_sync(kFullWarp, is_upper ? lower : upper, distance);
   }
   // Edge of a round whose score is x[j] of a lane, and the lane of a quad that has edge i.
-  __device__ static __forceinline__ int own_edge(int lane, int j) { return kOwn == 1 ? lane % 2 * 2 + lane / 2 % 2 : j; }
+  __device__ static __forceinline__ int own_edge(int lane, int j) {
+    return kOwn == 1 ? lane % 2 * 2 + lane / 2 % 2 : j;
+  }
   __device__ static constexpr int lane_of_edge(int i) { return i / 2 + i % 2 * 2; }
 
   // Dimensions 8 * part to 8 * part + 7 of a head at `address`, 0 past kDim; all 0 unless `exists`.
@@ -353,7 +356,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, 
       const bool exists = first + i < count;
       const i64 k = next_key[i];  // an edge that does not exist has key 0
       key_words[i] = Group::load(reinterpret_cast<const u16*>(key + k * p.key_row_bytes), part_of_head, true);
-      value_words[i] = Group::load(reinterpret_cast<const u16*>(value + k * p.value_row_bytes), part_of_head, exists);  // [2]
+      value_words[i] =
+          Group::load(reinterpret_cast<const u16*>(value + k * p.value_row_bytes), part_of_head, exists);  // [2]
       if constexpr (Group::kHasFeatures) {
         Group::load_features(features[i], p.features + (first_edge + i) * kFeatures + first_feature,
                              exists && first_feature < kFeatures);
@@ -396,7 +400,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, 
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
-      score[j] = exists ? transform_score<kTerms>(score[j], bias[j], multiplier[j], p.clamp_log2e) : negative_infinity();
+      const float transformed = transform_score<kTerms>(score[j], bias[j], multiplier[j], p.clamp_log2e);
+      score[j] = exists ? transformed : negative_infinity();
       new_max = fmaxf(new_max, score[j]);
     }
     if constexpr (kOwn == 1) {
@@ -428,7 +433,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, 
   if (__any_sync(kFullWarp, item.w >= 0)) {
     // Parts of a row: the last lane group to arrive combines them.
     const int2 parts = item.w >= 0 ? __ldg(p.parts + item.w) : make_int2(0, 0);
-    if (item.w >= 0) Group::store_partial(lane_partial(p, item.w, Group::kPartial, lane_of_group * Group::kLanePartial), softmax);
+    const int lane_offset = lane_of_group * Group::kLanePartial;
+    if (item.w >= 0) Group::store_partial(lane_partial(p, item.w, Group::kPartial, lane_offset), softmax);
     __syncwarp();  // the other lanes' writes stay in front of the release
     int before = 0;
     if (item.w >= 0 && lane_of_group == 0) {
@@ -440,8 +446,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, 
     if (is_last) {
       softmax = {};
       for (int part = 0; part < parts.y; ++part) {
-        Group::combine(softmax,
-                       lane_partial(p, parts.x + part, Group::kPartial, lane_of_group * Group::kLanePartial));
+        Group::combine(softmax, lane_partial(p, parts.x + part, Group::kPartial, lane_offset));
       }
     }
     writes = writes && (item.w < 0 || is_last);

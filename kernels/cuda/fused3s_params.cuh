@@ -62,7 +62,7 @@ struct Params {
   int num_heads;
   int bias_heads;        // 1 or H
   int multiplier_heads;  // 1 or H
-  u32 sign_bits;      // 0x80008000 where the scale is negative, else 0: changes the signs in Q
-  float scale_log2e;  // |scale| * log2(e)
-  float clamp_log2e;  // largest |s| * log2(e)
+  u32 sign_bits;         // 0x80008000 where the scale is negative, else 0: changes the signs in Q
+  float scale_log2e;     // |scale| * log2(e)
+  float clamp_log2e;     // largest |s| * log2(e)
 };

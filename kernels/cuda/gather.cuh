@@ -91,11 +91,11 @@ struct Gather {
 
   const Params& p;
   const int lane;
-  const int row, part;                                // the lane's first row and first part
-  int skip[kPartsPerLane];                            // -1 for a part past the last one, else 0
+  const int row, part;                                         // the lane's first row and first part
+  int skip[kPartsPerLane];                                     // -1 for a part past the last one, else 0
   u32 key_offset[kPartsPerLane], value_offset[kPartsPerLane];  // the parts of the first row in a stage
-  const char* next_tile;                              // the lane's chunk of the KV tile that is copied next
-  int count, tile_count;                              // KV tiles; 0 in tile_count for a lane past the end of a KV tile
+  const char* next_tile;                                       // the lane's chunk of the KV tile that is copied next
+  int count, tile_count;  // KV tiles; 0 in tile_count for a lane past the end of a KV tile
 
   __device__ __forceinline__ Gather(const Params& p, int lane)
       : p(p), lane(lane), row(lane / kLanesPerRow * kRowsPerLane), part(lane % kLanesPerRow) {

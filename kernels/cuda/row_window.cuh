@@ -20,9 +20,9 @@ struct RowWindow {
   static constexpr bool kFolded = Group::kFolded;
   static constexpr int kBatch = Group::kSliceHeads > 1 || (kFolded && kHeads % 2 == 0 && kDim <= 32) ? 2 : 1;
   static constexpr int kBatches = divide_up(kHeads, kBatch);
-  static constexpr int kHeadTiles = Group::kHeadDim / kTileN;                      // n-tiles of O of a head
-  static constexpr int kBatchSlices = kBatch * Group::kHeadDim / (2 * kTileN);    // of O; also k-steps, if folded
-  static constexpr bool kShortSteps = Group::kSliceHeads > 1;                     // m16n8k8
+  static constexpr int kHeadTiles = Group::kHeadDim / kTileN;                   // n-tiles of O of a head
+  static constexpr int kBatchSlices = kBatch * Group::kHeadDim / (2 * kTileN);  // of O; also k-steps, if folded
+  static constexpr bool kShortSteps = Group::kSliceHeads > 1;                   // m16n8k8
   static constexpr int kSteps = kShortSteps ? kBatch * kBatches : kFolded ? S::kSlices : 2 * S::kPairs;
   static constexpr int kSumHeads = kFolded ? kTileN : 1;  // heads with sums in one C fragment, a column each
 
@@ -108,8 +108,8 @@ struct RowWindow {
     }
   }
 
-  // SDDMM of the heads of a batch: C fragments of keys g and g + 8. Rows of K past the last key hold old data; no bit is
-  // set for them.
+  // SDDMM of the heads of a batch: C fragments of keys g and g + 8. Rows of K past the last key hold old data; no bit
+  // is set for them.
   __device__ __forceinline__ void scores(float (&score)[kBatch][2][4], int batch, u32 stage) const {
     if constexpr (kFolded) {
       folded_scores(score, batch, stage);
@@ -192,7 +192,8 @@ struct RowWindow {
   }
 
   // E = exp(scale * (score - max)) as A fragments of SpMM; rescales O and the sums where a maximum grows.
-  __device__ __forceinline__ void online_softmax(u32 (&prob)[kBatch][4], const float (&score)[kBatch][2][4], int batch) {
+  __device__ __forceinline__ void online_softmax(u32 (&prob)[kBatch][4], const float (&score)[kBatch][2][4],
+                                                 int batch) {
     float new_max[kBatch][2];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -243,7 +244,7 @@ struct RowWindow {
         rescale_sum(head, half, factor);
 #pragma unroll
         for (int j = 0; j < kHeadTiles; ++j) {
-          float(&tile)[4] = out[head * kHeadTiles + j];
+          float (&tile)[4] = out[head * kHeadTiles + j];
           tile[2 * half] *= factor;
           tile[2 * half + 1] *= factor;
         }
@@ -278,8 +279,8 @@ struct RowWindow {
       mma_m16n8k16<kIn>(sum[head / kSumHeads], prob[i][0], prob[i][1], prob[i][2], prob[i][3], column, column);
     }
     const u32 row = min(lane % 16, last_key);
-    const u32 lane_value = stage + sizeof(S::key) + row * S::kValueRow_bytes +
-                           (lane / 16 * kChunk_bytes ^ S::value_swizzle(row));
+    const u32 lane_value =
+        stage + sizeof(S::key) + row * S::kValueRow_bytes + (lane / 16 * kChunk_bytes ^ S::value_swizzle(row));
 #pragma unroll
     for (int i = 0; i < kBatchSlices; ++i) {
       const int slice = batch * kBatchSlices + i;

@@ -15,7 +15,8 @@ template <int kTerms>
 __device__ __forceinline__ float transform_score(float score, float bias, float multiplier, float clamp_log2e) {
   if constexpr (kTerms & kMultiplier) score *= multiplier;
   if constexpr (kTerms & kBias) score = fmaf(bias, 1.44269504088896f, score);
-  if constexpr (kTerms & kClamp) score = score > clamp_log2e ? clamp_log2e : score < -clamp_log2e ? -clamp_log2e : score;
+  if constexpr (kTerms & kClamp)
+    score = score > clamp_log2e ? clamp_log2e : score < -clamp_log2e ? -clamp_log2e : score;
   return score;
 }
 

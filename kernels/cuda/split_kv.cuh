@@ -15,7 +15,7 @@ constexpr int kBlock = -2;
 // independently.
 template <int kSliceHeads>
 struct PartialSlice {
-  float4 out[2][kWarpSize];         // [n-tile][lane]
+  float4 out[2][kWarpSize];        // [n-tile][lane]
   float max[kSliceHeads][kTileM];  // times log2(e)
   float sum[kSliceHeads][kTileM];
 };
@@ -37,16 +37,16 @@ struct WindowRows {
   }
 };
 
-// Stores a slice of a lane's row; `left` and `right` are its C registers of the two n-tiles. `row_output` is that of the
-// first head of the group, and `offset` the elements from there to the slice. `count`: dimensions of each n-tile that exist, 0 for no row or no head. fp32: the four lanes of a
-// row fill a 32-byte sector with each store. 16 bits: half a sector; so lanes 2i and 2i + 1 swap halves, and each stores
-// four neighbouring elements.
+// Stores a slice of a lane's row; `left` and `right` are its C registers of the two n-tiles. `row_output` points to the
+// first head of the group, `offset` counts the elements from there to the slice. `count`: dimensions of each n-tile
+// that exist, 0 for no row or no head. fp32: the four lanes of a row fill a 32-byte sector with each store. 16 bits:
+// half a sector; so lanes 2i and 2i + 1 swap halves, and each stores four neighbouring elements.
 //
 //   before   lane t: left 2t, 2t+1                     right 2t, 2t+1
 //   after    even t: left 2t to 2t+3                   odd t: right 2t-2 to 2t+1
 template <int kDim, int kTileGap, Element kOut>
-__device__ __forceinline__ void store_slice(void* row_output, int offset, int left_count, int right_count,
-                                            int t, float2 left, float2 right) {
+__device__ __forceinline__ void store_slice(void* row_output, int offset, int left_count, int right_count, int t,
+                                            float2 left, float2 right) {
   if constexpr (kOut == Element::kFloat) {
     float* const target = static_cast<float*>(row_output) + 2 * t + offset;
     if (2 * t < left_count) *reinterpret_cast<float2*>(target) = left;
@@ -78,19 +78,17 @@ __device__ __forceinline__ void* row_output(void* output, i64 row_head) {
 
 // Output of a slice for one row: O of the slice's heads is divided by their sums. `num_heads`: of the whole tensor.
 template <int kDim, int kHeads, Element kOut>
-__device__ __forceinline__ void store_row_slice(void* row_output, bool in_range, int slice, int t,
-                                                int num_heads,
+__device__ __forceinline__ void store_row_slice(void* row_output, bool in_range, int slice, int t, int num_heads,
                                                 const float (&inverse)[HeadGroup<kDim, kHeads>::kSliceHeads],
                                                 float2 left, float2 right) {
   using Group = HeadGroup<kDim, kHeads>;
   const bool has_left = in_range && Group::exists(slice, 0, num_heads);
   const bool has_right = in_range && Group::exists(slice, Group::kSliceHeads - 1, num_heads);
   const float right_inverse = inverse[Group::kSliceHeads - 1];
-  store_slice<kDim, Group::kTileGap, kOut>(row_output, Group::head_of(slice) * kDim + Group::dim_of(slice),
-                                           has_left ? Group::dims_of(slice, 0) : 0,
-                                           has_right ? Group::dims_of(slice, 1) : 0, t,
-                                           make_float2(left.x * inverse[0], left.y * inverse[0]),
-                                           make_float2(right.x * right_inverse, right.y * right_inverse));
+  store_slice<kDim, Group::kTileGap, kOut>(
+      row_output, Group::head_of(slice) * kDim + Group::dim_of(slice), has_left ? Group::dims_of(slice, 0) : 0,
+      has_right ? Group::dims_of(slice, 1) : 0, t, make_float2(left.x * inverse[0], left.y * inverse[0]),
+      make_float2(right.x * right_inverse, right.y * right_inverse));
 }
 
 // 1 / sum within an ulp; 0 for a row without an edge.
@@ -157,7 +155,8 @@ __device__ __forceinline__ void combine(const char* partials, i64 stride, int co
 #pragma unroll
       for (int i = 0; i < 2 * kSliceHeads; ++i) {
         const int head = i / 2, half = i % 2;
-        if (t == 0) combined.max[head][8 * half + g] = max[head][half], combined.sum[head][8 * half + g] = sum[head][half];
+        if (t == 0)
+          combined.max[head][8 * half + g] = max[head][half], combined.sum[head][8 * half + g] = sum[head][half];
       }
       continue;
     }
@@ -174,8 +173,8 @@ __device__ __forceinline__ void combine(const char* partials, i64 stride, int co
           lse[row_head + Group::head_of(slice) + head] = log_sum_exp(max[head][half], sum[head][half]);
         }
       }
-      store_row_slice<kDim, kHeads, kOut>(row_output<kDim, kOut>(output, row_head), in_range, slice, t, num_heads, inverse,
-                                          make_float2(out[0][2 * half], out[0][2 * half + 1]),
+      store_row_slice<kDim, kHeads, kOut>(row_output<kDim, kOut>(output, row_head), in_range, slice, t, num_heads,
+                                          inverse, make_float2(out[0][2 * half], out[0][2 * half + 1]),
                                           make_float2(out[1][2 * half], out[1][2 * half + 1]));
     }
   }

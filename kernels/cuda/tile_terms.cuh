@@ -59,7 +59,8 @@ struct TileTerms {
     }
   }
 
-  // Scores of the lane, as C fragments of two n-tiles: from <q, k> to s, times log2(e). Before: __syncwarp since `scatter`.
+  // Scores of the lane, as C fragments of two n-tiles: from <q, k> to s, times log2(e). Before: __syncwarp since
+  // `scatter`.
   __device__ __forceinline__ void apply(float (&score)[2][4], int g, int t, float scale_log2e) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

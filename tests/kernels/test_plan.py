@@ -9,7 +9,7 @@ import torch
 from attention_cases import EDGE_CASES
 
 from kernels import AttentionPlan, BackendUnavailableError, plan_attention
-from kernels.backends import REGISTRY, flashsparse, fused3s, fused3s_paper
+from kernels.backends import REGISTRY, flashsparse, fused3s, fused3s_edges, fused3s_paper
 from kernels.backends.base import InputSpec
 from kernels.backends.cuda import CudaBackend
 from kernels.formats.schedule import SplitHeuristic, make_schedule
@@ -31,7 +31,8 @@ def plannable(monkeypatch):
     for name in [*CUDA_BACKENDS, "flex_attention", "anemoi"]:
         monkeypatch.setattr(REGISTRY[name], "unavailable", lambda device: None)
     limits = GPULimits(num_sms=132, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
-    monkeypatch.setattr(fused3s, "gpu_limits", lambda device: limits)
+    for module in (fused3s, fused3s_edges):
+        monkeypatch.setattr(module, "gpu_limits", lambda device: limits)
 
 
 def make_plan(backend: str, name: str = "n_one_past_16", **options) -> AttentionPlan:
@@ -143,6 +144,40 @@ def test_other_inputs_share_the_format(plannable):
     assert other.order is plan.order
     assert (plan.data.schedule.warps, other.data.schedule.warps) == (4, 2)
     assert other.data.schedule.heuristic != plan.data.schedule.heuristic
+    assert_same_plan(other.for_inputs(), plan)
+
+
+def test_heads_that_go_edge_by_edge_have_its_items_and_others_have_none(plannable):
+    """From wide heads to narrow ones and back: the arrays of either are those of a plan made for it at once."""
+    wide = make_plan("fused3s", "empty_rows_and_windows", reorder="rcm", head_dim=128)
+    narrow = make_plan("fused3s", "empty_rows_and_windows", reorder="rcm", head_dim=8, num_heads=8)
+    assert wide.data.by_edge is None
+    assert "edge by edge" not in repr(wide)
+    num_rows = wide.shape[0]
+    assert f"  edge by edge: {num_rows} items" in repr(narrow)
+    assert sorted(narrow.data.by_edge.work.items[:, 0].tolist()) == list(range(num_rows))
+    assert_same_record(wide.for_inputs(head_dim=8, num_heads=8).data, narrow.data)
+    assert_same_record(narrow.for_inputs(head_dim=128).data, wide.data)
+
+
+@pytest.mark.parametrize("reorder", ["none", "rcm"])
+def test_plans_with_edge_data_are_moved_saved_and_loaded_whole(plannable, reorder, tmp_path):
+    plan = make_plan("fused3s", "empty_rows_and_windows", edge_data=True, reorder=reorder)
+    data = plan.data
+    tensors = [data.kv_tiles, data.tile_offset, data.schedule.work_items, data.by_edge.indices]
+    tensors += [data.by_edge.work.items, data.by_edge.work.parts, plan.edge_order.edge_of_csr]
+    tensors += [data.slots.tile_slots, data.slots.slot_edges, data.slots.slot_places]
+    tensors += [] if data.row_ids is None else [data.row_ids]
+    assert plan.nbytes == sum(tensor.nbytes for tensor in tensors)
+    assert plan.to("meta").nbytes == plan.nbytes
+    plan.save(tmp_path / "plan.pt")
+    loaded = AttentionPlan.load(tmp_path / "plan.pt", "cpu")
+    assert_same_plan(plan, loaded)
+    assert_same_record(plan.edge_order, loaded.edge_order)
+    assert loaded.data.num_rows == 90
+    other = loaded.for_inputs(head_dim=8, num_heads=8)
+    assert other.data.slots is loaded.data.slots
+    assert other.edge_order is loaded.edge_order
     assert_same_plan(other.for_inputs(), plan)
 
 
@@ -261,7 +296,7 @@ def test_printed_plan_names_windows_tiles_ways_and_bytes(plannable):
 
 
 def test_torch_compile_breaks_the_graph_around_a_launch(plannable, monkeypatch):
-    def launch(spec, data, query, key, value, scale, lse):
+    def launch(spec, data, query, key, value, scale, lse, edges):
         assert not torch.compiler.is_compiling()
         return value + scale
 

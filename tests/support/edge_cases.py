@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from tolerance import FLOOR
 
 from fused3s_dgl import import_dgl
 from kernels import BSB, EdgeData
@@ -288,3 +289,31 @@ def expected_attention(
             dense[field.name] = dense[field.name][..., None]
     weights = {name.removeprefix("edge_"): weight for name, weight in inputs.weights.items()}
     return dense_edge_attention(q, k, v, first >= 0, scale, **dense, **weights, rounded=rounded)
+
+
+def assert_edge_attention(
+    output: torch.Tensor,
+    graph: EdgeList,
+    tensors: list[torch.Tensor],
+    inputs_of_edges: EdgeInputs,
+    scale: float,
+    label: str,
+) -> None:
+    """No row is further off than twice torch's worst that materialises keys, values and weights in the inputs' type."""
+    expected, _ = expected_attention(graph, *tensors, inputs_of_edges, scale)
+    rounded, _ = expected_attention(graph, *tensors, inputs_of_edges, scale, rounded=tensors[0].dtype)
+    assert_near(output, expected, rounded, tensors[2], label)
+
+
+def assert_near(
+    output: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor, value: torch.Tensor, label: str
+) -> None:
+    """No row of `output` is further from `expected` than twice the worst of `rounded`, and empty rows are 0."""
+    rounded = rounded.to(output.dtype)
+    assert not output.isnan().any(), label
+    # Rows may cancel against their edge features: errors are compared with the size of the values.
+    size = value.double().norm(dim=-1).max() if value.numel() else 1.0
+    error, allowed = ((each.double() - expected).norm(dim=-1) / size for each in (output, rounded))
+    assert (output.double()[expected == 0] == 0).all(), f"{label}: a row without an edge is not 0"
+    allowed = 2 * allowed.max() + FLOOR if allowed.numel() else FLOOR
+    assert (error <= allowed).all(), f"{label}: off by {error.max():.2e}, allowed {allowed:.2e}"

@@ -3,6 +3,7 @@
 import math
 import struct
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES
 
-from kernels.backends import REGISTRY, fused3s
+from kernels.backends import REGISTRY, fused3s, fused3s_edges
 from kernels.backends.base import InputSpec
-from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec, _scalars
+from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec, _scalars, heads_of_group, kernel_spec
+from kernels.backends.fused3s_edges import BIAS, CLAMP, MULTIPLIER
 from kernels.formats.csr import csr_pattern
 from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
@@ -27,7 +29,8 @@ SMALL, LARGE = EDGE_CASES["n_one_past_16"], lambda: sp.csr_array(np.ones((1600, 
 def build(monkeypatch, graph, inputs: InputSpec, gpu: GPULimits = H200, perm=None):
     """Data of a plan for `gpu`, and the instances compiled for it."""
     compiled = []
-    monkeypatch.setattr(fused3s, "gpu_limits", lambda device: gpu)
+    for module in (fused3s, fused3s_edges):
+        monkeypatch.setattr(module, "gpu_limits", lambda device: gpu)
     monkeypatch.setattr(fused3s, "get_kernel", lambda spec, device_index: compiled.append(spec))
     return REGISTRY["fused3s"].build(csr_pattern(graph), CPU, inputs, perm), compiled
 
@@ -65,8 +68,19 @@ def test_nothing_is_compiled_before_the_inputs_are_known(monkeypatch):
 
 
 def test_instances_with_two_warps_fit_every_gpu():
-    for dim in range(8, 257, 8):
-        assert FusedKernelSpec(HALF, FLOAT, dim, FEW_WARPS).shared_bytes <= RTX_4090.block_shared_bytes
+    for dim in range(2, 257, 2):
+        for terms in (0, BIAS | MULTIPLIER):
+            spec = FusedKernelSpec(HALF, FLOAT, dim, FEW_WARPS, terms=terms)
+            assert spec.shared_bytes <= RTX_4090.block_shared_bytes
+
+
+@pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
+@pytest.mark.parametrize("dim", [64, 128, 160, 176, 192, 200, 256, None])
+def test_edge_terms_fit_the_gpu_of_the_plan(monkeypatch, dim, gpu):
+    data, _ = build(monkeypatch, SMALL(), InputSpec(HALF, dim, 1, FLOAT, edge_data=True), gpu)
+    spec = kernel_spec(HALF, FLOAT, dim or 256, data.schedule.warps, 1, BIAS | MULTIPLIER | CLAMP)
+    assert spec.terms == BIAS | MULTIPLIER | CLAMP
+    assert spec.shared_bytes <= gpu.block_shared_bytes
 
 
 @pytest.mark.parametrize(
@@ -87,12 +101,14 @@ def test_row_ids_pad_the_last_window_with_no_row(monkeypatch):
 
 def test_scalars_follow_the_strides():
     query, key, _ = torch.zeros(5, 3, 2, 16, dtype=HALF).unbind(1)
-    packed = _scalars(5, -0.5, 2, query.stride(), key.stride(), torch.zeros(5, 2, 16).stride())
+    strides = (query.stride(), key.stride(), torch.zeros(5, 2, 16).stride())
+    packed = _scalars(5, 2, (1, 2, 3.0), -0.5, 2, *strides)
     heads, rows, rest = struct.unpack("<3q", packed[:24]), struct.unpack("<3i", packed[24:36]), packed[36:]
     assert (heads, rows) == ((16, 16, 16), (192, 192, 64))
-    assert struct.unpack("<iIf", rest) == (5, 0x80008000, pytest.approx(0.5 * math.log2(math.e)))
+    log2e = math.log2(math.e)
+    assert struct.unpack("<4iI2f", rest) == (5, 2, 1, 2, 0x80008000, *map(pytest.approx, (0.5 * log2e, 3 * log2e)))
     with pytest.raises(OverflowError):
-        _scalars(1, 1.0, 2, *[(2**30, 16, 1)] * 3)
+        _scalars(1, 1, (1, 1, 0.0), 1.0, 2, *[(2**30, 16, 1)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -116,3 +132,48 @@ def test_a_plan_of_unknown_width_runs_with_the_widest(monkeypatch, gpu, warps):
     data, _ = build(monkeypatch, SMALL(), InputSpec(), gpu)
     assert data.schedule.warps == warps
     assert FusedKernelSpec(HALF, FLOAT, 256, warps).shared_bytes <= gpu.block_shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "dim", "heads"),
+    [
+        (1, 8, 1),
+        (2, 8, 2),
+        (8, 8, 8),
+        (9, 8, 5),  # two groups of nearly one size, not eight heads and one
+        (32, 8, 8),
+        (16, 2, 8),
+        (8, 10, 4),  # 16 columns a head in shared memory
+        (8, 16, 4),
+        (3, 20, 2),
+        (4, 32, 2),
+        (2, 40, 1),  # two heads would be 96 columns
+        (16, 64, 1),
+        (2, 256, 1),
+    ],
+)
+def test_heads_of_a_group(num_heads, dim, heads):
+    assert heads_of_group(num_heads, dim) == heads
+    spec = kernel_spec(HALF, HALF, dim, WARPS, num_heads)
+    assert spec == FusedKernelSpec(HALF, HALF, dim, WARPS, heads)
+    assert kernel_spec(HALF, HALF, dim, WARPS, num_heads, BIAS).heads == 1
+
+
+def test_groups_are_as_few_and_as_even_as_their_width_allows():
+    for num_heads, dim in product(range(1, 40), range(1, 65)):
+        heads = heads_of_group(num_heads, dim)
+        columns = 8 if dim <= 8 else -(-dim // 16) * 16
+        fewest = -(-num_heads // max(1, 64 // columns))
+        assert heads == 1 or heads * columns <= 64
+        assert -(-num_heads // heads) == fewest
+        assert heads == -(-num_heads // fewest)
+
+
+def test_heads_and_columns_that_no_instance_takes_are_named():
+    backend = REGISTRY["fused3s"]
+    for dim in (1, 7, 13, 60, 255, 256):
+        assert backend.unsupported(BFLOAT, dim) is None
+    for dtype, dim in ((HALF, 0), (HALF, 257), (FLOAT, 64), (torch.float64, 8)):
+        assert backend.unsupported(dtype, dim) == (
+            f"it takes torch.float16 and torch.bfloat16, and 1 to 256 columns a head; got {dtype}, {dim}"
+        )

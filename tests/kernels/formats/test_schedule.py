@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES, load_real_graph
 from hypothesis import given, settings
@@ -28,8 +29,10 @@ from kernels.formats.schedule import (
     WINDOW,
     Schedule,
     SplitHeuristic,
+    csr_of_tiles,
     make_kv_tiles,
     make_schedule,
+    make_tile_slots,
 )
 
 TILE = (16, TILE_KEYS)
@@ -163,6 +166,59 @@ def test_work_items_hold_every_edge_of_edge_cases(name, heuristic, warps):
 def test_work_items_hold_every_edge_of_real_graphs(name, real_graph_dir):
     bsb = BSB.from_scipy(load_real_graph(real_graph_dir, name), TILE)
     check_graph(bsb, 4, SplitHeuristic.of(bsb.tcb_row_offset.diff(), 4, resident_warps=1584))
+
+
+def check_edges_of_tiles(graph: sp.csr_array) -> None:
+    """The CSR arrays of the KV tiles are the graph's, and every edge has the slot that its place in a KV tile gives."""
+    bsb = BSB.from_scipy(graph, TILE)
+    kv_tiles, tile_offset = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap), bsb.tcb_row_offset
+    graph = sp.csr_array(graph != 0)
+    graph.sum_duplicates()
+    indptr, indices = csr_of_tiles(kv_tiles, tile_offset)
+    assert (indptr.dtype, indices.dtype) == (torch.int64, torch.int32)
+    assert len(indptr) == 16 * (len(tile_offset) - 1) + 1
+    num_rows = graph.shape[0]
+    assert indptr[: num_rows + 1].tolist() == graph.indptr.tolist()
+    assert (indptr[num_rows:] == graph.nnz).all(), "edges in the padding of the last window"
+    assert indices.tolist() == graph.indices.tolist()
+
+    slots = make_tile_slots(kv_tiles, tile_offset)
+    assert (slots.tile_slots.dtype, slots.slot_edges.dtype) == (torch.int32, torch.int32)
+    assert slots.slot_places.dtype == torch.uint8
+    edge_at = {place: edge for edge, place in enumerate(zip(*map(np.ndarray.tolist, graph.nonzero()), strict=True))}
+    first, edges, places = (each.tolist() for each in (slots.tile_slots, slots.slot_edges, slots.slot_places))
+    assert len(first) == bsb.num_tcbs + 3
+    assert first[0] == 0
+    assert first[-3:] == [graph.nnz] * 3
+    windows = np.repeat(np.arange(len(tile_offset) - 1), np.diff(tile_offset.numpy()))
+    keys = kv_tiles[:, KEYS].tolist()
+    for tile, window in enumerate(windows.tolist()):
+        for slot in range(first[tile], first[tile + 1]):
+            row, key = divmod(places[slot], TILE_KEYS)
+            assert edge_at[16 * window + row, keys[tile][key]] == edges[slot]
+    assert sorted(edges) == list(range(graph.nnz))
+
+
+@pytest.mark.parametrize("decoded_tiles", [1, 7, 1 << 18])
+@pytest.mark.parametrize("name", EDGE_CASES)
+def test_edges_of_the_tiles_of_edge_cases(monkeypatch, name, decoded_tiles):
+    monkeypatch.setattr("kernels.formats.schedule.DECODED_TILES", decoded_tiles)
+    check_edges_of_tiles(EDGE_CASES[name]())
+
+
+@pytest.mark.parametrize("name", ["cora", "ogbg-molhiv"])
+def test_edges_of_the_tiles_of_real_graphs(name, real_graph_dir):
+    check_edges_of_tiles(load_real_graph(real_graph_dir, name))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    density=st.sampled_from([0.01, 0.1, 0.9]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_edges_of_the_tiles_of_any_graph(shape, density, seed):
+    check_edges_of_tiles(sp.csr_array((np.random.default_rng(seed).random(shape) < density).astype(np.int8)))
 
 
 TILE_COUNTS = st.lists(st.one_of(st.integers(0, 6), st.integers(0, 120)), max_size=40)

@@ -14,7 +14,17 @@ from kernels import KernelCompileError
 from kernels.backends.cuda import KernelInstance
 from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from kernels.backends.flashsparse import Kernels
-from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec
+from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group
+from kernels.backends.fused3s_edges import (
+    BIAS,
+    CLAMP,
+    KEY_FEATURES,
+    MULTIPLIER,
+    VALUE_FEATURES,
+    EdgeKernelSpec,
+    heads_of_lane_group,
+)
+from kernels.backends.fused3s_edges import TYPES as EDGE_TYPES
 from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.runtime import jit
 from kernels.runtime.jit import PtxasReport, compile_ptxas
@@ -26,6 +36,14 @@ TYPES = [(HALF, FLOAT), (BFLOAT, BFLOAT), (HALF, HALF), (BFLOAT, FLOAT)]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90"]
 NARROWING = 2361  # NVRTC's number of "invalid narrowing conversion"
 DIMS = range(8, 257, 8)
+# Every head group of heads up to 64 columns, and widths of one head that are no multiple of 8.
+GROUPS = sorted({(dim, heads_of_group(heads, dim)) for dim in range(2, 65, 2) for heads in range(1, 65)})
+OTHER_DIMS = [dim for dim in range(66, 257, 10) if dim % 8]
+TERMS = [BIAS, MULTIPLIER, BIAS | MULTIPLIER, CLAMP, BIAS | CLAMP, MULTIPLIER | CLAMP, BIAS | MULTIPLIER | CLAMP]
+# Loads of 4, 8 and 16 bytes, and every number of lanes a head.
+LANE_DIMS = [2, 8, 12, 24, 64, 130, 128, 256]
+FEATURES = KEY_FEATURES | VALUE_FEATURES
+LANE_TERMS = [0, BIAS, BIAS | MULTIPLIER, EDGE_TYPES, KEY_FEATURES, VALUE_FEATURES, FEATURES, 63]
 
 every_arch = pytest.mark.parametrize("arch", ARCHS)
 
@@ -59,11 +77,55 @@ def fused3s_instances(arch: str) -> list[FusedKernelSpec]:
     return sorted(specs, key=lambda spec: spec.name)
 
 
+def registers_of(spec: FusedKernelSpec) -> int:
+    """Three blocks of four warps fit an SM with 170 registers a thread, four with 128."""
+    columns = 16 * spec.slices
+    return 128 if columns <= 64 else 170 if columns <= 128 else 255
+
+
 @every_arch
 def test_fused3s(arch):
     for spec, report in compile_ptxas(fused3s_instances(arch), arch).items():
-        # Three blocks of four warps fit an SM with 170 registers a thread, four with 128.
-        check(spec, report, arch, registers=128 if spec.dim <= 64 else 170 if spec.dim <= 128 else 255)
+        check(spec, report, arch, registers_of(spec))
+
+
+def shapes_in_turn(shapes: list, arch: str) -> list[tuple]:
+    """Those of `shapes` to compile for `arch`, each with types of inputs and output."""
+    return [(shapes[index], types) for index, types in in_turn(range(len(shapes)), arch)]
+
+
+@every_arch
+def test_head_groups_of_fused3s(arch):
+    shapes = [*GROUPS, *((dim, 1) for dim in OTHER_DIMS)]
+    specs = [FusedKernelSpec(*types, dim, WARPS, heads) for (dim, heads), types in shapes_in_turn(shapes, arch)]
+    for spec, report in compile_ptxas(specs, arch).items():
+        check(spec, report, arch, registers_of(spec))
+
+
+@every_arch
+def test_edge_terms_of_fused3s(arch):
+    shapes = list(product((12, 64, 72, 128, 200), TERMS))
+    specs = [
+        FusedKernelSpec(*types, dim, FEW_WARPS if dim > WIDE_DIM else WARPS, terms=terms)
+        for (dim, terms), types in shapes_in_turn(shapes, arch)
+    ]
+    for spec, report in compile_ptxas(specs, arch).items():
+        check(spec, report, arch, registers_of(spec))
+
+
+@every_arch
+def test_fused3s_edges(arch):
+    shapes = list(product(LANE_DIMS, (1, 16), LANE_TERMS))
+    specs = {
+        EdgeKernelSpec(*types, dim, heads_of_lane_group(heads, dim), terms)
+        for (dim, heads, terms), types in shapes_in_turn(shapes, arch)
+    }
+    # The most registers of the instances with the smallest budget.
+    specs |= {
+        EdgeKernelSpec(HALF, HALF, dim, heads_of_lane_group(16, dim), BIAS | MULTIPLIER) for dim in (8, 34, 66, 130)
+    }
+    for spec, report in compile_ptxas(sorted(specs, key=lambda spec: spec.name), arch).items():
+        check(spec, report, arch, registers=255 if spec.terms & (EDGE_TYPES | FEATURES) else 96)
 
 
 def test_every_head_dimension_is_compiled_for_some_architecture():
@@ -74,6 +136,8 @@ def test_every_head_dimension_is_compiled_for_some_architecture():
         here = fused3s_instances(arch)
         assert {spec.dim % 32 for spec in here} == {0, 8, 16, 24}
         assert {(spec.dtype, spec.out_dtype) for spec in here} == set(TYPES)
+    widest = dict(GROUPS)  # the last is the largest
+    assert [widest[dim] for dim in (2, 8, 10, 16, 18, 32, 34, 64)] == [8, 8, 4, 4, 2, 2, 1, 1]
     paper = [spec for arch in ARCHS for spec in fused3s_paper_instances(arch)]
     for split_rows in (False, True):
         assert {spec.dim for spec in paper if spec.split_rows == split_rows} == set(DIMS)

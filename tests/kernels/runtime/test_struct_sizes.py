@@ -1,11 +1,25 @@
 """Sizes that Python computes for the structs of the .cu files, asserted by the host's C++ compiler."""
 
 import subprocess
+from itertools import product
 
 import pytest
 import torch
 
 from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec
+from kernels.backends.fused3s_edges import (
+    BIAS,
+    CLAMP,
+    FEATURES,
+    KEY_FEATURES,
+    LANE_DIMS,
+    MULTIPLIER,
+    TYPES,
+    VALUE_FEATURES,
+    EdgeKernelSpec,
+    heads_of_lane_group,
+)
+from kernels.backends.fused3s_edges import WARPS as WARPS_OF_EDGES
 from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.formats.schedule import (
     BEGIN,
@@ -24,6 +38,8 @@ from tests.cuda_shim.cuda_on_cpu import COMPILER, FLAGS, SHIM_FOLDER, paste_sour
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
 
 DIMS = range(8, 257, 8)
+EVEN_DIMS = range(2, 257, 2)
+TERMS = (BIAS, MULTIPLIER, CLAMP, BIAS | MULTIPLIER | CLAMP)  # of fused3s.cu
 
 
 def assert_compiles(source: str, equations: list[tuple[str, int]]) -> None:
@@ -36,17 +52,39 @@ def assert_compiles(source: str, equations: list[tuple[str, int]]) -> None:
 
 def test_fused3s():
     equations = []
-    for dim in DIMS:
-        for warps in (FEW_WARPS, WARPS):
-            spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps)
-            equations.append((f"sizeof(SharedMemory<{dim}, {warps}>)", spec.shared_bytes))
-        equations.append((f"sizeof(Partial<{dim}>)", 4 * spec.partial_floats))
+    for dim in EVEN_DIMS:
+        for heads, warps in product((1, 2, 3, 5, 8, 16) if dim <= 64 else (1,), (FEW_WARPS, WARPS)):
+            spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps, heads)
+            equations.append((f"sizeof(SharedMemory<{dim}, {heads}, {warps}>)", spec.shared_bytes))
+        for warps, terms in product((FEW_WARPS, WARPS), TERMS):
+            spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps, terms=terms)
+            equations.append((f"sizeof(SharedMemoryOfTerms<{dim}, 1, {warps}, {terms}>)", spec.shared_bytes))
+    for dim, heads in product(EVEN_DIMS, range(1, 17)):
+        spec = FusedKernelSpec(torch.float16, torch.float32, dim, heads=heads)
+        equations.append((f"sizeof(Partial<{dim}, {heads}>)", 4 * spec.partial_floats))
+        equations.append((f"HeadGroup<{dim}, {heads}>::kSlices", spec.slices))
     words = {"begin": BEGIN, "count": COUNT, "window": WINDOW, "num_keys": NUM_KEYS, "split": SPLIT}
     words |= {"first_split": SPLITS.start, "num_splits": SPLITS.start + 1, "second": SECOND.start}
     equations += [(f"offsetof(WorkItem, {name})", 4 * word) for name, word in words.items()]
     equations += [("offsetof(KVTile, bitmap)", 4 * BITMAP.start)]
     equations += [("sizeof(KVTile)", 4 * TILE_WORDS), ("sizeof(WorkItem)", 4 * ITEM_WORDS)]
     assert_compiles("fused3s.cu", equations)
+
+
+def test_fused3s_edges():
+    equations = [("sizeof(Item)", 4 * 4), ("kWarps", WARPS_OF_EDGES), ("kFeatures", FEATURES)]
+    equations += [("kLaneDims", LANE_DIMS)]
+    bits = {"kBias": BIAS, "kMultiplier": MULTIPLIER, "kTypes": TYPES, "kClamp": CLAMP}
+    bits |= {"kKeyFeatures": KEY_FEATURES, "kValueFeatures": VALUE_FEATURES}
+    equations += bits.items()
+    for dim, num_heads, terms in product(EVEN_DIMS, (1, 4, 16), (0, BIAS, VALUE_FEATURES, 63)):
+        spec = EdgeKernelSpec(torch.float16, torch.float16, dim, heads_of_lane_group(num_heads, dim), terms)
+        group = f"LaneGroup<Element::kHalf, Element::kHalf, {dim}, {spec.heads}, {terms}>"
+        equations.append((f"{group}::kPartial", spec.partial_floats))
+        equations.append((f"{group}::kLanes", spec.lanes))
+        equations.append((f"kWarps * {group}::kGroups", spec.groups_per_block))
+        equations.append((f"{group}::kLoad_bytes", spec.copy_bytes))
+    assert_compiles("fused3s_edges.cu", equations)
 
 
 def test_fused3s_paper():

@@ -1,0 +1,155 @@
+"""Products with the weights of low-rank edge features, around the kernel of `fused3s`; see cuda/feature_products.cu."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..fragments import WARP_SIZE
+from ..runtime.device import gpu_limits
+from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.launch import launch_kernel, pack_scalars
+
+# As in cuda/feature_products.cu:
+WARPS = 8
+ROWS_PER_TILE = 16
+RESIDENT_BLOCKS = 3  # per SM
+FEATURES = 16
+QUAD_LANES = 4
+CHUNK_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ProjectQuerySpec:
+    """One instance of `project_query` in cuda/feature_products.cu.
+
+    Attributes:
+        dtype: torch.float16 or torch.bfloat16, of query and weight.
+        dim: dimensions of a head, an even number up to 256.
+    """
+
+    dtype: torch.dtype
+    dim: int
+
+    source: ClassVar[str] = "feature_products.cu"
+
+    @property
+    def name(self) -> str:
+        return cpp_name("project_query", self.dtype, self.dim)
+
+    @property
+    def heads(self) -> int:
+        """Heads of a block."""
+        return heads_of_quad(self.dim * self.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class AddFeaturesSpec:
+    """One instance of `add_features` in cuda/feature_products.cu.
+
+    Attributes:
+        dtype: torch.float16 or torch.bfloat16, of feature sums and weight.
+        out_dtype: torch.float32 or `dtype`.
+        dim: dimensions of a head, an even number up to 256.
+    """
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    dim: int
+
+    source: ClassVar[str] = "feature_products.cu"
+
+    @property
+    def name(self) -> str:
+        return cpp_name("add_features", self.dtype, self.out_dtype, self.dim)
+
+    @property
+    def heads(self) -> int:
+        """Heads of a block."""
+        return heads_of_quad(self.dim * self.out_dtype.itemsize)
+
+
+def heads_of_quad(head_bytes: int) -> int:
+    chunks = -(-head_bytes // CHUNK_BYTES)
+    return max(1, QUAD_LANES // chunks)
+
+
+def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """u[h, n, c] = sum_d query[n, h, d] weight[h, d, c], queued on torch's current stream.
+
+    Args:
+        query: [N, H, d] fp16 or bf16, any row and head strides, d even up to 256; rows aligned to 16 bytes, or to 4
+            where d is not a multiple of 8.
+        weight: [H, d, r] of query's type, contiguous, r <= 16.
+
+    Returns:
+        [H, N, 16] float32, zero from column r on.
+    """
+    num_rows, num_heads, dim = query.shape
+    projected = query.new_empty((num_heads, num_rows, FEATURES), dtype=torch.float32)
+    if projected.numel() == 0:
+        return projected
+    spec = _project_spec(query.dtype, dim)
+    row_stride, head_stride, _ = query.stride()
+    launch_kernel(
+        get_kernel(spec, query.device.index),
+        _grid(num_rows, num_heads, spec.heads, query.device),
+        WARPS * WARP_SIZE,
+        (query, weight, projected),
+        _project_scalars(head_stride, row_stride * query.itemsize, num_rows, num_heads, weight.shape[2]),
+        overlaps=True,
+    )
+    return projected
+
+
+def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch.Tensor) -> None:
+    """output[n, h, d] += sum_c weight[h, d, c] feature_sums[h, n, c], queued on torch's current stream.
+
+    The sum is in float32 and rounded once.
+
+    Args:
+        output: [N, H, d] contiguous, float32 or of `weight`'s type, d even up to 256; updated in place.
+        feature_sums: [H, N, 16] fp16 or bf16, contiguous, finite; columns from r on do not count.
+        weight: [H, d, r] of the same type, contiguous, r <= 16.
+    """
+    num_rows, num_heads, dim = output.shape
+    if output.numel() == 0:
+        return
+    spec = _add_spec(weight.dtype, output.dtype, dim)
+    launch_kernel(
+        get_kernel(spec, output.device.index),
+        _grid(num_rows, num_heads, spec.heads, output.device),
+        WARPS * WARP_SIZE,
+        (output, feature_sums, weight),
+        _add_scalars(num_rows, num_heads, weight.shape[2]),
+        overlaps=True,
+    )
+
+
+def _grid(num_rows: int, num_heads: int, heads: int, device: torch.device) -> tuple[int, int]:
+    """Head groups, and row blocks: as many as are resident at once, or as have rows."""
+    groups = -(-num_heads // heads)
+    resident = max(1, gpu_limits(device).num_sms * RESIDENT_BLOCKS // groups)
+    return groups, min(-(-num_rows // (WARPS * ROWS_PER_TILE)), resident)
+
+
+@lru_cache
+def _project_spec(dtype: torch.dtype, dim: int) -> ProjectQuerySpec:
+    return ProjectQuerySpec(dtype, dim)
+
+
+@lru_cache
+def _add_spec(dtype: torch.dtype, out_dtype: torch.dtype, dim: int) -> AddFeaturesSpec:
+    return AddFeaturesSpec(dtype, out_dtype, dim)
+
+
+@lru_cache
+def _project_scalars(head_stride: int, row_bytes: int, *numbers: int) -> bytes:
+    return pack_scalars(np.int64(head_stride), np.int32(row_bytes), *map(np.int32, numbers))
+
+
+@lru_cache
+def _add_scalars(*numbers: int) -> bytes:
+    return pack_scalars(*map(np.int32, numbers))

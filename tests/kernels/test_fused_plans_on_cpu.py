@@ -1,0 +1,166 @@
+"""Plans of `fused3s` on the CPU (tests/cuda_shim): shapes of heads, strides, the choice of the kernel, other inputs."""
+
+import pytest
+import scipy.sparse as sp
+import torch
+from attention_cases import EDGE_CASES
+from edge_cases import EDGE_LISTS, FORMS, assert_edge_attention, edge_inputs, qkv
+from poison import poisoned_buffers
+
+from kernels import AttentionPlan, plan_attention
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.oracle import GRAPHS, assert_attention, inputs
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+HALF, BFLOAT = torch.float16, torch.bfloat16
+# Odd dimensions are padded; 9 heads of 8 columns are groups of five and of four.
+SHAPES = [(1, 1), (2, 3), (9, 8), (4, 13), (8, 16), (3, 31), (5, 32), (2, 50), (3, 64), (2, 129), (32, 8), (1, 256)]
+
+
+def _scattered(edges_per_row: int) -> sp.csr_array:
+    """480 rows without a common key: 16 edges a KV tile."""
+    row = torch.arange(480).repeat_interleave(edges_per_row)
+    col = row * edges_per_row + torch.arange(edges_per_row).repeat(480)
+    return sp.csr_array((torch.ones(len(row)).numpy(), (row.numpy(), col.numpy())), shape=(480, 480 * edges_per_row))
+
+
+CHOICE_GRAPHS = {
+    "2 edges a row, 16 a tile": lambda: _scattered(2),
+    "8 edges a row, 16 a tile": lambda: _scattered(8),
+    "32 edges a tile": lambda: sp.csr_array((torch.eye(16) + torch.eye(16).roll(1, 0)).repeat(1, 16).numpy()),
+    "256 edges a tile": EDGE_CASES["dense"],
+}
+
+
+def planned(graph, heads: int, dim: int, dtype: torch.dtype = HALF, **options) -> AttentionPlan:
+    return plan_attention(graph, backend="fused3s", device="cpu", dtype=dtype, head_dim=dim, num_heads=heads, **options)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT], ids=str)
+@pytest.mark.parametrize(("heads", "dim"), SHAPES)
+def test_every_shape_of_heads_matches_float64(monkeypatch, heads, dim, dtype):
+    for name, reorder, mode in (("hub", "none", "late"), ("empty_rows_and_windows", "rcm", "random")):
+        graph = GRAPHS[name]()
+        with cuda_on_cpu(MODES[mode]):
+            plan = planned(graph, heads, dim, dtype, reorder=reorder)
+            for heads_last in (False, True):
+                tensors = inputs(graph, heads, dim, dtype)
+                given = tensors
+                if heads_last:  # stored [N, d, H]
+                    given = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in tensors]
+                with poisoned_buffers(monkeypatch):
+                    output, lse = plan(*given, scale=0.3, return_lse=True)
+                assert (output.shape, output.dtype) == (tensors[0].shape, dtype)
+                assert output.is_contiguous()
+                label = f"{name}, heads last: {heads_last}, {plan!r}"
+                assert_attention(output, tensors, graph, 0.3, label, lse=lse)
+
+
+def called(monkeypatch, plan: AttentionPlan, tensors: list[torch.Tensor], **arguments) -> torch.Tensor:
+    with poisoned_buffers(monkeypatch):
+        return plan(*tensors, scale=0.3, **arguments)
+
+
+def launched_by(monkeypatch, gpu, plan: AttentionPlan, tensors: list[torch.Tensor], **arguments) -> str:
+    """Name of the attention kernel of a call; products with weights of features have kernels of their own."""
+    before = len(gpu.launched)
+    called(monkeypatch, plan, tensors, **arguments)
+    (name,) = (name for name in gpu.launched[before:] if name.startswith("fused3s"))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("name", "by_edge", "by_tile"),
+    [
+        ("2 edges a row, 16 a tile", [(8, 8), (2, 7), (8, 16), (4, 13)], [(1, 8), (1, 128), (4, 32), (2, 64)]),
+        ("8 edges a row, 16 a tile", [(8, 8), (8, 16), (4, 32), (2, 31)], [(1, 16), (1, 128), (2, 34), (2, 64)]),
+        ("32 edges a tile", [(8, 8), (2, 3)], [(1, 8), (8, 16), (4, 32), (2, 9)]),
+        ("256 edges a tile", [], [(8, 8), (8, 16), (4, 32), (2, 13)]),
+    ],
+)
+def test_choice_of_the_kernel_without_edge_data(monkeypatch, name, by_edge, by_tile):
+    graph = CHOICE_GRAPHS[name]()
+    with cuda_on_cpu() as gpu:
+        for heads, dim in by_edge + by_tile:
+            plan = planned(graph, heads, dim)
+            kernel = launched_by(monkeypatch, gpu, plan, inputs(graph, heads, dim, HALF)).partition("<")[0]
+            assert kernel == ("fused3s_edges" if (heads, dim) in by_edge else "fused3s"), (heads, dim)
+            assert (plan.data.by_edge is not None) == ((heads, dim) in by_edge), "arrays that no call reads"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "heads", "dim", "instance"),
+    [
+        ("256 edges a tile", "bias", 1, 128, "fused3s<Element::kHalf, Element::kHalf, 128, 1, 4, 1>"),
+        ("256 edges a tile", "clamp", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 8>"),
+        ("256 edges a tile", "multiplier_per_head", 4, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 1, 4, 2>"),
+        ("256 edges a tile", "types", 1, 128, "fused3s_edges<Element::kHalf, Element::kHalf, 128, 1, 4>"),
+        ("256 edges a tile", "key_features", 1, 64, "fused3s_edges<Element::kHalf, Element::kHalf, 64, 1, 16>"),
+        ("256 edges a tile", "all", 2, 16, "fused3s_edges<Element::kHalf, Element::kHalf, 16, 2, 63>"),
+        ("8 edges a row, 16 a tile", "bias", 1, 32, "fused3s<Element::kHalf, Element::kHalf, 32, 1, 4, 1>"),
+        ("8 edges a row, 16 a tile", "bias", 4, 16, "fused3s_edges<Element::kHalf, Element::kHalf, 16, 4, 1>"),
+        ("8 edges a row, 16 a tile", "bias", 2, 64, "fused3s_edges<Element::kHalf, Element::kHalf, 64, 2, 1>"),
+        ("2 edges a row, 16 a tile", "bias", 2, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 1>"),
+    ],
+)
+def test_choice_of_the_kernel_with_edge_data(monkeypatch, name, kind, heads, dim, instance):
+    graph = CHOICE_GRAPHS[name]()
+    edges = edge_inputs(kind, graph.nnz, heads, dim, HALF).in_order(torch.arange(graph.nnz))
+    with cuda_on_cpu() as gpu:
+        plan = planned(graph, heads, dim, edge_data=True)
+        assert launched_by(monkeypatch, gpu, plan, inputs(graph, heads, dim, HALF), **edges) == instance
+
+
+def test_a_plan_takes_heads_that_it_was_not_made_for(monkeypatch):
+    graph = CHOICE_GRAPHS["8 edges a row, 16 a tile"]()
+    with cuda_on_cpu() as gpu:
+        plan = planned(graph, 1, 128)
+        for heads, dim, group in ((8, 16, 4), (9, 8, 5), (1, 128, 1), (2, 13, 2)):
+            tensors = inputs(graph, heads, dim, HALF)
+            with poisoned_buffers(monkeypatch):
+                output = plan(*tensors)
+            assert_attention(output, tensors, graph, dim**-0.5, f"{heads} x {dim}")
+            padded = dim + dim % 2 * (-dim % 8)
+            assert gpu.launched[-1] == f"fused3s<Element::kHalf, Element::kHalf, {padded}, {group}, 4, 0>"
+
+
+def test_a_plan_goes_to_narrow_heads_and_back(monkeypatch):
+    graph = GRAPHS["empty_rows_and_windows"]()
+    narrow, wide = inputs(graph, 8, 8, HALF), inputs(graph, 1, 128, HALF)
+    with cuda_on_cpu() as gpu:
+        first = planned(graph, 1, 128, reorder="rcm")
+        second = first.for_inputs(dtype=HALF, head_dim=8, num_heads=8)
+        third = second.for_inputs(dtype=HALF, head_dim=128)
+        for plan, tensors in ((first, wide), (second, narrow), (third, wide)):
+            with poisoned_buffers(monkeypatch):
+                output = plan(*tensors)
+            assert_attention(output, tensors, graph, tensors[0].shape[2] ** -0.5, repr(plan))
+    kernels = [name.partition("<")[0] for name in gpu.launched]
+    assert kernels == ["fused3s", "fused3s_edges", "fused3s"]
+
+
+@pytest.mark.parametrize("reorder", ["none", "rcm"])
+@pytest.mark.parametrize("kind", ["bias_per_head", "all"])
+def test_a_loaded_plan_has_its_edge_data(monkeypatch, kind, reorder, tmp_path):
+    """Both kernels: one head of 32 columns with a bias goes tile by tile."""
+    graph = EDGE_LISTS["repeated"]()
+    made, order = FORMS["scipy_coo"](graph)
+    with cuda_on_cpu() as gpu:
+        plan = planned(made, 1, 32, edge_data=True, reorder=reorder)
+        plan.save(tmp_path / "plan.pt")
+        loaded = AttentionPlan.load(tmp_path / "plan.pt", "cpu")
+        others = (loaded.for_inputs(dtype=HALF, head_dim=8, num_heads=4), 4, 8), (loaded, 1, 32)
+        for other, heads, dim in others:
+            tensors, edges = qkv(graph.shape, heads, dim, HALF), edge_inputs(kind, graph.num_edges, heads, dim, HALF)
+            arguments = edges.in_order(order)
+            bound = arguments | {"edges": other.bind_edges(arguments["edges"])}
+            output = called(monkeypatch, other, tensors, **bound)
+            assert_edge_attention(output, graph, tensors, edges, 0.3, f"{kind}, {reorder}")
+            assert torch.equal(output, called(monkeypatch, other, tensors, **arguments))
+        assert torch.equal(output, called(monkeypatch, plan, tensors, **arguments))
+        kernel = launched_by(monkeypatch, gpu, plan, tensors, **arguments)
+    assert kernel.startswith("fused3s_edges<" if kind == "all" else "fused3s<")
