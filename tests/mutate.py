@@ -25,12 +25,20 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = (
     "kernels/cuda/fused3s.cu",
+    "kernels/cuda/fused3s_edges.cu",
     "kernels/cuda/fused3s_paper.cu",
+    "kernels/cuda/gather.cuh",
+    "kernels/cuda/head_group.cuh",
+    "kernels/cuda/row_window.cuh",
+    "kernels/cuda/score_terms.cuh",
     "kernels/cuda/split_kv.cuh",
+    "kernels/cuda/tile_terms.cuh",
+    "kernels/formats/row_items.py",
     "kernels/formats/schedule.py",
     "kernels/formats/bsb_build.py",
 )
 ON_CPU = "tests/kernels/test_cuda_on_cpu.py"
+EDGES_ON_CPU = "tests/kernels/test_edge_kernel_on_cpu.py"
 PAPER_ON_CPU = tuple(
     f"tests/kernels/test_cuda_on_cpu_baselines.py::{test}"
     for test in (
@@ -40,15 +48,19 @@ PAPER_ON_CPU = tuple(
     )
 )
 FORMATS = ("tests/kernels/formats/test_schedule.py", "tests/kernels/formats/test_bsb.py")
-SUITES = {  # by how a file's name ends
+SUITES = {  # by how a file's name ends; the first that fits
+    "row_items.py": ("tests/kernels/formats/test_row_items.py",),
     ".py": (*FORMATS, ON_CPU),
+    "fused3s_edges.cu": (EDGES_ON_CPU,),
     "fused3s_paper.cu": PAPER_ON_CPU,
-    ".cuh": (ON_CPU, *PAPER_ON_CPU),
-    ".cu": (ON_CPU,),
+    "_terms.cuh": (EDGES_ON_CPU,),
+    "split_kv.cuh": (ON_CPU, *PAPER_ON_CPU),
+    ".cuh": (ON_CPU,),
+    ".cu": (ON_CPU, EDGES_ON_CPU),
 }
 COPIED = ("kernels", "tests", "fused3s_dgl.py", "pyproject.toml")
 INVALID = ("does not compile", "SyntaxError", "IndentationError")
-TIMEOUT_S = 300  # a mutant that makes a loop endless is killed by it
+TIMEOUT_S = 600  # a mutant that makes a loop endless is killed by it
 
 # (pattern, replacements): one match is replaced by one of the replacements.
 NUMBER = re.compile(r"(?<![\w.\"'<])\d+(?![\w.\"'])")

@@ -3,8 +3,8 @@
 //   project_query   u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     C[16 rows, 16 features] = q[16, kDim] W[kDim, 16]
 //   add_features    O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    C[16 rows, kDim] = s[16, 16] W'^T[16, kDim]
 //
-// Grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's heads lie in shared
-// memory as B fragments, zero past kDim, past the last feature and past the last head.
+// Grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's heads lie in
+// shared memory as B fragments, zero past kDim, past the last feature and past the last head.
 //
 // Quad: four lanes of a row, t = lane % 4, access 64 bytes of q or O, a chunk of 16 bytes each. Heads of one or two
 // chunks share a quad; longer heads take several quads.

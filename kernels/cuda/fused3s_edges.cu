@@ -20,9 +20,9 @@
 // parts of a row leave partials in global memory; the last group to arrive combines them in their order, so that the
 // bits are the same on every run.
 //
-// Features. <q_i, W a_ij> = <u_i, a_ij> with u_i = W^T q_i, and sum_j p_ij W' a_ij = W' s_i with s_i = sum_j p_ij a_ij: an
-// edge costs 2 x 16 products a head, and none of its tensors has kDim columns. The lanes of a head share out the 16
-// features. GEMMs in front and behind make u and add W' s.
+// Features. <q_i, W a_ij> = <u_i, a_ij> with u_i = W^T q_i, and sum_j p_ij W' a_ij = W' s_i with s_i = sum_j p_ij a_ij:
+// an edge costs 2 x 16 products a head, and none of its tensors has kDim columns. The lanes of a head share out the 16
+// features. The kernels of feature_products.cu make u in front, and add W' s behind.
 //
 // Order that must not change
 //   [1]  Before griddepcontrol_wait only items and indices are read: the kernel in front may still write Q, K, V and
@@ -104,7 +104,7 @@ struct LaneGroup {
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
   static constexpr int kMinBlocks = kManyFeatures || (kHasFeatures && kTerms & kTypes && kLaneFeatures == 8) ? 2
                                     : kHasFeatures || kTerms & kTypes                                       ? 4
-                                    : kTerms && kOwn > 1                                                    ? 5
+                                    : kTerms && (kOwn > 1 || kDim % 4)                                     ? 5
                                                                                                             : 6;
   // Floats of a lane in a partial, whole float4: O, maximum, sum, and s.
   static constexpr int kLanePartial = divide_up(kLaneDims + 2 + (kTerms & kValueFeatures ? kLaneFeatures : 0), 4) * 4;
