@@ -71,7 +71,7 @@ class BoundEdges:
 
 @dataclass(frozen=True, eq=False)
 class EdgeTerms:
-    """What a backend gets for a call; tensors of edges are in the order of its format, distinct edges only.
+    """Edge data and weights of one call, for a backend; distinct edges in the order of its format.
 
     Attributes:
         bias, multiplier: [nnz, 1] or [nnz, H], q's type.

@@ -80,7 +80,7 @@ class ShapeTimes:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Those of SHAPES first, in its order."""
+        """All shapes with times: those of SHAPES first, in its order."""
         found = {Shape(*pair) for pair in zip(self.rows["heads"], self.rows["dim"], strict=True)}
         return [shape for shape in SHAPES if shape in found] + sorted(found - {*SHAPES})
 
@@ -125,7 +125,7 @@ def one_head(shape: Shape) -> tuple[Shape, int]:
 
 
 def one_head_words(shape: Shape) -> str:
-    """What a shape is compared with: "1x128", "16 calls of 1x64"."""
+    """The other side of a comparison with one head: "1x128", "16 calls of 1x64"."""
     base, calls = one_head(shape)
     return str(base) if calls == 1 else f"{calls} calls of {base}"
 

@@ -233,7 +233,7 @@ struct Consumer {
 #pragma unroll
       for (int chunk = 0; chunk < kDim / 16; ++chunk) {
         const int s = chunk / 2, r = chunk % 2;
-        cp_async_16(smem_attn_out(chunk), attn_out + 8 * r * kDim + kPermuteGroup * s, rows.in_range[r] - 1);
+        cp_async<16>(smem_attn_out(chunk), attn_out + 8 * r * kDim + kPermuteGroup * s, rows.in_range[r] - 1);
       }
       cp_async_commit_group();
     } else {

@@ -33,7 +33,7 @@ struct PanelLayout {
   static constexpr int kSteps = kK / kTileK;       // k-steps of a wgmma
   static constexpr u32 kSwizzle = kK == 64 ? 1 : kK == 32 ? 2 : 3;
 
-  // What the index of a row's chunks is XORed with.
+  // Swizzle: the operand of XOR with the index of a row's chunks.
   static __device__ __forceinline__ int swizzle(int row) { return row / (8 / kChunks) % kChunks; }
   // Descriptor of k-step `step` of a matrix of kRows rows.
   template <int kRows>

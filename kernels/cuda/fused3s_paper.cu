@@ -479,7 +479,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, Tuning<kDim, kPermuted, kEd
         if constexpr (kPermuted) {
           const int d = 2 * kTileK * pair + 8 * t;
           const bool is_inside = row < num_rows && d < kDim;
-          cp_async_16(shared_address(&smem_query[pair][half][lane]), query_row + d, is_inside ? 0 : -1);
+          cp_async<16>(shared_address(&smem_query[pair][half][lane]), query_row + d, is_inside ? 0 : -1);
           if (!is_inside) smem_query[pair][half][lane] = make_uint4(0, 0, 0, 0);
         } else {
           smem_query[pair][half][lane] =

@@ -1,4 +1,4 @@
-// What fused3s.cu reads: the schedule's records (kernels/formats/schedule.py) and struct Params.
+// Inputs of fused3s.cu: the schedule's records (kernels/formats/schedule.py) and struct Params.
 #pragma once
 #include "common.cuh"
 

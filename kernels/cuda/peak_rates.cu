@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kGatherWarps * kWarpSize) gather_async(const _
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
         const char* address = chunk_address<kDim>(p, (batch * kChunks + i) * kWarpSize + lane);
-        cp_async_16(shared_address(&smem_ring[warp][stage][i][lane]), address, true);
+        cp_async<16>(shared_address(&smem_ring[warp][stage][i][lane]), address, true);
       }
     }
     cp_async_commit_group();  // also without copies: wait_group counts groups

@@ -48,7 +48,7 @@ __global__ void faults(const __grid_constant__ Params p) {
   if (fault != kBeforePreviousGrid && fault != kIgnoresPreviousGrid) griddepcontrol_wait();
   const uint4* source = input + blockIdx.x * blockDim.x + threadIdx.x;
   if (fault == kGlobalBounds) source += gridDim.x * blockDim.x;
-  cp_async_16(shared_address(smem + threadIdx.x), source, fault == kIgnoresPreviousGrid ? -1 : 0);
+  cp_async<16>(shared_address(smem + threadIdx.x), source, fault == kIgnoresPreviousGrid ? -1 : 0);
   cp_async_commit_group();
   if (fault == kPendingGroup) {
     cp_async_wait_group<1>();
@@ -73,7 +73,7 @@ __global__ void faults(const __grid_constant__ Params p) {
   output[blockIdx.x * blockDim.x + threadIdx.x] = ld_shared_v4_b32(neighbour);
   if (fault == kOverwrites) {
     __shfl_sync(kFullWarp, lane, 0);
-    cp_async_16(shared_address(smem + threadIdx.x), source, 0);
+    cp_async<16>(shared_address(smem + threadIdx.x), source, 0);
     cp_async_commit_group();
     cp_async_wait_group<0>();
   }

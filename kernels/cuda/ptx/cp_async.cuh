@@ -18,10 +18,6 @@ __device__ __forceinline__ void cp_async(u32 target, const void* source, int ind
   }
 }
 
-__device__ __forceinline__ void cp_async_16(u32 target, const void* source, int index) {
-  cp_async<16>(target, source, index);
-}
-
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;"); }
 
 // Waits until at most kPending of this thread's latest groups are in flight.

@@ -34,10 +34,6 @@ inline void cp_async(u32 target, const void* source, int index, shim::Site site 
   shim::current->copies.push_back(copy);
 }
 
-inline void cp_async_16(u32 target, const void* source, int index, shim::Site site = shim::Site::here()) {
-  cp_async<16>(target, source, index, site);
-}
-
 inline void cp_async_commit_group() {
   shim::Thread& thread = *shim::current;
   if (shim::launch.completion == shim::kAnyTime) {  // some of those in flight arrive, in any order
