@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from .dropout import Dropout
 from .formats.edge_order import EdgeOrder
 from .tensor_record import map_tensors
 
@@ -80,6 +81,7 @@ class EdgeTerms:
         key_weight, value_weight: [H, d, r], q's type.
         type_weight: [T, H, d], q's type.
         clamp: c; positive.
+        dropout: of the weights.
     """
 
     bias: torch.Tensor | None = None
@@ -90,6 +92,7 @@ class EdgeTerms:
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
     clamp: float | None = None
+    dropout: Dropout | None = None
 
     def to(self, dtype: torch.dtype) -> "EdgeTerms":
         """The terms with all float tensors of this type."""

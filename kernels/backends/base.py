@@ -20,6 +20,7 @@ class InputSpec:
         num_heads: heads.
         out_dtype: type of the output; None means `dtype`.
         edge_data: whether calls bring edge data.
+        backward: whether calls are differentiated: the format then holds what the backward pass reads.
     """
 
     dtype: torch.dtype | None = None
@@ -27,6 +28,29 @@ class InputSpec:
     num_heads: int = 1
     out_dtype: torch.dtype | None = None
     edge_data: bool = False
+    backward: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """Gradients of one call, None where not wanted; each of the shape and type of its input.
+
+    Attributes:
+        query, key, value: [num_rows, H, d], [num_cols, H, d] twice.
+        bias, multiplier, features: of the edges, in the order and shape of the fields of `EdgeTerms`.
+        key_weight, value_weight: [H, d, r].
+        type_weight: [T, H, d].
+    """
+
+    query: torch.Tensor | None = None
+    key: torch.Tensor | None = None
+    value: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    multiplier: torch.Tensor | None = None
+    features: torch.Tensor | None = None
+    key_weight: torch.Tensor | None = None
+    value_weight: torch.Tensor | None = None
+    type_weight: torch.Tensor | None = None
 
 
 class Backend(ABC):
@@ -44,6 +68,7 @@ class Backend(ABC):
         writes_lse: whether `attend` fills `lse`.
         reorders: whether `build` takes a row order.
         takes_edges: whether `attend` takes `edges`.
+        has_backward: whether `attend_backward` exists. Gradients of the other traceable backends are autograd's.
         traceable: whether torch.compile can trace `attend`; a graph break surrounds the others.
     """
 
@@ -54,6 +79,7 @@ class Backend(ABC):
     writes_lse: bool = False
     reorders: bool = False
     takes_edges: bool = False
+    has_backward: bool = False
     traceable: bool = True
 
     @abstractmethod
@@ -116,6 +142,30 @@ class Backend(ABC):
         Returns:
             [num_rows, H, d] of `out_dtype`.
         """
+
+    def attend_backward(
+        self,
+        data: Any,
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        scale: float,
+        edges: EdgeTerms | None,
+        wanted: frozenset[str],
+    ) -> Gradients:
+        """Gradients of `attend`, for backends with `has_backward`.
+
+        Args:
+            data: result of `build` for inputs with `backward`.
+            grad_output: [num_rows, H, d] of the output's type, any strides.
+            query, key, value, scale, edges: as in the forward pass.
+            output, lse: what it returned.
+            wanted: the fields of `Gradients` to compute.
+        """
+        raise NotImplementedError(f"backend {self.name} has no backward pass")
 
 
 def csr_of(graph: Any) -> CSRPattern:

@@ -8,7 +8,15 @@
 #include "ptx/cvt.cuh"
 
 // Bits of kTerms.
-enum EdgeTerm { kBias = 1, kMultiplier = 2, kTypes = 4, kClamp = 8, kKeyFeatures = 16, kValueFeatures = 32 };
+enum EdgeTerm {
+  kBias = 1,
+  kMultiplier = 2,
+  kTypes = 4,
+  kClamp = 8,
+  kKeyFeatures = 16,
+  kValueFeatures = 32,
+  kDropout = 64,  // dropout.cuh
+};
 
 // `score`: scale * log2(e) * <q, k>; `clamp_log2e`: c * log2(e). NaN stays NaN.
 template <int kTerms>

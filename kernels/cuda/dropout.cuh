@@ -1,0 +1,32 @@
+// Dropout on the weights of the softmax: which edges are kept, from a counter of row, column and head.
+//
+//   O_i = sum_j keep_ij p_ij / (1 - rate) v_j          the sum that p is divided by counts every edge
+//
+// The mask depends on the numbers of row and column in A, the head and the seed, not on tiles or the order of rows: the
+// forward pass and both backward passes make the same one. kernels/dropout.py computes it with torch.
+#pragma once
+#include "common.cuh"
+
+struct DropoutParams {
+  const i64* seed;  // [1]  in memory, so that a replay of a CUDA graph draws another mask
+  u32 threshold;    // rate * 2^32: kept where the hash is not below it
+  float rescale;    // 1 / (1 - rate)
+};
+
+// A bijection of 32 bits in which every input bit changes every output bit with probability 1/2, within 0.1 %
+// (constants: "lowbias32", C. Wellons, Prospecting for Hash Functions, 2018).
+__device__ __forceinline__ u32 mix_bits(u32 x) {
+  x = (x ^ x >> 16) * 0x7feb352du;
+  x = (x ^ x >> 15) * 0x846ca68bu;
+  return x ^ x >> 16;
+}
+
+// Of a row and head, for `keeps`.
+__device__ __forceinline__ u32 dropout_row(i64 seed, int row, int head) {
+  const u32 of_row = mix_bits(static_cast<u32>(seed) ^ static_cast<u32>(row));
+  return mix_bits(of_row + static_cast<u32>(head) * 0x9e3779b9u ^ static_cast<u32>(static_cast<u64>(seed) >> 32));
+}
+
+__device__ __forceinline__ bool keeps(u32 of_row, int column, u32 threshold) {
+  return mix_bits(of_row ^ static_cast<u32>(column) * 0x85ebca6bu) >= threshold;
+}

@@ -1,0 +1,68 @@
+"""Dropout on the weights of the softmax: the mask of cuda/dropout.cuh, with torch.
+
+    O_i = sum_j keep_ij p_ij / (1 - rate) v_j          the sum that p is divided by counts every edge
+
+An edge is kept or not by a hash of its row, its column, the head and the seed, so that every backend, the forward pass
+and the backward passes have the same mask, and none of them stores it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+LOW_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, eq=False)
+class Dropout:
+    """Dropout of one call.
+
+    Attributes:
+        rate: probability that an edge's weight is 0, for each head by itself; 0 < rate < 1.
+        seed: [1] int64 on the device of q. A tensor, so that a captured CUDA graph can draw another mask at each
+            replay: change it in place.
+    """
+
+    rate: float
+    seed: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rate) and 0 < self.rate < 1):
+            raise ValueError(f"dropout: got {self.rate}; a rate between 0 and 1 is needed, both exclusive, or None")
+        if self.seed.shape != (1,) or self.seed.dtype != torch.int64:
+            raise ValueError(f"dropout seed: got {self.seed.dtype} {tuple(self.seed.shape)}; int64 [1] is needed")
+
+    @property
+    def threshold(self) -> int:
+        """Hashes below it are dropped."""
+        return min(round(self.rate * 2**32), LOW_WORD)
+
+
+def kept_edges(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Whether each edge is kept in each head.
+
+    Args:
+        row, col: [nnz] int64, numbers of row and column in A.
+
+    Returns:
+        [nnz, num_heads] bool.
+    """
+    seed = dropout.seed
+    low, high = seed & LOW_WORD, seed >> 32 & LOW_WORD
+    head = torch.arange(num_heads, device=row.device)
+    of_row = _mix_bits(low ^ row)[:, None] + _product(head, 0x9E3779B9)
+    of_row = _mix_bits((of_row & LOW_WORD) ^ high)
+    return _mix_bits(of_row ^ _product(col, 0x85EBCA6B)[:, None]) >= dropout.threshold
+
+
+def _mix_bits(x: torch.Tensor) -> torch.Tensor:
+    """`mix_bits` of cuda/dropout.cuh; x: int64 from 0 to 2^32 - 1."""
+    x = _product(x ^ x >> 16, 0x7FEB352D)
+    x = _product(x ^ x >> 15, 0x846CA68B)
+    return x ^ x >> 16
+
+
+def _product(x: torch.Tensor, factor: int) -> torch.Tensor:
+    """x * factor modulo 2^32 without overflow of int64."""
+    return ((x >> 16) * factor << 16 & LOW_WORD) + (x & 0xFFFF) * factor & LOW_WORD
