@@ -22,7 +22,8 @@ NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of resu
 # graph. unavailable: it cannot run on this machine.
 Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
-    "kernels", "heads", "edges", "end_to_end", "preprocessing", "peak_rates", "sm_active", "stability", "infer"
+    *("kernels", "heads", "edges", "backward", "end_to_end", "preprocessing"),
+    *("peak_rates", "sm_active", "stability", "infer"),
 ]  # also the stem of its CSV
 
 
@@ -75,7 +76,8 @@ class Row(Provenance):
         plan: whether the sparse format was built once (fixed) or within each timed run (rebuilt); of kernels.
         l2: state of the L2 cache before each run; of kernels.
         scope: what was measured: the whole model, attention alone, one kernel, building the format, the machine.
-        region: part of an eager forward pass, see `bench.model_regions`.
+        region: part of an eager forward pass, see `bench.model_regions`; of a kernel in the benchmark `backward` the
+            pass, forward or backward.
         sm: number of the streaming multiprocessor.
         working_set, work: bytes that a micro-benchmark touches; bytes that one run moves, or its FLOP.
         metric, unit: such as time and ms, peak_memory and MiB.

@@ -144,6 +144,7 @@ class Cell:
     unit: str = "ms"
     heads: int = 1
     edges: str = "none"
+    region: str = "none"
     variant: str = "none"
     order: str = "none"
     dense: str = "none"
@@ -157,7 +158,7 @@ class Cell:
 
     @property
     def description(self) -> str:
-        options = (self.edges, self.variant, self.order, self.dense, self.launch, self.plan)
+        options = (self.edges, self.region, self.variant, self.order, self.dense, self.launch, self.plan)
         usual = ("none", "back_to_back", "fixed")
         heads = "" if self.heads == 1 else f"H={self.heads} "
         return " ".join([f"{heads}d={self.dim} {self.backend}", *(one for one in options if one not in usual)])

@@ -89,6 +89,7 @@ class KernelConfig(Section):
     out_dtype: Literal["float32", "float16", "input"] = "float32"
     # fixed: the sparse format is built once. rebuilt: at each call, from the CSR arrays on the GPU.
     plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], Field(min_length=1, strict=False)] = ("fixed",)
+    backward: bool = False  # time the backward pass, and the forward pass of training
 
     @field_validator("backends")
     @classmethod
@@ -147,9 +148,20 @@ class KernelConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _backward_alone(self) -> Self:
+        if self.backward and (self.edges != (NO_EDGES,) or self.plans != ("fixed",)):
+            raise ValueError(
+                "kernel.backward = true: kernel.edges = [none] and kernel.plans = [fixed] are needed with it"
+            )
+        return self
+
     @property
-    def bench(self) -> Literal["kernels", "heads", "edges"]:
-        """Name of the benchmark: kinds of edge data, shapes of heads, or kernels with one head as in the paper."""
+    def bench(self) -> Literal["kernels", "heads", "edges", "backward"]:
+        """Name of the benchmark: the backward pass, kinds of edge data, shapes of heads, or kernels with one head as in
+        the paper."""
+        if self.backward:
+            return "backward"
         if self.edges != (NO_EDGES,):
             return "edges"
         return "kernels" if self.shapes is None else "heads"
@@ -166,7 +178,7 @@ class MeasureConfig(Section):
     """Settings that all cells share. Its `sha` is the `config_sha` of a row."""
 
     repeats: int = Field(default=30, ge=30)  # timed intervals; fewer for a kernel that takes over 10 ms
-    # Of the scores; 1 as in the paper, rsqrt_dim: 1/sqrt(head dimension), as in models.
+    # Factor of the scores: 1 in the paper; rsqrt_dim is 1/sqrt(head dimension), as in models.
     scale: Annotated[float, Field(allow_inf_nan=False)] | Literal["rsqrt_dim"] = 1.0
 
     def scale_of(self, dim: int) -> float:

@@ -15,12 +15,13 @@ import torch
 import typer
 
 from bench import cli, runner
+from bench.backward import BackwardBench
 from bench.kernels import FINISHED, KernelBench
 from bench.records import Row, check_results_file, finished
 from configs.bench_schema import BenchConfig, Shape
 
 HEAD = (
-    *("data set", "heads x dim", "edges", "backend", "variant", "order", "dtype"),
+    *("data set", "heads x dim", "edges", "pass", "backend", "variant", "order", "dtype"),
     *("kernel ms", "p10", "p90", "error", "MiB", "status"),
 )
 
@@ -45,7 +46,8 @@ def main(
 
 def bench(config: BenchConfig, path: Path, results: Path, done: set[tuple], device: torch.device) -> int:
     """Measure all cells that are not done; the exit status."""
-    return runner.run_bench(KernelBench, config, path, config.data.load, results, done, device, HEAD, table_line)
+    kind = BackwardBench if config.kernel.backward else KernelBench
+    return runner.run_bench(kind, config, path, config.data.load, results, done, device, HEAD, table_line)
 
 
 def table_line(rows: list[Row]) -> list[str]:
@@ -54,7 +56,7 @@ def table_line(rows: list[Row]) -> list[str]:
     memory = next((f"{row.value:,.0f}" for row in rows if row.metric == "peak_memory"), "")
     times = [cli.number(x, ".4f") for x in (kernel.value, kernel.p10, kernel.p90)]
     error = cli.number(kernel.relative_error, ".1e")
-    cell = (cli.dataset(kernel), str(Shape(kernel.heads, kernel.dim)), kernel.edges, kernel.backend)
+    cell = (cli.dataset(kernel), str(Shape(kernel.heads, kernel.dim)), kernel.edges, kernel.region, kernel.backend)
     return [*cell, kernel.variant, kernel.order, kernel.dtype, *times, error, memory, cli.outcome(kernel)]
 
 

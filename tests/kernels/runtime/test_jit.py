@@ -90,7 +90,7 @@ def test_fused3s(arch):
 
 
 def shapes_in_turn(shapes: list, arch: str) -> list[tuple]:
-    """Those of `shapes` to compile for `arch`, each with types of inputs and output."""
+    """A share of `shapes` for `arch`, so that all architectures together compile each of them; with element types."""
     return [(shapes[index], types) for index, types in in_turn(range(len(shapes)), arch)]
 
 

@@ -1,0 +1,97 @@
+"""Gradients of attention: the correct ones in float64, those of plain torch in the inputs' type, and errors."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kernels.formats.csr import CSRPattern
+
+ELEMENTS = 1 << 25  # gathered at a time: 256 MiB in float64
+
+Gradients = tuple[Tensor, Tensor, Tensor]  # of query, key and value
+
+
+def float64_gradients(
+    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, pattern: CSRPattern, scale: float
+) -> Gradients:
+    """Gradients of softmax(scale * Q K^T masked by A) V, computed in float64 and rounded to float32 (6e-8).
+
+    Keeps three float64 numbers an edge of one head, and gathers some edges at a time.
+
+    Args:
+        query, grad_output: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
+        pattern: A without repeated edges.
+        scale: factor of the scores.
+
+    Returns:
+        float32, in the shapes of query, key and value.
+    """
+    heads = range(query.shape[1])
+    of_heads = [_of_head(*(x[:, head] for x in (query, key, value, grad_output)), pattern, scale) for head in heads]
+    return tuple(torch.stack(tensors, 1) for tensors in zip(*of_heads, strict=True))
+
+
+def _of_head(
+    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, pattern: CSRPattern, scale: float
+) -> Gradients:
+    indptr, indices = pattern.indptr, pattern.indices
+    num_edges, dim = indices.numel(), query.shape[1]
+    row = torch.repeat_interleave(torch.arange(len(indptr) - 1, device=indptr.device), indptr.diff())
+
+    def parts() -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for first in range(0, num_edges, step := max(1, ELEMENTS // dim)):
+            part = slice(first, first + step)
+            yield part, row[part], indices[part].long()
+
+    def of_rows(values: Tensor) -> Tensor:
+        """The sum of each row, for each of its edges."""
+        return values.new_zeros(len(indptr) - 1).index_add_(0, row, values)[row]
+
+    weight, grad_weight = (torch.empty(num_edges, dtype=torch.float64, device=query.device) for _ in range(2))
+    for part, of_row, col in parts():
+        weight[part] = (query[of_row].double() * key[col].double()).sum(1) * scale
+        grad_weight[part] = (grad_output[of_row].double() * value[col].double()).sum(1)
+    weight = torch.exp(weight - torch.segment_reduce(weight, "max", offsets=indptr, unsafe=True)[row])
+    weight = weight / of_rows(weight)
+    grad_score = weight * (grad_weight - of_rows(weight * grad_weight)) * scale
+
+    gradients = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (query, key, value)]
+    for part, of_row, col in parts():
+        of_score = grad_score[part, None]
+        gradients[0].index_add_(0, of_row, of_score * key[col].double())
+        gradients[1].index_add_(0, col, of_score * query[of_row].double())
+        gradients[2].index_add_(0, col, weight[part, None] * grad_output[of_row].double())
+    return tuple(gradient.float() for gradient in gradients)
+
+
+def torch_gradients(
+    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, pattern: CSRPattern, scale: float
+) -> Gradients:
+    """The same by plain torch in the inputs' type, as a user would write it: gathers, products, scatters, autograd. Its
+    error is the measure for a kernel's. One head at a time: [nnz, d] tensors are in memory."""
+    row = torch.repeat_interleave(torch.arange(len(pattern.indptr) - 1, device=query.device), pattern.indptr.diff())
+    col = pattern.indices.long()
+    of_heads = []
+    for head in range(query.shape[1]):
+        q, k, v = (x[:, head].detach().clone().requires_grad_() for x in (query, key, value))
+        score = (q[row] * k[col]).sum(1) * scale
+        maximum = torch.segment_reduce(score.detach().float(), "max", offsets=pattern.indptr, unsafe=True)
+        weight = torch.exp(score - maximum[row].to(score.dtype))
+        total = weight.new_zeros(len(q)).index_add(0, row, weight)
+        output = torch.zeros_like(q).index_add(0, row, (weight / total[row])[:, None] * v[col])
+        of_heads.append(torch.autograd.grad(output, (q, k, v), grad_output[:, head]))
+    return tuple(torch.stack(tensors, 1) for tensors in zip(*of_heads, strict=True))
+
+
+def largest_gradient_error(gradients: Gradients, expected: Gradients) -> float:
+    """Largest error of a row of the three: norm of the difference over the norm of the row, or over the root mean
+    square of all rows' norms where that is larger, since a row in which large terms cancel keeps their rounding. NaN if
+    one is NaN."""
+    errors = []
+    for got, right in zip(gradients, expected, strict=True):
+        right = right.double().flatten(1)
+        size = right.norm(dim=1)
+        difference = (got.double().flatten(1) - right).norm(dim=1)
+        errors.append((difference / size.clamp(min=size.square().mean().sqrt().item())).max())
+    return torch.stack(errors).max().item()
