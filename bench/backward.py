@@ -18,8 +18,11 @@ from bench.kernels import make_cell, refuse_impossible
 from bench.records import Row
 from bench.runner import Cell, GraphBench, UnsupportedInputsError
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernel
+from bench.traffic import gathered_bytes, gathered_columns
 from configs.bench_schema import BenchConfig, Shape
 from kernels.backends import REGISTRY
+from kernels.formats.csr import CSRPattern
+from kernels.formats.transpose import transpose_csr
 
 GRADIENTS = frozenset(("query", "key", "value"))
 ALLOWED_OVER_TORCH = 2.0  # error over that of plain torch
@@ -110,4 +113,25 @@ class BackwardBench(GraphBench):
         note = "one run, without inputs and format; torch's allocator"
         memory_row = Spread.of([memory]).columns()
         rows.append(self.row(untimed, metric="peak_memory", unit="MiB", **memory_row, **checked, note=note))
+        for metric, size in self._traffic(cell).items():
+            rows.append(self.row(untimed, metric=metric, unit="B", **Spread.of([size]).columns(), status="unchecked"))
         return rows
+
+    def _traffic(self, cell: Cell) -> dict[str, int]:
+        """Bytes of a pass by the model of `bench.traffic`. Backward: over A, K and V are gathered for dQ; over its
+        transpose Q and dO, for dK and dV; besides, rows of eight tensors, with O for the row sums of dO * O."""
+        dtype, width, num_rows = cell.torch_dtype, cell.heads * cell.dim, self.pattern.shape[0]
+        columns, tensors = self.gathered_columns[0], 2
+        if cell.region == "backward":
+            columns, tensors = sum(self.gathered_columns), 8
+        return {
+            "gathered_bytes": gathered_bytes(columns, width, dtype),
+            "compulsory_bytes": tensors * num_rows * width * dtype.itemsize,
+        }
+
+    @cached_property
+    def gathered_columns(self) -> tuple[int, int]:
+        """Of A, and of its transpose."""
+        pattern = self.pattern
+        back = transpose_csr(pattern.indptr, pattern.indices, pattern.shape[1])
+        return gathered_columns(pattern), gathered_columns(CSRPattern(back.indptr, back.indices, pattern.shape[::-1]))

@@ -22,6 +22,7 @@ from bench.cli import console, user_errors
 from report import plots
 from report.frames import recorded
 from report.plots.style import save
+from report.tables.backward import backward_tables
 from report.tables.beyond import beyond_tables
 from report.tables.heads import edges_tables, heads_tables
 from report.tables.kernels import kernel_tables, launch_tables, memory_tables, rate_tables
@@ -35,6 +36,7 @@ FIGURES: dict[str, tuple[Drawer, str]] = {
     "beyond": (plots.beyond.draw, "times of fused3s and fused3s_paper: scripts/bench_kernels.py"),
     "hero": (plots.hero.draw, "kernel times of fused3s and pyg on real graphs: scripts/bench_kernels.py"),
     "heads": (plots.heads.draw, "times of shapes and of one head: scripts/bench_kernels.py, configs/bench/heads.yaml"),
+    "backward": (plots.backward.draw, "times of both passes: scripts/bench_kernels.py, configs/bench/backward.yaml"),
     "scaling": (plots.scaling.draw, "kernel times on two graphs or more: scripts/bench_kernels.py"),
     "paper": (plots.paper.draw, "kernel times on the paper's graphs at d = 128: scripts/bench_kernels.py"),
     "gather_model": (plots.gather_model.draw, "peak rates of the device: scripts/peak_rates.py"),
@@ -54,6 +56,7 @@ TABLES = {
     "kernels-rates.md": rate_tables,
     "heads.md": heads_tables,
     "edges.md": edges_tables,
+    "backward.md": backward_tables,
     "beyond.md": beyond_tables,
     "paper.md": paper_tables,
     "end-to-end.md": end_to_end_tables,

@@ -28,6 +28,7 @@ KERNELS = ("bench_kernels.py", "--results", f"{MEASURED}/kernels.csv", "--config
 HALF_OUTPUT = ("--set", "kernel.out_dtype=float16", "--set", "kernel.backends=[fused3s,fused3s+reorder,fused3s_paper]")
 HEADS = ("bench_kernels.py", "--results", f"{MEASURED}/heads.csv", "--config", "configs/bench/heads.yaml")
 EDGES = ("bench_kernels.py", "--results", f"{MEASURED}/edges.csv", "--config", "configs/bench/edges.yaml")
+BACKWARD = ("bench_kernels.py", "--results", f"{MEASURED}/backward.csv", "--config", "configs/bench/backward.yaml")
 # The graph of configs/bench/surrogate_superpixels.yaml in place of the others.
 SUPERPIXELS = ("--set", "data.names=[superpixel-bsds500]", "--set", "data.source=file", "--set", "data.batch_size=1000")
 MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--config")
@@ -41,10 +42,12 @@ STEPS: dict[str, list[tuple[str, ...]]] = {
     "float16_output": [(*KERNELS, f"configs/bench/{name}.yaml", *HALF_OUTPUT) for name in GRAPHS],
     "heads": [HEADS],
     "edges": [EDGES],
+    "backward": [BACKWARD],
     "superpixels": [
         (*KERNELS, "configs/bench/surrogate_superpixels.yaml"),
         (*HEADS, *SUPERPIXELS),
         (*EDGES, *SUPERPIXELS),
+        (*BACKWARD, *SUPERPIXELS),
     ],
     "masks": [(*KERNELS, "configs/bench/masks.yaml")],
     "ablation": [(*KERNELS, "configs/bench/ablation.yaml")],

@@ -10,7 +10,7 @@ from bench.records import KEY, NONE
 from report.frames import PRECISIONS, latest
 
 BASELINE = "fused3s_paper"
-KERNELS = ("kernels", "heads", "edges")  # benchmarks of kernels
+KERNELS = ("kernels", "heads", "edges", "backward")  # benchmarks of kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ def _precision(values: pd.Series) -> pd.Series:
 
 def _kernels(rows: pd.DataFrame) -> Table:
     rows = rows[rows["bench"].isin(KERNELS) & (rows["metric"] == "time")]
-    cell = ["bench", "device", "graph", "dim", "heads", "edges", "out_dtype", "launch", "plan", "l2"]
+    cell = ["bench", "device", "graph", "dim", "heads", "edges", "region", "out_dtype", "launch", "plan", "l2"]
     base = rows[(rows["series"] == BASELINE) & (rows["status"] == "ok") & (rows["dtype"] == "float16")]
     base = base.drop_duplicates(cell, keep="last").set_index(cell)["value"].rename("base")
     rows = rows.join(base, on=cell).sort_values(["nnz", "dim", "series"], kind="stable")
@@ -121,6 +121,7 @@ def _kernels(rows: pd.DataFrame) -> Table:
         Column("benchmark", rows["bench"]),
         *_graph_columns(rows),
         Column("edge data", _words(rows["edges"])),
+        Column("pass", _words(rows["region"])),
         Column("backend", rows["series"]),
         Column("input", _precision(rows["dtype"])),
         Column("output", _precision(rows["out_dtype"])),
@@ -137,7 +138,7 @@ def _kernels(rows: pd.DataFrame) -> Table:
         "Medians of one attention kernel. Launches: back to back in a CUDA graph, or isolated, the GPU idle before. "
         f"Format: built once (fixed) or at each call (rebuilt). “× {BASELINE}”: how many times faster than that kernel "
         "with the same output type, launches and L2 state. Error: relative, of the worst row, against float64. Scores "
-        "are unscaled in the benchmark kernels, and scaled by 1/√d in heads and edges."
+        "are unscaled in the benchmark kernels, and scaled by 1/√d in heads, edges and backward."
     )
     return Table.of("kernel-times", "Attention kernels: times", note, columns)
 

@@ -2,6 +2,7 @@
 
 from report.plots import (
     ablation,
+    backward,
     beyond,
     format_build,
     formats,
@@ -19,6 +20,7 @@ from report.plots import (
 
 __all__ = [
     "ablation",
+    "backward",
     "beyond",
     "format_build",
     "formats",

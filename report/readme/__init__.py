@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from report.readme import heads, kernels, models, paper, targets
+from report.readme import backward, heads, kernels, models, paper, targets
 
 # Markdown of each block, from the rows of one device; a cell that was not recorded is "-".
 BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
@@ -20,6 +20,7 @@ BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
     "kernel-targets": targets.kernels,
     "heads": heads.heads,
     "edges": heads.edges,
+    "backward": backward.backward,
     "model-times": models.times,
     "model-times-fp32": models.times_fp32,
     "model-ratios": models.ratios,
