@@ -22,7 +22,10 @@ from kernels.runtime.jit import CUDA_FOLDER, compile_ptxas
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_instances_keep_everything_in_registers(dtype):
     pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
-    specs = [DenseBlockSpec(dtype, spec.dim, spec.has_next) for spec in SPECS]
+    # Each dimension in one of the types: the compiler takes seconds for each, and registers do not depend on the type.
+    turn = (torch.float16, torch.bfloat16).index(dtype)
+    shapes = [spec for spec in SPECS if DIMS.index(spec.dim) % 2 == turn]
+    specs = [DenseBlockSpec(dtype, spec.dim, spec.has_next) for spec in shapes]
     for spec, report in compile_ptxas(specs, DenseBlockSpec.arch).items():
         assert report.registers == 65536 // spec.threads // 8 * 8, (spec.name, report)  # before they are moved
         assert report.spill_bytes == 0, (spec.name, report)

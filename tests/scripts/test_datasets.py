@@ -1,4 +1,4 @@
-"""`scripts/datasets.py` as a user runs it: in a fresh process, from the root of the repository."""
+"""`scripts/datasets.py`: its list in a fresh process, as a user runs it, the rest in this one."""
 
 import csv
 import os
@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import bench.block_stats
+import bench.cli
 import data
 import scripts.datasets
 
@@ -18,13 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def datasets(tmp_path):
+def datasets(monkeypatch):
+    # No proxy listens there: no test reaches a network.
+    for name in ("HTTPS_PROXY", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setattr(bench.cli.console, "width", 200)
+
     def run(*arguments):
-        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")} | {"COLUMNS": "200"}
-        # No proxy listens there: no test reaches a network.
-        environment |= {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
-        command = [sys.executable, "scripts/datasets.py", *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        return CliRunner().invoke(scripts.datasets.app, [*map(str, arguments)])
 
     return run
 
@@ -34,8 +36,10 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def test_list_names_every_set_with_licence_and_citation(datasets):
-    done = datasets("list")
+def test_list_names_every_set_with_licence_and_citation():
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")} | {"COLUMNS": "200"}
+    command = [sys.executable, "scripts/datasets.py", "list"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for name in data.names():
         assert f"{name} " in done.stdout
@@ -45,7 +49,7 @@ def test_list_names_every_set_with_licence_and_citation(datasets):
 
 def test_info_shows_files_licence_citation_and_published_figures(datasets, tmp_path):
     done = datasets("info", "amazon-products", "--root", tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     for text in (data.info("amazon-products").citation, "MIT (GraphSAINT", "264,339,468", "adj_full.npz", "missing"):
         assert text in done.stdout
     assert "tcb_per_rw_mean    330.50, published" in done.stdout
@@ -66,14 +70,14 @@ def test_info_shows_files_licence_citation_and_published_figures(datasets, tmp_p
 )
 def test_mistakes_are_one_message(datasets, arguments, message):
     done = datasets(*arguments)
-    assert done.returncode == 2, done.stdout
+    assert done.exit_code == 2, done.stdout
     assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
 
 
 def test_fetch_offline_says_so_and_keeps_nothing(datasets, tmp_path):
     done = datasets("fetch", "amazon0505", "--root", tmp_path / "root")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "amazon0505: https://snap.stanford.edu/data/amazon0505.txt.gz: cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "root").exists()
@@ -81,7 +85,7 @@ def test_fetch_offline_says_so_and_keeps_nothing(datasets, tmp_path):
 
 def test_sets_without_a_download_need_no_network(datasets, tmp_path):
     done = datasets("fetch", "cora", "longformer-4096", "--root", tmp_path / "root")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "cora: ships with this repository, in data/embedded/cora" in done.stdout
     assert "longformer-4096: has no files" in done.stdout
     assert not (tmp_path / "root").exists()
@@ -90,13 +94,13 @@ def test_sets_without_a_download_need_no_network(datasets, tmp_path):
 def test_fetch_keeps_existing_files(datasets, tmp_path):
     (tmp_path / "amazon0505.txt.gz").write_bytes(b"mine")
     done = datasets("fetch", "amazon0505", "--root", tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert (tmp_path / "amazon0505.txt.gz").read_bytes() == b"mine"
 
 
 def test_stats_writes_tables_with_the_papers_figures_beside(datasets, tmp_path):
     done = datasets("stats", "pubmed", "zinc", "--source", "synthetic", "--root", tmp_path, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.stdout + done.stderr
     assert "pubmed (synthetic)" in done.stdout
     figures = rows(tmp_path / "out" / "datasets.csv")
     assert [row["dataset"] for row in figures] == ["pubmed"] * 6 + ["zinc"] * 6

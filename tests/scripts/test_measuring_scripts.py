@@ -45,16 +45,16 @@ def test_builds_resume_and_a_graph_that_is_not_there_stops_no_other(tmp_path):
 def test_a_file_of_other_columns_is_refused_before_anything_is_measured(tmp_path):
     (tmp_path / "r.csv").write_text("a,b\n")
     for script in ("peak_rates", "stability"):
-        done = run(script, "--results", tmp_path / "r.csv")
-        assert done.returncode == 2
+        done = CliRunner().invoke(load_script(script).app, ["--results", str(tmp_path / "r.csv")])
+        assert done.exit_code == 2
         assert "holds other columns" in done.stderr
 
 
 def test_peak_rates_need_a_gpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    done = run("peak_rates", "--results", tmp_path / "r.csv")
-    assert done.returncode == 2
+    done = CliRunner().invoke(load_script("peak_rates").app, ["--results", str(tmp_path / "r.csv")])
+    assert done.exit_code == 2
     assert done.stderr.startswith("error: peak rates are measured on an NVIDIA GPU, and none was found")
     assert not (tmp_path / "r.csv").exists()
 
