@@ -5,13 +5,14 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 CONFIG ?= configs/infer/cora.yaml
+TRAIN_CONFIG ?= configs/train/cora.yaml
 FIGURES ?= all
 RESULTS ?= results
 PROCESSES ?= 2
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
 .DEFAULT_GOAL := setup
-.PHONY: help setup infer tables reproduce-figures report readme-tables check-figures test lint wheel check-wheel clean
+.PHONY: help setup infer train tables reproduce-figures report readme-tables check-figures test lint wheel check-wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +27,9 @@ setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, P
 
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
 	$(BIN)/python scripts/infer.py --config $(CONFIG)
+
+train: setup ## train the Graph Transformer on Cora into runs/cora (TRAIN_CONFIG=another.yaml); continues a stopped run
+	$(BIN)/python scripts/train.py --config $(TRAIN_CONFIG) --resume
 
 # The paper's data set, decile and format tables; TABLE_SETS='--all --source synthetic' takes about ten minutes and 14 GiB.
 tables: setup ## the paper's data set, decile and format tables (TABLE_SETS='cora pubmed')

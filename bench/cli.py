@@ -86,9 +86,9 @@ def read_config(path: Path, overrides: list[str] | None, schema: type[Schema]) -
     return load_config(path, overrides or [], schema)
 
 
-def describe_config(title: Path | str, config: Section) -> Text:
-    """The resolved configuration, one line per section."""
-    sections = config.model_dump(mode="json").items()
+def describe_config(title: Path | str, config: Section, *, hidden: str = "") -> Text:
+    """The resolved configuration, one line per section, without the section `hidden`."""
+    sections = config.model_dump(mode="json", exclude={hidden}).items()
     lines = (f"  {name:<10} " + " ".join(f"{k}={v}" for k, v in section.items()) for name, section in sections)
     return Text("\n".join([str(title), *lines]))
 

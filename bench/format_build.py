@@ -23,7 +23,7 @@ import kernels
 from bench.records import NONE, Provenance, Row, key
 from bench.runner import classify, graph_columns, pattern_on
 from bench.timers import Spread
-from kernels.backends.fused3s import TILE
+from kernels.backends.fused3s_shapes import TILE
 from kernels.formats.bsb import BSB, PAPER_TILE
 from kernels.formats.bsb_build import sort_row_windows
 from kernels.formats.csr import CSRPattern, array_module

@@ -22,6 +22,8 @@ from data import GraphMeta
 from data.atomic import replacing
 from kernels.formats.row_order import RowOrder
 from models import Execution
+from training.metrics import Score
+from training.weights import Weights
 
 SUFFIXES = (".npy", ".npz", ".pt")  # of predictions
 
@@ -40,6 +42,8 @@ class InferenceRun:
         order: row order inside attention; None if none was asked for.
         accuracy: against float32; None if not compared.
         regions: ms of each region of an eager pass, see `bench.model_regions`; empty if not profiled.
+        weights: the model's.
+        score: metric of trained weights on the labels; None for random weights and without labels.
     """
 
     config_path: Path
@@ -57,6 +61,8 @@ class InferenceRun:
     order: RowOrder | None
     accuracy: Accuracy | None
     regions: Mapping[str, Spread]
+    weights: Weights
+    score: Score | None
 
 
 def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread]:
@@ -105,6 +111,8 @@ def report_table(run: InferenceRun) -> Table:
         "features": f"{meta.feature_dim:,} {meta.feature_kind} columns, {meta.features}",
         **_edge_lines(meta),
         "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}{edges}",
+        "weights": run.weights.describe(),
+        **({} if run.score is None else {run.score.title: run.score.describe()}),
         "device": f"{run.device} ({device_name(run.device)})",
         "attention": f"{run.backend}{chosen}",
         "other layers": f"{execution.dense.path} ({execution.dense.reason})",
@@ -174,6 +182,7 @@ def result_rows(run: InferenceRun) -> list[Row]:
         "heads": run.config.model.heads,
         "blocks": run.config.model.blocks,
         "edges": run.config.model.edge_features,
+        "checkpoint": run.weights.name,
         "dtype": dtype_name(run.dtype),
         "out_dtype": dtype_name(run.dtype),
         "backend": run.backend,
@@ -194,6 +203,8 @@ def result_rows(run: InferenceRun) -> list[Row]:
         row("build", "time", "ms", Spread.of([run.format_build])),
     ]
     rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
+    if run.score:
+        rows.append(row("model", f"{run.score.part}_{run.score.metric}", "1", Spread.of([run.score.value])))
     if run.accuracy:
         measured = {"argmax_agreement": run.accuracy.argmax_agreement, "output_error": run.accuracy.relative}
         rows += [

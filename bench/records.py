@@ -22,8 +22,8 @@ NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of resu
 # graph. unavailable: it cannot run on this machine.
 Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
-    *("kernels", "heads", "edges", "backward", "end_to_end", "preprocessing"),
-    *("peak_rates", "sm_active", "stability", "infer"),
+    *("kernels", "heads", "edges", "backward", "training", "end_to_end", "preprocessing"),
+    *("peak_rates", "sm_active", "stability", "infer", "train"),
 ]  # also the stem of its CSV
 
 
@@ -66,9 +66,10 @@ class Row(Provenance):
             heads; blocks is 0.
         edges: kind of edge data in the score: of a kernel see `configs.bench_schema.PLAIN_EDGES`, of a model its
             `model.edge_features`.
+        checkpoint: file of the weights of a model; "none" for random ones.
         dtype, out_dtype: types of the inputs and of the output.
         backend: attention backend that ran, or the micro-benchmark.
-        variant: version of it: a step of the ablation, an emulated softmax, a load path.
+        variant: version of it: a step of the ablation, an emulated softmax, a load path; the seed of a training run.
         order: row order that was asked for (`reorder`); order_found: the one that was used, in rows of order_time.
         dense: how the non-attention layers are computed ("auto": fused where it can run).
         launch: eager, or replayed as a CUDA graph, of whole models; of kernels: back_to_back (several launches in a
@@ -77,7 +78,7 @@ class Row(Provenance):
         l2: state of the L2 cache before each run; of kernels.
         scope: what was measured: the whole model, attention alone, one kernel, building the format, the machine.
         region: part of an eager forward pass, see `bench.model_regions`; of a kernel in the benchmark `backward` the
-            pass, forward or backward.
+            pass, forward or backward; of a model in training: step.
         sm: number of the streaming multiprocessor.
         working_set, work: bytes that a micro-benchmark touches; bytes that one run moves, or its FLOP.
         metric, unit: such as time and ms, peak_memory and MiB.
@@ -103,6 +104,7 @@ class Row(Provenance):
     heads: int = Field(default=0, ge=0)
     blocks: int = Field(default=0, ge=0)
     edges: str = NONE
+    checkpoint: str = NONE
     dtype: str = NONE
     out_dtype: str = NONE
     backend: str
@@ -148,7 +150,7 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
-ADDED = ("edges",)  # columns that older files lack; their rows have the default
+ADDED = ("edges", "checkpoint")  # columns that older files lack; their rows have the default
 OUTCOME = (
     *("order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power"),
     *("status", "reason", "relative_error", "note"),

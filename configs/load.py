@@ -1,5 +1,6 @@
 """Load a configuration from YAML and `section.key=value` overrides; one error lists all problems."""
 
+import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,6 +63,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# YAML 1.1 reads 1e-3 as text, for want of a dot.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
+
+
 def _read(path: Path, schema: type[Section]) -> tuple[dict[str, Any], list[str]]:
     """The settings of a file, and its duplicate keys as problems."""
     try:
@@ -98,7 +103,7 @@ def _apply(
     if not equals or len(key) != 2 or not all(key):
         return f"the form is section.key=value; the sections are {', '.join(schema.model_fields)}"
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)  # a SafeLoader
     except yaml.YAMLError:
         return f"the value {text!r} is not valid YAML; quote it"
     section = settings.setdefault(key[0], {})

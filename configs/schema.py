@@ -1,4 +1,4 @@
-"""Schema of a configuration: four frozen sections, no unknown keys, no silent conversion of types.
+"""Schema of a configuration: five frozen sections, no unknown keys, no silent conversion of types.
 
 A YAML file states only the values that it changes; the other values are the defaults below, and for runtime.warmup and
 runtime.repeats those of the data set's registry entry. Properties of the data set (feature width, number of classes,
@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -85,6 +85,17 @@ class ModelConfig(Section):
     norm: Literal["layer", "batch"] = "layer"
     pos_enc: int = Field(default=0, ge=0)  # Laplacian eigenvectors added to the input; 0: none
     edge_features: Literal["none", "bias", "stream"] = "none"  # form in which they enter (see models.graph_transformer)
+    dropout: float = Field(default=0.0, ge=0, lt=1)  # in training, on embedding, attention output and FFN
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)  # in training, on the softmax weights
+    input_dropout: float = Field(default=0.0, ge=0, lt=1)  # in training, on float features
+    checkpoint: str | None = "auto"  # weights; auto: shipped ones where they fit, else random; null: random
+
+    @field_validator("checkpoint")
+    @classmethod
+    def _checkpoint_named(cls, checkpoint: str | None) -> str | None:
+        if checkpoint == "":
+            raise ValueError("model.checkpoint = '': allowed are a file, auto, and null for random weights")
+        return checkpoint
 
     @property
     def head_dim(self) -> int:
@@ -143,11 +154,39 @@ class RuntimeConfig(Section):
         return device
 
 
+class TrainingConfig(Section):
+    """Optimiser, schedule and end of training. Weights and the optimiser's state are always float32."""
+
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # sgd has a momentum of 0.9
+    lr: float = Field(default=0.001, gt=0, allow_inf_nan=False)  # the largest one of the schedule
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)  # of matrices; biases and norms have none
+    clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)  # bound of the gradient's norm; null: none
+    schedule: Literal["constant", "cosine"] = "cosine"  # after the warm-up; cosine falls to 0 at the last epoch
+    warmup_epochs: int = Field(default=0, ge=0)  # the learning rate rises linearly
+    epochs: int = Field(default=200, ge=1)
+    patience: int | None = Field(default=None, ge=1)  # stop after so many epochs without a better validation metric
+    precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, else float32
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(strict=False)] = ()  # a run each
+    checkpoint_seconds: float = Field(default=30.0, ge=0, allow_inf_nan=False)  # time between two checkpoints
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Self:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"training.warmup_epochs = {self.warmup_epochs} and training.epochs = {self.epochs}: the warm-up must "
+                "be shorter"
+            )
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"training.seeds = {list(self.seeds)}: each seed once")
+        return self
+
+
 class Config(Section):
     data: DataConfig
     model: ModelConfig = ModelConfig()
     attention: AttentionConfig = AttentionConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -219,6 +258,38 @@ class Config(Section):
         return self
 
 
+class TrainConfig(Config):
+    """What `scripts/train.py` takes. attention.dtype, runtime.warmup and runtime.repeats are of inference only."""
+
+    @model_validator(mode="after")
+    def _trains(self) -> Self:
+        problems = []
+        if self.runtime.dense == "fused":
+            problems.append("runtime.dense = 'fused': this kernel is for inference; allowed are auto, plain, compiled")
+        if self.model.checkpoint not in ("auto", None):
+            problems.append(
+                f"model.checkpoint = {self.model.checkpoint!r}: training starts from random weights; allowed are auto "
+                "and null (to continue a run: --resume)"
+            )
+        for key, default in (("order", "dataset"), ("split", None)):
+            if (value := getattr(self.data, key)) != default:
+                shown = "null" if default is None else default
+                problems.append(f"data.{key} = {value!r}: training takes all splits; only {shown} is allowed")
+        name, precision = self.attention.backend, self.training.precision
+        if "auto" not in (name, precision) and (reason := _unsupported(name, precision, self.model.head_dim)):
+            problems.append(f"attention.backend = {name!r} and training.precision = {precision!r}: {reason}")
+        if name != "auto" and not _trainable(name):
+            problems.append(f"attention.backend = {name!r}: it computes the forward pass only; use auto")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """training.seeds, or runtime.seed alone."""
+        return self.training.seeds or (self.runtime.seed,)
+
+
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
     """A hint such as " did you mean 'cora'?" for a misspelt word; empty if no allowed word is close."""
     close = difflib.get_close_matches(word.lower(), allowed, n=1, cutoff=0.6)
@@ -275,6 +346,12 @@ def _backends_with_edge_data() -> list[str]:
     from kernels.backends import REGISTRY
 
     return [name for name, backend in REGISTRY.items() if backend.takes_edges]
+
+
+def _trainable(backend: str) -> bool:
+    from kernels.backends import REGISTRY
+
+    return REGISTRY[backend].trains
 
 
 def _unavailable_on_cpu(backend: str) -> str | None:

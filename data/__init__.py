@@ -7,10 +7,22 @@ the row index) is the query and the second the key: `A[src_li[e], dst_li[e]] = 1
 run: the first end of an edge is the query. (ogb's own DGLGraphs of those sets point the other way.)
 """
 
-from data.errors import DatasetMissingError
+from data.errors import DatasetMissingError, DownloadError
 from data.graph import GraphMeta, LoadedGraph
+from data.graph_set import GraphBatch, GraphSet
 from data.loader import load
 from data.registry import info, names
 from data.registry.entry import Dataset
 
-__all__ = ["Dataset", "DatasetMissingError", "GraphMeta", "LoadedGraph", "info", "load", "names"]
+__all__ = [
+    "Dataset",
+    "DatasetMissingError",
+    "DownloadError",
+    "GraphBatch",
+    "GraphMeta",
+    "GraphSet",
+    "LoadedGraph",
+    "info",
+    "load",
+    "names",
+]

@@ -99,5 +99,7 @@ def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
         graph_sizes=graph.graph_sizes,
         ndata=graph.ndata,
         edata=edata,
+        graph_labels=graph.graph_labels,
+        splits=graph.splits,
         removed=removed,
     )

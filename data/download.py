@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from data.errors import DatasetMissingError
+from data.errors import DatasetMissingError, DownloadError
 
 logger = logging.getLogger(__name__)
 
-PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
+NO_ANSWER = "no answer within"
+BUSY = (408, 429, 500, 502, 503, 504)  # statuses of servers that may answer later
 NO_HEAD = (403, 405, 501)  # statuses of servers that refuse HEAD but answer GET
 MAGIC = {".npz": b"PK", ".npy": b"\x93NUMPY", ".gz": b"\x1f\x8b", ".mat": b"MATLAB"}
 # Arguments of shutil.unpack_archive. Zip members that lead out of the folder are skipped; the filter makes such tar
@@ -55,10 +57,13 @@ def fetch(url: str, target: Path, member: str = "", known_hash: str = "") -> Non
         known_hash: "md5:..." or "sha256:...", if the publisher states one.
 
     Raises:
-        DatasetMissingError: no network, or the content is not the published one. Nothing is kept.
+        DownloadError: the publisher is busy or slow, the download broke off, or the content is not the published one.
+            Nothing is kept.
+        DatasetMissingError: no network, or the publisher has no such file.
     """
     if problem := why_unreachable(url):
-        raise DatasetMissingError(f"{url}: cannot be reached ({problem})")
+        later = problem.startswith(NO_ANSWER) or problem in [f"HTTP {status}" for status in BUSY]
+        raise (DownloadError if later else DatasetMissingError)(f"{url}: cannot be reached ({problem})")
     import pooch  # slow to import
 
     pooch.get_logger().setLevel(logging.WARNING)
@@ -74,9 +79,13 @@ def fetch(url: str, target: Path, member: str = "", known_hash: str = "") -> Non
                 folder = Path(scratch, "unpacked")
                 shutil.unpack_archive(file, folder, **unpacking)
                 file = folder / member
-            os.replace(file, target)
+            try:
+                os.replace(file, target)
+            except OSError:
+                if not target.is_dir():  # else another process was quicker: a folder is complete where it exists
+                    raise
         except (OSError, EOFError, ValueError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
-            raise DatasetMissingError(
+            raise DownloadError(
                 f"{url}: the download to {target} failed ({type(error).__name__}: {error}); nothing was kept, try again"
             ) from error
 
@@ -93,10 +102,10 @@ def _check_content(file: Path, target: Path) -> None:
 
 
 def why_unreachable(url: str) -> str | None:
-    """The reason why `url` does not answer within 5 seconds; None if it does."""
+    """The reason why `url` does not answer within PROBE_TIMEOUT_S; None if it does."""
     import requests
 
-    reasons = [f"no answer within {PROBE_TIMEOUT_S:g} s"]
+    reasons = [f"{NO_ANSWER} {PROBE_TIMEOUT_S:g} s"]
 
     def probe() -> None:
         try:
@@ -104,6 +113,8 @@ def why_unreachable(url: str) -> str | None:
             if response.status_code not in NO_HEAD:
                 response.raise_for_status()
             reasons.clear()
+        except requests.Timeout:
+            pass
         except requests.RequestException as error:
             reasons[:] = [type(error).__name__ if error.response is None else f"HTTP {error.response.status_code}"]
 

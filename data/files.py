@@ -4,10 +4,12 @@ In every format the first column or row index is the query and the second the ke
 edge, whatever its value.
 
     .npz         `src_li`, `dst_li` [E], `num_nodes`, as the Fused3S authors publish; optional `feat` (float
-                 [N, F]), `label` (integer [N], -1 for unknown) and `edge_feat` (float [E, F], or codes from 0 [E, C])
+                 [N, F]), `label` (integer [N], -1 for unknown) and `edge_feat` (float [E, F], or codes from 0 [E, C]);
+                 optional `train_ids`, `valid_ids`, `test_ids`: the nodes of each part of a split
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
-                 local to their graph, each edge once); `batch_size` of them form the batch
+                 local to their graph, each edge once); `batch_size` of them form the batch. Optional `feat` (float, a
+                 row for each node), `graph_label` (float [B, T], NaN for a missing one) and the three parts of a split
     .mtx         a square Matrix Market file in coordinate format
     .txt .txt.gz an edge list as SNAP publishes: two whitespace-separated integers a line, # comments
     .csv         an edge list in its first two columns, with or without a header line (without numbers)
@@ -21,14 +23,16 @@ import logging
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.errors import DatasetMissingError
-from data.graph import MAX_NODES, RawGraph
-from data.selection import Selection, refusal
+from data.graph import MAX_NODES, PARTS, RawGraph
+from data.packed import rows_of
+from data.selection import Selection, refusal, renumbered
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -37,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _AUTHORS = {"src_li", "dst_li", "num_nodes"}
 _COLLECTION = {"node_counts", "edge_counts", "u", "v"}
+_SPLIT = {f"{part}_ids" for part in PARTS}
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
@@ -76,9 +81,13 @@ def _read_npz(path: Path, selection: Selection) -> RawGraph:
     if "format" in keys:
         return _from_scipy_npz(path)
     if keys >= _AUTHORS:
-        return _from_authors_arrays(path, _load_arrays(path, keys & (_AUTHORS | {"feat", "label", "edge_feat"})))
+        return _from_authors_arrays(
+            path, _load_arrays(path, keys & (_AUTHORS | _SPLIT | {"feat", "label", "edge_feat"}))
+        )
     if keys >= _COLLECTION:
-        return _from_collection(path, _load_arrays(path, _COLLECTION), selection)
+        return _from_collection(
+            path, _load_arrays(path, keys & (_COLLECTION | _SPLIT | {"feat", "graph_label"})), selection
+        )
     raise ValueError(
         f"{path}: holds the arrays {sorted(keys)}; allowed are src_li, dst_li, num_nodes, or those of "
         "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
@@ -121,7 +130,29 @@ def _from_authors_arrays(path: Path, arrays: dict[str, np.ndarray]) -> RawGraph:
     edata = {}
     if "edge_feat" in arrays:
         edata["feat"] = _features(path, "edge_feat", arrays["edge_feat"], row.size, codes=True)
-    return _checked(path, row, col, num_nodes, ndata, edata)
+    raw = _checked(path, row, col, num_nodes, ndata, edata)
+    return replace(raw, splits=_split(path, arrays, num_nodes))
+
+
+def _split(path: Path, arrays: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray] | None:
+    """The ids of each part, in ascending order; None without them."""
+    if not arrays.keys() & _SPLIT:
+        return None
+    if missing := sorted(_SPLIT - arrays.keys()):
+        raise ValueError(
+            f"{path}: a split needs train_ids, valid_ids and test_ids (which may be empty); {missing[0]} is missing"
+        )
+    parts = {part: np.sort(_integers(path, f"{part}_ids", arrays[f"{part}_ids"])) for part in PARTS}
+    together = np.sort(np.concatenate(list(parts.values())))
+    outside = together[(together < 0) | (together >= count)]
+    if outside.size:
+        raise ValueError(f"{path}: train_ids, valid_ids or test_ids hold {outside[0]}; allowed are 0 to {count - 1}")
+    repeated = together[1:][together[1:] == together[:-1]]
+    if repeated.size:
+        raise ValueError(
+            f"{path}: train_ids, valid_ids and test_ids hold {repeated[0]} twice; each id may be in one part"
+        )
+    return parts
 
 
 def _features(path: Path, key: str, values: np.ndarray, rows: int, codes: bool = False) -> np.ndarray:
@@ -190,10 +221,21 @@ def _from_collection(path: Path, arrays: dict[str, np.ndarray], selection: Selec
             f"{path}: edge_counts sum to {edges.sum()}, u has {u.size} entries and v {v.size}; they must agree"
         )
     picked = selection.pick(sizes.size, str(path))
-    first = (np.cumsum(edges) - edges)[picked]
+    ndata, labels = {}, None
+    if "feat" in arrays:
+        ndata["feat"] = _features(path, "feat", arrays["feat"], int(sizes.sum()))[rows_of(picked, sizes)]
+    if "graph_label" in arrays:
+        labels = arrays["graph_label"]
+        if labels.ndim != 2 or labels.shape[0] != sizes.size or labels.shape[1] == 0 or labels.dtype.kind not in "fiu":
+            raise ValueError(
+                f"{path}: graph_label has shape {labels.shape}, dtype {labels.dtype}; numbers of shape "
+                f"[{sizes.size}, tasks] are needed"
+            )
+        labels = labels[picked].astype(np.float32)
+    splits = _split(path, arrays, sizes.size)
+    splits = splits and renumbered(splits, picked, sizes.size)
+    at = rows_of(picked, edges)  # the edges of the picked graphs, one graph after the other
     sizes, edges = sizes[picked], edges[picked]
-    # The edges of the picked graphs, one graph after the other.
-    at = np.arange(edges.sum()) + np.repeat(first - (np.cumsum(edges) - edges), edges)
     u, v = u[at], v[at]
     limit = np.repeat(sizes, edges)
     outside = np.flatnonzero((np.minimum(u, v) < 0) | (np.maximum(u, v) >= limit))
@@ -205,7 +247,16 @@ def _from_collection(path: Path, arrays: dict[str, np.ndarray], selection: Selec
     first = np.repeat(np.cumsum(sizes) - sizes, edges)
     u, v = u + first, v + first
     row, col = np.concatenate([u, v]), np.concatenate([v, u])  # a self loop twice, and once when canonical
-    return RawGraph(row, col, int(sizes.sum()), selection.described(str(path)), graph_sizes=sizes)
+    return RawGraph(
+        row,
+        col,
+        int(sizes.sum()),
+        selection.described(str(path)),
+        graph_sizes=sizes,
+        ndata=ndata,
+        graph_labels=labels,
+        splits=splits,
+    )
 
 
 def _read_txt(path: Path, selection: Selection) -> RawGraph:

@@ -9,9 +9,12 @@ import numpy as np
 
 if TYPE_CHECKING:
     import dgl
+    import torch
 
 Task = Literal["node", "graph"]
 Source = Literal["official", "file", "synthetic"]
+Metric = Literal["accuracy", "rocauc", "ap", "mae", "f1"]
+PARTS = ("train", "valid", "test")
 MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
 
 
@@ -27,6 +30,8 @@ class RawGraph:
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
         ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]).
         edata: arrays of E rows: "feat" (float32 [E, F] or int64 [E, C]), or nothing.
+        graph_labels: [B, T] float32, NaN where a label is missing; None if the graphs have none.
+        splits: int64 ids of the nodes (node task) or graphs (graph task) of each of `PARTS`; None if there are none.
     """
 
     row: np.ndarray
@@ -36,6 +41,8 @@ class RawGraph:
     graph_sizes: np.ndarray | None = None
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
+    graph_labels: np.ndarray | None = None
+    splits: Mapping[str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +53,7 @@ class CsrGraph:
         indptr: [N + 1] offset of each row's edges; int32, or int64 from 2^31 edges on.
         col: [nnz] of the same type, the columns.
         sha256: see `GraphMeta`.
-        origin, graph_sizes, ndata: see `RawGraph`.
+        origin, graph_sizes, ndata, graph_labels, splits: see `RawGraph`.
         edata: arrays of nnz rows; of duplicates the first one's.
         removed: number of duplicates left out.
     """
@@ -58,6 +65,8 @@ class CsrGraph:
     graph_sizes: np.ndarray | None = None
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
+    graph_labels: np.ndarray | None = None
+    splits: Mapping[str, np.ndarray] | None = None
     removed: int = 0
 
     @property
@@ -117,7 +126,19 @@ class GraphMeta:
 
 @dataclass(frozen=True, eq=False)
 class LoadedGraph:
-    """A DGLGraph on the CPU (int32 ids; a batch has `batch_num_nodes` set) and its description."""
+    """A DGLGraph on the CPU (int32 ids; a batch has `batch_num_nodes` set), its description, labels and split.
+
+    Attributes:
+        labels: of a node task int64 [N], the same tensor as ndata["label"], -1 for unknown ([N, C] of 0 and 1 where a
+            node has several); of a graph task float32 [G, T], NaN for a missing one. None without labels.
+        splits: for "train", "valid" and "test" the int64 ids of the loaded nodes (node task) or graphs (graph task);
+            None if the set has no standard split.
+        metric: "accuracy", "rocauc" (area under the ROC curve), "ap" (average precision), the last two averaged over
+            the tasks, "mae" or "f1"; None if the set has no standard one.
+    """
 
     graph: "dgl.DGLGraph"
     meta: GraphMeta
+    labels: "torch.Tensor | None" = None
+    splits: "dict[str, torch.Tensor] | None" = None
+    metric: Metric | None = None

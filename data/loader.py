@@ -11,9 +11,9 @@ import numpy as np
 
 from data.canonical import to_csr
 from data.download import fetch, fetch_nothing
-from data.errors import DatasetMissingError
+from data.errors import DatasetMissingError, DownloadError
 from data.files import read_graph
-from data.graph import CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source
+from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source
 from data.registry import REGISTRY, info
 from data.registry.entry import Dataset
 from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
@@ -23,6 +23,7 @@ from fused3s_dgl import import_dgl
 
 if TYPE_CHECKING:
     import dgl
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def load(
     root: str | os.PathLike[str] = "datasets",
     source: str = "auto",
     path: str | os.PathLike[str] | None = None,
-    batch_size: int = 1024,
+    batch_size: int | None = 1024,
     order: Order = "dataset",
     split: Split | None = None,
     seed: int = 0,
@@ -53,15 +54,17 @@ def load(
             number of classes and (if the file has no features) the kind of features are the registry's.
         synthetic: a seeded surrogate; large ones are kept below `root`/synthetic.
         auto: `path` if given; else the first of official files below `root`, `<root>/<name>.npz`, the files shipped
-            with this repository, the official download, and the surrogate, with one warning for the last. The
-            surrogates of igb-large and ogbn-papers100m take minutes: only "synthetic" gives them.
+            with this repository, the official download, and the surrogate, with one warning for the last. There is no
+            surrogate for a publisher who is slow or busy or a download that breaks off, for a choice of graphs, and for
+            igb-large and ogbn-papers100m, whose surrogates take minutes: only "synthetic" gives them.
 
     Args:
         name: a registered name (`data.names()`), or any label of a file.
         root: folder of the data sets; created when something is downloaded.
         source: "auto", "official", "file" or "synthetic".
         path: a graph file.
-        batch_size: number of graphs of a collection: the first ones in `order`.
+        batch_size: number of graphs of a collection: the first ones in `order`; None for all of them (of `split`, or of
+            the whole set). A surrogate has no whole.
         order: "dataset", or "random" (by `seed`): order of the graphs of a collection.
         split: "train", "val" or "test" of an official collection; None for the choice of the published run: the whole
             set for ogbg sets, train for the others. A surrogate has neither an order nor splits.
@@ -78,7 +81,7 @@ def load(
         a node has several.
 
     Raises:
-        DatasetMissingError: the graph is missing and cannot be downloaded.
+        DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
         ValueError: an argument or a file is wrong, or `edge_features` are asked of a graph that has none; the text
             names it and the allowed values.
         TypeError: an argument is of the wrong type.
@@ -96,7 +99,7 @@ def find_graph(
     root: str | os.PathLike[str] = "datasets",
     source: str = "auto",
     path: str | os.PathLike[str] | None = None,
-    batch_size: int = 1024,
+    batch_size: int | None = 1024,
     order: Order = "dataset",
     split: Split | None = None,
     seed: int = 0,
@@ -119,7 +122,9 @@ def find_graph(
     if source == "synthetic":
         if wrong := refusal(selection, {}, "a surrogate has neither an order nor splits"):
             raise ValueError(wrong)
-        return "synthetic", surrogate(entry, entry.synthetic, root, batch_size, seed)
+        if batch_size is None and entry.num_graphs is not None:
+            raise ValueError(f"batch_size: got None (all graphs); the surrogate of {name} needs a number")
+        return "synthetic", surrogate(entry, entry.synthetic, root, batch_size or 1, seed)
     if source == "official":
         return "official", _official(entry, root, selection)
 
@@ -130,14 +135,17 @@ def find_graph(
     if local.is_file():
         return "file", read_graph(local, selection)
     # The surrogate is not needed, or no alternative: a huge one takes minutes, so that a user must ask for it.
-    if entry.embedded or not selection.is_default or isinstance(entry.synthetic, (NoSurrogate, HugeGraph)):
+    single = entry.num_graphs is None
+    if entry.embedded or not (single or selection.is_default) or isinstance(entry.synthetic, (NoSurrogate, HugeGraph)):
         return "official", _official(entry, root, selection)
     try:
         return "official", entry.official(root, selection, fetch)
+    except DownloadError as error:  # no reason to measure something else instead
+        raise DownloadError(_with_remedy(entry, root, selection, error)) from error
     except DatasetMissingError as missing:
         reason = str(missing)
     logger.warning("%s: not under %s; using a synthetic surrogate (source=synthetic): %s", name, root, reason)
-    return "synthetic", surrogate(entry, entry.synthetic, root, batch_size, seed)
+    return "synthetic", surrogate(entry, entry.synthetic, root, batch_size or 1, seed)
 
 
 def to_dgl(csr: CsrGraph) -> "dgl.DGLGraph":
@@ -178,7 +186,7 @@ def _check_arguments(
         raise ValueError(f"order: got {order!r}; allowed are {', '.join(ORDERS)}")
     if split is not None and split not in SPLITS:
         raise ValueError(f"split: got {split!r}; allowed are None, {', '.join(SPLITS)}")
-    for argument, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+    for argument, value, least in (("batch_size", 1 if batch_size is None else batch_size, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{argument}: got {value!r}; an integer is needed")
         if value < least:
@@ -191,19 +199,22 @@ def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph:
             return entry.official(root, selection, fetch_nothing)
         except DatasetMissingError:
             return entry.embedded(root, selection, fetch_nothing)
-    alternative = "source='synthetic' gives a surrogate; "
-    if isinstance(entry.synthetic, NoSurrogate):
-        alternative = ""
-    elif not selection.is_default:
-        alternative = "source='synthetic' gives a surrogate, but only with order 'dataset' and no split; "
-    remedy = (
-        f"{alternative}your own graph file can be {root / entry.name}.npz or any path= "
-        f"(the publisher: {entry.homepage})"
-    )
     try:
         return entry.official(root, selection, fetch)
     except DatasetMissingError as missing:
-        raise DatasetMissingError(f"{entry.name}: not under {root}; {missing}; {remedy}") from missing
+        raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
+
+
+def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: DatasetMissingError) -> str:
+    alternative = "source='synthetic' gives a surrogate; "
+    if isinstance(entry.synthetic, NoSurrogate):
+        alternative = ""
+    elif entry.num_graphs is not None and not selection.is_default:
+        alternative = "source='synthetic' gives a surrogate, but only with a batch_size, order 'dataset' and no split; "
+    return (
+        f"{entry.name}: not under {root}; {missing}; {alternative}your own graph file can be "
+        f"{root / entry.name}.npz or any path= (the publisher: {entry.homepage})"
+    )
 
 
 def _finish(
@@ -250,13 +261,15 @@ def _finish(
     else:
         num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else 0
         num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
+    task = entry.task if entry else ("node" if csr.graph_sizes is None else "graph")
+    labels = graph.ndata.get("label") if task == "node" else _tensor(csr.graph_labels)
     return LoadedGraph(
         graph,
         GraphMeta(
             name=name,
             source=source,
             origin=csr.origin,
-            task=entry.task if entry else ("node" if csr.graph_sizes is None else "graph"),
+            task=task,
             num_nodes=csr.num_nodes,
             num_edges=csr.col.size,
             num_graphs=1 if csr.graph_sizes is None else csr.graph_sizes.size,
@@ -270,7 +283,16 @@ def _finish(
             sha256=csr.sha256,
             **about_edges,
         ),
+        labels=labels,
+        splits=None if csr.splits is None else {part: _tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
+        metric=None if labels is None or entry is None else entry.metric,
     )
+
+
+def _tensor(values: np.ndarray | None) -> "torch.Tensor | None":
+    import torch
+
+    return None if values is None else torch.from_numpy(values)
 
 
 def _edge_features(name: str, entry: Dataset | None, csr: CsrGraph, seed: int) -> tuple[np.ndarray, dict[str, Any]]:

@@ -18,7 +18,7 @@ class Selection:
     """The first `batch_size` graphs of a split, in its own order or in a random one.
 
     Attributes:
-        batch_size: number of graphs.
+        batch_size: number of graphs; None for all.
         order: "dataset", or "random": a permutation of the split, fixed by seed and name. A larger batch of the same
             seed contains the smaller one.
         split: "train", "val" or "test"; None for the choice of the published run, see each source.
@@ -26,7 +26,7 @@ class Selection:
         name: name of the data set.
     """
 
-    batch_size: int = 1024
+    batch_size: int | None = 1024
     order: Order = "dataset"
     split: Split | None = None
     seed: int = 0
@@ -34,33 +34,55 @@ class Selection:
 
     @property
     def is_default(self) -> bool:
-        """Whether order and split are those of the published run."""
-        return self.order == "dataset" and self.split is None
+        """Whether order and split are those of the published run, of which a surrogate can be made."""
+        return self.order == "dataset" and self.split is None and self.batch_size is not None
+
+    def split_or(self, published: tuple[Split, ...]) -> tuple[Split, ...]:
+        """The chosen split, else all of them for the whole collection, else the `published` ones."""
+        if self.split:
+            return (self.split,)
+        return SPLITS if self.batch_size is None else published
 
     def pick(self, count: int, place: str) -> np.ndarray:
-        """[batch_size] int64 indices of the batch's graphs among the `count` graphs of the split.
+        """[batch_size] int64 indices of the chosen graphs among the `count` graphs of the split.
 
         Raises:
             ValueError: the split has fewer graphs.
         """
-        if self.batch_size > count:
+        size = count if self.batch_size is None else self.batch_size
+        if size > count:
             raise ValueError(
                 f"batch_size: got {self.batch_size}; {place} has {count} graphs. Set batch_size (data.batch_size in a "
                 f"configuration) to {count} or less"
             )
         if self.order == "dataset":
-            return np.arange(self.batch_size)
+            return np.arange(size)
         rng = np.random.default_rng([self.seed, zlib.crc32(f"{self.name}/order".encode())])
-        return rng.permutation(count)[: self.batch_size]
+        return rng.permutation(count)[:size]
 
     def described(self, origin: str) -> str:
         """`origin`, followed by the choices that differ from the published run."""
         choices = {
             f"{self.split} split": self.split is not None,
+            "all graphs": self.split is None and self.batch_size is None,
             f"random order of seed {self.seed}": self.order == "random",
         }
         words = ", ".join(text for text, differs in choices.items() if differs)
         return f"{origin} ({words})" if words else origin
+
+
+def renumbered(splits: Mapping[str, np.ndarray], picked: np.ndarray, count: int) -> dict[str, np.ndarray]:
+    """The split of the picked graphs, by their places in the batch.
+
+    Args:
+        splits: ids of the graphs of each part.
+        picked: [B] int64, the ids of the batch's graphs.
+        count: graphs of the collection.
+    """
+    place = np.full(count, -1)
+    place[picked] = np.arange(picked.size)
+    places = {part: place[ids] for part, ids in splits.items()}
+    return {part: ids[ids >= 0] for part, ids in places.items()}
 
 
 def refusal(selection: Selection, allowed: Mapping[str, bool], why: str) -> str | None:

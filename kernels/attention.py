@@ -15,6 +15,24 @@ O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 
   and 2e-3 in bf16.
 * `scale=None` is 1/sqrt(d), as in torch's scaled_dot_product_attention; the paper's formula is `scale=1.0`.
 
+Gradients, of the output by q, k, v, edge data and weights:
+
+* `fused3s` has a backward pass of its own; of `dgl`, `csr_unfused`, `reference`, `pyg`, `flex_attention` and
+  `sdpa_padded` autograd makes it. The others raise an error where an input requires a gradient.
+* `fused3s` has first derivatives in reverse mode. Double backward, forward mode (jvp) and vmap raise an error;
+  `reference` has them. The log-sum-exp carries no gradient.
+* A row without an edge, or with scores of -inf only, has a gradient of 0. A score beyond the clamp passes none on.
+
+Dropout, by `fused3s`, `dgl`, `csr_unfused`, `reference` and `pyg`: each weight of the softmax is 0 with probability
+`dropout`, for each head by itself, and otherwise divided by 1 - dropout. The mask depends on the seed, the edge's row
+and column and the head alone (`kernels.dropout`), so all backends have the same one.
+
+Under torch.autocast q, k, v, edge data and weights are cast to its type, as the inputs of torch's
+scaled_dot_product_attention are: all floating-point types but float64. The output then has that type, unless
+`out_dtype` names another.
+
+torch.compile takes the attention of a CUDA backend as one operator, without a graph break (`kernels.operators`).
+
 Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `csr_unfused`, `reference` and `pyg`:
 
 * It comes in the graph's own edge order. Repeated edges are one edge of A, with the data of the first of them.
@@ -68,6 +86,7 @@ def plan_attention(
     out_dtype: torch.dtype | None = None,
     reorder: str = "none",
     edge_data: bool = False,
+    backward: bool = False,
 ) -> AttentionPlan:
     """Choose a backend and build its sparse format and schedule of `graph` on `device`, once for many calls.
 
@@ -83,6 +102,8 @@ def plan_attention(
             and the output stay in the caller's order. The plan's `order` says what it cost and saves.
         edge_data: keep the caller's edge order, so that calls can bring edge data (`AttentionPlan.bind_edges`) or a
             clamp; 8 bytes an edge. "auto" then takes a backend that computes with them.
+        backward: build what the backward pass reads, too. "auto" then takes a backend with gradients. Without it the
+            first call that needs gradients builds it, unless it is traced by torch.compile or captured in a CUDA graph.
 
     Raises:
         BackendUnavailableError: the backend cannot run on this machine or device; the text is the reason.
@@ -91,7 +112,7 @@ def plan_attention(
     """
     device = resolve_device(device)
     check_method(reorder)
-    inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data)
+    inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
     pattern = graph if isinstance(graph, BSB) else csr_pattern(graph, edge_data)
     chosen = _choose(backend, device, inputs, reorder)
     order = perm = None
@@ -121,8 +142,10 @@ def sparse_attention(
     edge_value_weight: torch.Tensor | None = None,
     edge_type_weight: torch.Tensor | None = None,
     clamp: float | None = None,
+    dropout: float = 0.0,
+    dropout_seed: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T masked by graph) v, with edge data as in `kernels.edge_data`.
+    """softmax(scale * q k^T masked by graph) v, with edge data as in `kernels.edge_data`; differentiable.
 
     The sparse format is built anew at each call unless `graph` is a BSB on the inputs' device and the backend reads
     BSB; use `plan_attention` to build it once whatever the backend.
@@ -140,6 +163,9 @@ def sparse_attention(
             has two dimensions.
         edge_type_weight: [T, H, d], q's type: the vector of each edge type, a factor of the key.
         clamp: c, a positive number: scores are clamped to -c to c, after the bias.
+        dropout: probability that a weight of the softmax is 0, for each edge and head; 0 for none, below 1.
+        dropout_seed: of the mask. An int; or [1] int64 on q's device, which a captured CUDA graph reads anew at each
+            replay: change it in place; or None: drawn from torch's default generator of the device.
 
     Returns:
         q's shape, contiguous.
@@ -160,17 +186,24 @@ def sparse_attention(
         "edge_type_weight": edge_type_weight,
         "clamp": clamp,
     }
+    inputs = (q, k, v, edge_key_weight, edge_value_weight, edge_type_weight)
+    if isinstance(edges, EdgeData):
+        inputs += (edges.bias, edges.multiplier, edges.features)
+    dtype = q.dtype
+    if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(q.device.type)
     plan = plan_attention(
         graph,
         backend=backend,
         device=q.device,
-        dtype=q.dtype,
+        dtype=dtype,
         head_dim=q.shape[-1],
         num_heads=q.shape[1] if q.dim() == 3 else 1,
         out_dtype=out_dtype,
         edge_data=any(argument is not None for argument in edge_arguments.values()),
+        backward=torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in inputs),
     )
-    return plan(q, k, v, scale=scale, out_dtype=out_dtype, **edge_arguments)
+    return plan(q, k, v, scale=scale, out_dtype=out_dtype, dropout=dropout, dropout_seed=dropout_seed, **edge_arguments)
 
 
 def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) -> Backend:
@@ -181,6 +214,9 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
         if inputs.edge_data and not backend.takes_edges:
             able = ", ".join(one.name for one in REGISTRY.values() if one.takes_edges)
             return f"it takes no edge data, which only {able} do"
+        if inputs.backward and not backend.trains:
+            able = ", ".join(one.name for one in REGISTRY.values() if one.trains)
+            return f"it computes the forward pass only; gradients have {able}"
         if inputs.dtype is None or inputs.head_dim is None:
             return None
         return backend.unsupported(inputs.dtype, inputs.head_dim)

@@ -6,7 +6,6 @@ An edge is kept or not by a hash of its row, its column, the head and the seed, 
 and the backward passes have the same mask, and none of them stores it.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +27,8 @@ class Dropout:
     seed: torch.Tensor
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate) and 0 < self.rate < 1):
-            raise ValueError(f"dropout: got {self.rate}; a rate between 0 and 1 is needed, both exclusive, or None")
+        if not 0 < self.rate < 1:  # nor NaN
+            raise ValueError(f"dropout: got {self.rate}; a rate between 0 and 1 is needed, both exclusive, or 0")
         if self.seed.shape != (1,) or self.seed.dtype != torch.int64:
             raise ValueError(f"dropout seed: got {self.seed.dtype} {tuple(self.seed.shape)}; int64 [1] is needed")
 

@@ -15,7 +15,8 @@ weights of one call.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -144,6 +145,7 @@ def edge_terms(
     type_weight: torch.Tensor | None,
     clamp: float | None,
     query: torch.Tensor,
+    dropout: Dropout | None = None,
 ) -> EdgeTerms:
     """The terms of one call for `query` [N, d] or [N, H, d]; nothing here waits for the GPU.
 
@@ -186,9 +188,38 @@ def edge_terms(
         _check_weight("edge_type_weight", type_weight, "[T, H, d]", (got, num_heads, head_dim), query)
     if clamp is not None:
         clamp = float(clamp)
-        if not (math.isfinite(clamp) and clamp > 0):
+        if not 0 < clamp < math.inf:
             raise ValueError(f"clamp: got {clamp}; a positive finite number is needed, or None for no clamp")
-    return EdgeTerms(bias, multiplier, features, types, key_weight, value_weight, type_weight, clamp)
+    return EdgeTerms(bias, multiplier, features, types, key_weight, value_weight, type_weight, clamp, dropout)
+
+
+def cast_floats(given: Any, dtype: torch.dtype) -> Any:
+    """A tensor, or the tensors of edge data, in this type; float64, integers and other objects as they are."""
+    if isinstance(given, (EdgeData, BoundEdges)):
+        names = ("bias", "multiplier", "features")
+        return replace(given, **{name: cast_floats(getattr(given, name), dtype) for name in names})
+    if isinstance(given, torch.Tensor) and given.is_floating_point() and given.dtype != torch.float64:
+        return given.to(dtype)
+    return given
+
+
+def make_dropout(rate: float, seed: torch.Tensor | int | None, device: torch.device) -> Dropout:
+    """The dropout of a call on `device`; without a seed one is drawn from torch's default generator of the device.
+
+    Raises:
+        ValueError, TypeError: rate or seed is wrong; the text names it, what it got and what is allowed.
+    """
+    if seed is None:
+        seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device=device)
+    elif isinstance(seed, int) and not isinstance(seed, bool):
+        if not -(1 << 63) <= seed < 1 << 63:
+            raise ValueError(f"dropout_seed: got {seed}; an integer of 64 bits is needed")
+        seed = torch.full((1,), seed, dtype=torch.int64, device=device)
+    elif not isinstance(seed, torch.Tensor):
+        raise TypeError(f"dropout_seed: got {type(seed).__name__}; an int, an int64 tensor [1] or None is needed")
+    if seed.device != device:
+        raise ValueError(f"dropout_seed: on {seed.device}, but q is on {device}; they must share it")
+    return Dropout(rate, seed)
 
 
 def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder) -> torch.Tensor | None:

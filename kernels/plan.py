@@ -4,25 +4,25 @@ import math
 import os
 import pickle
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .autograd import attend_with_gradients, is_differentiated
 from .backends import REGISTRY
 from .backends.base import InputSpec
-from .edge_data import BoundEdges, EdgeData, EdgeTerms, bind, edge_terms
+from .backends.cuda import forward_only
+from .edge_data import BoundEdges, EdgeData, EdgeTerms, bind, cast_floats, edge_terms, make_dropout
 from .errors import BackendUnavailableError
 from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
+from .operators import Operands, attend_as_operator
 from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FILE_VERSION = 2
-# Attention as a graph break: torch.compile cannot trace a launch.
-_OUTSIDE_GRAPH = {
-    name: torch.compiler.disable(backend.attend) for name, backend in REGISTRY.items() if not backend.traceable
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,12 @@ class AttentionPlan:
     order: RowOrder | None = None
     edge_order: EdgeOrder | None = None
 
+    def __post_init__(self) -> None:
+        # Now, not when it is needed: torch.compile cannot trace it.
+        operands = None if REGISTRY[self.backend].traceable else Operands.of(self.backend, self.data)
+        object.__setattr__(self, "_operands", operands)
+        object.__setattr__(self, "_device_type", self.device.type)  # torch makes the string anew at every access
+
     def __call__(
         self,
         q: torch.Tensor,
@@ -63,48 +69,75 @@ class AttentionPlan:
         edge_value_weight: torch.Tensor | None = None,
         edge_type_weight: torch.Tensor | None = None,
         clamp: float | None = None,
+        dropout: float = 0.0,
+        dropout_seed: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention on torch's current stream, without waiting for it; see `sparse_attention`.
+
+        The output carries gradients to q, k, v, the edge data and its weights. The first such call of a plan made
+        without backward=True builds what the backward pass reads, and the plan keeps it.
 
         Args:
             return_lse: return (output, lse): lse is float32, q's shape without d, the natural logarithm of the sum of
                 exp(s) over each row's edges, -inf for a row without one; s is the scaled score with all edge terms.
-                For backends with `writes_lse`.
+                It carries no gradient. For backends with `writes_lse`.
             edges: what `bind_edges` returned; or an EdgeData, which is bound at every call, and the call then waits
                 for the GPU. This and the next four are for plans made with edge_data=True.
             edge_key_weight, edge_value_weight: [H, d, r], q's type.
             edge_type_weight: [T, H, d], q's type.
             clamp: positive bound of the scores, with or without other edge data.
+            dropout, dropout_seed: as in `sparse_attention`, for any plan of a backend with `takes_dropout`.
         """
         backend = REGISTRY[self.backend]
+        if torch.is_autocast_enabled(self._device_type):
+            cast = partial(cast_floats, dtype=torch.get_autocast_dtype(self._device_type))
+            with torch.autocast(self._device_type, enabled=False):  # backends choose the types of their own products
+                return self(
+                    cast(q),
+                    cast(k),
+                    cast(v),
+                    scale=scale,
+                    out_dtype=out_dtype,
+                    return_lse=return_lse,
+                    edges=cast(edges),
+                    edge_key_weight=cast(edge_key_weight),
+                    edge_value_weight=cast(edge_value_weight),
+                    edge_type_weight=cast(edge_type_weight),
+                    clamp=clamp,
+                    dropout=dropout,
+                    dropout_seed=dropout_seed,
+                )
         _check_tensors(q, k, v, self.shape, self.device)
         reason = backend.unsupported(q.dtype, q.shape[-1])
         if reason:
             raise ValueError(f"q, k, v: backend {self.backend} cannot run them: {reason}")
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-        if not math.isfinite(scale):
+        if not -math.inf < scale < math.inf:
             raise ValueError(f"scale: got {scale}; a finite number is needed")
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
-        lse = None
-        if return_lse:
-            if not backend.writes_lse:
-                able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
-                raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
-            lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        if return_lse and not backend.writes_lse:
+            able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
+            raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
         terms = ()  # not None: only backends with `takes_edges` know the argument
-        if not (edges is edge_key_weight is edge_value_weight is edge_type_weight is clamp is None):
-            terms = (self._edge_terms(edges, edge_key_weight, edge_value_weight, edge_type_weight, clamp, q),)
-        attend = backend.attend
+        if dropout or not (edges is edge_key_weight is edge_value_weight is edge_type_weight is clamp is None):
+            of_edges = (edges, edge_key_weight, edge_value_weight, edge_type_weight, clamp)
+            terms = (self._edge_terms(*of_edges, q, dropout, dropout_seed),)
+        has_heads = q.dim() == 3
+        if not has_heads:
+            q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
+        differentiated = not backend.autograd and is_differentiated(q, k, v, *terms)
+        plan = self._differentiable() if differentiated else self
+        with_lse = return_lse or differentiated
         if torch.compiler.is_compiling() and not backend.traceable:
-            attend = _OUTSIDE_GRAPH[self.backend]
-        if q.dim() == 2:
-            heads_lse = None if lse is None else lse.unsqueeze(1)
-            one_head = (tensor.unsqueeze(1) for tensor in (q, k, v))
-            output = attend(self.data, *one_head, scale, out_dtype, heads_lse, *terms).squeeze(1)
+            output, lse = attend_as_operator(plan._operands, q, k, v, scale, out_dtype, with_lse, *terms)
         else:
-            output = attend(self.data, q, k, v, scale, out_dtype, lse, *terms)
+            lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
+            attend = partial(attend_with_gradients, backend) if differentiated else backend.attend
+            output = attend(plan.data, q, k, v, scale, out_dtype, lse, *terms)
+        if not has_heads:
+            output, lse = output.squeeze(1), lse.squeeze(1) if return_lse else None
         return (output, lse) if return_lse else output
 
     def bind_edges(self, data: EdgeData) -> BoundEdges:
@@ -135,8 +168,20 @@ class AttentionPlan:
         out_dtype: torch.dtype | None = None,
     ) -> "AttentionPlan":
         """The plan with a schedule for other inputs; what does not depend on them is shared with this plan."""
-        inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, self.inputs.edge_data)
-        return replace(self, inputs=inputs, data=REGISTRY[self.backend].rebuild(self.data, self.device, inputs))
+        planned = self.inputs
+        return self._rebuilt(InputSpec(dtype, head_dim, num_heads, out_dtype, planned.edge_data, planned.backward))
+
+    def with_backward(self) -> "AttentionPlan":
+        """The plan with what the backward pass reads, made once; itself if planned with backward=True.
+
+        Raises:
+            ValueError: the backend computes the forward pass only.
+        """
+        if self.inputs.backward:
+            return self
+        if not REGISTRY[self.backend].trains:
+            raise forward_only(self.backend)
+        return self._with_backward
 
     @property
     def nbytes(self) -> int:
@@ -229,12 +274,32 @@ class AttentionPlan:
         lines = [
             f"AttentionPlan({self.backend!r}, {self.shape[0]} x {self.shape[1]}, {self.device}, {dtype}, {heads}{out})",
             f"{size}"
+            + ("; with the backward pass" if spec.backward else "")
             + (f"; rows in order {self.order.method!r}" if self.order else "")
             + (f"; takes data of {self.edge_order.num_edges} edges" if self.edge_order else ""),
         ]
         if described := REGISTRY[self.backend].describe(self.data):
             lines.append(described)
         return "\n  ".join(lines)
+
+    @cached_property
+    def _with_backward(self) -> "AttentionPlan":
+        return self._rebuilt(replace(self.inputs, backward=True))
+
+    def _rebuilt(self, inputs: InputSpec) -> "AttentionPlan":
+        return replace(self, inputs=inputs, data=REGISTRY[self.backend].rebuild(self.data, self.device, inputs))
+
+    def _differentiable(self) -> "AttentionPlan":
+        """`with_backward`, which cannot be built while a graph is captured or traced."""
+        if self.inputs.backward or not REGISTRY[self.backend].trains:
+            return self.with_backward()
+        if torch.compiler.is_compiling() or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            during = "traced by torch.compile" if torch.compiler.is_compiling() else "captured in a CUDA graph"
+            raise ValueError(
+                f"a call that needs gradients is {during}, and the plan has no backward pass, which cannot be built "
+                "there: make the plan with plan_attention(..., backward=True), or take plan.with_backward()"
+            )
+        return self.with_backward()
 
     def _edge_terms(
         self,
@@ -244,8 +309,11 @@ class AttentionPlan:
         type_weight: torch.Tensor | None,
         clamp: float | None,
         query: torch.Tensor,
+        dropout: float,
+        dropout_seed: torch.Tensor | int | None,
     ) -> EdgeTerms:
-        if self.edge_order is None:
+        has_edge_data = not (edges is key_weight is value_weight is type_weight is clamp is None)
+        if has_edge_data and self.edge_order is None:
             raise ValueError(
                 "edges: this plan takes no edge data, weights for it or a clamp; make it with "
                 "plan_attention(..., edge_data=True)"
@@ -254,7 +322,13 @@ class AttentionPlan:
             edges = self.bind_edges(edges)
         elif edges is not None and edges.order is not self.edge_order:
             raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
-        return edge_terms(edges, key_weight, value_weight, type_weight, clamp, query)
+        dropped = None
+        if dropout:
+            if not REGISTRY[self.backend].takes_dropout:
+                able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_dropout)
+                raise ValueError(f"dropout: got {dropout}; backend {self.backend} has no dropout, these have: {able}")
+            dropped = make_dropout(float(dropout), dropout_seed, query.device)
+        return edge_terms(edges, key_weight, value_weight, type_weight, clamp, query, dropped)
 
     def _require_data(self, verb: str) -> None:
         if REGISTRY[self.backend].data_type is None:
@@ -278,6 +352,16 @@ def _check_tensors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, graph_shape: tuple[int, int], device: torch.device
 ) -> None:
     """Raise for the first disagreement among q, k, v and the graph."""
+    heads_and_dim = q.shape[1:]
+    if (
+        q.dim() in (2, 3)
+        and q.shape[0] == graph_shape[0]
+        and k.shape == v.shape == (graph_shape[1], *heads_and_dim)
+        and heads_and_dim[-1]
+        and q.device == k.device == v.device == device
+        and k.dtype == v.dtype == q.dtype in DTYPES
+    ):
+        return  # at once: on small graphs a call takes as long as the host's work for it
     for name, tensor, rows, what in (("q", q, graph_shape[0], "rows"), ("k", k, graph_shape[1], "columns")):
         if tensor.dim() not in (2, 3):
             raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; [N, d] or [N, H, d] is needed")

@@ -1,4 +1,4 @@
-"""Load weights from a file made with `torch.save(model.state_dict(), path)`."""
+"""Load weights from a .safetensors file, or from one made with `torch.save(model.state_dict(), path)`."""
 
 import pickle
 from pathlib import Path
@@ -45,6 +45,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     """The state dict of a file. weights_only prevents the file from running code."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, OSError, ValueError) as error:
@@ -53,3 +55,13 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise CheckpointError(f"{path}: not a state dict; save one with torch.save(model.state_dict(), path)")
     return weights
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors; is it truncated? ({error})") from error

@@ -23,14 +23,19 @@ bias    As in Graphormer (Ying et al. 2021): a learned number for each head and 
         features) is added to the score, the same in all blocks.
 
 `forward` only queues work on the device, without host synchronisation or data-dependent shapes, so that a CUDA graph
-can capture it. There is no dropout: the published configurations set it to 0.
+can capture it.
+
+Dropout acts in training mode only. `dropout` acts where the authors' code has it: on the embedding, on the output of
+attention and inside the feed-forward network; `attention_dropout` on the softmax weights, inside the attention backend;
+`input_dropout` on float features, as GCN and GAT have it on bags of words. The published configurations set all to 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -42,15 +47,18 @@ Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
 EdgeFeatures = Literal["none", "bias", "stream"]
 SCORE_CLAMP = 5.0  # of the edge stream, as in the authors' code
+SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # added at each training pass: odd, so that no seed returns before 2^64 passes
 # From one attention to the next: (attn_out [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or
 # None after the last block).
 DenseBlock = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+NO_DROPOUT: Mapping[str, Any] = {}
 
 
 class ResidualLayers(nn.Module):
     """The layers after attention, of nodes and of edges: projection and FFN, each with a residual, then a norm."""
 
-    def add_layers(self, dim: int, norm: Norm) -> None:
+    def add_layers(self, dim: int, norm: Norm, dropout: float) -> None:
+        self.dropout = dropout
         self.out = nn.Linear(dim, dim)
         self.ffn_up = nn.Linear(dim, 2 * dim)
         self.ffn_down = nn.Linear(2 * dim, dim)
@@ -60,56 +68,66 @@ class ResidualLayers(nn.Module):
 
     def finish(self, attn_out: Tensor, h: Tensor) -> Tensor:
         """Output of attention and input of the block, both [rows, d] -> output of the block [rows, d]."""
-        h = self.norm1(h + self.out(attn_out))
-        return self.norm2(h + self.ffn_down(F.relu(self.ffn_up(h))))
+        h = self.norm1(h + self.out(self.drop(attn_out)))
+        return self.norm2(h + self.ffn_down(self.drop(F.relu(self.ffn_up(h)))))
+
+    def drop(self, h: Tensor) -> Tensor:
+        return F.dropout(h, self.dropout) if self.training and self.dropout else h
 
 
 class Block(ResidualLayers):
     """Attention and feed-forward network, each with a residual and then a norm (post-norm)."""
 
-    def __init__(self, dim: int, heads: int, norm: Norm) -> None:
+    def __init__(self, dim: int, heads: int, norm: Norm, dropout: float) -> None:
         super().__init__()
         self.heads = heads
         self.scale = (dim // heads) ** -0.5
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)  # one GEMM; no bias, as in the original
-        self.add_layers(dim, norm)
+        self.add_layers(dim, norm, dropout)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, 3 d] -> q, k, v: views [N, H, d / H], no copies."""
         return qkv.unflatten(1, (3, self.heads, -1)).unbind(1)
 
-    def attend(self, qkv: Tensor, attention: Attention, bias: BoundEdges | None = None) -> Tensor:
-        """[N, 3 d] -> [N, d]."""
+    def attend(
+        self, qkv: Tensor, attention: Attention, bias: BoundEdges | None = None, dropout: Mapping[str, Any] = NO_DROPOUT
+    ) -> Tensor:
+        """[N, 3 d] -> [N, d]. dropout: arguments of the plan (see `GraphTransformer.attention_options`)."""
         q, k, v = self.split(qkv)
         edge_terms = {} if bias is None else {"edges": bias}
-        return attention(q, k, v, scale=self.scale, out_dtype=qkv.dtype, **edge_terms).flatten(1)
+        return attention(q, k, v, scale=self.scale, out_dtype=qkv.dtype, **edge_terms, **dropout).flatten(1)
 
 
 class EdgeBlock(ResidualLayers):
     """The edge stream of a block. The last one has no output: nothing reads the edges after it."""
 
-    def __init__(self, dim: int, heads: int, norm: Norm, *, last: bool) -> None:
+    def __init__(self, dim: int, heads: int, norm: Norm, dropout: float, *, last: bool) -> None:
         super().__init__()
         self.heads = heads
         self.scale = (dim // heads) ** -0.5
         self.last = last
         self.project = nn.Linear(dim, dim, bias=False)
         if not last:
-            self.add_layers(dim, norm)
+            self.add_layers(dim, norm, dropout)
 
     def forward(self, q: Tensor, k: Tensor, e: Tensor, edges: EdgeInputs) -> Tensor:
         """q, k [N, H, d / H] and the edge stream e [nnz, d] -> w [nnz, H, d / H]."""
         return (q * self.scale)[edges.target] * k[edges.source] * self.project(e).unflatten(1, (self.heads, -1))
 
     def attend(
-        self, parts: tuple[Tensor, Tensor, Tensor], e: Tensor, edges: EdgeInputs, attention: Attention
+        self,
+        parts: tuple[Tensor, Tensor, Tensor],
+        e: Tensor,
+        edges: EdgeInputs,
+        attention: Attention,
+        dropout: Mapping[str, Any] = NO_DROPOUT,
     ) -> tuple[Tensor, Tensor | None]:
         """q, k, v and the edge stream -> output of attention [N, d] and the next edge stream."""
         q, k, v = parts
         w = self(q, k, e, edges)
         # The scores are there: attention adds them to products of scale 0. V as Q and K has no further row to gather.
         bias = edges.bind_bias(w.sum(-1))
-        out = attention(v, v, v, scale=0.0, out_dtype=v.dtype, edges=bias, clamp=SCORE_CLAMP).flatten(1)
+        out = attention(v, v, v, scale=0.0, out_dtype=v.dtype, edges=bias, clamp=SCORE_CLAMP, **dropout).flatten(1)
         return out, None if self.last else self.finish(w.flatten(1), e)
 
 
@@ -138,7 +156,7 @@ class Readout(nn.Module):
 
 
 class GraphTransformer(nn.Module):
-    """Graph Transformer for inference on one graph or a batch of graphs.
+    """Graph Transformer on one graph or a batch of graphs.
 
     Args:
         in_features: columns of float features, or the number of values of each categorical column.
@@ -151,9 +169,15 @@ class GraphTransformer(nn.Module):
         pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
         edge_features: "none", or the form in which edata["feat"] enters: "bias" or "stream" (see the module).
         edge_in_features: as `in_features`, for the edges; with edge features only.
+        dropout, attention_dropout, input_dropout: rates in training mode (see the module).
+
+    Attributes:
+        dropout_seeds: [blocks] int64, seeds of attention dropout, on the model's device and no part of its state dict.
+            Each training pass changes them in place, so that each replay of a CUDA graph draws other masks.
 
     Raises:
-        ValueError: dim is not a multiple of heads, or is too small for the readout; edge_in_features is missing.
+        ValueError: dim is not a multiple of heads, or is too small for the readout; edge_in_features is missing; a
+            rate is not between 0 and 1.
     """
 
     def __init__(
@@ -169,6 +193,9 @@ class GraphTransformer(nn.Module):
         pos_enc: int = 0,
         edge_features: EdgeFeatures = "none",
         edge_in_features: int | Sequence[int] | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if dim % heads or dim < 4:
@@ -178,19 +205,30 @@ class GraphTransformer(nn.Module):
                 f"edge_in_features: got {edge_in_features} with edge_features = {edge_features!r}; the columns of "
                 "float features, or the number of values of each categorical column, are needed"
             )
+        rates = {"dropout": dropout, "attention_dropout": attention_dropout, "input_dropout": input_dropout}
+        for name, rate in rates.items():
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name}: got {rate}; a rate from 0 to below 1 is needed")
         self.head_dim = dim // heads
         self.task = task
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.input_dropout = input_dropout
         self.pos_enc = pos_enc
         self.embedding = FeatureEmbedding(in_features, dim)
         if pos_enc:
             self.encoding = nn.Linear(pos_enc, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads, norm) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(dim, heads, norm, dropout) for _ in range(blocks))
         self.readout = Readout(dim, num_classes)
         self.edge_features = edge_features
         if edge_features != "none":
             self.edge_embedding = FeatureEmbedding(edge_in_features, heads if edge_features == "bias" else dim)
         if edge_features == "stream":
-            self.edge_blocks = nn.ModuleList(EdgeBlock(dim, heads, norm, last=i == blocks - 1) for i in range(blocks))
+            self.edge_blocks = nn.ModuleList(
+                EdgeBlock(dim, heads, norm, dropout, last=i == blocks - 1) for i in range(blocks)
+            )
+        if attention_dropout:  # drawn last and only where used: weights of a seed do not depend on it
+            self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (blocks,)), persistent=False)
 
     def prepare(self, graph: Any, attention: Attention) -> GraphInputs:
         """Move the features and structure of a DGLGraph to the model's device and dtype (see `prepare_graph`).
@@ -224,7 +262,17 @@ class GraphTransformer(nn.Module):
 
     def embed(self, inputs: GraphInputs) -> Tensor:
         """Node features -> [N, d], by the plain module."""
-        return self.embedding(inputs.features)
+        features = inputs.features
+        if self.training and self.input_dropout and features.is_floating_point():
+            features = F.dropout(features, self.input_dropout)
+        return self.embedding(features)
+
+    def attention_options(self) -> list[Mapping[str, Any]]:
+        """Arguments of the plan for dropout, one per block; draws the seeds of a training pass."""
+        if not (self.training and self.attention_dropout):
+            return [NO_DROPOUT] * len(self.blocks)
+        self.dropout_seeds.add_(SEED_STEP)
+        return [{"dropout": self.attention_dropout, "dropout_seed": seed} for seed in self.dropout_seeds.split(1)]
 
     def forward(
         self,
@@ -242,15 +290,19 @@ class GraphTransformer(nn.Module):
         h = (embed or self.embed)(inputs)
         if inputs.encoding is not None:
             h = h + self.encoding(inputs.encoding)
+        if self.training and self.dropout:
+            h = F.dropout(h, self.dropout)
         e = None if inputs.edges is None else self.edge_embedding(inputs.edges.features)
         bias = inputs.edges.bind_bias(e) if self.edge_features == "bias" else None
         qkv = self.blocks[0].qkv(h)
         parts = self.dense_blocks() if dense is None else dense
+        options = self.attention_options()
         for i, (block, part) in enumerate(zip(self.blocks, parts, strict=True)):
             if self.edge_features == "stream":
-                attn_out, e = self.edge_blocks[i].attend(block.split(qkv), e, inputs.edges, inputs.attention)
+                edge_block = self.edge_blocks[i]
+                attn_out, e = edge_block.attend(block.split(qkv), e, inputs.edges, inputs.attention, options[i])
             else:
-                attn_out = block.attend(qkv, inputs.attention, bias)
+                attn_out = block.attend(qkv, inputs.attention, bias, options[i])
             h, qkv = part(attn_out, h)
         if self.task == "graph":
             h = mean_nodes(h, inputs)

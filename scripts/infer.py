@@ -6,6 +6,7 @@
 Exit status: 0; 1 if --verify found a difference; 2 for any error.
 """
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -35,9 +36,12 @@ from bench.inference import (
 from bench.model_regions import save_trace
 from bench.records import append_rows, check_results_file
 from bench.timers import peak_memory_mib, reset_peak_memory
-from configs import Config, load_config
+from configs import load_config
 from configs.resolve import resolve_device, resolve_dtype
-from models import CudaGraphError, DenseUnavailableError, GraphTransformer, load_checkpoint, prepare_execution
+from models import CudaGraphError, DenseUnavailableError, GraphTransformer, prepare_execution
+from training.metrics import score_on_test
+from training.setup import build_model
+from training.weights import find_weights, load_weights
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DenseUnavailableError, CudaGraphError)
@@ -49,7 +53,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/infer/cora.yaml.")],
     overrides: cli.Overrides = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights: a state dict saved with torch.save.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Weights (model.checkpoint): of scripts/train.py, or a saved state dict.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the output with the reference backend.")] = False,
     exact: Annotated[bool, typer.Option("--accuracy", help="Compare the output with the model in float32.")] = False,
     profile: Annotated[
@@ -60,15 +66,15 @@ def main(
 ) -> None:
     """Run the Graph Transformer on a graph and report the time of its parts."""
     cli.configure_logging("data", "kernels")
+    overrides = [*(overrides or []), *([f"model.checkpoint={json.dumps(str(checkpoint))}"] if checkpoint else [])]
     with cli.short_errors(*USER_ERRORS, RuntimeError, explain=explained):
-        passed = infer(config, overrides or [], checkpoint, verify, exact, profile, output, results)
+        passed = infer(config, overrides, verify, exact, profile, output, results)
     raise typer.Exit(0 if passed else 1)
 
 
 def infer(
     config_path: Path,
     overrides: list[str],
-    checkpoint: Path | None,
     verify: bool,
     exact: bool,
     profile: bool,
@@ -83,15 +89,16 @@ def infer(
     runtime = config.runtime
     device = resolve_device(runtime.device)
     dtype = resolve_dtype(config.attention.dtype, device)
-    console.print(cli.describe_config(f"{config_path} ({config.sha()})", config))
+    console.print(cli.describe_config(f"{config_path} ({config.sha()})", config, hidden="training"))
     console.print(Text(f"loading {config.data.name}"))
     with_edges = config.model.edge_features != "none"
     loaded = data.load(**config.data.model_dump(), seed=runtime.seed, edge_features=with_edges)
+    weights = find_weights(config, loaded.meta)
 
     def make_model(dtype: torch.dtype) -> GraphTransformer:
-        model = build_model(config, loaded.meta)
-        if checkpoint:
-            load_checkpoint(model, checkpoint)
+        model = build_model(config, loaded.meta, runtime.seed)
+        if weights.path:
+            load_weights(model, weights.path, config, loaded.meta)
         return model.to(device, dtype).eval()
 
     def plan(backend: str, dtype: torch.dtype, reorder: str = "none") -> kernels.AttentionPlan:
@@ -151,6 +158,8 @@ def infer(
         order=attention.order,
         accuracy=error,
         regions=regions,
+        weights=weights,
+        score=score_on_test(logits, loaded) if weights.path else None,
     )
     console.print(report_table(run))
     if profile:
@@ -169,18 +178,6 @@ def infer(
     if not_finite := logits.numel() - int(logits.isfinite().sum()):
         errors.print(Text(f"warning: {not_finite} of {logits.numel()} outputs are NaN or infinite"))
     return agreement is None or agreement.passed
-
-
-def build_model(config: Config, meta: data.GraphMeta) -> GraphTransformer:
-    """The model for a data set. Weights depend on the seed only, not on device or precision."""
-    torch.manual_seed(config.runtime.seed)
-    return GraphTransformer(
-        in_features=meta.feature_cardinalities or meta.feature_dim,
-        num_classes=meta.num_classes,
-        task=meta.task,
-        edge_in_features=meta.edge_feature_cardinalities or meta.edge_feature_dim,
-        **config.model.model_dump(),
-    )
 
 
 def explain_backend(backend: str, device: torch.device, error: Exception) -> str:

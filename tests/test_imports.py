@@ -13,7 +13,8 @@ ALLOWED = {
     "data": {"fused3s_dgl"},
     "models": {"kernels", "fused3s_dgl"},
     "configs": {"kernels", "data"},
-    "bench": {"kernels", "data", "models", "configs", "fused3s_dgl"},
+    "training": {"kernels", "data", "models", "configs"},
+    "bench": {"kernels", "data", "models", "configs", "training", "fused3s_dgl"},
     "report": {"bench", "configs"},
 }
 

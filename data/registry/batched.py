@@ -8,7 +8,8 @@ edges of 1024 trees plus 1024. zinc12k-val-test was not in the published run: it
 
 from data.registry.entry import Dataset, Published
 from data.sources.dgl_batches import Peptides, Superpixels, Zinc
-from data.sources.ogb_sets import OgbGraphs
+from data.sources.molhiv import MolHiv
+from data.sources.ogb_graphs import OgbGraphs
 from data.synthetic.batch import DenseBatch, MoleculeBatch, SuperpixelBatch, SyntaxTreeBatch
 
 # ogb.utils.features.get_atom_feature_dims(); written out, since files and surrogates do not need ogb
@@ -23,6 +24,7 @@ _LRGB = {
 }
 _ZINC = {
     "task": "graph",
+    "metric": "mae",
     "num_graphs": 1_024,
     "symmetric": True,
     "num_classes": 1,
@@ -52,6 +54,11 @@ _PEPTIDES = {
     "note": "the first molecules of the train split; Peptides-func and -struct are the same molecules",
 }
 
+_STRUCTURE = (
+    *(f"Inertia_{kind}_{axis}" for kind in ("mass", "valence") for axis in "abc"),
+    *("length_a", "length_b", "length_c", "Spherocity", "Plane_best_fit"),
+)
+
 BATCHED = (
     Dataset(
         name="ogbg-molhiv",
@@ -66,7 +73,8 @@ BATCHED = (
         homepage="https://ogb.stanford.edu/docs/graphprop/#ogbg-mol",
         licence="MIT",
         citation=_OGB,
-        official=OgbGraphs("ogbg-molhiv"),
+        official=MolHiv("ogbg-molhiv", "csv_mol_download/hiv", "scaffold"),
+        metric="rocauc",
         synthetic=MoleculeBatch(size_cv=0.5),
         published=Published(num_tcbs=4_058),
         note="the first batch_size molecules in data set order; nodes and edges are those of 1024",
@@ -85,7 +93,8 @@ BATCHED = (
         homepage="https://ogb.stanford.edu/docs/graphprop/#ogbg-mol",
         licence="MIT",
         citation=_OGB,
-        official=OgbGraphs("ogbg-molpcba"),
+        official=OgbGraphs("ogbg-molpcba", "csv_mol_download/pcba", "scaffold"),
+        metric="ap",
         synthetic=MoleculeBatch(size_cv=0.25),
         published=Published(num_tcbs=5_029),
         **_BONDS,
@@ -103,7 +112,8 @@ BATCHED = (
         homepage="https://ogb.stanford.edu/docs/graphprop/#ogbg-ppa",
         licence="CC-0",
         citation=_OGB,
-        official=OgbGraphs("ogbg-ppa"),
+        official=OgbGraphs("ogbg-ppa", "ogbg_ppi_medium", "species", node_features=False),
+        metric="accuracy",
         synthetic=DenseBatch(),
         published=Published(num_tcbs=254_080),
         note="the original has no node features; random ones are used",
@@ -122,7 +132,7 @@ BATCHED = (
         homepage="https://ogb.stanford.edu/docs/graphprop/#ogbg-code2",
         licence="MIT",
         citation=_OGB,
-        official=OgbGraphs("ogbg-code2"),
+        official=OgbGraphs("ogbg-code2", "code2", "project", both_directions=False, labelled=False),
         synthetic=SyntaxTreeBatch(descent=0.6),
         published=Published(num_tcbs=16_371),
         note="one direction: a syntax node attends to its children; classes of one of five subtokens",
@@ -148,12 +158,14 @@ BATCHED = (
         name="peptides-func",
         num_classes=10,
         official=Peptides("PeptidesFunctionalDataset"),
+        metric="ap",
         **_PEPTIDES,
     ),
     Dataset(
         name="peptides-struct",
         num_classes=11,
-        official=Peptides("PeptidesStructuralDataset"),
+        official=Peptides("PeptidesStructuralDataset", _STRUCTURE),
+        metric="mae",
         **_PEPTIDES,
     ),
     Dataset(
@@ -168,6 +180,7 @@ BATCHED = (
         edge_feature_dim=2,
         licence="terms of PASCAL VOC 2011",
         official=Superpixels("VOCSuperpixelsDataset", "voc_superpixels_edge_wt_region_boundary"),
+        metric="f1",
         synthetic=SuperpixelBatch(),
         published=Published(num_tcbs=234_447),
         note="the first pictures of the train split; a prediction for each superpixel",
@@ -186,6 +199,7 @@ BATCHED = (
         edge_feature_dim=2,
         licence="CC BY 4.0",
         official=Superpixels("COCOSuperpixelsDataset", "coco_superpixels_edge_wt_region_boundary"),
+        metric="f1",
         synthetic=SuperpixelBatch(),
         published=Published(num_tcbs=233_369),
         note="the first pictures of the train split; a prediction for each superpixel",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from data.graph import Task
+from data.graph import Metric, Task
 from data.sources.base import OfficialSource
 from data.sources.embedded import EmbeddedGraph
 from data.spec import Generator, GraphSpec
@@ -43,6 +43,7 @@ class Dataset(GraphSpec):
         feature_cardinalities: number of codes of each categorical column; None for float features.
         edge_feature_dim: columns of the edge features; 0 if the set has none.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
+        metric: the standard metric of the official labels; None if the source has no labels or there is no standard.
         published: block statistics that the surrogate is fitted to; None where none are published.
         note: remarks for a reader of results.
         warmup, repeats: default passes of an inference run (runtime.warmup, runtime.repeats): fewer on large graphs, of
@@ -61,6 +62,7 @@ class Dataset(GraphSpec):
     feature_cardinalities: tuple[int, ...] | None = None
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
+    metric: Metric | None = None
     published: Published | None = None
     note: str = ""
     warmup: int = 3

@@ -13,6 +13,7 @@ from data.sources.graphsaint import GraphSaint
 from data.sources.igb import Igb
 from data.sources.ogb_sets import OgbNodes
 from data.sources.papers100m import Papers100M
+from data.sources.planetoid import Planetoid
 from data.synthetic.graph import WindowedGraph
 from data.synthetic.huge import HugeGraph
 from data.synthetic.windows import Deciles, LogNormal
@@ -33,6 +34,7 @@ _REDDIT = (4, 46, 88, 135, 190, 265, 367, 503, 718, 1114, 9857)
 
 _PLANETOID = {
     "task": "node",
+    "metric": "accuracy",
     "symmetric": True,
     "homepage": "https://github.com/kimiyoung/planetoid",
     "licence": "MIT (kimiyoung/planetoid)",
@@ -46,7 +48,6 @@ _SNAP = {
     "licence": "not stated by SNAP",
     "note": f"one direction, as the paper's count of edges; {_ASSUMED}; {_RANDOM_FEATURES}",
 }
-_CORA = DglGraph("CoraGraphDataset")
 _MUSAE = "Rozemberczki, Allen, Sarkar: Multi-Scale Attributed Node Embedding, J. Complex Networks 9(2), 2021"
 _GRAPHSAINT = "Zeng et al.: GraphSAINT: Graph Sampling Based Inductive Learning Method, ICLR 2020"
 _OGB = {
@@ -56,6 +57,7 @@ _OGB = {
 }
 _IGB = {
     "task": "node",
+    "metric": "accuracy",
     "symmetric": False,
     "num_classes": 19,
     "feature_dim": 1_024,
@@ -65,7 +67,8 @@ _IGB = {
     "Graph Datasets for Deep Learning Research, KDD 2023",
     "note": f"one direction: a paper attends to the papers it cites; {_ASSUMED}; edges after duplicates",
 }
-_IGB_ARCHIVES = "https://igb-public.s3.us-east-2.amazonaws.com/igb-homogeneous/igb_homogeneous"
+# The publisher's download script names this bucket and the checksums.
+_IGB_ARCHIVES = "https://igb-public-awsopen.s3.amazonaws.com/igb-homogeneous/igb_homogeneous"
 
 SINGLE = (
     Dataset(
@@ -74,8 +77,8 @@ SINGLE = (
         nnz=10_556,
         num_classes=7,
         feature_dim=1_433,
-        official=_CORA,
-        embedded=EmbeddedGraph("cora", _CORA, "https://github.com/kimiyoung/planetoid"),
+        official=Planetoid("cora", "CoraGraphDataset"),
+        embedded=EmbeddedGraph("cora", "cora_v2", "https://github.com/kimiyoung/planetoid"),
         synthetic=WindowedGraph(LogNormal(0.402), 7.46, row_sigma=0.87, slope=-0.08, patch_share=0.108, patch_side=3),
         published=Published(1_268, 7.5, 0.38, 8.3, 0.29),
         **_PLANETOID,
@@ -86,7 +89,7 @@ SINGLE = (
         nnz=9_228,
         num_classes=6,
         feature_dim=3_703,
-        official=DglGraph("CiteseerGraphDataset"),
+        official=Planetoid("citeseer", "CiteseerGraphDataset"),
         synthetic=WindowedGraph(LogNormal(0.295), 5.75, row_sigma=1.6, patch_share=0.044, self_loops=124),
         published=Published(1_197, 5.8, 0.31, 7.7, 0.24),
         **_PLANETOID,
@@ -97,7 +100,7 @@ SINGLE = (
         nnz=88_651,
         num_classes=3,
         feature_dim=500,
-        official=DglGraph("PubmedGraphDataset"),
+        official=Planetoid("pubmed", "PubmedGraphDataset"),
         synthetic=WindowedGraph(Deciles(_PUBMED), 9.31, row_sigma=1.36, patch_share=0.008, self_loops=3),
         published=Published(11_474, 9.3, 0.45, 7.7, 0.18, _PUBMED),
         **_PLANETOID,
@@ -218,7 +221,7 @@ SINGLE = (
         name="igb-small",
         num_nodes=1_000_000,
         nnz=12_068_130,
-        official=Igb("small", f"{_IGB_ARCHIVES}_small.tar.gz"),
+        official=Igb("small", f"{_IGB_ARCHIVES}_small.tar.gz", "md5:6781c699723529902ace0a95cafe6fe4"),
         synthetic=WindowedGraph(LogNormal(0.25), 24.57, row_sigma=0.6),
         published=Published(1_535_534, 24.4, 0.25, 7.9, 0.11),
         repeats=5,
@@ -236,6 +239,7 @@ SINGLE = (
         licence="MIT (GraphSAINT's code); the reviews are under Yelp's terms",
         citation=_GRAPHSAINT,
         official=DglGraph("YelpDataset"),
+        metric="f1",
         synthetic=WindowedGraph(Deciles(_YELP), 39.03, row_sigma=0.62, hub=0.15, slope=-0.01),
         published=Published(1_748_640, 39.0, 1.28, 8.0, 0.09, _YELP),
         repeats=5,
@@ -252,6 +256,7 @@ SINGLE = (
         licence="not stated by its publisher",
         citation="Hamilton, Ying, Leskovec: Inductive Representation Learning on Large Graphs, NeurIPS 2017",
         official=DglGraph("RedditDataset", {"self_loop": True}),
+        metric="accuracy",
         synthetic=WindowedGraph(
             # Above the paper's 9857, since the longest window loses blocks to repeated edges.
             Deciles((*_REDDIT[:-1], 11_500)),
@@ -271,7 +276,7 @@ SINGLE = (
         name="igb-medium",
         num_nodes=10_000_000,
         nnz=119_994_908,
-        official=Igb("medium", f"{_IGB_ARCHIVES}_medium.tar.gz"),
+        official=Igb("medium", f"{_IGB_ARCHIVES}_medium.tar.gz", "md5:4640df4ceee46851fd18c0a44ddcc622"),
         synthetic=WindowedGraph(LogNormal(0.58), 24.42, row_sigma=0.6),
         published=Published(15_259_451, 24.4, 0.58, 7.9, 0.11),
         warmup=1,
@@ -287,6 +292,7 @@ SINGLE = (
         feature_dim=100,
         licence="Amazon's licence (see the homepage)",
         official=OgbNodes("ogbn-products"),
+        metric="accuracy",
         synthetic=WindowedGraph(LogNormal(0.84), 101.36),
         published=Published(15_514_702, 101.4, 0.84, 8.0, 0.05),
         repeats=5,
@@ -322,6 +328,7 @@ SINGLE = (
         licence="MIT (yandex-research/heterophilous-graphs)",
         citation="Platonov et al.: A Critical Look at the Evaluation of GNNs under Heterophily, ICLR 2023",
         official=DglGraph("QuestionsDataset", file="questions.npz"),
+        metric="rocauc",
         synthetic=WindowedGraph(LogNormal(0.5), 307_080 / 8 / 3_058 + 0.44, row_sigma=1.2),
         note="no block statistics are published; its surrogate has the nodes and edges only",
     ),
@@ -378,6 +385,7 @@ SINGLE = (
         licence="MIT (GraphSAINT's code); the pictures' data under Flickr's terms",
         citation=_GRAPHSAINT,
         official=DglGraph("FlickrDataset"),
+        metric="accuracy",
         synthetic=WindowedGraph(LogNormal(0.5), 899_756 / 8 / 5_579 + 0.44, row_sigma=1.2),
         note="no block statistics are published; its surrogate has the nodes and edges only",
     ),
@@ -390,6 +398,7 @@ SINGLE = (
         feature_dim=128,
         licence="ODC-BY",
         official=OgbNodes("ogbn-arxiv"),
+        metric="accuracy",
         synthetic=WindowedGraph(LogNormal(0.5), 13.75, row_sigma=1.0, patch_share=0.02, column_sigma=1.8),
         note="one direction: a paper attends to the papers it cites",
         repeats=10,
@@ -451,7 +460,8 @@ SINGLE = (
         licence="ODC-BY",
         official=Papers100M("ogbn-papers100M"),
         synthetic=HugeGraph(),
-        note="one direction: a paper attends to the papers it cites; labels are not read",
+        metric="accuracy",
+        note="one direction: a paper attends to the papers it cites",
         warmup=1,
         repeats=3,
         **_OGB,

@@ -90,19 +90,10 @@ def from_dgl(graph: Any, origin: str, *, batched: bool = False) -> RawGraph:
     )
 
 
-def batch_of(graphs: Sequence[Any], selection: Selection, place: str) -> Any:
-    """The selected DGLGraphs of a split as one batch, with the edge data "feat" where all of them have it.
-
-    Args:
-        graphs: those of the split.
-        place: name of the split, for errors.
-
-    Raises:
-        ValueError: the split has fewer graphs than are selected.
-    """
-    picked = [graphs[i] for i in selection.pick(len(graphs), place).tolist()]
-    edata = ["feat"] if all("feat" in graph.edata for graph in picked) else None
-    return import_dgl().batch(picked, edata=edata)
+def batch_of(graphs: Sequence[Any]) -> Any:
+    """The DGLGraphs as one batch, with the edge data "feat" where all of them have it."""
+    edata = ["feat"] if all("feat" in graph.edata for graph in graphs) else None
+    return import_dgl().batch(graphs, edata=edata)
 
 
 def check_ids(row: np.ndarray, col: np.ndarray, num_nodes: int) -> None:

@@ -1,21 +1,32 @@
 """Collections of small graphs through their classes in `dgl.data`: ZINC and the Long Range Graph Benchmark (LRGB).
 
-The published run's split is `train`. LRGB's classes unpickle files, and only their publisher's own.
+The published run's split is `train`. LRGB's classes of superpixels unpickle their publisher's files.
 """
 
 import importlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data.graph import RawGraph
-from data.selection import Selection, Split
-from data.sources.base import OfficialSource, Remote, batch_of, from_dgl
+import numpy as np
+
+from data.download import Fetch
+from data.errors import DatasetMissingError
+from data.graph import PARTS, RawGraph
+from data.memory import require_memory
+from data.packed import consecutive, rows_of
+from data.selection import Selection, Split, renumbered
+from data.sources.array_pickle import read_array_pickle
+from data.sources.base import OfficialSource, Remote, batch_of, from_dgl, reading
 from data.sources.dgl_graphs import dgl_class, located, reading_with_dgl
+from data.sources.molecules import MISSING_RDKIT, has_rdkit, read_molecules
 from data.sources.ogb_import import import_ogb
 
 PUBLISHED_SPLIT: Split = "train"
+# DGL's class reads all pictures of a split, and then makes a DGLGraph with copies of their tensors for each.
+BYTES_PER_BYTE_OF_PICKLE = 3
 
 
 def lrgb_class(name: str) -> Any:
@@ -47,14 +58,22 @@ class Zinc(OfficialSource):
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
+        # All graphs of a set that consists of two splits are those two.
         splits = (selection.split,) if selection.split else self.splits
-        graphs = []
+        if selection.batch_size is None and self.splits == (PUBLISHED_SPLIT,):
+            splits = selection.split_or(self.splits)
+        graphs, labels, sizes = [], [], {}
         with reading_with_dgl(remote.target):
             for split in splits:
                 mode = {"val": "valid"}.get(split, split)
-                graphs += dgl_class("ZINCDataset")(mode=mode, raw_dir=str(root))._graphs
-        batch = batch_of(graphs, selection, f"{remote.target}, {' and '.join(splits)}")
-        return from_dgl(batch, selection.described(remote.url), batched=True)
+                part = dgl_class("ZINCDataset")(mode=mode, raw_dir=str(root))
+                graphs += part._graphs
+                labels.append(part._labels["g_label"].numpy().astype(np.float32).reshape(len(part), 1))
+                sizes[split] = len(part)
+        picked = selection.pick(len(graphs), f"{remote.target}, {' and '.join(splits)}")
+        raw = from_dgl(batch_of([graphs[i] for i in picked]), selection.described(remote.url), batched=True)
+        ids = renumbered(consecutive(sizes), picked, len(graphs))
+        return replace(raw, graph_labels=np.concatenate(labels)[picked], splits=ids)
 
 
 @dataclass(frozen=True)
@@ -75,22 +94,36 @@ class Superpixels(OfficialSource):
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         (remote,) = self.files(root)
-        split = selection.split or PUBLISHED_SPLIT
+        splits = selection.split_or((PUBLISHED_SPLIT,))
+        graphs, sizes = [], {}
         with reading_with_dgl(remote.target):
-            graphs = lrgb_class(self.class_name)(raw_dir=str(root), split=split, verbose=False).graphs
-        batch = batch_of(graphs, selection, f"{remote.target}, {split}")
-        return from_dgl(batch, selection.described(remote.url), batched=True)
+            for split in splits:
+                file = remote.target / f"{split}.pickle"
+                if file.is_file():
+                    require_memory(f"{file}: its graphs", BYTES_PER_BYTE_OF_PICKLE * file.stat().st_size)
+                part = lrgb_class(self.class_name)(raw_dir=str(root), split=split, verbose=False).graphs
+                graphs += part
+                sizes[split] = len(part)
+        picked = selection.pick(len(graphs), f"{remote.target}, {' and '.join(splits)}")
+        raw = from_dgl(batch_of([graphs[i] for i in picked]), selection.described(remote.url), batched=True)
+        ids = renumbered(consecutive(sizes), picked, len(graphs))
+        nodes = {part: np.sort(rows_of(ids[part], raw.graph_sizes)) for part in ids}
+        label = raw.ndata["label"].astype(np.int64)
+        return replace(raw, ndata={**raw.ndata, "label": label}, splits=nodes)
 
 
 @dataclass(frozen=True)
 class Peptides(OfficialSource):
-    """Peptides-func or Peptides-struct. The first load converts SMILES strings to graphs, which needs RDKit.
+    """Peptides-func or Peptides-struct: SMILES strings, which the first load converts to graphs with RDKit.
 
     Attributes:
         class_name: PeptidesFunctionalDataset or PeptidesStructuralDataset.
+        targets: columns of Peptides-struct, each scaled to mean 0 and standard deviation 1 over the whole set, as LRGB
+            does; empty for Peptides-func, whose column "labels" lists ten classes of 0 and 1.
     """
 
     class_name: str
+    targets: tuple[str, ...] = ()
 
     def files(self, root: Path) -> Sequence[Remote]:
         layout = located(lrgb_class(self.class_name), root)
@@ -98,25 +131,36 @@ class Peptides(OfficialSource):
         split_url, split_md5 = layout.url_stratified_split.strip(), layout.md5sum_stratified_split
         return [molecules, Remote(split_url, Path(layout.split_data_path), known_hash=f"md5:{split_md5}")]
 
+    def fetch(self, root: Path, fetch: Fetch) -> None:
+        if not has_rdkit() and not all(remote.target.exists() for remote in self.files(root)):
+            raise DatasetMissingError(MISSING_RDKIT)
+        super().fetch(root, fetch)
+
     def load(self, root: Path, selection: Selection) -> RawGraph:
-        loader = lrgb_class(self.class_name)
-        layout = located(loader, root)
-        folder = Path(layout.raw_path)
-        if not layout.has_cache():
-            _require_rdkit(folder)
-        split = selection.split or PUBLISHED_SPLIT
-        with reading_with_dgl(folder):
-            dataset = loader(raw_dir=str(root), verbose=False)
-            graphs = [dataset.graphs[i] for i in dataset.get_idx_split()[split].tolist()]
-        batch = batch_of(graphs, selection, f"{folder}, {split}")
-        return from_dgl(batch, selection.described(layout.url.strip()), batched=True)
+        import pandas as pd
 
-
-def _require_rdkit(folder: Path) -> None:
-    try:
-        import rdkit  # noqa: F401
-    except ImportError as error:
-        raise ValueError(
-            f"{folder}: holds SMILES strings; converting them to graphs needs RDKit, which is not installed "
-            "(pip install rdkit, then load again)"
-        ) from error
+        table, split_file = (remote.target for remote in self.files(root))
+        with reading(table):
+            rows = pd.read_csv(table)
+            smiles = rows["smiles"].tolist()
+            if self.targets:
+                columns = rows[list(self.targets)]
+                labels = ((columns - columns.mean()) / columns.std()).to_numpy(np.float32)
+            else:
+                labels = np.array([json.loads(text) for text in rows["labels"]], np.float32)
+            if labels.ndim != 2 or not all(isinstance(text, str) for text in smiles):
+                raise ValueError("each row needs a SMILES string, and as many labels as the others")
+        molecules = read_molecules(table, smiles)
+        if molecules.rows.size != len(rows):
+            raise ValueError(f"{table}: this version of RDKit cannot parse all of its molecules; install another")
+        with reading(split_file):
+            ids = read_array_pickle(split_file)
+            splits = {part: ids[{"valid": "val"}.get(part, part)].astype(np.int64) for part in PARTS}
+        if selection.split or selection.batch_size is not None:
+            split = selection.split or PUBLISHED_SPLIT
+            graphs, place = splits[{"val": "valid"}.get(split, split)], f"{table.parent}, {split}"
+        else:
+            graphs, place = np.arange(len(rows)), str(table.parent)
+        picked = graphs[selection.pick(graphs.size, place)]
+        batch = molecules.batch(picked, selection.described(self.files(root)[0].url))
+        return replace(batch, graph_labels=labels[picked], splits=renumbered(splits, picked, len(rows)))

@@ -3,12 +3,14 @@
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data.atomic import replacing
-from data.graph import RawGraph
+from data.graph import PARTS, RawGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, from_dgl, reading
 from fused3s_dgl import import_dgl
@@ -70,4 +72,13 @@ class DglGraph(OfficialSource):
         (remote,) = self.files(root)
         with reading_with_dgl(remote.target):
             graph = dgl_class(self.class_name)(raw_dir=str(root), verbose=False, **self.options)[0]
-        return from_dgl(graph, remote.url)
+        raw = from_dgl(graph, remote.url)
+        return replace(raw, splits=split_of_masks(raw.ndata))
+
+
+def split_of_masks(ndata: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+    """The split that DGL keeps as masks [N], or [N, K] for K splits: then the first. None without masks."""
+    masks = [ndata.get(name) for name in ("train_mask", "val_mask", "test_mask")]
+    if any(mask is None for mask in masks):
+        return None
+    return {part: np.flatnonzero(mask.reshape(len(mask), -1)[:, 0]) for part, mask in zip(PARTS, masks, strict=True)}

@@ -1,6 +1,6 @@
 """AmazonProducts as GraphSAINT publishes it: `adj_full.npz` (SciPy) and `feats.npy`.
 
-Labels (a json file with 107 numbers for each node) are neither fetched nor read, since nothing here trains.
+Labels (a json file with 107 numbers for each node) are neither fetched nor read.
 """
 
 from collections.abc import Sequence

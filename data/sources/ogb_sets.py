@@ -1,11 +1,6 @@
-"""Open Graph Benchmark sets through ogb's own classes for DGL.
+"""Single graphs of the Open Graph Benchmark through ogb's own class for DGL, which reads csv and DGL's binary files.
 
-Nothing here unpickles: the classes read csv, npz and DGL's binary files, and call `torch.load` with its safe default
-for the labels of ogbg-code2.
-
-The first end of a published edge is the query (see `data`): a paper attends to the papers it cites, a node of a syntax
-tree to its children. Only this direction gives ogbg-code2 the paper's number of blocks: in the other, a window of 16
-rows with one parent each fills at most 2 blocks.
+The first end of a published edge is the query (see `data`): a paper attends to the papers it cites.
 """
 
 from collections.abc import Sequence
@@ -18,17 +13,18 @@ import numpy as np
 from data.errors import DatasetMissingError
 from data.graph import RawGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote, batch_of, from_dgl
+from data.sources.base import OfficialSource, Remote, from_dgl
 from data.sources.dgl_graphs import reading_with_dgl
+from data.sources.ogb_graphs import read_splits
 from data.sources.ogb_import import import_ogb
 
 
 @dataclass(frozen=True)
 class OgbSource(OfficialSource):
-    """Base class of ogb's sets.
+    """Base class of ogb's single graphs.
 
     Attributes:
-        name: ogb's name of the set, such as "ogbg-molhiv".
+        name: ogb's name of the set, such as "ogbn-arxiv".
     """
 
     name: str
@@ -51,8 +47,8 @@ class OgbSource(OfficialSource):
         return pd.read_csv(table, index_col=0, keep_default_na=False)[self.name]
 
     def package(self) -> Any:
-        """`ogb.nodeproppred` or `ogb.graphproppred`, whichever has the set."""
-        return import_ogb("nodeproppred" if self.name.startswith("ogbn") else "graphproppred")
+        """`ogb.nodeproppred`."""
+        return import_ogb("nodeproppred")
 
     def folder(self, root: Path) -> Path:
         """The folder in which ogb looks for the set."""
@@ -78,29 +74,14 @@ class OgbSource(OfficialSource):
         return folder
 
 
-class OgbGraphs(OgbSource):
-    """Graphs of an ogbg set as one batch. The published run took them from the whole set."""
-
-    def load(self, root: Path, selection: Selection) -> RawGraph:
-        folder = self.checked_folder(root)
-        with reading_with_dgl(folder):
-            dataset = self.package().DglGraphPropPredDataset(name=self.name, root=str(root))
-            graphs = dataset.graphs
-            if selection.split:
-                ids = dataset.get_idx_split()[{"val": "valid"}.get(selection.split, selection.split)]
-                graphs = [graphs[i] for i in ids.tolist()]
-        batch = batch_of(graphs, selection, f"{folder}, {selection.split}" if selection.split else str(folder))
-        raw = from_dgl(batch, selection.described(self.about()["url"]), batched=True)
-        return replace(raw, row=raw.col, col=raw.row)
-
-
 class OgbNodes(OgbSource):
-    """An ogbn set: one graph with features and labels."""
+    """An ogbn set: one graph with features, labels and the official split."""
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         folder = self.checked_folder(root)
         with reading_with_dgl(folder):
             graph, labels = self.package().DglNodePropPredDataset(name=self.name, root=str(root))[0]
+            splits = read_splits(folder / "split" / self.about()["split"])
         raw = from_dgl(graph, self.about()["url"])
         label = labels.numpy().reshape(-1).astype(np.int64)
-        return replace(raw, row=raw.col, col=raw.row, ndata={**raw.ndata, "label": label})
+        return replace(raw, row=raw.col, col=raw.row, ndata={**raw.ndata, "label": label}, splits=splits)

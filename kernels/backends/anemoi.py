@@ -65,6 +65,7 @@ class AnemoiBackend(Backend):
     in_auto = False
     takes_edges = True
     traceable = False
+    autograd = False
 
     def __init__(self) -> None:
         self._kept = WeakTensorKeyDictionary()  # features -> KeptEdgeTensor

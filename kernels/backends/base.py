@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..dropout import Dropout, kept_edges
 from ..edge_data import EdgeTerms
 from ..formats.csr import CSRPattern
 
@@ -68,8 +69,10 @@ class Backend(ABC):
         writes_lse: whether `attend` fills `lse`.
         reorders: whether `build` takes a row order.
         takes_edges: whether `attend` takes `edges`.
-        has_backward: whether `attend_backward` exists. Gradients of the other traceable backends are autograd's.
-        traceable: whether torch.compile can trace `attend`; a graph break surrounds the others.
+        takes_dropout: whether `attend` takes `edges.dropout`, and `edges` with nothing else.
+        autograd: whether autograd differentiates `attend`, which is made of torch calls.
+        has_backward: whether `attend_backward` exists. A backend with neither computes the forward pass only.
+        traceable: whether torch.compile traces into `attend`; the others are one operator to it (kernels/operators.py).
     """
 
     name: str
@@ -79,8 +82,15 @@ class Backend(ABC):
     writes_lse: bool = False
     reorders: bool = False
     takes_edges: bool = False
+    takes_dropout: bool = False
+    autograd: bool = True
     has_backward: bool = False
     traceable: bool = True
+
+    @property
+    def trains(self) -> bool:
+        """Whether calls have gradients."""
+        return self.autograd or self.has_backward
 
     @abstractmethod
     def unavailable(self, device: torch.device) -> str | None:
@@ -137,7 +147,7 @@ class Backend(ABC):
             lse: [num_rows, H] float32, filled with the log-sum-exp of each row's scaled scores; given to backends with
                 `writes_lse` only.
             edges: data of the edges in the order of `edge_order`, and the weights for it; given to backends with
-                `takes_edges` only.
+                `takes_edges`, or to those with `takes_dropout` for a dropout alone.
 
         Returns:
             [num_rows, H, d] of `out_dtype`.
@@ -171,3 +181,12 @@ class Backend(ABC):
 def csr_of(graph: Any) -> CSRPattern:
     """A BSB or a pattern as a CSR pattern."""
     return graph if isinstance(graph, CSRPattern) else CSRPattern(*graph.to_csr(), graph.shape)
+
+
+def dropout_factors(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[nnz, H] of the type of `like` [N, H, ...] or [nnz, H]: 0 for a dropped edge, else 1 / (1 - rate).
+
+    Args:
+        row, col: [nnz] int64, the edges, as numbered in A.
+    """
+    return kept_edges(dropout, row, col, like.shape[1]).to(like.dtype) / (1 - dropout.rate)

@@ -4,33 +4,56 @@ The cost of message passing without fusion and tensor cores: the baseline where 
 materialised in CSR. On a GPU `torch.sparse.sampled_addmm` is cusparseSDDMM and `torch.sparse.mm` is
 cusparseSpMM; both take float32 and float64, so 16-bit inputs are converted to float32 at each call. Heads run one after
 the other.
+
+Both products are autograd functions whose gradients are the same two products again: torch's own gradients of them make
+dense matrices on the CPU, and transpose A at every call.
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..edge_data import EdgeTerms
 from ..formats.edges import distinct_csr, rows_of_edges
-from .base import Backend, InputSpec
+from ..formats.transpose import TransposedCSR, transpose_csr
+from ..tensor_record import map_tensors
+from .base import Backend, InputSpec, dropout_factors
 
 
 @dataclass(frozen=True, eq=False)
 class CSR:
-    """A without repeated edges: indptr [num_rows + 1], indices and row [nnz], int64."""
+    """A without repeated edges: indptr [num_rows + 1], indices and row [nnz], int64; its transpose, int64 too, in
+    plans with a backward pass."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
     row: torch.Tensor
     shape: tuple[int, int]
+    transpose: TransposedCSR | None = None
 
     def matrix(self, values: torch.Tensor) -> torch.Tensor:
         """[num_rows, num_cols] torch.sparse_csr with these values [nnz]."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
-            return torch.sparse_csr_tensor(self.indptr, self.indices, values, self.shape, check_invariants=False)
+        return _sparse_csr(self.indptr, self.indices, values, self.shape)
+
+    def transposed_matrix(self, values: torch.Tensor) -> torch.Tensor:
+        """The transpose of `matrix`."""
+        return _sparse_csr(self.transpose.indptr, self.transpose.indices, values[self.transpose.edge], self.shape[::-1])
+
+    def with_transpose(self) -> "CSR":
+        if self.transpose is not None:
+            return self
+        transposed = transpose_csr(self.indptr, self.indices, self.shape[1])
+        return replace(self, transpose=map_tensors(transposed, torch.Tensor.long))
+
+
+def _sparse_csr(
+    indptr: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, int]
+) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(indptr, indices, values, shape, check_invariants=False)
 
 
 class CSRUnfusedBackend(Backend):
@@ -38,6 +61,7 @@ class CSRUnfusedBackend(Backend):
     summary = "SDDMM, softmax and SpMM over CSR as separate torch calls, cuSPARSE on a GPU; float32 and float64"
     data_type = CSR
     takes_edges = True
+    takes_dropout = True
 
     def unavailable(self, device: torch.device) -> str | None:
         if device.type not in ("cpu", "cuda"):
@@ -48,7 +72,11 @@ class CSRUnfusedBackend(Backend):
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
         indptr, indices = distinct_csr(graph, device)
-        return CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
+        data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
+        return data.with_transpose() if inputs.backward else data
+
+    def rebuild(self, data: CSR, device: torch.device, inputs: InputSpec) -> CSR:
+        return data.with_transpose() if inputs.backward else data
 
     def attend(
         self,
@@ -64,12 +92,19 @@ class CSRUnfusedBackend(Backend):
         if query.dtype.itemsize == 2:
             query, key, value = query.float(), key.float(), value.float()
             edges = None if edges is None else edges.to(torch.float32)
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            data = data.with_transpose()
         pattern = data.matrix(query.new_zeros(data.indices.numel()))
+        factors = None
+        if edges is not None and edges.dropout is not None:
+            factors = dropout_factors(edges.dropout, data.row, data.indices, query)
         heads = []
         for head, (q, k, v) in enumerate(zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True)):
             score = _score(data, pattern, q, k, scale, edges, head)
             weight = _softmax(score, data.indptr, data.row)
-            output = torch.sparse.mm(data.matrix(weight), v)
+            if factors is not None:
+                weight = weight * factors[:, head]
+            output = _WeightedSum.apply(weight, v, data, pattern, False)
             if edges is not None and edges.value_weight is not None:
                 weighted = weight[:, None] * edges.features
                 summed = torch.segment_reduce(weighted, "sum", offsets=data.indptr, unsafe=True)  # [num_rows, r]
@@ -90,8 +125,7 @@ def _score(
     """[nnz]: the score of each edge for one head; query, key: [N, d]."""
 
     def product(query: torch.Tensor) -> torch.Tensor:
-        # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
-        return torch.sparse.sampled_addmm(pattern, query, key.t(), beta=0.0, alpha=scale).values()
+        return _SampledProduct.apply(query, key, data, pattern, scale)
 
     if edges is None or edges.type_weight is None:
         score = product(query)
@@ -118,8 +152,60 @@ def _of_head(tensor: torch.Tensor, head: int) -> torch.Tensor:
 
 def _softmax(score: torch.Tensor, indptr: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
     """Softmax over each row's run of `score` [nnz]; a row with only -inf scores gets zeros."""
-    maximum = torch.segment_reduce(score, "max", offsets=indptr, unsafe=True)
+    maximum = torch.segment_reduce(score.detach(), "max", offsets=indptr, unsafe=True)
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
     weight = torch.exp(score - maximum[row])
     total = torch.segment_reduce(weight, "sum", offsets=indptr, unsafe=True)
     return weight / torch.where(total == 0, 1.0, total)[row]
+
+
+class _SampledProduct(torch.autograd.Function):
+    """scale * <query_i, key_j> of each edge [nnz]."""
+
+    @staticmethod
+    def forward(query: torch.Tensor, key: torch.Tensor, data: CSR, pattern: torch.Tensor, scale: float) -> torch.Tensor:
+        # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
+        return torch.sparse.sampled_addmm(pattern, query, key.t(), beta=0.0, alpha=scale).values()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        query, key, ctx.data, ctx.pattern, ctx.scale = inputs
+        ctx.save_for_backward(query, key)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key = ctx.saved_tensors
+        grad = grad * ctx.scale
+        of_query, of_key = ctx.needs_input_grad[:2]
+        return (
+            _WeightedSum.apply(grad, key, ctx.data, ctx.pattern, False) if of_query else None,
+            _WeightedSum.apply(grad, query, ctx.data, ctx.pattern, True) if of_key else None,
+            *(None,) * 3,
+        )
+
+
+class _WeightedSum(torch.autograd.Function):
+    """Sum of the values [N, d] of each row's edges, times their weights [nnz]; of each column's edges if transposed."""
+
+    @staticmethod
+    def forward(
+        weight: torch.Tensor, value: torch.Tensor, data: CSR, pattern: torch.Tensor, transposed: bool
+    ) -> torch.Tensor:
+        matrix = data.transposed_matrix(weight) if transposed else data.matrix(weight)
+        return torch.sparse.mm(matrix, value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        weight, value, ctx.data, ctx.pattern, ctx.transposed = inputs
+        ctx.save_for_backward(weight, value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weight, value = ctx.saved_tensors
+        ends = (value, grad) if ctx.transposed else (grad, value)
+        of_weight, of_value = ctx.needs_input_grad[:2]
+        return (
+            _SampledProduct.apply(*ends, ctx.data, ctx.pattern, 1.0) if of_weight else None,
+            _WeightedSum.apply(weight, grad, ctx.data, ctx.pattern, not ctx.transposed) if of_value else None,
+            *(None,) * 3,
+        )

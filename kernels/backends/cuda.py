@@ -16,8 +16,9 @@ LOAD_BYTES = 16  # one lane's load of a row in the fused kernels
 
 
 class CudaBackend(Backend):
-    """A backend whose kernels are compiled by CuPy; it has a forward pass only."""
+    """A backend whose kernels are compiled by CuPy; the forward pass only, unless it sets `has_backward`."""
 
+    autograd = False
     traceable = False
 
     def unavailable(self, device: torch.device) -> str | None:
@@ -94,10 +95,15 @@ def check_out_dtype(out_dtype: torch.dtype, dtype: torch.dtype) -> None:
 def refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
     """Raise a ValueError where autograd expects a backward pass."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise ValueError(
-            f"{name} computes the forward pass only, and an input requires a gradient: "
-            "call it under torch.inference_mode() or torch.no_grad(), or use backend='reference' to train"
-        )
+        raise forward_only(name)
+
+
+def forward_only(name: str) -> ValueError:
+    """The error of a call without a backward pass."""
+    return ValueError(
+        f"{name} computes the forward pass only, and an input requires a gradient or a transform of torch.func runs: "
+        "call it under torch.inference_mode() or torch.no_grad(), or train with backend='fused3s'"
+    )
 
 
 def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:

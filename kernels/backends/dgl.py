@@ -9,13 +9,14 @@ from fused3s_dgl import dgl_has_cuda, import_dgl
 
 from ..edge_data import EdgeTerms
 from ..formats.bsb import BSB
-from .base import Backend, InputSpec
+from .base import Backend, InputSpec, dropout_factors
 
 
 class DGLBackend(Backend):
     name = "dgl"
     summary = "DGL's message passing: u_dot_v, edge_softmax, u_mul_e_sum; on a GPU where DGL has CUDA"
     takes_edges = True
+    takes_dropout = True
 
     def unavailable(self, device: torch.device) -> str | None:
         if importlib.util.find_spec("dgl") is None:
@@ -58,8 +59,13 @@ class DGLBackend(Backend):
             return ops.u_mul_e_sum(data, value, edge_softmax(data, score)).to(out_dtype)
 
         score = _edge_score(data, query * scale, key, edges)
-        # edge_softmax makes NaN of a row with only -inf.
-        weight = edge_softmax(data, score).masked_fill(score == -torch.inf, 0.0)
+        # edge_softmax and its gradient make NaN of a row with only -inf.
+        hidden = score == -torch.inf
+        score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
+        weight = edge_softmax(data, score).masked_fill(hidden, 0.0)
+        if edges.dropout is not None:
+            col, row = data.edges()  # in the order of the edge ids
+            weight = weight * dropout_factors(edges.dropout, row, col, query).unsqueeze(-1)
         output = ops.u_mul_e_sum(data, value, weight)
         if edges.value_weight is not None:
             summed = ops.copy_e_sum(data, weight * edges.features.unsqueeze(1))  # [num_rows, H, r]

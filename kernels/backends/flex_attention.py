@@ -69,7 +69,8 @@ class FlexAttentionBackend(Backend):
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if data.block_mask is None:
-            return torch.zeros(query.shape, dtype=out_dtype, device=query.device)
+            nothing = torch.ones_like(query, dtype=torch.bool)
+            return query.masked_fill(nothing, 0).to(out_dtype)  # keeps a gradient, of zeros
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         output = data.compiled(q, k, v, data.block_mask, scale)
         return output[0].transpose(0, 1).to(out_dtype, memory_format=torch.contiguous_format)

@@ -26,35 +26,37 @@ from ..runtime.device import gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
-from .base import InputSpec
+from .base import Gradients, InputSpec
 from .cuda import HALF_TYPES, LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs
 from .fused3s_edges import (
     BIAS,
+    KEY_FEATURES,
     MULTIPLIER,
+    VALUE_FEATURES,
     EdgeKernelData,
     build_edge_kernel_data,
     compile_edge_kernel,
+    dropout_scalars,
     edges_scalars,
     launch_edge_kernel,
     pad_weights,
     terms_of,
+    whole_rows,
 )
+from .fused3s_gradients import GradientData, build_gradient_data, launch_gradients
+from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES, TILE
 
-TILE = (16, 16)
 WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
 WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
-RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
 SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of the GPU one
-COMMON_DIM = 128  # head dimension of a schedule made before it is known
 GROUP_WIDTH = 64  # most columns of a head group: wider ones leave fewer warps on an SM (kernels/NOTES.md)
-SLICE = 16  # columns of two n-tiles
 NARROW_DIM = 32  # heads up to this width may go edge by edge
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
-# As in cuda/fused3s.cu:
-STAGES = 2
-RECORDS = 4
-SLOT_BYTES = 128
+# As in cuda/tile_features.cuh and cuda/pack_features.cu:
+FEATURE_BUFFER_BYTES = 1024
+SCRATCH_BYTES = 2048
+PACK_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -106,18 +108,39 @@ class FusedKernelSpec:
         key_pitch = value_pitch if self.heads > 1 else 64 * -(-self.dim // 32)
         stage = 16 * (key_pitch + value_pitch)
         matrices = sum(1024 if self.terms & term else 16 for term in (BIAS, MULTIPLIER)) if self.terms else 0
-        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES + matrices)
+        features = 0
+        if self.terms & (KEY_FEATURES | VALUE_FEATURES):
+            # The scratch lies in K where that has no padding.
+            in_key = self.dim % 32 == 0 and 16 * key_pitch >= SCRATCH_BYTES
+            in_registers = self.dim == 128
+            features = 2 * FEATURE_BUFFER_BYTES + (16 if in_registers else 1024) + 128 + 16
+            features += 16 if in_key else SCRATCH_BYTES
+        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES + matrices + features)
 
     @cached_property
     def partial_floats(self) -> int:
         """Floats of struct Partial: of each slice O, and the maxima and sums of its heads."""
         return self.slices * 16 * (SLICE + 2 * (2 if self.shares_slices else 1))
 
+    @property
+    def packed_words(self) -> tuple[int, int]:
+        """32-bit words of a head's packed weights of features, of W and of W' (cuda/pack_features.cu)."""
+        key_words = 256 * -(-self.dim // 32) if self.terms & KEY_FEATURES else 0
+        return key_words, 128 * self.slices if self.terms & VALUE_FEATURES else 0
+
     def blocks_per_sm(self, sm_shared_bytes: int) -> int:
         """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
         width = SLICE * self.slices
         max_warps = 16 if width <= 64 else 12 if width <= 128 else 8
         return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
+
+
+@dataclass(frozen=True)
+class PackFeaturesSpec:
+    """cuda/pack_features.cu."""
+
+    source: ClassVar[str] = "pack_features.cu"
+    name: ClassVar[str] = "pack_features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +153,10 @@ class Fused3SData:
         row_ids: [16 num_row_windows] int32, row of query and output of each row of the windows, num_rows where there is
             none; None where rows have their own order.
         schedule: the work items.
-        num_rows: rows of A.
+        num_rows, num_cols: shape of A.
         by_edge: the graph as cuda/fused3s_edges.cu reads it; None where no input of the plan takes that kernel.
         slots: where the edges are in the KV tiles; None for plans without edge data.
+        backward: for the backward pass; None for plans without one.
     """
 
     kv_tiles: torch.Tensor
@@ -140,8 +164,10 @@ class Fused3SData:
     row_ids: torch.Tensor | None
     schedule: Schedule
     num_rows: int
+    num_cols: int
     by_edge: EdgeKernelData | None = None
     slots: TileSlots | None = None
+    backward: GradientData | None = None
 
 
 class Fused3SBackend(CudaBackend):
@@ -151,6 +177,8 @@ class Fused3SBackend(CudaBackend):
     writes_lse = True
     reorders = True
     takes_edges = True
+    takes_dropout = True
+    has_backward = True
 
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
         if dtype in HALF_TYPES and 1 <= head_dim <= MAX_DIM:
@@ -169,28 +197,26 @@ class Fused3SBackend(CudaBackend):
         kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
         slots = make_tile_slots(kv_tiles, bsb.tcb_row_offset) if inputs.edge_data else None
         schedule, spec = _schedule(kv_tiles, bsb.tcb_row_offset, device, inputs)
-        by_edge = None
         prefers = prefers_edges(bsb.shape[0], bsb.nnz, bsb.num_tcbs, inputs.num_heads, inputs.head_dim)
-        if prefers or inputs.edge_data:
-            by_edge = _by_edge(*distinct_csr(graph, device), perm, device, inputs)
+        csr = distinct_csr(graph, device) if prefers or inputs.edge_data or inputs.backward else None
+        data = Fused3SData(kv_tiles, bsb.tcb_row_offset, row_ids, schedule, *bsb.shape, slots=slots)
         _compile(spec, prefers, device, inputs)
-        return Fused3SData(kv_tiles, bsb.tcb_row_offset, row_ids, schedule, bsb.shape[0], by_edge, slots)
+        return _with_other_forms(data, csr, prefers, device, inputs)
 
     def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
         schedule, spec = _schedule(data.kv_tiles, data.tile_offset, device, inputs)
-        by_edge, prefers = None, False
-        if inputs.edge_data or (inputs.num_heads > 1 and (inputs.head_dim or MAX_DIM) <= NARROW_DIM):
+        csr, prefers = None, False
+        is_narrow = inputs.num_heads > 1 and (inputs.head_dim or MAX_DIM) <= NARROW_DIM
+        if inputs.edge_data or inputs.backward or is_narrow:
             indptr, indices = csr_of_tiles(data.kv_tiles, data.tile_offset)
+            csr = indptr[: data.num_rows + 1], indices
             num_tiles = data.kv_tiles.shape[0] - 2
             prefers = prefers_edges(data.num_rows, len(indices), num_tiles, inputs.num_heads, inputs.head_dim)
-            if prefers or inputs.edge_data:
-                row_ids = None if data.row_ids is None else data.row_ids[: data.num_rows]
-                by_edge = _by_edge(indptr[: data.num_rows + 1], indices, row_ids, device, inputs)
         slots = data.slots
         if inputs.edge_data and slots is None:
             slots = make_tile_slots(data.kv_tiles, data.tile_offset)
         _compile(spec, prefers, device, inputs)
-        return replace(data, schedule=schedule, by_edge=by_edge, slots=slots)
+        return _with_other_forms(replace(data, schedule=schedule, slots=slots), csr, prefers, device, inputs)
 
     def describe(self, data: Fused3SData) -> str:
         by_warp, by_block, split = data.schedule.windows
@@ -223,6 +249,22 @@ class Fused3SBackend(CudaBackend):
         spec = kernel_spec(query.dtype, out_dtype, dim, data.schedule.warps, num_heads, terms)
         return launch(spec, data, query, key, value, scale, lse, edges)
 
+    def attend_backward(
+        self,
+        data: Fused3SData,
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        scale: float,
+        edges: EdgeTerms | None,
+        wanted: frozenset[str],
+    ) -> Gradients:
+        tensors = (grad_output, query, key, value, output, lse)
+        return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted)
+
 
 def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeTerms | None) -> bool:
     """Whether a call runs cuda/fused3s_edges.cu, by the measurements in kernels/NOTES.md."""
@@ -231,9 +273,12 @@ def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeT
     num_edges, num_tiles = data.by_edge.indices.numel(), data.kv_tiles.shape[0] - 2
     if edges is None:
         return prefers_edges(data.num_rows, num_edges, num_tiles, num_heads, dim)
-    if edges.types is not None or edges.features is not None:
-        return True  # the other kernel has neither
+    if edges.types is not None:
+        return True  # the other kernel has none
     # With terms the other kernel computes one head at a time.
+    if edges.features is not None:
+        # Narrow heads: an edge costs about 9 instructions of a warp edge by edge, and a KV tile of up to 16 edges 250.
+        return dim <= NARROW_DIM and (num_heads > 1 or num_edges < 24 * num_tiles)
     if num_heads == 1:
         return False
     if dim <= NARROW_DIM:
@@ -250,15 +295,27 @@ def prefers_edges(num_rows: int, num_edges: int, num_tiles: int, num_heads: int,
     return num_edges < 20 * num_tiles and num_edges >= 4 * num_rows
 
 
-def _by_edge(
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    row_ids: torch.Tensor | None,
+def _with_other_forms(
+    data: Fused3SData,
+    csr: tuple[torch.Tensor, torch.Tensor] | None,
+    prefers: bool,
     device: torch.device,
     inputs: InputSpec,
-) -> EdgeKernelData:
-    dim = inputs.head_dim or COMMON_DIM
-    return build_edge_kernel_data(indptr, indices, row_ids, device, inputs.num_heads, dim)
+) -> Fused3SData:
+    """`data` with what the edge kernel and the backward pass read, where `inputs` need it.
+
+    Args:
+        csr: indptr and indices of A in the order of the windows' rows, where one of the two is needed.
+        prefers: whether calls without edge data take the edge kernel.
+    """
+    by_edge = backward = None
+    if inputs.backward:
+        arrays = (data.kv_tiles, data.tile_offset, data.row_ids)
+        backward = build_gradient_data(*arrays, *csr, data.num_cols, inputs, data.backward)
+    if prefers or inputs.edge_data or (backward and backward.edges):
+        row_ids = None if data.row_ids is None else data.row_ids[: data.num_rows]
+        by_edge = build_edge_kernel_data(*csr, row_ids, device, inputs.num_heads, inputs.head_dim or COMMON_DIM)
+    return replace(data, by_edge=by_edge, backward=backward)
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
@@ -292,7 +349,7 @@ def _schedule(
     # The plan must run with the widest head where the head dimension is not known, and with all terms.
     largest = replace(spec, dim=dim if inputs.head_dim else MAX_DIM)
     if inputs.edge_data:
-        largest = replace(largest, heads=1, terms=BIAS | MULTIPLIER)
+        largest = replace(largest, heads=1, terms=BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES)
     if largest.shared_bytes > gpu.block_shared_bytes:
         spec = replace(spec, warps=FEW_WARPS)
     resident_warps = gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.warps
@@ -333,7 +390,7 @@ def launch(
         scale: factor of the scores.
         lse: [num_rows, H] float32 contiguous, filled with the log of each row's sum of exp(scale * score), -inf for a
             row without an edge; None: not wanted.
-        edges: bias, multiplier and clamp, in CSR order; those of `spec.terms`.
+        edges: terms other than types, in CSR order; those of `spec.terms`.
 
     Returns:
         [num_rows, H, d] contiguous, of spec.out_dtype.
@@ -353,6 +410,7 @@ def launch(
     output = torch.empty_like(query, dtype=spec.out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
+    packed = None if edges is None or edges.features is None else pack_features(spec, edges, num_heads)
     partial = arrived = None
     if num_partials := schedule.num_splits * num_groups:
         # Scratch memory of this call alone: plans may run on several streams.
@@ -364,12 +422,13 @@ def launch(
         WARP_SIZE * spec.warps,
         (
             *(data.kv_tiles, schedule.work_items, query, key, value, output, lse, partial, arrived, data.row_ids),
-            *((None,) * 5 if edges is None else _edge_tensors(data.slots, edges)),
+            *_edge_tensors(data.slots, edges, packed),
         ),
         _scalars(
             num_rows,
             num_heads,
             edges_scalars(edges),
+            dropout_scalars(None if edges is None else edges.dropout),
             scale,
             query.itemsize,
             query.stride(),
@@ -382,8 +441,36 @@ def launch(
     return output
 
 
-def _edge_tensors(slots: TileSlots, edges: EdgeTerms) -> tuple[torch.Tensor | None, ...]:
-    return slots.tile_slots, slots.slot_edges, slots.slot_places, edges.bias, edges.multiplier
+def _edge_tensors(
+    slots: TileSlots | None, edges: EdgeTerms | None, packed: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    if edges is None:
+        return (None,) * 8
+    places = (None,) * 3 if slots is None else (slots.tile_slots, slots.slot_edges, slots.slot_places)
+    features = None if packed is None else whole_rows(edges.features)
+    seed = None if edges.dropout is None else edges.dropout.seed
+    return *places, edges.bias, edges.multiplier, features, packed, seed
+
+
+def pack_features(spec: FusedKernelSpec, edges: EdgeTerms, num_heads: int) -> torch.Tensor:
+    """[H, 2 words] 16-bit: the weights of features as an instance reads them, queued on torch's current stream."""
+    key_words, value_words = spec.packed_words
+    packed = edges.features.new_empty((num_heads, 2 * (key_words + value_words)))
+    weights = (None if each is None else each.contiguous() for each in (edges.key_weight, edges.value_weight))
+    launch_kernel(
+        get_kernel(PackFeaturesSpec(), packed.device.index),
+        (-(-(key_words + value_words) // PACK_THREADS), num_heads),
+        PACK_THREADS,
+        (packed, *weights),
+        _pack_scalars(spec.dim, edges.features.shape[1], key_words, value_words),
+        overlaps=True,
+    )
+    return packed
+
+
+@lru_cache
+def _pack_scalars(*numbers: int) -> bytes:
+    return pack_scalars(*map(np.int32, numbers))
 
 
 @lru_cache  # a model calls with the same ones again and again, and packing them takes as long as half a launch
@@ -391,12 +478,15 @@ def _scalars(
     num_rows: int,
     num_heads: int,
     edges: tuple[int, int, float],
+    dropout: tuple[int, float],
     scale: float,
     itemsize: int,
     *strides: tuple[int, int, int],
 ) -> bytes:
     bias_heads, multiplier_heads, clamp = edges
+    threshold, rescale = dropout
     return pack_scalars(
+        *(np.uint32(threshold), np.float32(rescale)),
         *(np.int64(head) for _, head, _ in strides),
         *(np.int32(row * itemsize) for row, _, _ in strides),
         np.int32(num_rows),

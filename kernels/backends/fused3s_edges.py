@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from ..dropout import Dropout
 from ..edge_data import EdgeTerms
 from ..formats.row_items import RowItems, make_row_items
 from ..fragments import WARP_SIZE
@@ -19,10 +20,10 @@ from ..runtime.semaphores import semaphores
 from .cuda import LOAD_BYTES, checked_inputs
 from .feature_products import FEATURES, add_features, project_query
 
-# As in cuda/score_terms.cuh and cuda/fused3s_edges.cu:
+# As in cuda/score_terms.cuh and cuda/lane_group.cuh:
 WARPS = 4
 LANE_DIMS = 8
-BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES = 1, 2, 4, 8, 16, 32
+BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES, DROPOUT = 1, 2, 4, 8, 16, 32, 64
 
 MOST_LANES = 16  # of a group, unless one head needs more: K and V of wider groups would leave L2 (kernels/NOTES.md)
 RESIDENT_WARPS = 24  # per SM, about what the registers allow
@@ -107,11 +108,23 @@ def build_edge_kernel_data(
     dim: int,
 ) -> EdgeKernelData:
     """Items of a distinct CSR pattern (`formats.edges.distinct_csr`) for such heads."""
+    return EdgeKernelData(indices, items_for_heads(indptr, indices.numel(), row_ids, device, num_heads, dim))
+
+
+def items_for_heads(
+    indptr: torch.Tensor,
+    num_edges: int,
+    row_ids: torch.Tensor | None,
+    device: torch.device,
+    num_heads: int,
+    dim: int,
+) -> RowItems:
+    """Items of a CSR pattern, about as many as lane groups for such heads are resident at once."""
     heads = heads_of_lane_group(num_heads, dim)
     groups = gpu_limits(device).num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim))
-    share = indices.numel() * -(-num_heads // heads) // groups
+    share = num_edges * -(-num_heads // heads) // groups
     part_edges = min(max(share, LEAST_PART_EDGES), MOST_PART_EDGES)
-    return EdgeKernelData(indices, make_row_items(indptr, row_ids, part_edges))
+    return make_row_items(indptr, row_ids, part_edges)
 
 
 def compile_edge_kernel(
@@ -157,7 +170,7 @@ def launch_edge_kernel(
         partial = query.new_empty(num_parts * num_groups * spec.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, query.device)
     type_weight = None if edges.type_weight is None else edges.type_weight.contiguous()
-    features = None if edges.features is None else _whole_rows(edges.features)
+    features = None if edges.features is None else whole_rows(edges.features)
     projected = feature_sums = None
     if edges.key_weight is not None:  # u = W^T q
         projected = project_query(query, edges.key_weight.contiguous())
@@ -170,12 +183,14 @@ def launch_edge_kernel(
         (
             *(data.work.items, data.indices, data.work.parts, query, key, value, output, lse, partial, arrived),
             *(edges.bias, edges.multiplier, edges.types, type_weight, features, projected, feature_sums),
+            None if edges.dropout is None else edges.dropout.seed,
         ),
         _scalars(
             num_rows,
             num_items,
             num_heads,
             edges_scalars(edges),
+            dropout_scalars(edges.dropout),
             scale,
             query.itemsize,
             query.stride(),
@@ -198,6 +213,7 @@ def terms_of(edges: EdgeTerms) -> int:
         CLAMP: edges.clamp,
         KEY_FEATURES: edges.key_weight,
         VALUE_FEATURES: edges.value_weight,
+        DROPOUT: edges.dropout,
     }
     return sum(term for term, value in given.items() if value is not None)
 
@@ -210,7 +226,12 @@ def edges_scalars(edges: EdgeTerms | None) -> tuple[int, int, float]:
     return *heads, edges.clamp or 0.0
 
 
-def _whole_rows(features: torch.Tensor) -> torch.Tensor:
+def dropout_scalars(dropout: Dropout | None) -> tuple[int, float]:
+    """Members of struct DropoutParams behind the seed: threshold, and factor of the weights that are kept."""
+    return (0, 1.0) if dropout is None else (dropout.threshold, 1 / (1 - dropout.rate))
+
+
+def whole_rows(features: torch.Tensor) -> torch.Tensor:
     """[nnz, r] -> [nnz, 16]: the rows that `bind_edges` padded, or a padded copy."""
     num_edges, num_features = features.shape
     end = features.storage_offset() + num_edges * FEATURES
@@ -239,12 +260,15 @@ def _scalars(
     num_items: int,
     num_heads: int,
     edges: tuple[int, int, float],
+    dropout: tuple[int, float],
     scale: float,
     itemsize: int,
     *strides: tuple[int, int, int],
 ) -> bytes:
     bias_heads, multiplier_heads, clamp = edges
+    threshold, rescale = dropout
     return pack_scalars(
+        *(np.uint32(threshold), np.float32(rescale)),
         *(np.int64(head) for _, head, _ in strides),
         *(np.int32(row * itemsize) for row, _, _ in strides),
         *(np.int32(number) for number in (num_rows, num_items, num_heads, bias_heads, multiplier_heads)),

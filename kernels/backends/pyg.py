@@ -17,7 +17,7 @@ import torch
 
 from ..edge_data import EdgeTerms
 from ..formats.edges import distinct_csr, rows_of_edges
-from .base import Backend, InputSpec
+from .base import Backend, InputSpec, dropout_factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class PyGBackend(Backend):
     data_type = EdgeIndex
     in_auto = False
     takes_edges = True
+    takes_dropout = True
 
     def unavailable(self, device: torch.device) -> str | None:
         if importlib.util.find_spec("torch_geometric") is None:
@@ -55,7 +56,11 @@ class PyGBackend(Backend):
         edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
         size = (key.shape[0], query.shape[0])
-        return _attention_layer()(data.edge_index, size, query, key, value, scale, edges).to(out_dtype)
+        factors = None
+        if edges is not None and edges.dropout is not None:
+            col, row = data.edge_index
+            factors = dropout_factors(edges.dropout, row, col, query)
+        return _attention_layer()(data.edge_index, size, query, key, value, scale, edges, factors).to(out_dtype)
 
 
 @cache
@@ -77,8 +82,10 @@ def _attention_layer() -> torch.nn.Module:
             value: torch.Tensor,
             scale: float,
             edges: EdgeTerms | None,
+            factors: torch.Tensor | None,
         ) -> torch.Tensor:
-            return self.propagate(edge_index, size=size, query=query, key=key, value=value, scale=scale, edges=edges)
+            inputs = {"query": query, "key": key, "value": value, "scale": scale, "edges": edges, "factors": factors}
+            return self.propagate(edge_index, size=size, **inputs)
 
         def message(
             self,
@@ -87,6 +94,7 @@ def _attention_layer() -> torch.nn.Module:
             value_j: torch.Tensor,
             scale: float,
             edges: Optional[EdgeTerms],  # noqa: UP045 (PyG reads the annotations, and not this `X | None`)
+            factors: Optional[torch.Tensor],  # noqa: UP045
             index: torch.Tensor,
             ptr: Optional[torch.Tensor],  # noqa: UP045
             size_i: Optional[int],  # noqa: UP045
@@ -108,8 +116,12 @@ def _attention_layer() -> torch.nn.Module:
                 score = score + edges.bias
             if edges.clamp is not None:
                 score = score.clamp(-edges.clamp, edges.clamp)
-            # PyG's softmax makes NaN of a row with only -inf.
-            weight = softmax(score, index, ptr, size_i).masked_fill(score == -torch.inf, 0.0)
+            # PyG's softmax and its gradient make NaN of a row with only -inf.
+            hidden = score == -torch.inf
+            score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
+            weight = softmax(score, index, ptr, size_i).masked_fill(hidden, 0.0)
+            if factors is not None:
+                weight = weight * factors
             return value_j * weight[..., None]
 
     return TransformerMessage()

@@ -7,7 +7,7 @@ import torch
 
 from ..edge_data import EdgeTerms
 from ..formats.bsb import BSB
-from .base import Backend, InputSpec
+from .base import Backend, InputSpec, dropout_factors
 
 ELEMENTS_PER_CHUNK = 1 << 25  # gathered rows of K or V at a time: 256 MiB in float64
 
@@ -26,6 +26,7 @@ class ReferenceBackend(Backend):
     data_type = Edges
     writes_lse = True
     takes_edges = True
+    takes_dropout = True
 
     def unavailable(self, device: torch.device) -> str | None:
         return None
@@ -50,7 +51,7 @@ class ReferenceBackend(Backend):
     ) -> torch.Tensor:
         output, log_sum_exp = edge_softmax_attention(query, key, value, data.row, data.col, scale, edges)
         if lse is not None:
-            lse.copy_(log_sum_exp.view_as(lse))
+            lse.copy_(log_sum_exp.detach())
         return output.to(out_dtype)
 
 
@@ -93,6 +94,8 @@ def edge_softmax_attention(
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
     weight = torch.exp(score - maximum[row])
     total = weight.new_zeros(query.shape[:2]).index_add(0, row, weight)
+    if edges.dropout is not None:  # after the sum, which counts every edge
+        weight = weight * dropout_factors(edges.dropout, row, col, weight)
     output = torch.zeros_like(query)
     for e in chunks:
         output = output.index_add(0, row[e], weight[e, :, None] * _edge_values(value, col, edges, e))

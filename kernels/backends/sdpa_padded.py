@@ -130,7 +130,8 @@ class SDPAPaddedBackend(Backend):
     ) -> torch.Tensor:
         packing = data.packing
         if data.col.numel() == 0:
-            return torch.zeros(query.shape, dtype=out_dtype, device=query.device)
+            nothing = torch.ones_like(query, dtype=torch.bool)
+            return query.masked_fill(nothing, 0).to(out_dtype)  # keeps a gradient, of zeros
 
         def batched(tensor: torch.Tensor, slot: torch.Tensor, length: int) -> torch.Tensor:
             """[N, H, d] -> [items, H, length, d], zeros between the items' nodes."""

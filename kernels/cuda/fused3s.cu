@@ -84,11 +84,19 @@
 #include "ptx/ld_shared.cuh"
 #include "row_window.cuh"
 #include "split_kv.cuh"
+#include "tile_dropout.cuh"
+#include "tile_features.cuh"
 #include "tile_terms.cuh"
 
-// Warps per SM that registers are left for; no spills.
-template <int kDim, int kHeads>
-constexpr int kMaxWarps = HeadGroup<kDim, kHeads>::kWidth <= 64 ? 16 : HeadGroup<kDim, kHeads>::kWidth <= 128 ? 12 : 8;
+// Warps per SM that registers are left for; no spills. With features and other terms, and where shared memory ends
+// earlier, one step fewer.
+template <int kDim, int kHeads, int kTerms = 0>
+__device__ constexpr int max_warps() {
+  constexpr int kWidth = HeadGroup<kDim, kHeads>::kWidth;
+  constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & (kBias | kMultiplier | kClamp)) != 0 ||
+                                                   (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
+  return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
+}
 
 template <int kDim, int kHeads, int kWarps>
 struct SharedMemory {
@@ -101,17 +109,23 @@ template <int kDim, int kHeads, int kWarps, int kTerms>
 struct SharedMemoryOfTerms : SharedMemory<kDim, kHeads, kWarps> {
   TileTermsMemory<kTerms> terms[kWarps];
 };
+// With edge features: their buffers behind those.
+template <int kDim, int kHeads, int kWarps, int kTerms>
+struct SharedMemoryOfFeatures : SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms> {
+  TileFeaturesMemory<kDim> features[kWarps];
+};
 
 template <Element kIn, Element kOut, int kDim, int kHeads, int kWarps, int kTerms>
-__global__ void __launch_bounds__(kWarps* kWarpSize, kMaxWarps<kDim, kHeads> / kWarps)
+__global__ void __launch_bounds__(kWarps* kWarpSize, max_warps<kDim, kHeads, kTerms>() / kWarps)
     fused3s(const __grid_constant__ Params p) {
   using S = Stage<kDim, kHeads>;
-  using Rows = RowWindow<kIn, kDim, kHeads>;
+  using Rows = RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>;
   using Shared = SharedMemory<kDim, kHeads, kWarps>;
   using BlockPartial = Partial<kDim, kHeads>;
   using Terms = TileTerms<kIn, kTerms>;
   static_assert(kTerms == 0 || kHeads == 1, "head groups take no edge data");
-  static_assert((kTerms & ~(kBias | kMultiplier | kClamp)) == 0, "the rest is fused3s_edges.cu's");
+  static_assert((kTerms & kTypes) == 0, "types are fused3s_edges.cu's");
+  constexpr bool kTransforms = kTerms & (kBias | kMultiplier | kClamp);
   constexpr u32 kStage_bytes = sizeof(S);
   static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
   static_assert(sizeof(BlockPartial) <= sizeof(Shared::ring[0]), "a partial fits the ring of a warp");
@@ -130,33 +144,45 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMaxWarps<kDim, kHeads> / k
   cp_async_commit_group();
   for (int stage = 0; stage < kStages; ++stage) zero_padding(shared.ring[warp][stage], heads_of_group<kHeads>(p), lane);
   Gather<kDim, kHeads> gather(p, lane);
-  Rows rows(lane, kTerms ? 1.0f : p.scale_log2e);  // `Terms::apply` scales the scores
+  Rows rows(lane, kTransforms ? 1.0f : p.scale_log2e);  // `Terms::apply` scales the scores
   const WindowRows window_rows{p.row_ids, p.num_rows};
 
   cp_async_wait_group<0>();
   __syncwarp();  // [3]
   const uint4 range = ld_shared_v4_b32(records + kRange);
   int row[2];  // of Q and O; num_rows and more: none
+  const auto load_rows = [&](int window) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    row[half] = static_cast<int>(range.z) < 0 ? p.num_rows : window_rows.of(range.z, 8 * half + rows.g);
-  }
+    for (int half = 0; half < 2; ++half) {
+      row[half] = window < 0 ? p.num_rows : window_rows.of(window, 8 * half + rows.g);
+    }
+  };
+  load_rows(range.z);
   griddepcontrol_wait();  // [1]
   griddepcontrol_launch_dependents();
-  const int count = range.y, num_keys = range.w;
+  const int count = kHasFeatures<kTerms> ? warp_uniform(range.y) : range.y, num_keys = range.w;
   gather.start(range.x, count);
   using TermsMemory = SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms>;
   Terms terms(p, lane, reinterpret_cast<TermsMemory*>(smem)->terms[kTerms ? warp : 0]);
-  if constexpr (kTerms != 0) terms.start(range.x, count);
+  if constexpr (kTransforms) terms.start(range.x, count);
+  using FeaturesMemory = SharedMemoryOfFeatures<kDim, kHeads, kWarps, kTerms>;
+  TileFeatures<kIn, kDim, kTerms> features(
+      p, lane, reinterpret_cast<FeaturesMemory*>(smem)->features[kHasFeatures<kTerms> ? warp : 0]);
+  if constexpr (kHasFeatures<kTerms>) features.start(records, count);
 #pragma unroll
   for (int i = 0; i < kStages; ++i) gather(i, records + i * kRecord_bytes, ring + i * kStage_bytes);
   rows.load_query(p, row, count > 0);
+  if constexpr (kTerms & kKeyFeatures) features.project(rows.frag_query);
+  TileDropout dropout;
+  if constexpr (kTerms & kDropout) dropout.start(p, row);
 
   u32 record = records, stage = ring;
   for (int i = 0; i < count; ++i) {
     cp_async_wait_group<kStages - 1>();
     __syncwarp();  // [3]
-    if constexpr (kTerms != 0) terms.scatter();
+    if constexpr (kTransforms) terms.scatter();
+    if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
+    [[maybe_unused]] const auto key = reinterpret_cast<unsigned char*>(smem) + (stage - shared_address(smem));
     float limit[2][4];
     if constexpr (Rows::kFolded) rows.load_mask(limit, record);
 #pragma unroll
@@ -170,7 +196,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMaxWarps<kDim, kHeads> / k
           x = fminf(x, limit[e / 4 % 2][e % 4]);  // NaN of an edge becomes +infinity, and that a NaN in the softmax
         }
       } else {
-        if constexpr (kTerms != 0) {
+        if constexpr (kTerms & kKeyFeatures) features.add_scores(score[0], i, key);
+        if constexpr (kTransforms) {
           __syncwarp();  // the other lanes' values
           terms.apply(score[0], rows.g, rows.t, p.scale_log2e);
         }
@@ -178,6 +205,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMaxWarps<kDim, kHeads> / k
       }
       u32 prob[Rows::kBatch][4];
       rows.online_softmax(prob, score, batch);
+      rows.accumulate_sums(prob, batch);
+      if constexpr (kTerms & kDropout) dropout.apply(prob[0], record, rows.t);
+      if constexpr (kTerms & kValueFeatures) features.accumulate(rows.out, prob[0], i, key);
+      if constexpr (kHasFeatures<kTerms>) features.advance();
       rows.accumulate(prob, batch, stage, (i + 1 < count ? kTileKeys : num_keys) - 1);
     }
     __syncwarp();  // [4]
@@ -187,8 +218,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMaxWarps<kDim, kHeads> / k
     record = (record & ~kMask) | ((record + kRecord_bytes) & kMask);
   }
 
+  if constexpr (kTerms & kValueFeatures) features.add_to_output(rows.out, rows.sum[0]);
+  if constexpr (kTerms & kDropout) rows.scale_output(p.dropout.rescale);
+
   const uint4 split = ld_shared_v4_b32(records + kSplit);  // [5]
   if (static_cast<int>(split.x) == kWarp) {
+    if constexpr (kHasFeatures<kTerms>) load_rows(ld_shared_b32(records + kRange + 2 * sizeof(int)));  // for registers
     rows.template store_output<kOut>(p, row);
     return;
   }

@@ -8,17 +8,7 @@
 // fused3s.cu computes 16 x 16 scores for each head of a KV tile, whatever the number of edges in it. Where there are
 // about 16, heads of up to 32 dimensions cost it more instructions than their edges one by one.
 //
-// Lane group: the lanes of one row, 8 dimensions a lane, for kHeads neighbouring heads. The lanes of a head are a power
-// of two; those past kDim idle.
-//
-//   kDim = 16, kHeads = 4     lane of the group   0     1     2     3     4     5     6     7
-//                             head                0     0     1     1     2     2     3     3
-//                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
-//
-// Grid (num_items / kGroupsPerBlock, head groups). A lane group takes one item: a row, or a part of a long row (split).
-// A round is kUnroll edges of each lane group of a warp; there are as many as the group with the most edges needs. The
-// parts of a row leave partials in global memory; the last group to arrive combines them in their order, so that the
-// bits are the same on every run.
+// Grid (num_items / kGroupsPerBlock, head groups). Each lane group takes one item (lane_group.cuh).
 //
 // Features. <q_i, W a_ij> = <u_i, a_ij> with u_i = W^T q_i, and sum_j p_ij W' a_ij = W' s_i with s_i = sum_j p_ij a_ij:
 // an edge costs 2 x 16 products a head, and none of its tensors has kDim columns. The lanes of a head share out the 16
@@ -30,23 +20,12 @@
 //   [2]  V of an edge that does not exist is 0, not only its weight: 0 * NaN is NaN.
 //   [3]  A maximum of -infinity is never subtracted: a row without an edge so far would become NaN.
 #include "common.cuh"
-#include "ptx/atom.cuh"
+#include "dropout.cuh"
+#include "lane_group.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "score_terms.cuh"
-
-constexpr int kWarps = 4;
-constexpr int kUnroll = 4;
-constexpr int kLaneDims = 8;   // dimensions of a lane
-constexpr int kFeatures = 16;  // of an edge, zero past the last
-
-struct __align__(16) Item {
-  int row;    // -1: none
-  int first;  // edge
-  int count;  // edges
-  int part;   // of a split row; -1: the whole row
-};
 
 struct Params {
   const Item* items;        // [num_items]
@@ -66,6 +45,7 @@ struct Params {
   const u16* features;      // [nnz][16]
   const float* projected;   // [H][num_rows][16]  u
   u16* feature_sums;        // [H][num_rows][16]  s, divided by the sum of the weights
+  DropoutParams dropout;
   i64 query_head_stride;    // elements
   i64 key_head_stride;
   i64 value_head_stride;
@@ -81,25 +61,11 @@ struct Params {
   float clamp_log2e;     // largest |s| * log2(e)
 };
 
-__device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
-
-// Eight 16-bit dimensions as four words.
-struct Words {
-  u32 word[kLaneDims / 2];
-};
-
-template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms>
-struct LaneGroup {
-  static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
-  static constexpr int kHeadLanes = next_power_of_two(divide_up(kDim, kLaneDims));
-  static constexpr int kLanes = kHeads * kHeadLanes;
-  static constexpr int kGroups = kWarpSize / kLanes;  // of a warp
-  static_assert(kWarpSize % kLanes == 0, "lane groups of a warp");
-  static constexpr int kLoad_bytes = kDim % 8 == 0 ? 16 : kDim % 4 == 0 ? 8 : 4;
+template <Element kIn, int kDim, int kHeads, int kTerms>
+struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
+  using Base = LaneGroup<kIn, kDim, kHeads>;
+  static constexpr int kLanes = Base::kLanes, kLaneFeatures = Base::kLaneFeatures, kOwn = Base::kOwn;
   static constexpr bool kHasFeatures = kTerms & (kKeyFeatures | kValueFeatures);
-  static constexpr int kLaneFeatures = kHeadLanes >= kFeatures ? 1 : kFeatures / kHeadLanes;
-  // Edges of a round whose scores a lane has: with four lanes a head and more, each quad shares them out.
-  static constexpr int kOwn = kHeadLanes >= kUnroll ? 1 : kUnroll;
   // Blocks of an SM that registers are left for; no spills.
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
   static constexpr int kMinBlocks = kManyFeatures || (kHasFeatures && kTerms & kTypes && kLaneFeatures == 8) ? 2
@@ -109,97 +75,6 @@ struct LaneGroup {
   // Floats of a lane in a partial, whole float4: O, maximum, sum, and s.
   static constexpr int kLanePartial = divide_up(kLaneDims + 2 + (kTerms & kValueFeatures ? kLaneFeatures : 0), 4) * 4;
   static constexpr int kPartial = kLanes * kLanePartial;
-
-  // Adds up each x[i] over the lanes of a head. kOwn = 1: x[0] becomes the sum of x[own_edge(lane)], of which each step
-  // halves the values per lane: half of the shuffles. Else every lane gets all sums.
-  __device__ static __forceinline__ void sum_over_head(float (&x)[kUnroll], int lane) {
-    if constexpr (kOwn == 1) {
-      static_assert(kUnroll == 4, "two halvings");
-#pragma unroll
-      for (int i = 0; i < 2; ++i) x[i] = kept(x[i], x[2 + i], lane, 1);
-      x[0] = kept(x[0], x[1], lane, 2);
-#pragma unroll
-      for (int distance = 4; distance < kHeadLanes; distance *= 2) x[0] += __shfl_xor_sync(kFullWarp, x[0], distance);
-    } else {
-#pragma unroll
-      for (int distance = 1; distance < kHeadLanes; distance *= 2) {
-#pragma unroll
-        for (int i = 0; i < kUnroll; ++i) x[i] += __shfl_xor_sync(kFullWarp, x[i], distance);
-      }
-    }
-  }
-  // The sum over two lanes of `lower` for the lower lane, of `upper` for the upper one.
-  __device__ static __forceinline__ float kept(float lower, float upper, int lane, int distance) {
-    const bool is_upper = lane & distance;
-    return (is_upper ? upper : lower) + __shfl_xor_sync(kFullWarp, is_upper ? lower : upper, distance);
-  }
-  // Edge of a round whose score is x[j] of a lane, and the lane of a quad that has edge i.
-  __device__ static __forceinline__ int own_edge(int lane, int j) {
-    return kOwn == 1 ? lane % 2 * 2 + lane / 2 % 2 : j;
-  }
-  __device__ static constexpr int lane_of_edge(int i) { return i / 2 + i % 2 * 2; }
-
-  // Dimensions 8 * part to 8 * part + 7 of a head at `address`, 0 past kDim; all 0 unless `exists`.
-  __device__ static __forceinline__ Words load(const u16* address, int part, bool exists) {
-    Words x;
-    if constexpr (kLoad_bytes == 16) {
-      const bool inside = exists && (kHeadLanes * kLaneDims == kDim || kLaneDims * part < kDim);
-      const uint4 v = inside ? __ldg(reinterpret_cast<const uint4*>(address) + part) : make_uint4(0, 0, 0, 0);
-      x.word[0] = v.x, x.word[1] = v.y, x.word[2] = v.z, x.word[3] = v.w;
-    } else if constexpr (kLoad_bytes == 8) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool inside = exists && kLaneDims * part + 4 * i < kDim;
-        const uint2 v = inside ? __ldg(reinterpret_cast<const uint2*>(address) + 2 * part + i) : make_uint2(0, 0);
-        x.word[2 * i] = v.x, x.word[2 * i + 1] = v.y;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool inside = exists && kLaneDims * part + 2 * i < kDim;
-        x.word[i] = inside ? __ldg(reinterpret_cast<const u32*>(address) + 4 * part + i) : 0;
-      }
-    }
-    return x;
-  }
-
-  __device__ static __forceinline__ void unpack(float (&x)[kLaneDims], const Words& words) {
-#pragma unroll
-    for (int i = 0; i < kLaneDims / 2; ++i) {
-      const float2 pair = cvt_f32_x2<kIn>(words.word[i]);
-      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-    }
-  }
-
-  // kLaneFeatures features of an edge, from an address aligned to them; 0 unless `exists`.
-  __device__ static __forceinline__ void load_features(float (&x)[kLaneFeatures], const u16* address, bool exists) {
-    if constexpr (kLaneFeatures == 1) {
-      x[0] = exists ? cvt_f32_x2<kIn>(__ldg(address)).x : 0.0f;
-    } else {
-      u32 words[kLaneFeatures / 2];
-#pragma unroll
-      for (int i = 0; i < kLaneFeatures / 2; ++i) words[i] = 0;
-      if (exists) {
-        if constexpr (kLaneFeatures == 2) {
-          words[0] = __ldg(reinterpret_cast<const u32*>(address));
-        } else if constexpr (kLaneFeatures == 4) {
-          const uint2 v = __ldg(reinterpret_cast<const uint2*>(address));
-          words[0] = v.x, words[1] = v.y;
-        } else {
-#pragma unroll
-          for (int i = 0; i < kLaneFeatures / 8; ++i) {
-            const uint4 v = __ldg(reinterpret_cast<const uint4*>(address) + i);
-            words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kLaneFeatures / 2; ++i) {
-        const float2 pair = cvt_f32_x2<kIn>(words[i]);
-        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-      }
-    }
-  }
 
   template <typename Softmax>
   __device__ static __forceinline__ void store_partial(float4* target, const Softmax& softmax) {
@@ -234,34 +109,6 @@ struct LaneGroup {
       }
     }
   }
-
-  // Dimensions of the lane in a row of the output; `exists`: the row and the head do.
-  __device__ static __forceinline__ void store(void* output, i64 head_start, int part, bool exists,
-                                               const float (&x)[kLaneDims]) {
-#pragma unroll
-    for (int i = 0; i < kLaneDims; i += kLoad_bytes / 2) {
-      const int d = kLaneDims * part + i;
-      if (!exists || d >= kDim) continue;
-      if constexpr (kOut == Element::kFloat) {
-        float* const target = static_cast<float*>(output) + head_start + d;
-#pragma unroll
-        for (int j = 0; j < kLoad_bytes / 2; j += 2) {
-          *reinterpret_cast<float2*>(target + j) = make_float2(x[i + j], x[i + j + 1]);
-        }
-      } else {
-        u16* const target = static_cast<u16*>(output) + head_start + d;
-        if constexpr (kLoad_bytes == 16) {
-          *reinterpret_cast<uint4*>(target) = make_uint4(cvt_rn_x2<kOut>(x[0], x[1]), cvt_rn_x2<kOut>(x[2], x[3]),
-                                                         cvt_rn_x2<kOut>(x[4], x[5]), cvt_rn_x2<kOut>(x[6], x[7]));
-        } else if constexpr (kLoad_bytes == 8) {
-          *reinterpret_cast<uint2*>(target) =
-              make_uint2(cvt_rn_x2<kOut>(x[i], x[i + 1]), cvt_rn_x2<kOut>(x[i + 2], x[i + 3]));
-        } else {
-          *reinterpret_cast<u32*>(target) = cvt_rn_x2<kOut>(x[i], x[i + 1]);
-        }
-      }
-    }
-  }
 };
 
 // The online softmax of a lane's head: O of its eight dimensions and s of its features, not yet divided by the sum.
@@ -284,23 +131,12 @@ struct Softmax {
     for (int i = 0; i < kLaneFeatures; ++i) features[i] *= factor;
     return shift;
   }
-  template <int kCount>
-  __device__ static __forceinline__ void add(float (&total)[kCount], float weight, const float (&x)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) total[i] = fmaf(weight, x[i], total[i]);
-  }
 };
 
-// Floats of a lane in the partial of a part.
-__device__ __forceinline__ float4* lane_partial(const Params& p, int part, int partial_floats, int lane_offset) {
-  return reinterpret_cast<float4*>(p.partial + (static_cast<i64>(part) * gridDim.y + blockIdx.y) * partial_floats +
-                                   lane_offset);
-}
-
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms>
-__global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, kHeads, kTerms>::kMinBlocks)
+__global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHeads, kTerms>::kMinBlocks)
     fused3s_edges(const __grid_constant__ Params p) {
-  using Group = LaneGroup<kIn, kOut, kDim, kHeads, kTerms>;
+  using Group = ForwardGroup<kIn, kDim, kHeads, kTerms>;
   constexpr int kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
   constexpr int kHeadLanes = Group::kHeadLanes, kLanes = Group::kLanes;
   const int lane = threadIdx.x % kWarpSize;
@@ -312,11 +148,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, 
   if (index < p.num_items) item = __ldg(reinterpret_cast<const int4*>(p.items) + index);
   const int row = item.x, count = item.z;
   const int* const indices = p.indices + item.y;
-  int rounds = count;  // edges of the group of the warp that has the most
-#pragma unroll
-  for (int distance = kLanes; distance < kWarpSize; distance *= 2) {
-    rounds = max(rounds, __shfl_xor_sync(kFullWarp, rounds, distance));
-  }
+  const int rounds = most_of_warp<kLanes>(count);
   int next_key[kUnroll];
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) next_key[i] = i < count ? __ldg(indices + i) : 0;
@@ -345,15 +177,19 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, 
     }
   }
 
+  u32 of_row = 0;
+  if constexpr (kTerms & kDropout) of_row = dropout_row(__ldg(p.dropout.seed), row, loaded_head);
+
   Softmax<kTerms & kValueFeatures ? kLaneFeatures : 1> softmax;
   for (int first = 0; first < rounds; first += kUnroll) {
     const i64 first_edge = static_cast<i64>(item.y) + first;
     Words key_words[kUnroll], value_words[kUnroll];
     float features[kUnroll][kLaneFeatures];
-    int type[kUnroll];
+    int type[kUnroll], edge_key[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const bool exists = first + i < count;
+      edge_key[i] = next_key[i];
       const i64 k = next_key[i];  // an edge that does not exist has key 0
       key_words[i] = Group::load(reinterpret_cast<const u16*>(key + k * p.key_row_bytes), part_of_head, true);
       value_words[i] =
@@ -413,15 +249,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, 
     for (int j = 0; j < kOwn; ++j) {
       score[j] = ex2_approx_ftz(score[j] - shift);
       softmax.sum += score[j];
+      if constexpr (kTerms & kDropout) {
+        if (!keeps(of_row, Group::own(edge_key, lane, j), p.dropout.threshold)) score[j] = 0.0f;
+      }
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       float x[kLaneDims];
       Group::unpack(x, value_words[i]);
-      const float weight =
-          kOwn == 1 ? __shfl_sync(kFullWarp, score[0], lane / 4 * 4 + Group::lane_of_edge(i)) : score[i];
-      softmax.add(softmax.out, weight, x);
-      if constexpr (kTerms & kValueFeatures) softmax.add(softmax.features, weight, features[i]);
+      const float weight = Group::of_edge(score[kOwn == 1 ? 0 : i], lane, i);
+      add_weighted(softmax.out, weight, x);
+      if constexpr (kTerms & kValueFeatures) add_weighted(softmax.features, weight, features[i]);
     }
   }
   if constexpr (kOwn == 1) {
@@ -434,44 +272,29 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, LaneGroup<kIn, kOut, kDim, 
     // Parts of a row: the last lane group to arrive combines them.
     const int2 parts = item.w >= 0 ? __ldg(p.parts + item.w) : make_int2(0, 0);
     const int lane_offset = lane_of_group * Group::kLanePartial;
-    if (item.w >= 0) Group::store_partial(lane_partial(p, item.w, Group::kPartial, lane_offset), softmax);
-    __syncwarp();  // the other lanes' writes stay in front of the release
-    int before = 0;
-    if (item.w >= 0 && lane_of_group == 0) {
-      before = atom_inc_acq_rel_gpu(p.semaphores + static_cast<i64>(parts.x) * gridDim.y + blockIdx.y, parts.y - 1);
-    }
-    before = __shfl_sync(kFullWarp, before, lane - lane_of_group);
-    __syncwarp();  // a shuffle orders no memory: the reads stay behind the acquire
-    const bool is_last = item.w >= 0 && before == parts.y - 1;
+    if (item.w >= 0) Group::store_partial(lane_partial(p.partial, item.w, Group::kPartial, lane_offset), softmax);
+    const bool is_last = is_last_part(p.semaphores, item.w, parts, lane, lane_of_group);
     if (is_last) {
       softmax = {};
       for (int part = 0; part < parts.y; ++part) {
-        Group::combine(softmax, lane_partial(p, parts.x + part, Group::kPartial, lane_offset));
+        Group::combine(softmax, lane_partial(p.partial, parts.x + part, Group::kPartial, lane_offset));
       }
     }
     writes = writes && (item.w < 0 || is_last);
   }
   __syncwarp();
 
-  const float inverse = softmax.sum == 0.0f ? 0.0f : 1.0f / softmax.sum;
+  float inverse = softmax.sum == 0.0f ? 0.0f : 1.0f / softmax.sum;
+  if constexpr (kTerms & kDropout) inverse *= p.dropout.rescale;
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) softmax.out[d] *= inverse;
   if constexpr (kTerms & kValueFeatures) {
     if (writes && first_feature < kFeatures) {
-#pragma unroll
-      for (int i = 0; i < kLaneFeatures; i += 2) {
-        const float low = softmax.features[i] * inverse;
-        if constexpr (kLaneFeatures == 1) {
-          p.feature_sums[feature_start] = static_cast<u16>(cvt_rn_x2<kIn>(low, 0.0f));
-        } else {
-          *reinterpret_cast<u32*>(p.feature_sums + feature_start + i) =
-              cvt_rn_x2<kIn>(low, softmax.features[i + 1] * inverse);
-        }
-      }
+      Group::store_features(p.feature_sums + feature_start, softmax.features, inverse);
     }
   }
   const i64 row_head = static_cast<i64>(row) * p.num_heads + head;
-  Group::store(p.output, row_head * kDim, part_of_head, writes, softmax.out);
+  Group::template store<kOut>(p.output, row_head * kDim, part_of_head, writes, softmax.out);
   if (p.lse && writes && part_of_head == 0) {
     p.lse[row_head] =
         softmax.sum == 0.0f ? negative_infinity() : (softmax.max + __log2f(softmax.sum)) * 0.693147180559945f;

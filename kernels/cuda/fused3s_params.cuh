@@ -1,6 +1,7 @@
 // Inputs of fused3s.cu: the schedule's records (kernels/formats/schedule.py) and struct Params.
 #pragma once
 #include "common.cuh"
+#include "dropout.cuh"
 
 constexpr int kStages = 2;
 constexpr int kRecords = 2 * kStages;
@@ -52,6 +53,9 @@ struct Params {
   const u8* slot_places;       // [nnz]  16 * row + key in the KV tile
   const u16* bias;             // [nnz][1 or H]
   const u16* multiplier;       // [nnz][1 or H]
+  const u16* features;         // [nnz][16]  rows aligned to 16 bytes, zero past the last feature
+  const uint4* feature_weights;  // [H][PackedWeights]
+  DropoutParams dropout;
   i64 query_head_stride;       // elements
   i64 key_head_stride;
   i64 value_head_stride;

@@ -12,8 +12,9 @@
 #include "split_kv.cuh"
 
 // A lane has elements of rows g and g + 8 (`half` 0 and 1). The heads are computed kBatch at a time: with two, one
-// head's instructions fill the latencies of the other's.
-template <Element kIn, int kDim, int kHeads>
+// head's instructions fill the latencies of the other's. One head: kMoreTiles n-tiles are rescaled with O, the last of
+// `out`.
+template <Element kIn, int kDim, int kHeads, int kMoreTiles = 0>
 struct RowWindow {
   using S = Stage<kDim, kHeads>;
   using Group = HeadGroup<kDim, kHeads>;
@@ -29,7 +30,7 @@ struct RowWindow {
   const int lane, g, t;
   const float scale_log2e;
   u32 frag_query[kSteps][kShortSteps ? 2 : 4];  // A fragments
-  float out[2 * kBatches * kBatchSlices][4] = {};
+  float out[2 * kBatches * kBatchSlices + kMoreTiles][4] = {};
   float max[kBatch * kBatches][2];  // of the scores, not scaled
   float sum[divide_up(kHeads, kSumHeads)][4] = {};
 
@@ -243,7 +244,7 @@ struct RowWindow {
         const float factor = grows(i, half) ? ex2_approx_ftz((max[head][half] - new_max[i][half]) * scale_log2e) : 1.0f;
         rescale_sum(head, half, factor);
 #pragma unroll
-        for (int j = 0; j < kHeadTiles; ++j) {
+        for (int j = 0; j < kHeadTiles + kMoreTiles; ++j) {
           float (&tile)[4] = out[head * kHeadTiles + j];
           tile[2 * half] *= factor;
           tile[2 * half + 1] *= factor;
@@ -267,9 +268,8 @@ struct RowWindow {
     return __shfl_sync(kFullWarp, sum[head / kSumHeads][2 * half + head % 2], lane - t + head % kSumHeads / 2);
   }
 
-  // SpMM: O += E V, sums += E. ldmatrix: matrices (keys 0-7, 8-15) x (low, high chunk of a slice), keys innermost. In
-  // place of rows past the last key it reads the last one, whose weight there is 0. [6]
-  __device__ __forceinline__ void accumulate(const u32 (&prob)[kBatch][4], int batch, u32 stage, int last_key) {
+  // sums += E.
+  __device__ __forceinline__ void accumulate_sums(const u32 (&prob)[kBatch][4], int batch) {
     const u32 ones = cvt_rn_x2<kIn>(1.0f, 1.0f);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -278,6 +278,11 @@ struct RowWindow {
       const u32 column = !kFolded || g == head % kSumHeads ? ones : 0;
       mma_m16n8k16<kIn>(sum[head / kSumHeads], prob[i][0], prob[i][1], prob[i][2], prob[i][3], column, column);
     }
+  }
+
+  // SpMM: O += E V. ldmatrix: matrices (keys 0-7, 8-15) x (low, high chunk of a slice), keys innermost. In place of rows
+  // past the last key it reads the last one, whose weight there is 0. [6]
+  __device__ __forceinline__ void accumulate(const u32 (&prob)[kBatch][4], int batch, u32 stage, int last_key) {
     const u32 row = min(lane % 16, last_key);
     const u32 lane_value =
         stage + sizeof(S::key) + row * S::kValueRow_bytes + (lane / 16 * kChunk_bytes ^ S::value_swizzle(row));
@@ -290,6 +295,14 @@ struct RowWindow {
       const u32(&right)[4] = prob[kShortSteps ? 1 : 2 * kTileN * i / Group::kHeadDim];
       mma_m16n8k16<kIn>(out[2 * slice], left[0], left[1], left[2], left[3], b[0], b[1]);
       mma_m16n8k16<kIn>(out[2 * slice + 1], right[0], right[1], right[2], right[3], b[2], b[3]);
+    }
+  }
+
+  __device__ __forceinline__ void scale_output(float factor) {
+#pragma unroll
+    for (auto& tile : out) {
+#pragma unroll
+      for (float& x : tile) x *= factor;
     }
   }
 

@@ -115,7 +115,7 @@ class _Thread(threading.local):
         devices: GPUs that this thread launched on.
     """
 
-    MOST_BYTES = 256
+    MOST_BYTES = 512
     MOST_CONFIGS = 512  # grids of as many graphs
 
     def __init__(self) -> None:

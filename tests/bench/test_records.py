@@ -73,18 +73,19 @@ def test_a_key_has_the_settings_and_not_the_outcome():
     assert key(columns) == key(measured.model_dump())  # defaults
 
 
-def test_files_from_before_a_column_was_added_are_read_and_appended_to(tmp_path):
+@pytest.mark.parametrize("missing", [ADDED, *((name,) for name in ADDED)], ids=", ".join)
+def test_files_from_before_a_column_was_added_are_read_and_appended_to(tmp_path, missing):
     path = tmp_path / "r.csv"
     append_rows(path, [row()])
     lines = [line.split(",") for line in path.read_text().splitlines()]
-    (place,) = [COLUMNS.index(name) for name in ADDED]
-    path.write_text("".join(f"{','.join(line[:place] + line[place + 1 :])}\n" for line in lines))
+    kept = [place for place, name in enumerate(COLUMNS) if name not in missing]
+    path.write_text("".join(f"{','.join(line[place] for place in kept)}\n" for line in lines))
     assert read_rows(path) == [row()]
     append_rows(path, [row(value=3.0)])
     assert read_rows(path) == [row(), row(value=3.0)]
     before = path.read_bytes()
-    with pytest.raises(ResultsFileError, match="has no column 'edges', which these rows need"):
-        append_rows(path, [row(edges="bias")])
+    with pytest.raises(ResultsFileError, match=f"has no column '{missing[0]}', which these rows need"):
+        append_rows(path, [row(**{missing[0]: "bias"})])
     assert path.read_bytes() == before
 
 

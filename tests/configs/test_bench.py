@@ -48,7 +48,11 @@ def test_each_variant_is_one_switch_from_the_one_before():
 
 def test_the_other_configurations_load():
     others = {path.stem: load(path.stem) for path in FOLDER.iterdir()}
-    assert {name for name, config in others.items() if config.kernel.bench != "kernels"} == {"backward", "edges", "heads"}
+    assert {name for name, config in others.items() if config.kernel.bench != "kernels"} == {
+        "backward",
+        "edges",
+        "heads",
+    }
     papers = {*others["single"].data.names, *others["batched"].data.names}
     assert not {*others["more"].data.names} & papers
     assert {"fused3s", "fused3s+reorder", "fused3s_paper"} < {*others["smoke"].kernel.backends}

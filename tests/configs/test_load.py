@@ -7,11 +7,12 @@ import yaml
 from pydantic import ValidationError
 
 import data
-from configs import Config, ConfigError, load_config
+from configs import Config, ConfigError, TrainConfig, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 INFER = ROOT / "configs" / "infer"
-SHIPPED = sorted(INFER.glob("*.yaml"))
+TRAIN = ROOT / "configs" / "train"
+SHIPPED = sorted([*INFER.glob("*.yaml"), *TRAIN.glob("*.yaml")])
 ALL_KEYS = INFER / "all-keys.yaml"
 
 
@@ -31,13 +32,34 @@ def problems(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("path", [path for path in SHIPPED if path != ALL_KEYS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in SHIPPED if path != ALL_KEYS], ids=lambda path: f"{path.parent.stem}/{path.stem}"
+)
 def test_shipped_config_loads_and_states_only_what_it_changes(path):
     config = load_config(path)
     defaults = Config(data={"name": config.data.name}).model_dump()
     for section, values in yaml.safe_load(path.read_text()).items():
         for key, value in values.items():
             assert (section, key) == ("data", "name") or defaults[section][key] != value
+
+
+@pytest.mark.parametrize("path", sorted(TRAIN.glob("*.yaml")), ids=lambda path: path.stem)
+def test_training_configs_train(path):
+    assert load_config(path, schema=TrainConfig).seeds == (0,)
+    assert load_config(path, ["training.seeds=[4, 2]"], schema=TrainConfig).seeds == (4, 2)
+
+
+def test_numbers_with_an_exponent_need_no_dot(write):
+    path = write("data: {name: cora}\ntraining: {lr: 1e-3, weight_decay: 5E-4}")
+    training = load_config(path, ["training.clip_norm=2e+1"]).training
+    assert (training.lr, training.weight_decay, training.clip_norm) == (0.001, 0.0005, 20.0)
+
+
+def test_backends_without_gradients_cannot_train(write):
+    path = write("data: {name: cora}\nattention: {backend: fused3s_paper}")
+    assert load_config(path).attention.backend == "fused3s_paper"
+    with pytest.raises(ConfigError, match=r"attention\.backend = 'fused3s_paper': it computes the forward pass only"):
+        load_config(path, schema=TrainConfig)
 
 
 def test_all_keys_are_shown_with_their_defaults():

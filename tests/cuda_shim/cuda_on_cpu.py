@@ -17,7 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.backends import cuda, dfgnn, feature_products, flashsparse, fused3s, fused3s_edges, fused3s_paper
+from kernels.backends import (
+    cuda,
+    dfgnn,
+    feature_products,
+    flashsparse,
+    fused3s,
+    fused3s_backward,
+    fused3s_edges,
+    fused3s_edges_backward,
+    fused3s_paper,
+)
 from kernels.runtime import semaphores
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import CUDA_FOLDER
@@ -32,7 +42,10 @@ FLAGS += ("-U_FORTIFY_SOURCE", "-D_XOPEN_SOURCE=700", "-D_DEFAULT_SOURCE")
 OPTIONAL_FLAGS = ("-fno-gnu-unique", "-fcf-protection=none", "-ftrivial-auto-var-init=pattern")
 ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
-BACKENDS = (dfgnn, feature_products, flashsparse, fused3s, fused3s_edges, fused3s_paper)
+BACKENDS = (
+    *(dfgnn, feature_products, flashsparse, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward),
+    fused3s_paper,
+)
 UPDATED = {"add_features": 0}  # kernels that read and write a tensor: its place
 
 
@@ -285,7 +298,7 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
             patch.setattr(backend, "get_kernel", gpu.get_kernel)
             patch.setattr(backend, "launch_kernel", gpu.launch_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
-        for backend in (feature_products, fused3s, fused3s_edges):
+        for backend in (feature_products, fused3s, fused3s_backward, fused3s_edges):
             patch.setattr(backend, "gpu_limits", lambda device: limits)
         patch.setattr(semaphores, "stream_handle", lambda device_index: 0)
         patch.setattr(semaphores, "is_capturing", lambda device: False)

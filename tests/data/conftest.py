@@ -1,7 +1,7 @@
 """No test here reaches a network; official data sets are written in their publishers' on-disk layouts."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +10,34 @@ import pytest
 import scipy.sparse
 
 import data.download
+from data.sources import molecules
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data.download, "why_unreachable", lambda url: "tests are offline")
+
+
+@pytest.fixture
+def chains_of_carbon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of RDKit: the SMILES string "CCC" is a chain of three atoms, a scaffold of its own."""
+
+    def convert(smiles: Sequence[str]) -> molecules.Molecules:
+        assert all(set(text) == {"C"} for text in smiles)
+        sizes = np.array([len(text) for text in smiles])
+        second = np.concatenate([np.arange(1, size) for size in sizes])
+        return molecules.Molecules(
+            rows=np.arange(sizes.size),
+            sizes=sizes,
+            edge_counts=sizes - 1,
+            ends=np.stack([second - 1, second], 1).astype(np.uint16),
+            atoms=np.full((sizes.sum(), 9), 1, np.uint8),
+            bonds=np.full((second.size, 3), 1, np.uint8),
+            scaffold=sizes.astype(np.int32),
+        )
+
+    monkeypatch.setattr(molecules, "convert", convert)
+    monkeypatch.setattr(molecules, "has_rdkit", lambda: True)
 
 
 @pytest.fixture

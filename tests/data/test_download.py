@@ -146,6 +146,59 @@ def test_an_empty_answer_is_no_file(tmp_path, monkeypatch, reachable):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_auto_takes_no_surrogate_for_a_slow_publisher(tmp_path, monkeypatch, caplog):
+    def too_late(*_, **__):
+        raise requests.ReadTimeout
+
+    monkeypatch.setattr(data.download, "why_unreachable", why_unreachable)
+    monkeypatch.setattr(requests, "head", too_late)
+    for name in ("pubmed", "zinc"):
+        with pytest.raises(data.DownloadError, match=r"no answer within 10 s\); source='synthetic' gives a surrogate"):
+            data.load(name, root=tmp_path)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("status", "instead"), [(503, None), (429, None), (404, "synthetic")])
+def test_auto_and_an_error_of_the_publisher(tmp_path, monkeypatch, status, instead):
+    def answer(*_, **__):
+        response = requests.Response()
+        response.status_code = status
+        return response
+
+    monkeypatch.setattr(data.download, "why_unreachable", why_unreachable)
+    monkeypatch.setattr(requests, "head", answer)
+    if instead:
+        assert data.load("citeseer", root=tmp_path).meta.source == instead
+    else:
+        with pytest.raises(data.DownloadError, match=f"cannot be reached .HTTP {status}.; source='synthetic'"):
+            data.load("citeseer", root=tmp_path)
+
+
+def test_auto_takes_no_surrogate_for_a_download_that_breaks_off(tmp_path, monkeypatch, reachable):
+    serve(monkeypatch, b"PK half of a file")
+    with pytest.raises(data.DownloadError, match=r"pubmed: not under .* failed \(.*nothing was kept, try again"):
+        data.load("pubmed", root=tmp_path)
+
+
+def test_another_process_that_was_quicker(tmp_path, monkeypatch, reachable):
+    (tmp_path / "edges.csv").write_text("0,1\n")
+    with zipfile.ZipFile(tmp_path / "served", "w") as opened:
+        opened.write(tmp_path / "edges.csv", "set/edges.csv")
+    target = tmp_path / "root" / "set"
+
+    def quicker(*arguments, **options):
+        target.mkdir()
+        (target / "edges.csv").write_text("0,1\n2,3\n")
+        return shutil_unpack(*arguments, **options)
+
+    shutil_unpack = data.download.shutil.unpack_archive
+    serve(monkeypatch, (tmp_path / "served").read_bytes())
+    monkeypatch.setattr(data.download.shutil, "unpack_archive", quicker)
+    fetch("https://there/x.zip", target, member="set")
+    assert (target / "edges.csv").read_text() == "0,1\n2,3\n"
+    assert [path.name for path in target.parent.iterdir()] == ["set"]
+
+
 def test_a_host_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(data.download, "PROBE_TIMEOUT_S", 0.2)
     given_up = threading.Event()

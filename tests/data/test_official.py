@@ -5,11 +5,13 @@ import shutil
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import data
 from data.sources.base import from_dgl
+from data.sources.ogb_import import import_ogb
 from fused3s_dgl import import_dgl
 
 CORA = "cora_v2_d697a464"  # DGL appends the first digits of its URL's SHA-1
@@ -88,6 +90,25 @@ def test_molecules_from_ogb_files(tmp_path, write_molhiv, capsys, folder):
     assert capsys.readouterr().out == ""
 
 
+def test_the_reader_of_csv_files_agrees_with_ogb(tmp_path, write_molhiv):
+    write_molhiv(tmp_path / "ogbg_molhiv")
+    loaded = data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=None, edge_features=True)
+    graphprop = import_ogb("graphproppred")
+    theirs = graphprop.DglGraphPropPredDataset(name="ogbg-molhiv", root=str(tmp_path))
+    whole = import_dgl().batch(theirs.graphs)
+    assert loaded.graph.batch_num_nodes().tolist() == whole.batch_num_nodes().tolist()
+    assert torch.equal(loaded.graph.ndata["feat"], whole.ndata["feat"])
+    edges = []
+    for graph in (loaded.graph, whole):
+        ends = (ids.tolist() for ids in graph.edges(order="eid"))
+        edges.append(sorted(zip(*ends, graph.edata["feat"].tolist(), strict=True)))
+    assert edges[0] == edges[1]
+    assert loaded.labels.tolist() == theirs.labels.float().tolist()
+    assert {part: ids.tolist() for part, ids in loaded.splits.items()} == {
+        part: ids.tolist() for part, ids in theirs.get_idx_split().items()
+    }
+
+
 def test_batch_larger_than_the_data_set(tmp_path, write_molhiv):
     write_molhiv(tmp_path / "ogbg_molhiv")
     with pytest.raises(ValueError, match=r"batch_size: got 4; .*ogbg_molhiv has 3 graphs"):
@@ -105,25 +126,40 @@ def test_incomplete_ogb_folder_asks_and_deletes_nothing(tmp_path, write_molhiv, 
     assert folder.is_dir()
 
 
-@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "processed/dgl_data_processed"])
+@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/node-feat.csv.gz", "split/scaffold/test.csv.gz"])
 def test_truncated_ogb_file(tmp_path, write_molhiv, file):
     write_molhiv(tmp_path / "ogbg_molhiv")
-    if file.startswith("processed"):
-        data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=1)
     path = tmp_path / "ogbg_molhiv" / file
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files exist but cannot be read"):
         data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=1)
 
 
-@pytest.mark.parametrize("name", ["cora", "ogbg-molhiv"])
-def test_an_interrupted_first_load_leaves_no_half_file(tmp_path, monkeypatch, write_planetoid, write_molhiv, name):
+def write_arxiv(folder):
+    """Four papers as ogb publishes them."""
+    tables = {
+        "raw/edge": [(0, 1), (2, 1)],
+        "raw/num-node-list": [4],
+        "raw/num-edge-list": [2],
+        "raw/node-feat": np.eye(4) / 2,
+        "raw/node-label": [3, 0, 39, 1],
+        "raw/node_year": [2010] * 4,
+        "split/time/train": [2, 0],
+        "split/time/valid": [3],
+        "split/time/test": [1],
+    }
+    for name, rows in tables.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(rows).to_csv(folder / f"{name}.csv.gz", header=False, index=False)
+    (folder / "RELEASE_v1.txt").write_text("")
+
+
+def test_an_interrupted_first_load_leaves_no_half_file(tmp_path, monkeypatch):
     """DGL reads a graph that it wrote itself without a check, and half of one ends the process."""
     import_dgl()
     from dgl.data import heterograph_serialize
 
-    write_planetoid(tmp_path / CORA, *RING, N)
-    write_molhiv(tmp_path / "ogbg_molhiv")
+    write_arxiv(tmp_path / "ogbn_arxiv")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     def killed(filename, *_):
@@ -134,23 +170,32 @@ def test_an_interrupted_first_load_leaves_no_half_file(tmp_path, monkeypatch, wr
     with monkeypatch.context() as patched:
         patched.setattr(heterograph_serialize, "_CAPI_SaveHeteroGraphData", killed)
         with pytest.raises(KeyboardInterrupt):
-            data.load(name, root=tmp_path, source="official", batch_size=2)
+            data.load("ogbn-arxiv", root=tmp_path, source="official")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert data.load(name, root=tmp_path, source="official", batch_size=2).meta.source == "official"
+    loaded = data.load("ogbn-arxiv", root=tmp_path, source="official")
+    assert (loaded.metric, loaded.labels.tolist()) == ("accuracy", [3, 0, 39, 1])
+    assert {part: ids.tolist() for part, ids in loaded.splits.items()} == {"train": [2, 0], "valid": [3], "test": [1]}
+
+
+def test_collections_of_ogb_need_no_ogb(tmp_path, monkeypatch, write_molhiv):
+    monkeypatch.setitem(sys.modules, "ogb.graphproppred", None)
+    assert data.load("ogbg-molhiv", root=tmp_path, batch_size=2).meta.source == "synthetic"
+    write_molhiv(tmp_path / "ogbg_molhiv")
+    assert data.load("ogbg-molhiv", root=tmp_path, batch_size=2).meta.source == "official"
 
 
 @pytest.mark.parametrize("source", ["auto", "official"])
-def test_without_ogb(tmp_path, monkeypatch, write_molhiv, source):
-    monkeypatch.setitem(sys.modules, "ogb.graphproppred", None)
-    options = {"root": tmp_path, "source": source, "batch_size": 2}
+def test_without_ogb(tmp_path, monkeypatch, source):
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
+    options = {"root": tmp_path, "source": source}
     if source == "auto":
-        assert data.load("ogbg-molhiv", **options).meta.source == "synthetic"
+        assert data.load("ogbn-arxiv", **options, features=False).meta.source == "synthetic"
     else:
         with pytest.raises(data.DatasetMissingError, match=r"read by ogb, which cannot be imported .*install ogb"):
-            data.load("ogbg-molhiv", **options)
-    write_molhiv(tmp_path / "ogbg_molhiv")  # which a surrogate must not hide
-    with pytest.raises(ValueError, match=r"ogbg_molhiv: its files are read by ogb, which cannot be imported"):
-        data.load("ogbg-molhiv", **options)
+            data.load("ogbn-arxiv", **options)
+    (tmp_path / "ogbn_arxiv").mkdir()  # which a surrogate must not hide
+    with pytest.raises(ValueError, match=r"ogbn_arxiv: its files are read by ogb, which cannot be imported"):
+        data.load("ogbn-arxiv", **options)
 
 
 def test_edges_of_a_dgl_graph_keep_their_direction():

@@ -6,6 +6,7 @@ Features and labels are small and invented.
 import gzip
 import json
 import pickle
+from collections import namedtuple
 
 import numpy as np
 import pandas as pd
@@ -250,12 +251,13 @@ def test_network_repository_matrix(tmp_path, real):
     assert measure(raw).sha256 == measure(type(raw)(row, col, num_nodes, "")).sha256
 
 
-def write_graphsaint(folder, row, col, num_nodes):
+def write_graphsaint(folder, row, col, num_nodes, several_labels):
     folder.mkdir(parents=True)
     matrix = scipy.sparse.csr_matrix((np.ones(row.size, bool), (row, col)), shape=(num_nodes, num_nodes))
     scipy.sparse.save_npz(folder / "adj_full.npz", matrix)
     np.save(folder / "feats.npy", np.eye(num_nodes, 4))
-    (folder / "class_map.json").write_text(json.dumps({str(node): [node % 2, 1] for node in range(num_nodes)}))
+    label_of = {str(node): [node % 2, 1] if several_labels else node % 7 for node in range(num_nodes)}
+    (folder / "class_map.json").write_text(json.dumps(label_of))
     (folder / "role.json").write_text(json.dumps({"tr": [0], "va": [1], "te": [2]}))
 
 
@@ -264,12 +266,17 @@ def test_graphsaint_files(tmp_path, real, name):
     row, col, num_nodes = real("cora")
     target = data.info(name).official.files(tmp_path)[0].target
     folder = target.parent if name == "amazon-products" else target
-    write_graphsaint(folder, row, col, num_nodes)
+    write_graphsaint(folder, row, col, num_nodes, several_labels=name != "flickr")
     loaded = data.load(name, root=tmp_path, source="official")
     assert loaded.meta.sha256 == measure(find_graph(name, root=tmp_path, source="official")[1]).sha256
     assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (num_nodes, row.size)
     assert loaded.graph.ndata["feat"].dtype == torch.float32
-    if name == "amazon-products":
+    if name != "amazon-products":
+        assert {part: ids.tolist() for part, ids in loaded.splits.items()} == {"train": [0], "valid": [1], "test": [2]}
+        assert loaded.metric == ("f1" if name == "yelp" else "accuracy")
+        assert loaded.labels.shape == ((num_nodes, 2) if name == "yelp" else (num_nodes,))
+    else:
+        assert (loaded.labels, loaded.splits, loaded.metric) == (None, None, None)
         np.save(folder / "feats.npy", np.eye(3))
         with pytest.raises(ValueError, match=r"feats\.npy has 3 rows for 2708 nodes"):
             data.load(name, root=tmp_path, source="official")
@@ -294,6 +301,8 @@ def test_reddit_with_self_loops(tmp_path, real):
     _, raw = find_graph("reddit", root=tmp_path, source="official")
     assert (raw.num_nodes, raw.row.size, (raw.row == raw.col).sum()) == (num_nodes, row.size, num_nodes)
     # DGL renumbers the nodes: the graph is the same up to their order
+    assert [(raw.ndata["feat"][ids, 3] > 0).sum() for ids in raw.splits.values()] == [1, 0, 0]  # node 3 has type 1
+    assert [ids.size for ids in raw.splits.values()] == [903, 903, 902]
     degrees = [np.sort(np.bincount(ids)) for ids in (row, raw.row)]
     assert np.array_equal(*degrees)
 
@@ -302,16 +311,17 @@ def test_questions_npz(tmp_path, real):
     row, col, num_nodes = real("cora")
     (remote,) = data.info("questions").official.files(tmp_path)
     remote.target.parent.mkdir()
-    masks = np.zeros((10, num_nodes), bool)
     arrays = {"edges": np.stack([row, col], 1)[row < col], "node_features": np.eye(num_nodes, 4, dtype=np.float32)}
-    arrays |= {f"{part}_masks": masks for part in ("train", "val", "test")}
+    for first, part in enumerate(("train", "val", "test")):  # ten splits, of which the first is taken
+        arrays[f"{part}_masks"] = np.eye(10, num_nodes, 7 * first, dtype=bool)
     np.savez(remote.target, node_labels=np.arange(num_nodes) % 2, **arrays)
     _, raw = find_graph("questions", root=tmp_path, source="official")
+    assert {part: ids.tolist() for part, ids in raw.splits.items()} == {"train": [0], "valid": [7], "test": [14]}
     assert measure(raw).sha256 == measure(type(raw)(row, col, num_nodes, "")).sha256
 
 
-def write_igb(root, row, col, num_nodes):
-    folder = root / "small" / "processed"
+def write_igb(root, row, col, num_nodes, size="small"):
+    folder = root / size / "processed"
     for part in ("paper", "paper__cites__paper"):
         (folder / part).mkdir(parents=True)
     np.save(folder / "paper__cites__paper" / "edge_index.npy", np.stack([row, col], 1))
@@ -333,6 +343,24 @@ def test_igb_arrays_are_mapped(tmp_path, real):
     np.save(folder / "paper" / "node_feat.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(ValueError, match="cannot be read"):
         data.load("igb-small", root=tmp_path, source="official")
+
+
+def test_igb_large_has_bare_arrays(tmp_path):
+    folder = write_igb(tmp_path, np.arange(9), np.arange(1, 10), 10, "large") / "paper"
+    labels = np.array([0, 18, np.nan, 3, 4, 5, 6, 7, 8, 9], np.float32)
+    feat = np.random.default_rng(0).random((10, 1024), np.float32)
+    labels.tofile(folder / "node_label_19.npy")  # as np.memmap writes them
+    feat.tofile(folder / "node_feat.npy")
+    loaded = data.load("igb-large", root=tmp_path, source="official")
+    assert np.array_equal(loaded.graph.ndata["feat"].numpy(), feat)
+    assert loaded.labels.tolist() == [0, 18, -1, 3, 4, 5, 6, 7, 8, 9]
+    splits = {part: ids.tolist() for part, ids in loaded.splits.items()}
+    assert splits == {"train": list(range(6)), "valid": [6, 7], "test": [8, 9]}
+    assert loaded.metric == "accuracy"
+    with (folder / "node_feat.npy").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(ValueError, match=r"node_feat\.npy has neither npy's header nor float32 numbers for 10 nodes"):
+        data.load("igb-large", root=tmp_path, source="official")
 
 
 def test_igb_large_names_the_publishers_script(tmp_path):
@@ -363,9 +391,46 @@ def test_papers100m_arrays_are_mapped(tmp_path, real):
     np.savez(folder / "raw" / "data.npz", **arrays | {"node_feat": np.eye(9, 4, dtype=np.float32)})
     with pytest.raises(ValueError, match=r"edge_index holds ids outside 0 \.\. 8"):
         find_graph("ogbn-papers100m", root=tmp_path, source="official")
-    np.savez_compressed(folder / "raw" / "data.npz", **arrays)
-    with pytest.raises(ValueError, match="edge_index is compressed and cannot be mapped"):
-        find_graph("ogbn-papers100m", root=tmp_path, source="official")
+
+
+def test_papers100m_compressed_as_ogb_writes_it(tmp_path, monkeypatch):
+    folder = tmp_path / "ogbn_papers100M"
+    for made in ("raw", "split/time"):
+        (folder / made).mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
+    feat = np.random.default_rng(0).random((5, 4), np.float32)
+    arrays = {"edge_index": np.array([[0, 2, 4], [1, 1, 3]]), "node_feat": feat, "node_year": np.full((5, 1), 2010)}
+    np.savez_compressed(folder / "raw" / "data.npz", num_nodes_list=[5], num_edges_list=[3], **arrays)
+    labels = np.array([[np.nan], [171], [np.nan], [0], [7]], np.float32)
+    np.savez_compressed(folder / "raw" / "node-label.npz", node_label=labels)
+    for part, rows in {"train": [3], "valid": [1], "test": [4]}.items():
+        pd.DataFrame(rows).to_csv(folder / "split" / "time" / f"{part}.csv.gz", header=False, index=False)
+    for _ in range(2):
+        loaded = data.load("ogbn-papers100m", root=tmp_path, source="official")
+        assert np.array_equal(loaded.graph.ndata["feat"].numpy(), feat)
+        assert loaded.labels.tolist() == [-1, 171, -1, 0, 7]
+        assert {part: ids.tolist() for part, ids in loaded.splits.items()} == {"train": [3], "valid": [1], "test": [4]}
+        keys, queries = loaded.graph.edges()
+        assert (queries.tolist(), keys.tolist()) == ([0, 2, 4], [1, 1, 3])
+        monkeypatch.setattr("data.sources.papers100m._unpack", None)  # not needed again
+    assert sorted(path.name for path in (folder / "raw").iterdir()) == [
+        "data.npz",
+        "edge_index.npy",
+        "node-label.npz",
+        "node_feat.npy",
+    ]
+
+
+def test_papers100m_without_room_on_the_disk(tmp_path, monkeypatch):
+    folder = tmp_path / "ogbn_papers100M"
+    (folder / "raw").mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
+    np.savez_compressed(folder / "raw" / "data.npz", edge_index=np.zeros((2, 9), int), node_feat=np.eye(4))
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("data.sources.papers100m.shutil.disk_usage", lambda path: usage(100))
+    with pytest.raises(MemoryError, match=r"edge_index\.npy: 0\.0 GiB needed, 0\.0 GiB free on the disk"):
+        data.load("ogbn-papers100m", root=tmp_path, source="official")
+    assert [path.name for path in (folder / "raw").iterdir()] == ["data.npz"]
 
 
 def write_ogb_graphs(folder, node_counts, edges, counts, features=None):
@@ -422,6 +487,10 @@ def test_ogbg_molpcba_csv_with_unknown_labels(tmp_path, molecules):
     assert (loaded.meta.num_graphs, loaded.meta.num_classes, loaded.meta.features) == (32, 128, "original")
     assert loaded.graph.batch_num_nodes().tolist() == node_counts[:32].tolist()
     assert loaded.meta.num_edges == 2 * edge_counts[:32].sum()
+    assert loaded.labels.shape == (32, 128)
+    assert loaded.labels[:, ::7].eq(1).all()
+    assert loaded.labels.isnan().sum() == 32 * (128 - 19)
+    assert (loaded.metric, loaded.splits) == ("ap", None)
 
 
 def test_ogbg_code2_a_parent_attends_to_its_children(tmp_path):
@@ -438,28 +507,56 @@ def test_ogbg_code2_a_parent_attends_to_its_children(tmp_path):
         assert pairs == [(0, 1), (0, 2), (2, 3), (4, 5)]
 
 
+STRUCTURE = ["Inertia_mass_a", "Inertia_mass_b", "Inertia_mass_c", "Inertia_valence_a", "Inertia_valence_b"]
+STRUCTURE += ["Inertia_valence_c", "length_a", "length_b", "length_c", "Spherocity", "Plane_best_fit"]
+
+
 @pytest.mark.parametrize("name", ["peptides-func", "peptides-struct"])
-def test_peptides_as_dgl_keeps_them(tmp_path, molecules, name):
-    node_counts, edge_counts, u, v = molecules("peptides")
-    molecules_file, split_file = data.info(name).official.files(tmp_path)
-    graphs = dgl_graphs(node_counts, edge_counts, u, v, lambda n: torch.zeros(n, 9, dtype=torch.int64))
-    folder = molecules_file.target.parent
-    folder.mkdir()
-    stem = "Peptides-func" if name == "peptides-func" else "Peptides-struc"
-    molecules_file.target.write_bytes(b"")
-    labels = {"labels": torch.zeros(len(graphs), 10)}
-    split_file.target.write_bytes(
-        pickle.dumps({"train": np.arange(5, 1100), "val": np.arange(2), "test": np.arange(2)})
-    )
-    with pytest.raises(ValueError, match=r"holds SMILES strings; .*RDKit"):
-        find_graph(name, root=tmp_path, source="official")
-    import_dgl().save_graphs(str(folder / f"{stem}.bin"), graphs, labels)
-    _, raw = find_graph(name, root=tmp_path, source="official", batch_size=MOLECULES)
-    assert raw.graph_sizes.tolist() == node_counts[5 : 5 + MOLECULES].tolist()
-    assert raw.row.size == 2 * edge_counts[5 : 5 + MOLECULES].sum()
-    assert measure(raw).figures["nnz_per_tcb_mean"] == pytest.approx(10.86, abs=0.05)
-    with pytest.raises(ValueError, match=r"batch_size: got 1096; .* has 1095 graphs"):
-        find_graph(name, root=tmp_path, source="official", batch_size=1096)
+def test_peptides_tables(tmp_path, chains_of_carbon, name):
+    lengths = np.arange(3, 43)
+    rng = np.random.default_rng(0)
+    table, split = data.info(name).official.files(tmp_path)
+    table.target.parent.mkdir()
+    rows = pd.DataFrame({"Unnamed": lengths, "smiles": ["C" * length for length in lengths]})
+    if name == "peptides-func":
+        labels = rng.integers(0, 2, (40, 10))
+        rows["labels"] = [str(row) for row in labels.tolist()]
+    else:
+        rows[STRUCTURE] = rng.normal(5, 3, (40, 11))
+        values = rows[STRUCTURE].to_numpy()
+        labels = (values - values.mean(0)) / values.std(0, ddof=1)
+    rows.sample(frac=1, axis=1, random_state=0).to_csv(table.target, index=False)  # columns are found by name
+    parts = {"train": rng.permutation(30), "val": np.arange(30, 36), "test": np.arange(36, 40)}
+    split.target.write_bytes(pickle.dumps(parts))
+    loaded = data.load(name, root=tmp_path, source="official", batch_size=20)
+    assert loaded.graph.batch_num_nodes().tolist() == lengths[parts["train"][:20]].tolist()
+    assert loaded.meta.num_edges == 2 * (lengths[parts["train"][:20]] - 1).sum()
+    assert loaded.labels.numpy() == pytest.approx(labels[parts["train"][:20]], rel=1e-6)
+    assert {part: ids.tolist() for part, ids in loaded.splits.items()} == {
+        "train": list(range(20)),
+        "valid": [],
+        "test": [],
+    }
+    whole = data.load(name, root=tmp_path, source="official", batch_size=None)
+    assert whole.graph.batch_num_nodes().tolist() == lengths.tolist()
+    assert [whole.splits[part].tolist() for part in ("train", "valid", "test")] == [
+        ids.tolist() for ids in parts.values()
+    ]
+    assert whole.metric == ("ap" if name == "peptides-func" else "mae")
+
+
+def test_peptides_without_rdkit(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.sources.molecules.has_rdkit", lambda: False)
+    monkeypatch.setattr("data.sources.dgl_batches.has_rdkit", lambda: False)
+    with pytest.raises(data.DatasetMissingError, match=r"needs RDKit, which is not installed \(pip install rdkit\)"):
+        data.load("peptides-func", root=tmp_path, source="official")  # nothing is downloaded
+    assert data.load("peptides-func", root=tmp_path, batch_size=2).meta.source == "synthetic"
+    table, split = data.info("peptides-func").official.files(tmp_path)
+    table.target.parent.mkdir()
+    pd.DataFrame({"smiles": ["CC"], "labels": ["[1]"]}).to_csv(table.target)
+    split.target.write_bytes(pickle.dumps({"train": np.array([0])}))
+    with pytest.raises(ValueError, match=r"peptide_multi_class_dataset\.csv\.gz: .*needs RDKit"):
+        data.load("peptides-func", root=tmp_path)
 
 
 def test_zinc_as_dgl_publishes_it(tmp_path, molecules):

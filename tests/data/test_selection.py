@@ -47,7 +47,7 @@ def ogb(tmp_path):
         "num-node-list": SIZES,
         "num-edge-list": SIZES - 1,
         "node-feat": np.repeat(np.arange(8), SIZES)[:, None] * np.ones((1, 9), int),
-        "graph-label": np.zeros(8, int),
+        "graph-label": SIZES % 2,
     }
     for name, rows in tables.items():
         pd.DataFrame(rows).to_csv(folder / "raw" / f"{name}.csv.gz", header=False, index=False)
@@ -62,19 +62,21 @@ def zinc(tmp_path):
     remote.target.mkdir()
     for mode, sizes in {"train": SIZES[:4], "valid": SIZES[4:6], "test": SIZES[6:]}.items():
         graphs = dgl_paths(sizes, lambda n: torch.zeros(n, dtype=torch.int64))
-        labels = {"g_label": torch.zeros(len(graphs))}
+        labels = {"g_label": torch.tensor([size / 2 for size in sizes])}
         import_dgl().save_graphs(str(remote.target / f"ZincDGL_{mode}.bin"), graphs, labels)
     return tmp_path
 
 
 @pytest.fixture
-def peptides(tmp_path):
+def peptides(tmp_path, chains_of_carbon):
     molecules, split = data.info("peptides-func").official.files(tmp_path)
     molecules.target.parent.mkdir()
-    molecules.target.write_bytes(b"")
+    table = {
+        "smiles": ["C" * size for size in SIZES],
+        "labels": [str([int(size == i) for i in range(10)]) for size in SIZES],
+    }
+    pd.DataFrame(table).to_csv(molecules.target, index=False)
     split.target.write_bytes(pickle.dumps({"train": np.arange(4), "val": np.array([7, 4]), "test": np.array([5, 6])}))
-    graphs = dgl_paths(SIZES, lambda n: torch.zeros(n, 9, dtype=torch.int64))
-    import_dgl().save_graphs(str(molecules.target.parent / "Peptides-func.bin"), graphs, {"labels": torch.zeros(8, 10)})
     return tmp_path
 
 
@@ -86,7 +88,9 @@ def pictures(tmp_path):
         graphs = []
         for graph in dgl_paths(sizes, lambda n: torch.ones(n, 14)):
             pairs = torch.stack(graph.edges())
-            graphs.append((graph.ndata["feat"], torch.ones(pairs.shape[1], 2), pairs, [1] * graph.num_nodes()))
+            graphs.append(
+                (graph.ndata["feat"], torch.ones(pairs.shape[1], 2), pairs, [graph.num_nodes()] * graph.num_nodes())
+            )
         (remote.target / f"{split}.pickle").write_bytes(pickle.dumps(graphs))
     return tmp_path
 
@@ -124,6 +128,90 @@ def test_split_and_order(layout, request):
             ValueError, match=rf"batch_size: got 9; .* has {len(sizes)} graphs\. Set batch_size \(data\.b"
         ):
             load(name, root, batch_size=9, split=split)
+
+
+WHOLE = {
+    "ogb": (SIZES % 2, {"train": [2, 4, 6, 8], "valid": [3, 7], "test": [5, 9]}, "rocauc"),
+    "zinc": (SIZES / 2, {"train": [2, 3, 4, 5], "valid": [6, 7], "test": [8, 9]}, "mae"),
+    "peptides": (np.eye(10)[SIZES], {"train": [2, 3, 4, 5], "valid": [6, 9], "test": [7, 8]}, "ap"),
+    "pictures": (SIZES, {"train": [2, 3, 4, 5], "valid": [6, 7], "test": [8, 9]}, "f1"),
+}
+
+
+@pytest.mark.parametrize("layout", WHOLE)
+def test_all_graphs_with_labels_and_splits(layout, request):
+    root = request.getfixturevalue(layout)
+    name, _ = SPLITS[layout]
+    labels, splits, metric = WHOLE[layout]
+    loaded = load(name, root, batch_size=None)
+    sizes = sizes_of(loaded)
+    assert sizes == SIZES.tolist()
+    assert loaded.metric == metric
+    if loaded.meta.task == "graph":
+        assert loaded.labels.dtype == torch.float32
+        assert loaded.labels.tolist() == labels.reshape(8, -1).tolist()
+        sizes_by_row = sizes
+    else:
+        assert loaded.labels.dtype == torch.int64
+        assert loaded.labels.tolist() == np.repeat(labels, SIZES).tolist()
+        sizes_by_row = np.repeat(SIZES, SIZES).tolist()
+    for part, expected in splits.items():
+        rows = loaded.splits[part]
+        assert rows.dtype == torch.int64
+        assert sorted({sizes_by_row[i] for i in rows.tolist()}) == expected
+        assert rows.numel() == (len(expected) if loaded.meta.task == "graph" else sum(expected))
+    assert load(name, root, batch_size=None, order="random").meta.num_nodes == SIZES.sum()
+    assert sorted(sizes_of(load(name, root, batch_size=None, split="test"))) == splits["test"]
+
+
+def test_the_split_of_a_batch_holds_only_its_graphs(ogb):
+    loaded = load("ogbg-molhiv", ogb, batch_size=5, order="random", seed=3)
+    sizes = sizes_of(loaded)
+    of_part = {part: [sizes[i] for i in ids.tolist()] for part, ids in loaded.splits.items()}
+    assert sorted(size for part in of_part.values() for size in part) == sorted(sizes)
+    for part, expected in WHOLE["ogb"][1].items():
+        assert set(of_part[part]) == set(expected) & set(sizes)
+    assert loaded.labels[:, 0].tolist() == [size % 2 for size in sizes]
+
+
+def test_a_surrogate_has_no_whole(tmp_path):
+    with pytest.raises(ValueError, match=r"batch_size: got None \(all graphs\); the surrogate of zinc needs a number"):
+        data.load("zinc", root=tmp_path, source="synthetic", batch_size=None)
+    with pytest.raises(data.DatasetMissingError, match="only with a batch_size"):
+        data.load("zinc", root=tmp_path, batch_size=None)
+
+
+def test_labels_and_split_of_a_users_collection(own):
+    with np.load(own) as archive:
+        arrays = dict(archive)
+    arrays["feat"] = np.repeat(SIZES, SIZES)[:, None] / 2
+    arrays["graph_label"] = np.stack([SIZES, np.where(SIZES < 5, np.nan, 1)], 1)
+    arrays |= {"train_ids": np.array([6, 0, 2, 4]), "valid_ids": np.array([1, 5]), "test_ids": np.array([3])}
+    np.savez(own, **arrays)
+    loaded = data.load("mine", path=own, batch_size=None, order="random", seed=1)
+    sizes = sizes_of(loaded)
+    assert loaded.labels[:, 0].tolist() == sizes
+    assert loaded.labels[:, 1].isnan().tolist() == [size < 5 for size in sizes]
+    assert loaded.graph.ndata["feat"][:, 0].tolist() == (np.repeat(sizes, sizes) / 2).tolist()
+    assert [sorted(sizes[i] for i in loaded.splits[part]) for part in ("train", "valid", "test")] == [
+        [2, 4, 6, 8],
+        [3, 7],
+        [5],
+    ]
+    assert loaded.metric is None
+    wrong = {
+        r"graph_label has shape \(8,\), dtype int64; numbers of shape \[8, tasks\]": {"graph_label": SIZES},
+        r"test_ids hold 8; allowed are 0 to 7": {"test_ids": np.array([8])},
+        r"test_ids hold 5 twice; each id may be in one part": {"test_ids": np.array([5])},
+    }
+    for message, change in wrong.items():
+        np.savez(own, **(arrays | change))
+        with pytest.raises(ValueError, match=message):
+            data.load("mine", path=own, batch_size=None)
+    del arrays["valid_ids"]
+    np.savez(own, **arrays)
+    with pytest.raises(ValueError, match=r"a split needs train_ids, .*; valid_ids is missing"):
+        data.load("mine", path=own, batch_size=None)
 
 
 def test_a_graph_keeps_its_features_and_edges_in_a_random_order(ogb):
@@ -181,15 +269,24 @@ def test_a_file_of_one_graph_has_no_order(tmp_path):
 
 
 def test_auto_makes_no_surrogate_of_a_split(tmp_path):
-    with pytest.raises(data.DatasetMissingError, match=r"tests are offline.* only with order 'dataset' and no split"):
+    with pytest.raises(data.DatasetMissingError, match=r"tests are offline.* only with a batch_size, order 'dataset'"):
         data.load("zinc", root=tmp_path, split="test")
 
 
 def test_a_damaged_split_file_is_named(ogb):
     (ogb / "ogbg_molhiv" / "split" / "scaffold" / "valid.csv.gz").unlink()
-    assert sizes_of(load("ogbg-molhiv", ogb, batch_size=2)) == [2, 3]
-    with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files exist but cannot be read"):
-        load("ogbg-molhiv", ogb, batch_size=2, split="val")
+    for split in (None, "val"):
+        with pytest.raises(
+            ValueError, match=r"ogbg_molhiv: the official files exist but cannot be read .*valid\.csv\.gz"
+        ):
+            load("ogbg-molhiv", ogb, batch_size=2, split=split)
+
+
+def test_ogb_files_without_a_split(ogb):
+    (ogb / "ogbg_molhiv" / "split" / "scaffold").rename(ogb / "elsewhere")
+    assert load("ogbg-molhiv", ogb, batch_size=None).splits is None
+    with pytest.raises(ValueError, match=r"scaffold: missing, and split='val' needs it"):
+        load("ogbg-molhiv", ogb, split="val")
 
 
 def test_random_order_is_the_same_on_every_machine():

@@ -13,7 +13,6 @@ from edge_cases import (
     KINDS,
     RANK,
     TYPES,
-    EdgeInputs,
     EdgeList,
     edge_inputs,
     expected_attention,
@@ -144,64 +143,6 @@ def test_log_sum_exp_has_the_edge_terms(kind):
     close(output, expected)
     torch.testing.assert_close(lse, expected_lse.float())
     assert (lse[:20] == -torch.inf).all()
-
-
-DIFFERENTIABLE = ("bias", "multiplier", "features")
-
-
-def gradients_of(function, graph: EdgeList, inputs: EdgeInputs) -> list[torch.Tensor]:
-    """Gradients of a fixed random sum of the output by q, k, v, edge data and weights."""
-    tensors = [tensor.requires_grad_() for tensor in qkv(graph.shape, 2, 5, DOUBLE)]
-    data = {name: getattr(inputs.data, name) for name in DIFFERENTIABLE}
-    data = {name: tensor.clone().requires_grad_() for name, tensor in data.items() if tensor is not None}
-    weights = {
-        name: weight.clone().requires_grad_() if isinstance(weight, torch.Tensor) else weight
-        for name, weight in inputs.weights.items()
-    }
-    output = function(*tensors, EdgeInputs(replace(inputs.data, **data), weights))
-    factors = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
-    leaves = [*tensors, *data.values(), *(weight for weight in weights.values() if isinstance(weight, torch.Tensor))]
-    return list(torch.autograd.grad((output * factors).sum(), leaves))
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "clamp"])
-@pytest.mark.parametrize("name", ["repeated", "empty_rows_and_windows"])
-def test_reference_has_the_gradients_of_dense_attention(name, kind):
-    graph = EDGE_LISTS[name]()
-    made, order = FORMS["torch_csr"](graph)
-    plan = planned("reference", made)
-    inputs = edge_inputs(kind, graph.num_edges, 2, 5, DOUBLE)
-    found = gradients_of(lambda q, k, v, given: plan(q, k, v, scale=SCALE, **given.in_order(order)), graph, inputs)
-    expected = gradients_of(lambda q, k, v, given: expected_attention(graph, q, k, v, given, SCALE)[0], graph, inputs)
-    assert len(found) > 3
-    for left, right in zip(found, expected, strict=True):
-        assert torch.isfinite(left).all()
-        close(left, right)
-
-
-@pytest.mark.parametrize("clamp", [None, 2.0])
-def test_gradcheck_of_reference(clamp):
-    graph = EdgeList(torch.tensor([0, 2, 0, 2, 2, 0]), torch.tensor([1, 0, 3, 2, 0, 1]), (4, 4))
-    made, _ = FORMS["scipy_coo"](graph)
-    plan = planned("reference", made)
-    types = torch.tensor([0, 1, 1, 0, 1, 0])
-
-    def attention(q, k, v, bias, multiplier, features, key_weight, value_weight, type_weight):
-        return plan(
-            q,
-            k,
-            v,
-            edges=EdgeData(bias, multiplier, features, types),
-            edge_key_weight=key_weight,
-            edge_value_weight=value_weight,
-            edge_type_weight=type_weight,
-            clamp=clamp,
-        )
-
-    shapes = [(4, 2, 3)] * 3 + [(6, 2), (6,), (6, 2), (2, 3, 2), (2, 3, 2), (2, 2, 3)]
-    generator = torch.Generator().manual_seed(0)
-    leaves = [torch.randn(shape, generator=generator, dtype=DOUBLE, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(attention, leaves)
 
 
 class ShuffledReference(ReferenceBackend):

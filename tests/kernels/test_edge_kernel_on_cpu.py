@@ -1,15 +1,21 @@
 """cuda/fused3s_edges.cu on the CPU (tests/cuda_shim): the real source and the real plans against dense float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, KINDS, assert_edge_attention, edge_inputs, qkv
 from poison import poisoned_buffers
+from tolerance import FLOOR
 
 from kernels import plan_attention
 from kernels.backends import fused3s_edges
 from kernels.backends.fused3s_edges import EdgeKernelData, heads_of_lane_group, launch_edge_kernel
+from kernels.backends.reference import edge_softmax_attention
+from kernels.dropout import Dropout
+from kernels.edge_data import EdgeTerms
 from kernels.formats.csr import csr_pattern
-from kernels.formats.edges import distinct_csr
+from kernels.formats.edges import distinct_csr, rows_of_edges
 from kernels.formats.row_items import make_row_items
 from kernels.formats.row_order import permute_rows
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
@@ -117,3 +123,26 @@ def test_parts_of_a_row_keep_their_edge_data(monkeypatch, kind):
             output, again = (plan(*tensors, scale=-0.4, **arguments) for _ in range(2))
     assert torch.equal(output, again)
     assert_edge_attention(output, graph, tensors, edges, -0.4, kind)
+
+
+@pytest.mark.parametrize(("heads", "dim", "features"), [(8, 8, False), (2, 64, True)])
+def test_dropout_by_the_numbers_of_rows_in_the_graph(monkeypatch, heads, dim, features):
+    """Weights are dropped after their sum, of features too; parts and the order of rows do not change the mask."""
+    graph = GRAPHS["hub"]()
+    tensors = inputs(graph, heads, dim, HALF)
+    perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
+    indptr, col = distinct_csr(permute_rows(csr_pattern(graph), perm), perm.device)
+    row = perm.long()[rows_of_edges(indptr)]
+    edges = EdgeTerms(dropout=Dropout(0.3, torch.tensor([-(2**35) + 77])))
+    if features:
+        generator = torch.Generator().manual_seed(5)
+        of_edges, weight = (torch.randn(*shape, generator=generator).half() for shape in ((len(row), 16), (2, 64, 16)))
+        edges = replace(edges, features=of_edges, value_weight=weight)
+    expected, expected_lse = edge_softmax_attention(*tensors, row, col.long(), 0.3, edges)
+    for part_edges, mode in ((1000, "late"), (3, "random")):
+        output, lse = run(monkeypatch, graph, tensors, 0.3, HALF, part_edges, mode, reordered=True, edges=edges)
+        error = (output.double() - expected).norm(dim=-1).max() / expected.norm(dim=-1).max()
+        assert error <= 2 * torch.finfo(HALF).eps + FLOOR, f"parts of {part_edges} edges: off by {error:.2e}"
+        torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
+    kept = (expected != 0).any(-1)
+    assert torch.equal((output != 0).any(-1), kept)

@@ -13,6 +13,7 @@ from kernels.backends import REGISTRY, flashsparse, fused3s, fused3s_edges, fuse
 from kernels.backends.base import InputSpec
 from kernels.backends.cuda import CudaBackend
 from kernels.formats.schedule import SplitHeuristic, make_schedule
+from kernels.operators import Operands
 from kernels.plan import FILE_VERSION
 from kernels.runtime import jit
 from kernels.runtime.device import GPULimits
@@ -112,6 +113,17 @@ def test_a_saved_plan_keeps_its_order_and_inputs(plannable, reorder, tmp_path):
     assert loaded.inputs == InputSpec(None, None, 4, FLOAT)
     assert (loaded.order is None) == (reorder == "none")
     assert (loaded.data.row_ids is None) == (reorder == "none")
+
+
+@pytest.mark.parametrize("backend", [name for name, backend in REGISTRY.items() if not backend.traceable])
+def test_the_operands_of_a_plan_give_its_record(plannable, backend):
+    options = {"edge_data": REGISTRY[backend].takes_edges, "backward": REGISTRY[backend].trains}
+    plan = make_plan(backend, "hub", **options)
+    operands = plan._operands
+    joined, record = Operands.join(operands.tensors, operands.numbers, operands.layout)
+    assert joined is REGISTRY[backend]
+    assert_same_record(record, plan.data)
+    assert [id(tensor) for tensor in operands.tensors] == [id(tensor) for tensor in tensors_of(plan.data)]
 
 
 @pytest.mark.parametrize("backend", WITH_DATA)
@@ -295,22 +307,20 @@ def test_printed_plan_names_windows_tiles_ways_and_bytes(plannable):
     assert repr(make_plan("reference")).startswith("AttentionPlan('reference', 65 x 65, cpu, float32, 2 x 16)\n")
 
 
-def test_torch_compile_breaks_the_graph_around_a_launch(plannable, monkeypatch):
+def test_torch_compile_takes_a_launch_without_a_graph_break(plannable, monkeypatch):
     def launch(spec, data, query, key, value, scale, lse, edges):
         assert not torch.compiler.is_compiling()
+        assert_same_record(data, plan.data)
         return value + scale
 
     monkeypatch.setattr(fused3s, "launch", launch)
-    plan = make_plan("fused3s")
+    plan = make_plan("fused3s", reorder="rcm")
     q, k, v = inputs(plan, dtype=HALF)
 
     def doubled(q, k, v):
         return 2 * plan(q, k, 3 * v, scale=0.5)
 
-    assert torch.equal(torch.compile(doubled, backend="eager")(q, k, v), 2 * (3 * v + 0.5))
-    torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(doubled, backend="eager", fullgraph=True)(q, k, v)
+    assert torch.equal(torch.compile(doubled, backend="eager", fullgraph=True)(q, k, v), 2 * (3 * v + 0.5))
     torch.compiler.reset()
 
 

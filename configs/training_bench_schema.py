@@ -1,0 +1,44 @@
+"""Configuration of `scripts/bench_training.py`: graphs, model, ways to run a step, measurement."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from configs.bench_schema import BenchDataConfig
+from configs.end_to_end_schema import EndToEndMeasureConfig
+from configs.schema import Section, check_choice
+
+# How the layers between two attentions are computed; "+graph": the step is replayed as a CUDA graph.
+Mode = Literal["plain", "compiled", "plain+graph", "compiled+graph"]
+Modes = Annotated[tuple[Mode, ...], Field(min_length=1, strict=False)]
+
+
+class TrainedModelConfig(Section):
+    """The models: Graph Transformers with random weights, without dropout."""
+
+    dim: int = Field(default=128, ge=4)
+    heads: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (1, 8)
+    blocks: int = Field(default=10, ge=1)
+    precision: Literal["float16", "bfloat16", "float32"] = "bfloat16"  # of autocast; weights are float32
+
+
+class StepsConfig(Section):
+    """Attention backends, and how a step with each of them is run."""
+
+    modes: dict[str, Modes] = Field(min_length=1)
+
+    @field_validator("modes")
+    @classmethod
+    def _backends_known(cls, modes: dict[str, Modes]) -> dict[str, Modes]:
+        import kernels
+
+        for backend in modes:
+            check_choice("run.modes", backend, tuple(kernels.list_backends("cpu")))
+        return modes
+
+
+class TrainingBenchConfig(Section):
+    data: BenchDataConfig
+    run: StepsConfig
+    model: TrainedModelConfig = TrainedModelConfig()
+    measure: EndToEndMeasureConfig = EndToEndMeasureConfig()

@@ -1,0 +1,126 @@
+"""Batches of a collection of small graphs, cut from arrays: no DGLGraph per graph, and no loop over graphs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.graph import CsrGraph, LoadedGraph
+from data.loader import to_dgl
+from data.packed import rows_of
+
+if TYPE_CHECKING:
+    import dgl
+    import torch
+
+
+@dataclass(frozen=True, eq=False)
+class GraphBatch:
+    """Some graphs of a set as one block-diagonal DGLGraph on the CPU.
+
+    Attributes:
+        graph: as `data.load` returns it: ndata["feat"], edata["feat"] where the set was loaded with edge features, and
+            `batch_num_nodes`.
+        labels: of a graph task float32 [B, T], of a node task int64 [n]; None if the set has none.
+        ids: [B] int64, the graphs' numbers in the set.
+    """
+
+    graph: "dgl.DGLGraph"
+    labels: "torch.Tensor | None"
+    ids: "torch.Tensor"
+
+
+class GraphSet:
+    """A collection, packed: `GraphSet(data.load(name, batch_size=None))`.
+
+    Codes are kept as uint8 where they fit: all of ogbg-molhiv takes 45 MB, edge features included. Batches have int64.
+
+    Attributes:
+        meta, labels, splits, metric: of the loaded graph.
+        sizes: [G] int64, nodes of each graph.
+        edge_counts: [G] int64, edges of each graph.
+    """
+
+    def __init__(self, loaded: LoadedGraph) -> None:
+        self.meta, self.labels, self.splits, self.metric = loaded.meta, loaded.labels, loaded.splits, loaded.metric
+        indptr, col, _ = loaded.graph.adj_tensors("csc")
+        self.sizes = loaded.graph.batch_num_nodes().numpy().astype(np.int64)
+        self._col, self._degrees = col.numpy(), np.diff(indptr.numpy())
+        self._first = np.cumsum(self.sizes) - self.sizes  # first node of each graph
+        self.edge_counts = np.diff(indptr.numpy()[np.append(self._first, self.sizes.sum())].astype(np.int64))
+        self._node_data, self._edge_data = (
+            {"feat": _compact(data["feat"].numpy())} if "feat" in data else {}
+            for data in (loaded.graph.ndata, loaded.graph.edata)
+        )
+
+    def __len__(self) -> int:
+        return self.sizes.size
+
+    def batch(self, ids: "Sequence[int] | np.ndarray | torch.Tensor") -> GraphBatch:
+        """The graphs `ids` [B] as one batch, in this order.
+
+        Raises:
+            ValueError: there is no id, or one outside 0 .. G - 1.
+        """
+        import torch
+
+        ids = self._checked(ids)
+        nodes, edges = rows_of(ids, self.sizes), rows_of(ids, self.edge_counts)
+        sizes, edge_counts = self.sizes[ids], self.edge_counts[ids]
+        indptr = np.zeros(nodes.size + 1, self._col.dtype)
+        np.cumsum(self._degrees[nodes], out=indptr[1:])
+        moved = (np.cumsum(sizes) - sizes - self._first[ids]).astype(self._col.dtype)
+        col = self._col[edges] + np.repeat(moved, edge_counts)
+        graph = to_dgl(CsrGraph(indptr, col, sha256="", origin="", graph_sizes=sizes))
+        for target, source, rows in ((graph.ndata, self._node_data, nodes), (graph.edata, self._edge_data, edges)):
+            for key, values in source.items():
+                picked = values[rows]
+                target[key] = torch.from_numpy(picked if picked.dtype.kind == "f" else picked.astype(np.int64))
+        labels = self.labels
+        if labels is not None:
+            labels = labels[torch.from_numpy(ids if self.meta.task == "graph" else nodes)]
+        return GraphBatch(graph, labels, torch.from_numpy(ids))
+
+    def batches(
+        self,
+        ids: "Sequence[int] | np.ndarray | torch.Tensor | None" = None,
+        batch_size: int = 1024,
+        *,
+        seed: int | Sequence[int] | None = None,
+    ) -> Iterator[GraphBatch]:
+        """Batches of `batch_size` graphs, the last one possibly smaller.
+
+        Args:
+            ids: graphs to take, such as splits["train"]; None for all.
+            batch_size: 1 or more.
+            seed: shuffles `ids` first, the same way for the same seed (`[seed, epoch]` for one order an epoch); None
+                keeps their order.
+
+        Raises:
+            ValueError: an id is outside 0 .. G - 1, there is none, or batch_size is below 1.
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size: got {batch_size!r}; an integer of 1 or more is needed")
+        ids = self._checked(np.arange(len(self)) if ids is None else ids)
+        if seed is not None:
+            ids = np.random.default_rng(seed).permutation(ids)
+        return (self.batch(ids[first : first + batch_size]) for first in range(0, ids.size, batch_size))
+
+    def _checked(self, ids: "Sequence[int] | np.ndarray | torch.Tensor") -> np.ndarray:
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"ids: got shape {ids.shape}, dtype {ids.dtype}; one integer or more is needed, in one row"
+            )
+        outside = ids[(ids < 0) | (ids >= len(self))]
+        if outside.size:
+            raise ValueError(f"ids: got {outside[0]}; the set has the graphs 0 .. {len(self) - 1}")
+        return ids.astype(np.int64, copy=False)
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    """Codes as uint8 where they fit; anything else unchanged."""
+    if values.dtype.kind == "i" and values.size and values.min() >= 0 and values.max() <= 255:
+        return values.astype(np.uint8)
+    return values

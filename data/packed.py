@@ -1,0 +1,62 @@
+"""Collections of small graphs as arrays: one graph after the other, node ids local to each graph."""
+
+import numpy as np
+
+from data.graph import RawGraph
+
+
+def rows_of(picked: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Rows that belong to the picked graphs, graph after graph, in a table where graph g has `counts[g]` rows."""
+    first, counts = (np.cumsum(counts) - counts)[picked], counts[picked]
+    return np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+
+
+def consecutive(sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    """Ids of each part where parts of these sizes follow one another, under the keys train, valid and test."""
+    ends = dict(zip(sizes, np.cumsum(list(sizes.values())).tolist(), strict=True))
+    return {
+        part: np.arange(ends.get(split, 0) - sizes.get(split, 0), ends.get(split, 0))
+        for part, split in (("train", "train"), ("valid", "val"), ("test", "test"))
+    }
+
+
+def join_graphs(
+    sizes: np.ndarray,
+    edge_counts: np.ndarray,
+    ends: np.ndarray,
+    feat: np.ndarray | None,
+    edge_feat: np.ndarray | None,
+    origin: str,
+    *,
+    both_directions: bool = True,
+) -> RawGraph:
+    """The block-diagonal graph of a collection.
+
+    Args:
+        sizes: [B] int64, nodes of each graph.
+        edge_counts: [B] int64, listed edges of each graph.
+        ends: [E, 2] int64, query and key of each edge, local to its graph.
+        feat: [N, C] of all nodes, or None.
+        edge_feat: [E, C] of the listed edges, or None.
+        both_directions: whether A gets both directions of each listed edge.
+
+    Raises:
+        ValueError: an edge has an end that its graph does not have.
+    """
+    limit = np.repeat(sizes, edge_counts)
+    bad = np.flatnonzero(((ends < 0) | (ends >= limit[:, None])).any(1))
+    if bad.size:
+        raise ValueError(f"edge {ends[bad[0]].tolist()} in a graph of {limit[bad[0]]} nodes (ids from 0)")
+    row, col = ends.T + np.repeat(np.cumsum(sizes) - sizes, edge_counts)
+    if both_directions:
+        row, col = np.concatenate([row, col]), np.concatenate([col, row])
+        edge_feat = None if edge_feat is None else np.concatenate([edge_feat, edge_feat])
+    return RawGraph(
+        row,
+        col,
+        int(sizes.sum()),
+        origin,
+        graph_sizes=sizes,
+        ndata={} if feat is None else {"feat": feat},
+        edata={} if edge_feat is None else {"feat": edge_feat},
+    )

@@ -1,0 +1,200 @@
+"""Gradients of the backends with a backward pass of their own: `attend` and `attend_backward` as one autograd function.
+
+Reverse mode, once: double backward, forward mode and vmap raise an error. Backends made of torch calls need none of
+this (`Backend.autograd`).
+"""
+
+from dataclasses import fields
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd import forward_ad
+
+from .backends.base import Backend, Gradients
+from .dropout import Dropout
+from .edge_data import EdgeTerms
+
+DIFFERENTIABLE = tuple(field.name for field in fields(Gradients))
+FLOAT_TERMS = DIFFERENTIABLE[3:]  # fields of EdgeTerms, after query, key and value
+NUM_TERMS = len(FLOAT_TERMS) + 2  # and types, seed
+
+Terms = tuple[torch.Tensor | None, ...]
+
+
+def is_differentiated(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, edges: EdgeTerms | None = None
+) -> bool:
+    """Whether autograd records a tensor of the call, or forward mode or a transform of torch.func runs."""
+    if torch.is_grad_enabled():
+        if query.requires_grad or key.requires_grad or value.requires_grad:
+            return True
+        if edges is not None and any(term is not None and term.requires_grad for term in _float_terms(edges)):
+            return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def attend_with_gradients(
+    backend: Backend,
+    data: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    out_dtype: torch.dtype,
+    lse: torch.Tensor,
+    edges: EdgeTerms | None = None,
+) -> torch.Tensor:
+    """`backend.attend` with gradients by `backend.attend_backward`.
+
+    Args:
+        data: of a plan with `inputs.backward`.
+        lse: [num_rows, H] float32, filled; it has no gradient.
+        query, key, value, scale, out_dtype, edges: as in `Backend.attend`.
+    """
+    terms, clamp, rate = split_terms(edges)
+    return _Attention.apply(backend, data, scale, out_dtype, clamp, rate, lse, query, key, value, *terms)
+
+
+def split_terms(edges: EdgeTerms | None) -> tuple[Terms, float | None, float]:
+    """The tensors of the terms (FLOAT_TERMS, types, the dropout's seed), the clamp, and the dropout's rate or 0."""
+    if edges is None:
+        return (None,) * NUM_TERMS, None, 0.0
+    dropout = edges.dropout
+    terms = (*_float_terms(edges), edges.types, None if dropout is None else dropout.seed)
+    return terms, edges.clamp, 0.0 if dropout is None else dropout.rate
+
+
+def join_terms(terms: Terms, clamp: float | None, rate: float) -> EdgeTerms | None:
+    """The inverse of `split_terms`."""
+    if clamp is None and all(term is None for term in terms):
+        return None
+    *floats, types, seed = terms
+    dropout = None if seed is None else Dropout(rate, seed)
+    return EdgeTerms(**dict(zip(FLOAT_TERMS, floats, strict=True)), types=types, clamp=clamp, dropout=dropout)
+
+
+def attend(
+    backend: Backend,
+    data: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    out_dtype: torch.dtype,
+    lse: torch.Tensor | None,
+    terms: Terms,
+    clamp: float | None,
+    rate: float,
+) -> torch.Tensor:
+    """`backend.attend` of split terms."""
+    edges = join_terms(terms, clamp, rate)
+    # Only backends with `takes_edges` know the last argument.
+    return backend.attend(data, query, key, value, scale, out_dtype, lse, *(() if edges is None else (edges,)))
+
+
+def gradients(
+    backend: Backend,
+    data: Any,
+    scale: float,
+    clamp: float | None,
+    rate: float,
+    wanted: tuple[bool, ...],
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    *terms: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients in the order of DIFFERENTIABLE, None where not `wanted`."""
+    names = frozenset(name for name, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted)
+    edges = join_terms(terms, clamp, rate)
+    found = backend.attend_backward(data, grad_output, query, key, value, output, lse, scale, edges, names)
+    return tuple(getattr(found, name) if name in names else None for name in DIFFERENTIABLE)
+
+
+def refuse_double_backward(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"backend {name} has no second derivatives, and a gradient of its gradient is asked for (create_graph=True): "
+        "use backend='reference'"
+    )
+
+
+class _Attention(torch.autograd.Function):
+    """(backend, data, scale, out_dtype, clamp, rate, lse, query, key, value, *terms) -> output."""
+
+    @staticmethod
+    def forward(
+        backend: Backend,
+        data: Any,
+        scale: float,
+        out_dtype: torch.dtype,
+        clamp: float | None,
+        rate: float,
+        lse: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *terms: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return attend(backend, data, query, key, value, scale, out_dtype, lse, terms, clamp, rate)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        backend, data, scale, _, clamp, rate, lse, query, key, value, *terms = inputs
+        ctx.call = (backend, data, scale, clamp, rate)
+        ctx.save_for_backward(query, key, value, output, lse, *terms)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[7 : 7 + len(DIFFERENTIABLE)]
+        watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+        run = _Gradients.apply if watched else gradients
+        found = run(*ctx.call, wanted, grad_output, *ctx.saved_tensors)
+        return (*(None,) * 7, *found, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"backend {ctx.call[0].name} has no forward-mode derivative: use reverse mode, or backend='reference'"
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
+        _refuse_vmap(backend.name)
+
+
+class _Gradients(torch.autograd.Function):
+    """`gradients` with an error in place of its derivative: without one, double backward would be silently wrong."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[torch.Tensor | None, ...]:
+        return gradients(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.name = inputs[0].name
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> NoReturn:
+        refuse_double_backward(ctx.name)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_double_backward(ctx.name)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
+        _refuse_vmap(backend.name)
+
+
+def _refuse_vmap(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"backend {name} cannot be batched by vmap: put the batch into the heads, [N, H, d], or into the graph as "
+        "diagonal blocks"
+    )
+
+
+def _float_terms(edges: EdgeTerms) -> Terms:
+    return tuple(getattr(edges, name) for name in FLOAT_TERMS)

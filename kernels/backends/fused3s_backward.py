@@ -1,0 +1,318 @@
+"""Gradients of `fused3s` over KV tiles: a row pass and a column pass; see cuda/fused3s_backward.cu."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ..dropout import Dropout
+from ..formats.bsb import BSB
+from ..formats.schedule import Schedule, SplitHeuristic, make_kv_tiles, make_schedule
+from ..formats.transpose import is_symmetric, transpose_csr
+from ..fragments import WARP_SIZE
+from ..runtime.device import gpu_limits
+from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.launch import launch_kernel, pack_scalars
+from ..runtime.semaphores import semaphores
+from .cuda import LOAD_BYTES, MAX_DIM, aligned_rows
+
+TILE = (16, 16)
+TEAMS = 4
+FEW_TEAMS = 2  # for heads that two warps share: a block of eight is alone on its SM
+ONE_WARP_DIM = 128  # wider heads are shared by two warps, which have half of the columns each
+RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
+COMMON_DIM = 128  # head dimension of a schedule made before it is known
+SLICE = 16  # columns of two n-tiles
+DROPOUT = 64  # kDropout of cuda/score_terms.cuh
+# As in cuda/fused3s_backward.cu:
+STAGES = 2
+RECORDS = 4
+SLOT_BYTES = 128
+EXCHANGE_BYTES = 4096  # of a warp: struct Exchange, of two KV tiles
+STATS_BYTES = 128  # of a stage: struct RowStats of 16 rows
+GRADIENTS = frozenset(("query", "key", "value"))
+
+
+@dataclass(frozen=True)
+class BackwardKernelSpec:
+    """One instance of cuda/fused3s_backward.cu.
+
+    Attributes:
+        dtype: torch.float16 or torch.bfloat16.
+        dim: dimensions of a head, an even number up to 256.
+        columns: the column pass, over A^T; else the row pass.
+        teams: teams of warps of a thread block, each with its own work item.
+        terms: DROPOUT or 0.
+    """
+
+    dtype: torch.dtype
+    dim: int
+    columns: bool
+    teams: int = TEAMS
+    terms: int = 0
+
+    source: ClassVar[str] = "fused3s_backward.cu"
+
+    @property
+    def name(self) -> str:
+        return cpp_name("fused3s_backward", self.dtype, self.dim, self.columns, self.dim_warps, self.warps, self.terms)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of a cp.async, which each row of a head must be aligned to."""
+        return math.gcd(2 * self.dim, LOAD_BYTES)
+
+    @property
+    def dim_warps(self) -> int:
+        """Warps of a team, each with its part of the columns."""
+        return 1 if self.dim <= ONE_WARP_DIM else 2
+
+    @property
+    def warps(self) -> int:
+        """Warps of a thread block."""
+        return self.teams * self.dim_warps
+
+    @property
+    def slices(self) -> int:
+        """Slices of 16 columns of a warp."""
+        return -(-self.dim // (SLICE * self.dim_warps))
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: struct BackwardMemory."""
+        stage = 2 * 16 * 2 * SLICE * self.slices + STATS_BYTES
+        exchange = EXCHANGE_BYTES if self.dim_warps > 1 else 0
+        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES + exchange)
+
+    @property
+    def partial_floats(self) -> int:
+        """Floats of struct GradientPartial."""
+        return (2 if self.columns else 1) * self.dim_warps * self.slices * 16 * SLICE
+
+    def blocks_per_sm(self, sm_shared_bytes: int) -> int:
+        """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
+        if SLICE * self.slices <= 64:
+            max_warps = 12 if self.columns else 16
+        else:
+            drops_wide = self.terms and self.dim > 112
+            max_warps = 8 if self.columns or self.dim_warps > 1 or drops_wide else 12
+        return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
+
+
+@dataclass(frozen=True, eq=False)
+class PassData:
+    """A, or A^T, as one pass reads it.
+
+    Attributes:
+        kv_tiles: [num_tiles + 2, 24] int32, see `make_kv_tiles`.
+        tile_offset: [num_windows + 1] int32, first KV tile of each window.
+        row_ids: [16 num_windows] int32, row of each row of the windows, as in `Fused3SData`; None: in their own order.
+        schedule: the work items, one a team of warps.
+    """
+
+    kv_tiles: torch.Tensor
+    tile_offset: torch.Tensor
+    row_ids: torch.Tensor | None
+    schedule: Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardData:
+    """A graph as cuda/fused3s_backward.cu reads it.
+
+    Attributes:
+        by_row: A, for the row pass; its KV tiles are those of the forward pass.
+        by_column: A^T, whose rows are in their own order; where A is symmetric and not permuted, the arrays of A.
+        num_rows, num_cols: shape of A.
+    """
+
+    by_row: PassData
+    by_column: PassData
+    num_rows: int
+    num_cols: int
+
+
+def build_backward_data(
+    kv_tiles: torch.Tensor,
+    tile_offset: torch.Tensor,
+    row_ids: torch.Tensor | None,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    num_cols: int,
+    num_heads: int = 1,
+    head_dim: int | None = None,
+) -> BackwardData:
+    """What both passes read. Its arrays are complete on the device when it returns.
+
+    Args:
+        kv_tiles, tile_offset, row_ids: of the forward pass (`Fused3SData`).
+        indptr: [num_rows + 1] int64, indices [nnz] int32: CSR pattern of A in the forward pass's order of rows, columns
+            ascending, without repeated edges.
+        num_cols: columns of A.
+        num_heads, head_dim: of the inputs; None where not known.
+    """
+    num_rows = len(indptr) - 1
+    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
+    if row_ids is None and is_symmetric(indptr, indices, transposed):
+        column_tiles, column_offset = kv_tiles, tile_offset
+    else:
+        bsb = BSB.from_csr(transposed.indptr, transposed.indices, num_rows, TILE)
+        column_tiles, column_offset = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap), bsb.tcb_row_offset
+    by_row = _pass_data(kv_tiles, tile_offset, row_ids, False, num_heads, head_dim)
+    by_column = _pass_data(column_tiles, column_offset, None, True, num_heads, head_dim)
+    return BackwardData(by_row, by_column, num_rows, num_cols)
+
+
+def rebuild_backward_data(data: BackwardData, num_heads: int = 1, head_dim: int | None = None) -> BackwardData:
+    """`data` with schedules for other heads; the rest is shared."""
+    by_row, by_column = (
+        _pass_data(each.kv_tiles, each.tile_offset, each.row_ids, columns, num_heads, head_dim)
+        for columns, each in ((False, data.by_row), (True, data.by_column))
+    )
+    return replace(data, by_row=by_row, by_column=by_column)
+
+
+def _pass_data(
+    kv_tiles: torch.Tensor,
+    tile_offset: torch.Tensor,
+    row_ids: torch.Tensor | None,
+    columns: bool,
+    num_heads: int,
+    head_dim: int | None,
+) -> PassData:
+    schedule = _schedule(kv_tiles, tile_offset, columns, num_heads, head_dim)
+    return PassData(kv_tiles, tile_offset, row_ids, schedule)
+
+
+def _schedule(
+    kv_tiles: torch.Tensor, tile_offset: torch.Tensor, columns: bool, num_heads: int, head_dim: int | None
+) -> Schedule:
+    gpu = gpu_limits(kv_tiles.device)
+    dim = head_dim or COMMON_DIM
+    teams = TEAMS if dim <= ONE_WARP_DIM else FEW_TEAMS
+    widest = BackwardKernelSpec(torch.float16, dim if head_dim else MAX_DIM, columns, teams)
+    if widest.shared_bytes > gpu.block_shared_bytes:
+        teams = FEW_TEAMS
+    spec = BackwardKernelSpec(torch.float16, dim, columns, teams)
+    resident_teams = gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * teams
+    heuristic = SplitHeuristic.of(tile_offset.diff(), teams, resident_teams, num_heads)
+    return make_schedule(kv_tiles, tile_offset, teams, heuristic)
+
+
+def compile_backward(data: BackwardData, dtype: torch.dtype, dim: int, device: torch.device) -> None:
+    """Compile both passes without dropout."""
+    for spec in _specs(data, dtype, dim + dim % 2 * (-dim % 8), None):
+        get_kernel(spec, device.index)
+
+
+def launch_backward(
+    data: BackwardData,
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float,
+    dropout: Dropout | None = None,
+    wanted: Collection[str] = GRADIENTS,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Run both passes on torch's current stream, without waiting for them.
+
+    Args:
+        data: A, on the tensors' GPU.
+        grad_output: [num_rows, H, d] fp16, bf16 or fp32, any strides.
+        query: [num_rows, H, d] fp16 or bf16, any row and head strides.
+        key, value: [num_cols, H, d], likewise.
+        output: [num_rows, H, d] of the forward pass, fp16, bf16 or fp32.
+        lse: [num_rows, H] float32 contiguous, of the forward pass.
+        scale: factor of the scores.
+        dropout: of the weights, with the seed of the forward pass.
+        wanted: names of the gradients that are needed; without "key" and "value" only the row pass runs.
+
+    Returns:
+        Gradients of query, key and value, contiguous, of their type; None for key and value where the column pass does
+        not run.
+    """
+    num_rows, num_heads, dim = query.shape
+    if dim % 2:  # as in the forward pass
+        padded = (functional.pad(each, (0, -dim % 8)) for each in (grad_output, query, key, value, output))
+        grad_output, query, key, value, output = padded
+        grads = launch_backward(data, grad_output, query, key, value, output, lse, scale, dropout, wanted)
+        return tuple(None if grad is None else grad[..., :dim].contiguous() for grad in grads)
+    specs = _specs(data, query.dtype, dim, dropout)[: 2 if {"key", "value"} & set(wanted) else 1]
+    query, key, value = (aligned_rows(each, specs[0].copy_bytes) for each in (query, key, value))
+    grad_output = aligned_rows(grad_output.to(query.dtype), specs[0].copy_bytes)
+    output = aligned_rows(output.to(query.dtype).contiguous(), specs[0].copy_bytes)
+    grad_query, grad_key, grad_value = (
+        torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value)
+    )
+    row_stats = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
+    scalars = _scalars(
+        *(data.num_rows, data.num_cols, num_heads, scale, query.itemsize),
+        *((0, 1.0) if dropout is None else (dropout.threshold, 1 / (1 - dropout.rate))),
+        *(each.stride() for each in (query, key, value, grad_output)),
+    )
+    for spec, of_pass in zip(specs, (data.by_row, data.by_column), strict=False):
+        schedule = of_pass.schedule
+        if not schedule.num_blocks or not num_heads:
+            continue
+        partial = arrived = None
+        if num_partials := schedule.num_splits * num_heads:
+            partial = query.new_empty(num_partials * spec.partial_floats, dtype=torch.float32)
+            arrived = semaphores(num_partials * spec.warps, query.device)
+        launch_kernel(
+            get_kernel(spec, query.device.index),
+            (schedule.num_blocks, num_heads),
+            WARP_SIZE * spec.warps,
+            (
+                *(of_pass.kv_tiles, schedule.work_items, query, key, value, grad_output, output, lse, row_stats),
+                *(grad_query, grad_key, grad_value, partial, arrived, of_pass.row_ids),
+                None if dropout is None else dropout.seed,
+            ),
+            scalars,
+            shared_bytes=spec.shared_bytes,
+            overlaps=True,
+        )
+    return (grad_query, grad_key, grad_value) if len(specs) > 1 else (grad_query, None, None)
+
+
+def _specs(data: BackwardData, dtype: torch.dtype, dim: int, dropout: Dropout | None) -> list[BackwardKernelSpec]:
+    """Instances of the row pass and of the column pass."""
+    terms = 0 if dropout is None else DROPOUT
+    return [
+        _spec(dtype, dim, columns, of_pass.schedule.warps, terms)
+        for columns, of_pass in ((False, data.by_row), (True, data.by_column))
+    ]
+
+
+@lru_cache  # on small graphs a call takes as long as its launches: no spec is made twice
+def _spec(dtype: torch.dtype, dim: int, columns: bool, teams: int, terms: int) -> BackwardKernelSpec:
+    return BackwardKernelSpec(dtype, dim, columns, teams, terms)
+
+
+@lru_cache  # packing them takes as long as half a launch
+def _scalars(
+    num_rows: int,
+    num_cols: int,
+    num_heads: int,
+    scale: float,
+    itemsize: int,
+    threshold: int,
+    rescale: float,
+    *strides: tuple[int, int, int],
+) -> bytes:
+    return pack_scalars(
+        *(np.int64(head) for _, head, _ in strides),
+        *(np.int32(row * itemsize) for row, _, _ in strides),
+        *(np.int32(number) for number in (num_rows, num_cols, num_heads)),
+        np.float32(scale * math.log2(math.e)),
+        np.float32(scale),
+        np.uint32(threshold),
+        np.float32(rescale),
+    )

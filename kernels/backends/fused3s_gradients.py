@@ -1,0 +1,133 @@
+"""The backward pass of `fused3s`: which of its two kernels a call takes, and what they read.
+
+cuda/fused3s_backward.cu        tensor cores, one head after the other; dropout of edge data
+cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional
+
+from ..edge_data import EdgeTerms
+from .base import Gradients, InputSpec
+from .fused3s_backward import (
+    BackwardData,
+    build_backward_data,
+    compile_backward,
+    launch_backward,
+    rebuild_backward_data,
+)
+from .fused3s_edges import DROPOUT, EdgeKernelData, pad_weights, terms_of
+from .fused3s_edges_backward import (
+    EdgeBackwardData,
+    build_edge_backward_data,
+    compile_edge_backward,
+    launch_edge_backward,
+)
+from .fused3s_shapes import COMMON_DIM
+
+NARROW_DIM = 32  # several heads up to this width go edge by edge where KV tiles have fewer than MOST_TILE_EDGES edges
+MOST_TILE_EDGES = 96
+
+
+@dataclass(frozen=True, eq=False)
+class GradientData:
+    """What the backward pass reads beside the forward pass's format.
+
+    Attributes:
+        tiles: for cuda/fused3s_backward.cu; None where no input of the plan takes it.
+        edges: for cuda/fused3s_edges_backward.cu, with the forward pass's `EdgeKernelData`; likewise.
+    """
+
+    tiles: BackwardData | None
+    edges: EdgeBackwardData | None
+
+
+def goes_by_edge(num_edges: int, num_tiles: int, num_heads: int, dim: int | None) -> bool:
+    """Whether cuda/fused3s_edges_backward.cu is the faster kernel without edge data (kernels/NOTES.md)."""
+    return num_heads > 1 and dim is not None and dim <= NARROW_DIM and num_edges < MOST_TILE_EDGES * num_tiles
+
+
+def build_gradient_data(
+    kv_tiles: torch.Tensor,
+    tile_offset: torch.Tensor,
+    row_ids: torch.Tensor | None,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    num_cols: int,
+    inputs: InputSpec,
+    before: GradientData | None = None,
+) -> GradientData:
+    """Data for `inputs`, with the kernels compiled where their type is known.
+
+    Args:
+        kv_tiles, tile_offset, row_ids: of the forward pass (`Fused3SData`).
+        indptr, indices: CSR pattern of A in the forward pass's order of rows, without repeated edges.
+        num_cols: columns of A.
+        before: data of other inputs, whose transpose is shared.
+    """
+    device, num_heads, num_rows = kv_tiles.device, inputs.num_heads, len(indptr) - 1
+    dim = inputs.head_dim
+    by_edge = goes_by_edge(indices.numel(), kv_tiles.shape[0] - 2, num_heads, dim)
+    tiles = edges = None
+    if not by_edge:
+        if before and before.tiles:
+            tiles = rebuild_backward_data(before.tiles, num_heads, dim)
+        else:
+            tiles = build_backward_data(kv_tiles, tile_offset, row_ids, indptr, indices, num_cols, num_heads, dim)
+    if by_edge or inputs.edge_data:
+        rows = None if row_ids is None else row_ids[:num_rows]
+        edges = build_edge_backward_data(indptr, indices, num_cols, device, num_heads, dim or COMMON_DIM, rows)
+    if inputs.dtype is not None and dim is not None:
+        even = dim + (-dim % 8 if dim % 2 else 0)
+        if by_edge:
+            compile_edge_backward(inputs.dtype, inputs.out_dtype or inputs.dtype, even, num_heads, device)
+        else:
+            compile_backward(tiles, inputs.dtype, even, device)
+    return GradientData(tiles, edges)
+
+
+def launch_gradients(
+    data: GradientData,
+    by_edge: EdgeKernelData | None,
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float,
+    edges: EdgeTerms | None,
+    wanted: frozenset[str],
+) -> Gradients:
+    """Run the backward pass on torch's current stream, without waiting for it; arguments as `Backend.attend_backward`.
+
+    Args:
+        by_edge: the forward pass's, with `data.edges`.
+    """
+    dim = query.shape[-1]
+    terms = 0 if edges is None else terms_of(edges)
+    by_tile = data.tiles is not None and not terms & ~DROPOUT
+    if by_tile:
+        dropout = None if edges is None else edges.dropout
+        found = launch_backward(data.tiles, grad_output, query, key, value, output, lse, scale, dropout, wanted)
+        named = zip(("query", "key", "value"), found, strict=True)
+        return Gradients(**{name: each for name, each in named if name in wanted})
+    if dim % 2:  # as in the forward pass
+        tensors = (functional.pad(each, (0, -dim % 8)) for each in (grad_output, query, key, value, output))
+        padded = None if edges is None else pad_weights(edges, -dim % 8)
+        found = launch_gradients(data, by_edge, *tensors, lse, scale, padded, wanted)
+        return _without_padding(found, dim)
+    return launch_edge_backward(by_edge, data.edges, grad_output, query, key, value, output, lse, scale, edges, wanted)
+
+
+def _without_padding(found: Gradients, dim: int) -> Gradients:
+    """Gradients of heads of `dim` columns, from those of padded ones."""
+
+    def cut(gradient: torch.Tensor | None, at: int) -> torch.Tensor | None:
+        return None if gradient is None else gradient.narrow(at, 0, dim).contiguous()
+
+    last = {name: cut(getattr(found, name), -1) for name in ("query", "key", "value", "type_weight")}
+    middle = {name: cut(getattr(found, name), 1) for name in ("key_weight", "value_weight")}
+    return replace(found, **last, **middle)

@@ -1,0 +1,10 @@
+"""Constants of the kernels of `fused3s` over KV tiles, forward and backward."""
+
+TILE = (16, 16)
+COMMON_DIM = 128  # head dimension of a schedule made before it is known
+RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
+SLICE = 16  # columns of two n-tiles
+# As in cuda/fused3s_params.cuh:
+STAGES = 2
+RECORDS = 4
+SLOT_BYTES = 128

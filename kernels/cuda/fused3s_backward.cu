@@ -1,0 +1,206 @@
+// Gradients of fused3s.cu on tensor cores, in two passes without atomics; bound by the gathers. P is computed again
+// from the LSE of the forward pass.
+//
+//   S = Q K^T    P = exp(scale * S - LSE) where A has an edge, else 0    dP = dO V^T    delta_i = <dO_i, O_i>
+//   dS = P o (dP - delta)    dQ = scale * dS K    dK = scale * dS^T Q    dV = P^T dO
+//
+//   pass     kColumns   windows of        own rows   gathered rows        X, Y        computes
+//   row      false      A, 16 rows        Q, dO      K, V                 S, dP       dQ; LSE and delta for the other
+//   column   true       A^T, 16 columns   K, V       Q, dO, LSE, delta    S^T, dP^T   dK, dV
+//
+// Both passes are one template: X = own 0 * gathered 0^T, Y = own 1 * gathered 1^T, gradient 0 += dS gathered 0,
+// gradient 1 += P gathered 1. With dropout (dropout.cuh) the weights in dV are those that are kept, times rescale, and
+// so is dP; P in dS is whole.
+//
+// Schedule, KV tiles, work items and splits: as in fused3s.cu, over A and over A^T. A KV tile of A^T has 16 rows of A
+// as its "keys". Where A is symmetric they are the same arrays. Partials are plain sums (sum_splits.cuh). Pointers and
+// shapes: struct BackwardParams.
+//
+// Grid (num_blocks, H), kWarps warps per block. A work item goes to a team of kDimWarps neighbouring warps. With two,
+// each has half of the columns of everything: gathers, own rows, accumulators. X and Y are sums over all columns, and
+// the warps add each other's part through shared memory (GradientWindow::add_parts), one named barrier a KV tile.
+//
+// Shared memory: struct BackwardMemory                         bytes at kDim 64   128         256
+//   ring [kWarps][kStages]       RowPair: rows and statistics  4,224              8,320       8,320
+//   records [kWarps][kRecords]   a KV tile                     128                128         128
+//   exchange [kTeams][2][2]      parts of X and Y              0                  0           2,048
+//   a warp                                                     8,960              17,152      21,248
+//
+// Timeline of a warp. Work item, records and groups are as in fused3s.cu; the window's own rows are the first tile of
+// the ring.
+//
+//   group      copies                                                       complete
+//   item       work item: KV tiles 0 and 1 to records 0 and 1               wait<0>, before the first gather
+//   own        own rows to stage 1                                          wait<1> in front of the loop
+//   0          rows of KV tile 0 to stage 0; KV tile 2 to record 2          wait<1> of iteration 0
+//   1          rows of KV tile 1 to stage 1; KV tile 3 to record 3          wait<1> of iteration 1
+//   i + 2      rows of KV tile i + 2 to stage i % 2; KV tile i + 4 to record i % 4
+//
+//   own rows       reads stage 1 to registers, while group 0 is in flight; then group 1 overwrites stage 1
+//   iteration i    as in fused3s.cu: products, weights and accumulate read stage i % 2, weights record i % 4
+//
+// Order that must not change: [1] to [5], [8] and [9] of fused3s.cu, and
+//   [6]  Rows past the last one of a KV tile are never read: they hold old data, and 0 * NaN is NaN. Their statistics
+//        are read, but what is computed from them is masked.
+//   [11] Two places for the exchange of a team: with one, a warp could overwrite its part before the other has read it.
+#include "common.cuh"
+#include "fused3s_backward_params.cuh"
+#include "gradient_window.cuh"
+#include "pair_gather.cuh"
+#include "ptx/bar_sync.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/ld_shared.cuh"
+#include "row_window.cuh"
+#include "split_kv.cuh"
+#include "sum_splits.cuh"
+
+// Warps per SM that registers are left for; no spills. Twelve warps of 128 columns fit an SM of compute capability 9.0
+// just so.
+template <int kDim, bool kColumns, int kDimWarps, int kTerms>
+__device__ constexpr int max_backward_warps() {
+  constexpr int kWidth = RowPair<kDim, kDimWarps>::kWidth;
+  if (kWidth <= 64) return kColumns ? 12 : 16;
+  if (kColumns || kDimWarps > 1) return 8;
+#if __CUDA_ARCH__ == 900
+  constexpr bool kTight = kTerms != 0;
+#else
+  constexpr bool kTight = true;
+#endif
+  return kTight && kWidth > 112 ? 8 : 12;
+}
+
+template <int kDim, int kDimWarps, int kWarps>
+struct BackwardMemory {
+  RowPair<kDim, kDimWarps> ring[kWarps][kStages];  // at the end: the sums of each warp, unless kWarp
+  unsigned char records[kWarps][kRecords][kRecord_bytes];
+};
+
+template <int kDim, int kWarps>
+struct BackwardMemoryOfTeams : BackwardMemory<kDim, 2, kWarps> {
+  Exchange exchange[kWarps / 2][2][2];  // [team][KV tile % 2][warp of the team]
+};
+
+template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, int kTerms>
+__global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kColumns, kDimWarps, kTerms>() / kWarps)
+    fused3s_backward(const __grid_constant__ BackwardParams p) {
+  using S = RowPair<kDim, kDimWarps>;
+  using Window = GradientWindow<kIn, kDim, kColumns, kDimWarps, kTerms>;
+  using Shared = BackwardMemory<kDim, kDimWarps, kWarps>;
+  constexpr u32 kStage_bytes = sizeof(S);
+  static_assert(kDimWarps == 1 || kDimWarps == 2, "the other warp of a team is found by ^ 1");
+  static_assert((kTerms & ~kDropout) == 0, "the rest is fused3s_edges_backward.cu's");
+  static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
+  static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");
+  static_assert(sizeof(Shared::ring) % sizeof(Shared::records[0]) == 0, "record addresses by ^ and &");
+
+  extern __shared__ __align__(1024) uint4 smem[];
+  Shared& shared = *reinterpret_cast<Shared*>(smem);
+  const int warp = threadIdx.x / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  const int team = warp / kDimWarps, dim_warp = warp % kDimWarps;
+  const int first_column = dim_warp * S::kWidth;
+  const u32 ring = shared_address(shared.ring[warp]);
+  const u32 records = shared_address(shared.records[warp]);
+
+  const WorkItem* const item = p.work_items + blockIdx.x * (kWarps / kDimWarps) + team;
+  cp_async<kChunk_bytes>(records + kChunk_bytes * lane, reinterpret_cast<const char*>(item) + kChunk_bytes * lane,
+                         lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
+  cp_async_commit_group();
+  for (int stage = 0; stage < kStages; ++stage)
+    zero_padding<kDim, kDimWarps>(shared.ring[warp][stage], first_column, lane);
+  const Source query{p.query, p.query_head_stride, p.query_row_bytes};
+  const Source key{p.key, p.key_head_stride, p.key_row_bytes};
+  const Source value{p.value, p.value_head_stride, p.value_row_bytes};
+  const Source grad_output{p.grad_output, p.grad_head_stride, p.grad_row_bytes};
+  PairGather<kDim, kDimWarps, kColumns> gather(p, kColumns ? query : key, kColumns ? grad_output : value, dim_warp,
+                                               lane);
+  Window window(p, lane);
+  const GradientTarget<kColumns> target(p);
+
+  cp_async_wait_group<0>();
+  __syncwarp();  // [3]
+  const uint4 range = ld_shared_v4_b32(records + kRange);
+  const int count = range.y, num_keys = range.w;
+  // Row lane % 16 of the window in both of its lanes; num_rows and more: none.
+  const int lane_row = static_cast<int>(range.z) < 0 ? target.rows.num_rows : target.rows.of(range.z, lane % kTileM);
+  const bool has_row = count > 0 && lane_row < target.rows.num_rows;
+  griddepcontrol_wait();  // [1]
+  griddepcontrol_launch_dependents();
+  gather.start(range.x, count);
+  gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, has_row ? lane_row : -1, ring + kStage_bytes);
+  gather(0, records, ring);
+  if constexpr (Window::kDrops) window.start_dropout(lane_row);
+
+  uint4 output[kColumns ? 1 : S::kSlices];
+  RowStats stats;
+  const i64 row_head = static_cast<i64>(lane_row) * p.num_heads + blockIdx.y;
+  if constexpr (!kColumns) {
+    const char* const output_row =
+        static_cast<const char*>(row_output<kDim, kIn>(const_cast<u16*>(p.output), row_head));
+#pragma unroll
+    for (int slice = 0; slice < S::kSlices; ++slice) {
+      const int chunk = first_column / kTileN + 2 * slice + lane / kTileM;
+      output[slice] = RowWindow<kIn, kDim, 1>::load_chunk(output_row, chunk, has_row);
+    }
+    const float lse = has_row ? __ldg(p.lse + row_head) : negative_infinity();
+    stats.negative_lse = lse == negative_infinity() ? lse : lse * -1.44269504088896f;
+  }
+  cp_async_wait_group<kStages - 1>();
+  __syncwarp();  // [3]
+  // Parts of this warp and of the other one of the team, and the other place of both.
+  u32 own_part = 0, other_part = 0;
+  constexpr u32 kNextPart = 2 * sizeof(Exchange);
+  if constexpr (kDimWarps > 1) {
+    const Exchange* const exchange = reinterpret_cast<BackwardMemoryOfTeams<kDim, kWarps>*>(smem)->exchange[team][0];
+    own_part = shared_address(exchange + dim_warp), other_part = shared_address(exchange + 1 - dim_warp);
+  }
+  if constexpr (!kColumns) {
+    stats.delta = window.row_delta(output, ring + kStage_bytes);
+    // As KV tile -1. [11]
+    if constexpr (kDimWarps > 1) {
+      stats.delta = window.add_part(stats.delta, own_part + kNextPart, other_part + kNextPart, 1 + team);
+    }
+    window.set_stats(stats);
+    // Of a shared window the first warp or team writes them.
+    const uint4 split = ld_shared_v4_b32(records + kSplit);
+    const bool is_first = static_cast<int>(split.x) == kWarp ||
+                          (team == 0 && (static_cast<int>(split.x) == kBlock || split.x == split.y));
+    if (has_row && is_first && dim_warp == 0 && lane < kTileM) p.row_stats[row_head] = stats;
+  }
+  window.load_own(ring + kStage_bytes);
+  __syncwarp();  // [4]
+  gather(1, records + kRecord_bytes, ring + kStage_bytes);
+
+  u32 record = records, stage = ring;
+  for (int i = 0; i < count; ++i) {
+    cp_async_wait_group<kStages - 1>();
+    __syncwarp();  // [3]
+    const int last_row = (i + 1 < count ? kTileKeys : num_keys) - 1;
+    float score[2][4], grad_weight[2][4];
+    window.products(score, grad_weight, S::wide_address(stage, lane, last_row));
+    if constexpr (kDimWarps > 1) {
+      const u32 place = i % 2 * kNextPart;
+      window.add_parts(score, grad_weight, own_part + place, other_part + place, 1 + team);
+    }
+    u32 weight[4], grad_score[4];
+    window.weights(weight, grad_score, score, grad_weight, record, stage);
+    window.accumulate(weight, grad_score, S::tall_address(stage, lane, last_row));
+    __syncwarp();  // [4]
+    gather(i + kStages, record ^ kStages * kRecord_bytes, stage);
+    stage = 2 * ring + kStage_bytes - stage;  // the other one
+    constexpr u32 kMask = kRecords * kRecord_bytes - 1;
+    record = (record & ~kMask) | ((record + kRecord_bytes) & kMask);
+  }
+
+  const uint4 split = ld_shared_v4_b32(records + kSplit);  // [5]
+  const int number = ld_shared_v4_b32(records + kRange).z;
+  if (static_cast<int>(split.x) == kWarp) {
+    if (number >= 0) window.store_output(target, number, first_column);
+    return;
+  }
+  window.store_partial(reinterpret_cast<FragmentPair*>(shared.ring[warp]));  // [8]
+  __syncthreads();                                                           // [9]
+  sum_block<kIn, kDim, kColumns, kDimWarps, kWarps>(reinterpret_cast<const char*>(shared.ring), sizeof(shared.ring[0]),
+                                                    p, split.x, split.y, split.z, number, warp, lane);
+}

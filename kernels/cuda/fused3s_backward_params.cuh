@@ -1,0 +1,44 @@
+// Inputs of fused3s_backward.cu. Both passes take the same struct, but for the schedule, `row_ids` and scratch memory.
+#pragma once
+#include "common.cuh"
+#include "fused3s_params.cuh"
+
+// What the gradients need of a row of the softmax.
+struct RowStats {
+  float negative_lse;  // times log2(e); -infinity also for a row without weight, whose exponentials are then 0
+  float delta;         // <dO, O>
+};
+
+struct BackwardParams {
+  const KVTile* kv_tiles;      // of A, or of A^T  [num_tiles + 2]
+  const WorkItem* work_items;  // [num_blocks][kTeams]
+  const u16* query;            // [num_rows][H][kDim]  16-bit, any row and head stride, rows aligned to kCopy_bytes
+  const u16* key;              // [num_cols][H][kDim]  likewise
+  const u16* value;            // [num_cols][H][kDim]  likewise
+  const u16* grad_output;      // [num_rows][H][kDim]  likewise
+  const u16* output;           // [num_rows][H][kDim]  contiguous
+  const float* lse;            // [num_rows][H]
+  RowStats* row_stats;         // [num_rows][H]  the row pass writes those of rows with an edge
+  u16* grad_query;             // [num_rows][H][kDim]  contiguous; every element is written by the row pass
+  u16* grad_key;               // [num_cols][H][kDim]  likewise, by the column pass
+  u16* grad_value;             // [num_cols][H][kDim]  likewise, by the column pass
+  void* partial;               // [num_splits][H] GradientPartial
+  int* semaphores;             // [num_splits][H][kWarps]  0 before and after
+  const int* row_ids;          // [num_windows][16]  rows of each window; null: 16 w, 16 w + 1, ...
+  const i64* seed;             // [1]  of the dropout; null without
+  i64 query_head_stride;       // elements
+  i64 key_head_stride;
+  i64 value_head_stride;
+  i64 grad_head_stride;
+  int query_row_bytes;
+  int key_row_bytes;
+  int value_row_bytes;
+  int grad_row_bytes;
+  int num_rows;
+  int num_cols;
+  int num_heads;
+  float scale_log2e;  // scale * log2(e)
+  float scale;
+  u32 threshold;  // of the dropout, as in dropout.cuh
+  float rescale;  // 1 / (1 - rate); 1 without dropout
+};

@@ -1,0 +1,491 @@
+// Gradients of fused3s_edges.cu edge by edge, in a pass over the rows of A and one over its columns; bound by the
+// gathers of two rows an edge in each. No pass stores the weights p: both recompute them from lse.
+//
+//   x_ij     = scale * m_ij * <q_i, k_ij> + b_ij             k_ij, v_ij as in fused3s_edges.cu
+//   p_ij     = exp(clamp(x_ij) - lse_i)
+//   g_ij     = D_ij <dO_i, v_ij>                             D_ij = keep_ij / (1 - rate) with dropout, else 1
+//   ds_ij    = p_ij (g_ij - delta_i)                         delta_i = <dO_i, O_i>; 0 where |x_ij| > c
+//
+//   dq_i     = scale * sum_j ds_ij m_ij k_ij = scale * (sum_j ds_ij m_ij w * k_j + W t_i)
+//   dk_j     = scale * sum_i ds_ij m_ij w * q_i
+//   dv_j     = sum_i D_ij p_ij dO_i
+//   db_ij    = ds_ij        dm_ij = ds_ij * scale * <q_i, k_ij>
+//   da_ij    = sum over heads of (scale * ds_ij m_ij u_i + D_ij p_ij u'_i)
+//
+//   u_i = W^T q_i           t_i = sum_j ds_ij m_ij a_ij      dW  = scale * sum_i q_i t_i^T
+//   u'_i = W'^T dO_i        s_i = sum_j D_ij p_ij a_ij       dW' = sum_i dO_i s_i^T
+//
+// One kernel for both passes. A lane group (lane_group.cuh) takes a row of A, or of A^T:
+//
+//                    own rows      gathered rows   sums
+//   over rows        q_i, dO_i     k_j, v_j        dq_i without W t_i; t_i; s_i
+//   over columns     k_j, v_j      q_i, dO_i       dk_j; dv_j
+//
+// The pass over rows comes first. It writes lse_i * log2(e) and delta_i side by side for the pass over columns, which
+// gathers them with an edge; and the gradients of the edges.
+//
+// Grid (num_items / kGroupsPerBlock, head groups), as the forward pass.
+//
+// Order that must not change
+//   [1]  Before griddepcontrol_wait only items, indices and edges are read: the kernel in front may still write others.
+//   [2]  Both gathered rows of an edge that does not exist are 0, not only its weights: 0 * NaN is NaN.
+//   [3]  lse of -infinity, where a row has no weight, becomes infinity: p is 0, and -infinity is not subtracted.
+#include "common.cuh"
+#include "dropout.cuh"
+#include "lane_group.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/math.cuh"
+#include "score_terms.cuh"
+
+constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
+
+// "Rows" are those of A in the pass over rows, of A^T in the pass over columns. All tensors of 16 bits have q's type.
+struct Params {
+  const Item* items;             // [num_items]
+  const int* indices;            // [nnz]  gathered row of each edge
+  const int* edges;              // [nnz]  place of each edge in edge data; null in the pass over rows: the same
+  const int2* parts;             // [num_parts]  first part of the row, and its number of parts
+  const u16* own_first;          // [rows][H][kDim]  q or k, any row and head stride, rows aligned to kLoad_bytes
+  const u16* own_second;         // [rows][H][kDim]  dO or v, likewise
+  const u16* gathered_first;     // [..][H][kDim]  k or q, likewise
+  const u16* gathered_second;    // [..][H][kDim]  v or dO, likewise
+  const void* output;            // [num_rows][H][kDim]  O, contiguous; pass over rows
+  const float* lse;              // [num_rows][H]  pass over rows
+  float2* row_state;             // [num_rows][H]  lse * log2(e) and delta; written over rows, read over columns
+  u16* first_gradient;           // [rows][H][kDim]  dq without W t, or dk; contiguous; every element is written
+  u16* second_gradient;          // [rows][H][kDim]  dv, likewise; pass over columns
+  float* partial;                // [num_parts][num_groups][kPartial]
+  int* semaphores;               // [num_parts][num_groups]  0 before and after; those of a row's first part count
+  const u16* bias;               // [nnz][1 or H]
+  const u16* multiplier;         // [nnz][1 or H]
+  const u8* types;               // [nnz]
+  const u16* type_weight;        // [num_types][H][kDim]  contiguous
+  const u16* features;           // [nnz][16]
+  const float* projected_query;  // [H][num_rows][16]  u
+  const float* projected_grad;   // [H][num_rows][16]  u'
+  // Written in the pass over rows, with the terms that they belong to; gradients and weights that are null are not.
+  u16* key_feature_sums;       // [H][num_rows][16]  scale * t
+  u16* value_feature_sums;     // [H][num_rows][16]  s
+  float* bias_gradient;        // [nnz][H]  ds
+  float* multiplier_gradient;  // [nnz][H]
+  float* score_weights;        // [nnz][H]  scale * ds * m
+  float* value_weights;        // [nnz][H]  D p
+  DropoutParams dropout;
+  i64 own_first_head_stride;  // elements
+  i64 own_second_head_stride;
+  i64 gathered_first_head_stride;
+  i64 gathered_second_head_stride;
+  int own_first_row_bytes;
+  int own_second_row_bytes;
+  int gathered_first_row_bytes;
+  int gathered_second_row_bytes;
+  int num_rows;  // of A
+  int num_items;
+  int num_heads;
+  int bias_heads;        // 1 or H
+  int multiplier_heads;  // 1 or H
+  float scale;
+  float clamp_log2e;  // largest |s| * log2(e)
+};
+
+enum class Pass { kRows, kColumns };
+
+template <Element kIn, int kDim, int kHeads, int kTerms, Pass kPass>
+struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
+  using Base = LaneGroup<kIn, kDim, kHeads>;
+  static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
+  static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
+  static constexpr bool kHasEdgeData = kHasFeatures || kTerms & (kBias | kMultiplier | kTypes);
+  // Sums of a lane: dq and t and s, or dk and dv.
+  static constexpr int kSecond = kLaneDims;  // of dv, or of t
+  static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // of s
+  static constexpr int kSums = kPass == Pass::kColumns ? 2 * kLaneDims
+                                                       : kThird + (kHasValueFeatures ? Base::kLaneFeatures : 0);
+  static constexpr int kLanePartial = divide_up(kSums, 4) * 4;  // whole float4
+  static constexpr int kPartial = Base::kLanes * kLanePartial;
+  // Blocks of an SM that registers are left for; no spills.
+  static constexpr int kOtherTerms = kTerms & ~(kKeyFeatures | kValueFeatures | kDropout);
+  static constexpr bool kIsLargest =
+      kHasFeatures && (Base::kLaneFeatures > 8 || (Base::kLaneFeatures == 8 && (kOtherTerms || kDim % 4)));
+  static constexpr bool kIsLarge = kHasFeatures || kTerms & kTypes || (kPass == Pass::kColumns && Base::kOwn == 1);
+  static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0;
+  static constexpr int kMinBlocks = kIsLargest ? 2 : kIsLarge ? 3 : kIsSmall ? 5 : 4;
+
+  __device__ static __forceinline__ void store_partial(float4* target, const float (&sums)[kSums]) {
+    float x[kLanePartial] = {};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) x[i] = sums[i];
+#pragma unroll
+    for (int i = 0; i < kLanePartial; i += 4) target[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  }
+  __device__ static __forceinline__ void add_partial(float (&sums)[kSums], const float4* partial) {
+    float x[kLanePartial];
+#pragma unroll
+    for (int i = 0; i < kLanePartial; i += 4) {
+      const float4 four = partial[i / 4];
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+    }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] += x[i];
+  }
+
+  // Dimensions of a lane of O.
+  template <Element kOut>
+  __device__ static __forceinline__ void load_output(float (&x)[kLaneDims], const void* output, i64 head_start,
+                                                     int part, bool exists) {
+    if constexpr (kOut == Element::kFloat) {
+#pragma unroll
+      for (int i = 0; i < kLaneDims; i += 2) {
+        const int d = kLaneDims * part + i;
+        const float* const address = static_cast<const float*>(output) + head_start + d;
+        const float2 pair =
+            exists && d < kDim ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
+        x[i] = pair.x, x[i + 1] = pair.y;
+      }
+    } else {
+      Base::unpack(x, Base::load(static_cast<const u16*>(output) + head_start, part, exists));
+    }
+  }
+
+  // x *= the weight of an edge's type at `address`
+  __device__ static __forceinline__ void weigh(float (&x)[kLaneDims], const u16* address, int part) {
+    float weight[kLaneDims];
+    Base::unpack(weight, Base::load(address, part, true));
+#pragma unroll
+    for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
+  }
+
+  // kLaneFeatures of u or u', from an address aligned to them; 0 unless `exists`.
+  __device__ static __forceinline__ void load_projected(float (&x)[Base::kLaneFeatures], const float* address,
+                                                        bool exists) {
+    constexpr int kCount = Base::kLaneFeatures;
+    if constexpr (kCount >= 4) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        const float4 four = exists ? __ldg(reinterpret_cast<const float4*>(address + i)) : float4{};
+        x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = exists ? __ldg(address + i) : 0.0f;
+    }
+  }
+};
+
+template <int kCount>
+__device__ __forceinline__ float dot(const float (&x)[kCount], const float (&y)[kCount]) {
+  float sum = x[0] * y[0];
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) sum = fmaf(x[i], y[i], sum);
+  return sum;
+}
+
+// Head `head` of a row.
+__device__ __forceinline__ const u16* head_of_row(const u16* tensor, i64 row, int row_bytes, i64 head_offset) {
+  return reinterpret_cast<const u16*>(reinterpret_cast<const char*>(tensor + head_offset) + row * row_bytes);
+}
+
+template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms, Pass kPass>
+__device__ __forceinline__ void edge_gradients(const Params& p) {
+  using Group = BackwardGroup<kIn, kDim, kHeads, kTerms, kPass>;
+  constexpr bool kOverRows = kPass == Pass::kRows;
+  constexpr int kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
+  constexpr int kHeadLanes = Group::kHeadLanes, kLanes = Group::kLanes, kBatch = kUnroll / kOwn;
+  const int lane = threadIdx.x % kWarpSize;
+  const int lane_of_group = lane % kLanes, part_of_head = lane % kHeadLanes;
+  const int head = blockIdx.y * kHeads + lane_of_group / kHeadLanes;
+  const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + lane / kLanes;
+
+  int4 item = make_int4(-1, 0, 0, -1);
+  if (index < p.num_items) item = __ldg(reinterpret_cast<const int4*>(p.items) + index);
+  const int row = item.x, count = item.z;
+  const int* const indices = p.indices + item.y;
+  const int* const edges = p.edges + item.y;
+  const int rounds = most_of_warp<kLanes>(count);
+  int next_index[kUnroll], next_edge[kUnroll];
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    next_index[i] = i < count ? __ldg(indices + i) : 0;
+    if constexpr (!kOverRows && Group::kHasEdgeData) next_edge[i] = i < count ? __ldg(edges + i) : 0;
+  }
+  griddepcontrol_wait();  // [1]
+  griddepcontrol_launch_dependents();
+
+  const bool has_head = head < p.num_heads;
+  const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load what others load, and store nothing
+  const i64 row_head = static_cast<i64>(row) * p.num_heads + loaded_head;
+  const i64 first_offset = loaded_head * p.gathered_first_head_stride;
+  const i64 second_offset = loaded_head * p.gathered_second_head_stride;
+  float own_first[kLaneDims], own_second[kLaneDims];
+  Group::unpack(own_first, Group::load(head_of_row(p.own_first, row, p.own_first_row_bytes,
+                                                   loaded_head * p.own_first_head_stride),
+                                       part_of_head, count > 0));
+  Group::unpack(own_second, Group::load(head_of_row(p.own_second, row, p.own_second_row_bytes,
+                                                    loaded_head * p.own_second_head_stride),
+                                        part_of_head, count > 0));
+  const float scale_log2e = p.scale * kLog2e;
+#pragma unroll
+  for (int d = 0; d < kLaneDims; ++d) own_first[d] *= scale_log2e;
+
+  float row_lse = 0.0f, row_delta = 0.0f;  // lse in units of log2(e)
+  if constexpr (kOverRows) {
+    float output[kLaneDims];
+    Group::template load_output<kOut>(output, p.output, row_head * kDim, part_of_head, count > 0);
+    row_delta = dot(own_second, output);
+#pragma unroll
+    for (int distance = 1; distance < kHeadLanes; distance *= 2) {
+      row_delta += __shfl_xor_sync(kFullWarp, row_delta, distance);
+    }
+    row_lse = count > 0 ? __ldg(p.lse + row_head) : negative_infinity();
+    row_lse = row_lse == negative_infinity() ? -negative_infinity() : row_lse * kLog2e;  // [3]
+  }
+
+  // Features of the lane, from first_feature on.
+  const int first_feature = part_of_head * kLaneFeatures;
+  const bool has_features = first_feature < kFeatures;
+  const i64 projected_head = static_cast<i64>(loaded_head) * p.num_rows;
+  float query_features[kLaneFeatures], grad_features[kLaneFeatures];
+  if constexpr (kOverRows && Group::kHasFeatures) {
+    const i64 start = (projected_head + row) * kFeatures + first_feature;
+    const bool exists = count > 0 && has_features;
+    if constexpr (Group::kHasKeyFeatures) Group::load_projected(query_features, p.projected_query + start, exists);
+    if constexpr (Group::kHasValueFeatures) Group::load_projected(grad_features, p.projected_grad + start, exists);
+  }
+
+  i64 seed = 0;
+  u32 of_row = 0;
+  if constexpr (kTerms & kDropout) {
+    seed = __ldg(p.dropout.seed);
+    if constexpr (kOverRows) of_row = dropout_row(seed, row, loaded_head);
+  }
+
+  const u16* const type_weight = p.type_weight + loaded_head * kDim;
+  const i64 type_stride = static_cast<i64>(p.num_heads) * kDim;
+  float sums[Group::kSums] = {};
+  for (int first = 0; first < rounds; first += kUnroll) {
+    Words first_words[kUnroll], second_words[kUnroll];
+    float features[kUnroll][kLaneFeatures];
+    int gathered[kUnroll], type[kUnroll];
+    i64 edge[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const bool exists = first + i < count;
+      gathered[i] = next_index[i];
+      edge[i] = kOverRows ? static_cast<i64>(item.y) + first + i : next_edge[i];
+      first_words[i] =
+          Group::load(head_of_row(p.gathered_first, gathered[i], p.gathered_first_row_bytes, first_offset),
+                      part_of_head, exists);  // [2]
+      second_words[i] =
+          Group::load(head_of_row(p.gathered_second, gathered[i], p.gathered_second_row_bytes, second_offset),
+                      part_of_head, exists);
+      if constexpr (Group::kHasFeatures) {
+        Group::load_features(features[i], p.features + edge[i] * kFeatures + first_feature, exists && has_features);
+      }
+      if constexpr (kTerms & kTypes) type[i] = exists ? __ldg(p.types + edge[i]) : 0;
+      const int next = first + kUnroll + i;
+      next_index[i] = next < count ? __ldg(indices + next) : 0;
+      if constexpr (!kOverRows && Group::kHasEdgeData) next_edge[i] = next < count ? __ldg(edges + next) : 0;
+    }
+    float bias[kOwn], multiplier[kOwn], lse[kOwn], delta[kOwn];
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      const bool exists = first + Group::own_edge(lane, j) < count;
+      const i64 e = Group::own(edge, lane, j);
+      bias[j] = 0.0f, multiplier[j] = 1.0f, lse[j] = row_lse, delta[j] = row_delta;
+      if constexpr (kTerms & kBias) {
+        bias[j] = exists ? edge_value<kIn>(p.bias, e, p.bias_heads, loaded_head) : 0.0f;
+      }
+      if constexpr (kTerms & kMultiplier) {
+        multiplier[j] = exists ? edge_value<kIn>(p.multiplier, e, p.multiplier_heads, loaded_head) : 0.0f;
+      }
+      if constexpr (!kOverRows) {
+        const i64 at = static_cast<i64>(Group::own(gathered, lane, j)) * p.num_heads + loaded_head;
+        const float2 state = exists ? __ldg(p.row_state + at) : make_float2(0.0f, 0.0f);
+        lse[j] = state.x, delta[j] = state.y;
+      }
+    }
+
+    // Batch by batch: the elements of its edges are in registers as floats. A lane has one edge of a batch as its own.
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      float x[kBatch][kLaneDims], y[kBatch][kLaneDims];
+      float product[kBatch], grad_product[kBatch];  // scale * log2(e) * <q, k>; <dO, v>
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int i = j * kBatch + b;
+        Group::unpack(x[b], first_words[i]);
+        if constexpr (kTerms & kTypes) Group::weigh(x[b], type_weight + type[i] * type_stride, part_of_head);
+        product[b] = dot(own_first, x[b]);
+        Group::unpack(y[b], second_words[i]);
+        grad_product[b] = dot(own_second, y[b]);
+        if constexpr (Group::kHasFeatures) {
+          const bool loads = first + i < count && has_features;
+          const i64 start = (projected_head + gathered[i]) * kFeatures + first_feature;
+          if constexpr (Group::kHasKeyFeatures) {
+            if constexpr (!kOverRows) Group::load_projected(query_features, p.projected_query + start, loads);
+            product[b] = fmaf(scale_log2e, dot(query_features, features[i]), product[b]);
+          }
+          if constexpr (Group::kHasValueFeatures) {
+            if constexpr (!kOverRows) Group::load_projected(grad_features, p.projected_grad + start, loads);
+            grad_product[b] += dot(grad_features, features[i]);
+          }
+        }
+      }
+      Group::sum_over_head(product, lane);
+      Group::sum_over_head(grad_product, lane);
+
+      const bool exists = first + Group::own_edge(lane, j) < count;
+      const float score = transform_score<kTerms & ~kClamp>(product[0], bias[j], multiplier[j], 0.0f);
+      const float clamped = transform_score<kTerms & kClamp>(score, 0.0f, 0.0f, p.clamp_log2e);
+      const float weight = exists ? ex2_approx_ftz(clamped - lse[j]) : 0.0f;
+      float kept = 1.0f;
+      if constexpr (kTerms & kDropout) {
+        const int own_gathered = Group::own(gathered, lane, j);
+        const u32 hash = kOverRows ? of_row : dropout_row(seed, own_gathered, loaded_head);
+        kept = keeps(hash, kOverRows ? own_gathered : row, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
+      }
+      float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
+      if constexpr (kTerms & kClamp) score_gradient = fabsf(score) > p.clamp_log2e ? 0.0f : score_gradient;
+      float score_weight = score_gradient;
+      if constexpr (kTerms & kMultiplier) score_weight *= multiplier[j];
+      const float value_weight = weight * kept;
+      if constexpr (kOverRows && Group::kHasEdgeData) {
+        if (exists && has_head && part_of_head < kBatch) {
+          const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
+          if (kTerms & kBias && p.bias_gradient) p.bias_gradient[at] = score_gradient;
+          if (kTerms & kMultiplier && p.multiplier_gradient) {
+            p.multiplier_gradient[at] = score_gradient * product[0] * kLn2;
+          }
+          if (kTerms & (kKeyFeatures | kTypes) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
+          if (kTerms & kValueFeatures && p.value_weights) p.value_weights[at] = value_weight;
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int i = j * kBatch + b;
+        const float first_weight = Group::of_edge(score_weight, lane, b);
+        add_weighted(sums, first_weight, x[b]);
+        if constexpr (kOverRows && Group::kHasKeyFeatures) {
+          add_weighted<Group::kSecond>(sums, first_weight, features[i]);
+        }
+        if constexpr (kOverRows && Group::kHasValueFeatures) {
+          add_weighted<Group::kThird>(sums, Group::of_edge(value_weight, lane, b), features[i]);
+        }
+        if constexpr (!kOverRows) add_weighted<Group::kSecond>(sums, Group::of_edge(value_weight, lane, b), y[b]);
+      }
+    }
+  }
+
+  bool writes = row >= 0 && has_head;
+  if (__any_sync(kFullWarp, item.w >= 0)) {
+    // Parts of a row: the last lane group to arrive adds them up.
+    const int2 parts = item.w >= 0 ? __ldg(p.parts + item.w) : make_int2(0, 0);
+    const int lane_offset = lane_of_group * Group::kLanePartial;
+    if (item.w >= 0) Group::store_partial(lane_partial(p.partial, item.w, Group::kPartial, lane_offset), sums);
+    const bool is_last = is_last_part(p.semaphores, item.w, parts, lane, lane_of_group);
+    if (is_last) {
+#pragma unroll
+      for (int i = 0; i < Group::kSums; ++i) sums[i] = 0.0f;
+      for (int part = 0; part < parts.y; ++part) {
+        Group::add_partial(sums, lane_partial(p.partial, parts.x + part, Group::kPartial, lane_offset));
+      }
+    }
+    writes = writes && (item.w < 0 || is_last);
+  }
+  __syncwarp();
+
+  float gradient[kLaneDims];
+#pragma unroll
+  for (int d = 0; d < kLaneDims; ++d) gradient[d] = p.scale * sums[d];
+  Group::template store<kIn>(p.first_gradient, row_head * kDim, part_of_head, writes, gradient);
+  if constexpr (!kOverRows) {
+#pragma unroll
+    for (int d = 0; d < kLaneDims; ++d) gradient[d] = sums[Group::kSecond + d];
+    Group::template store<kIn>(p.second_gradient, row_head * kDim, part_of_head, writes, gradient);
+  } else {
+    if (writes && part_of_head == 0) p.row_state[row_head] = make_float2(row_lse, row_delta);
+    if constexpr (Group::kHasFeatures) {
+      const i64 start = (projected_head + row) * kFeatures + first_feature;
+      if (writes && has_features) {
+        float of_features[kLaneFeatures];
+        if constexpr (Group::kHasKeyFeatures) {
+#pragma unroll
+          for (int i = 0; i < kLaneFeatures; ++i) of_features[i] = sums[Group::kSecond + i];
+          Group::store_features(p.key_feature_sums + start, of_features, p.scale);
+        }
+        if constexpr (Group::kHasValueFeatures) {
+#pragma unroll
+          for (int i = 0; i < kLaneFeatures; ++i) of_features[i] = sums[Group::kThird + i];
+          Group::store_features(p.value_feature_sums + start, of_features, 1.0f);
+        }
+      }
+    }
+  }
+}
+
+template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms>
+__global__ void __launch_bounds__(kWarps* kWarpSize, BackwardGroup<kIn, kDim, kHeads, kTerms, Pass::kRows>::kMinBlocks)
+    gradients_over_rows(const __grid_constant__ Params p) {
+  edge_gradients<kIn, kOut, kDim, kHeads, kTerms, Pass::kRows>(p);
+}
+
+template <Element kIn, int kDim, int kHeads, int kTerms>
+__global__ void
+__launch_bounds__(kWarps* kWarpSize, BackwardGroup<kIn, kDim, kHeads, kTerms, Pass::kColumns>::kMinBlocks)
+    gradients_over_columns(const __grid_constant__ Params p) {
+  edge_gradients<kIn, kIn, kDim, kHeads, kTerms, Pass::kColumns>(p);
+}
+
+struct FeatureParams {
+  const Item* items;             // [num_items]  of the rows of A
+  const float* score_weights;    // [nnz][H]  scale * ds * m, and
+  const float* projected_query;  // [H][num_rows][16]  u; both or neither are null
+  const float* value_weights;    // [nnz][H]  D p, and
+  const float* projected_grad;   // [H][num_rows][16]  u'; likewise
+  u16* gradient;                 // [nnz][16]  da; every element is written
+  int num_rows;
+  int num_items;
+  int num_heads;
+};
+
+// da. Each quad of lanes takes an item, each of its lanes four features.
+template <Element kIn>
+__global__ void __launch_bounds__(kWarps* kWarpSize) gradients_of_features(const __grid_constant__ FeatureParams p) {
+  constexpr int kLaneFeatures = 4, kQuadLanes = kFeatures / kLaneFeatures;
+  const int thread = blockIdx.x * kWarps * kWarpSize + threadIdx.x;
+  const int first_feature = thread % kQuadLanes * kLaneFeatures;
+  int4 item = make_int4(-1, 0, 0, -1);
+  if (thread / kQuadLanes < p.num_items) item = __ldg(reinterpret_cast<const int4*>(p.items) + thread / kQuadLanes);
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+
+  const int row = item.x, count = item.z;
+  for (int first = 0; first < count; first += kUnroll) {
+    const i64 first_edge = static_cast<i64>(item.y) + first;
+    float sums[kUnroll][kLaneFeatures] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float* const weights = half == 0 ? p.score_weights : p.value_weights;
+      const float* const projected = half == 0 ? p.projected_query : p.projected_grad;
+      if (!weights) continue;
+#pragma unroll 2
+      for (int head = 0; head < p.num_heads; ++head) {
+        const i64 start = (static_cast<i64>(head) * p.num_rows + row) * kFeatures + first_feature;
+        const float4 four = __ldg(reinterpret_cast<const float4*>(projected + start));
+        const float of_row[kLaneFeatures] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) {
+          const float weight = first + i < count ? __ldg(weights + (first_edge + i) * p.num_heads + head) : 0.0f;
+          add_weighted(sums[i], weight, of_row);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      if (first + i >= count) continue;
+      *reinterpret_cast<uint2*>(p.gradient + (first_edge + i) * kFeatures + first_feature) =
+          make_uint2(cvt_rn_x2<kIn>(sums[i][0], sums[i][1]), cvt_rn_x2<kIn>(sums[i][2], sums[i][3]));
+    }
+  }
+}

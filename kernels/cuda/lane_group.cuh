@@ -1,0 +1,232 @@
+// Lane group of the kernels that go edge by edge: the lanes of one row of A, or of A^T, 8 dimensions a lane, for kHeads
+// neighbouring heads. The lanes of a head are a power of two; those past kDim idle.
+//
+//   kDim = 16, kHeads = 4     lane of the group   0     1     2     3     4     5     6     7
+//                             head                0     0     1     1     2     2     3     3
+//                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
+//
+// A lane group takes one item: a row, or a part of a long row. A round is kUnroll edges of each lane group of a warp;
+// there are as many as the group with the most edges needs. The parts of a row leave partials in global memory; the
+// last group to arrive combines them in their order, so that the bits are the same on every run.
+#pragma once
+#include "common.cuh"
+#include "ptx/atom.cuh"
+#include "ptx/cvt.cuh"
+
+constexpr int kWarps = 4;
+constexpr int kUnroll = 4;
+constexpr int kLaneDims = 8;   // dimensions of a lane
+constexpr int kFeatures = 16;  // of an edge, zero past the last
+
+struct __align__(16) Item {
+  int row;    // -1: none
+  int first;  // edge
+  int count;  // edges
+  int part;   // of a split row; -1: the whole row
+};
+
+__device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
+
+// Eight 16-bit dimensions as four words.
+struct Words {
+  u32 word[kLaneDims / 2];
+};
+
+template <Element kIn, int kDim, int kHeads>
+struct LaneGroup {
+  static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
+  static constexpr int kHeadLanes = next_power_of_two(divide_up(kDim, kLaneDims));
+  static constexpr int kLanes = kHeads * kHeadLanes;
+  static constexpr int kGroups = kWarpSize / kLanes;  // of a warp
+  static_assert(kWarpSize % kLanes == 0, "lane groups of a warp");
+  static constexpr int kLoad_bytes = kDim % 8 == 0 ? 16 : kDim % 4 == 0 ? 8 : 4;
+  static constexpr int kLaneFeatures = kHeadLanes >= kFeatures ? 1 : kFeatures / kHeadLanes;
+  // Edges of a round whose scores a lane has: with four lanes a head and more, each quad shares them out.
+  static constexpr int kOwn = kHeadLanes >= kUnroll ? 1 : kUnroll;
+
+  // Adds up each x[i] over the lanes of a head. kOwn = 1: x[0] becomes the sum of x[own_edge(lane)], of which each step
+  // halves the values per lane: half of the shuffles. Else every lane gets all sums.
+  template <int kCount>
+  __device__ static __forceinline__ void sum_over_head(float (&x)[kCount], int lane) {
+    if constexpr (kOwn == 1) {
+      static_assert(kCount == 4, "two halvings");
+#pragma unroll
+      for (int i = 0; i < 2; ++i) x[i] = kept(x[i], x[2 + i], lane, 1);
+      x[0] = kept(x[0], x[1], lane, 2);
+#pragma unroll
+      for (int distance = 4; distance < kHeadLanes; distance *= 2) x[0] += __shfl_xor_sync(kFullWarp, x[0], distance);
+    } else {
+#pragma unroll
+      for (int distance = 1; distance < kHeadLanes; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) x[i] += __shfl_xor_sync(kFullWarp, x[i], distance);
+      }
+    }
+  }
+  // The sum over two lanes of `lower` for the lower lane, of `upper` for the upper one.
+  __device__ static __forceinline__ float kept(float lower, float upper, int lane, int distance) {
+    const bool is_upper = lane & distance;
+    return (is_upper ? upper : lower) + __shfl_xor_sync(kFullWarp, is_upper ? lower : upper, distance);
+  }
+  // Edge of a round whose score is x[j] of a lane, and the lane of a quad that has edge i.
+  __device__ static __forceinline__ int own_edge(int lane, int j) {
+    return kOwn == 1 ? lane % 2 * 2 + lane / 2 % 2 : j;
+  }
+  __device__ static constexpr int lane_of_edge(int i) { return i / 2 + i % 2 * 2; }
+  // x[own_edge(lane, j)], without an index into registers.
+  template <typename T>
+  __device__ static __forceinline__ T own(const T (&x)[kUnroll], int lane, int j) {
+    if constexpr (kOwn == 1) {
+      const T lower = lane & 2 ? x[1] : x[0], upper = lane & 2 ? x[3] : x[2];
+      return lane & 1 ? upper : lower;
+    } else {
+      return x[j];
+    }
+  }
+  // `x` of the lane that has edge i of a quad; kOwn > 1: its own.
+  __device__ static __forceinline__ float of_edge(float x, int lane, int i) {
+    return kOwn == 1 ? __shfl_sync(kFullWarp, x, lane / 4 * 4 + lane_of_edge(i)) : x;
+  }
+
+  // Dimensions 8 * part to 8 * part + 7 of a head at `address`, 0 past kDim; all 0 unless `exists`.
+  __device__ static __forceinline__ Words load(const u16* address, int part, bool exists) {
+    Words x;
+    if constexpr (kLoad_bytes == 16) {
+      const bool inside = exists && (kHeadLanes * kLaneDims == kDim || kLaneDims * part < kDim);
+      const uint4 v = inside ? __ldg(reinterpret_cast<const uint4*>(address) + part) : make_uint4(0, 0, 0, 0);
+      x.word[0] = v.x, x.word[1] = v.y, x.word[2] = v.z, x.word[3] = v.w;
+    } else if constexpr (kLoad_bytes == 8) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool inside = exists && kLaneDims * part + 4 * i < kDim;
+        const uint2 v = inside ? __ldg(reinterpret_cast<const uint2*>(address) + 2 * part + i) : make_uint2(0, 0);
+        x.word[2 * i] = v.x, x.word[2 * i + 1] = v.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool inside = exists && kLaneDims * part + 2 * i < kDim;
+        x.word[i] = inside ? __ldg(reinterpret_cast<const u32*>(address) + 4 * part + i) : 0;
+      }
+    }
+    return x;
+  }
+
+  __device__ static __forceinline__ void unpack(float (&x)[kLaneDims], const Words& words) {
+#pragma unroll
+    for (int i = 0; i < kLaneDims / 2; ++i) {
+      const float2 pair = cvt_f32_x2<kIn>(words.word[i]);
+      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+    }
+  }
+
+  // kLaneFeatures features of an edge, from an address aligned to them; 0 unless `exists`.
+  __device__ static __forceinline__ void load_features(float (&x)[kLaneFeatures], const u16* address, bool exists) {
+    if constexpr (kLaneFeatures == 1) {
+      x[0] = exists ? cvt_f32_x2<kIn>(__ldg(address)).x : 0.0f;
+    } else {
+      u32 words[kLaneFeatures / 2];
+#pragma unroll
+      for (int i = 0; i < kLaneFeatures / 2; ++i) words[i] = 0;
+      if (exists) {
+        if constexpr (kLaneFeatures == 2) {
+          words[0] = __ldg(reinterpret_cast<const u32*>(address));
+        } else if constexpr (kLaneFeatures == 4) {
+          const uint2 v = __ldg(reinterpret_cast<const uint2*>(address));
+          words[0] = v.x, words[1] = v.y;
+        } else {
+#pragma unroll
+          for (int i = 0; i < kLaneFeatures / 8; ++i) {
+            const uint4 v = __ldg(reinterpret_cast<const uint4*>(address) + i);
+            words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kLaneFeatures / 2; ++i) {
+        const float2 pair = cvt_f32_x2<kIn>(words[i]);
+        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+      }
+    }
+  }
+  // kLaneFeatures features of a row, times `factor`, to 16-bit elements at an address aligned to two of them.
+  __device__ static __forceinline__ void store_features(u16* target, const float (&x)[kLaneFeatures], float factor) {
+#pragma unroll
+    for (int i = 0; i < kLaneFeatures; i += 2) {
+      const float low = x[i] * factor;
+      if constexpr (kLaneFeatures == 1) {
+        *target = static_cast<u16>(cvt_rn_x2<kIn>(low, 0.0f));
+      } else {
+        *reinterpret_cast<u32*>(target + i) = cvt_rn_x2<kIn>(low, x[i + 1] * factor);
+      }
+    }
+  }
+
+  // Dimensions of the lane in a row of contiguous heads; `exists`: the row and the head do.
+  template <Element kOut>
+  __device__ static __forceinline__ void store(void* output, i64 head_start, int part, bool exists,
+                                               const float (&x)[kLaneDims]) {
+#pragma unroll
+    for (int i = 0; i < kLaneDims; i += kLoad_bytes / 2) {
+      const int d = kLaneDims * part + i;
+      if (!exists || d >= kDim) continue;
+      if constexpr (kOut == Element::kFloat) {
+        float* const target = static_cast<float*>(output) + head_start + d;
+#pragma unroll
+        for (int j = 0; j < kLoad_bytes / 2; j += 2) {
+          *reinterpret_cast<float2*>(target + j) = make_float2(x[i + j], x[i + j + 1]);
+        }
+      } else {
+        u16* const target = static_cast<u16*>(output) + head_start + d;
+        if constexpr (kLoad_bytes == 16) {
+          *reinterpret_cast<uint4*>(target) = make_uint4(cvt_rn_x2<kOut>(x[0], x[1]), cvt_rn_x2<kOut>(x[2], x[3]),
+                                                         cvt_rn_x2<kOut>(x[4], x[5]), cvt_rn_x2<kOut>(x[6], x[7]));
+        } else if constexpr (kLoad_bytes == 8) {
+          *reinterpret_cast<uint2*>(target) =
+              make_uint2(cvt_rn_x2<kOut>(x[i], x[i + 1]), cvt_rn_x2<kOut>(x[i + 2], x[i + 3]));
+        } else {
+          *reinterpret_cast<u32*>(target) = cvt_rn_x2<kOut>(x[i], x[i + 1]);
+        }
+      }
+    }
+  }
+};
+
+// total[kFirst + i] += weight * x[i]
+template <int kFirst = 0, int kTotal, int kCount>
+__device__ __forceinline__ void add_weighted(float (&total)[kTotal], float weight, const float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) total[kFirst + i] = fmaf(weight, x[i], total[kFirst + i]);
+}
+
+// Most edges of an item of the warp.
+template <int kLanes>
+__device__ __forceinline__ int most_of_warp(int count) {
+#pragma unroll
+  for (int distance = kLanes; distance < kWarpSize; distance *= 2) {
+    count = max(count, __shfl_xor_sync(kFullWarp, count, distance));
+  }
+  return count;
+}
+
+// Floats of a lane in the partial of a part; `partial`: [num_parts][num_groups][partial_floats].
+__device__ __forceinline__ float4* lane_partial(float* partial, int part, int partial_floats, int lane_offset) {
+  return reinterpret_cast<float4*>(partial + (static_cast<i64>(part) * gridDim.y + blockIdx.y) * partial_floats +
+                                   lane_offset);
+}
+
+// Whether a lane group is the last of the parts of its row to arrive. All lanes of a warp call it, after they stored
+// their partials; the last group may read those of the others.
+//   item_part         -1: the group has a whole row
+//   parts             first part of the row, and their number
+//   semaphores        [num_parts][num_groups]  0 before and after; those of a row's first part count its parts
+__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int lane, int lane_of_group) {
+  __syncwarp();  // the other lanes' writes stay in front of the release
+  int before = 0;
+  if (item_part >= 0 && lane_of_group == 0) {
+    before = atom_inc_acq_rel_gpu(semaphores + static_cast<i64>(parts.x) * gridDim.y + blockIdx.y, parts.y - 1);
+  }
+  before = __shfl_sync(kFullWarp, before, lane - lane_of_group);
+  __syncwarp();  // a shuffle orders no memory: the reads stay behind the acquire
+  return item_part >= 0 && before == parts.y - 1;
+}

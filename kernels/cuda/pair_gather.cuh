@@ -1,0 +1,157 @@
+// Rows of two matrices in shared memory, and the producer of a warp's ring in fused3s_backward.cu.
+#pragma once
+#include "common.cuh"
+#include "fused3s_backward_params.cuh"
+#include "gather.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ld_shared.cuh"
+#include "ptx/opaque_pointer.cuh"
+
+// Sixteen rows of two matrices, and of a row of A^T's tiles the statistics of the softmax. Both matrices have the
+// swizzle of V (fused3s.cu), since ldmatrix reads them, plain and transposed. Padding columns are zero.
+template <int kDim, int kDimWarps>
+struct RowPair {
+  static constexpr int kSlices = divide_up(kDim, 2 * kTileN * kDimWarps);  // of 16 columns, of one warp
+  static constexpr int kWidth = 2 * kTileN * kSlices;
+  using Swizzle = Stage<kWidth, 1>;
+  static constexpr u32 kRow_bytes = 32 * kSlices;
+  static constexpr u32 kMatrix_bytes = kTileKeys * kRow_bytes;
+  static constexpr u32 kStats = 2 * kMatrix_bytes;
+
+  unsigned char matrix[2][kMatrix_bytes];
+  RowStats stats[kTileKeys];
+
+  // Addresses for ldmatrix of slice 0. Rows past `last_row` hold old data: the last one is read in their place.
+  //   tall  matrices (rows 0-7, 8-15) x (low, high chunk), rows innermost: A fragments; transposed, B fragments of SpMM
+  //   wide  the same, chunks innermost: B fragments of SDDMM, each in neighbouring registers
+  __device__ static __forceinline__ u32 tall_address(u32 stage, int lane, int last_row) {
+    return chunk_address(stage, min(lane % 16, last_row), lane / 16);
+  }
+  __device__ static __forceinline__ u32 wide_address(u32 stage, int lane, int last_row) {
+    return chunk_address(stage, min(lane % 8 + lane / 16 * 8, last_row), lane / 8 % 2);
+  }
+  __device__ static __forceinline__ u32 chunk_address(u32 stage, u32 row, u32 chunk) {
+    return stage + row * kRow_bytes + (chunk * kChunk_bytes ^ Swizzle::value_swizzle(row));
+  }
+  __device__ static __forceinline__ u32 advance(u32 lane_address, int matrix, int slice) {
+    return Swizzle::advance(lane_address, 32 * slice) + matrix * kMatrix_bytes;
+  }
+};
+
+// Zeros the chunks that copies leave as they are, or in part. `first`: first column of the warp.
+template <int kDim, int kDimWarps>
+__device__ __forceinline__ void zero_padding(RowPair<kDim, kDimWarps>& stage, int first, int lane) {
+  using S = RowPair<kDim, kDimWarps>;
+  if (kDim == kDimWarps * S::kWidth) return;
+  const int row = lane % kTileKeys;
+  for (int chunk = max(0, kDim - first) / 8; chunk < 2 * S::kSlices; ++chunk) {
+    const u32 offset = row * S::kRow_bytes + (kChunk_bytes * chunk ^ S::Swizzle::value_swizzle(row));
+    *reinterpret_cast<uint4*>(stage.matrix[lane / kTileKeys] + offset) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// A matrix whose rows are gathered, from the first column of the warp.
+struct Source {
+  const u16* matrix;
+  i64 head_stride;
+  int row_bytes;
+};
+
+// The producer of a warp's ring. The warp's columns of a row are copied in parts of kCopy_bytes, by kLanesPerRow lanes,
+// a power of two; lanes past the last part copy nothing. A lane copies the same parts of kRowsPerLane neighbouring
+// rows.
+template <int kDim, int kDimWarps, bool kStats>
+struct PairGather {
+  using S = RowPair<kDim, kDimWarps>;
+  static constexpr int kCopy_bytes = kDim % 8 == 0 ? 16 : kDim % 4 == 0 ? 8 : 4;
+  static constexpr int kParts = (kDimWarps > 1 ? S::kWidth : kDim) * static_cast<int>(sizeof(u16)) / kCopy_bytes;
+  static constexpr int kLanesPerRow = kParts == 1 ? 2 : kParts > kWarpSize ? kWarpSize : next_power_of_two(kParts);
+  static constexpr int kPartsPerLane = divide_up(kParts, kLanesPerRow);
+  static constexpr int kRowsPerLane = kTileKeys * kLanesPerRow / kWarpSize;
+
+  const BackwardParams& p;
+  const Source first, second;
+  const int lane, first_byte;  // of the warp's columns in a row
+  const int row, part;         // the lane's first row and first part
+  int skip[kPartsPerLane];     // -1 for a part past the last one, else 0
+  u32 offset[kPartsPerLane];   // the parts of the first row in a stage
+  const char* next_tile;       // the lane's chunk of the KV tile that is copied next
+  int count = 0;               // KV tiles
+
+  __device__ __forceinline__ PairGather(const BackwardParams& p, Source first, Source second, int dim_warp, int lane)
+      : p(p),
+        first(first),
+        second(second),
+        lane(lane),
+        first_byte(dim_warp * static_cast<int>(S::kWidth * sizeof(u16))),
+        row(lane / kLanesPerRow * kRowsPerLane),
+        part(lane % kLanesPerRow) {
+#pragma unroll
+    for (int i = 0; i < kPartsPerLane; ++i) {
+      const int index = part + i * kLanesPerRow, byte = index * kCopy_bytes;
+      const u32 chunk = byte / kChunk_bytes * kChunk_bytes, rest = byte % kChunk_bytes;
+      skip[i] = index < kParts && first_byte + byte < kDim * static_cast<int>(sizeof(u16)) ? 0 : -1;
+      offset[i] = row * S::kRow_bytes + rest + (chunk ^ S::Swizzle::value_swizzle(row));
+    }
+  }
+
+  __device__ __forceinline__ void start(int begin, int num_tiles) {
+    next_tile = reinterpret_cast<const char*>(p.kv_tiles + begin + kStages) + kChunk_bytes * lane;
+    count = num_tiles;
+  }
+
+  // Part i of the lane in row 0.
+  __device__ __forceinline__ const char* lane_part(const Source& source, int i) const {
+    const u16* const matrix = source.matrix + static_cast<i64>(blockIdx.y) * source.head_stride;
+    return opaque_pointer(reinterpret_cast<const char*>(matrix) + first_byte + (part + i * kLanesPerRow) * kCopy_bytes);
+  }
+
+  // Copies rows of both matrices to a stage; a negative row is not copied.
+  __device__ __forceinline__ void copy_rows(const Source& first, const Source& second, const int (&rows)[kRowsPerLane],
+                                            u32 stage) const {
+#pragma unroll
+    for (int i = 0; i < kPartsPerLane; ++i) {
+      const char* const first_part = lane_part(first, i);
+      const char* const second_part = lane_part(second, i);
+#pragma unroll
+      for (int n = 0; n < kRowsPerLane; ++n) {
+        const int index = rows[n] | skip[i];  // negative: no copy
+        // `row` is a multiple of kPeriod, or inside of one, wherever a lane has several rows.
+        const u32 target = ((stage + offset[i]) ^ S::Swizzle::value_swizzle(n)) + n * S::kRow_bytes;
+        cp_async<kCopy_bytes>(target, first_part + static_cast<i64>(rows[n]) * first.row_bytes, index);
+        cp_async<kCopy_bytes>(target + S::kMatrix_bytes, second_part + static_cast<i64>(rows[n]) * second.row_bytes,
+                              index);
+      }
+    }
+  }
+
+  // One cp.async group: the window's own rows. Lanes i and i + 16 have row i, negative for none.
+  __device__ __forceinline__ void own_rows(const Source& first, const Source& second, int own_row, u32 stage) const {
+    int rows[kRowsPerLane];
+#pragma unroll
+    for (int n = 0; n < kRowsPerLane; ++n) rows[n] = __shfl_sync(kFullWarp, own_row, row + n);
+    copy_rows(first, second, rows, stage);
+    cp_async_commit_group();
+  }
+
+  // One cp.async group: the rows of KV tile i, whose keys are in `record`, to `stage`; KV tile i + kStages to its own
+  // record.
+  __device__ __forceinline__ void operator()(int i, u32 record, u32 stage) {
+    if (i < count) {
+      int keys[kRowsPerLane];
+      load_shared_words(keys, record + sizeof(int) * row);
+      copy_rows(first, second, keys, stage);
+      if constexpr (kStats) {
+        const int key = ld_shared_b32(record + sizeof(int) * (lane % kTileKeys));
+        cp_async<sizeof(RowStats)>(stage + S::kStats + sizeof(RowStats) * (lane % kTileKeys),
+                                   p.row_stats + (static_cast<i64>(key) * p.num_heads + blockIdx.y),
+                                   lane < kTileKeys ? key : -1);
+      }
+      cp_async<kChunk_bytes>(
+          (record ^ kStages * kRecord_bytes) + kChunk_bytes * lane, next_tile,
+          lane < static_cast<int>(sizeof(KVTile)) / kChunk_bytes ? count - (i + kStages + 1) : -1);  // [5]
+      next_tile += sizeof(KVTile);
+    }
+    cp_async_commit_group();  // [2]
+  }
+};

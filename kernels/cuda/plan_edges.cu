@@ -1,0 +1,92 @@
+// The edges of KV tiles: CSR, and the slots that edge data lies in (kernels/formats/schedule.py: csr_of_tiles,
+// make_tile_slots; the tests compare with them).
+//
+//   kCount = true    edges of each row, at its place plus 1 of `indptr`, which then becomes their prefix sum
+//   kCount = false   the CSR and the slots
+//
+// Grid: at least ceil(num_windows / 8), a warp for each window. The warp takes four KV tiles at a time: lane 8 t + g
+// has word g of the bitmap of KV tile t, rows g and g + 8. Slots ascend by KV tile, word and bit; edges by row, KV tile
+// and key.
+#include "common.cuh"
+#include "plan_data.cuh"
+#include "thread_group.cuh"
+
+constexpr int kWarps = 8;
+constexpr int kWords = kTileM / 2;  // of a bitmap
+constexpr int kTiles = kWarpSize / kWords;
+
+struct Params {
+  i64* indptr;             // [16 num_windows + 1]  kCount: written; else read
+  const int* kv_tiles;     // [num_tiles + 2][24]
+  const int* tile_offset;  // [num_windows + 1]
+  int* indices;            // [num_edges]  column of each edge; null: not wanted
+  int* tile_slots;         // [num_tiles + 3]  first slot of each KV tile, num_edges behind them; null: not wanted
+  int* slot_edges;         // [num_edges]  the edge of each slot; null with tile_slots
+  u8* slot_places;         // [num_edges]  16 * row + key in the KV tile; null with tile_slots
+  int num_windows;
+};
+
+// Sum over the lanes below with the same g; `total`: over all lanes with it.
+__device__ __forceinline__ int sum_of_tiles_below(int x, int lane, int& total) {
+  int sum = x;
+#pragma unroll
+  for (int distance = kWords; distance < kWarpSize; distance *= 2) {
+    const int other = __shfl_sync(kFullWarp, sum, max(lane - distance, 0));
+    if (lane >= distance) sum += other;
+  }
+  total = __shfl_sync(kFullWarp, sum, kWarpSize - kWords + lane % kWords);
+  return sum - x;
+}
+
+template <bool kCount>
+__global__ void __launch_bounds__(kWarps* kWarpSize) plan_edges(const __grid_constant__ Params p) {
+  const int lane = threadIdx.x % kWarpSize, g = lane % kWords;
+  const int window = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
+  if (window >= p.num_windows) return;
+  const int begin = p.tile_offset[window], end = p.tile_offset[window + 1];
+  i64* const row_begin = p.indptr + static_cast<i64>(window) * kTileM;  // kCount: one in front of the counts
+  int next[2] = {0, 0};  // edge of rows g and g + 8
+  int slot = 0;
+  if (!kCount) {
+    next[0] = static_cast<int>(row_begin[g]);
+    next[1] = static_cast<int>(row_begin[g + kWords]);
+    slot = static_cast<int>(row_begin[0]);
+  }
+  for (int first = begin; first < end; first += kTiles) {
+    const int tile = first + lane / kWords;
+    const int* const words = p.kv_tiles + static_cast<i64>(tile) * kTileWords;
+    const u32 bitmap = tile < end ? words[kTileK + g] : 0;
+    int edge[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int total;
+      edge[half] = next[half] + sum_of_tiles_below(popc(bitmap >> kTileK * half & 0xffff), lane, total);
+      next[half] += total;
+    }
+    if constexpr (!kCount) {
+      const int up_to = warp_inclusive_sum(popc(bitmap), lane);
+      int own_slot = slot + up_to - popc(bitmap);
+      slot += __shfl_sync(kFullWarp, up_to, kWarpSize - 1);
+      if (p.tile_slots && g == 0 && tile < end) p.tile_slots[tile] = own_slot;
+      for (u32 bits = bitmap; bits; bits &= bits - 1) {
+        const int bit = bfind(bits & -bits), half = bit / kTileK, key = bit % kTileK;  // the lowest
+        const int own_edge = half ? edge[1]++ : edge[0]++;
+        if (p.indices) p.indices[own_edge] = words[key];
+        if (p.tile_slots) {
+          p.slot_edges[own_slot] = own_edge;
+          p.slot_places[own_slot] = kTileM * (g + kWords * half) + key;
+        }
+        ++own_slot;
+      }
+    }
+  }
+  if constexpr (kCount) {
+    if (lane < kWords) {
+      row_begin[1 + g] = next[0];
+      row_begin[1 + g + kWords] = next[1];
+    }
+    if (window == 0 && lane == 0) p.indptr[0] = 0;
+  } else if (p.tile_slots && window == p.num_windows - 1 && lane < 3) {
+    p.tile_slots[end + lane] = slot;
+  }
+}

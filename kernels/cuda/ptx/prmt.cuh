@@ -1,0 +1,11 @@
+#pragma once
+#include "common.cuh"
+
+// Four bytes, picked from the eight of `low` (0 to 3) and `high` (4 to 7) by the nibbles of kSelector, the lowest
+// first. Where bit 3 of a nibble is set, the byte is its top bit, eight times.
+template <u32 kSelector>
+__device__ __forceinline__ u32 prmt_b32(u32 low, u32 high) {
+  u32 bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "n"(kSelector));
+  return bytes;
+}

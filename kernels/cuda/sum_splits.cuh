@@ -1,0 +1,111 @@
+// Rows of gradients from C fragments, and split-KV of the backward pass: partials and their sums.
+#pragma once
+#include "common.cuh"
+#include "fused3s_backward_params.cuh"
+#include "pair_gather.cuh"
+#include "split_kv.cuh"
+
+// C fragments of two n-tiles: 16 columns of a window.
+struct FragmentPair {
+  float4 c[2][kWarpSize];  // [n-tile][lane]
+};
+
+// The sums of a split: dQ, or dK and then dV, of all warps of a team.
+template <int kDim, bool kColumns, int kDimWarps>
+struct GradientPartial {
+  static constexpr int kSlices = RowPair<kDim, kDimWarps>::kSlices;
+  static constexpr int kWarpPairs = (kColumns ? 2 : 1) * kSlices;  // of one warp
+  FragmentPair pairs[kDimWarps * kWarpPairs];
+};
+
+// Where the gradients of a window go.
+template <bool kColumns>
+struct GradientTarget {
+  u16* const score_grad;  // dQ or dK, from dS
+  u16* const value_grad;  // dV, column pass
+  const float scale, rescale;
+  const WindowRows rows;
+  const int num_heads;
+
+  __device__ __forceinline__ explicit GradientTarget(const BackwardParams& p)
+      : score_grad(kColumns ? p.grad_key : p.grad_query),
+        value_grad(p.grad_value),
+        scale(p.scale),
+        rescale(p.rescale),
+        rows{p.row_ids, kColumns ? p.num_cols : p.num_rows},
+        num_heads(p.num_heads) {}
+
+  // Stores 16 columns from `column` on of a lane's row; `left` and `right` are its C registers of the two n-tiles.
+  template <Element kIn, int kDim>
+  __device__ __forceinline__ void store(bool of_value, int row, int column, int t, float2 left, float2 right) const {
+    const int count = row < rows.num_rows ? kDim - column : 0;
+    void* const target =
+        row_output<kDim, kIn>(of_value ? value_grad : score_grad, static_cast<i64>(row) * num_heads + blockIdx.y);
+    const float factor = of_value ? rescale : scale;
+    store_slice<kDim, kTileN, kIn>(target, column, count, count - kTileN, t,
+                                   make_float2(left.x * factor, left.y * factor),
+                                   make_float2(right.x * factor, right.y * factor));
+  }
+};
+
+// Sums `count` partials: the warp takes pairs warp, warp + kWarps, ... Writes a partial if `result` is given, else the
+// gradients. `pair_of(i, number)`: pair `number` of partial i.
+template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, typename PairOf>
+__device__ __forceinline__ void sum_partials(PairOf pair_of, int count,
+                                             GradientPartial<kDim, kColumns, kDimWarps>* result,
+                                             const GradientTarget<kColumns>& target, int window, int warp, int lane) {
+  using Partial = GradientPartial<kDim, kColumns, kDimWarps>;
+  for (int number = warp; number < kDimWarps * Partial::kWarpPairs; number += kWarps) {
+    float sum[2][4] = {};
+#pragma unroll 4  // loads of several partials in flight
+    for (int i = 0; i < count; ++i) {
+      const FragmentPair& next = *pair_of(i, number);
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float4 c = next.c[tile][lane];
+        sum[tile][0] += c.x, sum[tile][1] += c.y, sum[tile][2] += c.z, sum[tile][3] += c.w;
+      }
+    }
+    if (result) {
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        result->pairs[number].c[tile][lane] = make_float4(sum[tile][0], sum[tile][1], sum[tile][2], sum[tile][3]);
+      }
+      continue;
+    }
+    const int dim_warp = number / Partial::kWarpPairs, rest = number % Partial::kWarpPairs;
+    const int column = 2 * kTileN * (dim_warp * Partial::kSlices + rest % Partial::kSlices);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      target.template store<kIn, kDim>(rest / Partial::kSlices, target.rows.of(window, 8 * half + lane / 4), column,
+                                       lane % 4, make_float2(sum[0][2 * half], sum[0][2 * half + 1]),
+                                       make_float2(sum[1][2 * half], sum[1][2 * half + 1]));
+    }
+  }
+}
+
+// Sums the partials of a block's teams. kBlock: writes the gradients. A split: writes the partial of the split; for
+// each warp's pairs, the last block of the window to arrive sums the partials of all splits and writes the gradients.
+// Not inlined, as combine_block of split_kv.cuh.
+//   block_partials  [kTeams][kDimWarps] pairs of a warp, `stride` bytes apart
+//   split           kBlock, or the split
+template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps>
+__device__ __noinline__ void sum_block(const char* block_partials, i64 stride, const BackwardParams& p, int split,
+                                       int first_split, int num_splits, int window, int warp, int lane) {
+  using Partial = GradientPartial<kDim, kColumns, kDimWarps>;
+  const GradientTarget<kColumns> target(p);
+  const auto of_head = [](int split) { return static_cast<i64>(split) * gridDim.y + blockIdx.y; };
+  Partial* const partial = static_cast<Partial*>(p.partial);
+  Partial* const result = split == kBlock ? nullptr : partial + of_head(split);
+  const auto pair_of_team = [&](int team, int number) {
+    const int dim_warp = number / Partial::kWarpPairs;
+    return reinterpret_cast<const FragmentPair*>(block_partials + (team * kDimWarps + dim_warp) * stride) +
+           number % Partial::kWarpPairs;
+  };
+  sum_partials<kIn, kDim, kColumns, kDimWarps, kWarps>(pair_of_team, kWarps / kDimWarps, result, target, window, warp,
+                                                       lane);
+  if (!result || !arrive_is_last(p.semaphores + of_head(first_split) * kWarps + warp, num_splits, lane)) return;
+  const auto pair_of_split = [&](int i, int number) { return &partial[of_head(first_split + i)].pairs[number]; };
+  sum_partials<kIn, kDim, kColumns, kDimWarps, kWarps>(pair_of_split, num_splits, static_cast<Partial*>(nullptr),
+                                                       target, window, warp, lane);
+}

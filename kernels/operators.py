@@ -1,0 +1,260 @@
+"""Attention as torch operators, `fused3s::attention` and `fused3s::attention_backward`, for torch.compile and export.
+
+A compiled function calls the operators where an eager one calls the backend, so that there is no graph break. An
+operator takes no Python object: the record of a plan is taken apart into its tensors, its numbers and a text that says
+how they fit together, and is put together again inside. With dynamic=True, plans that differ in sizes alone share
+compiled code.
+
+torch.export works, and the exported program holds the plan: it is a program for one graph. It needs Python, CuPy and
+`import kernels` where it runs; AOTInductor cannot run the kernels.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, NoReturn, get_args, get_type_hints
+
+import torch
+
+from .autograd import DIFFERENTIABLE, attend, gradients, refuse_double_backward, split_terms
+from .backends import REGISTRY
+from .backends.base import Backend
+from .edge_data import EdgeTerms
+
+PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
+TERMS = (  # as `split_terms` orders them
+    "Tensor? bias, Tensor? multiplier, Tensor? features, Tensor? key_weight, Tensor? value_weight, "
+    "Tensor? type_weight, Tensor? types, Tensor? dropout_seed, float? clamp, float dropout"
+)
+LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
+LIBRARY.define(
+    f"attention(Tensor query, Tensor key, Tensor value, {PLAN}, float scale, ScalarType out_dtype, bool with_lse, "
+    f"{TERMS}) -> (Tensor output, Tensor lse)"
+)
+LIBRARY.define(
+    "attention_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output, Tensor lse, "
+    f"{PLAN}, float scale, bool[] wanted, {TERMS}) -> Tensor[]"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """The record of a plan as arguments of an operator.
+
+    Attributes:
+        tensors: all tensors of the record.
+        numbers: its integers.
+        layout: JSON of the backend and the record: "t" for the next tensor, "n" for the next number, {"fields": [...]}
+            for a record, a list for a tuple, {"is": value} for anything else.
+    """
+
+    tensors: list[torch.Tensor]
+    numbers: list[int]
+    layout: str
+
+    @classmethod
+    def of(cls, backend: str, record: Any) -> "Operands":
+        tensors: list[torch.Tensor] = []
+        numbers: list[int] = []
+
+        def part(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                # torch._dynamo.mark_static_address, whose import takes a second: the CUDA graphs of torch.compile read
+                # the plan where it is, instead of copying it at every replay.
+                value._dynamo_static_input_type = "unguarded"
+                tensors.append(value)
+                return "t"
+            if isinstance(value, int) and not isinstance(value, bool):
+                numbers.append(value)
+                return "n"
+            if is_dataclass(value):
+                return {"fields": [part(getattr(value, field.name)) for field in fields(value)]}
+            return [part(each) for each in value] if isinstance(value, tuple) else {"is": value}
+
+        return cls(tensors, numbers, json.dumps({"backend": backend, "record": part(record)}))
+
+    @staticmethod
+    def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
+        """The backend, and the record with these tensors and numbers."""
+        backend, make = _maker(layout)
+        return REGISTRY[backend], make(iter(tensors), iter(numbers))
+
+
+Maker = Callable[[Iterator[torch.Tensor], Iterator[int]], Any]
+
+
+@lru_cache
+def _maker(layout: str) -> tuple[str, Maker]:
+    """The name of the backend of a layout, and what makes its record; each call of an operator needs them."""
+
+    def maker(part: Any, hint: Any) -> Maker:
+        if part == "t":
+            return lambda tensors, numbers: next(tensors)
+        if part == "n":
+            return lambda tensors, numbers: next(numbers)
+        if isinstance(part, list):
+            makers = [maker(each, None) for each in part]
+            return lambda tensors, numbers: tuple([make(tensors, numbers) for make in makers])
+        if "is" in part:
+            return lambda tensors, numbers: part["is"]
+        record_type = next(one for one in (hint, *get_args(hint)) if is_dataclass(one))  # of `BSB` or `BSB | None`
+        hints = get_type_hints(record_type)
+        makers = [
+            maker(each, hints[field.name]) for field, each in zip(fields(record_type), part["fields"], strict=True)
+        ]
+        return lambda tensors, numbers: record_type(*[make(tensors, numbers) for make in makers])
+
+    content = json.loads(layout)
+    backend = content["backend"]
+    return backend, maker(content["record"], REGISTRY[backend].data_type)
+
+
+def attend_as_operator(
+    plan: Operands,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    out_dtype: torch.dtype,
+    with_lse: bool,
+    edges: EdgeTerms | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, log-sum-exp) of `Backend.attend`, with its gradients; the second is [0] unless `with_lse`."""
+    terms, clamp, dropout = split_terms(edges)
+    return torch.ops.fused3s.attention(
+        query,
+        key,
+        value,
+        plan.tensors,
+        plan.numbers,
+        plan.layout,
+        scale,
+        out_dtype,
+        with_lse,
+        *terms,
+        clamp,
+        dropout,
+    )
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan_tensors: list[torch.Tensor],
+    plan_numbers: list[int],
+    layout: str,
+    scale: float,
+    out_dtype: torch.dtype,
+    with_lse: bool,
+    *terms: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    backend, data = Operands.join(plan_tensors, plan_numbers, layout)
+    *terms, clamp, dropout = terms
+    lse = _new_lse(query, with_lse)
+    filled = lse if with_lse else None
+    output = attend(backend, data, query, key, value, scale, out_dtype, filled, terms, clamp, dropout)
+    return output.contiguous(), lse
+
+
+def _attention_backward(
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    plan_tensors: list[torch.Tensor],
+    plan_numbers: list[int],
+    layout: str,
+    scale: float,
+    wanted: list[bool],
+    *terms: Any,
+) -> list[torch.Tensor]:
+    """The wanted gradients, in the order of DIFFERENTIABLE."""
+    backend, data = Operands.join(plan_tensors, plan_numbers, layout)
+    *terms, clamp, dropout = terms
+    found = gradients(backend, data, scale, clamp, dropout, wanted, grad_output, query, key, value, output, lse, *terms)
+    return [gradient.contiguous() for gradient in found if gradient is not None]
+
+
+def _fake_attention(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    out_dtype, with_lse = others[6:8]
+    return query.new_empty(query.shape, dtype=out_dtype), _new_lse(query, with_lse)
+
+
+def _fake_attention_backward(
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    plan_tensors: list[torch.Tensor],
+    plan_numbers: list[int],
+    layout: str,
+    scale: float,
+    wanted: list[bool],
+    *terms: Any,
+) -> list[torch.Tensor]:
+    inputs = (query, key, value, *terms)[: len(DIFFERENTIABLE)]
+    return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
+
+
+def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
+    return query.new_empty(query.shape[:2] if with_lse else (0,), dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, plan_tensors, plan_numbers, layout, scale, _, with_lse, *terms, clamp, dropout = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(query, key, value, *output, *terms, *plan_tensors)
+    ctx.call = (plan_numbers, layout, scale, with_lse, clamp, dropout)
+
+
+def _differentiate(ctx: Any, grad_output: torch.Tensor, grad_lse: None) -> tuple[Any, ...]:
+    numbers, layout, scale, with_lse, clamp, dropout = ctx.call
+    if not with_lse:
+        raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
+    query, key, value, output, lse, *rest = ctx.saved_tensors
+    terms, plan_tensors = rest[:8], rest[8:]
+    of_terms = ctx.needs_input_grad[9:15]
+    wanted = [*ctx.needs_input_grad[:3], *of_terms]
+    found = iter(
+        torch.ops.fused3s.attention_backward(
+            grad_output,
+            query,
+            key,
+            value,
+            output,
+            lse,
+            plan_tensors,
+            numbers,
+            layout,
+            scale,
+            wanted,
+            *terms,
+            clamp,
+            dropout,
+        )
+    )
+    of_inputs = [next(found) if is_wanted else None for is_wanted in wanted]
+    return (*of_inputs[:3], [None] * len(plan_tensors), *(None,) * 5, *of_inputs[3:], *(None,) * 4)
+
+
+def _save_layout(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.layout = inputs[8]
+
+
+def _refuse(ctx: Any, *grads: Any) -> NoReturn:
+    refuse_double_backward(json.loads(ctx.layout)["backend"])
+
+
+for device in ("CPU", "CUDA"):
+    LIBRARY.impl("attention", _attention, device)
+    LIBRARY.impl("attention_backward", _attention_backward, device)
+torch.library.register_fake("fused3s::attention", _fake_attention, lib=LIBRARY)
+torch.library.register_fake("fused3s::attention_backward", _fake_attention_backward, lib=LIBRARY)
+torch.library.register_autograd("fused3s::attention", _differentiate, setup_context=_save, lib=LIBRARY)
+torch.library.register_autograd("fused3s::attention_backward", _refuse, setup_context=_save_layout, lib=LIBRARY)

@@ -1,0 +1,30 @@
+#pragma once
+#include "common.cuh"
+
+// Atomics on shared memory count as reads of the race check: they may meet each other, but no plain write.
+SHIM_UNSEEN inline void red_or_shared_b32(u32 address, u32 bits, shim::Site site = shim::Site::here()) {
+  shim::pause(site);
+  void* const place = shim::shared_pointer(address, 4, 4, site);
+  shim::shared_read(place, 4, shim::own_lane(), site);
+  u32 word;
+  memcpy(&word, place, 4);
+  word |= bits;
+  memcpy(place, &word, 4);
+}
+
+inline u32 atom_or_global_b32(int* address, u32 bits, shim::Site site = shim::Site::here()) {
+  shim::pause(site);
+  shim::check_global(address, 4, site);
+  const u32 old = *address;
+  *address = old | bits;
+  return old;
+}
+inline void red_or_global_b32(int* address, u32 bits, shim::Site site = shim::Site::here()) {
+  atom_or_global_b32(address, bits, site);
+}
+
+inline void red_add_global_u64(i64* address, i64 x, shim::Site site = shim::Site::here()) {
+  shim::pause(site);
+  shim::check_global(address, 8, site);
+  *address += x;
+}

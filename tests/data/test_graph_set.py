@@ -1,0 +1,128 @@
+"""Batches cut from a packed collection against DGL's own batches of the same graphs."""
+
+import numpy as np
+import pytest
+import torch
+
+import data
+from fused3s_dgl import import_dgl
+from kernels import plan_attention
+from models import GraphTransformer
+
+
+def random_graphs(seed, directed):
+    """Graphs of 1 to 40 nodes, some without edges, with self loops; codes, floats on edges."""
+    rng = np.random.default_rng(seed)
+    graphs = []
+    for number, size in enumerate([1, 2, 40, 7, 1, 16, 17, 3, 33, 5]):
+        pairs = rng.random((size, size)) < (0 if number in (1, 7) else 0.2)
+        pairs = pairs if directed else pairs | pairs.T
+        source, target = (torch.from_numpy(ends) for ends in np.nonzero(pairs))
+        graph = import_dgl().graph((source, target), num_nodes=size, idtype=torch.int32)
+        graph.ndata["feat"] = torch.from_numpy(rng.integers(0, 300 if directed else 9, (size, 3)))
+        graph.edata["feat"] = torch.randn(graph.num_edges(), 2)
+        graphs.append(graph)
+    return graphs
+
+
+def loaded_from(graphs, task):
+    """As `data.load` returns them: sorted by destination, "csc" only."""
+    whole = import_dgl().batch(graphs)
+    indptr, col, ids = whole.adj_tensors("csc")
+    graph = import_dgl().graph(("csc", (indptr, col, col.new_empty(0))), num_nodes=whole.num_nodes())
+    graph.set_batch_num_nodes(whole.batch_num_nodes().to(graph.idtype))
+    graph.set_batch_num_edges(whole.batch_num_edges().to(graph.idtype))
+    graph.ndata["feat"], graph.edata["feat"] = whole.ndata["feat"], whole.edata["feat"][ids.long()]
+    rows = len(graphs) if task == "graph" else whole.num_nodes()
+    labels = torch.randn(rows, 2) if task == "graph" else torch.arange(rows)
+    sizes = whole.num_nodes(), whole.num_edges(), len(graphs)
+    about_features = "categorical", 3, (300,) * 3, "original"
+    meta = data.GraphMeta("mine", "file", "", task, *sizes, *about_features, 2, "", "", "")
+    return data.LoadedGraph(graph, meta, labels)
+
+
+def edges_of(graph):
+    """{(query, key): features}"""
+    key, query = (ends.tolist() for ends in graph.edges(order="eid"))
+    return dict(zip(zip(query, key, strict=True), graph.edata["feat"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("task", ["graph", "node"])
+@pytest.mark.parametrize("directed", [False, True])
+def test_a_batch_is_dgls_batch_of_the_same_graphs(task, directed):
+    graphs = random_graphs(0, directed)
+    loaded = loaded_from(graphs, task)
+    graph_set = data.GraphSet(loaded)
+    first = np.cumsum([0, *(graph.num_nodes() for graph in graphs)])
+    for ids in ([3], [9, 0, 4], [2, 2, 1], list(range(10)), [7, 1]):
+        batch = graph_set.batch(torch.tensor(ids))
+        expected = import_dgl().batch([graphs[i] for i in ids])
+        assert batch.ids.tolist() == ids
+        assert batch.graph.idtype == torch.int32
+        assert batch.graph.batch_num_nodes().tolist() == expected.batch_num_nodes().tolist()
+        assert batch.graph.batch_num_edges().tolist() == expected.batch_num_edges().tolist()
+        assert torch.equal(batch.graph.ndata["feat"], expected.ndata["feat"])
+        assert batch.graph.ndata["feat"].dtype == torch.int64
+        assert edges_of(batch.graph) == edges_of(expected)
+        nodes = np.concatenate([np.arange(first[i], first[i + 1]) for i in ids])
+        assert torch.equal(batch.labels, loaded.labels[ids if task == "graph" else nodes])
+
+
+def test_batches_hold_each_graph_once():
+    graph_set = data.GraphSet(loaded_from(random_graphs(1, True), "graph"))
+    sizes = [batch.ids.tolist() for batch in graph_set.batches(batch_size=4)]
+    assert sizes == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    part = torch.tensor([8, 2, 5])
+    assert [batch.ids.tolist() for batch in graph_set.batches(part, 2)] == [[8, 2], [5]]
+    mixed = [batch.ids.tolist() for batch in graph_set.batches(batch_size=4, seed=[3, 1])]
+    order = [i for ids in mixed for i in ids]
+    assert sorted(order) == list(range(10)) != order
+    assert mixed == [batch.ids.tolist() for batch in graph_set.batches(batch_size=4, seed=[3, 1])]
+    assert mixed != [batch.ids.tolist() for batch in graph_set.batches(batch_size=4, seed=[3, 2])]
+    assert len(graph_set) == 10
+
+
+def test_a_set_that_data_load_gives(tmp_path):
+    """From a file, into the model; the predictions of the batches are those of the whole."""
+    rng = np.random.default_rng(0)
+    sizes, pairs = rng.integers(2, 9, 30), []
+    for size in sizes:
+        pairs.append(np.stack([np.arange(size - 1), np.arange(1, size)], 1))
+    u, v = np.concatenate(pairs).T
+    labels = rng.normal(size=(30, 1))
+    feat = rng.normal(size=(sizes.sum(), 5))
+    arrays = {"node_counts": sizes, "edge_counts": sizes - 1, "u": u, "v": v, "feat": feat, "graph_label": labels}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    loaded = data.load("mine", path=tmp_path / "mine.npz", batch_size=None)
+    graph_set = data.GraphSet(loaded)
+    torch.manual_seed(0)
+    model = GraphTransformer(in_features=5, num_classes=1, dim=16, heads=2, blocks=2, task="graph", norm="layer").eval()
+
+    def predict(graph):
+        plan = plan_attention(graph, backend="reference", device="cpu")
+        with torch.no_grad():
+            return model(model.prepare(graph, plan))
+
+    whole = predict(loaded.graph)
+    parts = torch.empty_like(whole)
+    for batch in graph_set.batches(batch_size=7, seed=0):
+        assert torch.equal(batch.labels, loaded.labels[batch.ids])
+        parts[batch.ids] = predict(batch.graph)
+    assert torch.allclose(parts, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ids": [10]}, r"ids: got 10; the set has the graphs 0 \.\. 9"),
+        ({"ids": [0, -1]}, r"ids: got -1; the set has the graphs 0 \.\. 9"),
+        ({"ids": []}, r"ids: got shape \(0,\)"),
+        ({"ids": torch.tensor([0.0])}, r"dtype float32; one integer or more"),
+        ({"batch_size": 0}, "batch_size: got 0; an integer of 1 or more"),
+        ({"batch_size": 2.0}, r"batch_size: got 2\.0"),
+    ],
+)
+def test_wrong_arguments_are_errors_at_the_call(arguments, message):
+    graph_set = data.GraphSet(loaded_from(random_graphs(1, True), "graph"))
+    with pytest.raises(ValueError, match=message):
+        graph_set.batches(**arguments)

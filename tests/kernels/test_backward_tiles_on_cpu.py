@@ -1,0 +1,182 @@
+"""cuda/fused3s_backward.cu on the CPU (tests/cuda_shim): the real source and plans against float64 autograd."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from gradient_cases import GradientCase, assert_gradients, gradient_case
+from poison import poisoned_buffers
+from tolerance import edges_of
+
+from kernels.backends import REGISTRY, fused3s_backward
+from kernels.backends.base import InputSpec
+from kernels.backends.fused3s_backward import (
+    FEW_TEAMS,
+    ONE_WARP_DIM,
+    TEAMS,
+    BackwardKernelSpec,
+    PassData,
+    build_backward_data,
+    launch_backward,
+    rebuild_backward_data,
+)
+from kernels.dropout import Dropout
+from kernels.formats.csr import csr_pattern
+from kernels.formats.edges import distinct_csr
+from kernels.formats.row_order import permute_rows
+from kernels.formats.schedule import SplitHeuristic, make_schedule
+from kernels.runtime.device import GPULimits
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.oracle import GRAPHS, inputs
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+BY_TEAM = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
+BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
+SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
+# Copies of 4 and 16 bytes, padding columns, one warp and two a team, dropout. An instance takes seconds to compile.
+SHAPES = [(2, HALF, 0.0), (40, BFLOAT, 0.3), (128, HALF, 0.0), (130, BFLOAT, 0.3)]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A launch: who takes the windows, in which order things happen, and what the inputs look like."""
+
+    split: SplitHeuristic
+    mode: str
+    heads: int
+    scale: float
+    strided: bool = False
+    reordered: bool = False
+
+
+VARIANTS = [
+    Variant(BY_TEAM, "late", 1, 0.3, reordered=True),
+    Variant(BY_BLOCK, "early", 3, 0.2, strided=True),
+    Variant(SPLIT, "random", 1, -0.2, reordered=True),
+    Variant(SPLIT, "late", 1, 0.2, strided=True),
+]
+
+
+@contextmanager
+def backward_on_cpu(monkeypatch, mode="late"):
+    limits = GPULimits(2, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
+    with cuda_on_cpu(MODES[mode]) as gpu, monkeypatch.context() as patch:
+        patch.setattr(fused3s_backward, "get_kernel", gpu.get_kernel)
+        patch.setattr(fused3s_backward, "launch_kernel", gpu.launch_kernel)
+        patch.setattr(fused3s_backward, "gpu_limits", lambda device: limits)
+        yield gpu
+
+
+def make_case(graph, dim, dtype, variant: Variant, rate=0.0) -> GradientCase:
+    tensors = inputs(graph, variant.heads, dim, dtype, variant.strided)
+    dropout = Dropout(rate, torch.tensor([2**40 + 7])) if rate else None
+    return gradient_case(*edges_of(graph), *tensors, variant.scale, dropout)
+
+
+def build(graph, heads, dim, reordered=False):
+    """The data of both passes from the pieces of the forward pass."""
+    pattern, perm, device = csr_pattern(graph), None, torch.device("cpu")
+    if reordered:
+        perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
+        pattern = permute_rows(pattern, perm)
+    forward = REGISTRY["fused3s"].build(pattern, device, InputSpec(HALF, dim, heads), perm)
+    pieces = (forward.kv_tiles, forward.tile_offset, forward.row_ids, *distinct_csr(pattern, device))
+    return build_backward_data(*pieces, graph.shape[1], heads, dim)
+
+
+def run(monkeypatch, graph, case: GradientCase, variant: Variant, **options):
+    """Gradients by a schedule of the variant's own."""
+
+    def rescheduled(of_pass: PassData) -> PassData:
+        teams = TEAMS if case.query.shape[2] <= ONE_WARP_DIM else FEW_TEAMS
+        return replace(of_pass, schedule=make_schedule(of_pass.kv_tiles, of_pass.tile_offset, teams, variant.split))
+
+    with backward_on_cpu(monkeypatch, variant.mode) as gpu:
+        data = build(graph, *case.query.shape[1:], variant.reordered)
+        data = replace(data, by_row=rescheduled(data.by_row), by_column=rescheduled(data.by_column))
+        with poisoned_buffers(monkeypatch):
+            tensors = (case.grad_output, case.query, case.key, case.value, case.output, case.lse)
+            grads = launch_backward(data, *tensors, case.scale, case.dropout, **options)
+    assert gpu.bank_conflicts == 0, "the swizzle spreads eight rows over all banks"
+    return grads
+
+
+@pytest.mark.parametrize(("dim", "dtype", "rate"), SHAPES)
+def test_gradients_match_float64(monkeypatch, dim, dtype, rate):
+    for number, (name, make_graph) in enumerate(GRAPHS.items()):
+        graph = make_graph()
+        variant = VARIANTS[(number + dim // 2) % len(VARIANTS)]
+        case = make_case(graph, dim, dtype, variant, rate)
+        assert_gradients(run(monkeypatch, graph, case, variant), case, f"{name}, {variant}")
+
+
+@pytest.mark.parametrize("name", ["hub", "wide", "tall", "empty_rows_and_windows"])
+def test_every_schedule(monkeypatch, name):
+    graph = GRAPHS[name]()
+    for variant in VARIANTS:
+        case = make_case(graph, 2, HALF, variant)
+        assert_gradients(run(monkeypatch, graph, case, variant), case, f"{name}, {variant}")
+
+
+@pytest.mark.parametrize("mode", ["early", "random"])
+def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode):
+    graph = GRAPHS["wide"]()
+    case = make_case(graph, 128, HALF, VARIANTS[3])
+    first, second = (run(monkeypatch, graph, case, replace(VARIANTS[3], mode=each)) for each in ("late", mode))
+    assert all(map(torch.equal, first, second))
+
+
+def test_a_row_without_weight_has_no_gradient(monkeypatch):
+    """LSE -infinity: the row's edges count for nothing, and its values reach no gradient."""
+    graph = GRAPHS["n_one_past_16"]()
+    kept = graph.copy()
+    kept.data[kept.indptr[20] : kept.indptr[21]] = 0
+    kept.eliminate_zeros()
+    variant = VARIANTS[0]
+    case = make_case(kept, 128, HALF, variant)
+    assert case.lse[20] == -torch.inf
+    grads = run(monkeypatch, graph, case, variant)
+    assert not grads[0][20].any()
+    assert_gradients(grads, case, "row 20")
+
+
+def test_odd_dimensions_and_float32(monkeypatch):
+    graph = GRAPHS["n_one_past_16"]()
+    case = make_case(graph, 127, HALF, VARIANTS[3])
+    wide = replace(case, grad_output=case.grad_output.float(), output=case.output.float())
+    grads = run(monkeypatch, graph, wide, VARIANTS[3])
+    assert_gradients(grads, case, "127 dimensions")
+
+
+def test_only_what_is_wanted_runs(monkeypatch):
+    graph = GRAPHS["n_one_past_16"]()
+    case = make_case(graph, 128, HALF, VARIANTS[0])
+    query, key, value = run(monkeypatch, graph, case, VARIANTS[0], wanted={"query"})
+    assert torch.equal(query, run(monkeypatch, graph, case, VARIANTS[0])[0])
+    assert key is None
+    assert value is None
+
+
+def test_a_symmetric_graph_has_one_set_of_tiles(monkeypatch):
+    graph = GRAPHS["n_one_past_16"]()
+    symmetric = graph + graph.T
+    with backward_on_cpu(monkeypatch):
+        shared, directed = build(symmetric, 1, 64), build(graph, 1, 64)
+        reordered = build(symmetric, 1, 64, reordered=True)
+        wide = rebuild_backward_data(shared, 4, 256)
+    assert shared.by_column.kv_tiles is shared.by_row.kv_tiles
+    assert wide.by_column.kv_tiles is shared.by_row.kv_tiles
+    assert (shared.by_row.schedule.warps, wide.by_row.schedule.warps) == (TEAMS, FEW_TEAMS)
+    assert directed.by_column.kv_tiles is not directed.by_row.kv_tiles
+    assert torch.equal(reordered.by_column.kv_tiles, shared.by_column.kv_tiles)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_plan_without_a_head_dimension_fits_the_widest(columns):
+    assert BackwardKernelSpec(HALF, 256, columns, TEAMS).shared_bytes <= 227 * 1024

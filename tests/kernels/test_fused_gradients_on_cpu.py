@@ -1,0 +1,66 @@
+"""Gradients of `fused3s` plans on the CPU (tests/cuda_shim): forward and backward kernels together, chosen by the plan,
+against autograd through `reference` in float64. The kernels one by one: test_backward_tiles_on_cpu.py,
+test_edge_backward_on_cpu.py.
+"""
+
+import pytest
+import torch
+from poison import poisoned_buffers
+
+from kernels import EdgeData, plan_attention
+from kernels.formats.csr import CSRPattern
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+NODES = 70
+ERROR = 2e-3  # relative, of a whole gradient: a few roundings to float16
+HALF, DOUBLE = torch.float16, torch.float64
+
+
+def graph_with_a_hub() -> CSRPattern:
+    """An empty row, and a column that every other row has."""
+    mask = torch.rand((NODES, NODES), generator=torch.Generator().manual_seed(0)) < 0.1
+    mask[:, 5] = True
+    mask[3] = False
+    indptr = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
+    return CSRPattern(indptr, mask.nonzero()[:, 1].int(), (NODES, NODES))
+
+
+# Heads, columns: tiles; edge by edge; odd columns, which are padded; of a plan for other heads.
+@pytest.mark.parametrize(("heads", "dim", "planned"), [(1, 64, 64), (4, 8, 8), (2, 13, 13), (4, 8, None)])
+@pytest.mark.parametrize("with_edges", [False, True])
+def test_gradients_of_a_plan(monkeypatch, heads, dim, planned, with_edges):
+    pattern, generator = graph_with_a_hub(), torch.Generator().manual_seed(1)
+    reorder = "auto" if with_edges else "none"
+
+    def normal(*size):
+        return torch.randn(size, generator=generator).half()
+
+    inputs = [normal(NODES, heads, dim) for _ in "qkv"]
+    grad_output, weight = normal(NODES, heads, dim), normal(heads, dim, 5) / 3
+    features, bias = normal(len(pattern.indices), 5), normal(len(pattern.indices), heads)
+
+    def gradients(plan, dtype):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        terms = {}
+        if with_edges:
+            of_edges = [tensor.to(dtype).requires_grad_() for tensor in (features, bias, weight)]
+            leaves += of_edges
+            bound = plan.bind_edges(EdgeData(features=of_edges[0], bias=of_edges[1]))
+            terms = {"edges": bound, "edge_key_weight": of_edges[2], "edge_value_weight": of_edges[2]}
+        output = plan(*leaves[:3], dropout=0.2, dropout_seed=7, **terms)
+        return torch.autograd.grad(output, leaves, grad_output.to(dtype))
+
+    exact = gradients(plan_attention(pattern, backend="reference", device="cpu", edge_data=with_edges), DOUBLE)
+    with cuda_on_cpu(MODES["late"]):
+        options = {"backend": "fused3s", "device": "cpu", "edge_data": with_edges, "reorder": reorder}
+        plan = plan_attention(pattern, dtype=HALF, head_dim=planned, num_heads=heads, backward=True, **options)
+        with poisoned_buffers(monkeypatch):
+            found = gradients(plan, HALF)
+    for got, right in zip(found, exact, strict=True):
+        assert ((got.double() - right).norm() / right.norm()).item() < ERROR
+    assert torch.equal(found[0][3], torch.zeros(heads, dim, dtype=HALF))  # the empty row

@@ -1,0 +1,593 @@
+"""Gradients of every differentiable backend against dense float64 attention, of plans, and what has none; dropout."""
+
+import copy
+import math
+import re
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from edge_cases import (
+    EDGE_LISTS,
+    FORMS,
+    KINDS,
+    EdgeInputs,
+    EdgeList,
+    dense_edge_attention,
+    edge_inputs,
+    expected_attention,
+    qkv,
+)
+from formula_backend import FormulaBackend
+
+from kernels import AttentionPlan, BackendUnavailableError, EdgeData, plan_attention, sparse_attention
+from kernels import plan as plan_module
+from kernels.autograd import DIFFERENTIABLE
+from kernels.backends import REGISTRY, fused3s_paper
+from kernels.dropout import Dropout, kept_edges
+from kernels.runtime.cuda_graph import capture
+
+DOUBLE = torch.float64
+AUTOGRAD = ["reference", "dgl", "csr_unfused", "pyg"]  # made of torch calls, with edge data
+BACKENDS = [*AUTOGRAD, "formula"]
+SCALE = 0.3
+pytestmark = pytest.mark.usefixtures("one_thread")
+close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-9)
+
+
+@pytest.fixture(autouse=True)
+def formula(monkeypatch) -> FormulaBackend:
+    backend = FormulaBackend()
+    monkeypatch.setitem(REGISTRY, "formula", backend)
+    return backend
+
+
+def skip_if_missing(backend: str) -> None:
+    if reason := REGISTRY[backend].unavailable(torch.device("cpu")):
+        pytest.skip(f"{backend}: {reason}")
+
+
+def planned(backend: str, graph: Any, **options: Any) -> AttentionPlan:
+    return plan_attention(graph, backend=backend, device="cpu", **({"edge_data": True} | options))
+
+
+def leaves_of(
+    shape: tuple[int, int], inputs: EdgeInputs, heads: int, device: str = "cpu", dtype: torch.dtype = DOUBLE
+) -> tuple[list[torch.Tensor], EdgeInputs]:
+    """q, k, v, and edge data and weights, all float tensors of which require a gradient."""
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.to(device, copy=True)
+        return value.to(dtype).requires_grad_() if value.is_floating_point() else value
+
+    data = None if inputs.data is None else EdgeData(*(leaf(value) for value in vars(inputs.data).values()))
+    weights = {name: leaf(weight) for name, weight in inputs.weights.items()}
+    return [leaf(tensor) for tensor in qkv(shape, heads, 5, DOUBLE)], EdgeInputs(data, weights)
+
+
+def gradients_of(function, graph: EdgeList, inputs: EdgeInputs, heads: int = 2, **made: Any) -> list[torch.Tensor]:
+    """Gradients of a fixed random sum of the output by q, k, v, edge data and weights; `made`: of `leaves_of`."""
+    tensors, inputs = leaves_of(graph.shape, inputs, heads, **made)
+    output = function(*tensors, inputs)
+    factors = torch.randn(output.shape, generator=torch.Generator().manual_seed(5)).to(output)
+    of_edges = [*([] if inputs.data is None else vars(inputs.data).values()), *inputs.weights.values()]
+    leaves = [value for value in (*tensors, *of_edges) if isinstance(value, torch.Tensor) and value.requires_grad]
+    found = torch.autograd.grad((output * factors).sum(), leaves, allow_unused=True)
+    # Dense attention gives no gradient to what no edge reads.
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_are_those_of_dense_attention(backend, kind):
+    skip_if_missing(backend)
+    for name, form, heads in (("repeated", "torch_csr", 2), ("empty_rows_and_windows", "dgl", 3), ("wide", "bsb", 1)):
+        graph = EDGE_LISTS[name]()
+        made, order = FORMS[form](graph)
+        plan = planned(backend, made)
+
+        def sparse(q, k, v, given, plan=plan, order=order):
+            return plan(q, k, v, scale=SCALE, **given.in_order(order))
+
+        def dense(q, k, v, given, graph=graph):
+            return expected_attention(graph, q, k, v, given, SCALE)[0]
+
+        inputs = edge_inputs(kind, graph.num_edges, heads, 5, DOUBLE)
+        found, expected = (gradients_of(function, graph, inputs, heads) for function in (sparse, dense))
+        assert len(found) == len(expected) >= 3
+        for left, right in zip(found, expected, strict=True):
+            assert torch.isfinite(left).all()
+            close(left, right, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "sdpa_padded"])
+def test_gradients_without_edge_data(backend):
+    """One head as [N, d], which a backend sees as [N, 1, d]; a graph with a hub; q, k and v views of one tensor."""
+    skip_if_missing(backend)
+    for name in ("hub", "one_node_self_loop", "n_one_past_16"):
+        graph = EDGE_LISTS[name]()
+        made, _ = FORMS["scipy_coo"](graph)
+        plan = planned(backend, made, edge_data=False)
+        packed = torch.randn(graph.shape[0], 3, 6, dtype=DOUBLE, requires_grad=True)
+        factors = torch.randn(graph.shape[0], 6, dtype=DOUBLE)
+        (found,) = torch.autograd.grad((plan(*packed.unbind(1)) * factors).sum(), packed)
+        dense = dense_edge_attention(*packed[:, :, None].unbind(1), graph.first_edge() >= 0, 6**-0.5)[0]
+        (expected,) = torch.autograd.grad((dense.squeeze(1) * factors).sum(), packed)
+        close(found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_without_edges_has_gradients_of_zero(backend):
+    skip_if_missing(backend)
+    made, _ = FORMS["torch_csr"](EDGE_LISTS["no_edges"]())
+    tensors = [tensor.requires_grad_() for tensor in qkv((20, 20), 2, 5, DOUBLE)]
+    for grad in torch.autograd.grad(planned(backend, made, edge_data=False)(*tensors).sum(), tensors):
+        assert torch.equal(grad, torch.zeros_like(grad))
+
+
+@pytest.mark.parametrize("backend", AUTOGRAD)
+def test_gradients_of_a_large_graph_need_no_dense_matrix(backend):
+    skip_if_missing(backend)
+    num_nodes = 1 << 20  # a dense matrix would have 8 TB
+    places = torch.tensor([[0, 5, 5, num_nodes - 1], [3, 0, 5, 9]])
+    graph = scipy.sparse.coo_array((np.ones(4), tuple(places.numpy())), shape=(num_nodes, num_nodes))
+    tensors = [torch.randn(num_nodes, 1, 2, dtype=DOUBLE, requires_grad=True) for _ in range(3)]
+    planned(backend, graph, edge_data=False)(*tensors)[places[0]].sum().backward()
+    assert [int(tensor.grad.any(-1).sum()) for tensor in tensors] == [1, 2, 4]
+
+
+def test_csr_unfused_plans_its_transpose():
+    graph, tensors, inputs = whole_case()
+    plan = planned("csr_unfused", graph, backward=True)
+    unplanned = planned("csr_unfused", graph)
+    assert plan.data.transpose is not None
+    assert unplanned.data.transpose is None
+    assert unplanned.with_backward().data.transpose is not None
+    outputs = [each(*tensors, **arguments_of(inputs)) for each in (plan, unplanned)]
+    gradients = [torch.autograd.grad(output.square().sum(), tensors) for output in outputs]
+    for left, right in zip(*gradients, strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("clamp", [None, 2.0])
+@pytest.mark.parametrize("backend", ["reference", "formula"])
+def test_gradcheck(backend, clamp):
+    graph = EdgeList(torch.tensor([0, 2, 0, 2, 2, 0]), torch.tensor([1, 0, 3, 2, 0, 1]), (4, 4))
+    made, _ = FORMS["scipy_coo"](graph)
+    plan = planned(backend, made)
+    types = torch.tensor([0, 1, 1, 0, 1, 0])
+
+    def attention(q, k, v, bias, multiplier, features, key_weight, value_weight, type_weight):
+        return plan(
+            q,
+            k,
+            v,
+            edges=EdgeData(bias, multiplier, features, types),
+            edge_key_weight=key_weight,
+            edge_value_weight=value_weight,
+            edge_type_weight=type_weight,
+            clamp=clamp,
+            dropout=0.3,
+            dropout_seed=11,
+        )
+
+    shapes = [(4, 2, 3)] * 3 + [(6, 2), (6,), (6, 2), (2, 3, 2), (2, 3, 2), (2, 2, 3)]
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(shape, generator=generator, dtype=DOUBLE, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(attention, leaves)
+
+
+def whole_case(dtype: torch.dtype = DOUBLE) -> tuple[Any, list[torch.Tensor], EdgeInputs]:
+    """A graph as COO, and q, k, v, edge data of all kinds that require gradients."""
+    graph = EDGE_LISTS["repeated"]()
+    made, order = FORMS["scipy_coo"](graph)
+    assert torch.equal(order, torch.arange(graph.num_edges))
+    tensors, inputs = leaves_of(graph.shape, edge_inputs("all", graph.num_edges, 2, 5, DOUBLE), 2)
+    if dtype != DOUBLE:
+        tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+    return made, tensors, inputs
+
+
+def arguments_of(inputs: EdgeInputs) -> dict[str, Any]:
+    return {"edges": inputs.data, **inputs.weights}
+
+
+def test_only_the_gradients_that_are_needed_are_computed(formula):
+    graph, tensors, inputs = whole_case()
+    plan = planned("formula", graph, backward=True)
+    plan(*tensors, **arguments_of(inputs)).sum().backward()
+    frozen = EdgeInputs(
+        replace(inputs.data, **{name: getattr(inputs.data, name).detach() for name in ("multiplier", "features")}),
+        {name: weight.detach() if name == "edge_key_weight" else weight for name, weight in inputs.weights.items()},
+    )
+    q, k, v = tensors
+    plan(q.detach(), k, v.detach(), **arguments_of(frozen)).sum().backward()
+    wanted = {"key", "bias", "value_weight", "type_weight"}
+    assert formula.wanted == [frozenset(DIFFERENTIABLE), wanted]
+    with torch.no_grad():
+        assert not plan(*tensors, **arguments_of(inputs)).requires_grad
+    detached = [tensor.detach() for tensor in tensors]
+    assert not plan(*detached).requires_grad
+    assert plan(*detached, edges=inputs.data, **inputs.weights).requires_grad
+    assert len(formula.wanted) == 2
+
+
+def test_gradients_of_narrow_types_have_their_type(formula):
+    made, _ = FORMS["torch_csr"](EDGE_LISTS["hub"]())
+    q, k, v = (tensor.bfloat16().requires_grad_() for tensor in qkv((70, 70), 2, 5))
+    output = planned("formula", made)(q, k, v, out_dtype=torch.float32)
+    output.backward(torch.randn(2, 70, 5).transpose(0, 1))
+    assert [tensor.grad.dtype for tensor in (q, k, v)] == [torch.bfloat16] * 3
+
+
+@pytest.mark.parametrize("backend", ["reference", "formula"])
+def test_the_log_sum_exp_carries_no_gradient(backend):
+    graph, tensors, inputs = whole_case()
+    output, lse = planned(backend, graph)(*tensors, return_lse=True, **arguments_of(inputs))
+    assert output.requires_grad
+    assert not lse.requires_grad
+    expected = planned("reference", graph)(*tensors, return_lse=True, **arguments_of(inputs))[1]
+    assert torch.equal(lse, expected)
+    one_head = [tensor[:, 0] for tensor in tensors]
+    assert planned(backend, graph)(*one_head, return_lse=True)[1].shape == lse.shape[:1]
+
+
+class TestBackwardOfAPlan:
+    def test_it_is_built_once_at_the_first_call_that_needs_it(self, formula):
+        graph, tensors, _ = whole_case()
+        plan = planned("formula", graph)
+        with torch.no_grad():
+            plan(*tensors)
+        assert formula.rebuilt == 0
+        for _ in range(2):
+            plan(*tensors).sum().backward()
+        assert formula.rebuilt == 1
+        assert plan.data.counted is None
+        assert not plan.inputs.backward
+        other = plan.with_backward()
+        assert (other.inputs.backward, formula.rebuilt) == (True, 1)
+        assert other.with_backward() is plan.with_backward() is other
+        assert other.edge_order is plan.edge_order
+        assert "; with the backward pass" in repr(other)
+        assert "backward" not in repr(plan)
+
+    def test_it_is_planned_kept_and_saved(self, formula, tmp_path):
+        graph, tensors, _ = whole_case()
+        plan = planned("formula", graph, backward=True)
+        assert plan.for_inputs(num_heads=2).inputs.backward
+        assert plan.for_inputs(num_heads=2).data.counted is not None
+        plan.save(tmp_path / "plan.pt")
+        loaded = AttentionPlan.load(tmp_path / "plan.pt", "cpu")
+        assert loaded.inputs == plan.inputs
+        formula.rebuilt = 0
+        loaded(*tensors).sum().backward()
+        assert formula.rebuilt == 0
+
+    def test_a_single_call_builds_it_where_it_is_needed(self, formula, monkeypatch):
+        graph, tensors, inputs = whole_case()
+        made = []
+        build = formula.build
+        monkeypatch.setattr(formula, "build", lambda *given: made.append(given[2].backward) or build(*given))
+        arguments = arguments_of(inputs)
+        detached = [tensor.detach() for tensor in tensors]
+        sparse_attention(*tensors, graph, backend="formula")
+        sparse_attention(*detached, graph, backend="formula")
+        sparse_attention(*detached, graph, backend="formula", **arguments)
+        with torch.no_grad():
+            sparse_attention(*tensors, graph, backend="formula", **arguments)
+        assert made == [True, False, True, False]
+        assert formula.rebuilt == 0
+
+    def test_a_capture_or_a_trace_needs_it_beforehand(self, monkeypatch):
+        graph, tensors, _ = whole_case()
+        plan = planned("formula", graph)
+        remedy = re.escape("make the plan with plan_attention(..., backward=True), or take plan.with_backward()")
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.compiler, "is_compiling", lambda: True)
+            with pytest.raises(ValueError, match=f"traced by torch.compile, .*: {remedy}"):
+                plan(*tensors)
+        on_gpu = replace(plan, device=torch.device("cuda", 0))
+        monkeypatch.setattr(plan_module, "_check_tensors", lambda *given: None)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(ValueError, match=f"captured in a CUDA graph, .*: {remedy}"):
+            on_gpu(*tensors)
+
+    def test_it_is_copied_with_the_plan(self, formula):
+        graph, tensors, _ = whole_case()
+        plan = planned("formula", graph)
+        plan(*tensors)
+        copy.deepcopy(plan)(*tensors)
+        assert formula.rebuilt == 1
+
+
+class TestWithoutDerivative:
+    def test_a_backend_without_a_backward_pass_says_which_has_one(self, monkeypatch):
+        monkeypatch.setattr(REGISTRY["fused3s_paper"], "unavailable", lambda device: None)
+        graph, tensors, _ = whole_case(torch.float16)
+        plan = plan_attention(graph, backend="fused3s_paper", device="cpu")
+        tensors = [torch.zeros(34, 8, dtype=torch.float16) for _ in range(3)]
+        tensors[2].requires_grad_()
+        with pytest.raises(ValueError, match=r"fused3s_paper computes the forward pass only, .* backend='fused3s'"):
+            plan(*tensors)
+        with pytest.raises(ValueError, match="fused3s_paper computes the forward pass only"):
+            plan.with_backward()
+        with pytest.raises(ValueError, match="fused3s_paper cannot run this: it computes the forward pass only; grad"):
+            plan_attention(graph, backend="fused3s_paper", device="cpu", backward=True)
+        with pytest.raises(ValueError, match="cannot run this: it computes the forward pass only"):
+            sparse_attention(*tensors, graph, backend="fused3s_paper")
+        monkeypatch.setattr(fused3s_paper, "launch", lambda *given: tensors[0])
+        with torch.inference_mode():
+            plan(*tensors)
+
+    def test_auto_passes_over_it(self, monkeypatch, caplog):
+        for name, backend in REGISTRY.items():
+            reason = None if name in ("fused3s_paper", "reference") else "not here"
+            monkeypatch.setattr(backend, "unavailable", lambda device, reason=reason: reason)
+        graph, _, _ = whole_case()
+        with caplog.at_level("INFO", logger="kernels"):
+            plan = plan_attention(graph, device="cpu", backward=True)
+        assert plan.backend == "reference"
+        assert "not fused3s_paper: it computes the forward pass only" in caplog.text
+        monkeypatch.setattr(REGISTRY["reference"], "unavailable", lambda device: "not here")
+        with pytest.raises(BackendUnavailableError, match="not fused3s_paper: it computes the forward pass only"):
+            plan_attention(graph, device="cpu", backward=True)
+
+    def test_double_backward(self):
+        graph, (q, k, v), _ = whole_case()
+        plan = planned("formula", graph)
+        first = torch.autograd.grad(plan(q, k, v).sum(), (q, k), create_graph=True)
+        with pytest.raises(NotImplementedError, match=r"backend formula has no second derivatives, .*'reference'"):
+            (plan(q, k, v).sum() + first[0].square().sum()).backward()
+
+    def test_forward_mode(self):
+        graph, tensors, _ = whole_case()
+        plan = planned("formula", graph)
+        message = "backend formula has no forward-mode derivative: use reverse mode, or backend='reference'"
+        q, k, v = (tensor.detach() for tensor in tensors)
+        with pytest.raises(NotImplementedError, match=message):
+            torch.func.jvp(lambda q: plan(q, k, v), (q,), (torch.ones_like(q),))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(k, torch.ones_like(k))
+            with pytest.raises(NotImplementedError, match=message):
+                plan(q, dual, v)
+            assert torch.equal(plan(q, k, v), plan(*tensors))
+
+    def test_vmap(self):
+        graph, tensors, _ = whole_case()
+        plan = planned("formula", graph)
+        batch = [torch.stack([tensor.detach()] * 2) for tensor in tensors]
+        message = r"backend formula cannot be batched by vmap: put the batch into the heads, \[N, H, d\], or into"
+        with pytest.raises(NotImplementedError, match=message):
+            torch.func.vmap(plan)(*batch)
+        q, k, v = (tensor.detach() for tensor in tensors)
+        with pytest.raises(NotImplementedError, match=message):
+            torch.func.jacrev(lambda q: plan(q, k, v)[0, 0])(q)
+
+    def test_a_changed_input_is_noticed(self):
+        graph, (q, k, v), _ = whole_case()
+        seed = torch.tensor([3])
+        output = planned("formula", graph)(q, k, v, dropout=0.5, dropout_seed=seed)
+        seed += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+def test_torch_func_has_reverse_mode():
+    graph, tensors, _ = whole_case()
+    q, k, v = (tensor.detach() for tensor in tensors)
+    plans = [planned(backend, graph) for backend in ("formula", "reference")]
+    found, expected = (torch.func.grad(lambda q, plan=plan: plan(q, k, v).square().sum())(q) for plan in plans)
+    close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "formula"])
+def test_autocast_casts_the_inputs(backend, dtype):
+    graph, tensors, inputs = whole_case(torch.float32)
+    data = EdgeData(bias=inputs.data.bias.detach().float().requires_grad_())
+    plan = planned(backend, graph)
+    with torch.autocast("cpu", dtype):
+        output = plan(*tensors, edges=data)
+        bound = plan(*tensors, edges=plan.bind_edges(data))
+        at_once = sparse_attention(*tensors, graph, backend=backend, edges=data)
+        assert plan(*tensors, out_dtype=torch.float32).dtype == torch.float32
+        assert plan(*(tensor.double() for tensor in tensors)).dtype == DOUBLE
+    output.sum().backward()
+    cast = [tensor.detach().to(dtype) for tensor in tensors]
+    expected = plan(*cast, edges=EdgeData(bias=data.bias.detach().to(dtype)))
+    for each in (output, bound, at_once):
+        assert torch.equal(each, expected)
+    assert [tensor.grad.dtype for tensor in (*tensors, data.bias)] == [torch.float32] * 4
+
+
+class TestDropout:
+    RATE, SEED = 0.4, 1234567890123
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_weights_are_dropped_by_the_common_mask(self, backend):
+        skip_if_missing(backend)
+        graph = EDGE_LISTS["empty_rows_and_windows"]()
+        made, _ = FORMS["dgl"](graph)
+        plan = planned(backend, made, edge_data=False)
+        tensors = [tensor.requires_grad_() for tensor in qkv(graph.shape, 3, 5, DOUBLE)]
+        num_rows, num_cols = graph.shape
+        row, col = torch.ones(num_rows, num_cols).nonzero().T  # all pairs
+        kept = kept_edges(Dropout(self.RATE, torch.tensor([self.SEED])), row, col, 3).view(num_rows, num_cols, 3)
+
+        def dense(q, k, v):
+            ones = torch.eye(num_cols, dtype=DOUBLE)[:, None].expand(-1, 3, -1)
+            weights, _ = dense_edge_attention(q, k, ones, graph.first_edge() >= 0, SCALE)  # [N, H, M]
+            return torch.einsum("nhm,nmh,mhd->nhd", weights, kept.double() / (1 - self.RATE), v)
+
+        output = plan(*tensors, scale=SCALE, dropout=self.RATE, dropout_seed=self.SEED)
+        expected = dense(*tensors)
+        close(output, expected)
+        factors = torch.randn_like(expected)
+        found, wanted = (torch.autograd.grad((each * factors).sum(), tensors) for each in (output, expected))
+        for left, right in zip(found, wanted, strict=True):
+            close(left, right)
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_with_all_edge_data_every_backend_agrees(self, backend):
+        skip_if_missing(backend)
+        results = []
+        for name in ("reference", backend):
+            graph, tensors, inputs = whole_case()
+            output = planned(name, graph)(*tensors, **arguments_of(inputs), dropout=self.RATE, dropout_seed=self.SEED)
+            (output * torch.arange(5)).sum().backward()
+            leaves = [*tensors, inputs.data.bias, inputs.data.multiplier, inputs.data.features]
+            leaves += [weight for weight in inputs.weights.values() if isinstance(weight, torch.Tensor)]
+            results.append([output, *(leaf.grad for leaf in leaves)])
+        for expected, found in zip(*results, strict=True):
+            close(found, expected)
+
+    def test_seeds_are_ints_tensors_or_drawn(self):
+        graph, tensors, _ = whole_case()
+        plan = planned("reference", graph, edge_data=False)
+
+        def call(seed, rate=self.RATE):
+            return plan(*tensors, dropout=rate, dropout_seed=seed)
+
+        tensor = torch.tensor([self.SEED])
+        assert torch.equal(call(self.SEED), call(tensor))
+        assert torch.equal(
+            call(self.SEED),
+            sparse_attention(*tensors, graph, backend="reference", dropout=self.RATE, dropout_seed=tensor),
+        )
+        before = call(tensor)
+        tensor += 1
+        assert not torch.equal(call(tensor), before)
+        assert torch.equal(call(tensor), call(self.SEED + 1))
+        assert torch.isfinite(call(-(1 << 63))).all()
+        torch.manual_seed(3)
+        first, second = call(None), call(None)
+        torch.manual_seed(3)
+        assert torch.equal(call(None), first)
+        assert not torch.equal(first, second)
+
+    def test_a_rate_of_zero_costs_nothing(self, monkeypatch):
+        graph, tensors, _ = whole_case()
+        plan = planned("reference", graph, edge_data=False)
+        monkeypatch.setattr(plan_module, "make_dropout", lambda *given: pytest.fail("a dropout was made"))
+        assert torch.equal(plan(*tensors, dropout=0.0, dropout_seed=self.SEED), plan(*tensors))
+
+    @pytest.mark.parametrize(
+        ("rate", "seed", "error", "message"),
+        [
+            (1.0, 0, ValueError, "dropout: got 1.0; a rate between 0 and 1 is needed"),
+            (-0.1, 0, ValueError, "dropout: got -0.1; a rate"),
+            (math.nan, 0, ValueError, "dropout: got nan; a rate"),
+            (0.5, 1 << 63, ValueError, "dropout_seed: got 9223372036854775808; an integer of 64 bits"),
+            (0.5, 0.5, TypeError, r"dropout_seed: got float; an int, an int64 tensor \[1\] or None is needed"),
+            (0.5, True, TypeError, "dropout_seed: got bool; an int"),
+            (0.5, torch.zeros(2, dtype=torch.int64), ValueError, r"dropout seed: got torch.int64 \(2,\); int64 \[1\]"),
+            (0.5, torch.zeros(1), ValueError, r"dropout seed: got torch.float32 \(1,\); int64 \[1\]"),
+            (
+                0.5,
+                torch.zeros(1, dtype=torch.int64, device="meta"),
+                ValueError,
+                "dropout_seed: on meta, but q is on cpu",
+            ),
+        ],
+    )
+    def test_wrong_arguments_are_named(self, rate, seed, error, message):
+        graph, tensors, _ = whole_case()
+        with pytest.raises(error, match=message):
+            planned("reference", graph)(*tensors, dropout=rate, dropout_seed=seed)
+
+    def test_a_backend_without_dropout_is_named(self):
+        graph, tensors, _ = whole_case()
+        able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_dropout)
+        assert set(BACKENDS) <= set(able.split(", "))
+        with pytest.raises(
+            ValueError, match=f"dropout: got 0.5; backend sdpa_padded has no dropout, these have: {able}"
+        ):
+            planned("sdpa_padded", graph, edge_data=False)(*tensors, dropout=0.5)
+
+
+GPU_BACKENDS = {
+    "reference": (DOUBLE, 1e-8),
+    "csr_unfused": (DOUBLE, 1e-8),
+    "pyg": (DOUBLE, 1e-8),
+    "fused3s": (torch.float16, 5e-3),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["none", *KINDS])
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+def test_gpu_gradients_are_those_of_dense_attention(backend, kind):
+    if reason := REGISTRY[backend].unavailable(torch.device("cuda", 0)):
+        pytest.skip(f"{backend}: {reason}")
+    dtype, tolerance = GPU_BACKENDS[backend]
+    for name, form, heads in (("repeated", "torch_csr", 2), ("hub", "dgl", 1), ("empty_rows_and_windows", "bsb", 3)):
+        graph = EDGE_LISTS[name]()
+        made, order = FORMS[form](graph)
+        plan = plan_attention(made, backend=backend, device="cuda", edge_data=True, backward=True)
+        inputs = EdgeInputs(None, {}) if kind == "none" else edge_inputs(kind, graph.num_edges, heads, 5, dtype)
+
+        def sparse(q, k, v, given, plan=plan, order=order):
+            return plan(q, k, v, scale=SCALE, **given.in_order(order.to("cuda")))
+
+        def dense(q, k, v, given, graph=graph):
+            rounded = [q, k, v] if dtype == DOUBLE else [q.to(dtype), k.to(dtype), v.to(dtype)]
+            return expected_attention(graph, *rounded, given, SCALE)[0]
+
+        found = gradients_of(sparse, graph, inputs, heads, device="cuda", dtype=dtype)
+        expected = gradients_of(dense, graph, inputs, heads)
+        for left, right in zip(found, expected, strict=True):
+            error = (left.double().cpu() - right).norm()
+            assert error <= tolerance * right.norm() + tolerance / 10, f"{name}: {error} of {right.norm()}"
+
+
+@pytest.mark.gpu
+def test_gpu_gradients_of_flex_attention():
+    graph = EDGE_LISTS["hub"]()
+    made, _ = FORMS["dgl"](graph)
+    results = []
+    for backend, dtype in (("flex_attention", torch.float32), ("reference", DOUBLE)):
+        tensors = [tensor.to("cuda", dtype).requires_grad_() for tensor in qkv(graph.shape, 2, 16)]
+        output = sparse_attention(*tensors, made, backend=backend)
+        results.append(torch.autograd.grad(output.square().sum(), tensors))
+    for found, expected in zip(*results, strict=True):
+        assert (found.double() - expected).norm() <= 1e-2 * expected.norm()  # its products are in TF32
+
+
+@pytest.mark.gpu
+def test_gpu_a_captured_step_draws_a_mask_at_each_replay():
+    graph = EDGE_LISTS["hub"]()
+    made, _ = FORMS["dgl"](graph)
+    plan = plan_attention(made, backend="fused3s", device="cuda", backward=True)
+    tensors = [tensor.cuda().half().requires_grad_() for tensor in qkv(graph.shape, 2, 16)]
+    seed = torch.tensor([5], device="cuda")
+
+    def step() -> list[torch.Tensor]:
+        output = plan(*tensors, dropout=0.4, dropout_seed=seed)
+        return [output, *torch.autograd.grad(output.float().square().sum(), tensors)]
+
+    captured = capture(step, torch.device("cuda", 0))
+    outputs = []
+    for _ in range(2):
+        seed += 1
+        replayed = [tensor.clone() for tensor in captured.replay()]
+        for found, expected in zip(replayed, step(), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+        outputs.append(replayed[0])
+    assert not torch.equal(*outputs)
+
+
+@pytest.mark.gpu
+def test_gpu_a_capture_needs_a_plan_with_a_backward_pass():
+    made, _ = FORMS["dgl"](EDGE_LISTS["hub"]())
+    plan = plan_attention(made, backend="fused3s", device="cuda")
+    tensors = [tensor.cuda().half().requires_grad_() for tensor in qkv((70, 70), 2, 16)]
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.add(tensors[0], tensors[0])
+        with pytest.raises(ValueError, match=r"captured in a CUDA graph, .*backward=True"):
+            plan(*tensors)

@@ -1,0 +1,291 @@
+"""The torch operators: torch's own checks of them, torch.compile without a graph break, export."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from edge_cases import EDGE_LISTS, FORMS, edge_inputs, qkv
+from formula_backend import FormulaBackend
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from kernels import AttentionPlan, EdgeData, plan_attention
+from kernels.autograd import split_terms
+from kernels.backends import REGISTRY
+from models.graph_transformer import GraphTransformer
+
+FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
+BACKENDS = ["formula", FUSED]
+SCALE = 0.3
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def formula(monkeypatch) -> Iterator[None]:
+    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
+    yield
+    torch.compiler.reset()
+
+
+def device_of(backend: str) -> str:
+    return "cuda" if backend == "fused3s" else "cpu"
+
+
+def types_of(backend: str) -> list[torch.dtype]:
+    return [torch.float16, torch.bfloat16] if backend == "fused3s" else [torch.float32, torch.bfloat16]
+
+
+class Case:
+    """A graph with repeated edges: its plan, and inputs with edge data of all kinds."""
+
+    def __init__(self, backend: str, name: str = "repeated", dtype: torch.dtype | None = None, **options: Any) -> None:
+        graph = EDGE_LISTS[name]()
+        made, _ = FORMS["scipy_coo"](graph)
+        device = device_of(backend)
+        dtype = types_of(backend)[0] if dtype is None else dtype
+        options = {"edge_data": True, "backward": True} | options
+        self.plan: AttentionPlan = plan_attention(made, backend=backend, device=device, **options)
+        self.tensors = [tensor.to(device).requires_grad_() for tensor in qkv(graph.shape, 2, 8, dtype)]
+        given = edge_inputs("all", graph.num_edges, 2, 8, dtype)
+        self.data = EdgeData(*(self._leaf(value) for value in vars(given.data).values()))
+        self.weights = {name: self._leaf(value) for name, value in given.weights.items()}
+
+    def _leaf(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.to(self.tensors[0].device)
+        return value.requires_grad_() if value.is_floating_point() else value
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        values = (*self.tensors, *vars(self.data).values(), *self.weights.values())
+        return [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def assert_same_call(found: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+    """Equal outputs and equal gradients of a random sum."""
+    same(found, expected)
+    factors = torch.randn_like(expected)
+    gradients = (torch.autograd.grad(output, leaves, factors) for output in (found, expected))
+    for left, right in zip(*gradients, strict=True):
+        same(left, right)
+
+
+def operator_arguments(case: Case, terms: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments of the plan, and those of edge data with dropout, all float tensors of which require gradients."""
+    operands = case.plan._operands
+    edges = None
+    if terms:
+        query, bound = case.tensors[0], case.plan.bind_edges(case.data)
+        seed = torch.tensor([5], device=query.device)
+        edges = case.plan._edge_terms(bound, *case.weights.values(), query, 0.3, seed)
+    given, clamp, rate = split_terms(edges)
+    given = [None if term is None else term.detach() for term in given]
+    for term in given:
+        if term is not None and term.is_floating_point():
+            term.requires_grad_()
+    return (operands.tensors, operands.numbers, operands.layout), (*given, clamp, rate)
+
+
+@pytest.mark.parametrize("terms", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torchs_checks_of_the_forward_operator(backend, terms):
+    for dtype in types_of(backend):
+        case = Case(backend, dtype=dtype)
+        plan, rest = operator_arguments(case, terms)
+        torch.library.opcheck(torch.ops.fused3s.attention, (*case.tensors, *plan, SCALE, torch.float32, True, *rest))
+    detached = [tensor.detach() for tensor in case.tensors]
+    rest = [each.detach() if isinstance(each, torch.Tensor) else each for each in rest]
+    torch.library.opcheck(torch.ops.fused3s.attention, (*detached, *plan, SCALE, dtype, False, *rest))
+
+
+@pytest.mark.parametrize("terms", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torchs_checks_of_both_operators_with_strided_inputs(backend, terms):
+    case = Case(backend)
+    plan, rest = operator_arguments(case, terms)
+    q, k, v = (tensor.detach() for tensor in case.tensors)
+    q, k = torch.stack([q, k], 1).unbind(1)  # views of [N, 2, H, d]
+    v = heads_first(v)
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    torch.library.opcheck(torch.ops.fused3s.attention, (*inputs, *plan, SCALE, torch.float32, True, *rest))
+    with torch.no_grad():
+        output, lse = torch.ops.fused3s.attention(*inputs, *plan, SCALE, torch.float32, True, *rest)
+    given = [each.detach() for each in (heads_first(torch.randn_like(output)), *inputs, output, lse)]
+    rest = [each.detach() if isinstance(each, torch.Tensor) else each for each in rest]
+    wanted = [True, False, True] + [terms] * 6
+    torch.library.opcheck(torch.ops.fused3s.attention_backward, (*given, *plan, SCALE, wanted, *rest))
+
+
+def heads_first(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def test_a_gradient_of_the_operators_needs_what_they_can_give():
+    case = Case("formula")
+    plan, rest = operator_arguments(case, False)
+    attention = partial(torch.ops.fused3s.attention, *case.tensors, *plan, SCALE, torch.float32)
+    with pytest.raises(ValueError, match="called with with_lse=False, but its gradient reads the log-sum-exp"):
+        attention(False, *rest)[0].sum().backward()
+    output, _ = attention(True, *rest)
+    first = torch.autograd.grad(output.sum(), case.tensors[0], create_graph=True)[0]
+    with pytest.raises(NotImplementedError, match="backend formula has no second derivatives"):
+        first.sum().backward()
+
+
+def compiled(function: Any, backend: str) -> Any:
+    """Compiled without a graph break; on the CPU without generated code, which takes long to compile."""
+    return torch.compile(function, fullgraph=True, backend="inductor" if backend == "fused3s" else "aot_eager")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_call_has_the_gradients_of_an_eager_one(backend):
+    case = Case(backend)
+
+    def doubled(q, k, v):
+        return 2 * case.plan(q, k, 3 * v, scale=SCALE)
+
+    function = compiled(doubled, backend)
+    assert_same_call(function(*case.tensors), doubled(*case.tensors), case.tensors)
+    with torch.no_grad():
+        output = function(*case.tensors)
+        same(output, doubled(*case.tensors))
+    assert not output.requires_grad
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_call_takes_edge_data_and_dropout(backend):
+    case = Case(backend)
+    seed = torch.tensor([5], device=case.plan.device)
+
+    def attention(q, k, v, bound, seed, weights):
+        return case.plan(q, k, v, edges=bound, dropout=0.3, dropout_seed=seed, **weights)
+
+    function = compiled(attention, backend)
+    for _ in range(2):
+        outputs = (
+            call(*case.tensors, case.plan.bind_edges(case.data), seed.clone(), case.weights)
+            for call in (function, attention)
+        )
+        assert_same_call(*outputs, case.leaves)
+        seed += 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_call_draws_its_seeds(backend):
+    case = Case(backend)
+    function = compiled(lambda *tensors: case.plan(*tensors, dropout=0.5), backend)
+    torch.manual_seed(1)
+    first, second = function(*case.tensors), function(*case.tensors)
+    torch.manual_seed(1)
+    assert torch.equal(function(*case.tensors), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_of_a_compiled_call_may_change(backend):
+    case = Case(backend)
+
+    def attention(q, k, v, number):
+        return case.plan(q, k, v, scale=number, clamp=2 * number, dropout=number, dropout_seed=3)
+
+    function = compiled(attention, backend)
+    for number in (0.1, 0.3, 0.2):
+        same(function(*case.tensors, number), attention(*case.tensors, number))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_call_takes_one_head_gives_the_log_sum_exp_and_is_cast(backend):
+    case = Case(backend)
+
+    def attention(q, k, v):
+        return case.plan(q[:, 0], k[:, 0], v[:, 0], return_lse=True)
+
+    (output, lse), (expected, expected_lse) = (
+        function(*case.tensors) for function in (compiled(attention, backend), attention)
+    )
+    assert_same_call(output, expected, case.tensors)
+    same(lse, expected_lse)
+    assert not lse.requires_grad
+    wide = [tensor.detach().float().requires_grad_() for tensor in case.tensors]
+    function = compiled(lambda *tensors: case.plan(*tensors), backend)
+    with torch.autocast(case.plan.device.type, torch.bfloat16):
+        output = function(*wide)
+    assert output.dtype == torch.bfloat16
+    expected = case.plan(*(tensor.bfloat16() for tensor in wide))
+    torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_plans_of_all_sizes_share_compiled_code(backend):
+    """The sizes, tensors and numbers of a plan are inputs of the code, not part of it."""
+    counter = CompileCounterWithBackend("aot_eager")
+    function = torch.compile(lambda plan, *given: 2 * plan(*given), backend=counter, fullgraph=True, dynamic=True)
+    compilations = []
+    for name in ("repeated", "hub", "self_loops"):
+        case = Case(backend, name, edge_data=False)
+        assert_same_call(function(case.plan, *case.tensors), 2 * case.plan(*case.tensors), case.tensors)
+        compilations.append(counter.frame_count)
+    assert len(set(compilations)) == 1
+
+
+def test_a_trace_with_gradients_needs_a_plan_with_a_backward_pass():
+    case = Case("formula", backward=False)
+    function = compiled(lambda *tensors: case.plan(*tensors), "formula")
+    with torch.no_grad():
+        same(function(*case.tensors), case.plan(*case.tensors))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"make the plan with plan_attention\(..., backward=True\)"):
+        function(*case.tensors)
+
+
+class Projected(torch.nn.Module):
+    """Attention behind a linear map."""
+
+    def __init__(self, plan: AttentionPlan, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8, device=plan.device, dtype=dtype)
+        self.plan = plan
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.plan(self.linear(q), k, v)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exported_program_holds_its_plan(backend, strict, tmp_path):
+    case = Case(backend)
+    tensors = tuple(tensor.detach() for tensor in case.tensors)
+    module = Projected(case.plan, tensors[0].dtype)
+    torch.export.save(torch.export.export(module, tensors, strict=strict), tmp_path / "program.pt2")
+    loaded = torch.export.load(tmp_path / "program.pt2").module()
+    same(loaded(*tensors), module(*tensors))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_is_compiled_without_a_graph_break(backend):
+    made, _ = FORMS["dgl"](EDGE_LISTS["self_loops"]())
+    made.ndata["feat"] = torch.randn(36, 7)
+    dtype = types_of(backend)[0]
+    plan = plan_attention(made, backend=backend, device=device_of(backend), backward=True)
+    model = GraphTransformer(in_features=7, num_classes=3, dim=16, heads=2, blocks=2).to(plan.device, dtype)
+    inputs = model.prepare(made, plan)
+    outputs = compiled(model, backend)(inputs), model(inputs)
+    torch.testing.assert_close(*outputs)
+    gradients = [torch.autograd.grad(output.sum(), list(model.parameters())) for output in outputs]
+    for left, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(left, right, rtol=2e-2, atol=2e-2) if backend == "fused3s" else same(left, right)
+
+
+@pytest.mark.gpu
+def test_gpu_cuda_graphs_of_torch_compile_read_the_plan_in_place():
+    case = Case("fused3s")
+    function = torch.compile(lambda *tensors: case.plan(*tensors), fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        expected = case.plan(*case.tensors)
+        for _ in range(4):
+            torch.testing.assert_close(function(*case.tensors).clone(), expected)

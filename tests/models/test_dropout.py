@@ -1,0 +1,123 @@
+"""Dropout: where it acts, in training mode only, and the seeds that attention gets."""
+
+import pytest
+import torch
+
+import kernels
+from models import GraphTransformer
+
+
+class Recorder:
+    """Attention that keeps the arguments of its calls."""
+
+    def __init__(self, plan):
+        self.plan, self.calls = plan, []
+
+    def __call__(self, q, k, v, **options):
+        self.calls.append({**options, "dropout_seed": int(options.get("dropout_seed", torch.zeros(1)))})
+        return self.plan(q, k, v, **options)
+
+
+@pytest.fixture
+def graph(make_graph):
+    return make_graph()
+
+
+@pytest.fixture
+def attention(graph):
+    return Recorder(kernels.plan_attention(graph, backend="reference", device="cpu"))
+
+
+def test_weights_do_not_depend_on_the_rates_and_evaluation_has_no_dropout(graph, attention):
+    models = []
+    for rates in ({}, {"dropout": 0.5, "attention_dropout": 0.5}):
+        torch.manual_seed(0)
+        models.append(GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=2, **rates).eval())
+    plain, dropping = models
+    assert plain.state_dict().keys() == dropping.state_dict().keys()
+    inputs = plain.prepare(graph, attention)
+    assert torch.equal(plain(inputs), dropping(inputs))
+    assert all("dropout" not in call for call in attention.calls)
+
+
+def test_seeds_differ_between_blocks_passes_and_models(graph, attention):
+    seeds = []
+    for of_model in (0, 1):
+        torch.manual_seed(of_model)
+        model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=3, attention_dropout=0.25).train()
+        inputs = model.prepare(graph, attention)
+        attention.calls.clear()
+        outputs = [model(inputs) for _ in range(2)]
+        assert not torch.equal(*outputs)
+        assert {call["dropout"] for call in attention.calls} == {0.25}
+        seeds += [call["dropout_seed"] for call in attention.calls]
+        assert "dropout_seeds" not in model.state_dict()
+    assert len(set(seeds)) == 12
+
+
+def test_the_same_seeds_give_the_same_pass(make_model, graph, attention):
+    model = make_model(attention_dropout=0.5).train()
+    inputs = model.prepare(graph, attention)
+    before = model.dropout_seeds.clone()
+    first = model(inputs)
+    model.dropout_seeds.copy_(before)
+    assert torch.equal(model(inputs), first)
+
+
+def test_layers_after_attention_have_the_mean_without_dropout():
+    """With ReLU and norms out of the way, they are linear in what is dropped."""
+    torch.manual_seed(0)
+    block = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1, dropout=0.3).blocks[0]
+    block.norm1 = block.norm2 = torch.nn.Identity()
+    h, attended = torch.rand(8).repeat(20_000, 1), torch.rand(8).repeat(20_000, 1)  # one row, many masks
+    with torch.no_grad():
+        block.ffn_up.bias += 20  # ReLU is the identity
+        expected = block.eval().finish(attended[:1], h[:1])
+        found = block.train().finish(attended, h)
+    error = (found.var(0) / len(found)).sqrt()
+    assert error.min() > 0
+    assert ((found.mean(0) - expected[0]).abs() < 6 * error).all()
+
+
+def test_the_embedding_is_dropped(graph, attention):
+    torch.manual_seed(0)
+    model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1, dropout=0.3).train()
+    inputs, embedded = model.prepare(graph, attention), []
+    model.blocks[0].qkv.register_forward_pre_hook(lambda _, given: embedded.append(given[0]))
+    model(inputs)
+    dropped = embedded[0] == 0
+    assert 0.2 < dropped.float().mean() < 0.4
+    torch.testing.assert_close(embedded[0][~dropped], model.embed(inputs)[~dropped] / 0.7)
+
+
+def test_float_features_are_dropped(graph, attention):
+    model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1, input_dropout=0.4).train()
+    inputs, features = model.prepare(graph, attention), []
+    model.embedding.register_forward_pre_hook(lambda _, given: features.append(given[0]))
+    model(inputs)
+    model.eval()(inputs)
+    dropped = features[0] == 0
+    assert 0.3 < dropped.float().mean() < 0.5
+    torch.testing.assert_close(features[0][~dropped], inputs.features[~dropped] / 0.6)
+    assert features[1] is inputs.features
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "input_dropout"])
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+def test_a_rate_that_is_none(name, rate):
+    with pytest.raises(ValueError, match=f"{name}: got {rate}; a rate from 0 to below 1 is needed"):
+        GraphTransformer(in_features=6, num_classes=3, **{name: rate})
+
+
+def test_edge_streams_drop_too(graph):
+    graph.edata["feat"] = torch.randn(graph.num_edges(), 2)
+    plan = kernels.plan_attention(graph, backend="reference", device="cpu", edge_data=True)
+    torch.manual_seed(0)
+    settings = {"edge_features": "stream", "edge_in_features": 2, "dropout": 0.2, "attention_dropout": 0.2}
+    model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=2, **settings).train()
+    inputs = model.prepare(graph, plan)
+    loss = model(inputs).square().sum()
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not torch.equal(model(inputs), model(inputs))

@@ -1,0 +1,184 @@
+"""`scripts/train.py` as a user runs it, on a small graph of the user's."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from scripts_as_modules import load_script
+from typer.testing import CliRunner
+
+from bench.records import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+NODES = 50
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """Arguments for a run in `tmp_path`/NAME on a graph of the user's with labels and splits."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((NODES, 6)).astype(np.float32)
+    ids = rng.permutation(NODES)
+    np.savez(
+        tmp_path / "mine.npz",
+        **{"src_li": rng.integers(0, NODES, 150), "dst_li": rng.integers(0, NODES, 150), "num_nodes": NODES},
+        **{"feat": features, "label": features[:, :3].argmax(1)},
+        **{"train_ids": ids[:20], "valid_ids": ids[20:30], "test_ids": ids[30:]},
+    )
+    (tmp_path / "mine.yaml").write_text(
+        f"""
+        data: {{name: mine, source: file, path: '{tmp_path}/mine.npz'}}
+        model: {{dim: 8, blocks: 1, dropout: 0.2, attention_dropout: 0.2}}
+        attention: {{backend: reference}}
+        runtime: {{device: cpu}}
+        training: {{epochs: 4, lr: 1e-2, checkpoint_seconds: 0}}
+        """
+    )
+
+    def arguments(name, *more):
+        paths = ["--config", tmp_path / "mine.yaml", "--output", tmp_path / name, "--results", tmp_path / "r.csv"]
+        return [*map(str, [*paths, *more])]
+
+    return arguments
+
+
+@pytest.fixture
+def train(arguments, monkeypatch, one_thread):
+    """Run the script in this process."""
+    script = load_script("train")
+
+    def train(name, *more):
+        monkeypatch.chdir(ROOT)
+        return CliRunner().invoke(script.app, arguments(name, *more))
+
+    return train
+
+
+def wait_for_rows(log, count, is_running):
+    end = time.monotonic() + 120
+    while not log.is_file() or len(log.read_text().splitlines()) <= count:
+        assert is_running()
+        assert time.monotonic() < end, "no progress in two minutes"
+        time.sleep(0.005)
+
+
+def test_report_files_and_rows(train, tmp_path):
+    done = train("run", "--set", "training.seeds=[3, 4]")
+    assert done.exit_code == 0, done.output
+    for text in ("20 train, 10 valid, 20 test nodes", "reference on cpu, float32", "no (chosen by auto; a CUDA graph"):
+        assert text in done.stdout
+    assert "mean ± standard error" in done.stdout
+    assert "epoch 4: loss " in done.stdout
+    tests = []
+    for seed in (3, 4):
+        folder = tmp_path / "run" / f"seed_{seed}"
+        assert {path.name for path in folder.iterdir()} == {
+            *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard")
+        }
+        assert len(list(csv.DictReader((folder / "metrics.csv").open()))) == 4
+        assert any(path.stat().st_size for path in (folder / "tensorboard").iterdir())
+        about = json.loads((folder / "best.json").read_text())
+        assert (about["seed"], about["metric"], about["data"]) == (seed, "accuracy", "mine")
+        tests.append(about["test"])
+    rows = read_rows(tmp_path / "r.csv")
+    assert [(row.bench, row.variant, row.metric) for row in rows] == [
+        ("train", f"seed {seed}", metric)
+        for seed in (3, 4)
+        for metric in ("valid_accuracy", "test_accuracy", "epoch_time")
+    ]
+    assert [row.value for row in rows if row.metric == "test_accuracy"] == tests
+    assert {(row.backend, row.dtype, row.launch) for row in rows} == {("reference", "float32", "eager")}
+
+
+def test_trained_weights_in_inference(train, tmp_path, monkeypatch):
+    assert train("run").exit_code == 0
+    infer = load_script("infer")
+    weights = tmp_path / "run" / "best.safetensors"
+    options = ["--config", tmp_path / "mine.yaml", "--checkpoint", weights, "--results", tmp_path / "i.csv"]
+    done = CliRunner().invoke(infer.app, [*map(str, options), "--set", "runtime.repeats=4"])
+    assert done.exit_code == 0, done.output
+    about = json.loads((tmp_path / "run" / "best.json").read_text())
+    assert "of 20 nodes" in done.stdout
+    (row,) = [row for row in read_rows(tmp_path / "i.csv") if row.metric == "test_accuracy"]
+    assert (row.value, row.checkpoint) == (about["test"], str(weights))
+    done = CliRunner().invoke(infer.app, [*map(str, options), "--set", "model.dim=16"])
+    assert done.exit_code == 2
+    assert "weights of another model: trained with model.dim = 8 (here 16)" in done.stderr
+
+
+def test_a_killed_run_resumes_to_the_same_bits(train, arguments, tmp_path):
+    """SIGKILL at an arbitrary moment."""
+    more = ["--set", "training.epochs=60"]
+    command = [sys.executable, "scripts/train.py", *arguments("killed", *more)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=pipe, stderr=pipe)
+    wait_for_rows(tmp_path / "killed" / "metrics.csv", 7, lambda: process.poll() is None)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    more += ["--set", "training.checkpoint_seconds=30"]
+    whole = train("whole", *more)
+    assert whole.exit_code == 0, whole.output
+    resumed = train("killed", *more, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "resumed      after epoch " in resumed.stdout
+    a, b = (load_file(tmp_path / name / "best.safetensors") for name in ("whole", "killed"))
+    assert a.keys() == b.keys()
+    assert all((a[name] == b[name]).all() for name in a)
+    logs = [(tmp_path / name / "metrics.csv").read_text().splitlines() for name in ("whole", "killed")]
+    without_time = [[row.split(",")[:5] for row in log] for log in logs]
+    assert without_time[0] == without_time[1]
+
+
+def test_ctrl_c_says_what_was_kept(train, tmp_path):
+    log = tmp_path / "run" / "metrics.csv"
+
+    def interrupt():
+        wait_for_rows(log, 2, lambda: True)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    done = train("run", "--set", "training.epochs=100000")
+    thread.join()
+    assert done.exit_code == 130, done.output
+    epochs = len(log.read_text().splitlines()) - 1
+    assert done.stderr.splitlines() == [
+        "stopping after this epoch; Ctrl-C again stops at once",
+        f"interrupted: {tmp_path}/run keeps epoch {epochs}; --resume continues",
+    ]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["training.lr=-1"], ["training.lr = -1", "greater than 0"]),
+        (["training.optimiser=adam"], ["training.optimiser = 'adam': no such key; did you mean 'optimizer'?"]),
+        (["training.optimizer=adagrad"], ["training.optimizer = 'adagrad': not known", "'adamw', 'adam' or 'sgd'"]),
+        (["training.warmup_epochs=4"], ["training.warmup_epochs = 4 and training.epochs = 4"]),
+        (["training.seeds=[1, 1]"], ["each seed once"]),
+        (["model.dropout=1.0"], ["model.dropout = 1.0", "less than 1"]),
+        (["runtime.dense=fused", "model.dim=64"], ["error: "]),
+        (["model.checkpoint=w.pt"], ["training starts from random weights"]),
+        (["data.order=random"], ["data.order = 'random': training takes all splits"]),
+        (["training.lr=1e30", "training.clip_norm=null"], ["in epoch ", "try a lower training.lr"]),
+    ],
+    ids=lambda value: value[0] if "=" in value[0] else "message",
+)
+def test_a_user_error_is_a_message(train, tmp_path, settings, parts):
+    done = train("run", *(word for setting in settings for word in ("--set", setting)))
+    assert done.exit_code == 2, done.output
+    assert "error: " in done.stderr
+    for part in parts:
+        assert part in done.stderr
+    assert not (tmp_path / "r.csv").exists()

@@ -1,0 +1,123 @@
+"""Gradients of attention: float64 autograd, and the bound that kernels are held to."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.backends.reference import edge_softmax_attention
+from kernels.dropout import Dropout, kept_edges
+
+FLOOR = 5e-6  # allowed where torch's error vanishes, as with one edge a row, where dP and delta are equal
+
+
+@dataclass(frozen=True)
+class GradientCase:
+    """Edges, inputs and gradient of one call; output and LSE of the forward pass as a kernel would return them.
+
+    Attributes:
+        row, col: [nnz] int64.
+        query, key, value: [N, H, d] of a 16-bit type.
+        grad_output: [num_rows, H, d] of the same type.
+        output: [num_rows, H, d], rounded to that type; lse: [num_rows, H] float32.
+    """
+
+    row: torch.Tensor
+    col: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    grad_output: torch.Tensor
+    output: torch.Tensor
+    lse: torch.Tensor
+    scale: float
+    dropout: Dropout | None = None
+
+
+def attention_with_dropout(query, key, value, row, col, scale, dropout):
+    """(output, lse) in float64 of the formula in kernels/dropout.py."""
+    if dropout is None:
+        return edge_softmax_attention(query, key, value, row, col, scale)
+    _, lse = edge_softmax_attention(query, key, value, row, col, scale)
+    score = (query.double()[row] * key.double()[col]).sum(-1) * scale
+    maximum = lse.detach()[row]
+    weight = torch.exp(score - maximum)
+    total = torch.zeros_like(lse).index_add(0, row, weight)
+    weight = weight / total[row] * kept_edges(dropout, row, col, query.shape[1]) / (1 - dropout.rate)
+    return torch.zeros_like(query.double()).index_add(0, row, weight[..., None] * value.double()[col]), lse
+
+
+def gradient_case(row, col, query, key, value, scale, dropout=None) -> GradientCase:
+    generator = torch.Generator().manual_seed(query.shape[0] + query.shape[2])
+    grad_output = torch.randn(query.shape, generator=generator).to(query.dtype)
+    output, lse = attention_with_dropout(query, key, value, row, col, scale, dropout)
+    output, lse = output.to(query.dtype), lse.float()
+    return GradientCase(row, col, query, key, value, grad_output, output, lse, scale, dropout)
+
+
+def expected_gradients(case: GradientCase) -> tuple[torch.Tensor, ...]:
+    """Gradients of query, key and value in float64, by autograd."""
+    inputs = [each.detach().double().requires_grad_() for each in (case.query, case.key, case.value)]
+    output, _ = attention_with_dropout(*inputs, case.row, case.col, case.scale, case.dropout)
+    return torch.autograd.grad(output, inputs, case.grad_output.double())
+
+
+def torch_gradients(case: GradientCase, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The two passes with torch: products and sums in float32, P and dS rounded to `dtype`, gradients once more."""
+    return [grad.to(dtype) for grad in _passes(case, torch.float32, dtype, lambda x: x)]
+
+
+def gradient_terms(case: GradientCase) -> list[torch.Tensor]:
+    """[N, H, d] float64: the sums of the gradients with the absolute value of every term.
+
+    dS is the difference of dP and delta, which are equal where a row has one edge: no type is exact relative to that.
+    """
+    return _passes(case, torch.float64, torch.float64, torch.abs)
+
+
+def _passes(case: GradientCase, working: torch.dtype, stored: torch.dtype, term) -> list[torch.Tensor]:
+    query, key, value, grad, output = (
+        each.to(working) for each in (case.query, case.key, case.value, case.grad_output, case.output)
+    )
+    row, col = case.row, case.col
+    score = (query[row] * key[col]).sum(-1) * case.scale
+    prob = torch.exp(score - case.lse.to(working)[row])
+    grad_weight = term(grad[row] * value[col]).sum(-1)
+    delta = term(grad * output).sum(-1)
+    kept = prob
+    if case.dropout is not None:
+        factor = kept_edges(case.dropout, row, col, query.shape[1]).to(working) / (1 - case.dropout.rate)
+        kept, grad_weight = prob * factor, grad_weight * factor
+    grad_score = prob * (grad_weight + delta[row] if term is torch.abs else grad_weight - delta[row])
+    grad_score, kept = (each.to(stored).to(working)[..., None] for each in (grad_score, kept))
+    scale = abs(case.scale) if term is torch.abs else case.scale
+    return [
+        torch.zeros_like(query).index_add(0, row, grad_score * term(key)[col]) * scale,
+        torch.zeros_like(key).index_add(0, col, grad_score * term(query)[row]) * scale,
+        torch.zeros_like(value).index_add(0, col, kept * term(grad)[row]),
+    ]
+
+
+def assert_gradients(grads, case: GradientCase, label: str) -> None:
+    """No row of a gradient is further off than twice torch's worst, relative to the row's terms."""
+    plain = torch_gradients(case, case.query.dtype)
+    for name, grad, expected, same_types, terms in zip(
+        ("query", "key", "value"), grads, expected_gradients(case), plain, gradient_terms(case), strict=True
+    ):
+        place = f"{label}: gradient of {name}"
+        assert (grad.dtype, grad.shape) == (case.query.dtype, expected.shape), place
+        assert grad.is_contiguous(), place
+        if not expected.numel():
+            continue
+        assert torch.isfinite(grad).all(), f"{place} is not finite at {torch.nonzero(~grad.isfinite())[0].tolist()}"
+        errors, plain_errors = (_row_errors(each, expected, terms) for each in (grad, same_types))
+        allowed = 2 * plain_errors.max() + FLOOR
+        index, head = divmod(int(errors.argmax()), errors.shape[1])
+        assert errors.max() <= allowed, (
+            f"{place}: row {index}, head {head} is off by {errors.max():.2e} of its terms, allowed {allowed:.2e}; "
+            f"got {grad[index, head, :4].tolist()}..., expected {expected[index, head, :4].tolist()}..."
+        )
+
+
+def _row_errors(grad: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    difference, size = (grad.double() - expected).norm(dim=-1), terms.norm(dim=-1)
+    return torch.where(size > 0, difference / size, torch.where(difference == 0, 0.0, torch.inf))

@@ -1,0 +1,103 @@
+"""Small data sets with labels that the features give away, and configurations for them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from configs import TrainConfig
+from data import GraphMeta, LoadedGraph
+from fused3s_dgl import import_dgl
+from training import Trainer
+
+NODES, COLUMNS, CLASSES = 37, 6, 3  # not a multiple of 16
+GRAPHS, TASKS = 24, 2
+
+
+def meta(task, graph, num_classes, num_graphs=1):
+    return GraphMeta(
+        name="tiny",
+        source="file",
+        origin="a test",
+        task=task,
+        num_nodes=graph.num_nodes(),
+        num_edges=graph.num_edges(),
+        num_graphs=num_graphs,
+        feature_kind="float",
+        feature_dim=COLUMNS,
+        feature_cardinalities=None,
+        features="original",
+        num_classes=num_classes,
+        licence="",
+        citation="",
+        sha256="0123456789abcdef",
+    )
+
+
+def random_graph(rng, num_nodes, num_edges):
+    edges = torch.from_numpy(np.unique(rng.integers(0, num_nodes, (2, num_edges)), axis=1))
+    return import_dgl().graph((edges[0], edges[1]), num_nodes=num_nodes)
+
+
+@pytest.fixture
+def nodes():
+    """One directed graph; the label of a node is its largest feature of three, unknown for the last node."""
+    rng = np.random.default_rng(0)
+    graph = random_graph(rng, NODES, 120)
+    graph.ndata["feat"] = torch.from_numpy(rng.standard_normal((NODES, COLUMNS)).astype(np.float32))
+    labels = graph.ndata["feat"][:, :CLASSES].argmax(1)
+    labels[-1] = -1
+    ids = torch.from_numpy(rng.permutation(NODES))
+    splits = {"train": ids[:15], "valid": ids[15:25], "test": ids[25:]}
+    return LoadedGraph(graph, meta("node", graph, CLASSES), labels, splits, "accuracy")
+
+
+@pytest.fixture
+def graphs():
+    """Small graphs with two tasks, given by their mean features; one label in five is missing."""
+    rng = np.random.default_rng(0)
+    made = [random_graph(rng, int(size), int(3 * size)) for size in rng.integers(1, 12, GRAPHS)]
+    for graph in made:
+        graph.ndata["feat"] = torch.from_numpy(rng.standard_normal((graph.num_nodes(), COLUMNS)).astype(np.float32))
+    labels = torch.stack([(graph.ndata["feat"].mean(0)[:TASKS] > 0).float() for graph in made])
+    labels[torch.from_numpy(rng.random((GRAPHS, TASKS)) < 0.2)] = torch.nan
+    splits = {"train": torch.arange(10), "valid": torch.arange(10, 17), "test": torch.arange(17, GRAPHS)}
+    batch = import_dgl().batch(made)
+    return LoadedGraph(batch, meta("graph", batch, TASKS, GRAPHS), labels, splits, "rocauc")
+
+
+@pytest.fixture
+def make_config():
+    """A configuration on the CPU with the reference backend; keys are given as section__key."""
+
+    def make(**changes):
+        sections = {
+            "data": {"name": "tiny", "source": "file", "path": "tiny.npz"},
+            "model": {"dim": 8, "blocks": 2, "heads": 2},
+            "attention": {"backend": "reference"},
+            "runtime": {"device": "cpu"},
+            "training": {"epochs": 3, "lr": 0.01, "checkpoint_seconds": 0.0},
+        }
+        for name, value in changes.items():
+            section, key = name.split("__")
+            sections[section][key] = value
+        return TrainConfig.model_validate(sections)
+
+    return make
+
+
+@pytest.fixture
+def trained(one_thread):
+    """A trainer that has run to its end, and its epochs."""
+
+    def run(config, loaded, folder, **arguments):
+        trainer = Trainer(config, loaded, folder, **({"seed": 0} | arguments))
+        return trainer, list(trainer.run())
+
+    return run
+
+
+@pytest.fixture
+def replaced():
+    return dataclasses.replace

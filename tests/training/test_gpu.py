@@ -1,0 +1,62 @@
+"""Training on a GPU: the step as a CUDA graph against eager steps, and resume to the same bits."""
+
+import pytest
+import torch
+
+from training import Trainer
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def gpu_config(make_config):
+    def make(**changes):
+        sizes = {"model__dim": 64, "model__heads": 4, "runtime__device": "cuda", "attention__backend": "fused3s"}
+        return make_config(**(sizes | {"training__epochs": 6, "training__precision": "bfloat16"} | changes))
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_a_captured_step_is_the_eager_step(nodes, gpu_config, trained, tmp_path, optimizer, precision):
+    """Also with the schedule, clipping and the loss scale, and nothing is left of the calls before the capture."""
+    settings = {"training__optimizer": optimizer, "training__precision": precision, "training__warmup_epochs": 2}
+    eager, expected = trained(gpu_config(**settings, runtime__cuda_graph=False), nodes, tmp_path / "eager")
+    captured, records = trained(gpu_config(**settings, runtime__cuda_graph=True), nodes, tmp_path / "captured")
+    assert (eager.captured, captured.captured) == (False, True)
+    for record, other in zip(records, expected, strict=True):
+        assert (record.lr, record.epoch) == (other.lr, other.epoch)
+        assert record.loss == pytest.approx(other.loss, rel=2e-2)
+        assert record.valid_loss == pytest.approx(other.valid_loss, rel=2e-2)
+    assert records[-1].loss < records[0].loss
+
+
+def test_each_replay_drops_other_weights(nodes, gpu_config, trained, tmp_path):
+    config = gpu_config(model__attention_dropout=0.5, training__lr=1e-30, runtime__cuda_graph=True)
+    _, records = trained(config, nodes, tmp_path)
+    assert len({record.loss for record in records}) == len(records)
+    assert len({record.valid_loss for record in records}) == 1
+
+
+@pytest.mark.parametrize("data_set", ["nodes", "graphs"])
+def test_a_resumed_run_has_the_same_bits(request, gpu_config, trained, tmp_path, data_set):
+    loaded = request.getfixturevalue(data_set)
+    config = gpu_config(model__dropout=0.3, model__attention_dropout=0.3, data__batch_size=4)
+    whole, _ = trained(config, loaded, tmp_path / "whole")
+    part = Trainer(config, loaded, tmp_path / "parts", seed=0)
+    for record in part.run():
+        part.stop = record.epoch == 3
+    torch.rand(5, device="cuda")
+    rest, _ = trained(config, loaded, tmp_path / "parts", resume=True)
+    assert rest.captured == (data_set == "nodes")
+    for name, tensor in whole.step.model.state_dict().items():
+        assert torch.equal(tensor, rest.step.model.state_dict()[name]), name
+
+
+def test_compiled_layers_between_attentions(nodes, gpu_config, trained, tmp_path):
+    _, expected = trained(gpu_config(), nodes, tmp_path / "plain")
+    trainer, records = trained(gpu_config(runtime__dense="compiled"), nodes, tmp_path / "compiled")
+    assert trainer.captured
+    for record, other in zip(records, expected, strict=True):
+        assert record.loss == pytest.approx(other.loss, rel=2e-2)

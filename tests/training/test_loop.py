@@ -1,0 +1,228 @@
+"""A run as a whole: steps against an independent computation, resume, early stop and errors."""
+
+import csv
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from models import GraphTransformer
+from training import Trainer, TrainingError
+from training.optimiser import learning_rate, make_optimiser
+
+
+def log_of(folder):
+    """The rows of metrics.csv, without what depends on the machine's speed."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+def weights_of(folder):
+    return load_file(folder / "best.safetensors")
+
+
+def assert_equal_bits(a, b):
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
+
+
+def dense_attention(graph):
+    """softmax(scale q k^T masked by A) v with the whole matrix."""
+    allowed = torch.zeros(graph.num_nodes(), graph.num_nodes(), dtype=torch.bool)
+    key, query = (ends.long() for ends in graph.edges())
+    allowed[query, key] = True
+
+    def attend(q, k, v, *, scale, out_dtype):
+        scores = torch.einsum("ihd,jhd->hij", q, k) * scale
+        weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
+        return torch.einsum("hij,jhd->ihd", weights, v)
+
+    return attend
+
+
+def test_steps_are_those_of_plain_autograd_in_float64(nodes, make_config, trained, tmp_path):
+    """Loss on the training nodes only, clipping, decay of matrices only, momentum and schedule."""
+    settings = {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.1, "clip_norm": 0.3, "warmup_epochs": 2, "epochs": 4}
+    config = make_config(**{f"training__{key}": value for key, value in settings.items()})
+    _, records = trained(config, nodes, tmp_path)
+
+    torch.manual_seed(0)
+    model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=2, heads=2).double()
+    inputs = model.prepare(nodes.graph, dense_attention(nodes.graph))
+    velocity = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    train = nodes.splits["train"]
+    rates = [0.125, 0.375, 0.25 * (1 + math.cos(math.pi / 4)), 0.25 * (1 + math.cos(3 * math.pi / 4))]
+    for record, rate in zip(records, rates, strict=True):
+        assert record.lr == pytest.approx(rate)
+        logits = model(inputs)[train]
+        known = nodes.labels[train] >= 0
+        loss = F.nll_loss(logits.log_softmax(1)[known], nodes.labels[train][known])
+        assert record.loss == pytest.approx(loss.item(), rel=1e-5)
+        model.zero_grad()
+        loss.backward()
+        norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                gradient = parameter.grad * min(1.0, 0.3 / norm)
+                gradient += (0.1 if parameter.dim() > 1 else 0.0) * parameter
+                velocity[name] = 0.9 * velocity[name] + gradient
+                parameter -= rate * velocity[name]
+        valid = nodes.splits["valid"]
+        right = model(inputs)[valid].argmax(1) == nodes.labels[valid]
+        assert record.valid_metric == pytest.approx(right[nodes.labels[valid] >= 0].double().mean().item())
+    last = torch.load(tmp_path / "last.pt", weights_only=True)["model"]
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(last[name], parameter.detach().float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("data_set", "norm"), [("nodes", "batch"), ("graphs", "layer")])
+def test_learns_and_keeps_the_best_epoch(request, make_config, trained, tmp_path, data_set, norm):
+    loaded = request.getfixturevalue(data_set)
+    config = make_config(
+        **{"training__epochs": 25, "training__lr": 0.02, "training__checkpoint_seconds": 30.0},
+        **{"data__batch_size": 5, "model__norm": norm, "model__dim": 16},
+    )
+    trainer, records = trained(config, loaded, tmp_path)
+    assert records[-1].loss < 0.5 * records[0].loss
+    best = max(records, key=lambda record: (record.valid_metric, -record.valid_loss, -record.epoch))
+    result = trainer.result
+    assert (result.best_epoch, result.valid) == (best.epoch, best.valid_metric)
+    shape = {"dim": 16, "blocks": 2, "heads": 2, "norm": norm}
+    classes, task = loaded.meta.num_classes, loaded.meta.task
+    model = GraphTransformer(in_features=6, num_classes=classes, task=task, **shape).eval()
+    model.load_state_dict(weights_of(tmp_path))
+    logits = model(model.prepare(loaded.graph, dense_attention(loaded.graph)))[loaded.splits["test"]]
+    labels = loaded.labels[loaded.splits["test"]]
+    if data_set == "nodes":
+        expected = (logits.argmax(1) == labels)[labels >= 0].double().mean().item()
+    else:
+        areas = []
+        for column in range(labels.shape[1]):
+            one, zero = (logits[labels[:, column] == value, column] for value in (1, 0))
+            areas.append((one[:, None] > zero).double().mean().item())
+        expected = sum(areas) / len(areas)
+    assert result.test == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("data_set", ["nodes", "graphs"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_resumed_run_has_the_same_bits(request, make_config, trained, tmp_path, data_set, optimizer):
+    loaded = request.getfixturevalue(data_set)
+    config = make_config(
+        **{"training__epochs": 5, "training__optimizer": optimizer, "data__batch_size": 4, "model__norm": "batch"},
+        **{"model__dropout": 0.3, "model__attention_dropout": 0.4},
+    )
+    whole, _ = trained(config, loaded, tmp_path / "whole")
+    for stop_after in (1, 3):
+        part = Trainer(config, loaded, tmp_path / "parts", seed=0, resume=stop_after > 1)
+        for record in part.run():
+            part.stop = record.epoch == stop_after
+        assert (part.kept, part.result) == (stop_after, None)
+        torch.rand(5)  # other random numbers between the processes
+    rest, records = trained(config, loaded, tmp_path / "parts", resume=True)
+    assert [record.epoch for record in records] == [4, 5]
+    assert_equal_bits(rest.step.model.state_dict(), whole.step.model.state_dict())
+    assert_equal_bits(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+    assert log_of(tmp_path / "parts") == log_of(tmp_path / "whole")
+    assert dataclasses.replace(rest.result, seconds=()) == dataclasses.replace(whole.result, seconds=())
+    again, records = trained(config, loaded, tmp_path / "parts", resume=True)  # nothing is left to do
+    assert (records, again.result) == ([], dataclasses.replace(rest.result, seconds=()))
+
+
+def test_seeds_differ(nodes, make_config, trained, tmp_path):
+    losses = [trained(make_config(), nodes, tmp_path / str(seed), seed=seed)[1][0].loss for seed in (0, 1)]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_16_bits_around_float32_weights(nodes, make_config, trained, tmp_path, precision):
+    config = make_config(training__precision=precision, training__epochs=8, model__attention_dropout=0.2)
+    exact = make_config(training__epochs=8, model__attention_dropout=0.2)
+    trainer, records = trained(config, nodes, tmp_path / "a")
+    _, expected = trained(exact, nodes, tmp_path / "b")
+    assert {parameter.dtype for parameter in trainer.step.model.parameters()} == {torch.float32}
+    assert trainer.step.scaler.is_enabled() == (precision == "float16")
+    for record, other in zip(records, expected, strict=True):
+        assert record.loss == pytest.approx(other.loss, rel=0.05)
+        assert record.loss != other.loss
+
+
+def test_early_stop(nodes, make_config, trained, tmp_path):
+    config = make_config(training__lr=1e-30, training__patience=2, training__epochs=9)
+    trainer, records = trained(config, nodes, tmp_path)
+    assert (len(records), trainer.result.epochs, trainer.result.best_epoch) == (3, 3, 1)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_before(nodes, make_config, tmp_path):
+    trainer = Trainer(make_config(training__epochs=9), nodes, tmp_path, seed=0)
+    epochs = trainer.run()
+    for _ in range(4):
+        next(epochs)
+    with torch.no_grad():
+        trainer.step.model.readout.classes.bias[0] = torch.nan
+    with pytest.raises(TrainingError) as caught:
+        next(epochs)
+    text = str(caught.value)
+    assert "the training loss is nan in epoch 5: try a lower training.lr (now 0.01)" in text
+    assert f"{tmp_path} keeps epoch 4" in text
+    assert len(log_of(tmp_path)) == 4
+
+
+def test_a_folder_with_a_run_is_not_overwritten(nodes, make_config, trained, tmp_path):
+    trained(make_config(), nodes, tmp_path)
+    with pytest.raises(TrainingError, match="holds a run; --resume continues it"):
+        Trainer(make_config(), nodes, tmp_path, seed=0)
+    with pytest.raises(TrainingError) as caught:
+        Trainer(make_config(training__lr=0.5, model__dropout=0.25), nodes, tmp_path, seed=1, resume=True)
+    for text in ("training.lr was 0.01 and is 0.5", "model.dropout was 0.0 and is 0.25", "seed was 0 and is 1"):
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"half a file"])
+def test_a_damaged_state(nodes, make_config, tmp_path, content):
+    (tmp_path / "last.pt").write_bytes(content)
+    with pytest.raises(TrainingError, match=r"last\.pt: cannot be read as the state of a run"):
+        Trainer(make_config(), nodes, tmp_path, seed=0, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": None}, "tiny: has no labels"),
+        ({"splits": None}, "tiny: has no training, validation and test split"),
+        (
+            {"splits": {"train": torch.arange(5), "valid": torch.arange(0), "test": torch.arange(9)}},
+            "valid split is em",
+        ),
+    ],
+)
+def test_data_that_cannot_be_trained_on(nodes, make_config, replaced, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        Trainer(make_config(), replaced(nodes, **changes), tmp_path, seed=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_cuda_graph_that_cannot_be_had(nodes, graphs, make_config, tmp_path):
+    trainer = Trainer(make_config(), nodes, tmp_path, seed=0)
+    assert not trainer.captured
+    assert trainer.graph_reason == "chosen by auto; a CUDA graph needs an NVIDIA GPU, and the model is on cpu"
+
+
+def test_schedules(make_config):
+    config = make_config(training__lr=0.1, training__warmup_epochs=10, training__epochs=30).training
+    rates = [learning_rate(config, epoch) for epoch in (0, 5, 10, 20, 30)]
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.05, 0])
+    constant = make_config(training__lr=0.1, training__schedule="constant").training
+    assert learning_rate(constant, 2.9) == 0.1
+
+
+def test_only_matrices_decay(make_config):
+    model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1)
+    matrices, others = make_optimiser(model, make_config().training, torch.device("cpu")).param_groups
+    assert {parameter.dim() for parameter in matrices["params"]} == {2}
+    assert {parameter.dim() for parameter in others["params"]} == {1}
+    assert (matrices["weight_decay"], others["weight_decay"]) == (0.01, 0.0)

@@ -1,0 +1,117 @@
+"""Weights with the record of their run: round trip, and errors for other models, data and damaged files."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from configs import Config
+from models import CheckpointError
+from training import load_weights
+from training.files import write_atomically
+from training.setup import build_model
+from training.weights import find_weights, read_about
+
+
+@pytest.fixture
+def best(nodes, make_config, trained, tmp_path):
+    """Weights of one epoch of training."""
+    trained(make_config(training__epochs=1, model__dropout=0.5), nodes, tmp_path)
+    return tmp_path / "best.safetensors"
+
+
+def test_round_trip_and_the_json_file(nodes, make_config, best):
+    config = make_config()  # dropout does not shape weights
+    model = build_model(config, nodes.meta, seed=5)
+    about = load_weights(model, best, config, nodes.meta)
+    assert json.loads(best.with_suffix(".json").read_text()) == dataclasses.asdict(about)
+    assert (about.data, about.data_sha256, about.epoch, about.seed) == ("tiny", "0123456789abcdef", 1, 0)
+    trained_by = Config.model_validate(about.config)
+    assert trained_by.model.dropout == 0.5
+    assert trained_by.sha() == about.config_sha
+    other = build_model(config, nodes.meta, seed=6)
+    load_weights(other, best, config, nodes.meta)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+
+
+def test_weights_of_another_model_or_data_set_name_both(nodes, make_config, best):
+    def problem(config, **of_data):
+        meta = dataclasses.replace(nodes.meta, **of_data)
+        with pytest.raises(CheckpointError) as caught:
+            load_weights(build_model(config, meta, seed=0), best, config, meta)
+        return str(caught.value)
+
+    text = problem(make_config(model__dim=16, model__blocks=3))
+    assert "trained with model.dim = 8 (here 16), model.blocks = 2 (here 3); use --set model.dim=8 --set model" in text
+    assert "trained on tiny, and this is citeseer" in problem(make_config(), name="citeseer")
+    text = problem(make_config(), sha256="f" * 16, source="synthetic")
+    assert "trained on file data of hash 0123456789abcdef, and this is synthetic data of hash ffffffffffffffff" in text
+
+
+def test_a_batch_of_a_collection_takes_its_weights(graphs, make_config, trained, tmp_path):
+    config = make_config(training__epochs=1)
+    trained(config, graphs, tmp_path)
+    batch = dataclasses.replace(graphs.meta, num_graphs=5, sha256="f" * 16)
+    assert load_weights(build_model(config, batch, seed=0), tmp_path / "best.safetensors", config, batch)
+
+
+def test_damaged_and_foreign_files(nodes, make_config, best, tmp_path):
+    config, model = make_config(), build_model(make_config(), nodes.meta, seed=0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def problem(path):
+        with pytest.raises(CheckpointError) as caught:
+            load_weights(model, path, config, nodes.meta)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        return str(caught.value)
+
+    assert "no such file" in problem(tmp_path / "none.safetensors")
+    content = best.read_bytes()
+    for size in (0, 5, len(content) // 2, len(content) - 1):
+        (tmp_path / "cut.safetensors").write_bytes(content[:size])
+        assert "is it truncated?" in problem(tmp_path / "cut.safetensors")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
+    assert "not a checkpoint of this model" in problem(tmp_path / "other.safetensors")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "new.safetensors", {"about": '{"data": "tiny"}'})
+    assert "its record of the training run is of another version" in problem(tmp_path / "new.safetensors")
+
+
+def test_which_weights_inference_takes(nodes, make_config, best, tmp_path, monkeypatch):
+    config = Config.model_validate(make_config().model_dump() | {"model": {"checkpoint": str(best)}})
+    named = find_weights(config, nodes.meta)
+    assert (named.path, named.name, named.reason) == (best, str(best), "as configured")
+    assert f"{best} (as configured): tiny, epoch 1, accuracy " in named.describe()
+    random = find_weights(make_config(model__checkpoint=None), nodes.meta)
+    assert (random.path, random.name, random.describe()) == (None, "none", "random (as configured)")
+    assert "weights for tiny in results/checkpoints do not exist" in find_weights(make_config(), nodes.meta).describe()
+    monkeypatch.setattr("training.weights.ROOT", tmp_path.parent)
+    monkeypatch.setattr("training.weights.SHIPPED", tmp_path)
+    auto = find_weights(make_config(), nodes.meta)
+    assert (auto.path, auto.name, auto.reason) == (best, f"{tmp_path.name}/best.safetensors", "chosen by auto")
+    other = find_weights(make_config(model__dim=16), nodes.meta)
+    assert (other.path, other.reason[-29:]) == (None, "are of another model or graph")
+
+
+def test_a_state_dict_of_torch_has_no_record(nodes, make_config, tmp_path):
+    config = make_config()
+    torch.save(build_model(config, nodes.meta, seed=0).state_dict(), tmp_path / "w.pt")
+    assert load_weights(build_model(config, nodes.meta, seed=1), tmp_path / "w.pt", config, nodes.meta) is None
+    assert read_about(tmp_path / "w.pt") is None
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "folder" / "a.txt"
+    write_atomically(path, lambda unfinished: unfinished.write_text("old"))
+
+    def fail(unfinished):
+        unfinished.write_text("ne")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+    write_atomically(path, lambda unfinished: unfinished.write_text("new"))
+    assert [(one.name, one.read_text()) for one in path.parent.iterdir()] == [("a.txt", "new")]

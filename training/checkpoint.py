@@ -1,0 +1,99 @@
+"""The state of a run: everything that a resumed run needs to compute the same bits."""
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from configs import Config
+from data import GraphMeta
+from models import GraphTransformer
+from training.errors import TrainingError
+from training.files import write_atomically
+from training.step import Step
+
+VERSION = 1
+
+
+@dataclass
+class Best:
+    """The best epoch so far, by validation metric and then by validation loss."""
+
+    epoch: int
+    metric: float
+    loss: float
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: GraphTransformer, epoch: int, metric: float, loss: float) -> "Best":
+        weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        return cls(epoch, metric, loss, weights)
+
+    def is_beaten_by(self, metric: float, loss: float) -> bool:
+        return (metric, -loss) > (self.metric, -self.loss)
+
+
+def identity(config: Config, meta: GraphMeta, seed: int) -> dict[str, Any]:
+    """What must agree between a run and its checkpoint, by key."""
+    sections = config.model_dump(mode="json")
+    keys = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+    for other in ("runtime.seed", "training.seeds", "training.checkpoint_seconds"):
+        del keys[other]
+    return keys | {"seed": seed, "data": f"{meta.name} {meta.source} {meta.sha256}"}
+
+
+def save_state(path: Path, step: Step, best: Best | None, epoch: int, finished: bool, run: dict[str, Any]) -> None:
+    """Write the state after `epoch` epochs."""
+    on_gpu = step.device.type == "cuda"
+    state = {
+        "version": VERSION,
+        "run": run,
+        "epoch": epoch,
+        "finished": finished,
+        "model": step.model.state_dict(),
+        "dropout_seeds": getattr(step.model, "dropout_seeds", None),
+        "optimiser": step.optimiser.state_dict(),
+        "scaler": step.scaler.state_dict(),
+        "random": torch.get_rng_state(),
+        "random_gpu": torch.cuda.get_rng_state(step.device) if on_gpu else None,
+        "best": None if best is None else vars(best),
+    }
+    write_atomically(path, lambda unfinished: torch.save(state, unfinished))
+
+
+def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best | None, int, bool]:
+    """Restore a run; best epoch, epochs done, and whether it is finished.
+
+    Raises:
+        TrainingError: the file is damaged, or of another run. Nothing was restored.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        version, of = state["version"], state["run"]
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise TrainingError(f"{path}: cannot be read as the state of a run ({error}); use another --output") from error
+    if version != VERSION:
+        raise TrainingError(f"{path}: of version {version}, and this is {VERSION}; use another --output")
+    other = [key for key in {**run, **of} if run.get(key) != of.get(key)]
+    if other:
+        changed = "; ".join(f"{key} was {of.get(key)!r} and is {run.get(key)!r}" for key in other)
+        raise TrainingError(f"{path}: state of another run: {changed}. Use the same settings, or another --output")
+    step.model.load_state_dict(state["model"])
+    if state["dropout_seeds"] is not None:
+        step.model.dropout_seeds.copy_(state["dropout_seeds"])
+    rates = [group["lr"] for group in step.optimiser.param_groups]
+    step.optimiser.load_state_dict(state["optimiser"])
+    for group, rate in zip(step.optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate  # this process's tensor, see `set_learning_rate`
+    step.scaler.load_state_dict(state["scaler"])
+    torch.set_rng_state(state["random"])
+    if state["random_gpu"] is not None:
+        torch.cuda.set_rng_state(state["random_gpu"], step.device)
+    best = state["best"]
+    if best is not None:
+        weights = {name: tensor.to(step.device) for name, tensor in best["weights"].items()}
+        best = Best(**(best | {"weights": weights}))
+    return best, state["epoch"], state["finished"]

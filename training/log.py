@@ -1,0 +1,69 @@
+"""The log of a run, one row an epoch: metrics.csv, and the same for TensorBoard."""
+
+import csv
+import io
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from training.files import write_atomically
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch.
+
+    Attributes:
+        epoch: from 1.
+        lr: learning rate of its last step.
+        loss: mean over its steps.
+        valid_loss, valid_metric: after it.
+        seconds: of its steps, evaluation excluded.
+        is_best: whether it has the best validation metric so far.
+    """
+
+    epoch: int
+    lr: float
+    loss: float
+    valid_loss: float
+    valid_metric: float
+    seconds: float
+    is_best: bool
+
+
+COLUMNS = tuple(field.name for field in fields(EpochRecord))
+SCALARS = ("lr", "loss", "valid_loss", "valid_metric", "seconds")
+
+
+class TrainingLog:
+    """Appends to the log of a folder. Rows after epoch `done` are removed: a resumed run computes them again."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # the package tensorboard
+
+        path = folder / "metrics.csv"
+        rows = []
+        if done and path.is_file():
+            with path.open(newline="", encoding="utf-8") as file:
+                complete = (row for row in csv.DictReader(file) if None not in row.values())
+                rows = [row for row in complete if int(row["epoch"]) <= done]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(path, lambda unfinished: unfinished.write_text(text.getvalue(), encoding="utf-8"))
+        self._file = path.open("a", newline="", encoding="utf-8")
+        self._rows = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
+        self._board = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
+
+    def add(self, record: EpochRecord) -> None:
+        self._rows.writerow(asdict(record))
+        self._file.flush()
+        for name in SCALARS:
+            self._board.add_scalar(name, getattr(record, name), record.epoch)
+
+    def flush(self) -> None:
+        self._board.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()

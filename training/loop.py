@@ -1,0 +1,227 @@
+"""The training loop."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from configs import TrainConfig
+from configs.resolve import resolve_device
+from data import LoadedGraph
+from kernels.runtime.cuda_graph import CaptureError
+from training.checkpoint import Best, identity, load_state, save_state
+from training.errors import TrainingError
+from training.log import EpochRecord, TrainingLog
+from training.metrics import loss_of, score
+from training.optimiser import learning_rate, make_optimiser, set_learning_rate
+from training.setup import build_model, dense_blocks, plan_for_training, resolve_precision
+from training.step import CapturedStep, Step
+from training.tasks import Task, make_task
+from training.weights import TrainedWeights, save_weights
+
+LAST, BEST = "last.pt", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The end of a run.
+
+    Attributes:
+        epochs: epochs trained.
+        best_epoch: the one with the best validation metric, whose weights are kept.
+        metric: its name.
+        valid, test: the metric with these weights.
+        seconds: of the training steps of each epoch of this process.
+    """
+
+    epochs: int
+    best_epoch: int
+    metric: str
+    valid: float
+    test: float
+    seconds: tuple[float, ...]
+
+
+class Trainer:
+    """One run of one seed, in a folder of its own:
+
+        last.pt                         state of the run, every training.checkpoint_seconds
+        best.safetensors, best.json     weights of the epoch with the best validation metric (`training.weights`)
+        metrics.csv, tensorboard/       `training.log`
+
+    Args:
+        loaded: a data set with labels and splits; of many small graphs the whole collection.
+        resume: continue the run in `folder`, if there is one.
+
+    Attributes:
+        done: epochs trained.
+        kept: epochs of the state in the folder; 0 without one.
+        best: None before the first epoch.
+        stop: set it to end `run` after the current epoch, with its state saved.
+        result: None until `run` is over; also None after a stop.
+
+    Raises:
+        TrainingError: the folder holds a run and `resume` is False, or it is another run.
+        ValueError: data set, backend or device cannot train this.
+    """
+
+    def __init__(
+        self, config: TrainConfig, loaded: LoadedGraph, folder: Path, *, seed: int, resume: bool = False
+    ) -> None:
+        state = folder / LAST
+        if state.is_file() and not resume:
+            raise TrainingError(f"{folder}: holds a run; --resume continues it, --output names another folder")
+        self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
+        self.device = resolve_device(config.runtime.device)
+        self.precision = resolve_precision(config.training.precision, self.device)
+        model = build_model(config, loaded.meta, seed).to(self.device)
+        self.backend = ""
+        self.task: Task = make_task(loaded, model, self._plan, config.data.batch_size)
+        optimiser = make_optimiser(model, config.training, self.device)
+        dense = dense_blocks(model, config, one_shape=self.task.static is not None)
+        self.step = Step(model, dense, optimiser, self.precision, config.training.clip_norm)
+        self.identity = identity(config, loaded.meta, seed)
+        self.best: Best | None = None
+        self.done, finished = 0, False
+        torch.manual_seed(seed)  # the first epoch's dropout, whatever was drawn before
+        if state.is_file():
+            self.best, self.done, finished = load_state(state, self.step, self.identity)
+        self.kept, self.finished = self.done, finished
+        self.runner: Step | CapturedStep
+        self.runner, self.graph_reason = (self.step, "the run is over") if finished else self._captured()
+        self.stop = False
+        self.result: TrainResult | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Whether the step is a CUDA graph."""
+        return isinstance(self.runner, CapturedStep)
+
+    @property
+    def weights_path(self) -> Path:
+        return self.folder / BEST
+
+    def run(self) -> Iterator[EpochRecord]:
+        """Train to the end; yields each epoch.
+
+        Raises:
+            TrainingError: the loss is NaN or infinite.
+        """
+        seconds = []
+        if not self.finished:
+            log = TrainingLog(self.folder, self.done)
+            try:
+                for record in self._epochs(log):
+                    seconds.append(record.seconds)
+                    yield record
+            finally:
+                log.close()
+        if self.finished:
+            self.result = self._finish(tuple(seconds))
+
+    def _epochs(self, log: TrainingLog) -> Iterator[EpochRecord]:
+        training = self.config.training
+        saved = time.monotonic()
+        while not self._is_over():
+            record = self._epoch(self.done + 1)
+            self.done += 1
+            if record.is_best:
+                self.best = Best.of(self.step.model, record.epoch, record.valid_metric, record.valid_loss)
+            log.add(record)
+            self.finished = self._is_over()
+            if self.finished or self.stop or time.monotonic() - saved >= training.checkpoint_seconds:
+                log.flush()
+                self._save()
+                saved = time.monotonic()
+            yield record
+            if self.stop:
+                return
+
+    def _is_over(self) -> bool:
+        training = self.config.training
+        waited = self.done - (self.best.epoch if self.best else 0)
+        return self.done >= training.epochs or (training.patience is not None and waited >= training.patience)
+
+    def _epoch(self, epoch: int) -> EpochRecord:
+        training, start = self.config.training, time.perf_counter()
+        losses = torch.zeros((), dtype=torch.float64, device=self.device)
+        for index, batch in enumerate(self.task.batches([self.seed, epoch])):
+            rate = learning_rate(training, epoch - 1 + (index + 0.5) / self.task.steps)
+            set_learning_rate(self.step.optimiser, rate)
+            losses += self.runner(batch)
+        loss = losses.item() / self.task.steps
+        seconds = time.perf_counter() - start
+        self._check_finite("training loss", loss, epoch)
+        logits, labels = self.task.predict(self.runner.evaluate, "valid")
+        valid_loss = loss_of(logits, labels).item()
+        self._check_finite("validation loss", valid_loss, epoch)
+        metric = score(self.task.metric, logits, labels)
+        is_best = self.best is None or self.best.is_beaten_by(metric, valid_loss)
+        return EpochRecord(epoch, rate, loss, valid_loss, metric, seconds, is_best)
+
+    def _check_finite(self, name: str, loss: float, epoch: int) -> None:
+        if math.isfinite(loss):
+            return
+        kept = f"{self.folder} keeps epoch {self.kept}" if self.kept else "nothing was kept"
+        higher = "" if self.precision == torch.float32 else ", training.precision=float32"
+        training = self.config.training
+        raise TrainingError(
+            f"the {name} is {loss} in epoch {epoch}: try a lower training.lr (now {training.lr}), "
+            f"training.warmup_epochs (now {training.warmup_epochs}), a lower training.clip_norm (now "
+            f"{training.clip_norm}){higher}; are all features of the data finite? {kept}"
+        )
+
+    def _save(self) -> None:
+        save_state(self.folder / LAST, self.step, self.best, self.done, self.finished, self.identity)
+        self.kept = self.done
+        self._export(None)
+
+    def _export(self, test: float | None) -> None:
+        about = TrainedWeights(
+            data=self.meta.name,
+            data_sha256=self.meta.sha256,
+            data_source=self.meta.source,
+            graphs=self.meta.num_graphs,
+            metric=self.task.metric,
+            valid=self.best.metric,
+            test=test,
+            epoch=self.best.epoch,
+            seed=self.seed,
+            config_sha=self.config.sha(),
+            config=self.config.model_dump(mode="json"),
+        )
+        save_weights(self.weights_path, self.best.weights, about)
+
+    def _finish(self, seconds: tuple[float, ...]) -> TrainResult:
+        self.step.model.load_state_dict(self.best.weights)
+        test = score(self.task.metric, *self.task.predict(self.runner.evaluate, "test"))
+        self._export(test)
+        return TrainResult(self.done, self.best.epoch, self.task.metric, self.best.metric, test, seconds)
+
+    def _plan(self, graph: object) -> object:
+        plan = plan_for_training(graph, self.config, self.device, self.precision)
+        self.backend = plan.backend
+        return plan
+
+    def _captured(self) -> tuple[Step | CapturedStep, str]:
+        """The step as a CUDA graph where runtime.cuda_graph and the task allow it, and the reason."""
+        asked = self.config.runtime.cuda_graph
+        if asked is False:
+            return self.step, "as configured"
+        chosen = "as configured" if asked is True else "chosen by auto"
+        refused = None
+        if self.device.type != "cuda":
+            refused = f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
+        elif self.task.static is None:
+            refused = "each batch has a graph of its own"
+        else:
+            try:
+                return CapturedStep(self.step, self.task.static), chosen
+            except CaptureError as error:
+                refused = str(error)
+        if asked is True:
+            raise TrainingError(f"runtime.cuda_graph = True: {refused}; use auto or false")
+        return self.step, f"{chosen}; {refused}"

@@ -1,0 +1,106 @@
+"""One step of training and one evaluation pass, eager or as CUDA graphs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from kernels.runtime.cuda_graph import CapturedGraph, capture
+from models import GraphInputs, GraphTransformer
+from models.graph_transformer import DenseBlock
+from training.metrics import loss_of
+from training.tasks import Batch
+
+
+class Step:
+    """Forward pass, backward pass and optimiser. It only queues work on the GPU.
+
+    Attributes:
+        model: with float32 weights.
+        scaler: of the loss; acts in float16 only, whose small gradients would be 0 without it.
+    """
+
+    def __init__(
+        self,
+        model: GraphTransformer,
+        dense: list[DenseBlock] | None,
+        optimiser: torch.optim.Optimizer,
+        precision: torch.dtype,
+        clip_norm: float | None,
+    ) -> None:
+        self.model, self.dense, self.optimiser = model, dense, optimiser
+        self.precision, self.clip_norm = precision, clip_norm
+        self.device = model.readout.classes.weight.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == torch.float16)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss before the step, on the device."""
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = loss_of(self._forward(batch.inputs), batch.labels)
+        self.scaler.scale(loss).backward()
+        if self.clip_norm is not None:
+            self.scaler.unscale_(self.optimiser)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        return loss.detach()
+
+    @torch.no_grad()
+    def evaluate(self, inputs: GraphInputs) -> Tensor:
+        """Logits without dropout."""
+        self.model.eval()
+        return self._forward(inputs)
+
+    def _forward(self, inputs: GraphInputs) -> Tensor:
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+            return self.model(inputs, self.dense)
+
+
+class CapturedStep:
+    """`Step` on one batch as two CUDA graphs, a step and an evaluation.
+
+    Raises:
+        CaptureError: a backend or layer waits for the GPU.
+    """
+
+    def __init__(self, step: Step, batch: Batch) -> None:
+        self.batch = batch
+        with _unchanged(step):  # the calls before a capture are steps, too
+            self.train: CapturedGraph = capture(lambda: step(batch), step.device)
+        self.evaluation: CapturedGraph = capture(lambda: step.evaluate(batch.inputs), step.device)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self._check(batch.inputs)
+        return self.train.replay()
+
+    def evaluate(self, inputs: GraphInputs) -> Tensor:
+        self._check(inputs)
+        return self.evaluation.replay()
+
+    def _check(self, inputs: GraphInputs) -> None:
+        if inputs is not self.batch.inputs:
+            raise ValueError("batch: a captured step runs on the batch that it was captured for")
+
+
+@contextmanager
+def _unchanged(step: Step) -> Iterator[None]:
+    """Weights, optimiser, loss scale and random numbers are afterwards what they were, in the same tensors."""
+    tensors = [*step.model.parameters(), *step.model.buffers()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    moments = {
+        parameter: {name: tensor.clone() for name, tensor in state.items()}
+        for parameter, state in step.optimiser.state.items()
+    }
+    scale, random = step.scaler.state_dict(), torch.cuda.get_rng_state(step.device)
+    yield
+    with torch.no_grad():
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+        for parameter, state in step.optimiser.state.items():
+            for name, tensor in state.items():
+                old = moments.get(parameter, {}).get(name)
+                tensor.zero_() if old is None else tensor.copy_(old)  # zeros: what an optimiser starts from
+    step.scaler.load_state_dict(scale)
+    torch.cuda.set_rng_state(random, step.device)

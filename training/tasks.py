@@ -1,0 +1,125 @@
+"""The batches of a task: one graph with its training nodes, or batches of graphs with a plan each."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from data import GraphSet, LoadedGraph
+from models import Attention, GraphInputs, GraphTransformer
+from training.metrics import UNKNOWN, labels_of
+
+PARTS = ("train", "valid", "test")
+Plan = Callable[[Any], Attention]  # of a DGLGraph
+Forward = Callable[[GraphInputs], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of a step and the labels of its rows (`training.metrics`; UNKNOWN for rows that are not trained on)."""
+
+    inputs: GraphInputs
+    labels: Tensor
+
+
+class Task(Protocol):
+    """What is trained on.
+
+    Attributes:
+        metric: a name of `training.metrics.METRICS`.
+        steps: batches of an epoch.
+        sizes: rows with a prediction in each of PARTS.
+        static: the only batch; None where the batches change.
+    """
+
+    metric: str
+    steps: int
+    sizes: dict[str, int]
+    static: Batch | None
+
+    def batches(self, seed: list[int]) -> Iterator[Batch]:
+        """The batches of an epoch; `seed` decides their order."""
+
+    def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
+        """Logits and labels of the rows of one of PARTS."""
+
+
+def make_task(loaded: LoadedGraph, model: GraphTransformer, plan: Plan, batch_size: int) -> Task:
+    """The task of a data set; `plan` makes the attention of a graph.
+
+    Raises:
+        ValueError: labels or splits are missing, or the task is none that is implemented.
+    """
+    meta = loaded.meta
+    labels, metric = labels_of(loaded)
+    if loaded.splits is None:
+        raise ValueError(
+            f"{meta.name}: has no training, validation and test split ({meta.source}: {meta.origin}); an .npz file of "
+            "your own needs train_ids, valid_ids and test_ids"
+        )
+    for part in PARTS:
+        if not len(loaded.splits[part]):
+            raise ValueError(f"{meta.name}: the {part} split is empty; each split needs at least one row")
+    if meta.task == "graph":
+        return GraphsTask(loaded, labels, metric, model, plan, batch_size)
+    if meta.num_graphs > 1:
+        raise ValueError(f"{meta.name}: nodes of {meta.num_graphs} graphs; node tasks are trained on a single graph")
+    return NodesTask(loaded, labels, metric, model, plan)
+
+
+class NodesTask:
+    """Nodes of one graph: each step runs the whole graph, and the loss counts the training nodes."""
+
+    steps = 1
+
+    def __init__(self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphTransformer, plan: Plan) -> None:
+        self.metric = metric
+        device = model.readout.classes.weight.device
+        self.ids = {part: loaded.splits[part].to(device) for part in PARTS}
+        self.sizes = {part: len(ids) for part, ids in self.ids.items()}
+        self.labels = labels.to(device)
+        targets = torch.full_like(self.labels, UNKNOWN)
+        targets[self.ids["train"]] = self.labels[self.ids["train"]]
+        self.static = Batch(model.prepare(loaded.graph, plan(loaded.graph)), targets)
+
+    def batches(self, seed: list[int]) -> Iterator[Batch]:
+        yield self.static
+
+    def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
+        return forward(self.static.inputs)[self.ids[part]], self.labels[self.ids[part]]
+
+
+class GraphsTask:
+    """Labels of whole graphs: batches of them in an order of their own for each epoch."""
+
+    static = None
+
+    def __init__(
+        self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphTransformer, plan: Plan, batch_size: int
+    ) -> None:
+        self.metric = metric
+        self.graphs = GraphSet(loaded)
+        self.labels, self.ids = labels, loaded.splits
+        self.sizes = {part: len(ids) for part, ids in self.ids.items()}
+        self.model, self.plan, self.batch_size = model, plan, batch_size
+        self.device = model.readout.classes.weight.device
+        self.steps = -(-self.sizes["train"] // batch_size)
+        self.kept: dict[str, list[Batch]] = {}  # of evaluation, which are the same in each epoch
+        plan(self.graphs.batch(self.ids["train"][:1]).graph)  # a backend that cannot run is an error now
+
+    def batches(self, seed: list[int]) -> Iterator[Batch]:
+        return self._prepared("train", seed)
+
+    def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
+        if part == "valid" and part not in self.kept:
+            self.kept[part] = list(self._prepared(part, None))
+        batches = self.kept[part] if part in self.kept else self._prepared(part, None)
+        found = [(forward(batch.inputs), batch.labels) for batch in batches]
+        return torch.cat([logits for logits, _ in found]), torch.cat([labels for _, labels in found])
+
+    def _prepared(self, part: str, seed: list[int] | None) -> Iterator[Batch]:
+        for batch in self.graphs.batches(self.ids[part], self.batch_size, seed=seed):
+            inputs = self.model.prepare(batch.graph, self.plan(batch.graph))
+            yield Batch(inputs, self.labels[batch.ids].to(self.device))

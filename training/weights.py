@@ -1,0 +1,168 @@
+"""Trained weights as safetensors, with the run that they come from.
+
+That record (`About`) stands in the header of the file, so that it cannot part from the weights, and is repeated for a
+reader in a JSON file of the same name.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from configs import Config
+from data import GraphMeta
+from models import CheckpointError, GraphTransformer, load_checkpoint
+from training.files import write_atomically
+from training.metrics import METRICS
+
+ARCHITECTURE = ("dim", "heads", "blocks", "norm", "pos_enc", "edge_features")  # keys of `model` that shape the weights
+HEADER_KEY = "about"
+ROOT = Path(__file__).resolve().parents[1]  # of the clone
+SHIPPED = ROOT / "results" / "checkpoints"
+
+
+@dataclass(frozen=True)
+class TrainedWeights:
+    """The run that weights come from.
+
+    Attributes:
+        data: name of the data set; data_sha256: of its edges (see `data.GraphMeta`); data_source: where it came from.
+        graphs: graphs of the data set.
+        metric: a name of `training.metrics.METRICS`.
+        valid, test: the metric on these splits; test is None before the run is over.
+        epoch: epochs trained, the one with the best validation metric.
+        config_sha, config: the resolved configuration.
+    """
+
+    data: str
+    data_sha256: str
+    data_source: str
+    graphs: int
+    metric: str
+    valid: float
+    test: float | None
+    epoch: int
+    seed: int
+    config_sha: str
+    config: dict[str, Any]
+    torch: str = torch.__version__
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor], about: TrainedWeights) -> None:
+    """Write `path` (.safetensors) and its JSON file."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    content = save(tensors, {HEADER_KEY: json.dumps(asdict(about))})
+    write_atomically(path, lambda unfinished: unfinished.write_bytes(content))
+    readable = json.dumps(asdict(about), indent=2) + "\n"
+    write_atomically(path.with_suffix(".json"), lambda unfinished: unfinished.write_text(readable, encoding="utf-8"))
+
+
+def load_weights(model: GraphTransformer, path: Path, config: Config, meta: GraphMeta) -> TrainedWeights | None:
+    """Load a checkpoint that fits the configuration and the data; where it comes from, if it says so.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or of another model or data set. Nothing was loaded.
+    """
+    about = read_about(path)
+    if about and (wrong := differences(about, config, meta)):
+        raise CheckpointError(f"{path}: {wrong}")
+    load_checkpoint(model, path)
+    return about
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a model in inference.
+
+    Attributes:
+        path: their file; None for random ones.
+        name: for results; "none" for random ones.
+        reason: why these.
+        about: where they come from, if the file says so.
+    """
+
+    path: Path | None
+    name: str
+    reason: str
+    about: TrainedWeights | None = None
+
+    def describe(self) -> str:
+        if self.path is None:
+            return f"random ({self.reason})"
+        if self.about is None:
+            return f"{self.name} ({self.reason})"
+        found = f"{METRICS[self.about.metric]} {self.about.valid:.4f} (validation)"
+        if self.about.test is not None:
+            found += f", {self.about.test:.4f} (test)"
+        return f"{self.name} ({self.reason}): {self.about.data}, epoch {self.about.epoch}, {found} when trained"
+
+
+def find_weights(config: Config, meta: GraphMeta) -> Weights:
+    """The weights that model.checkpoint names. "auto": those in results/checkpoints that fit model and graph.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    asked = config.model.checkpoint
+    if asked is None:
+        return Weights(None, "none", "as configured")
+    if asked != "auto":
+        return Weights(Path(asked), asked, "as configured", read_about(Path(asked)))
+    found = [(path, about) for path in sorted(SHIPPED.glob("*.safetensors")) if (about := read_about(path))]
+    for path, about in found:
+        if differences(about, config, meta) is None:
+            return Weights(path, path.relative_to(ROOT).as_posix(), "chosen by auto", about)
+    which = "are of another model or graph" if any(about.data == meta.name for _, about in found) else "do not exist"
+    return Weights(None, "none", f"chosen by auto; weights for {meta.name} in {SHIPPED.relative_to(ROOT)} {which}")
+
+
+def read_about(path: Path) -> TrainedWeights | None:
+    """The record in a safetensors file; None where there is none.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    if path.suffix != ".safetensors":
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(HEADER_KEY)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors; is it truncated? ({error})") from error
+    try:
+        return None if text is None else TrainedWeights(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: its record of the training run is of another version ({error})") from error
+
+
+def differences(about: TrainedWeights, config: Config, meta: GraphMeta) -> str | None:
+    """Why weights do not belong to a configuration and a graph; None if they do. A sentence that says what to set."""
+    trained, asked = about.config["model"], config.model.model_dump(mode="json")
+    other = [key for key in ARCHITECTURE if trained[key] != asked[key]]
+    if other:
+        settings = ", ".join(f"model.{key} = {trained[key]!r} (here {asked[key]!r})" for key in other)
+        remedy = " ".join(f"--set model.{key}={trained[key]}" for key in other)
+        return f"weights of another model: trained with {settings}; use {remedy}, or other weights"
+    if about.data != meta.name:
+        return (
+            f"weights of another data set: trained on {about.data}, and this is {meta.name}; use "
+            f"--set data.name={about.data}, or other weights (model.checkpoint=null for random ones)"
+        )
+    # A batch of graphs has other edges than the collection that was trained on.
+    if about.graphs == meta.num_graphs and about.data_sha256 != meta.sha256:
+        return (
+            f"weights of another version of {meta.name}: trained on {about.data_source} data of hash "
+            f"{about.data_sha256}, and this is {meta.source} data of hash {meta.sha256}; use --set "
+            f"data.source={about.data_source}, or other weights (model.checkpoint=null for random ones)"
+        )
+    return None
