@@ -20,19 +20,13 @@ from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
 from .cuda import LOAD_BYTES, MAX_DIM, aligned_rows
+from .fused3s_edges import DROPOUT
+from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES, TILE
 
-TILE = (16, 16)
 TEAMS = 4
 FEW_TEAMS = 2  # for heads that two warps share: a block of eight is alone on its SM
 ONE_WARP_DIM = 128  # wider heads are shared by two warps, which have half of the columns each
-RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
-COMMON_DIM = 128  # head dimension of a schedule made before it is known
-SLICE = 16  # columns of two n-tiles
-DROPOUT = 64  # kDropout of cuda/score_terms.cuh
 # As in cuda/fused3s_backward.cu:
-STAGES = 2
-RECORDS = 4
-SLOT_BYTES = 128
 EXCHANGE_BYTES = 4096  # of a warp: struct Exchange, of two KV tiles
 STATS_BYTES = 128  # of a stage: struct RowStats of 16 rows
 GRADIENTS = frozenset(("query", "key", "value"))

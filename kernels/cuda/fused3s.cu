@@ -20,6 +20,7 @@
 //   records [kWarps][kRecords]    a KV tile                   128                128      128
 //   a warp                                                    8,704              16,896   33,280
 //   with edge data, a 16 x 16 matrix of float each of bias and multiplier: 1,024 bytes a warp
+//   with edge features, struct TileFeaturesMemory: 3,232 bytes a warp at kDim 64 and 256, 2,224 at 128
 //
 // Swizzle of K, one head; head groups have that of V, for ldmatrix. A phase of ld.shared.v4 is eight lanes: rows g = 2i
 // and 2i + 1, chunks (16 bytes) 4p to 4p + 3 of both. Odd rows swap their 64-byte halves, so that a phase covers all 32
@@ -46,6 +47,7 @@
 //   0          K, V of KV tile 0 to stage 0; KV tile 2 to record 2          wait<1> of iteration 0
 //   1          K, V of KV tile 1 to stage 1; KV tile 3 to record 3          wait<1> of iteration 1
 //   i + 2      K, V of KV tile i + 2 to stage i % 2; KV tile i + 4 to record i % 4
+//   With edge features each iteration starts with one more group, of those of KV tile i + 1; it is older than i + 2.
 //
 //   iteration i    reads                                  in flight        then overwritten
 //   wait<1>                                               group i + 1

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
   using Window = GradientWindow<kIn, kDim, kColumns, kDimWarps, kTerms>;
   using Shared = BackwardMemory<kDim, kDimWarps, kWarps>;
   constexpr u32 kStage_bytes = sizeof(S);
-  static_assert(kDimWarps == 1 || kDimWarps == 2, "the other warp of a team is found by ^ 1");
+  static_assert(kDimWarps == 1 || kDimWarps == 2, "the other warp of a team is 1 - dim_warp");
   static_assert((kTerms & ~kDropout) == 0, "the rest is fused3s_edges_backward.cu's");
   static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
   static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");

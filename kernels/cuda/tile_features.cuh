@@ -15,8 +15,8 @@
 // n-tile and half are [n-tile][half][lane], a row of ldmatrix is [matrix][lane % 8].
 //
 // Two buffers of 32 slots: the features of the next KV tile are copied while those of this one are read. A KV tile with
-// more slots reads them into its buffer 32 at a time, for scores and again for s (`reload`). A row of the buffer has two
-// chunks, exchanged in slots with bit 2 set: ldmatrix covers all banks, and the 32 bytes of a slot stay in one line.
+// more slots reads them into its buffer 32 at a time, for scores and again for s (`reload`). A slot has two chunks,
+// exchanged where its bit 2 is set: ldmatrix covers all banks, and the 32 bytes stay in one line.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"

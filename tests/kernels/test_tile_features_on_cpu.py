@@ -136,5 +136,3 @@ def test_dropout(monkeypatch, kind, heads, dim, dtype, reorder, num_sms):
         finite = expected_lse.isfinite()
         assert torch.equal(finite, lse.isfinite())
         assert ((lse - expected_lse)[finite].abs() <= 8 * unit).all(), f"{name}, {kind}: lse"
-        kept = plan.shape[0] and expected.abs().sum() > 0
-        assert kept

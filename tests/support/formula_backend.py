@@ -35,7 +35,9 @@ class FormulaBackend(ReferenceBackend):
         self.wanted: list[frozenset[str]] = []  # of the backward passes so far
         self.rebuilt = 0
 
-    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> FormulaData:
+    def build(
+        self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
+    ) -> FormulaData:
         edges = super().build(graph, device, inputs, perm)
         data = FormulaData(edges, tuple(graph.shape), edges.row.numel(), "rows")
         return self._with_counts(data) if inputs.backward else data
