@@ -21,6 +21,7 @@ from .autograd import DIFFERENTIABLE, attend, gradients, refuse_double_backward,
 from .backends import REGISTRY
 from .backends.base import Backend
 from .edge_data import EdgeTerms
+from .runtime.semaphores import fresh_semaphores
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
 TERMS = (  # as `split_terms` orders them
@@ -154,7 +155,8 @@ def _attention(
     *terms, clamp, dropout = terms
     lse = _new_lse(query, with_lse)
     filled = lse if with_lse else None
-    output = attend(backend, data, query, key, value, scale, out_dtype, filled, terms, clamp, dropout)
+    with fresh_semaphores():
+        output = attend(backend, data, query, key, value, scale, out_dtype, filled, terms, clamp, dropout)
     return output.contiguous(), lse
 
 
@@ -175,7 +177,9 @@ def _attention_backward(
     """The wanted gradients, in the order of DIFFERENTIABLE."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     *terms, clamp, dropout = terms
-    found = gradients(backend, data, scale, clamp, dropout, wanted, grad_output, query, key, value, output, lse, *terms)
+    call = (backend, data, scale, clamp, dropout, wanted, grad_output, query, key, value, output, lse)
+    with fresh_semaphores():
+        found = gradients(*call, *terms)
     return [gradient.contiguous() for gradient in found if gradient is not None]
 
 

@@ -94,13 +94,15 @@ def _unchanged(step: Step) -> Iterator[None]:
         for parameter, state in step.optimiser.state.items()
     }
     scale, random = step.scaler.state_dict(), torch.cuda.get_rng_state(step.device)
-    yield
-    with torch.no_grad():
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old)
-        for parameter, state in step.optimiser.state.items():
-            for name, tensor in state.items():
-                old = moments.get(parameter, {}).get(name)
-                tensor.zero_() if old is None else tensor.copy_(old)  # zeros: what an optimiser starts from
-    step.scaler.load_state_dict(scale)
-    torch.cuda.set_rng_state(random, step.device)
+    try:
+        yield
+    finally:  # also after a capture that failed: eager steps follow
+        with torch.no_grad():
+            for tensor, old in zip(tensors, before, strict=True):
+                tensor.copy_(old)
+            for parameter, state in step.optimiser.state.items():
+                for name, tensor in state.items():
+                    old = moments.get(parameter, {}).get(name)
+                    tensor.zero_() if old is None else tensor.copy_(old)  # zeros: what an optimiser starts from
+        step.scaler.load_state_dict(scale)
+        torch.cuda.set_rng_state(random, step.device)

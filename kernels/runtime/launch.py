@@ -45,9 +45,14 @@ def launch_kernel(
     _thread.fill([0 if tensor is None else tensor.data_ptr() for tensor in tensors], scalars)
     if device_index in _thread.devices and torch._C._cuda_getDevice() == device_index:
         (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _thread.kernel_params, 0)
-    else:  # a thread has no context on a GPU, not even on the current one, until something makes it
-        with cupy.cuda.Device(device_index):
-            (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _thread.kernel_params, 0)
+    else:
+        # A thread has no context, not even on its current GPU, until something makes it: autograd's threads have none.
+        # cudaSetDevice makes one; CuPy's and torch's context managers leave it out where the GPU is the current one.
+        current = torch._C._cuda_getDevice()
+        cupy.cuda.runtime.setDevice(device_index)
+        (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _thread.kernel_params, 0)
+        if current != device_index:
+            cupy.cuda.runtime.setDevice(current)
         _thread.devices.add(device_index)
     if error:
         raise RuntimeError(f"a kernel could not be launched on grid {grid} and block {block}: {error.name}")

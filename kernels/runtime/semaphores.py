@@ -4,7 +4,8 @@ Launches on one stream run in order, also with programmatic dependent launch, so
 Launches of a CUDA graph may run beside any stream, so each graph has buffers of its own:
 
     runtime.cuda_graph.capture   allocates them before it captures and keeps them with the graph (`GraphSemaphores`)
-    any other capture            gets zeros from a node in the graph, out of the graph's memory pool, kept nowhere else
+    operators of torch.compile   fresh zeros at each launch (`fresh_semaphores`): its CUDA graphs own all memory of a call
+    any other capture            zeros from a node in the graph, out of the graph's memory pool, kept nowhere else
 """
 
 import threading
@@ -20,6 +21,7 @@ _Buffers = dict[tuple[int, int], torch.Tensor]  # by device index and stream han
 
 class _Current(threading.local):
     buffers: _Buffers | None = None  # of the graph that this thread captures
+    fresh: bool = False  # inside of `fresh_semaphores`
 
 
 _eager: _Buffers = {}
@@ -28,6 +30,8 @@ _current = _Current()
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:
     """[count] int32 zeros, at least, for one launch on torch's current stream of the GPU `device`."""
+    if _current.fresh:
+        return torch.zeros(count, dtype=torch.int32, device=device)
     key = (device.index, stream_handle(device.index))
     buffers = _eager if _current.buffers is None else _current.buffers
     buffer = buffers.get(key)
@@ -50,6 +54,16 @@ def graph_semaphores() -> Iterator[_Buffers]:
         yield _current.buffers
     finally:
         _current.buffers = outer
+
+
+@contextmanager
+def fresh_semaphores() -> Iterator[None]:
+    """This thread's launches inside get zeros that nothing keeps."""
+    outer, _current.fresh = _current.fresh, True
+    try:
+        yield
+    finally:
+        _current.fresh = outer
 
 
 def is_capturing(device: torch.device) -> bool:
