@@ -67,9 +67,13 @@ class ResidualLayers(nn.Module):
         self.norm2 = make_norm(dim)
 
     def finish(self, attn_out: Tensor, h: Tensor) -> Tensor:
-        """Output of attention and input of the block, both [rows, d] -> output of the block [rows, d]."""
-        h = self.norm1(h + self.out(self.drop(attn_out)))
-        return self.norm2(h + self.ffn_down(self.drop(F.relu(self.ffn_up(h)))))
+        """Output of attention and input of the block, both [rows, d] -> output of the block [rows, d].
+
+        Under autocast norms return float32; their output is rounded again, since a residual stream in float32 doubles
+        the bytes of the layers in between.
+        """
+        h = self.norm1(h + self.out(self.drop(attn_out))).to(attn_out.dtype)
+        return self.norm2(h + self.ffn_down(self.drop(F.relu(self.ffn_up(h))))).to(attn_out.dtype)
 
     def drop(self, h: Tensor) -> Tensor:
         return F.dropout(h, self.dropout) if self.training and self.dropout else h

@@ -4,7 +4,7 @@ Launches on one stream run in order, also with programmatic dependent launch, so
 Launches of a CUDA graph may run beside any stream, so each graph has buffers of its own:
 
     runtime.cuda_graph.capture   allocates them before it captures and keeps them with the graph (`GraphSemaphores`)
-    operators of torch.compile   fresh zeros at each launch (`fresh_semaphores`): its CUDA graphs own all memory of a call
+    operators of torch.compile   zeros at each launch (`fresh_semaphores`): its CUDA graphs own all memory of a call
     any other capture            zeros from a node in the graph, out of the graph's memory pool, kept nowhere else
 """
 
