@@ -11,7 +11,10 @@ from torch.nn import functional
 
 from ..edge_data import EdgeTerms
 from ..formats.bsb import BSB
+from ..formats.csr import CSRPattern, as_tensor
 from ..formats.edges import distinct_csr
+from ..formats.gpu_edges import gpu_csr_of_tiles, make_gpu_tile_slots
+from ..formats.gpu_plan import BlockShape, ScheduleInputs, make_gpu_plan, make_gpu_schedule
 from ..formats.schedule import (
     Schedule,
     SplitHeuristic,
@@ -188,33 +191,33 @@ class Fused3SBackend(CudaBackend):
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> Fused3SData:
-        bsb = BSB.from_graph(graph, TILE, device)
         row_ids = None
         if perm is not None:
             perm = perm.to(device)
-            row_ids = perm.new_full((bsb.num_row_windows * TILE[0],), len(perm))  # no row pads the last window
+            row_ids = perm.new_full((-(-len(perm) // TILE[0]) * TILE[0],), len(perm))  # no row pads the last window
             row_ids[: len(perm)] = perm
-        kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
-        slots = make_tile_slots(kv_tiles, bsb.tcb_row_offset) if inputs.edge_data else None
-        schedule, spec = _schedule(kv_tiles, bsb.tcb_row_offset, device, inputs)
-        prefers = prefers_edges(bsb.shape[0], bsb.nnz, bsb.num_tcbs, inputs.num_heads, inputs.head_dim)
+        planned = _plan_on_gpu(graph, device, inputs) or _plan_by_torch(graph, device, inputs)
+        num_tiles = planned.kv_tiles.shape[0] - 2
+        prefers = prefers_edges(graph.shape[0], planned.nnz, num_tiles, inputs.num_heads, inputs.head_dim)
+        _compile(planned.spec, prefers, device, inputs)
         csr = distinct_csr(graph, device) if prefers or inputs.edge_data or inputs.backward else None
-        data = Fused3SData(kv_tiles, bsb.tcb_row_offset, row_ids, schedule, *bsb.shape, slots=slots)
-        _compile(spec, prefers, device, inputs)
-        return _with_other_forms(data, csr, prefers, device, inputs)
+        slots = _tile_slots(planned.kv_tiles, planned.tile_offset, planned.nnz) if inputs.edge_data else None
+        arrays = (planned.kv_tiles, planned.tile_offset, row_ids, planned.schedule)
+        return _with_other_forms(Fused3SData(*arrays, *graph.shape, slots=slots), csr, prefers, device, inputs)
 
     def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
         schedule, spec = _schedule(data.kv_tiles, data.tile_offset, device, inputs)
         csr, prefers = None, False
         is_narrow = inputs.num_heads > 1 and (inputs.head_dim or MAX_DIM) <= NARROW_DIM
         if inputs.edge_data or inputs.backward or is_narrow:
-            indptr, indices = csr_of_tiles(data.kv_tiles, data.tile_offset)
+            on_gpu = data.kv_tiles.is_cuda and len(data.tile_offset) > 1
+            indptr, indices = (gpu_csr_of_tiles if on_gpu else csr_of_tiles)(data.kv_tiles, data.tile_offset)
             csr = indptr[: data.num_rows + 1], indices
             num_tiles = data.kv_tiles.shape[0] - 2
             prefers = prefers_edges(data.num_rows, len(indices), num_tiles, inputs.num_heads, inputs.head_dim)
         slots = data.slots
         if inputs.edge_data and slots is None:
-            slots = make_tile_slots(data.kv_tiles, data.tile_offset)
+            slots = _tile_slots(data.kv_tiles, data.tile_offset, len(csr[1]))
         _compile(spec, prefers, device, inputs)
         return _with_other_forms(replace(data, schedule=schedule, slots=slots), csr, prefers, device, inputs)
 
@@ -333,28 +336,79 @@ def kernel_spec(
     return FusedKernelSpec(dtype, out_dtype, dim, warps, heads, terms)
 
 
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """KV tiles and schedule of a graph, its distinct edges, and the instance that reads the schedule."""
+
+    kv_tiles: torch.Tensor
+    tile_offset: torch.Tensor
+    schedule: Schedule
+    nnz: int
+    spec: FusedKernelSpec
+
+
+def _plan_on_gpu(graph: Any, device: torch.device, inputs: InputSpec) -> _Planned | None:
+    """By the kernels of formats/gpu_plan.py; None for graphs that they do not take, damaged ones among them."""
+    if device.type != "cuda" or not isinstance(graph, CSRPattern):
+        return None
+    indptr, indices = (as_tensor(array).to(device) for array in (graph.indptr, graph.indices))
+    shapes, small, large = _block_shapes(device, inputs)
+    made = make_gpu_plan(indptr, indices, graph.shape, shapes)
+    if made is None:
+        return None
+    spec = small if shapes.num_groups * made.num_tiles < shapes.small_tiles else large
+    return _Planned(made.kv_tiles, made.tile_offset, made.schedule, made.nnz, spec)
+
+
+def _plan_by_torch(graph: Any, device: torch.device, inputs: InputSpec) -> _Planned:
+    """The same bits on any device, for any graph; raises for damaged ones."""
+    bsb = BSB.from_graph(graph, TILE, device)
+    kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
+    schedule, spec = _schedule(kv_tiles, bsb.tcb_row_offset, device, inputs)
+    return _Planned(kv_tiles, bsb.tcb_row_offset, schedule, bsb.nnz, spec)
+
+
+def _block_shapes(device: torch.device, inputs: InputSpec) -> tuple[ScheduleInputs, FusedKernelSpec, FusedKernelSpec]:
+    """What a schedule for `inputs` depends on besides the graph, and the instances for a small and a large graph."""
+    gpu = gpu_limits(device)
+    dim = inputs.head_dim or COMMON_DIM
+    dim += -dim % 8 if dim % 2 else 0  # as in `attend`
+    dtype, heads = inputs.dtype or torch.float16, heads_of_group(inputs.num_heads, dim)
+
+    def spec_of(warps: int) -> FusedKernelSpec:
+        spec = FusedKernelSpec(dtype, inputs.out_dtype or dtype, dim, warps, heads)
+        # The plan must run with the widest head where the head dimension is not known, and with all terms.
+        largest = replace(spec, dim=dim if inputs.head_dim else MAX_DIM)
+        if inputs.edge_data:
+            largest = replace(largest, heads=1, terms=BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES)
+        return replace(spec, warps=FEW_WARPS) if largest.shared_bytes > gpu.block_shared_bytes else spec
+
+    def shape_of(spec: FusedKernelSpec) -> BlockShape:
+        return BlockShape(spec.warps, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.warps)
+
+    small, large = spec_of(WARPS), spec_of(FEW_WARPS if dim > WIDE_DIM else WARPS)
+    num_groups = -(-inputs.num_heads // heads)
+    shapes = ScheduleInputs(num_groups, gpu.num_sms * SMALL_TILES_PER_SM, shape_of(small), shape_of(large))
+    return shapes, small, large
+
+
 def _schedule(
     kv_tiles: torch.Tensor, tile_offset: torch.Tensor, device: torch.device, inputs: InputSpec
 ) -> tuple[Schedule, FusedKernelSpec]:
     """Schedule for `inputs`, and the instance that reads it."""
-    gpu = gpu_limits(device)
-    dim = inputs.head_dim or COMMON_DIM
-    dim += -dim % 8 if dim % 2 else 0  # as in `attend`
-    dtype = inputs.dtype or torch.float16
-    heads = heads_of_group(inputs.num_heads, dim)
-    num_groups = -(-inputs.num_heads // heads)
-    is_small = num_groups * (kv_tiles.shape[0] - 2) < gpu.num_sms * SMALL_TILES_PER_SM
-    warps = FEW_WARPS if dim > WIDE_DIM and not is_small else WARPS
-    spec = FusedKernelSpec(dtype, inputs.out_dtype or dtype, dim, warps, heads)
-    # The plan must run with the widest head where the head dimension is not known, and with all terms.
-    largest = replace(spec, dim=dim if inputs.head_dim else MAX_DIM)
-    if inputs.edge_data:
-        largest = replace(largest, heads=1, terms=BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES)
-    if largest.shared_bytes > gpu.block_shared_bytes:
-        spec = replace(spec, warps=FEW_WARPS)
-    resident_warps = gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.warps
-    heuristic = SplitHeuristic.of(tile_offset.diff(), spec.warps, resident_warps, num_groups)
+    shapes, small, large = _block_shapes(device, inputs)
+    is_small = shapes.num_groups * (kv_tiles.shape[0] - 2) < shapes.small_tiles
+    spec, shape = (small, shapes.small) if is_small else (large, shapes.large)
+    if kv_tiles.is_cuda and len(tile_offset) > 1:
+        return make_gpu_schedule(kv_tiles, tile_offset, shapes), spec
+    heuristic = SplitHeuristic.of(tile_offset.diff(), spec.warps, shape.resident_warps, shapes.num_groups)
     return make_schedule(kv_tiles, tile_offset, spec.warps, heuristic), spec
+
+
+def _tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, nnz: int) -> TileSlots:
+    if kv_tiles.is_cuda and len(tile_offset) > 1:
+        return make_gpu_tile_slots(kv_tiles, tile_offset, nnz)
+    return make_tile_slots(kv_tiles, tile_offset)
 
 
 def _compile(spec: FusedKernelSpec, by_edge: bool, device: torch.device, inputs: InputSpec) -> None:

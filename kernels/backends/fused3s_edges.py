@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ..dropout import Dropout
 from ..edge_data import EdgeTerms
+from ..formats.gpu_row_items import make_gpu_row_items
 from ..formats.row_items import RowItems, make_row_items
 from ..fragments import WARP_SIZE
 from ..runtime.device import gpu_limits
@@ -124,6 +125,8 @@ def items_for_heads(
     groups = gpu_limits(device).num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim))
     share = num_edges * -(-num_heads // heads) // groups
     part_edges = min(max(share, LEAST_PART_EDGES), MOST_PART_EDGES)
+    if indptr.is_cuda and len(indptr) > 1:
+        return make_gpu_row_items(indptr, num_edges, row_ids, part_edges)
     return make_row_items(indptr, row_ids, part_edges)
 
 

@@ -281,7 +281,10 @@ def test_a_model_is_compiled_without_a_graph_break(backend):
     torch.testing.assert_close(*outputs, **tolerance)
     gradients = [torch.autograd.grad(output.sum(), list(model.parameters())) for output in outputs]
     for left, right in zip(*gradients, strict=True):
-        torch.testing.assert_close(left, right, rtol=2e-2, atol=2e-2) if backend == "fused3s" else same(left, right)
+        if backend == "fused3s":
+            assert (left - right).float().norm() <= 5e-2 * right.float().norm() + 1e-2
+        else:
+            same(left, right)
 
 
 @pytest.mark.gpu

@@ -15,9 +15,11 @@ from kernels.backends.cuda import KernelInstance
 from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from kernels.backends.flashsparse import Kernels
 from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group
+from kernels.backends.fused3s_backward import BackwardKernelSpec
 from kernels.backends.fused3s_edges import (
     BIAS,
     CLAMP,
+    DROPOUT,
     KEY_FEATURES,
     MULTIPLIER,
     VALUE_FEATURES,
@@ -25,6 +27,7 @@ from kernels.backends.fused3s_edges import (
     heads_of_lane_group,
 )
 from kernels.backends.fused3s_edges import TYPES as EDGE_TYPES
+from kernels.backends.fused3s_edges_backward import EdgeBackwardSpec
 from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.runtime import jit
 from kernels.runtime.jit import PtxasReport, compile_ptxas
@@ -111,6 +114,17 @@ def test_edge_terms_of_fused3s(arch):
     ]
     for spec, report in compile_ptxas(specs, arch).items():
         check(spec, report, arch, registers_of(spec))
+
+
+def test_gradients():
+    """Both forms of the backward pass, and low-rank features in the tile kernel."""
+    wide = [BackwardKernelSpec(HALF, dim, columns) for dim, columns in product((64, 128, 256), (False, True))]
+    wide.append(BackwardKernelSpec(BFLOAT, 128, True, terms=DROPOUT))
+    narrow = [EdgeBackwardSpec(HALF, out, 16, 8, terms) for out, terms in product((HALF, None), (0, DROPOUT))]
+    features = [FusedKernelSpec(HALF, HALF, dim, terms=FEATURES) for dim in (64, 128)]
+    for specs in (wide, narrow, features):
+        for spec, report in compile_ptxas(specs, "sm_90").items():
+            check(spec, report, "sm_90", registers=255)
 
 
 @every_arch

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec
+from kernels.backends.fused3s_backward import FEW_TEAMS, TEAMS, BackwardKernelSpec
 from kernels.backends.fused3s_edges import (
     BIAS,
     CLAMP,
@@ -68,6 +69,26 @@ def test_fused3s():
     equations += [(f"offsetof(WorkItem, {name})", 4 * word) for name, word in words.items()]
     equations += [("offsetof(KVTile, bitmap)", 4 * BITMAP.start)]
     equations += [("sizeof(KVTile)", 4 * TILE_WORDS), ("sizeof(WorkItem)", 4 * ITEM_WORDS)]
+    assert_compiles("fused3s.cu", equations)
+
+
+def test_fused3s_backward():
+    equations = []
+    for dim, columns, teams in product(EVEN_DIMS, (False, True), (FEW_TEAMS, TEAMS)):
+        spec = BackwardKernelSpec(torch.float16, dim, columns, teams)
+        memory = f"BackwardMemoryOfTeams<{dim}, {spec.warps}>" if spec.dim_warps > 1 else None
+        memory = memory or f"BackwardMemory<{dim}, 1, {spec.warps}>"
+        equations.append((f"sizeof({memory})", spec.shared_bytes))
+        partial = f"GradientPartial<{dim}, {str(columns).lower()}, {spec.dim_warps}>"
+        equations.append((f"sizeof({partial})", 4 * spec.partial_floats))
+    assert_compiles("fused3s_backward.cu", equations)
+
+
+def test_fused3s_with_features():
+    equations = []
+    for dim, warps, terms in product(EVEN_DIMS, (FEW_WARPS, WARPS), (KEY_FEATURES, KEY_FEATURES | VALUE_FEATURES, 59)):
+        spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps, terms=terms)
+        equations.append((f"sizeof(SharedMemoryOfFeatures<{dim}, 1, {warps}, {terms}>)", spec.shared_bytes))
     assert_compiles("fused3s.cu", equations)
 
 
