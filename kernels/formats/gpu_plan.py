@@ -5,8 +5,8 @@
     plan_tiles<kWrite = true>    the KV tiles
     plan_items                   the work items
 
-The host waits once: for the numbers of `enum PlanNumber` at the end. Arrays whose size only the GPU knows are allocated
-by a bound. Where the bounds are large, the host reads the numbers a first time before it allocates them.
+The host waits twice for the numbers of `enum PlanNumber`: before it allocates the KV tiles and the work items, whose
+sizes only the GPU knows, and at the end.
 """
 
 import struct
@@ -26,7 +26,6 @@ MAX_ROWS = 1 << 30
 MAX_COLS = 1 << 28  # a sort key holds a column and a row of the window in 32 bits
 MAX_TILES = 2**31 - 1
 LEAST_SPLIT_TILES = 32  # of SplitHeuristic.of for a graph with rows
-BOUND_BYTES = 8 << 20  # most memory that is allocated by a bound
 # As in cuda/plan_tiles.cu and cuda/plan_schedule.cu:
 TILE_WARPS = 8
 SCHEDULE_THREADS = 1024
@@ -193,23 +192,19 @@ def make_gpu_plan(
     launch_kernel(count, grid, TILE_WARPS * WARP_SIZE, (tile_offset, indptr, indices, None, None), scalars)
     order = _order(tile_offset, most_tiles, inputs, has_offsets=False)
 
-    most_items = order.most_blocks * max(inputs.small.warps, inputs.large.warps)
-    if 4 * (TILE_WORDS * most_tiles + ITEM_WORDS * most_items) > BOUND_BYTES:
-        numbers = order.read()
-        if numbers[PlanNumber.DAMAGE]:
-            return None
-        most_tiles = numbers[PlanNumber.NUM_TILES]
-        most_items = numbers[PlanNumber.NUM_BLOCKS] * numbers[PlanNumber.BLOCK_WARPS]
-    kv_tiles = torch.empty((most_tiles + 2, TILE_WORDS), dtype=torch.int32, device=device)
-    write = get_kernel(WRITE_TILES[wide], device.index)
-    tensors = (tile_offset, indptr, indices, kv_tiles, order.numbers)
-    launch_kernel(write, grid, TILE_WARPS * WARP_SIZE, tensors, scalars)
-    work_items = _work_items(kv_tiles, tile_offset, order, most_items)
     numbers = order.read()
     if numbers[PlanNumber.DAMAGE]:
         return None
+    kv_tiles = torch.empty((numbers[PlanNumber.NUM_TILES] + 2, TILE_WORDS), dtype=torch.int32, device=device)
+    write = get_kernel(WRITE_TILES[wide], device.index)
+    tensors = (tile_offset, indptr, indices, kv_tiles, order.numbers)
+    launch_kernel(write, grid, TILE_WARPS * WARP_SIZE, tensors, scalars)
+    work_items = _work_items(kv_tiles, tile_offset, order, numbers)
+    numbers = order.read()
+    if numbers[PlanNumber.DAMAGE]:  # found by the kernel that writes the KV tiles
+        return None
     return GPUPlan(
-        kv_tiles[: numbers[PlanNumber.NUM_TILES] + 2],
+        kv_tiles,
         tile_offset,
         num_edges - numbers[PlanNumber.DUPLICATES],
         bool(numbers[PlanNumber.IS_DISTINCT]),
@@ -225,11 +220,7 @@ def make_gpu_schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, inputs:
         tile_offset: [num_row_windows + 1] int32, on the same GPU.
     """
     order = _order(tile_offset, kv_tiles.shape[0] - 2, inputs, has_offsets=True)
-    most_items = order.most_blocks * max(inputs.small.warps, inputs.large.warps)
-    if 4 * ITEM_WORDS * most_items > BOUND_BYTES:
-        numbers = order.read()
-        most_items = numbers[PlanNumber.NUM_BLOCKS] * numbers[PlanNumber.BLOCK_WARPS]
-    work_items = _work_items(kv_tiles, tile_offset, order, most_items)
+    work_items = _work_items(kv_tiles, tile_offset, order, order.read())
     return _schedule(work_items, len(tile_offset) - 1, order.read())
 
 
@@ -275,12 +266,13 @@ def _order(tile_offset: torch.Tensor, most_tiles: int, inputs: ScheduleInputs, *
     return _Order(numbers, scratch, most_blocks, num_windows)
 
 
-def _work_items(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, order: _Order, most_items: int) -> torch.Tensor:
-    """Queue plan_items. [most_items, 56] int32."""
-    work_items = torch.empty((most_items, ITEM_WORDS), dtype=torch.int32, device=kv_tiles.device)
+def _work_items(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, order: _Order, numbers: list[int]) -> torch.Tensor:
+    """Queue plan_items. [items, 56] int32."""
+    num_items = numbers[PlanNumber.NUM_BLOCKS] * numbers[PlanNumber.BLOCK_WARPS]
+    work_items = torch.empty((num_items, ITEM_WORDS), dtype=torch.int32, device=kv_tiles.device)
     launch_kernel(
         get_kernel(PLAN_ITEMS, kv_tiles.device.index),
-        grid_of(most_items, ITEM_WARPS),
+        grid_of(num_items, ITEM_WARPS),
         ITEM_WARPS * WARP_SIZE,
         (work_items, kv_tiles, tile_offset, order.numbers, order.scratch),
         ITEM_SCALARS.pack(order.most_blocks, order.num_windows),
@@ -297,7 +289,7 @@ def _schedule(work_items: torch.Tensor, num_windows: int, numbers: list[int]) ->
         sort_segment=numbers[PlanNumber.SEGMENT] or None,
     )
     return Schedule(
-        work_items[: num_blocks * warps].view(num_blocks, warps, ITEM_WORDS),
+        work_items.view(num_blocks, warps, ITEM_WORDS),
         numbers[PlanNumber.NUM_SPLITS],
         (by_warp, num_windows - by_warp - split, split),
         heuristic,

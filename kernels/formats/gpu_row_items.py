@@ -50,7 +50,8 @@ def make_gpu_row_items(indptr: torch.Tensor, num_edges: int, row_ids: torch.Tens
     launch_kernel(
         get_kernel(PLAN_WHOLE_ROWS, device.index), grid_of(num_rows, SORT_SEGMENT), SORT_SEGMENT, tensors, scalars
     )
-    num_parts, num_whole = (
-        numbers.tolist()
-    )  # waits for the arrays, too: the kernel reads them before griddepcontrol.wait
-    return RowItems(items[: num_parts + num_whole], parts[:num_parts], part_edges)
+    num_parts, num_whole = numbers.tolist()
+    items, parts = items[: num_parts + num_whole].clone(), parts[:num_parts].clone()  # no more memory than they need
+    if device.type == "cuda":  # the kernel reads them before griddepcontrol.wait
+        torch.cuda.current_stream(device).synchronize()
+    return RowItems(items, parts, part_edges)

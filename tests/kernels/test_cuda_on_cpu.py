@@ -29,9 +29,7 @@ SPECS = [
     FusedKernelSpec(HALF, HALF, 16, warps=2),
     FusedKernelSpec(BFLOAT, BFLOAT, 40, warps=4),
     FusedKernelSpec(HALF, FLOAT, 64, warps=4),
-    FusedKernelSpec(BFLOAT, BFLOAT, 64, warps=2),
     FusedKernelSpec(HALF, HALF, 72, warps=4),
-    FusedKernelSpec(BFLOAT, FLOAT, 96, warps=2),
     FusedKernelSpec(HALF, HALF, 128, warps=4),
     FusedKernelSpec(BFLOAT, BFLOAT, 200, warps=2),
     FusedKernelSpec(HALF, FLOAT, 256, warps=2),
@@ -44,7 +42,6 @@ SPECS = [
     FusedKernelSpec(HALF, FLOAT, 8, warps=4, heads=8),
     FusedKernelSpec(BFLOAT, BFLOAT, 8, warps=2, heads=5),
     FusedKernelSpec(HALF, HALF, 10, warps=4, heads=8),
-    FusedKernelSpec(HALF, FLOAT, 20, warps=2, heads=3),
     FusedKernelSpec(HALF, HALF, 2, warps=4, heads=3),
     FusedKernelSpec(HALF, HALF, 40, warps=2, heads=2),
 ]

@@ -129,10 +129,8 @@ def long_rows() -> Csr:
     ("backend", "dim"),
     [
         ("dfgnn_tiling", 1),
-        ("dfgnn_tiling", 40),
         ("dfgnn_tiling", 136),
         ("dfgnn_hyper", 1),
-        ("dfgnn_hyper", 40),
         ("dfgnn_hyper", 64),
         ("dfgnn_hyper", 256),
     ],

@@ -31,8 +31,10 @@ def graph_with_a_hub() -> CSRPattern:
 
 
 # Heads, columns: tiles; edge by edge; odd columns, which are padded; of a plan for other heads.
-@pytest.mark.parametrize(("heads", "dim", "planned"), [(1, 64, 64), (4, 8, 8), (2, 13, 13), (4, 8, None)])
-@pytest.mark.parametrize("with_edges", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "dim", "planned", "with_edges"),
+    [(1, 64, 64, False), (4, 8, 8, False), (2, 13, 13, True), (4, 8, None, True)],
+)
 def test_gradients_of_a_plan(monkeypatch, heads, dim, planned, with_edges):
     pattern, generator = graph_with_a_hub(), torch.Generator().manual_seed(1)
     reorder = "auto" if with_edges else "none"

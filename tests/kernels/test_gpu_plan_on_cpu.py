@@ -190,13 +190,11 @@ def test_many_windows(monkeypatch):
     assert plan.schedule.windows[0] > 4096
 
 
-@pytest.mark.parametrize("bound_bytes", [0, 1 << 30])
-def test_arrays_by_bound_or_exact(monkeypatch, bound_bytes):
-    monkeypatch.setattr(gpu_plan, "BOUND_BYTES", bound_bytes)
+def test_arrays_are_as_large_as_they_must_be(monkeypatch):
     indptr, indices, shape = random_csr([40] * 100, 300, 8)
     plan, gpu = check(monkeypatch, indptr, indices, shape, INPUTS["half_full"])
-    exact = plan.kv_tiles.untyped_storage().nbytes() == plan.kv_tiles.nbytes
-    assert exact == (bound_bytes == 0)
+    for tensor in (plan.kv_tiles, plan.schedule.work_items):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
     assert len(gpu.launched) == 4
     with gpu_on_cpu(monkeypatch, gpu_plan) as gpu:
         made = make_gpu_schedule(plan.kv_tiles, plan.tile_offset, INPUTS["one_warp"])
@@ -219,9 +217,7 @@ def test_arrays_by_bound_or_exact(monkeypatch, bound_bytes):
         ("indices", 33, 2**31 - 1),
     ],
 )
-@pytest.mark.parametrize("bound_bytes", [0, 1 << 30])
-def test_damaged_csr(monkeypatch, what, place, value, bound_bytes):
-    monkeypatch.setattr(gpu_plan, "BOUND_BYTES", bound_bytes)
+def test_damaged_csr(monkeypatch, what, place, value):
     indptr, indices, shape = random_csr([0] * 5 + [20] * 39 + [20], 90, 9)
     arrays = {"indptr": indptr, "indices": indices.int()}
     arrays[what][place] = value

@@ -140,6 +140,7 @@ def test_a_killed_run_resumes_to_the_same_bits(train, arguments, tmp_path):
 
 
 def test_ctrl_c_says_what_was_kept(train, tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     log = tmp_path / "run" / "metrics.csv"
 
     def interrupt():

@@ -102,13 +102,15 @@ def test_row_ids_pad_the_last_window_with_no_row(monkeypatch):
 def test_scalars_follow_the_strides():
     query, key, _ = torch.zeros(5, 3, 2, 16, dtype=HALF).unbind(1)
     strides = (query.stride(), key.stride(), torch.zeros(5, 2, 16).stride())
-    packed = _scalars(5, 2, (1, 2, 3.0), -0.5, 2, *strides)
+    packed = _scalars(5, 2, (1, 2, 3.0), (7, 1.5), -0.5, 2, *strides)
+    assert struct.unpack("<If", packed[:8]) == (7, 1.5)  # of dropout
+    packed = packed[8:]
     heads, rows, rest = struct.unpack("<3q", packed[:24]), struct.unpack("<3i", packed[24:36]), packed[36:]
     assert (heads, rows) == ((16, 16, 16), (192, 192, 64))
     log2e = math.log2(math.e)
     assert struct.unpack("<4iI2f", rest) == (5, 2, 1, 2, 0x80008000, *map(pytest.approx, (0.5 * log2e, 3 * log2e)))
     with pytest.raises(OverflowError):
-        _scalars(1, 1, (1, 1, 0.0), 1.0, 2, *[(2**30, 16, 1)] * 3)
+        _scalars(1, 1, (1, 1, 0.0), (0, 1.0), 1.0, 2, *[(2**30, 16, 1)] * 3)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,10 @@ TYPES = [(HALF, FLOAT), (BFLOAT, BFLOAT), (HALF, HALF), (BFLOAT, FLOAT)]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90"]
 NARROWING = 2361  # NVRTC's number of "invalid narrowing conversion"
 DIMS = range(8, 257, 8)
-# Every head group of heads up to 64 columns, and widths of one head that are no multiple of 8.
-GROUPS = sorted({(dim, heads_of_group(heads, dim)) for dim in range(2, 65, 2) for heads in range(1, 65)})
+# Head groups of every second head dimension up to 64, and widths of one head that are no multiple of 8.
+GROUPS = sorted(
+    {(dim, heads_of_group(heads, dim)) for dim in (*range(2, 64, 4), 8, 16, 32, 64) for heads in range(1, 65)}
+)
 OTHER_DIMS = [dim for dim in range(66, 257, 10) if dim % 8]
 TERMS = [BIAS, MULTIPLIER, BIAS | MULTIPLIER, CLAMP, BIAS | CLAMP, MULTIPLIER | CLAMP, BIAS | MULTIPLIER | CLAMP]
 # Loads of 4, 8 and 16 bytes, and every number of lanes a head.
