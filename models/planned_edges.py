@@ -85,5 +85,5 @@ def require_gradients(output: Tensor, query: Tensor, backend: str) -> None:
     if query.requires_grad and not output.requires_grad:
         raise RuntimeError(
             f"attention backend {backend} has no backward pass: call the layer under torch.no_grad() or "
-            "torch.inference_mode(), or take a differentiable backend ('reference')"
+            "torch.inference_mode(), or take a differentiable backend ('fused3s', 'reference')"
         )
