@@ -1,7 +1,7 @@
 """The backward pass of `fused3s`: which of its two kernels a call takes, and what they read.
 
-cuda/fused3s_backward.cu        tensor cores, one head after the other; dropout of edge data
-cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
+    cuda/fused3s_backward.cu        tensor cores, one head after the other; of the score's terms dropout alone
+    cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
 """
 
 from dataclasses import dataclass, replace
