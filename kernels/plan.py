@@ -22,7 +22,7 @@ from .operators import Operands, attend_as_operator
 from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FILE_VERSION = 2
+FILE_VERSION = 3
 
 
 @dataclass(frozen=True, eq=False)
