@@ -35,6 +35,18 @@ MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--c
 BUILDS = ("preprocessing.py", "--results", f"{MEASURED}/preprocessing.csv", "--config")
 GRAPHS = ("single", "batched", "more")  # files in configs/bench
 MODEL_GRAPHS = ("single", "batched")  # files in configs/end_to_end
+STEPS_OF_TRAINING = ("bench_training.py", "--results", f"{MEASURED}/training.csv", "--config")
+# Accuracy over ten seeds: attention backend and precision.
+TRAINED = {"bf16": ("fused3s", "bfloat16"), "fp16": ("fused3s", "float16"), "reference": ("reference", "float32")}
+TRAININGS = [
+    (
+        *("train.py", "--resume", "--results", f"{MEASURED}/train.csv", "--config", f"configs/train/{name}.yaml"),
+        *("--output", f"{MEASURED}/runs/{name}-{kind}", "--set", "training.seeds=[0,1,2,3,4,5,6,7,8,9]"),
+        *("--set", f"attention.backend={backend}", "--set", f"training.precision={precision}"),
+    )
+    for name in ("cora", "citeseer")
+    for kind, (backend, precision) in TRAINED.items()
+]
 STEPS: dict[str, list[tuple[str, ...]]] = {
     "smoke": [(*KERNELS, "configs/bench/smoke.yaml"), (*MODELS, "configs/end_to_end/smoke.yaml")],
     "peak_rates": [("peak_rates.py", "--results", f"{MEASURED}/peak_rates.csv")],
@@ -49,6 +61,8 @@ STEPS: dict[str, list[tuple[str, ...]]] = {
         (*EDGES, *SUPERPIXELS),
         (*BACKWARD, *SUPERPIXELS),
     ],
+    "training": [(*STEPS_OF_TRAINING, "configs/training_bench/single.yaml")],
+    "train": TRAININGS,
     "masks": [(*KERNELS, "configs/bench/masks.yaml")],
     "ablation": [(*KERNELS, "configs/bench/ablation.yaml")],
     "sm_active": [("sm_active_time.py", "--results", f"{MEASURED}/sm_active.csv")],
