@@ -54,7 +54,7 @@ class BackwardBench(GraphBench):
         return {}
 
     def problem(self, shape: Shape) -> Problem:
-        """Those of other shapes are freed."""
+        """Problem of a shape; the problems of other shapes are freed."""
         if shape not in self._problems:
             self._problems.clear()
             generator = torch.Generator(self.device).manual_seed(0)

@@ -129,5 +129,5 @@ class TrainingBench(GraphBench):
 
 
 def _gradients(step: Step) -> Tensor:
-    """Those of the QKV projections of all blocks, as the last step left them: clipped."""
+    """Gradients of the QKV projections of all blocks after the last step, clipped."""
     return torch.cat([block.qkv.weight.grad.flatten() for block in step.model.blocks])

@@ -47,14 +47,13 @@ from .fused3s_edges import (
     whole_rows,
 )
 from .fused3s_gradients import GradientData, build_gradient_data, launch_gradients
-from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES, TILE
+from .fused3s_shapes import COMMON_DIM, NARROW_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES, TILE
 
 WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
 WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
 SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of the GPU one
 GROUP_WIDTH = 64  # most columns of a head group: wider ones leave fewer warps on an SM (kernels/NOTES.md)
-NARROW_DIM = 32  # heads up to this width may go edge by edge
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
 # As in cuda/tile_features.cuh and cuda/pack_features.cu:
 FEATURE_BUFFER_BYTES = 1024
@@ -369,7 +368,7 @@ def _plan_by_torch(graph: Any, device: torch.device, inputs: InputSpec) -> _Plan
 
 
 def _block_shapes(device: torch.device, inputs: InputSpec) -> tuple[ScheduleInputs, FusedKernelSpec, FusedKernelSpec]:
-    """What a schedule for `inputs` depends on besides the graph, and the instances for a small and a large graph."""
+    """Inputs of the schedule besides the graph, and the kernel instances for a small and a large graph."""
     gpu = gpu_limits(device)
     dim = inputs.head_dim or COMMON_DIM
     dim += -dim % 8 if dim % 2 else 0  # as in `attend`

@@ -141,7 +141,7 @@ def build_backward_data(
     num_heads: int = 1,
     head_dim: int | None = None,
 ) -> BackwardData:
-    """What both passes read. Its arrays are complete on the device when it returns.
+    """Format and schedules of both passes. Its arrays are complete on the device when it returns.
 
     Args:
         kv_tiles, tile_offset, row_ids: of the forward pass (`Fused3SData`).

@@ -1,7 +1,7 @@
 """The backward pass of `fused3s`: which of its two kernels a call takes, and what they read.
 
-    cuda/fused3s_backward.cu        tensor cores, one head after the other; of the score's terms dropout alone
-    cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
+cuda/fused3s_backward.cu        tensor cores, one head after the other; of the score's terms dropout alone
+cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
 """
 
 from dataclasses import dataclass, replace
@@ -25,10 +25,9 @@ from .fused3s_edges_backward import (
     compile_edge_backward,
     launch_edge_backward,
 )
-from .fused3s_shapes import COMMON_DIM
+from .fused3s_shapes import COMMON_DIM, NARROW_DIM
 
-NARROW_DIM = 32  # several heads up to this width go edge by edge where KV tiles have fewer than MOST_TILE_EDGES edges
-MOST_TILE_EDGES = 96
+MOST_TILE_EDGES = 96  # several narrow heads go edge by edge where KV tiles have fewer edges
 
 
 @dataclass(frozen=True, eq=False)
