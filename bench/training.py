@@ -21,6 +21,7 @@ from kernels.backends import REGISTRY
 from models import GraphInputs, GraphTransformer
 from models.graph_transformer import finish_and_project, finish_last
 from training.optimiser import make_optimiser
+from training.precision import WorkingCopy
 from training.step import CapturedStep, Step
 from training.tasks import Batch
 
@@ -115,12 +116,14 @@ class TrainingBench(GraphBench):
             num_heads=cell.heads,
             backward=True,
         )
-        inputs: GraphInputs = model.prepare(self.loaded.graph, plan if dtype == precision else cast(plan, dtype))
+        working = WorkingCopy(model, precision)
+        attention = plan if dtype == precision else cast(plan, dtype)
+        inputs: GraphInputs = working.model.prepare(self.loaded.graph, attention)
         functions = (finish_and_project, finish_last)
         if cell.dense == "compiled":
             functions = tuple(torch.compile(function, fullgraph=True, dynamic=False) for function in functions)
         optimiser = make_optimiser(model, TrainingConfig(), self.device)
-        return Step(model, model.dense_blocks(*functions), optimiser, precision, 1.0), Batch(inputs, self.labels)
+        return Step(model, working, working.model.dense_blocks(*functions), optimiser, 1.0), Batch(inputs, self.labels)
 
     @cached_property
     def labels(self) -> Tensor:

@@ -19,7 +19,7 @@ class TrainedModelConfig(Section):
     dim: int = Field(default=128, ge=4)
     heads: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (1, 8)
     blocks: int = Field(default=10, ge=1)
-    precision: Literal["float16", "bfloat16", "float32"] = "bfloat16"  # of autocast; weights are float32
+    precision: Literal["float16", "bfloat16", "float32"] = "bfloat16"  # of the layers; the optimiser holds float32 weights
 
 
 class StepsConfig(Section):

@@ -12,6 +12,7 @@ from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention
 from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, UnsupportedGraphError
 from .formats.bsb import BSB
+from .side_by_side import split_qkv
 
 __all__ = [
     "BSB",
@@ -25,4 +26,5 @@ __all__ = [
     "list_backends",
     "plan_attention",
     "sparse_attention",
+    "split_qkv",
 ]

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from .backends.base import Backend, Gradients
 from .dropout import Dropout
 from .edge_data import EdgeTerms
+from .side_by_side import lie_side_by_side
 
 DIFFERENTIABLE = tuple(field.name for field in fields(Gradients))
 FLOAT_TERMS = DIFFERENTIABLE[3:]  # fields of EdgeTerms, after query, key and value
@@ -99,6 +100,7 @@ def gradients(
     clamp: float | None,
     rate: float,
     wanted: tuple[bool, ...],
+    side_by_side: bool,
     grad_output: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -110,7 +112,8 @@ def gradients(
     """Gradients in the order of DIFFERENTIABLE, None where not `wanted`."""
     names = frozenset(name for name, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted)
     edges = join_terms(terms, clamp, rate)
-    found = backend.attend_backward(data, grad_output, query, key, value, output, lse, scale, edges, names)
+    tensors = (grad_output, query, key, value, output, lse)
+    found = backend.attend_backward(data, *tensors, scale, edges, names, side_by_side)
     return tuple(getattr(found, name) if name in names else None for name in DIFFERENTIABLE)
 
 
@@ -149,9 +152,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[7 : 7 + len(DIFFERENTIABLE)]
+        side_by_side = all(wanted[:3]) and lie_side_by_side(*ctx.saved_tensors[:3])
         watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
         run = _Gradients.apply if watched else gradients
-        found = run(*ctx.call, wanted, grad_output, *ctx.saved_tensors)
+        found = run(*ctx.call, wanted, side_by_side, grad_output, *ctx.saved_tensors)
         return (*(None,) * 7, *found, None, None)
 
     @staticmethod

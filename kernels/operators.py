@@ -177,7 +177,8 @@ def _attention_backward(
     """The wanted gradients, in the order of DIFFERENTIABLE."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     *terms, clamp, dropout = terms
-    call = (backend, data, scale, clamp, dropout, wanted, grad_output, query, key, value, output, lse)
+    side_by_side = False  # the results of an operator share no memory
+    call = (backend, data, scale, clamp, dropout, wanted, side_by_side, grad_output, query, key, value, output, lse)
     with fresh_semaphores():
         found = gradients(*call, *terms)
     return [gradient.contiguous() for gradient in found if gradient is not None]

@@ -26,8 +26,11 @@ class FeatureEmbedding(nn.Module):
         self.cardinalities = None if isinstance(in_features, int) else tuple(in_features)
 
     def forward(self, features: Tensor) -> Tensor:
+        """Float features may have further columns of zeros (`GraphInputs.aligned_features`)."""
         if self.cardinalities is None:
-            return self.linear(features)
+            padding = features.shape[1] - self.linear.in_features
+            weight = F.pad(self.linear.weight, (0, padding)) if padding else self.linear.weight
+            return F.linear(features, weight, self.linear.bias)
         return self.table(features + self.first)
 
     def check(self, features: Tensor, row: str = "node") -> None:

@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels import BoundEdges
+from kernels import BoundEdges, split_qkv
 from models.embedding import FeatureEmbedding
 from models.graph_inputs import Attention, EdgeInputs, GraphInputs, prepare_graph
 
@@ -69,11 +69,10 @@ class ResidualLayers(nn.Module):
     def finish(self, attn_out: Tensor, h: Tensor) -> Tensor:
         """Output of attention and input of the block, both [rows, d] -> output of the block [rows, d].
 
-        Under autocast norms return float32; their output is rounded again, since a residual stream in float32 doubles
-        the bytes of the layers in between.
+        Norms may have float32 parameters over 16-bit rows.
         """
-        h = self.norm1(h + self.out(self.drop(attn_out))).to(attn_out.dtype)
-        return self.norm2(h + self.ffn_down(self.drop(F.relu(self.ffn_up(h))))).to(attn_out.dtype)
+        h = self.norm1(h + self.out(self.drop(attn_out)))
+        return self.norm2(h + self.ffn_down(self.drop(F.relu(self.ffn_up(h)))))
 
     def drop(self, h: Tensor) -> Tensor:
         return F.dropout(h, self.dropout) if self.training and self.dropout else h
@@ -91,7 +90,7 @@ class Block(ResidualLayers):
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[N, 3 d] -> q, k, v: views [N, H, d / H], no copies."""
-        return qkv.unflatten(1, (3, self.heads, -1)).unbind(1)
+        return split_qkv(qkv, self.heads)
 
     def attend(
         self, qkv: Tensor, attention: Attention, bias: BoundEdges | None = None, dropout: Mapping[str, Any] = NO_DROPOUT
@@ -266,7 +265,8 @@ class GraphTransformer(nn.Module):
 
     def embed(self, inputs: GraphInputs) -> Tensor:
         """Node features -> [N, d], by the plain module."""
-        features = inputs.features
+        is_padded = self.training and inputs.aligned_features is not None
+        features = inputs.aligned_features if is_padded else inputs.features
         if self.training and self.input_dropout and features.is_floating_point():
             features = F.dropout(features, self.input_dropout)
         return self.embedding(features)

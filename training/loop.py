@@ -17,6 +17,7 @@ from training.errors import TrainingError
 from training.log import EpochRecord, TrainingLog
 from training.metrics import loss_of, score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
+from training.precision import WorkingCopy
 from training.setup import build_model, dense_blocks, plan_for_training, resolve_precision
 from training.step import CapturedStep, Step
 from training.tasks import Task, make_task
@@ -79,10 +80,11 @@ class Trainer:
         self.precision = resolve_precision(config.training.precision, self.device)
         model = build_model(config, loaded.meta, seed).to(self.device)
         self.backend = ""
-        self.task: Task = make_task(loaded, model, self._plan, config.data.batch_size)
+        working = WorkingCopy(model, self.precision)
+        self.task: Task = make_task(loaded, working.model, self._plan, config.data.batch_size)
         optimiser = make_optimiser(model, config.training, self.device)
-        dense = dense_blocks(model, config, one_shape=self.task.static is not None)
-        self.step = Step(model, dense, optimiser, self.precision, config.training.clip_norm)
+        dense = dense_blocks(working.model, config, one_shape=self.task.static is not None)
+        self.step = Step(model, working, dense, optimiser, config.training.clip_norm)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False

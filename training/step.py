@@ -10,11 +10,17 @@ from kernels.runtime.cuda_graph import CapturedGraph, capture
 from models import GraphInputs, GraphTransformer
 from models.graph_transformer import DenseBlock
 from training.metrics import loss_of
+from training.precision import WorkingCopy
 from training.tasks import Batch
 
 
 class Step:
     """Forward pass, backward pass and optimiser. It only queues work on the GPU.
+
+    Args:
+        working: the copy of `model` that computes.
+        dense: the copy's dense blocks.
+        clip_norm: largest norm of the gradient, None without a limit.
 
     Attributes:
         model: with float32 weights.
@@ -24,22 +30,25 @@ class Step:
     def __init__(
         self,
         model: GraphTransformer,
+        working: WorkingCopy,
         dense: list[DenseBlock] | None,
         optimiser: torch.optim.Optimizer,
-        precision: torch.dtype,
         clip_norm: float | None,
     ) -> None:
-        self.model, self.dense, self.optimiser = model, dense, optimiser
-        self.precision, self.clip_norm = precision, clip_norm
-        self.device = model.readout.classes.weight.device
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == torch.float16)
+        self.model, self.working, self.dense, self.optimiser = model, working, dense, optimiser
+        self.clip_norm = clip_norm
+        weight = working.model.readout.classes.weight
+        self.device = weight.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=weight.dtype == torch.float16)
 
     def __call__(self, batch: Batch) -> Tensor:
         """The loss before the step, on the device."""
-        self.model.train()
+        self.working.model.train()
+        self.working.refresh()
         self.optimiser.zero_grad(set_to_none=True)
-        loss = loss_of(self._forward(batch.inputs), batch.labels)
+        loss = loss_of(self.working.model(batch.inputs, self.dense), batch.labels)
         self.scaler.scale(loss).backward()
+        self.working.collect_gradients()
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimiser)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
@@ -50,12 +59,9 @@ class Step:
     @torch.no_grad()
     def evaluate(self, inputs: GraphInputs) -> Tensor:
         """Logits without dropout."""
-        self.model.eval()
-        return self._forward(inputs)
-
-    def _forward(self, inputs: GraphInputs) -> Tensor:
-        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            return self.model(inputs, self.dense)
+        self.working.model.eval()
+        self.working.refresh()
+        return self.working.model(inputs, self.dense)
 
 
 class CapturedStep:

@@ -165,6 +165,7 @@ class Backend(ABC):
         scale: float,
         edges: EdgeTerms | None,
         wanted: frozenset[str],
+        side_by_side: bool = False,
     ) -> Gradients:
         """Gradients of `attend`, for backends with `has_backward`.
 
@@ -174,6 +175,8 @@ class Backend(ABC):
             query, key, value, scale, edges: as in the forward pass.
             output, lse: what it returned.
             wanted: the fields of `Gradients` to compute.
+            side_by_side: query, key and value are parts of one tensor (`kernels.side_by_side`), and their gradients
+                may be, too.
         """
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 

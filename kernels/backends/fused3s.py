@@ -263,9 +263,10 @@ class Fused3SBackend(CudaBackend):
         scale: float,
         edges: EdgeTerms | None,
         wanted: frozenset[str],
+        side_by_side: bool = False,
     ) -> Gradients:
         tensors = (grad_output, query, key, value, output, lse)
-        return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted)
+        return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side)
 
 
 def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeTerms | None) -> bool:

@@ -215,6 +215,7 @@ def launch_backward(
     scale: float,
     dropout: Dropout | None = None,
     wanted: Collection[str] = GRADIENTS,
+    side_by_side: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Run both passes on torch's current stream, without waiting for them.
 
@@ -228,10 +229,11 @@ def launch_backward(
         scale: factor of the scores.
         dropout: of the weights, with the seed of the forward pass.
         wanted: names of the gradients that are needed; without "key" and "value" only the row pass runs.
+        side_by_side: the gradients may be parts of one tensor.
 
     Returns:
-        Gradients of query, key and value, contiguous, of their type; None for key and value where the column pass does
-        not run.
+        Gradients of query, key and value, of their type, contiguous unless `side_by_side`; None for key and value where
+        the column pass does not run.
     """
     num_rows, num_heads, dim = query.shape
     if dim % 2:  # as in the forward pass
@@ -243,12 +245,10 @@ def launch_backward(
     query, key, value = (aligned_rows(each, specs[0].copy_bytes) for each in (query, key, value))
     grad_output = aligned_rows(grad_output.to(query.dtype), specs[0].copy_bytes)
     output = aligned_rows(output.to(query.dtype).contiguous(), specs[0].copy_bytes)
-    grad_query, grad_key, grad_value = (
-        torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value)
-    )
+    grad_query, grad_key, grad_value = new_gradients(query, key, value, side_by_side and len(specs) > 1)
     row_stats = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     scalars = _scalars(
-        *(data.num_rows, data.num_cols, num_heads, scale, query.itemsize),
+        *(data.num_rows, data.num_cols, num_heads, grad_query.stride(0) // dim, scale, query.itemsize),
         *((0, 1.0) if dropout is None else (dropout.threshold, 1 / (1 - dropout.rate))),
         *(each.stride() for each in (query, key, value, grad_output)),
     )
@@ -276,6 +276,16 @@ def launch_backward(
     return (grad_query, grad_key, grad_value) if len(specs) > 1 else (grad_query, None, None)
 
 
+def new_gradients(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, side_by_side: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for the gradients of three tensors [.., H, d], contiguous or as parts of one tensor [N, 3, H, d]."""
+    if side_by_side:
+        num_rows, num_heads, dim = query.shape
+        return query.new_empty((num_rows, 3, num_heads, dim)).unbind(1)
+    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value))
+
+
 def _specs(data: BackwardData, dtype: torch.dtype, dim: int, dropout: Dropout | None) -> list[BackwardKernelSpec]:
     """Instances of the row pass and of the column pass."""
     terms = 0 if dropout is None else DROPOUT
@@ -295,6 +305,7 @@ def _scalars(
     num_rows: int,
     num_cols: int,
     num_heads: int,
+    gradient_heads: int,
     scale: float,
     itemsize: int,
     threshold: int,
@@ -304,7 +315,7 @@ def _scalars(
     return pack_scalars(
         *(np.int64(head) for _, head, _ in strides),
         *(np.int32(row * itemsize) for row, _, _ in strides),
-        *(np.int32(number) for number in (num_rows, num_cols, num_heads)),
+        *(np.int32(number) for number in (num_rows, num_cols, num_heads, gradient_heads)),
         np.float32(scale * math.log2(math.e)),
         np.float32(scale),
         np.uint32(threshold),

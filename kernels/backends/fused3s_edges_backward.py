@@ -18,6 +18,7 @@ from ..runtime.semaphores import semaphores
 from .base import Gradients
 from .cuda import LOAD_BYTES, aligned_rows
 from .feature_products import FEATURES, add_features, project_query
+from .fused3s_backward import new_gradients
 from .fused3s_edges import (
     KEY_FEATURES,
     LANE_DIMS,
@@ -146,6 +147,7 @@ def launch_edge_backward(
     scale: float,
     edges: EdgeTerms | None,
     wanted: frozenset[str],
+    side_by_side: bool = False,
 ) -> Gradients:
     """Run the kernels on torch's current stream, without waiting for them. The gradients are bitwise reproducible.
 
@@ -160,6 +162,7 @@ def launch_edge_backward(
         scale: factor of the scores.
         edges: terms of the scores and values, in CSR order.
         wanted: fields of `Gradients` to compute. `type_weight` takes plain torch, which is not made for speed.
+        side_by_side: as in `launch_backward`.
     """
     edges = edges or EdgeTerms()
     num_rows, num_heads, dim = query.shape
@@ -186,7 +189,9 @@ def launch_edge_backward(
     score_weights = of_edges("type_weight" in wanted or ("features" in wanted and projected_query is not None))
     value_weights = of_edges("features" in wanted and projected_grad is not None)
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
-    grad_query = _empty_like(query)
+    of_columns = "key" in wanted or "value" in wanted
+    side_by_side = side_by_side and of_columns and projected_query is None  # add_features takes contiguous rows
+    grad_query, grad_key, grad_value = new_gradients(query, key, value, side_by_side)
     _launch(
         over_rows,
         forward_data.work,
@@ -199,9 +204,7 @@ def launch_edge_backward(
         scale,
         edges,
     )
-    grad_key = grad_value = None
-    if "key" in wanted or "value" in wanted:
-        grad_key, grad_value = _empty_like(key), _empty_like(value)
+    if of_columns:
         _launch(
             over_columns,
             data.work,
@@ -267,6 +270,7 @@ def _launch(
             num_rows,
             num_items,
             num_heads,
+            results[3].stride(0) // results[3].shape[2],
             edges_scalars(edges),
             dropout_scalars(edges.dropout),
             scale,
@@ -275,10 +279,6 @@ def _launch(
         ),
         overlaps=True,
     )
-
-
-def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -355,6 +355,7 @@ def _scalars(
     num_rows: int,
     num_items: int,
     num_heads: int,
+    gradient_heads: int,
     edges: tuple[int, int, float],
     dropout: tuple[int, float],
     scale: float,
@@ -367,6 +368,9 @@ def _scalars(
         *(np.uint32(threshold), np.float32(rescale)),
         *(np.int64(head) for _, head, _ in strides),
         *(np.int32(row * itemsize) for row, _, _ in strides),
-        *(np.int32(number) for number in (num_rows, num_items, num_heads, bias_heads, multiplier_heads)),
+        *(
+            np.int32(number)
+            for number in (num_rows, num_items, num_heads, gradient_heads, bias_heads, multiplier_heads)
+        ),
         *(np.float32(scale), np.float32(clamp * math.log2(math.e))),
     )

@@ -99,6 +99,7 @@ def launch_gradients(
     scale: float,
     edges: EdgeTerms | None,
     wanted: frozenset[str],
+    side_by_side: bool,
 ) -> Gradients:
     """Run the backward pass on torch's current stream, without waiting for it; arguments as `Backend.attend_backward`.
 
@@ -110,15 +111,17 @@ def launch_gradients(
     by_tile = data.tiles is not None and not terms & ~DROPOUT
     if by_tile:
         dropout = None if edges is None else edges.dropout
-        found = launch_backward(data.tiles, grad_output, query, key, value, output, lse, scale, dropout, wanted)
+        tensors = (grad_output, query, key, value, output, lse)
+        found = launch_backward(data.tiles, *tensors, scale, dropout, wanted, side_by_side)
         named = zip(("query", "key", "value"), found, strict=True)
         return Gradients(**{name: each for name, each in named if name in wanted})
     if dim % 2:  # as in the forward pass
         tensors = (functional.pad(each, (0, -dim % 8)) for each in (grad_output, query, key, value, output))
         padded = None if edges is None else pad_weights(edges, -dim % 8)
-        found = launch_gradients(data, by_edge, *tensors, lse, scale, padded, wanted)
+        found = launch_gradients(data, by_edge, *tensors, lse, scale, padded, wanted, side_by_side=False)
         return _without_padding(found, dim)
-    return launch_edge_backward(by_edge, data.edges, grad_output, query, key, value, output, lse, scale, edges, wanted)
+    tensors = (grad_output, query, key, value, output, lse)
+    return launch_edge_backward(by_edge, data.edges, *tensors, scale, edges, wanted, side_by_side)
 
 
 def _without_padding(found: Gradients, dim: int) -> Gradients:

@@ -19,9 +19,9 @@ struct BackwardParams {
   const u16* output;           // [num_rows][H][kDim]  contiguous
   const float* lse;            // [num_rows][H]
   RowStats* row_stats;         // [num_rows][H]  the row pass writes those of rows with an edge
-  u16* grad_query;             // [num_rows][H][kDim]  contiguous; every element is written by the row pass
-  u16* grad_key;               // [num_cols][H][kDim]  likewise, by the column pass
-  u16* grad_value;             // [num_cols][H][kDim]  likewise, by the column pass
+  u16* grad_query;             // [num_rows][gradient_heads][kDim]  H heads of each row are written by the row pass
+  u16* grad_key;               // [num_cols][gradient_heads][kDim]  likewise, by the column pass
+  u16* grad_value;             // [num_cols][gradient_heads][kDim]  likewise, by the column pass
   void* partial;               // [num_splits][H] GradientPartial
   int* semaphores;             // [num_splits][H][kWarps]  0 before and after
   const int* row_ids;          // [num_windows][16]  rows of each window; null: 16 w, 16 w + 1, ...
@@ -36,7 +36,8 @@ struct BackwardParams {
   int grad_row_bytes;
   int num_rows;
   int num_cols;
-  int num_heads;
+  int num_heads;       // H
+  int gradient_heads;  // H, or 3 H where the three gradients share a buffer [rows][3][H][kDim]
   float scale_log2e;  // scale * log2(e)
   float scale;
   u32 threshold;  // of the dropout, as in dropout.cuh

@@ -53,8 +53,8 @@ struct Params {
   const void* output;            // [num_rows][H][kDim]  O, contiguous; pass over rows
   const float* lse;              // [num_rows][H]  pass over rows
   float2* row_state;             // [num_rows][H]  lse * log2(e) and delta; written over rows, read over columns
-  u16* first_gradient;           // [rows][H][kDim]  dq without W t, or dk; contiguous; every element is written
-  u16* second_gradient;          // [rows][H][kDim]  dv, likewise; pass over columns
+  u16* first_gradient;           // [rows][gradient_heads][kDim]  dq without W t, or dk; H heads of each row are written
+  u16* second_gradient;          // [rows][gradient_heads][kDim]  dv, likewise; pass over columns
   float* partial;                // [num_parts][num_groups][kPartial]
   int* semaphores;               // [num_parts][num_groups]  0 before and after; those of a row's first part count
   const u16* bias;               // [nnz][1 or H]
@@ -82,7 +82,8 @@ struct Params {
   int gathered_second_row_bytes;
   int num_rows;  // of A
   int num_items;
-  int num_heads;
+  int num_heads;         // H
+  int gradient_heads;    // H, or 3 H where the three gradients share a buffer [rows][3][H][kDim]
   int bias_heads;        // 1 or H
   int multiplier_heads;  // 1 or H
   float scale;
@@ -398,11 +399,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   float gradient[kLaneDims];
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) gradient[d] = p.scale * sums[d];
-  Group::template store<kIn>(p.first_gradient, row_head * kDim, part_of_head, writes, gradient);
+  const i64 gradient_start = (static_cast<i64>(row) * p.gradient_heads + loaded_head) * kDim;
+  Group::template store<kIn>(p.first_gradient, gradient_start, part_of_head, writes, gradient);
   if constexpr (!kOverRows) {
 #pragma unroll
     for (int d = 0; d < kLaneDims; ++d) gradient[d] = sums[Group::kSecond + d];
-    Group::template store<kIn>(p.second_gradient, row_head * kDim, part_of_head, writes, gradient);
+    Group::template store<kIn>(p.second_gradient, gradient_start, part_of_head, writes, gradient);
   } else {
     if (writes && part_of_head == 0) p.row_state[row_head] = make_float2(row_lse, row_delta);
     if constexpr (Group::kHasFeatures) {

@@ -25,7 +25,7 @@ struct GradientTarget {
   u16* const value_grad;  // dV, column pass
   const float scale, rescale;
   const WindowRows rows;
-  const int num_heads;
+  const int row_heads;  // heads from one row to the next
 
   __device__ __forceinline__ explicit GradientTarget(const BackwardParams& p)
       : score_grad(kColumns ? p.grad_key : p.grad_query),
@@ -33,14 +33,14 @@ struct GradientTarget {
         scale(p.scale),
         rescale(p.rescale),
         rows{p.row_ids, kColumns ? p.num_cols : p.num_rows},
-        num_heads(p.num_heads) {}
+        row_heads(p.gradient_heads) {}
 
   // Stores 16 columns from `column` on of a lane's row; `left` and `right` are its C registers of the two n-tiles.
   template <Element kIn, int kDim>
   __device__ __forceinline__ void store(bool of_value, int row, int column, int t, float2 left, float2 right) const {
     const int count = row < rows.num_rows ? kDim - column : 0;
     void* const target =
-        row_output<kDim, kIn>(of_value ? value_grad : score_grad, static_cast<i64>(row) * num_heads + blockIdx.y);
+        row_output<kDim, kIn>(of_value ? value_grad : score_grad, static_cast<i64>(row) * row_heads + blockIdx.y);
     const float factor = of_value ? rescale : scale;
     store_slice<kDim, kTileN, kIn>(target, column, count, count - kTileN, t,
                                    make_float2(left.x * factor, left.y * factor),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from kernels import EdgeData, plan_attention
+from kernels import EdgeData, plan_attention, split_qkv
 from kernels.formats.csr import CSRPattern
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
@@ -66,3 +66,25 @@ def test_gradients_of_a_plan(monkeypatch, heads, dim, planned, with_edges):
     for got, right in zip(found, exact, strict=True):
         assert ((got.double() - right).norm() / right.norm()).item() < ERROR
     assert torch.equal(found[0][3], torch.zeros(heads, dim, dtype=HALF))  # the empty row
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (4, 8)])
+def test_the_gradient_of_a_joint_projection_is_not_copied(monkeypatch, heads, dim):
+    """Bits as of three tensors, in one tensor that the kernels wrote."""
+    pattern, generator = graph_with_a_hub(), torch.Generator().manual_seed(2)
+    qkv = torch.randn((NODES, 3 * heads * dim), generator=generator).half().requires_grad_()
+    grad_output = torch.randn((NODES, heads, dim), generator=generator).half()
+    copied = []
+    with cuda_on_cpu(MODES["late"]):
+        plan = plan_attention(
+            pattern, backend="fused3s", device="cpu", dtype=HALF, head_dim=dim, num_heads=heads, backward=True
+        )
+        with poisoned_buffers(monkeypatch):
+            leaves = [part.detach().requires_grad_() for part in split_qkv(qkv, heads)]
+            apart = torch.autograd.grad(plan(*leaves, dropout=0.2, dropout_seed=7), leaves, grad_output)
+            output = plan(*split_qkv(qkv, heads), dropout=0.2, dropout_seed=7)
+            stack = torch.stack
+            monkeypatch.setattr(torch, "stack", lambda *args: copied.append(args) or stack(*args))
+            (joint,) = torch.autograd.grad(output, qkv, grad_output)
+    assert torch.equal(joint, torch.cat([part.flatten(1) for part in apart], 1))
+    assert not copied

@@ -1,0 +1,83 @@
+"""The 16-bit copy of a model against the model itself in float64."""
+
+import copy
+
+import pytest
+import torch
+
+import kernels
+from fused3s_dgl import import_dgl
+from models import GraphTransformer
+from training.metrics import loss_of
+from training.precision import WorkingCopy
+from training.step import Step
+from training.tasks import Batch
+
+NODES = 40
+
+
+def make(norm="layer"):
+    torch.manual_seed(0)
+    model = GraphTransformer(in_features=6, num_classes=3, dim=16, heads=2, blocks=2, norm=norm)
+    graph = import_dgl().rand_graph(NODES, 200)
+    graph.ndata["feat"] = torch.randn(NODES, 6)
+    return model, graph, torch.randint(3, (NODES,))
+
+
+def plan(graph, dtype):
+    return kernels.plan_attention(graph, backend="reference", device="cpu", dtype=dtype, head_dim=8, backward=True)
+
+
+def step_of(model, graph, labels, dtype, lr=0.0):
+    working = WorkingCopy(model, dtype)
+    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+    batch = Batch(working.model.prepare(graph, plan(graph, dtype)), labels)
+    return Step(model, working, None, optimiser, None), batch
+
+
+def gradients_of(model, graph, labels, dtype):
+    """Loss and gradients by torch alone; 16 bits by autocast."""
+    kept = next(model.parameters()).dtype
+    with torch.autocast("cpu", dtype, enabled=dtype != kept):
+        loss = loss_of(model.train()(model.prepare(graph, plan(graph, dtype))), labels)
+    loss.backward()
+    return loss.item(), torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gradients_are_as_exact_as_those_of_autocast(norm, dtype):
+    model, graph, labels = make(norm)
+    right_loss, right = gradients_of(exact := copy.deepcopy(model).double(), graph, labels, torch.float64)
+    _, by_torch = gradients_of(copy.deepcopy(model), graph, labels, dtype)
+    step, batch = step_of(model, graph, labels, dtype)
+    loss = step(batch).item()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert all(gradient.dtype == torch.float32 for gradient in gradients)
+    got = torch.cat([gradient.flatten().double() for gradient in gradients])
+    allowed = 1.5 * (by_torch - right).norm()
+    assert (got - right).norm() <= allowed
+    assert allowed < 0.2 * right.norm()
+    assert abs(loss - right_loss) < 0.01 * right_loss
+    for name, buffer in exact.named_buffers():  # running statistics of the norms
+        torch.testing.assert_close(model.get_buffer(name).double(), buffer.double(), rtol=0.02, atol=0.02)
+
+
+def test_changes_below_the_resolution_of_16_bits_add_up():
+    model, graph, labels = make()
+    before = copy.deepcopy(model)
+    step, batch = step_of(model, graph, labels, torch.bfloat16, lr=1e-3)
+    losses = [step(batch).item() for _ in range(50)]
+    weight, old = model.blocks[0].qkv.weight, before.blocks[0].qkv.weight
+    assert (weight != old).float().mean() > 0.9
+    assert losses[-1] < losses[0]
+    assert torch.equal(step.working.model.blocks[0].qkv.weight, step.working.model.blocks[0].qkv.weight.bfloat16())
+
+
+def test_evaluation_reads_the_newest_weights():
+    model, graph, labels = make()
+    step, batch = step_of(model, graph, labels, torch.bfloat16)
+    old = step.evaluate(batch.inputs)
+    with torch.no_grad():
+        model.readout.classes.bias += 1
+    torch.testing.assert_close(step.evaluate(batch.inputs), old + 1, rtol=0.02, atol=0.02)

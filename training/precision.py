@@ -1,0 +1,60 @@
+"""Layers in 16 bits over weights in float32."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from models import GraphTransformer
+
+
+class WorkingCopy:
+    """The model whose layers compute a step, beside the one whose weights the optimiser changes.
+
+    The copy has 16-bit weights: all of them are rounded in one kernel, and their gradients become float32 in one more,
+    where torch.autocast takes a kernel for each weight. Norms, with their float32 parameters, and buffers are those of
+    the model itself.
+
+    Args:
+        model: with float32 weights.
+        dtype: of the copy's layers; for float32 the copy is the model.
+
+    Attributes:
+        model: the copy. `refresh` brings it up to date.
+    """
+
+    def __init__(self, model: GraphTransformer, dtype: torch.dtype) -> None:
+        self.model = model if dtype == torch.float32 else _copy(model, dtype)
+        pairs = zip(model.parameters(), self.model.parameters(), strict=True)
+        self._pairs = [(master, working) for master, working in pairs if master is not working]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the weights, and drop old gradients of the copy."""
+        for _, working in self._pairs:
+            working.grad = None
+        _copy_all([working for _, working in self._pairs], [master for master, _ in self._pairs])
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Give the model the copy's gradients in float32."""
+        found = [(master, working.grad) for master, working in self._pairs if working.grad is not None]
+        for master, _ in found:
+            master.grad = torch.empty_like(master)
+        _copy_all([master.grad for master, _ in found], [gradient for _, gradient in found])
+
+
+def _copy(model: GraphTransformer, dtype: torch.dtype) -> GraphTransformer:
+    norms = [module for module in model.modules() if isinstance(module, (nn.LayerNorm, nn.BatchNorm1d))]
+    shared = [*norms, *model.buffers()]
+    found = copy.deepcopy(model, {id(each): each for each in shared})
+    own = set(model.parameters())
+    for parameter in found.parameters():
+        if parameter not in own:
+            parameter.data = parameter.data.to(dtype)
+    return found
+
+
+def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
