@@ -265,7 +265,10 @@ class TrainConfig(Config):
     def _trains(self) -> Self:
         problems = []
         if self.runtime.dense == "fused":
-            problems.append("runtime.dense = 'fused': this kernel is for inference; allowed are auto, plain, compiled")
+            problems.append(
+                "runtime.dense = 'fused': this kernel is for inference; allowed are plain, compiled, and auto, which "
+                "takes fused layers where they can run"
+            )
         if self.model.checkpoint not in ("auto", None):
             problems.append(
                 f"model.checkpoint = {self.model.checkpoint!r}: training starts from random weights; allowed are auto "

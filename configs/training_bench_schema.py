@@ -9,7 +9,7 @@ from configs.end_to_end_schema import EndToEndMeasureConfig
 from configs.schema import Section, check_choice
 
 # How the layers between two attentions are computed; "+graph": the step is replayed as a CUDA graph.
-Mode = Literal["plain", "compiled", "plain+graph", "compiled+graph"]
+Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph"]
 Modes = Annotated[tuple[Mode, ...], Field(min_length=1, strict=False)]
 
 
@@ -19,7 +19,7 @@ class TrainedModelConfig(Section):
     dim: int = Field(default=128, ge=4)
     heads: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (1, 8)
     blocks: int = Field(default=10, ge=1)
-    precision: Literal["float16", "bfloat16", "float32"] = "bfloat16"  # of the layers; the optimiser holds float32 weights
+    precision: Literal["float16", "bfloat16", "float32"] = "bfloat16"  # of the layers, over float32 weights
 
 
 class StepsConfig(Section):

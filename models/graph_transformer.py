@@ -283,13 +283,14 @@ class GraphTransformer(nn.Module):
         inputs: GraphInputs,
         dense: Sequence[DenseBlock] | None = None,
         embed: Callable[[GraphInputs], Tensor] | None = None,
+        readout: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Logits [N, num_classes] or [G, num_classes] in the model's dtype.
 
         Args:
             inputs: from `prepare`.
-            dense, embed: other implementations of the dense block, one per block, and of the embedding (see
-                `models.dense`); None for the plain modules.
+            dense, embed, readout: other implementations of the dense block, one per block, of the embedding and of the
+                readout (see `models.dense` and `models.dense_training`); None for the plain modules.
         """
         h = (embed or self.embed)(inputs)
         if inputs.encoding is not None:
@@ -310,7 +311,7 @@ class GraphTransformer(nn.Module):
             h, qkv = part(attn_out, h)
         if self.task == "graph":
             h = mean_nodes(h, inputs)
-        return self.readout(h)
+        return (readout or self.readout)(h)
 
 
 def mean_nodes(h: Tensor, inputs: GraphInputs) -> Tensor:

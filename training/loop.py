@@ -18,7 +18,7 @@ from training.log import EpochRecord, TrainingLog
 from training.metrics import loss_of, score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.precision import WorkingCopy
-from training.setup import build_model, dense_blocks, plan_for_training, resolve_precision
+from training.setup import build_model, model_parts, plan_for_training, resolve_precision
 from training.step import CapturedStep, Step
 from training.tasks import Task, make_task
 from training.weights import TrainedWeights, save_weights
@@ -83,8 +83,8 @@ class Trainer:
         working = WorkingCopy(model, self.precision)
         self.task: Task = make_task(loaded, working.model, self._plan, config.data.batch_size)
         optimiser = make_optimiser(model, config.training, self.device)
-        dense = dense_blocks(working.model, config, one_shape=self.task.static is not None)
-        self.step = Step(model, working, dense, optimiser, config.training.clip_norm)
+        parts = model_parts(working.model, config, one_shape=self.task.static is not None)
+        self.step = Step(model, working, parts, optimiser, config.training.clip_norm)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False

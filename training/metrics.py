@@ -70,7 +70,9 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean loss over the known labels, without data-dependent shapes; labels as in `labels_of`, or UNKNOWN."""
     logits = logits.float()
     if not labels.is_floating_point():
-        return F.cross_entropy(logits, labels.where(labels >= 0, UNKNOWN))
+        # The sum apart from the loss: torch's mean runs in one block of threads.
+        losses = F.cross_entropy(logits, labels.where(labels >= 0, UNKNOWN), reduction="none")
+        return losses.sum() / (labels >= 0).sum()
     known = ~labels.isnan()
     loss = F.binary_cross_entropy_with_logits(logits, labels.where(known, 0.0), weight=known.float(), reduction="sum")
     return loss / known.sum().clamp(min=1)

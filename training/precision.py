@@ -12,8 +12,7 @@ class WorkingCopy:
     """The model whose layers compute a step, beside the one whose weights the optimiser changes.
 
     The copy has 16-bit weights: all of them are rounded in one kernel, and their gradients become float32 in one more,
-    where torch.autocast takes a kernel for each weight. Norms, with their float32 parameters, and buffers are those of
-    the model itself.
+    where torch.autocast takes a kernel for each weight. Batch norms and buffers are those of the model itself.
 
     Args:
         model: with float32 weights.
@@ -45,7 +44,7 @@ class WorkingCopy:
 
 
 def _copy(model: GraphTransformer, dtype: torch.dtype) -> GraphTransformer:
-    norms = [module for module in model.modules() if isinstance(module, (nn.LayerNorm, nn.BatchNorm1d))]
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]  # with running statistics
     shared = [*norms, *model.buffers()]
     found = copy.deepcopy(model, {id(each): each for each in shared})
     own = set(model.parameters())

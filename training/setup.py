@@ -8,7 +8,8 @@ import kernels
 from configs import Config
 from data import GraphMeta
 from models import GraphTransformer
-from models.graph_transformer import DenseBlock, finish_and_project, finish_last
+from models.dense_training import fused_training_blocks, fused_training_readout, fused_training_unavailable
+from models.graph_transformer import finish_and_project, finish_last
 
 
 def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphTransformer:
@@ -47,14 +48,25 @@ def plan_for_training(
     )
 
 
-def dense_blocks(model: GraphTransformer, config: Config, one_shape: bool) -> list[DenseBlock]:
-    """The layers between two attentions as runtime.dense names them; "auto" is plain, since compiling takes a minute.
+def model_parts(model: GraphTransformer, config: Config, one_shape: bool) -> dict[str, Any]:
+    """The layers around attention as runtime.dense names them, as arguments of `GraphTransformer.forward`.
+
+    "auto" is the layers of `models.dense_training` where they can run, else plain, since compiling takes a minute.
 
     Args:
         one_shape: whether all batches have the same number of rows.
     """
-    if config.runtime.dense != "compiled":
-        return model.dense_blocks()
-    dynamic = not one_shape
+    if config.runtime.dense == "compiled":
+        return compiled_parts(model, dynamic=not one_shape)
+    if config.runtime.dense == "auto" and fused_training_unavailable(model) is None:
+        return fused_parts(model)
+    return {}
+
+
+def compiled_parts(model: GraphTransformer, dynamic: bool) -> dict[str, Any]:
     parts = (finish_and_project, finish_last)
-    return model.dense_blocks(*(torch.compile(part, fullgraph=True, dynamic=dynamic) for part in parts))
+    return {"dense": model.dense_blocks(*(torch.compile(part, fullgraph=True, dynamic=dynamic) for part in parts))}
+
+
+def fused_parts(model: GraphTransformer) -> dict[str, Any]:
+    return {"dense": fused_training_blocks(model), "readout": fused_training_readout(model.readout)}

@@ -1,14 +1,14 @@
 """One step of training and one evaluation pass, eager or as CUDA graphs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kernels.runtime.cuda_graph import CapturedGraph, capture
 from models import GraphInputs, GraphTransformer
-from models.graph_transformer import DenseBlock
 from training.metrics import loss_of
 from training.precision import WorkingCopy
 from training.tasks import Batch
@@ -19,7 +19,7 @@ class Step:
 
     Args:
         working: the copy of `model` that computes.
-        dense: the copy's dense blocks.
+        parts: implementations of parts of the copy, arguments of `GraphTransformer.forward`.
         clip_norm: largest norm of the gradient, None without a limit.
 
     Attributes:
@@ -31,11 +31,11 @@ class Step:
         self,
         model: GraphTransformer,
         working: WorkingCopy,
-        dense: list[DenseBlock] | None,
+        parts: Mapping[str, Any],
         optimiser: torch.optim.Optimizer,
         clip_norm: float | None,
     ) -> None:
-        self.model, self.working, self.dense, self.optimiser = model, working, dense, optimiser
+        self.model, self.working, self.parts, self.optimiser = model, working, parts, optimiser
         self.clip_norm = clip_norm
         weight = working.model.readout.classes.weight
         self.device = weight.device
@@ -46,7 +46,7 @@ class Step:
         self.working.model.train()
         self.working.refresh()
         self.optimiser.zero_grad(set_to_none=True)
-        loss = loss_of(self.working.model(batch.inputs, self.dense), batch.labels)
+        loss = loss_of(self.working.model(batch.inputs, **self.parts), batch.labels)
         self.scaler.scale(loss).backward()
         self.working.collect_gradients()
         if self.clip_norm is not None:
@@ -61,7 +61,7 @@ class Step:
         """Logits without dropout."""
         self.working.model.eval()
         self.working.refresh()
-        return self.working.model(inputs, self.dense)
+        return self.working.model(inputs, **self.parts)
 
 
 class CapturedStep:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import residual_norm
 from kernels.backends import (
     cuda,
     dfgnn,
@@ -44,9 +45,9 @@ ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward),
-    fused3s_paper,
+    *(fused3s_paper, residual_norm),
 )
-UPDATED = {"add_features": 0}  # kernels that read and write a tensor: its place
+UPDATED = {"add_features": 0, "relu_backward": 0}  # kernels that read and write a tensor: its place
 
 
 class CudaError(AssertionError):
@@ -298,7 +299,7 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
             patch.setattr(backend, "get_kernel", gpu.get_kernel)
             patch.setattr(backend, "launch_kernel", gpu.launch_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
-        for backend in (feature_products, fused3s, fused3s_backward, fused3s_edges):
+        for backend in (feature_products, fused3s, fused3s_backward, fused3s_edges, residual_norm):
             patch.setattr(backend, "gpu_limits", lambda device: limits)
         patch.setattr(semaphores, "stream_handle", lambda device_index: 0)
         patch.setattr(semaphores, "is_capturing", lambda device: False)

@@ -32,7 +32,7 @@ def step_of(model, graph, labels, dtype, lr=0.0):
     working = WorkingCopy(model, dtype)
     optimiser = torch.optim.SGD(model.parameters(), lr=lr)
     batch = Batch(working.model.prepare(graph, plan(graph, dtype)), labels)
-    return Step(model, working, None, optimiser, None), batch
+    return Step(model, working, {}, optimiser, None), batch
 
 
 def gradients_of(model, graph, labels, dtype):

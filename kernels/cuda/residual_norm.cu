@@ -1,0 +1,315 @@
+// The layers of a training step that are no products: residual with LayerNorm, its gradient, the gradient of ReLU, and
+// the column sums that are gradients of biases and of norms. All are bound by memory.
+//
+//   residual_norm            s = x + y, O = norm(s) * weight + bias          keeps s and the statistics of its rows
+//   residual_norm_backward   dS from dO; column sums of dO * norm(s), dO, dS  (weight, bias, bias of the layer before)
+//   relu_backward            dA <- dA * [A > 0] * rescale; its column sums
+//   sum_partials             column sums of the sums of blocks
+//
+// A row of kColumns 16-bit elements is a row of chunks of 16 bytes. kLanes neighbouring lanes of a warp hold a row,
+// lane l of them the chunks l, l + kLanes, ...; a warp has 32 / kLanes rows at once:
+//
+//   kColumns = 64    8 chunks    8 lanes   1 chunk a lane     4 rows
+//   kColumns = 128   16 chunks   16 lanes  1 chunk a lane     2 rows
+//   kColumns = 320   40 chunks   32 lanes  2 chunks a lane    1 row; the second chunk of lanes 8 to 31 is none
+//
+// The blocks of the backward kernels stride over the rows, each thread with the sums of its columns in registers. Each
+// block writes a row of `partial`, in which the sums of several launches lie side by side, and sum_partials adds them in
+// the order of the blocks: the same bits on every run.
+#include "common.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/ld_global.cuh"
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kChunk = 8;           // elements
+constexpr int kBatch = 2;           // rows of a lane whose loads are in flight together, where a row has a chunk a lane
+constexpr int kSumColumns = 32;     // columns of a block of sum_partials
+constexpr int kSumSlices = 8;       // threads of a column
+
+struct NormParams {
+  const u16* residual;  // [num_rows][kColumns]  x
+  const u16* addend;    // [num_rows][kColumns]  y
+  const u16* weight;    // [kColumns]
+  const u16* bias;      // [kColumns]
+  u16* output;          // [num_rows][kColumns]  O
+  u16* sum;             // [num_rows][kColumns]  s; null: not kept
+  float2* statistics;   // [num_rows]  mean and 1 / standard deviation of s; null: not kept
+  int num_rows;
+  float epsilon;
+};
+
+struct NormGradientParams {
+  const u16* first_grad;     // [num_rows][kColumns]  dO is the sum of both
+  const u16* second_grad;    // [num_rows][kColumns]  null: zero
+  const u16* sum;            // [num_rows][kColumns]  s
+  const float2* statistics;  // [num_rows]
+  const u16* weight;         // [kColumns]
+  u16* sum_grad;             // [num_rows][kColumns]  dS
+  float* partial;            // [gridDim.x][partial_columns]  from first_column on: of the weight, bias and dS
+  int num_rows;
+  int partial_columns;
+  int first_column;
+};
+
+struct ReluGradientParams {
+  u16* grad;              // [num_rows][kColumns]  dA, read and written
+  const u16* activation;  // [num_rows][kColumns]  A, of dropout after it too
+  float* partial;         // [gridDim.x][partial_columns]  from first_column on
+  int num_rows;
+  int partial_columns;
+  int first_column;
+  float rescale;  // 1 / (1 - rate) of the dropout after ReLU
+};
+
+struct SumParams {
+  const float* partial;  // [num_partials][num_columns]
+  u16* total;            // [num_columns]
+  int num_partials;
+  int num_columns;
+};
+
+template <int kColumns>
+struct RowLanes {
+  static_assert(kColumns % kChunk == 0 && kColumns <= 1024, "whole chunks; sums of a thread's columns in registers");
+  static constexpr int kChunks = kColumns / kChunk;
+  static constexpr int kLanes = kChunks > 16 ? 32 : kChunks > 8 ? 16 : kChunks > 4 ? 8 : kChunks > 2 ? 4 : kChunks;
+  static constexpr int kOfLane = divide_up(kChunks, kLanes);
+  static constexpr int kWarpRows = kWarpSize / kLanes;
+  static constexpr int kBlockRows = kWarps * kWarpRows;
+  static constexpr int kRows = kOfLane == 1 ? kBatch : 1;
+
+  // The thread's row in a tile of kBlockRows.
+  __device__ static __forceinline__ int row() { return threadIdx.x / kLanes; }
+  __device__ static __forceinline__ int chunk(int i) { return threadIdx.x % kLanes + i * kLanes; }
+  __device__ static __forceinline__ bool has(int i) { return chunk(i) < kChunks; }
+
+  __device__ static __forceinline__ uint4 load(const u16* matrix, int row, int i, bool exists) {
+    if (!exists || !has(i)) return make_uint4(0, 0, 0, 0);
+    return ld_global_no_allocate_v4_b32(matrix + static_cast<i64>(row) * kColumns + kChunk * chunk(i));
+  }
+
+  __device__ static __forceinline__ void store(u16* matrix, int row, int i, uint4 words) {
+    if (has(i)) st_global_v4_b32(matrix + static_cast<i64>(row) * kColumns + kChunk * chunk(i), words);
+  }
+
+  // The sum over the lanes of a row, in all of them.
+  __device__ static __forceinline__ float add_lanes(float value) {
+#pragma unroll
+    for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kFullWarp, value, distance);
+    return value;
+  }
+};
+
+template <Element kElement>
+__device__ __forceinline__ void unpack(float (&values)[kChunk], uint4 words) {
+  const u32 each[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = cvt_f32_x2<kElement>(each[i]);
+    values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
+  }
+}
+
+template <Element kElement>
+__device__ __forceinline__ uint4 pack(const float (&values)[kChunk]) {
+  return make_uint4(cvt_rn_x2<kElement>(values[0], values[1]), cvt_rn_x2<kElement>(values[2], values[3]),
+                    cvt_rn_x2<kElement>(values[4], values[5]), cvt_rn_x2<kElement>(values[6], values[7]));
+}
+
+template <Element kElement, int kColumns>
+__global__ void __launch_bounds__(kThreads) residual_norm(const __grid_constant__ NormParams p) {
+  using Lanes = RowLanes<kColumns>;
+  const int row = blockIdx.x * Lanes::kBlockRows + Lanes::row();
+  const bool exists = row < p.num_rows;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+
+  float values[Lanes::kOfLane][kChunk];
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Lanes::kOfLane; ++i) {
+    float addend[kChunk];
+    unpack<kElement>(values[i], Lanes::load(p.residual, row, i, exists));
+    unpack<kElement>(addend, Lanes::load(p.addend, row, i, exists));
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) values[i][j] += addend[j];
+    const uint4 rounded = pack<kElement>(values[i]);
+    if (exists && p.sum) Lanes::store(p.sum, row, i, rounded);
+    unpack<kElement>(values[i], rounded);  // the backward pass reads the rounded sum
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) total += values[i][j];
+  }
+  const float mean = Lanes::add_lanes(total) / kColumns;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Lanes::kOfLane; ++i) {
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      values[i][j] -= mean;
+      if (Lanes::has(i)) squares += values[i][j] * values[i][j];
+    }
+  }
+  const float inverse = rsqrtf(Lanes::add_lanes(squares) / kColumns + p.epsilon);
+  if (!exists) return;
+#pragma unroll
+  for (int i = 0; i < Lanes::kOfLane; ++i) {
+    float weight[kChunk], bias[kChunk];
+    unpack<kElement>(weight, Lanes::load(p.weight, 0, i, true));
+    unpack<kElement>(bias, Lanes::load(p.bias, 0, i, true));
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) values[i][j] = values[i][j] * inverse * weight[j] + bias[j];
+    Lanes::store(p.output, row, i, pack<kElement>(values[i]));
+  }
+  if (p.statistics && Lanes::chunk(0) == 0) p.statistics[row] = make_float2(mean, inverse);
+}
+
+// Adds the sums of the block's threads, kSums of each column, in the order of the rows, to a row of `partial`.
+template <int kColumns, int kSums>
+__device__ __forceinline__ void store_column_sums(
+    const float (&sums)[kSums][RowLanes<kColumns>::kOfLane][kChunk], float* partial) {
+  using Lanes = RowLanes<kColumns>;
+  __shared__ float of_rows[Lanes::kBlockRows * kColumns];
+#pragma unroll
+  for (int n = 0; n < kSums; ++n) {
+    if (n) __syncthreads();
+#pragma unroll
+    for (int i = 0; i < Lanes::kOfLane; ++i) {
+      if (!Lanes::has(i)) continue;
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) of_rows[Lanes::row() * kColumns + kChunk * Lanes::chunk(i) + j] = sums[n][i][j];
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column < kColumns; column += kThreads) {
+      float total = 0.0f;
+#pragma unroll 8
+      for (int row = 0; row < Lanes::kBlockRows; ++row) total += of_rows[row * kColumns + column];
+      partial[n * kColumns + column] = total;
+    }
+  }
+}
+
+template <Element kElement, int kColumns>
+__global__ void __launch_bounds__(kThreads) residual_norm_backward(const __grid_constant__ NormGradientParams p) {
+  using Lanes = RowLanes<kColumns>;
+  constexpr int kRows = Lanes::kRows, kOfLane = Lanes::kOfLane;
+  float sums[3][kOfLane][kChunk] = {};  // of the weight, the bias and dS
+  float weight[kOfLane][kChunk];
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) unpack<kElement>(weight[i], Lanes::load(p.weight, 0, i, true));
+
+  // All lanes of a warp take the same number of rounds: shuffles need them.
+  for (int tile = blockIdx.x; tile * kRows * Lanes::kBlockRows < p.num_rows; tile += gridDim.x) {
+    uint4 first[kRows][kOfLane], second[kRows][kOfLane], sum[kRows][kOfLane];
+    float2 statistics[kRows];
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int row = (tile * kRows + n) * Lanes::kBlockRows + Lanes::row();
+      const bool exists = row < p.num_rows;
+      statistics[n] = exists ? __ldg(p.statistics + row) : make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        first[n][i] = Lanes::load(p.first_grad, row, i, exists);
+        second[n][i] = Lanes::load(p.second_grad, row, i, exists && p.second_grad);
+        sum[n][i] = Lanes::load(p.sum, row, i, exists);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int row = (tile * kRows + n) * Lanes::kBlockRows + Lanes::row();
+      const float mean = statistics[n].x, inverse = statistics[n].y;
+      float grad[kOfLane][kChunk], normed[kOfLane][kChunk];  // then dO * weight
+      float total = 0.0f, product = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        float other[kChunk];
+        unpack<kElement>(grad[i], first[n][i]);
+        unpack<kElement>(other, second[n][i]);
+        unpack<kElement>(normed[i], sum[n][i]);
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) {
+          grad[i][j] += other[j];
+          normed[i][j] = (normed[i][j] - mean) * inverse;
+          sums[0][i][j] += grad[i][j] * normed[i][j];
+          sums[1][i][j] += grad[i][j];
+          grad[i][j] *= weight[i][j];
+          total += grad[i][j];
+          product += grad[i][j] * normed[i][j];
+        }
+      }
+      const float mean_grad = Lanes::add_lanes(total) / kColumns, mean_product = Lanes::add_lanes(product) / kColumns;
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) {
+          grad[i][j] = (grad[i][j] - mean_grad - normed[i][j] * mean_product) * inverse;  // 0 past the last row
+          sums[2][i][j] += grad[i][j];
+        }
+        if (row < p.num_rows) Lanes::store(p.sum_grad, row, i, pack<kElement>(grad[i]));
+      }
+    }
+  }
+  store_column_sums<kColumns, 3>(sums, p.partial + static_cast<i64>(blockIdx.x) * p.partial_columns + p.first_column);
+}
+
+template <Element kElement, int kColumns>
+__global__ void __launch_bounds__(kThreads) relu_backward(const __grid_constant__ ReluGradientParams p) {
+  using Lanes = RowLanes<kColumns>;
+  constexpr int kRows = Lanes::kRows, kOfLane = Lanes::kOfLane;
+  float sums[1][kOfLane][kChunk] = {};
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  for (int tile = blockIdx.x; tile * kRows * Lanes::kBlockRows < p.num_rows; tile += gridDim.x) {
+    uint4 grads[kRows][kOfLane], activations[kRows][kOfLane];
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int row = (tile * kRows + n) * Lanes::kBlockRows + Lanes::row();
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        grads[n][i] = Lanes::load(p.grad, row, i, row < p.num_rows);
+        activations[n][i] = Lanes::load(p.activation, row, i, row < p.num_rows);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int row = (tile * kRows + n) * Lanes::kBlockRows + Lanes::row();
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        float grad[kChunk], activation[kChunk];
+        unpack<kElement>(grad, grads[n][i]);
+        unpack<kElement>(activation, activations[n][i]);
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) {
+          grad[j] = activation[j] > 0.0f ? grad[j] * p.rescale : 0.0f;
+          sums[0][i][j] += grad[j];
+        }
+        if (row < p.num_rows) Lanes::store(p.grad, row, i, pack<kElement>(grad));
+      }
+    }
+  }
+  store_column_sums<kColumns, 1>(sums, p.partial + static_cast<i64>(blockIdx.x) * p.partial_columns + p.first_column);
+}
+
+template <Element kElement>
+__global__ void __launch_bounds__(kSumColumns* kSumSlices) sum_partials(const __grid_constant__ SumParams p) {
+  __shared__ float of_slices[kSumSlices][kSumColumns];
+  const int slice = threadIdx.x / kSumColumns, column = blockIdx.x * kSumColumns + threadIdx.x % kSumColumns;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  float total = 0.0f;
+  if (column < p.num_columns) {
+#pragma unroll 8
+    for (int n = slice; n < p.num_partials; n += kSumSlices) {
+      total += p.partial[static_cast<i64>(n) * p.num_columns + column];
+    }
+  }
+  of_slices[slice][threadIdx.x % kSumColumns] = total;
+  __syncthreads();
+  if (slice || column >= p.num_columns) return;
+#pragma unroll
+  for (int n = 1; n < kSumSlices; ++n) total += of_slices[n][threadIdx.x];
+  p.total[column] = static_cast<u16>(cvt_rn_x2<kElement>(total, 0.0f));
+}

@@ -1,0 +1,211 @@
+"""The layers of a training step between its products, with their gradients; see cuda/residual_norm.cu.
+
+All functions queue work on torch's current stream and do not wait for it. Rows are fp16 or bf16, contiguous; sums are
+in float32, in an order that does not change from run to run.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from .fragments import WARP_SIZE
+from .runtime.device import gpu_limits
+from .runtime.jit import cpp_name, get_kernel
+from .runtime.launch import launch_kernel, pack_scalars
+
+# As in cuda/residual_norm.cu:
+WARPS = 8
+CHUNK = 8  # elements
+SUM_COLUMNS, SUM_SLICES = 32, 8
+MOST_COLUMNS = 1024
+
+PARTIAL_ROWS = 32  # least rows of a block of the backward kernels
+RESIDENT_BLOCKS = 3  # of an SM
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """One instance of a kernel over rows.
+
+    Attributes:
+        function: "residual_norm", "residual_norm_backward" or "relu_backward".
+        dtype: torch.float16 or torch.bfloat16.
+        columns: of a row, a multiple of 8 up to 1024, of norms up to 512.
+    """
+
+    function: str
+    dtype: torch.dtype
+    columns: int
+
+    source: ClassVar[str] = "residual_norm.cu"
+
+    @property
+    def name(self) -> str:
+        return cpp_name(self.function, self.dtype, self.columns)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that a block holds at once."""
+        chunks = self.columns // CHUNK
+        return WARPS * WARP_SIZE // min(WARP_SIZE, 1 << (chunks - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class SumSpec:
+    """One instance of `sum_partials`."""
+
+    dtype: torch.dtype
+
+    source: ClassVar[str] = "residual_norm.cu"
+
+    @property
+    def name(self) -> str:
+        return cpp_name("sum_partials", self.dtype)
+
+
+class ColumnSums:
+    """Column sums of a backward pass, of which each kernel writes its part.
+
+    Args:
+        num_rows: rows that are summed.
+        columns: widths of the sums, in the order in which they are written.
+        like: a tensor of the rows' type and device.
+    """
+
+    def __init__(self, num_rows: int, columns: tuple[int, ...], like: torch.Tensor) -> None:
+        self.columns, self.dtype, self.written = columns, like.dtype, 0
+        most = gpu_limits(like.device).num_sms * RESIDENT_BLOCKS
+        self.num_blocks = max(1, min(-(-num_rows // PARTIAL_ROWS), most))
+        self.partial = like.new_empty((self.num_blocks, sum(columns)), dtype=torch.float32)
+
+    def scalars(self, num_rows: int, width: int) -> tuple[int, int, int]:
+        """Rows, columns of `partial` and the first one of the next `width` columns."""
+        first, self.written = self.written, self.written + width
+        return num_rows, self.partial.shape[1], first
+
+    def total(self) -> tuple[torch.Tensor, ...]:
+        """The sums, [columns] each, parts of one tensor."""
+        num_partials, num_columns = self.partial.shape
+        total = self.partial.new_empty(num_columns, dtype=self.dtype)
+        launch_kernel(
+            get_kernel(_sum_spec(self.dtype), total.device.index),
+            (-(-num_columns // SUM_COLUMNS),),
+            SUM_COLUMNS * SUM_SLICES,
+            (self.partial, total),
+            _scalars(num_partials, num_columns),
+            overlaps=True,
+        )
+        return total.split(self.columns)
+
+
+def residual_norm(
+    residual: torch.Tensor,
+    addend: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    epsilon: float,
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """LayerNorm of `residual` + `addend`.
+
+    Args:
+        residual, addend: [N, d].
+        weight, bias: [d].
+        epsilon: added to the variance.
+        keep: whether the backward pass will run.
+
+    Returns:
+        The norm [N, d]; and the sum [N, d] and (mean, 1 / standard deviation) of its rows, [N, 2] float32, if `keep`.
+    """
+    num_rows, columns = residual.shape
+    output = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    total = torch.empty_like(residual, memory_format=torch.contiguous_format) if keep else None
+    statistics = residual.new_empty((num_rows, 2), dtype=torch.float32) if keep else None
+    if num_rows:
+        spec = _row_spec("residual_norm", residual.dtype, columns)
+        launch_kernel(
+            get_kernel(spec, residual.device.index),
+            (-(-num_rows // spec.block_rows),),
+            WARPS * WARP_SIZE,
+            (residual, addend, weight, bias, output, total, statistics),
+            _norm_scalars(num_rows, epsilon),
+            overlaps=True,
+        )
+    return output, total, statistics
+
+
+def residual_norm_backward(
+    first_grad: torch.Tensor,
+    second_grad: torch.Tensor | None,
+    total: torch.Tensor,
+    statistics: torch.Tensor,
+    weight: torch.Tensor,
+    sums: ColumnSums,
+) -> torch.Tensor:
+    """Gradient of the sum in `residual_norm`, [N, d]; sums those of its weight, its bias, and the gradient itself.
+
+    Args:
+        first_grad, second_grad: [N, d], whose sum is the gradient of the norm; None for zero.
+        total, statistics: as `residual_norm` kept them.
+    """
+    num_rows, columns = total.shape
+    grad = torch.empty_like(total, memory_format=torch.contiguous_format)
+    spec = _row_spec("residual_norm_backward", total.dtype, columns)
+    launch_kernel(
+        get_kernel(spec, total.device.index),
+        (sums.num_blocks,),
+        WARPS * WARP_SIZE,
+        (first_grad, second_grad, total, statistics, weight, grad, sums.partial),
+        _scalars(*sums.scalars(num_rows, 3 * columns)),
+        overlaps=True,
+    )
+    return grad
+
+
+def relu_backward_(grad: torch.Tensor, activation: torch.Tensor, rescale: float, sums: ColumnSums) -> None:
+    """Gradient of ReLU and of the dropout after it, in place, and its column sums.
+
+    Args:
+        grad: [N, columns], of the output; then of the input.
+        activation: [N, columns], the output.
+        rescale: 1 / (1 - rate) of the dropout.
+    """
+    num_rows, columns = grad.shape
+    spec = _row_spec("relu_backward", grad.dtype, columns)
+    launch_kernel(
+        get_kernel(spec, grad.device.index),
+        (sums.num_blocks,),
+        WARPS * WARP_SIZE,
+        (grad, activation, sums.partial),
+        _relu_scalars(*sums.scalars(num_rows, columns), rescale),
+        overlaps=True,
+    )
+
+
+# A step of a small graph takes as long as its launches: nothing is made twice.
+@lru_cache
+def _row_spec(function: str, dtype: torch.dtype, columns: int) -> RowSpec:
+    return RowSpec(function, dtype, columns)
+
+
+@lru_cache
+def _sum_spec(dtype: torch.dtype) -> SumSpec:
+    return SumSpec(dtype)
+
+
+@lru_cache
+def _scalars(*numbers: int) -> bytes:
+    return pack_scalars(*map(np.int32, numbers))
+
+
+@lru_cache
+def _norm_scalars(num_rows: int, epsilon: float) -> bytes:
+    return pack_scalars(np.int32(num_rows), np.float32(epsilon))
+
+
+@lru_cache
+def _relu_scalars(num_rows: int, partial_columns: int, first_column: int, rescale: float) -> bytes:
+    return pack_scalars(*map(np.int32, (num_rows, partial_columns, first_column)), np.float32(rescale))

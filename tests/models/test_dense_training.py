@@ -1,0 +1,139 @@
+"""The dense block of training, with cuda/residual_norm.cu on the CPU (tests/cuda_shim), against float64 autograd."""
+
+import copy
+
+import pytest
+import torch
+from poison import poisoned_buffers
+
+from models.dense_training import fused_training_blocks, fused_training_readout, fused_training_unavailable
+from models.graph_transformer import GraphTransformer
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+
+on_cpu = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+HALF, BFLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float64
+
+
+def make_model(dim, dtype, dropout=0.0):
+    torch.manual_seed(0)
+    model = GraphTransformer(in_features=4, num_classes=2, dim=dim, blocks=2, dropout=dropout).to(dtype)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # neither ones nor zeros
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def run(model, blocks, inputs, grads):
+    """Output and gradients of two blocks; the second has no QKV projection."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    h, qkv = blocks[0](leaves[0], leaves[1])
+    last, none = blocks[1](qkv[:, : h.shape[1]].contiguous(), h)
+    assert none is None
+    parameters = [parameter for name, parameter in model.named_parameters() if name.startswith("blocks.")]
+    parameters = [parameter for parameter in parameters if parameter is not model.blocks[0].qkv.weight]
+    found = torch.autograd.grad((last, qkv), [*leaves, *parameters], grads)
+    return [last.detach(), qkv.detach(), *found]
+
+
+# Whole and idle lanes of a row, two chunks a lane; no row, one, a block's rows and one more, several rounds of a block.
+CASES = [
+    (128, HALF, 37, "late"),
+    (24, BFLOAT, 300, "random"),
+    (24, BFLOAT, 1, "early"),
+    (24, BFLOAT, 0, "late"),
+    (264, HALF, 65, "early"),
+]
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("dim", "dtype", "rows", "mode"), CASES)
+def test_block(monkeypatch, dim, dtype, rows, mode):
+    model = make_model(dim, dtype)
+    inputs = [torch.randn(rows, dim).to(dtype) for _ in range(2)]
+    grads = [torch.randn(rows, dim).to(dtype), torch.randn(rows, 3 * dim).to(dtype)]
+    exact_model = copy.deepcopy(model).double()
+    exact = run(
+        exact_model, exact_model.dense_blocks(), [each.double() for each in inputs], [g.double() for g in grads]
+    )
+    by_torch = run(model, model.dense_blocks(), inputs, grads)
+    with cuda_on_cpu(MODES[mode], num_sms=1), poisoned_buffers(monkeypatch):
+        found = run(model, fused_training_blocks(model), inputs, grads)
+    for got, plain, right in zip(found, by_torch, exact, strict=True):
+        assert got.dtype == dtype
+        error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
+        assert error <= allowed + torch.finfo(dtype).eps * right.norm(), f"{tuple(got.shape)}"
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread")
+def test_dropout_between_the_layers(monkeypatch):
+    """The gradient is that of the values that were kept."""
+    model = make_model(24, HALF, dropout=0.4).train()
+    inputs = [torch.randn(40, 24).half() for _ in range(2)]
+    grads = [torch.randn(40, 24).half(), torch.randn(40, 72).half()]
+    exact_model = copy.deepcopy(model).double()
+    masks = []
+
+    def dropout(values, rate, *_):
+        """The same mask for both models."""
+        index = dropout.calls = dropout.calls + 1
+        if index > len(masks):
+            masks.append(torch.rand(values.shape) > rate)
+        return values * masks[index - 1].to(values.dtype) / (1 - rate)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    dropout.calls = 0
+    exact = run(
+        exact_model, exact_model.dense_blocks(), [each.double() for each in inputs], [g.double() for g in grads]
+    )
+    dropout.calls = 0
+    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
+        found = run(model, fused_training_blocks(model), inputs, grads)
+    assert len(masks) == dropout.calls == 4
+    for got, right in zip(found, exact, strict=True):
+        assert ((got.double() - right).norm() / right.norm()).item() < 4e-3
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread")
+def test_evaluation_keeps_nothing(monkeypatch):
+    model = make_model(24, HALF).eval()
+    inputs = [torch.randn(40, 24).half() for _ in range(2)]
+    with torch.no_grad(), cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
+        (h, qkv), (right_h, right_qkv) = (
+            blocks[0](*inputs) for blocks in (fused_training_blocks(model), model.dense_blocks())
+        )
+    torch.testing.assert_close(h, right_h, rtol=2e-3, atol=4e-3)
+    torch.testing.assert_close(qkv, right_qkv, rtol=4e-3, atol=8e-3)
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread")
+def test_readout(monkeypatch):
+    model = make_model(64, BFLOAT)
+    h, grad = torch.randn(50, 64).to(BFLOAT), torch.randn(50, 2).to(BFLOAT)
+
+    def run(readout, parameters, h, grad):
+        h = h.clone().requires_grad_()
+        logits = readout(h)
+        return [logits.detach(), *torch.autograd.grad(logits, [h, *parameters], grad)]
+
+    exact_model = copy.deepcopy(model).double()
+    exact = run(exact_model.readout, exact_model.readout.parameters(), h.double(), grad.double())
+    by_torch = run(model.readout, model.readout.parameters(), h, grad)
+    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
+        found = run(fused_training_readout(model.readout), model.readout.parameters(), h, grad)
+    for got, plain, right in zip(found, by_torch, exact, strict=True):
+        assert got.shape == right.shape
+        error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
+        assert error <= allowed + torch.finfo(BFLOAT).eps * right.norm(), f"{tuple(got.shape)}"
+
+
+def test_a_readout_too_narrow_for_the_kernels_is_torchs():
+    readout = make_model(24, BFLOAT).readout
+    assert fused_training_readout(readout) is readout
+
+
+def test_models_that_it_refuses():
+    assert "NVIDIA GPU" in fused_training_unavailable(make_model(24, HALF))
