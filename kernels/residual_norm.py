@@ -19,7 +19,7 @@ from .runtime.launch import launch_kernel, pack_scalars
 # As in cuda/residual_norm.cu:
 WARPS = 8
 CHUNK = 8  # elements
-SUM_COLUMNS, SUM_SLICES = 32, 8
+SUM_COLUMNS, SUM_SLICES = 32, 32
 MOST_COLUMNS = 1024
 
 PARTIAL_ROWS = 32  # least rows of a block of the backward kernels
@@ -165,12 +165,12 @@ def residual_norm_backward(
     return grad
 
 
-def relu_backward_(grad: torch.Tensor, activation: torch.Tensor, rescale: float, sums: ColumnSums) -> None:
+def relu_backward_(grad: torch.Tensor, activation: torch.Tensor | None, rescale: float, sums: ColumnSums) -> None:
     """Gradient of ReLU and of the dropout after it, in place, and its column sums.
 
     Args:
         grad: [N, columns], of the output; then of the input.
-        activation: [N, columns], the output.
+        activation: [N, columns], the output; None for the column sums of `grad` alone.
         rescale: 1 / (1 - rate) of the dropout.
     """
     num_rows, columns = grad.shape

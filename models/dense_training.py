@@ -1,4 +1,4 @@
-"""The dense block and the readout with a backward pass of their own, for training in 16 bits.
+"""The dense block, the embedding and the readout with a backward pass of their own, for training in 16 bits.
 
 Products are torch's. What lies between them, the residuals, norms and ReLU with their gradients and all column sums, is
 kernels of `kernels.residual_norm`: a block takes 6 kernels forward and 12 backward, where torch takes 11 and 31.
@@ -27,6 +27,7 @@ from kernels.residual_norm import (
     residual_norm,
     residual_norm_backward,
 )
+from models.graph_inputs import GraphInputs
 from models.graph_transformer import Block, DenseBlock, GraphTransformer, Readout
 
 
@@ -49,6 +50,20 @@ def fused_training_blocks(model: GraphTransformer) -> list[DenseBlock]:
     """One DenseBlock per block of a model that `fused_training_unavailable` has nothing against."""
     parts = [partial(_finish, block, following.qkv) for block, following in pairwise(model.blocks)]
     return [*parts, partial(_finish, model.blocks[-1], None)]
+
+
+def fused_training_embed(model: GraphTransformer) -> Callable[[GraphInputs], Tensor]:
+    """The embedding; the model's own for categorical features."""
+    linear = model.embedding.linear if model.embedding.cardinalities is None else None
+    if linear is None:
+        return model.embed
+
+    def run(inputs: GraphInputs) -> Tensor:
+        features = model.embedding_input(inputs)
+        weight = F.pad(linear.weight, (0, features.shape[1] - linear.in_features))
+        return _Linear.apply(features, weight, linear.bias)
+
+    return run
 
 
 def fused_training_readout(readout: Readout) -> Callable[[Tensor], Tensor]:
@@ -127,6 +142,24 @@ class _DenseBlock(torch.autograd.Function):
         )
 
 
+class _Linear(torch.autograd.Function):
+    """(x [N, F] without a gradient, weight [d, F], bias [d]) -> [N, d]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.addmm(bias, x, weight.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
+        (x,) = ctx.saved_tensors
+        grad = grad.contiguous()
+        sums = ColumnSums(len(x), grad.shape[1:], grad)
+        relu_backward_(grad, None, 1.0, sums)
+        return None, grad.t() @ x, *sums.total()
+
+
 class _Readout(torch.autograd.Function):
     """(h, weight and bias of three layers) -> logits; the last layer has a multiple of 8 outputs."""
 
@@ -142,11 +175,13 @@ class _Readout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         h, hidden1, hidden2, weight1, weight2, weight3 = ctx.saved_tensors
-        sums = ColumnSums(len(h), (hidden2.shape[1], hidden1.shape[1]), h)
+        sums = ColumnSums(len(h), (grad.shape[1], hidden2.shape[1], hidden1.shape[1]), h)
+        grad = grad.contiguous()
+        relu_backward_(grad, None, 1.0, sums)
         grad2 = grad @ weight3
         relu_backward_(grad2, hidden2, 1.0, sums)
         grad1 = grad2 @ weight2
         relu_backward_(grad1, hidden1, 1.0, sums)
-        bias2_grad, bias1_grad = sums.total()
-        of_layers = (grad1.t() @ h, bias1_grad, grad2.t() @ hidden1, bias2_grad, grad.t() @ hidden2, grad.sum(0))
+        bias3_grad, bias2_grad, bias1_grad = sums.total()
+        of_layers = (grad1.t() @ h, bias1_grad, grad2.t() @ hidden1, bias2_grad, grad.t() @ hidden2, bias3_grad)
         return grad1 @ weight1, *of_layers

@@ -265,11 +265,15 @@ class GraphTransformer(nn.Module):
 
     def embed(self, inputs: GraphInputs) -> Tensor:
         """Node features -> [N, d], by the plain module."""
+        return self.embedding(self.embedding_input(inputs))
+
+    def embedding_input(self, inputs: GraphInputs) -> Tensor:
+        """Features with dropout and, in training, padded to whole 16 bytes, which makes the products fast."""
         is_padded = self.training and inputs.aligned_features is not None
         features = inputs.aligned_features if is_padded else inputs.features
         if self.training and self.input_dropout and features.is_floating_point():
             features = F.dropout(features, self.input_dropout)
-        return self.embedding(features)
+        return features
 
     def attention_options(self) -> list[Mapping[str, Any]]:
         """Arguments of the plan for dropout, one per block; draws the seeds of a training pass."""

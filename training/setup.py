@@ -8,7 +8,12 @@ import kernels
 from configs import Config
 from data import GraphMeta
 from models import GraphTransformer
-from models.dense_training import fused_training_blocks, fused_training_readout, fused_training_unavailable
+from models.dense_training import (
+    fused_training_blocks,
+    fused_training_embed,
+    fused_training_readout,
+    fused_training_unavailable,
+)
 from models.graph_transformer import finish_and_project, finish_last
 
 
@@ -69,4 +74,8 @@ def compiled_parts(model: GraphTransformer, dynamic: bool) -> dict[str, Any]:
 
 
 def fused_parts(model: GraphTransformer) -> dict[str, Any]:
-    return {"dense": fused_training_blocks(model), "readout": fused_training_readout(model.readout)}
+    return {
+        "dense": fused_training_blocks(model),
+        "embed": fused_training_embed(model),
+        "readout": fused_training_readout(model.readout),
+    }

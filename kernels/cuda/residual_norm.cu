@@ -3,7 +3,7 @@
 //
 //   residual_norm            s = x + y, O = norm(s) * weight + bias          keeps s and the statistics of its rows
 //   residual_norm_backward   dS from dO; column sums of dO * norm(s), dO, dS  (weight, bias, bias of the layer before)
-//   relu_backward            dA <- dA * [A > 0] * rescale; its column sums
+//   relu_backward            dA <- dA * [A > 0] * rescale; its column sums; or the column sums alone
 //   sum_partials             column sums of the sums of blocks
 //
 // A row of kColumns 16-bit elements is a row of chunks of 16 bytes. kLanes neighbouring lanes of a warp hold a row,
@@ -24,9 +24,10 @@
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kChunk = 8;           // elements
-constexpr int kBatch = 2;           // rows of a lane whose loads are in flight together, where a row has a chunk a lane
+constexpr int kNormBatch = 2;       // rows of a lane whose loads are in flight together, where a row has a chunk a lane
+constexpr int kReluBatch = 4;
 constexpr int kSumColumns = 32;     // columns of a block of sum_partials
-constexpr int kSumSlices = 8;       // threads of a column
+constexpr int kSumSlices = 32;      // threads of a column
 
 struct NormParams {
   const u16* residual;  // [num_rows][kColumns]  x
@@ -55,7 +56,7 @@ struct NormGradientParams {
 
 struct ReluGradientParams {
   u16* grad;              // [num_rows][kColumns]  dA, read and written
-  const u16* activation;  // [num_rows][kColumns]  A, of dropout after it too
+  const u16* activation;  // [num_rows][kColumns]  A, of dropout after it too; null: dA stays as it is
   float* partial;         // [gridDim.x][partial_columns]  from first_column on
   int num_rows;
   int partial_columns;
@@ -78,7 +79,6 @@ struct RowLanes {
   static constexpr int kOfLane = divide_up(kChunks, kLanes);
   static constexpr int kWarpRows = kWarpSize / kLanes;
   static constexpr int kBlockRows = kWarps * kWarpRows;
-  static constexpr int kRows = kOfLane == 1 ? kBatch : 1;
 
   // The thread's row in a tile of kBlockRows.
   __device__ static __forceinline__ int row() { return threadIdx.x / kLanes; }
@@ -88,6 +88,11 @@ struct RowLanes {
   __device__ static __forceinline__ uint4 load(const u16* matrix, int row, int i, bool exists) {
     if (!exists || !has(i)) return make_uint4(0, 0, 0, 0);
     return ld_global_no_allocate_v4_b32(matrix + static_cast<i64>(row) * kColumns + kChunk * chunk(i));
+  }
+
+  // Of a vector that all rows read.
+  __device__ static __forceinline__ uint4 load_vector(const u16* vector, int i) {
+    return has(i) ? ld_global_nc_v4_b32(vector + kChunk * chunk(i)) : make_uint4(0, 0, 0, 0);
   }
 
   __device__ static __forceinline__ void store(u16* matrix, int row, int i, uint4 words) {
@@ -156,8 +161,8 @@ __global__ void __launch_bounds__(kThreads) residual_norm(const __grid_constant_
 #pragma unroll
   for (int i = 0; i < Lanes::kOfLane; ++i) {
     float weight[kChunk], bias[kChunk];
-    unpack<kElement>(weight, Lanes::load(p.weight, 0, i, true));
-    unpack<kElement>(bias, Lanes::load(p.bias, 0, i, true));
+    unpack<kElement>(weight, Lanes::load_vector(p.weight, i));
+    unpack<kElement>(bias, Lanes::load_vector(p.bias, i));
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) values[i][j] = values[i][j] * inverse * weight[j] + bias[j];
     Lanes::store(p.output, row, i, pack<kElement>(values[i]));
@@ -193,13 +198,13 @@ __device__ __forceinline__ void store_column_sums(
 template <Element kElement, int kColumns>
 __global__ void __launch_bounds__(kThreads) residual_norm_backward(const __grid_constant__ NormGradientParams p) {
   using Lanes = RowLanes<kColumns>;
-  constexpr int kRows = Lanes::kRows, kOfLane = Lanes::kOfLane;
+  constexpr int kOfLane = Lanes::kOfLane, kRows = kOfLane == 1 ? kNormBatch : 1;
   float sums[3][kOfLane][kChunk] = {};  // of the weight, the bias and dS
   float weight[kOfLane][kChunk];
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
 #pragma unroll
-  for (int i = 0; i < kOfLane; ++i) unpack<kElement>(weight[i], Lanes::load(p.weight, 0, i, true));
+  for (int i = 0; i < kOfLane; ++i) unpack<kElement>(weight[i], Lanes::load_vector(p.weight, i));
 
   // All lanes of a warp take the same number of rounds: shuffles need them.
   for (int tile = blockIdx.x; tile * kRows * Lanes::kBlockRows < p.num_rows; tile += gridDim.x) {
@@ -258,7 +263,8 @@ __global__ void __launch_bounds__(kThreads) residual_norm_backward(const __grid_
 template <Element kElement, int kColumns>
 __global__ void __launch_bounds__(kThreads) relu_backward(const __grid_constant__ ReluGradientParams p) {
   using Lanes = RowLanes<kColumns>;
-  constexpr int kRows = Lanes::kRows, kOfLane = Lanes::kOfLane;
+  constexpr int kOfLane = Lanes::kOfLane, kRows = kOfLane == 1 ? kReluBatch : 1;
+  const bool has_activation = p.activation;
   float sums[1][kOfLane][kChunk] = {};
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
@@ -270,7 +276,7 @@ __global__ void __launch_bounds__(kThreads) relu_backward(const __grid_constant_
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) {
         grads[n][i] = Lanes::load(p.grad, row, i, row < p.num_rows);
-        activations[n][i] = Lanes::load(p.activation, row, i, row < p.num_rows);
+        activations[n][i] = Lanes::load(p.activation, row, i, has_activation && row < p.num_rows);
       }
     }
 #pragma unroll
@@ -283,10 +289,10 @@ __global__ void __launch_bounds__(kThreads) relu_backward(const __grid_constant_
         unpack<kElement>(activation, activations[n][i]);
 #pragma unroll
         for (int j = 0; j < kChunk; ++j) {
-          grad[j] = activation[j] > 0.0f ? grad[j] * p.rescale : 0.0f;
+          if (has_activation) grad[j] = activation[j] > 0.0f ? grad[j] * p.rescale : 0.0f;
           sums[0][i][j] += grad[j];
         }
-        if (row < p.num_rows) Lanes::store(p.grad, row, i, pack<kElement>(grad));
+        if (has_activation && row < p.num_rows) Lanes::store(p.grad, row, i, pack<kElement>(grad));
       }
     }
   }

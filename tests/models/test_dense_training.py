@@ -1,12 +1,18 @@
 """The dense block of training, with cuda/residual_norm.cu on the CPU (tests/cuda_shim), against float64 autograd."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from poison import poisoned_buffers
 
-from models.dense_training import fused_training_blocks, fused_training_readout, fused_training_unavailable
+from models.dense_training import (
+    fused_training_blocks,
+    fused_training_embed,
+    fused_training_readout,
+    fused_training_unavailable,
+)
 from models.graph_transformer import GraphTransformer
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
@@ -16,7 +22,7 @@ HALF, BFLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float64
 
 def make_model(dim, dtype, dropout=0.0):
     torch.manual_seed(0)
-    model = GraphTransformer(in_features=4, num_classes=2, dim=dim, blocks=2, dropout=dropout).to(dtype)
+    model = GraphTransformer(in_features=6, num_classes=2, dim=dim, blocks=2, dropout=dropout).to(dtype)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # neither ones nor zeros
             parameter.data += 0.3 * torch.randn_like(parameter)
@@ -128,6 +134,25 @@ def test_readout(monkeypatch):
         assert got.shape == right.shape
         error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
         assert error <= allowed + torch.finfo(BFLOAT).eps * right.norm(), f"{tuple(got.shape)}"
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread")
+def test_embedding(monkeypatch):
+    model = make_model(24, HALF)
+    padded = torch.nn.functional.pad(torch.randn(45, 6).half(), (0, 2))
+    inputs, grad = SimpleNamespace(features=padded[:, :6], aligned_features=padded), torch.randn(45, 24).half()
+    parameters = list(model.embedding.parameters())
+    by_torch = torch.autograd.grad(model.embed(inputs), parameters, grad)
+    exact_model = copy.deepcopy(model).double()
+    exact_inputs = SimpleNamespace(**{name: each.double() for name, each in vars(inputs).items()})
+    exact = torch.autograd.grad(exact_model.embed(exact_inputs), exact_model.embedding.parameters(), grad.double())
+    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
+        embedded = fused_training_embed(model)(inputs)
+        found = torch.autograd.grad(embedded, parameters, grad)
+    assert torch.equal(embedded, model.embed(inputs))
+    for got, plain, right in zip(found, by_torch, exact, strict=True):
+        assert (got.double() - right).norm() <= 1.5 * (plain.double() - right).norm() + 1e-3 * right.norm()
 
 
 def test_a_readout_too_narrow_for_the_kernels_is_torchs():
