@@ -15,7 +15,7 @@ from training.errors import TrainingError
 from training.files import write_atomically
 from training.step import Step
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass

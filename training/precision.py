@@ -36,11 +36,9 @@ class WorkingCopy:
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
-        """Give the model the copy's gradients in float32."""
-        found = [(master, working.grad) for master, working in self._pairs if working.grad is not None]
-        for master, _ in found:
-            master.grad = torch.empty_like(master)
-        _copy_all([master.grad for master, _ in found], [gradient for _, gradient in found])
+        """Write the copy's gradients over the model's, which are float32."""
+        found = [(master.grad, working.grad) for master, working in self._pairs if working.grad is not None]
+        _copy_all([target for target, _ in found], [gradient for _, gradient in found])
 
 
 def _copy(model: GraphTransformer, dtype: torch.dtype) -> GraphTransformer:

@@ -45,13 +45,14 @@ class Step:
         """The loss before the step, on the device."""
         self.working.model.train()
         self.working.refresh()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad(set_to_none=False)  # they are parts of vectors
         loss = loss_of(self.working.model(batch.inputs, **self.parts), batch.labels)
         self.scaler.scale(loss).backward()
         self.working.collect_gradients()
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimiser)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            vectors = [vector for group in self.optimiser.param_groups for vector in group["params"]]
+            nn.utils.clip_grad_norm_(vectors, self.clip_norm)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         return loss.detach()

@@ -223,6 +223,8 @@ def test_schedules(make_config):
 def test_only_matrices_decay(make_config):
     model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1)
     matrices, others = make_optimiser(model, make_config().training, torch.device("cpu")).param_groups
-    assert {parameter.dim() for parameter in matrices["params"]} == {2}
-    assert {parameter.dim() for parameter in others["params"]} == {1}
+    for parameter in model.parameters():
+        (vector,) = (matrices if parameter.dim() == 2 else others)["params"]
+        for part, whole in ((parameter, vector), (parameter.grad, vector.grad)):
+            assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
     assert (matrices["weight_decay"], others["weight_decay"]) == (0.01, 0.0)

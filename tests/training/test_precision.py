@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import kernels
+from configs.schema import TrainingConfig
 from fused3s_dgl import import_dgl
 from models import GraphTransformer
 from training.metrics import loss_of
+from training.optimiser import make_optimiser
 from training.precision import WorkingCopy
 from training.step import Step
 from training.tasks import Batch
@@ -28,9 +30,9 @@ def plan(graph, dtype):
     return kernels.plan_attention(graph, backend="reference", device="cpu", dtype=dtype, head_dim=8, backward=True)
 
 
-def step_of(model, graph, labels, dtype, lr=0.0):
+def step_of(model, graph, labels, dtype, lr=1e-9):
     working = WorkingCopy(model, dtype)
-    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+    optimiser = make_optimiser(model, TrainingConfig(optimizer="sgd", lr=lr, weight_decay=0.0), torch.device("cpu"))
     batch = Batch(working.model.prepare(graph, plan(graph, dtype)), labels)
     return Step(model, working, {}, optimiser, None), batch
 
