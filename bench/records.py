@@ -78,7 +78,7 @@ class Row(Provenance):
         l2: state of the L2 cache before each run; of kernels.
         scope: what was measured: the whole model, attention alone, one kernel, building the format, the machine.
         region: part of an eager forward pass, see `bench.model_regions`; of a kernel in the benchmark `backward` the
-            pass, forward or backward; of a model in training: step.
+            pass, forward or backward; of a model in training: step, or the epoch of a point of a learning curve.
         sm: number of the streaming multiprocessor.
         working_set, work: bytes that a micro-benchmark touches; bytes that one run moves, or its FLOP.
         metric, unit: such as time and ms, peak_memory and MiB.

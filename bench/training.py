@@ -4,7 +4,7 @@ Features are random where a graph has none, labels always; every node has one. T
 and v in the first step, which come through the attention, are compared with those of float32 with a slow attention.
 """
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from kernels.backends import REGISTRY
 from models import GraphInputs, GraphTransformer
 from training.optimiser import make_optimiser
 from training.precision import WorkingCopy
-from training.setup import compiled_parts, fused_parts
+from training.setup import model_parts
 from training.step import CapturedStep, Step
 from training.tasks import Batch
 
@@ -119,10 +119,8 @@ class TrainingBench(GraphBench):
         working = WorkingCopy(model, precision)
         attention = plan if dtype == precision else cast(plan, dtype)
         inputs: GraphInputs = working.model.prepare(self.loaded.graph, attention)
-        parts = {"plain": dict, "compiled": partial(compiled_parts, working.model, dynamic=False)}
-        parts["fused"] = partial(fused_parts, working.model)
         optimiser = make_optimiser(model, TrainingConfig(), self.device)
-        return Step(model, working, parts[cell.dense](), optimiser, 1.0), Batch(inputs, self.labels)
+        return Step(model, working, model_parts(working.model, cell.dense), optimiser, 1.0), Batch(inputs, self.labels)
 
     @cached_property
     def labels(self) -> Tensor:

@@ -28,6 +28,7 @@ from report.tables.heads import edges_tables, heads_tables
 from report.tables.kernels import kernel_tables, launch_tables, memory_tables, rate_tables
 from report.tables.models import end_to_end_tables
 from report.tables.paper import paper_tables
+from report.tables.training import training_tables
 
 Drawer = Callable[[pd.DataFrame], dict[str, Figure]]  # figures by the names of their files
 FIGURES: dict[str, tuple[Drawer, str]] = {
@@ -37,6 +38,7 @@ FIGURES: dict[str, tuple[Drawer, str]] = {
     "hero": (plots.hero.draw, "kernel times of fused3s and pyg on real graphs: scripts/bench_kernels.py"),
     "heads": (plots.heads.draw, "times of shapes and of one head: scripts/bench_kernels.py, configs/bench/heads.yaml"),
     "backward": (plots.backward.draw, "times of both passes: scripts/bench_kernels.py, configs/bench/backward.yaml"),
+    "training": (plots.training.draw, "steps or epochs: scripts/bench_training.py, scripts/train.py"),
     "scaling": (plots.scaling.draw, "kernel times on two graphs or more: scripts/bench_kernels.py"),
     "paper": (plots.paper.draw, "kernel times on the paper's graphs at d = 128: scripts/bench_kernels.py"),
     "gather_model": (plots.gather_model.draw, "peak rates of the device: scripts/peak_rates.py"),
@@ -57,6 +59,7 @@ TABLES = {
     "heads.md": heads_tables,
     "edges.md": edges_tables,
     "backward.md": backward_tables,
+    "training.md": training_tables,
     "beyond.md": beyond_tables,
     "paper.md": paper_tables,
     "end-to-end.md": end_to_end_tables,

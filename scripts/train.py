@@ -27,7 +27,7 @@ import kernels
 from bench import cli
 from bench.cli import console, errors
 from bench.records import append_rows, check_results_file
-from bench.training_runs import run_rows
+from bench.training_runs import curve_rows, learning_curve, run_rows
 from configs import TrainConfig, load_config
 from models import CheckpointError
 from training import Trainer, TrainingError, TrainResult
@@ -67,6 +67,7 @@ def train(config_path: Path, overrides: list[str], output: Path, resume: bool, r
         edge_features=config.model.edge_features != "none",
     )
     found: dict[int, TrainResult] = {}
+    curves = []
     for seed in config.seeds:
         folder = output if len(config.seeds) == 1 else output / f"seed_{seed}"
         trainer = Trainer(config, loaded, folder, seed=seed, resume=resume)
@@ -81,8 +82,10 @@ def train(config_path: Path, overrides: list[str], output: Path, resume: bool, r
             errors.print(Text(f"interrupted: {kept}"))
             return False
         found[seed] = trainer.result
+        curves.append(learning_curve(trainer))
         append_rows(results, run_rows(trainer, config_path))
         console.print(Text(f"weights      {trainer.weights_path}"))
+    append_rows(results, curve_rows(trainer, config_path, curves))
     console.print(report_table(found))
     console.print(Text(f"results      in {results}"))
     console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
@@ -97,6 +100,7 @@ def describe(trainer: Trainer) -> None:
         "data set": f"{trainer.meta.name}: {trainer.meta.source}, {trainer.meta.origin}",
         "split": f"{sizes} {kind}",
         "attention": f"{trainer.backend} on {trainer.device}, {str(trainer.precision).removeprefix('torch.')}",
+        "layers": trainer.dense,
         "CUDA graph": f"{'yes' if trainer.captured else 'no'} ({trainer.graph_reason})",
     }
     if trainer.done:

@@ -30,6 +30,7 @@ class EpochRecord:
     is_best: bool
 
 
+LOG = "metrics.csv"
 COLUMNS = tuple(field.name for field in fields(EpochRecord))
 SCALARS = ("lr", "loss", "valid_loss", "valid_metric", "seconds")
 
@@ -40,7 +41,7 @@ class TrainingLog:
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # the package tensorboard
 
-        path = folder / "metrics.csv"
+        path = folder / LOG
         rows = []
         if done and path.is_file():
             with path.open(newline="", encoding="utf-8") as file:

@@ -18,7 +18,7 @@ from training.log import EpochRecord, TrainingLog
 from training.metrics import loss_of, score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.precision import WorkingCopy
-from training.setup import build_model, model_parts, plan_for_training, resolve_precision
+from training.setup import build_model, dense_path, model_parts, plan_for_training, resolve_precision
 from training.step import CapturedStep, Step
 from training.tasks import Task, make_task
 from training.weights import TrainedWeights, save_weights
@@ -58,6 +58,7 @@ class Trainer:
         resume: continue the run in `folder`, if there is one.
 
     Attributes:
+        dense: how the layers around attention are computed: plain, compiled or fused.
         done: epochs trained.
         kept: epochs of the state in the folder; 0 without one.
         best: None before the first epoch.
@@ -83,7 +84,8 @@ class Trainer:
         working = WorkingCopy(model, self.precision)
         self.task: Task = make_task(loaded, working.model, self._plan, config.data.batch_size)
         optimiser = make_optimiser(model, config.training, self.device)
-        parts = model_parts(working.model, config, one_shape=self.task.static is not None)
+        self.dense = dense_path(working.model, config)
+        parts = model_parts(working.model, self.dense, dynamic=self.task.static is None)
         self.step = Step(model, working, parts, optimiser, config.training.clip_norm)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None

@@ -8,6 +8,7 @@ import kernels
 from configs import Config
 from data import GraphMeta
 from models import GraphTransformer
+from models.dense import DensePath
 from models.dense_training import (
     fused_training_blocks,
     fused_training_embed,
@@ -53,27 +54,26 @@ def plan_for_training(
     )
 
 
-def model_parts(model: GraphTransformer, config: Config, one_shape: bool) -> dict[str, Any]:
-    """The layers around attention as runtime.dense names them, as arguments of `GraphTransformer.forward`.
+def dense_path(model: GraphTransformer, config: Config) -> DensePath:
+    """The layers around attention that runtime.dense names; "auto" does not compile, which takes a minute."""
+    asked = config.runtime.dense
+    if asked != "auto":
+        return asked
+    return "plain" if fused_training_unavailable(model) else "fused"
 
-    "auto" is the layers of `models.dense_training` where they can run, else plain, since compiling takes a minute.
+
+def model_parts(model: GraphTransformer, path: DensePath, dynamic: bool = False) -> dict[str, Any]:
+    """The layers around attention as arguments of `GraphTransformer.forward`.
 
     Args:
-        one_shape: whether all batches have the same number of rows.
+        path: "fused" stands for `models.dense_training`.
+        dynamic: whether batches differ in their number of rows.
     """
-    if config.runtime.dense == "compiled":
-        return compiled_parts(model, dynamic=not one_shape)
-    if config.runtime.dense == "auto" and fused_training_unavailable(model) is None:
-        return fused_parts(model)
-    return {}
-
-
-def compiled_parts(model: GraphTransformer, dynamic: bool) -> dict[str, Any]:
-    parts = (finish_and_project, finish_last)
-    return {"dense": model.dense_blocks(*(torch.compile(part, fullgraph=True, dynamic=dynamic) for part in parts))}
-
-
-def fused_parts(model: GraphTransformer) -> dict[str, Any]:
+    if path == "plain":
+        return {}
+    if path == "compiled":
+        parts = (finish_and_project, finish_last)
+        return {"dense": model.dense_blocks(*(torch.compile(part, fullgraph=True, dynamic=dynamic) for part in parts))}
     return {
         "dense": fused_training_blocks(model),
         "embed": fused_training_embed(model),

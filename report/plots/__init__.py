@@ -15,6 +15,7 @@ from report.plots import (
     sm_activity,
     softmax_stability,
     speedups,
+    training,
     waterfall,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "sm_activity",
     "softmax_stability",
     "speedups",
+    "training",
     "waterfall",
 ]

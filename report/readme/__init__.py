@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from report.readme import backward, heads, kernels, models, paper, targets
+from report.readme import backward, heads, kernels, models, paper, targets, training
 
 # Markdown of each block, from the rows of one device; a cell that was not recorded is "-".
 BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
@@ -21,6 +21,8 @@ BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
     "heads": heads.heads,
     "edges": heads.edges,
     "backward": backward.backward,
+    "training-steps": training.steps,
+    "training-scores": training.scores,
     "model-times": models.times,
     "model-times-fp32": models.times_fp32,
     "model-ratios": models.ratios,

@@ -78,18 +78,21 @@ def test_report_files_and_rows(train, tmp_path):
         assert text in done.stdout
     assert "mean ± standard error" in done.stdout
     assert "epoch 4: loss " in done.stdout
-    tests = []
+    tests, curves = [], []
     for seed in (3, 4):
         folder = tmp_path / "run" / f"seed_{seed}"
         assert {path.name for path in folder.iterdir()} == {
             *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard")
         }
-        assert len(list(csv.DictReader((folder / "metrics.csv").open()))) == 4
+        epochs = list(csv.DictReader((folder / "metrics.csv").open()))
+        assert len(epochs) == 4
+        curves.append([float(epoch["valid_metric"]) for epoch in epochs])
         assert any(path.stat().st_size for path in (folder / "tensorboard").iterdir())
         about = json.loads((folder / "best.json").read_text())
         assert (about["seed"], about["metric"], about["data"]) == (seed, "accuracy", "mine")
         tests.append(about["test"])
     rows = read_rows(tmp_path / "r.csv")
+    rows, points = rows[:6], rows[6:]
     assert [(row.bench, row.variant, row.metric) for row in rows] == [
         ("train", f"seed {seed}", metric)
         for seed in (3, 4)
@@ -97,6 +100,10 @@ def test_report_files_and_rows(train, tmp_path):
     ]
     assert [row.value for row in rows if row.metric == "test_accuracy"] == tests
     assert {(row.backend, row.dtype, row.launch) for row in rows} == {("reference", "float32", "eager")}
+    assert [(row.variant, row.metric, row.region) for row in points] == [
+        ("2 seeds", "valid_accuracy", f"epoch {epoch}") for epoch in (1, 2, 3, 4)
+    ]
+    assert [row.value for row in points] == pytest.approx([sum(pair) / 2 for pair in zip(*curves, strict=True)])
 
 
 def test_trained_weights_in_inference(train, tmp_path, monkeypatch):

@@ -1,0 +1,72 @@
+"""Time of a training step by attention and layers, and learning curves."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from report.plots import style
+from report.training import BEST, CSR, OURS, PYG, StepTimes, Trained, curves
+
+HEIGHT = 3.2  # inches
+SERIES = (  # backend, (dense, launch)
+    (PYG, ("plain", "eager")),
+    (PYG, ("compiled", "eager")),
+    (PYG, BEST),
+    (CSR, BEST),
+    (OURS, ("compiled", "cuda_graph")),
+    (OURS, BEST),
+)
+LINES = {"fused3s, bfloat16": "-", "fused3s, float16": ":", "reference, float32": "--"}
+
+
+def draw(rows: pd.DataFrame) -> dict[str, Figure]:
+    """For each device a figure of steps for each number of heads, and one of learning curves."""
+    figures = {}
+    for device, found in rows.groupby("device"):
+        times = StepTimes.of(found)
+        for heads in times.heads:
+            figures[f"training-steps_{style.slug(device)}_{heads}-heads"] = draw_steps(device, times, heads)
+        by_run = curves(found)
+        if by_run:
+            figures[f"learning-curves_{style.slug(device)}"] = draw_curves(device, by_run)
+    return figures
+
+
+def draw_steps(device: str, times: StepTimes, heads: int) -> Figure:
+    """Groups of bars, one a graph."""
+    figure, axes = style.new_figure(style.WIDTH, HEIGHT)
+    width = style.width_of_bars(len(times.graphs), len(SERIES))
+    for index, (backend, mode) in enumerate(SERIES):
+        dense, launch = mode
+        label = f"{backend}, {dense} layers, {'CUDA graph' if launch == 'cuda_graph' else launch}"
+        color = style.shaded(style.color_of(backend), 0.35 * (mode != BEST))
+        found = times.times(heads, backend, mode)
+        places = [style.bar_x(place, index, len(SERIES)) for place, graph in enumerate(times.graphs) if graph in found]
+        values = [found[graph] for graph in times.graphs if graph in found]
+        axes.bar(places, values, width, color=color, label=label, hatch=None if mode == BEST else style.HATCH)
+    style.log_axis(axes.yaxis, "ms")
+    axes.set_ylabel("time of a training step")
+    style.name_ticks(axes, [graph.label for graph in times.graphs])
+    axes.grid(axis="y")
+    words = "one head" if heads == 1 else f"{heads} heads"
+    style.legend_above(axes, f"10 blocks, d = 128, {words}, bf16, {device}")
+    style.footnote(figure, "Forward pass, backward pass and AdamW on the whole graph. Missing: wrong gradients.")
+    return figure
+
+
+def draw_curves(device: str, by_run: dict[Trained, object]) -> Figure:
+    """Panels by model and data set, a line for each attention and precision."""
+    titles = sorted({run.title for run in by_run})
+    figure, panels = style.new_figure(style.WIDTH, HEIGHT, 1, len(titles), squeeze=False)
+    for axes, title in zip(panels[0], titles, strict=True):
+        for run, curve in by_run.items():
+            if run.title == title:
+                color = style.color_of(run.backend)
+                label = f"{run.attention}, {curve.seeds} seeds"
+                axes.plot(curve.epochs, curve.median, LINES.get(run.attention, "-."), color=color, label=label)
+                axes.fill_between(curve.epochs, curve.p10, curve.p90, color=color, alpha=0.12, linewidth=0)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(f"validation {curve.metric}")
+        axes.grid()
+        axes.legend(fontsize=7, title=title, title_fontsize=7)
+    figure.suptitle(f"Learning curves, median and 10th to 90th percentile, {device}", size=9)
+    return figure

@@ -1,0 +1,147 @@
+"""Times of training steps (benchmark `training`), and learning curves and accuracies (benchmark `train`)."""
+
+from dataclasses import dataclass, fields
+from statistics import fmean, stdev
+
+import pandas as pd
+
+from report.frames import Graph, latest
+from report.head_shapes import Ratios, ratios
+
+OURS, PYG, CSR, REFERENCE = "fused3s", "pyg", "csr_unfused", "reference"
+# Ways to run a step: how the layers around attention are computed, and how it is launched.
+MODES = (
+    *(("plain", "eager"), ("compiled", "eager"), ("fused", "eager")),
+    *(("plain", "cuda_graph"), ("compiled", "cuda_graph"), ("fused", "cuda_graph")),
+)
+BEST = ("fused", "cuda_graph")
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimes:
+    """Steps of one device.
+
+    Attributes:
+        rows: the latest row of each graph, number of heads, backend, dense and launch.
+    """
+
+    rows: pd.DataFrame
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame) -> "StepTimes":
+        """From rows of one device."""
+        kept = (rows["bench"] == "training") & (rows["metric"] == "time")
+        return cls(latest(rows[kept], "graph", "heads", "backend", "dense", "launch"))
+
+    @property
+    def graphs(self) -> list[Graph]:
+        return sorted({*self.rows["graph"]}, key=lambda graph: graph.nnz)
+
+    @property
+    def heads(self) -> list[int]:
+        return sorted({*self.rows["heads"]})
+
+    def times(self, heads: int, backend: str, mode: tuple[str, str]) -> dict[Graph, float]:
+        """Milliseconds of steps with correct gradients."""
+        rows = self._cells(heads, backend, mode)
+        rows = rows[rows["status"] == "ok"]
+        return dict(zip(rows["graph"], rows["value"], strict=True))
+
+    def cell(self, graph: Graph, heads: int, backend: str, mode: tuple[str, str]) -> str:
+        """A time in ms, the status of a failed step, or "-"."""
+        rows = self._cells(heads, backend, mode)
+        rows = rows[rows["graph"] == graph]
+        if rows.empty:
+            return "-"
+        (row,) = rows.itertuples()
+        if row.status != "ok":
+            return row.status
+        return f"{row.value:.2f}"
+
+    def over_ours(self, heads: int, backend: str, mode: tuple[str, str]) -> Ratios | None:
+        """Time of a way to run a step over ours in BEST; wrong gradients count too, since their time is the same."""
+        rows = self._cells(heads, backend, mode)
+        rows = rows[rows["status"].isin(("ok", "wrong"))]
+        theirs = dict(zip(rows["graph"], rows["value"], strict=True))
+        return ratios(theirs, self.times(heads, OURS, BEST))
+
+    def _cells(self, heads: int, backend: str, mode: tuple[str, str]) -> pd.DataFrame:
+        rows, (dense, launch) = self.rows, mode
+        kept = (rows["heads"] == heads) & (rows["backend"] == backend) & (rows["dense"] == dense)
+        return rows[kept & (rows["launch"] == launch)]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The metric on the validation split by epoch: median, 10th and 90th percentile over the seeds."""
+
+    metric: str
+    epochs: list[int]
+    median: list[float]
+    p10: list[float]
+    p90: list[float]
+    seeds: int
+
+
+@dataclass(frozen=True, order=True)
+class Trained:
+    """What was trained."""
+
+    dataset: str
+    dim: int
+    blocks: int
+    backend: str
+    dtype: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}, {self.blocks} blocks, d = {self.dim}"
+
+    @property
+    def attention(self) -> str:
+        return f"{self.backend}, {self.dtype}"
+
+
+KEY = [field.name for field in fields(Trained)]
+
+
+def curves(rows: pd.DataFrame) -> dict[Trained, Curve]:
+    """Learning curves of one device."""
+    kept = (rows["bench"] == "train") & rows["region"].str.startswith("epoch ")
+    found = latest(rows[kept], *KEY, "region")
+    result = {}
+    for key, points in found.groupby(KEY):
+        points = points.assign(epoch=points["region"].str.removeprefix("epoch ").astype(int)).sort_values("epoch")
+        lists = (points[column].tolist() for column in ("epoch", "value", "p10", "p90"))
+        metric = points["metric"].iloc[0].removeprefix("valid_")
+        result[Trained(*key)] = Curve(metric, *lists, int(points["repeats"].max()))
+    return result
+
+
+@dataclass(frozen=True)
+class Score:
+    """The metric on the test split over seeds.
+
+    Attributes:
+        metric: its name.
+        mean, error: mean, and standard error of the mean (0 for one seed).
+        seeds: how many.
+    """
+
+    metric: str
+    mean: float
+    error: float
+    seeds: int
+
+
+def scores(rows: pd.DataFrame) -> dict[Trained, Score]:
+    """Scores of one device."""
+    kept = (rows["bench"] == "train") & rows["metric"].str.startswith("test_")
+    found = latest(rows[kept], *KEY, "variant")
+    result = {}
+    for key, runs in found.groupby(KEY):
+        values = runs["value"].tolist()
+        error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        metric = runs["metric"].iloc[0].removeprefix("test_")
+        result[Trained(*key)] = Score(metric, fmean(values), error, len(values))
+    return result
