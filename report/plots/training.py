@@ -7,6 +7,7 @@ from report.plots import style
 from report.training import BEST, CSR, OURS, PYG, StepTimes, Trained, curves
 
 HEIGHT = 3.2  # inches
+SHADES = {("plain", "eager"): 0.6, ("compiled", "eager"): 0.4, ("compiled", "cuda_graph"): 0.4, BEST: 0.0}  # of white
 SERIES = (  # backend, (dense, launch)
     (PYG, ("plain", "eager")),
     (PYG, ("compiled", "eager")),
@@ -34,15 +35,19 @@ def draw(rows: pd.DataFrame) -> dict[str, Figure]:
 def draw_steps(device: str, times: StepTimes, heads: int) -> Figure:
     """Groups of bars, one a graph."""
     figure, axes = style.new_figure(style.WIDTH, HEIGHT)
-    width = style.width_of_bars(len(times.graphs), len(SERIES))
+    width = style.GROUP_WIDTH / len(SERIES)
     for index, (backend, mode) in enumerate(SERIES):
         dense, launch = mode
         label = f"{backend}, {dense} layers, {'CUDA graph' if launch == 'cuda_graph' else launch}"
-        color = style.shaded(style.color_of(backend), 0.35 * (mode != BEST))
+        color = style.shaded(style.color_of(backend), SHADES[mode])
         found = times.times(heads, backend, mode)
         places = [style.bar_x(place, index, len(SERIES)) for place, graph in enumerate(times.graphs) if graph in found]
         values = [found[graph] for graph in times.graphs if graph in found]
-        axes.bar(places, values, width, color=color, label=label, hatch=None if mode == BEST else style.HATCH)
+        axes.bar(places, values, width, color=color, label=label)
+        for place, graph in enumerate(times.graphs):
+            if graph not in found:
+                status = times.cell(graph, heads, backend, mode)
+                style.write_missing(axes, style.bar_x(place, index, len(SERIES)), None if status == "-" else status)
     style.log_axis(axes.yaxis, "ms")
     axes.set_ylabel("time of a training step")
     style.name_ticks(axes, [graph.label for graph in times.graphs])
