@@ -20,7 +20,7 @@ from models.planned_edges import plan_edge_index, require_gradients
 
 
 class FusedTransformerConv(nn.Module):
-    """TransformerConv with fused sparse attention, for inference.
+    """TransformerConv with fused sparse attention.
 
     Args:
         in_channels: columns of x, or (of sources, of targets).
@@ -28,7 +28,8 @@ class FusedTransformerConv(nn.Module):
         heads: H.
         concat: output of H C columns; False: the mean of the heads, C columns.
         beta: gate between the attention output and the root's term; needs `root_weight`.
-        dropout: of the attention weights. It must be 0 in training mode.
+        dropout: rate of the attention weights in training mode; the masks follow torch's random numbers, and differ
+            from PyG's for a seed.
         edge_dim: columns of edge_attr, at most 16; None for a layer without.
         bias: whether the projections have one.
         root_weight: whether the transformed features of the node itself are added.
@@ -54,6 +55,8 @@ class FusedTransformerConv(nn.Module):
     ) -> None:
         super().__init__()
         sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: got {dropout}; a rate from 0 to below 1 is needed")
         if min(sources, targets) < 1:
             raise ValueError(f"in_channels: got {in_channels}; sizes of at least 1 are needed (no lazy -1)")
         if edge_dim is not None and not 1 <= edge_dim <= MAX_FEATURES:
@@ -130,11 +133,6 @@ class FusedTransformerConv(nn.Module):
                 "return_attention_weights: the fused layer stores no attention weights; use "
                 "torch_geometric.nn.TransformerConv with the same state dict to look at them"
             )
-        if self.training and self.dropout > 0:
-            raise ValueError(
-                f"dropout: got {self.dropout} in training mode; the fused layer has no dropout of attention weights: "
-                "call eval(), or set dropout to 0"
-            )
         source, target = (x, x) if isinstance(x, Tensor) else x
         plan = edge_index
         if not isinstance(plan, AttentionPlan):
@@ -143,7 +141,9 @@ class FusedTransformerConv(nn.Module):
             layer(nodes).view(-1, self.heads, self.out_channels)
             for layer, nodes in ((self.lin_query, target), (self.lin_key, source), (self.lin_value, source))
         )
-        out = plan(query, key, value, scale=1 / math.sqrt(self.out_channels), **self._edge_terms(edge_attr, query))
+        terms = self._edge_terms(edge_attr, query)
+        rate = self.dropout if self.training else 0.0
+        out = plan(query, key, value, scale=1 / math.sqrt(self.out_channels), dropout=rate, **terms)
         require_gradients(out, query, plan.backend)
         out = out.flatten(1) if self.concat else out.mean(dim=1)
         if self.root_weight:

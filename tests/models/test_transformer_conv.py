@@ -241,6 +241,7 @@ def test_wrong_calls_get_a_sentence(options, arguments, error, message):
         ({"edge_dim": 17}, "edge_dim: got 17; None and 1 to 16 are allowed"),
         ({"edge_dim": 0}, "edge_dim: got 0"),
         ({"in_channels": -1}, "in_channels: got -1; sizes of at least 1"),
+        ({"dropout": 1.0}, "dropout: got 1.0; a rate from 0 to below 1"),
         ({"in_channels": (3, -1)}, r"in_channels: got \(3, -1\)"),
     ],
 )
@@ -249,12 +250,26 @@ def test_wrong_sizes_get_a_sentence(arguments, message):
         FusedTransformerConv(**{"in_channels": 7, "out_channels": 5} | arguments)
 
 
-def test_dropout_is_ignored_in_eval_mode_and_refused_in_training():
-    theirs, ours = layers(7, 5, dropout=0.4)
-    problem = Problem("n_one_past_16")
-    assert_same(theirs, ours, problem.arguments)
-    with pytest.raises(ValueError, match=r"dropout: got 0.4 in training mode.*eval\(\)"):
-        ours.train()(*problem.arguments)
+def test_dropout_is_ignored_in_eval_mode():
+    assert_same(*layers(7, 5, dropout=0.4), Problem("n_one_past_16").arguments)
+
+
+def test_dropout_of_attention_weights_keeps_their_mean():
+    """The layer is linear in the weights without a gate, so that the mean over masks is the output of eval mode."""
+    _, ours = layers(7, 5, heads=2, dropout=0.4)
+    arguments = Problem("n_one_past_16").arguments
+    expected = ours(*arguments)
+    ours.train()
+    with torch.no_grad():
+        outputs = torch.stack([ours(*arguments) for _ in range(400)])
+    deviation = outputs.std(0)
+    assert (deviation > 0).float().mean() > 0.9
+    assert ((outputs.mean(0) - expected).abs() <= 5 * deviation / 400**0.5 + 1e-9).all()
+    repeated = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        repeated.append(torch.autograd.grad(ours(*arguments).square().sum(), ours.lin_value.weight)[0])
+    assert torch.equal(*repeated)
 
 
 def test_works_without_pyg():
