@@ -46,12 +46,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[Sc
     return config
 
 
+MOST_BYTES = 1_000_000  # of a file
+
+
 class _Loader(yaml.SafeLoader):
     """yaml.SafeLoader that records duplicate keys, of which YAML silently takes the last one."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self.duplicates: list[str] = []
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Without aliases: a few nested ones stand for gigabytes."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(
+                None, None, f"*{event.anchor} is an alias; write the value out", event.start_mark
+            )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         first_line: dict[str, int] = {}
@@ -70,7 +82,13 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[e
 def _read(path: Path, schema: type[Section]) -> tuple[dict[str, Any], list[str]]:
     """The settings of a file, and its duplicate keys as problems."""
     try:
-        text = path.read_text(encoding="utf-8")
+        if not path.is_file() and path.exists():
+            raise ConfigError(f"{path}: not a file; a YAML file is needed")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(f"{path}: of more than {MOST_BYTES:,} bytes; a configuration is a short YAML file")
+        text = content.decode("utf-8-sig")
     except FileNotFoundError:
         folder = path.parent
         found = ", ".join(sorted(p.name for p in folder.glob("*.yaml"))) if folder.is_dir() else ""
@@ -81,6 +99,8 @@ def _read(path: Path, schema: type[Section]) -> tuple[dict[str, Any], list[str]]
     loader = _Loader(text)
     try:
         settings = loader.get_single_data()
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; a configuration has sections with keys") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     finally:
@@ -104,8 +124,8 @@ def _apply(
         return f"the form is section.key=value; the sections are {', '.join(schema.model_fields)}"
     try:
         value = yaml.load(text, _Loader)  # a SafeLoader
-    except yaml.YAMLError:
-        return f"the value {text!r} is not valid YAML; quote it"
+    except (yaml.YAMLError, RecursionError):
+        return f"the value {text[:100]!r} is not valid YAML; quote it"
     section = settings.setdefault(key[0], {})
     if section is None:  # a section left empty in the file
         section = settings[key[0]] = {}

@@ -46,6 +46,7 @@ from typing import Any
 
 import torch
 
+from .arguments import check_dtype, check_flag, check_integer, check_word, resolve_device
 from .backends import REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
 from .edge_data import EdgeData
@@ -54,9 +55,11 @@ from .formats.bsb import BSB
 from .formats.csr import csr_pattern
 from .formats.edge_order import edge_order
 from .formats.row_order import check_method, permute_rows
-from .plan import AttentionPlan, resolve_device
+from .plan import DTYPES, AttentionPlan
 
 logger = logging.getLogger(__name__)
+
+MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def plan_attention(
             accepts them, the schedule is made for them, and the kernel is compiled now instead of at the first call.
             Where not known, the schedule is made for one head of 128 columns; the plan takes any inputs all the same.
         reorder: "none", "rcm", "communities" or "auto": which rows share a window, see `formats.row_order`. q, k, v
-            and the output stay in the caller's order. The plan's `order` says what it cost and saves.
+            and the output stay in the caller's order. The plan's `order` says what it cost and saves. "auto" reorders
+            where that pays off, and nothing where no backend on `device` can.
         edge_data: keep the caller's edge order, so that calls can bring edge data (`AttentionPlan.bind_edges`) or a
             clamp; 8 bytes an edge. "auto" then takes a backend that computes with them.
         backward: build what the backward pass reads, too. "auto" then takes a backend with gradients. Without it the
@@ -111,7 +115,18 @@ def plan_attention(
         ValueError, TypeError: no backend has the name, it cannot take such inputs, or the graph is malformed.
     """
     device = resolve_device(device)
+    check_word("device", device.type, ("cpu", "cuda"))
     check_method(reorder)
+    check_dtype("dtype", dtype, DTYPES)
+    check_dtype("out_dtype", out_dtype, DTYPES)
+    if head_dim is not None:
+        check_integer("head_dim", head_dim, 1, MOST_COLUMNS)
+    check_integer("num_heads", num_heads, 1, MOST_COLUMNS)
+    check_flag("edge_data", edge_data)
+    check_flag("backward", backward)
+    if (reorder, backend) == ("auto", "auto") and not _can_reorder(device):
+        logger.info("rows stay in their order (reorder='auto'): no backend on %s reorders them", device)
+        reorder = "none"
     inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
     pattern = graph if isinstance(graph, BSB) else csr_pattern(graph, edge_data)
     chosen = _choose(backend, device, inputs, reorder)
@@ -179,6 +194,10 @@ def sparse_attention(
             raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
     if q.dim() not in (2, 3):
         raise ValueError(f"q: got shape {tuple(q.shape)}; [num_rows, d] or [num_rows, H, d] is needed")
+    if not q.shape[-1]:
+        raise ValueError(f"q: got shape {tuple(q.shape)}; d must be at least 1")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")
     edge_arguments = {
         "edges": edges,
         "edge_key_weight": edge_key_weight,
@@ -206,6 +225,10 @@ def sparse_attention(
     return plan(q, k, v, scale=scale, out_dtype=out_dtype, dropout=dropout, dropout_seed=dropout_seed, **edge_arguments)
 
 
+def _can_reorder(device: torch.device) -> bool:
+    return any(backend.reorders and not backend.unavailable(device) for backend in REGISTRY.values())
+
+
 def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) -> Backend:
     def unsupported(backend: Backend) -> str | None:
         if reorder != "none" and not backend.reorders:
@@ -230,7 +253,8 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
                 logger.info("attention backend: %s on %s%s", backend.name, device, because)
                 return backend
             passed_over.append(f"not {backend.name}: {reason}")
-        raise BackendUnavailableError(f"no attention backend can run on {device}: {'; '.join(passed_over)}")
+        hint = "" if reorder == "none" else "reorder='none' needs no such backend; "
+        raise BackendUnavailableError(f"no attention backend can run on {device}: {hint}{'; '.join(passed_over)}")
     if name not in REGISTRY:
         raise ValueError(f"backend: got {name!r}; allowed are 'auto', {', '.join(map(repr, REGISTRY))}")
     backend = REGISTRY[name]

@@ -30,7 +30,7 @@ class Dropout:
         if not 0 < self.rate < 1:  # nor NaN
             raise ValueError(f"dropout: got {self.rate}; a rate between 0 and 1 is needed, both exclusive, or 0")
         if self.seed.shape != (1,) or self.seed.dtype != torch.int64:
-            raise ValueError(f"dropout seed: got {self.seed.dtype} {tuple(self.seed.shape)}; int64 [1] is needed")
+            raise ValueError(f"dropout_seed: got {self.seed.dtype} {tuple(self.seed.shape)}; int64 [1] is needed")
 
     @property
     def threshold(self) -> int:

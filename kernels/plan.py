@@ -2,7 +2,6 @@
 
 import math
 import os
-import pickle
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .arguments import check_flag, finite_number, resolve_device
 from .autograd import attend_with_gradients, is_differentiated
 from .backends import REGISTRY
 from .backends.base import InputSpec
@@ -20,6 +20,7 @@ from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
 from .operators import Operands, attend_as_operator
 from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
+from .torch_files import read_torch_file
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FILE_VERSION = 3
@@ -111,12 +112,12 @@ class AttentionPlan:
         reason = backend.unsupported(q.dtype, q.shape[-1])
         if reason:
             raise ValueError(f"q, k, v: backend {self.backend} cannot run them: {reason}")
-        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-        if not -math.inf < scale < math.inf:
-            raise ValueError(f"scale: got {scale}; a finite number is needed")
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("scale", scale)
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
+        if return_lse is not False:
+            check_flag("return_lse", return_lse)
         if return_lse and not backend.writes_lse:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
@@ -226,6 +227,8 @@ class AttentionPlan:
             "edge_order": None if cpu.edge_order is None else to_dict(cpu.edge_order),
         }
         path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it first")
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
             torch.save(content, unfinished)
@@ -239,14 +242,11 @@ class AttentionPlan:
 
         Raises:
             BackendUnavailableError: its backend cannot run on `device`.
-            ValueError: the file is no plan, or was written by another version.
+            OSError: the file cannot be opened.
+            ValueError: the file is damaged or no plan, or was written by another version.
         """
         device = resolve_device(device)
-        with open(path, "rb") as file:
-            try:
-                content = torch.load(file, map_location="cpu", weights_only=True)
-            except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
-                content = None
+        content = read_torch_file(path)
         version = content.get("version") if isinstance(content, dict) else None
         if version != FILE_VERSION or content.get("backend") not in REGISTRY:
             raise ValueError(f"{path}: no plan of version {FILE_VERSION}; build the plan anew with plan_attention")
@@ -338,20 +338,13 @@ class AttentionPlan:
             )
 
 
-def resolve_device(device: torch.device | str | None) -> torch.device:
-    """The device with its index; None means the GPU where there is one."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
 def _check_tensors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, graph_shape: tuple[int, int], device: torch.device
 ) -> None:
     """Raise for the first disagreement among q, k, v and the graph."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
     heads_and_dim = q.shape[1:]
     if (
         q.dim() in (2, 3)
@@ -360,6 +353,7 @@ def _check_tensors(
         and heads_and_dim[-1]
         and q.device == k.device == v.device == device
         and k.dtype == v.dtype == q.dtype in DTYPES
+        and q.layout == k.layout == v.layout == torch.strided
     ):
         return  # at once: on small graphs a call takes as long as the host's work for it
     for name, tensor, rows, what in (("q", q, graph_shape[0], "rows"), ("k", k, graph_shape[1], "columns")):
@@ -380,6 +374,8 @@ def _check_tensors(
             raise ValueError(
                 f"{name}: on {tensor.device}, but the graph was planned for {device}; q, k, v and plan must share it"
             )
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name}: got layout {tensor.layout}; dense tensors are needed")
         if tensor.dtype != q.dtype:
             raise ValueError(f"{name}: got {tensor.dtype}, but q is {q.dtype}; q, k and v must have one type")
     if q.dtype not in DTYPES:

@@ -1,10 +1,10 @@
 """Load weights from a .safetensors file, or from one made with `torch.save(model.state_dict(), path)`."""
 
-import pickle
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
+
+from kernels.torch_files import read_torch_file
 
 _SHOWN = 4  # tensors listed per kind of difference, since one wrong setting affects all blocks
 
@@ -42,16 +42,15 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The state dict of a file. weights_only prevents the file from running code."""
+    """The state dict of a file."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint; is it truncated? ({reason})") from error
+        weights = read_torch_file(path)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(str(error)) from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise CheckpointError(f"{path}: not a state dict; save one with torch.save(model.state_dict(), path)")
     return weights

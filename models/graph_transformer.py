@@ -33,19 +33,25 @@ attention and inside the feed-forward network; `attention_dropout` on the softma
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import BoundEdges, split_qkv
+from kernels.arguments import check_integer, check_rate, check_word
 from models.embedding import FeatureEmbedding
 from models.graph_inputs import Attention, EdgeInputs, GraphInputs, prepare_graph
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
 EdgeFeatures = Literal["none", "bias", "stream"]
+# Larger values are mistakes: they would fail where memory is allocated, without a name.
+MOST = {
+    **{"num_classes": 1_000_000, "dim": 65_536, "heads": 65_536, "blocks": 10_000},
+    **{"pos_enc": 1_024, "in_features": 10_000_000},
+}
 SCORE_CLAMP = 5.0  # of the edge stream, as in the authors' code
 SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # added at each training pass: odd, so that no seed returns before 2^64 passes
 # From one attention to the next: (attn_out [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or
@@ -179,8 +185,7 @@ class GraphTransformer(nn.Module):
             Each training pass changes them in place, so that each replay of a CUDA graph draws other masks.
 
     Raises:
-        ValueError: dim is not a multiple of heads, or is too small for the readout; edge_in_features is missing; a
-            rate is not between 0 and 1.
+        TypeError, ValueError: an argument is not what is allowed; the text names it.
     """
 
     def __init__(
@@ -201,17 +206,25 @@ class GraphTransformer(nn.Module):
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if dim % heads or dim < 4:
-            raise ValueError(f"dim: got {dim} with heads = {heads}; a multiple of heads, at least 4, is needed")
+        sizes = {"num_classes": (num_classes, 1), "dim": (dim, 4), "heads": (heads, 1), "blocks": (blocks, 1)}
+        for name, (value, least) in (sizes | {"pos_enc": (pos_enc, 0)}).items():
+            check_integer(name, value, least, MOST[name])
+        check_word("task", task, get_args(Task))
+        check_word("norm", norm, get_args(Norm))
+        check_word("edge_features", edge_features, get_args(EdgeFeatures))
+        _check_inputs("in_features", in_features)
+        if dim % heads:
+            raise ValueError(f"dim: got {dim} with heads = {heads}; a multiple of heads is needed")
         if edge_features != "none" and not edge_in_features:
             raise ValueError(
                 f"edge_in_features: got {edge_in_features} with edge_features = {edge_features!r}; the columns of "
                 "float features, or the number of values of each categorical column, are needed"
             )
+        if edge_features != "none":
+            _check_inputs("edge_in_features", edge_in_features)
         rates = {"dropout": dropout, "attention_dropout": attention_dropout, "input_dropout": input_dropout}
         for name, rate in rates.items():
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name}: got {rate}; a rate from 0 to below 1 is needed")
+            check_rate(name, rate)
         self.head_dim = dim // heads
         self.task = task
         self.dropout = dropout
@@ -316,6 +329,20 @@ class GraphTransformer(nn.Module):
         if self.task == "graph":
             h = mean_nodes(h, inputs)
         return (readout or self.readout)(h)
+
+
+def _check_inputs(name: str, features: int | Sequence[int]) -> None:
+    """Columns of float features, or the numbers of values of categorical ones."""
+    if isinstance(features, (str, bytes)) or not isinstance(features, (int, Sequence)):
+        raise TypeError(
+            f"{name}: got {features!r}; the columns of float features, or the number of values of each categorical "
+            "column, are needed"
+        )
+    values = [features] if isinstance(features, int) else list(features)
+    if not values:
+        raise ValueError(f"{name}: got no column; at least one is needed")
+    for value in values:
+        check_integer(name, value, 1, MOST["in_features"])
 
 
 def mean_nodes(h: Tensor, inputs: GraphInputs) -> Tensor:

@@ -1,6 +1,5 @@
 """The state of a run: everything that a resumed run needs to compute the same bits."""
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from configs import Config
 from data import GraphMeta
+from kernels.torch_files import read_torch_file
 from models import GraphTransformer
 from training.errors import TrainingError
 from training.files import write_atomically
@@ -71,9 +71,9 @@ def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best | None
         TrainingError: the file is damaged, or of another run. Nothing was restored.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = read_torch_file(path)
         version, of = state["version"], state["run"]
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"{path}: cannot be read as the state of a run ({error}); use another --output") from error
     if version != VERSION:
         raise TrainingError(f"{path}: of version {version}, and this is {VERSION}; use another --output")

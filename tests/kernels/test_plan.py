@@ -247,7 +247,7 @@ def test_a_damaged_file_is_refused(keep, tmp_path):
     path = tmp_path / "plan.pt"
     make_plan("reference").save(path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"plan\.pt: no plan"):
+    with pytest.raises(ValueError, match=r"plan\.pt: not a file of torch.save, or truncated"):
         AttentionPlan.load(path, "cpu")
     with pytest.raises(FileNotFoundError):
         AttentionPlan.load(tmp_path / "none.pt", "cpu")
@@ -263,7 +263,7 @@ class RunsCode:
 
 def test_a_file_that_would_run_code_is_refused(tmp_path):
     torch.save({"version": FILE_VERSION, "backend": RunsCode(tmp_path / "trace")}, tmp_path / "plan.pt")
-    with pytest.raises(ValueError, match=r"plan\.pt: no plan"):
+    with pytest.raises(ValueError, match=r"plan\.pt: holds objects other than tensors"):
         AttentionPlan.load(tmp_path / "plan.pt", "cpu")
     assert not (tmp_path / "trace").exists()
 
@@ -333,7 +333,7 @@ def test_torch_compile_traces_backends_made_of_torch_calls():
 
 
 @pytest.mark.parametrize("backend", ["fused3s", "fused3s_paper", "flashsparse_stable"])
-@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float64])
 def test_an_output_type_without_an_instance_is_named_before_anything_is_compiled(
     plannable, monkeypatch, backend, out_dtype
 ):

@@ -1,0 +1,78 @@
+"""Checks of arguments: an error names the argument, its value, what is allowed and, where it helps, what to do."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from .errors import BackendUnavailableError
+
+
+def check_integer(name: str, value: Any, least: int, most: int) -> None:
+    """Raise a TypeError or ValueError unless `value` is an integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: got {value!r}; an integer from {least} to {most:,} is needed")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: got {value}; {least} to {most:,} are allowed")
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r}; True and False are allowed")
+
+
+def finite_number(name: str, value: Any) -> float:
+    """`value` as a float; raises unless it is a finite number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: got {value!r}; a number is needed") from None
+    if not -math.inf < number < math.inf:
+        raise ValueError(f"{name}: got {number}; a finite number is needed")
+    return number
+
+
+def check_rate(name: str, value: Any) -> None:
+    """Raise unless `value` is a number from 0 to below 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: got {value!r}; a rate from 0 to below 1 is needed")
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}: got {value}; a rate from 0 to below 1 is needed")
+
+
+def check_word(name: str, value: Any, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: got {value!r}; allowed are {', '.join(map(repr, allowed))}")
+
+
+def check_dtype(name: str, value: Any, allowed: Collection[torch.dtype]) -> None:
+    """Raise unless `value` is one of `allowed`, or None for a type that is not known yet."""
+    if value is not None and value not in allowed:
+        words = ", ".join(str(dtype) for dtype in allowed)
+        raise ValueError(f"{name}: got {value!r}; allowed are {words}, and None where it is not known")
+
+
+def resolve_device(device: torch.device | str | None) -> torch.device:
+    """The device with its index; None means the GPU where there is one.
+
+    Raises:
+        TypeError, ValueError: it is no device.
+        BackendUnavailableError: this machine has no such GPU.
+    """
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None:
+        device = "cuda" if found else "cpu"
+    if isinstance(device, bool) or not isinstance(device, (torch.device, str, int)):
+        raise TypeError(f"device: got {device!r}; a torch.device, a text such as 'cpu' or 'cuda:0', or None is needed")
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device: got {device!r}; allowed are 'cpu', 'cuda', 'cuda:0', 'cuda:1', ...") from None
+    if device.type != "cuda":
+        return device
+    index = torch.cuda.current_device() if device.index is None and found else device.index or 0
+    if index >= found:
+        which = f"the GPUs here are cuda:0 to cuda:{found - 1}" if found else "no NVIDIA GPU, or a PyTorch without CUDA"
+        raise BackendUnavailableError(f"device: got {str(device)!r}, and {which}; device='cpu' runs everywhere")
+    return torch.device("cuda", index)

@@ -1,0 +1,42 @@
+"""Reading of files that torch.save wrote: complete, undamaged, and without running code from them."""
+
+import pickle
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def read_torch_file(path: str | Path) -> Any:
+    """Tensors and plain containers of a file, on the CPU.
+
+    The checksums of the archive are compared: torch.load would return damaged tensors without a word.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ValueError: it is no such file, it is damaged, or it holds other objects, which only code could make.
+    """
+    path = Path(path)
+    if not zipfile.is_zipfile(path):  # opens it
+        with path.open("rb"):
+            pass
+        raise ValueError(f"{path}: not a file of torch.save, or truncated; write it again")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: damaged ({error}); fetch or write it again") from error
+    if damaged:
+        raise ValueError(f"{path}: damaged, the checksum of its part {damaged} is wrong; fetch or write it again")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path}: holds objects other than tensors and plain containers, which could run code and are not read; "
+            "of a model save the state dict alone: torch.save(model.state_dict(), path)"
+        ) from None
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"{path}: not a file of torch.save ({reason[0]}); write it again") from error
