@@ -104,13 +104,21 @@ def measure_builds(
             yield description, [Row(**columns, **measured)]
 
 
-def time_build(build: Callable[[], Any], device: torch.device) -> Spread:
-    """Milliseconds of `build()` by the wall clock; on a GPU after a first call that compiles, with synchronisation."""
+def time_build(
+    build: Callable[[], Any], device: torch.device, repeats: int | None = None, seconds: float | None = None
+) -> Spread:
+    """Milliseconds of `build()` by the wall clock; on a GPU after a first call that compiles, with synchronisation.
+
+    Args:
+        repeats: most calls; default REPEATS.
+        seconds: no call starts after this time; default SECONDS.
+    """
+    repeats, seconds = repeats or REPEATS, seconds or SECONDS
     if device.type == "cuda":
         build()
         torch.cuda.synchronize()
     milliseconds: list[float] = []
-    while len(milliseconds) < REPEATS and sum(milliseconds) < SECONDS * 1e3:
+    while len(milliseconds) < repeats and sum(milliseconds) < seconds * 1e3:
         start = time.perf_counter()
         build()
         if device.type == "cuda":

@@ -10,22 +10,10 @@ import torch
 from torch.nn import functional
 
 from ..edge_data import EdgeTerms
-from ..formats.bsb import BSB
-from ..formats.csr import CSRPattern, as_tensor
-from ..formats.edges import distinct_csr
-from ..formats.gpu_edges import gpu_csr_of_tiles, make_gpu_tile_slots
-from ..formats.gpu_plan import BlockShape, ScheduleInputs, make_gpu_plan, make_gpu_schedule
-from ..formats.schedule import (
-    Schedule,
-    SplitHeuristic,
-    TileSlots,
-    csr_of_tiles,
-    make_kv_tiles,
-    make_schedule,
-    make_tile_slots,
-)
+from ..formats.gpu_schedule import BlockShape, ScheduleInputs
+from ..formats.schedule import TileSlots
 from ..fragments import WARP_SIZE
-from ..runtime.device import gpu_limits
+from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
@@ -36,8 +24,6 @@ from .fused3s_edges import (
     KEY_FEATURES,
     MULTIPLIER,
     VALUE_FEATURES,
-    EdgeKernelData,
-    build_edge_kernel_data,
     compile_edge_kernel,
     dropout_scalars,
     edges_scalars,
@@ -46,8 +32,9 @@ from .fused3s_edges import (
     terms_of,
     whole_rows,
 )
-from .fused3s_gradients import GradientData, build_gradient_data, launch_gradients
-from .fused3s_shapes import COMMON_DIM, NARROW_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES, TILE
+from .fused3s_gradients import launch_gradients
+from .fused3s_planning import Fused3SData, plan_graph, prefers_edges, replan
+from .fused3s_shapes import COMMON_DIM, NARROW_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
 
 WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
@@ -145,33 +132,6 @@ class PackFeaturesSpec:
     name: ClassVar[str] = "pack_features"
 
 
-@dataclass(frozen=True, eq=False)
-class Fused3SData:
-    """A graph as cuda/fused3s.cu reads it.
-
-    Attributes:
-        kv_tiles: [num_tiles + 2, 24] int32, see `make_kv_tiles`; the same for every schedule.
-        tile_offset: [num_row_windows + 1] int32, first KV tile of each window.
-        row_ids: [16 num_row_windows] int32, row of query and output of each row of the windows, num_rows where there is
-            none; None where rows have their own order.
-        schedule: the work items.
-        num_rows, num_cols: shape of A.
-        by_edge: the graph as cuda/fused3s_edges.cu reads it; None where no input of the plan takes that kernel.
-        slots: where the edges are in the KV tiles; None for plans without edge data.
-        backward: for the backward pass; None for plans without one.
-    """
-
-    kv_tiles: torch.Tensor
-    tile_offset: torch.Tensor
-    row_ids: torch.Tensor | None
-    schedule: Schedule
-    num_rows: int
-    num_cols: int
-    by_edge: EdgeKernelData | None = None
-    slots: TileSlots | None = None
-    backward: GradientData | None = None
-
-
 class Fused3SBackend(CudaBackend):
     name = "fused3s"
     summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
@@ -190,40 +150,19 @@ class Fused3SBackend(CudaBackend):
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> Fused3SData:
-        row_ids = None
-        if perm is not None:
-            perm = perm.to(device)
-            row_ids = perm.new_full((-(-len(perm) // TILE[0]) * TILE[0],), len(perm))  # no row pads the last window
-            row_ids[: len(perm)] = perm
-        planned = _plan_on_gpu(graph, device, inputs) or _plan_by_torch(graph, device, inputs)
-        num_tiles = planned.kv_tiles.shape[0] - 2
-        prefers = prefers_edges(graph.shape[0], planned.nnz, num_tiles, inputs.num_heads, inputs.head_dim)
-        _compile(planned.spec, prefers, device, inputs)
-        csr = distinct_csr(graph, device) if prefers or inputs.edge_data or inputs.backward else None
-        slots = _tile_slots(planned.kv_tiles, planned.tile_offset, planned.nnz) if inputs.edge_data else None
-        arrays = (planned.kv_tiles, planned.tile_offset, row_ids, planned.schedule)
-        return _with_other_forms(Fused3SData(*arrays, *graph.shape, slots=slots), csr, prefers, device, inputs)
+        data = plan_graph(graph, device, inputs, _block_shapes(gpu_limits(device), inputs), perm)
+        _compile(data, device, inputs)
+        return data
 
     def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
-        schedule, spec = _schedule(data.kv_tiles, data.tile_offset, device, inputs)
-        csr, prefers = None, False
-        is_narrow = inputs.num_heads > 1 and (inputs.head_dim or MAX_DIM) <= NARROW_DIM
-        if inputs.edge_data or inputs.backward or is_narrow:
-            on_gpu = data.kv_tiles.is_cuda and len(data.tile_offset) > 1
-            indptr, indices = (gpu_csr_of_tiles if on_gpu else csr_of_tiles)(data.kv_tiles, data.tile_offset)
-            csr = indptr[: data.num_rows + 1], indices
-            num_tiles = data.kv_tiles.shape[0] - 2
-            prefers = prefers_edges(data.num_rows, len(indices), num_tiles, inputs.num_heads, inputs.head_dim)
-        slots = data.slots
-        if inputs.edge_data and slots is None:
-            slots = _tile_slots(data.kv_tiles, data.tile_offset, len(csr[1]))
-        _compile(spec, prefers, device, inputs)
-        return _with_other_forms(replace(data, schedule=schedule, slots=slots), csr, prefers, device, inputs)
+        data = replan(data, device, inputs, _block_shapes(gpu_limits(device), inputs))
+        _compile(data, device, inputs)
+        return data
 
     def describe(self, data: Fused3SData) -> str:
         by_warp, by_block, split = data.schedule.windows
         return (
-            f"{data.tile_offset.numel() - 1} row windows, {data.kv_tiles.shape[0] - 2} KV tiles of 16 keys\n  "
+            f"{data.tile_offset.numel() - 1} row windows, {data.num_tiles} KV tiles of 16 keys\n  "
             f"windows by one warp {by_warp}, by one block {by_block}, by several blocks {split} "
             f"({data.schedule.num_splits} splits)\n  "
             f"{data.schedule.num_blocks} blocks of {data.schedule.warps} warps a head; {data.schedule.heuristic}"
@@ -273,7 +212,7 @@ def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeT
     """Whether a call runs cuda/fused3s_edges.cu, by the measurements in kernels/NOTES.md."""
     if data.by_edge is None:
         return False
-    num_edges, num_tiles = data.by_edge.indices.numel(), data.kv_tiles.shape[0] - 2
+    num_edges, num_tiles = data.by_edge.indices.numel(), data.num_tiles
     if edges is None:
         return prefers_edges(data.num_rows, num_edges, num_tiles, num_heads, dim)
     if edges.types is not None:
@@ -287,38 +226,6 @@ def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeT
     if dim <= NARROW_DIM:
         return num_edges < 96 * num_tiles
     return num_edges < 20 * num_tiles and num_edges >= 6 * data.num_rows
-
-
-def prefers_edges(num_rows: int, num_edges: int, num_tiles: int, num_heads: int, dim: int | None) -> bool:
-    """Whether cuda/fused3s_edges.cu is the faster kernel for such heads without edge data (kernels/NOTES.md)."""
-    if dim is None or num_heads == 1 or dim > NARROW_DIM:
-        return False
-    if dim <= 16:
-        return num_edges < (48 if dim <= 8 else 24) * num_tiles
-    return num_edges < 20 * num_tiles and num_edges >= 4 * num_rows
-
-
-def _with_other_forms(
-    data: Fused3SData,
-    csr: tuple[torch.Tensor, torch.Tensor] | None,
-    prefers: bool,
-    device: torch.device,
-    inputs: InputSpec,
-) -> Fused3SData:
-    """`data` with what the edge kernel and the backward pass read, where `inputs` need it.
-
-    Args:
-        csr: indptr and indices of A in the order of the windows' rows, where one of the two is needed.
-        prefers: whether calls without edge data take the edge kernel.
-    """
-    by_edge = backward = None
-    if inputs.backward:
-        arrays = (data.kv_tiles, data.tile_offset, data.row_ids)
-        backward = build_gradient_data(*arrays, *csr, data.num_cols, inputs, data.backward)
-    if prefers or inputs.edge_data or (backward and backward.edges):
-        row_ids = None if data.row_ids is None else data.row_ids[: data.num_rows]
-        by_edge = build_edge_kernel_data(*csr, row_ids, device, inputs.num_heads, inputs.head_dim or COMMON_DIM)
-    return replace(data, by_edge=by_edge, backward=backward)
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
@@ -336,90 +243,42 @@ def kernel_spec(
     return FusedKernelSpec(dtype, out_dtype, dim, warps, heads, terms)
 
 
-@dataclass(frozen=True, eq=False)
-class _Planned:
-    """KV tiles and schedule of a graph, its distinct edges, and the instance that reads the schedule."""
-
-    kv_tiles: torch.Tensor
-    tile_offset: torch.Tensor
-    schedule: Schedule
-    nnz: int
-    spec: FusedKernelSpec
-
-
-def _plan_on_gpu(graph: Any, device: torch.device, inputs: InputSpec) -> _Planned | None:
-    """By the kernels of formats/gpu_plan.py; None for graphs that they do not take, damaged ones among them."""
-    if device.type != "cuda" or not isinstance(graph, CSRPattern):
-        return None
-    indptr, indices = (as_tensor(array).to(device) for array in (graph.indptr, graph.indices))
-    shapes, small, large = _block_shapes(device, inputs)
-    made = make_gpu_plan(indptr, indices, graph.shape, shapes)
-    if made is None:
-        return None
-    spec = small if shapes.num_groups * made.num_tiles < shapes.small_tiles else large
-    return _Planned(made.kv_tiles, made.tile_offset, made.schedule, made.nnz, spec)
-
-
-def _plan_by_torch(graph: Any, device: torch.device, inputs: InputSpec) -> _Planned:
-    """The same bits on any device, for any graph; raises for damaged ones."""
-    bsb = BSB.from_graph(graph, TILE, device)
-    kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
-    schedule, spec = _schedule(kv_tiles, bsb.tcb_row_offset, device, inputs)
-    return _Planned(kv_tiles, bsb.tcb_row_offset, schedule, bsb.nnz, spec)
-
-
-def _block_shapes(device: torch.device, inputs: InputSpec) -> tuple[ScheduleInputs, FusedKernelSpec, FusedKernelSpec]:
-    """Inputs of the schedule besides the graph, and the kernel instances for a small and a large graph."""
-    gpu = gpu_limits(device)
-    dim = inputs.head_dim or COMMON_DIM
-    dim += -dim % 8 if dim % 2 else 0  # as in `attend`
+@lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
+def _block_shapes(gpu: GPULimits, inputs: InputSpec) -> ScheduleInputs:
+    """What the schedule depends on besides the graph."""
+    dim = _even(inputs.head_dim or COMMON_DIM)
     dtype, heads = inputs.dtype or torch.float16, heads_of_group(inputs.num_heads, dim)
 
-    def spec_of(warps: int) -> FusedKernelSpec:
+    def shape_of(warps: int) -> BlockShape:
         spec = FusedKernelSpec(dtype, inputs.out_dtype or dtype, dim, warps, heads)
         # The plan must run with the widest head where the head dimension is not known, and with all terms.
         largest = replace(spec, dim=dim if inputs.head_dim else MAX_DIM)
         if inputs.edge_data:
             largest = replace(largest, heads=1, terms=BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES)
-        return replace(spec, warps=FEW_WARPS) if largest.shared_bytes > gpu.block_shared_bytes else spec
-
-    def shape_of(spec: FusedKernelSpec) -> BlockShape:
+        if largest.shared_bytes > gpu.block_shared_bytes:
+            spec = replace(spec, warps=FEW_WARPS)
         return BlockShape(spec.warps, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.warps)
 
-    small, large = spec_of(WARPS), spec_of(FEW_WARPS if dim > WIDE_DIM else WARPS)
-    num_groups = -(-inputs.num_heads // heads)
-    shapes = ScheduleInputs(num_groups, gpu.num_sms * SMALL_TILES_PER_SM, shape_of(small), shape_of(large))
-    return shapes, small, large
+    small, large = shape_of(WARPS), shape_of(FEW_WARPS if dim > WIDE_DIM else WARPS)
+    return ScheduleInputs(-(-inputs.num_heads // heads), gpu.num_sms * SMALL_TILES_PER_SM, small, large)
 
 
-def _schedule(
-    kv_tiles: torch.Tensor, tile_offset: torch.Tensor, device: torch.device, inputs: InputSpec
-) -> tuple[Schedule, FusedKernelSpec]:
-    """Schedule for `inputs`, and the instance that reads it."""
-    shapes, small, large = _block_shapes(device, inputs)
-    is_small = shapes.num_groups * (kv_tiles.shape[0] - 2) < shapes.small_tiles
-    spec, shape = (small, shapes.small) if is_small else (large, shapes.large)
-    if kv_tiles.is_cuda and len(tile_offset) > 1:
-        return make_gpu_schedule(kv_tiles, tile_offset, shapes), spec
-    heuristic = SplitHeuristic.of(tile_offset.diff(), spec.warps, shape.resident_warps, shapes.num_groups)
-    return make_schedule(kv_tiles, tile_offset, spec.warps, heuristic), spec
+def _even(dim: int) -> int:
+    """Columns of a head as `attend` pads them."""
+    return dim + (-dim % 8 if dim % 2 else 0)
 
 
-def _tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, nnz: int) -> TileSlots:
-    if kv_tiles.is_cuda and len(tile_offset) > 1:
-        return make_gpu_tile_slots(kv_tiles, tile_offset, nnz)
-    return make_tile_slots(kv_tiles, tile_offset)
-
-
-def _compile(spec: FusedKernelSpec, by_edge: bool, device: torch.device, inputs: InputSpec) -> None:
+def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
     """Compile the kernel of `inputs` without edge data, where their type is known."""
-    if inputs.dtype is None or inputs.head_dim is None:
+    dtype, num_heads = inputs.dtype, inputs.num_heads
+    if dtype is None or inputs.head_dim is None:
         return
-    check_out_dtype(spec.out_dtype, spec.dtype)
-    if by_edge:
-        compile_edge_kernel(spec.dtype, spec.out_dtype, spec.dim, inputs.num_heads, device)
+    dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
+    check_out_dtype(out_dtype, dtype)
+    if _takes_edge_kernel(data, num_heads, dim, None):
+        compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
     else:
-        get_kernel(spec, device.index)
+        get_kernel(kernel_spec(dtype, out_dtype, dim, data.schedule.warps, num_heads), device.index)
 
 
 def launch(

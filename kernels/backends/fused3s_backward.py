@@ -12,10 +12,12 @@ from torch.nn import functional
 
 from ..dropout import Dropout
 from ..formats.bsb import BSB
-from ..formats.schedule import Schedule, SplitHeuristic, make_kv_tiles, make_schedule
-from ..formats.transpose import is_symmetric, transpose_csr
+from ..formats.gpu_plan import make_gpu_plan
+from ..formats.gpu_schedule import BlockShape, ScheduleInputs, make_schedules, wait_for
+from ..formats.schedule import Schedule, make_kv_tiles
+from ..formats.transpose import find_transpose
 from ..fragments import WARP_SIZE
-from ..runtime.device import gpu_limits
+from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
@@ -151,51 +153,63 @@ def build_backward_data(
         num_heads, head_dim: of the inputs; None where not known.
     """
     num_rows = len(indptr) - 1
-    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
-    if row_ids is None and is_symmetric(indptr, indices, transposed):
-        column_tiles, column_offset = kv_tiles, tile_offset
+    transposed, is_symmetric = find_transpose(indptr, indices, num_cols, row_ids)
+    inputs = pass_inputs(kv_tiles.device, num_heads, head_dim)
+    if is_symmetric:
+        by_row, by_column = make_schedules(kv_tiles, tile_offset, *inputs)
+        passes = PassData(kv_tiles, tile_offset, row_ids, by_row), PassData(kv_tiles, tile_offset, None, by_column)
     else:
-        bsb = BSB.from_csr(transposed.indptr, transposed.indices, num_rows, TILE)
-        column_tiles, column_offset = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap), bsb.tcb_row_offset
-    by_row = _pass_data(kv_tiles, tile_offset, row_ids, False, num_heads, head_dim)
-    by_column = _pass_data(column_tiles, column_offset, None, True, num_heads, head_dim)
-    return BackwardData(by_row, by_column, num_rows, num_cols)
+        (by_row,) = make_schedules(kv_tiles, tile_offset, inputs[0])
+        passes = (
+            PassData(kv_tiles, tile_offset, row_ids, by_row),
+            column_pass(transposed.indptr, transposed.indices, num_rows, inputs[1]),
+        )
+    wait_for(kv_tiles.device)
+    return BackwardData(*passes, num_rows, num_cols)
 
 
 def rebuild_backward_data(data: BackwardData, num_heads: int = 1, head_dim: int | None = None) -> BackwardData:
     """`data` with schedules for other heads; the rest is shared."""
     by_row, by_column = (
-        _pass_data(each.kv_tiles, each.tile_offset, each.row_ids, columns, num_heads, head_dim)
-        for columns, each in ((False, data.by_row), (True, data.by_column))
+        replace(each, schedule=make_schedules(each.kv_tiles, each.tile_offset, inputs)[0])
+        for each, inputs in zip(
+            (data.by_row, data.by_column), pass_inputs(data.by_row.kv_tiles.device, num_heads, head_dim), strict=True
+        )
     )
+    wait_for(data.by_row.kv_tiles.device)
     return replace(data, by_row=by_row, by_column=by_column)
 
 
-def _pass_data(
-    kv_tiles: torch.Tensor,
-    tile_offset: torch.Tensor,
-    row_ids: torch.Tensor | None,
-    columns: bool,
-    num_heads: int,
-    head_dim: int | None,
-) -> PassData:
-    schedule = _schedule(kv_tiles, tile_offset, columns, num_heads, head_dim)
-    return PassData(kv_tiles, tile_offset, row_ids, schedule)
+def column_pass(indptr: torch.Tensor, indices: torch.Tensor, num_rows: int, inputs: ScheduleInputs) -> PassData:
+    """A^T, a CSR pattern whose rows may be unsorted, as the column pass reads it. The arrays are queued."""
+    made = make_gpu_plan(indptr, indices, (len(indptr) - 1, num_rows), inputs) if indptr.is_cuda else None
+    if made is not None:
+        return PassData(made.kv_tiles, made.tile_offset, None, made.schedule)
+    bsb = BSB.from_csr(indptr, indices, num_rows, TILE)
+    kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
+    (schedule,) = make_schedules(kv_tiles, bsb.tcb_row_offset, inputs)
+    return PassData(kv_tiles, bsb.tcb_row_offset, None, schedule)
 
 
-def _schedule(
-    kv_tiles: torch.Tensor, tile_offset: torch.Tensor, columns: bool, num_heads: int, head_dim: int | None
-) -> Schedule:
-    gpu = gpu_limits(kv_tiles.device)
+def pass_inputs(device: torch.device, num_heads: int, head_dim: int | None) -> tuple[ScheduleInputs, ScheduleInputs]:
+    """What the schedules of row pass and column pass depend on besides the graph."""
+    return _pass_inputs(gpu_limits(device), num_heads, head_dim)
+
+
+@lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
+def _pass_inputs(gpu: GPULimits, num_heads: int, head_dim: int | None) -> tuple[ScheduleInputs, ScheduleInputs]:
+    return tuple(ScheduleInputs.of_one_shape(num_heads, _teams(gpu, head_dim, columns)) for columns in (False, True))
+
+
+def _teams(gpu: GPULimits, head_dim: int | None, columns: bool) -> BlockShape:
+    """Teams of a block, and teams that the GPU runs at once."""
     dim = head_dim or COMMON_DIM
     teams = TEAMS if dim <= ONE_WARP_DIM else FEW_TEAMS
     widest = BackwardKernelSpec(torch.float16, dim if head_dim else MAX_DIM, columns, teams)
     if widest.shared_bytes > gpu.block_shared_bytes:
         teams = FEW_TEAMS
     spec = BackwardKernelSpec(torch.float16, dim, columns, teams)
-    resident_teams = gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * teams
-    heuristic = SplitHeuristic.of(tile_offset.diff(), teams, resident_teams, num_heads)
-    return make_schedule(kv_tiles, tile_offset, teams, heuristic)
+    return BlockShape(teams, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * teams)
 
 
 def compile_backward(data: BackwardData, dtype: torch.dtype, dim: int, device: torch.device) -> None:

@@ -120,14 +120,19 @@ def items_for_heads(
     num_heads: int,
     dim: int,
 ) -> RowItems:
-    """Items of a CSR pattern, about as many as lane groups for such heads are resident at once."""
-    heads = heads_of_lane_group(num_heads, dim)
-    groups = gpu_limits(device).num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim))
-    share = num_edges * -(-num_heads // heads) // groups
-    part_edges = min(max(share, LEAST_PART_EDGES), MOST_PART_EDGES)
+    """Items of a CSR pattern for such heads. The arrays are queued."""
+    part_edges = part_edges_for_heads(num_edges, device, num_heads, dim)
     if indptr.is_cuda and len(indptr) > 1:
         return make_gpu_row_items(indptr, num_edges, row_ids, part_edges)
     return make_row_items(indptr, row_ids, part_edges)
+
+
+def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, dim: int) -> int:
+    """Most edges of an item: about as many items as lane groups for such heads are resident at once."""
+    heads = heads_of_lane_group(num_heads, dim)
+    groups = gpu_limits(device).num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim))
+    share = num_edges * -(-num_heads // heads) // groups
+    return min(max(share, LEAST_PART_EDGES), MOST_PART_EDGES)
 
 
 def compile_edge_kernel(
@@ -188,13 +193,11 @@ def launch_edge_kernel(
             *(edges.bias, edges.multiplier, edges.types, type_weight, features, projected, feature_sums),
             None if edges.dropout is None else edges.dropout.seed,
         ),
-        _scalars(
-            num_rows,
-            num_items,
-            num_heads,
+        edge_kernel_scalars(
+            (num_rows, num_items, num_heads),
             edges_scalars(edges),
             dropout_scalars(edges.dropout),
-            scale,
+            scale * math.log2(math.e),
             query.itemsize,
             query.stride(),
             key.stride(),
@@ -257,24 +260,29 @@ def _spec(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, 
     return EdgeKernelSpec(dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim), terms)
 
 
-@lru_cache
-def _scalars(
-    num_rows: int,
-    num_items: int,
-    num_heads: int,
+@lru_cache  # a model calls with the same ones again and again, and packing them takes as long as half a launch
+def edge_kernel_scalars(
+    sizes: tuple[int, ...],
     edges: tuple[int, int, float],
     dropout: tuple[int, float],
     scale: float,
     itemsize: int,
     *strides: tuple[int, int, int],
 ) -> bytes:
+    """Scalars of cuda/fused3s_edges.cu and cuda/fused3s_edges_backward.cu.
+
+    Args:
+        sizes: the members from num_rows on, in front of the heads of bias and multiplier.
+        edges, dropout: from `edges_scalars` and `dropout_scalars`.
+        scale: as the kernel has it.
+        strides: in elements, of the tensors by row.
+    """
     bias_heads, multiplier_heads, clamp = edges
     threshold, rescale = dropout
     return pack_scalars(
         *(np.uint32(threshold), np.float32(rescale)),
         *(np.int64(head) for _, head, _ in strides),
         *(np.int32(row * itemsize) for row, _, _ in strides),
-        *(np.int32(number) for number in (num_rows, num_items, num_heads, bias_heads, multiplier_heads)),
-        np.float32(scale * math.log2(math.e)),
-        np.float32(clamp * math.log2(math.e)),
+        *(np.int32(number) for number in (*sizes, bias_heads, multiplier_heads)),
+        *(np.float32(scale), np.float32(clamp * math.log2(math.e))),
     )

@@ -10,7 +10,7 @@ import torch
 
 from ..edge_data import EdgeTerms
 from ..formats.row_items import RowItems
-from ..formats.transpose import TransposedCSR, transpose_csr
+from ..formats.transpose import TransposedCSR, find_transpose
 from ..fragments import WARP_SIZE
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
@@ -26,6 +26,7 @@ from .fused3s_edges import (
     WARPS,
     EdgeKernelData,
     dropout_scalars,
+    edge_kernel_scalars,
     edges_scalars,
     heads_of_lane_group,
     items_for_heads,
@@ -123,7 +124,7 @@ def build_edge_backward_data(
     row_ids: torch.Tensor | None = None,
 ) -> EdgeBackwardData:
     """A^T of the distinct CSR pattern that `build_edge_kernel_data` takes, for the same heads."""
-    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
+    transposed, _ = find_transpose(indptr, indices, num_cols, row_ids)
     work = items_for_heads(transposed.indptr, indices.numel(), None, device, num_heads, dim)
     return EdgeBackwardData(transposed, work)
 
@@ -266,11 +267,8 @@ def _launch(
             *(work.items, *edges_of_items, work.parts, *rows, *results, partial, arrived),
             *(*edge_data, *edge_results, seed),
         ),
-        _scalars(
-            num_rows,
-            num_items,
-            num_heads,
-            results[3].stride(0) // results[3].shape[2],
+        edge_kernel_scalars(
+            (num_rows, num_items, num_heads, results[3].stride(0) // results[3].shape[2]),
             edges_scalars(edges),
             dropout_scalars(edges.dropout),
             scale,
@@ -348,29 +346,3 @@ def _specs(
     """Instances of the pass over rows and of the pass over columns."""
     heads = heads_of_lane_group(num_heads, dim)
     return tuple(EdgeBackwardSpec(dtype, out, dim, heads, terms) for out in (out_dtype, None))
-
-
-@lru_cache
-def _scalars(
-    num_rows: int,
-    num_items: int,
-    num_heads: int,
-    gradient_heads: int,
-    edges: tuple[int, int, float],
-    dropout: tuple[int, float],
-    scale: float,
-    itemsize: int,
-    *strides: tuple[int, int, int],
-) -> bytes:
-    bias_heads, multiplier_heads, clamp = edges
-    threshold, rescale = dropout
-    return pack_scalars(
-        *(np.uint32(threshold), np.float32(rescale)),
-        *(np.int64(head) for _, head, _ in strides),
-        *(np.int32(row * itemsize) for row, _, _ in strides),
-        *(
-            np.int32(number)
-            for number in (num_rows, num_items, num_heads, gradient_heads, bias_heads, multiplier_heads)
-        ),
-        *(np.float32(scale), np.float32(clamp * math.log2(math.e))),
-    )

@@ -78,13 +78,20 @@ def build_gradient_data(
     if by_edge or inputs.edge_data:
         rows = None if row_ids is None else row_ids[:num_rows]
         edges = build_edge_backward_data(indptr, indices, num_cols, device, num_heads, dim or COMMON_DIM, rows)
-    if inputs.dtype is not None and dim is not None:
-        even = dim + (-dim % 8 if dim % 2 else 0)
-        if by_edge:
-            compile_edge_backward(inputs.dtype, inputs.out_dtype or inputs.dtype, even, num_heads, device)
-        else:
-            compile_backward(tiles, inputs.dtype, even, device)
+    compile_gradients(tiles, device, inputs)
     return GradientData(tiles, edges)
+
+
+def compile_gradients(tiles: BackwardData | None, device: torch.device, inputs: InputSpec) -> None:
+    """Compile the kernels of `inputs` without edge data, where their type is known; edge by edge without `tiles`."""
+    dtype, dim = inputs.dtype, inputs.head_dim
+    if dtype is None or dim is None:
+        return
+    even = dim + (-dim % 8 if dim % 2 else 0)
+    if tiles is None:
+        compile_edge_backward(dtype, inputs.out_dtype or dtype, even, inputs.num_heads, device)
+    else:
+        compile_backward(tiles, dtype, even, device)
 
 
 def launch_gradients(

@@ -14,6 +14,15 @@ constexpr int kSortSegment = 32;  // SORT_SEGMENT, a segment for each warp
 constexpr int kDamaged = -1;           // the CSR is damaged
 constexpr int kNotDistinct = 1 << 30;  // a row whose columns do not ascend strictly
 
+template <bool kWide>
+struct IndexOf {
+  using Type = int;
+};
+template <>
+struct IndexOf<true> {
+  using Type = i64;
+};
+
 // Numbers of a plan that the host reads, int64.
 enum PlanNumber {
   kDamage,           // 1: the CSR is damaged, and the other numbers are 0
@@ -30,24 +39,59 @@ enum PlanNumber {
   kBlockWarps,       // warps of a block
   kLeadingBlocks,    // shared blocks in front of the windows of one warp
   kSharedBlocks,     // blocks of windows of one and several blocks
+  kIsSymmetric,      // 0: the columns of a row do not ascend strictly, or plan_reverse missed the reverse of an edge
+  kSurplus,          // edges above the diagonal less edges below it, of plan_reverse
   kNumNumbers,
 };
 
-// Scratch memory between plan_schedule and plan_items. `most_blocks`: at least the shared blocks.
+// Scratch memory of a schedule between plan_schedule and plan_items. `most_blocks`: at least the shared blocks.
 struct ScheduleScratch {
   int4* blocks;        // [most_blocks]  window, split of the window, splits of the window, number of the first of them
   int* block_order;    // [most_blocks]  shared blocks in the order of the grid
   int* warp_windows;   // [num_windows]  windows of one warp, ascending
   int* dealt_windows;  // [num_windows]  the same, most KV tiles first; only with kSegment == 0
+  int* tile_offset;    // [num_windows + 1]  first KV tile of each window; not of the first schedule
 
-  __device__ __forceinline__ ScheduleScratch(int* scratch, i64 most_blocks, int num_windows)
-      : blocks(reinterpret_cast<int4*>(scratch)),
-        block_order(scratch + 4 * most_blocks),
-        warp_windows(scratch + 5 * most_blocks),
-        dealt_windows(scratch + 5 * most_blocks + num_windows) {}
+  // `schedule`: number of the schedule. Each has a multiple of 16 bytes, for `blocks`.
+  __device__ __forceinline__ ScheduleScratch(int* memory, i64 most_blocks, i64 num_windows, int schedule) {
+    int* const scratch = memory + schedule * ((5 * most_blocks + 3 * num_windows + 4) / 4 * 4);
+    blocks = reinterpret_cast<int4*>(scratch);
+    block_order = scratch + 4 * most_blocks;
+    warp_windows = block_order + most_blocks;
+    dealt_windows = warp_windows + num_windows;
+    tile_offset = dealt_windows + num_windows;
+  }
 };
 
 // First KV tile of part `index` of `parts` of a window.
 __device__ __forceinline__ int part_begin(int count, int index, int parts) {
   return static_cast<int>(static_cast<i64>(count) * index / parts);
+}
+
+// Neighbouring edges of a CSR pattern that one block takes.
+struct EdgeBlock {
+  static constexpr int kThreads = 256;
+  static constexpr int kThreadEdges = 4;
+  i64 first, last;
+
+  __device__ __forceinline__ EdgeBlock(i64 block, i64 num_edges) : first(block * kThreads * kThreadEdges) {
+    const i64 end = first + kThreads * kThreadEdges;
+    last = (end < num_edges ? end : num_edges) - 1;
+  }
+
+  // Edge `i` of a thread, which may be past the last.
+  __device__ __forceinline__ i64 edge(int i) const { return first + i * kThreads + threadIdx.x; }
+};
+
+// Last row of [low, high) that starts at the edge or before it.
+__device__ __forceinline__ int row_of(const i64* indptr, i64 edge, int low, int high) {
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    if (__ldg(indptr + middle) <= edge) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
 }

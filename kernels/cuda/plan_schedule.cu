@@ -1,8 +1,8 @@
 // The schedule of a plan: which warp takes which KV tiles (kernels/formats/schedule.py says how, and is what the tests
 // compare with).
 //
-//   plan_schedule   one block: first KV tile of each window, SplitHeuristic, order of the blocks
-//   plan_items      a warp for each work item
+//   plan_schedule   a block for each schedule: first KV tile of each window, SplitHeuristic, order of the blocks
+//   plan_items      a warp for each work item of a schedule
 //
 // All orders are stable sorts by small numbers, so they do not depend on the order in which threads run.
 #include "common.cuh"
@@ -23,18 +23,26 @@ struct BlockShape {
   int resident_warps;  // that the GPU runs at once
 };
 
-struct ScheduleParams {
-  int* tile_offset;  // [num_windows + 1]  has_offsets: read; else KV tiles of each window, then their prefix sum
-  i64* numbers;      // enum PlanNumber; every element is written
-  int* scratch;      // ScheduleScratch
-  i64 small_tiles;   // below so many KV tiles in all head groups together a graph is small
-  int most_blocks;
-  int num_windows;  // at least 1
+constexpr int kMostSchedules = 3;
+
+// What a schedule depends on besides the graph.
+struct ScheduleInputs {
+  i64 small_tiles;  // below so many KV tiles in all head groups together a graph is small
   int num_groups;   // head groups
-  int many_blocks;  // MANY_BLOCKS, at most kSortKeys
-  int has_offsets;  // whether tile_offset is a prefix sum
   BlockShape small;
   BlockShape large;
+};
+
+struct ScheduleParams {
+  const int* tiles;  // has_offsets: [num_windows + 1] first KV tile of each window; else [num_windows] their number
+  int* tile_offset;  // [num_windows + 1]  first KV tile of each window; written
+  i64* numbers;      // [schedules] enum PlanNumber; every element is written
+  int* scratch;      // [schedules] ScheduleScratch
+  int most_blocks;
+  int num_windows;  // at least 1
+  int many_blocks;  // MANY_BLOCKS, at most kSortKeys
+  int has_offsets;
+  ScheduleInputs inputs[kMostSchedules];
 };
 
 struct ItemParams {
@@ -42,7 +50,7 @@ struct ItemParams {
   const int* kv_tiles;     // [num_tiles + 2][24]
   const int* tile_offset;  // [num_windows + 1]
   const i64* numbers;      // enum PlanNumber
-  int* scratch;            // ScheduleScratch
+  int* scratch;            // ScheduleScratch of the schedule
   int most_blocks;
   int num_windows;
 };
@@ -53,9 +61,10 @@ struct Heuristic {
 };
 
 // histogram: [kBins], the last of them counts all larger windows, too.
-__device__ inline Heuristic heuristic_of(const ScheduleParams& p, i64 total, int most, const int* histogram) {
-  const BlockShape shape = p.num_groups * total < p.small_tiles ? p.small : p.large;
-  const i64 num_windows = p.num_windows, num_groups = p.num_groups;
+__device__ inline Heuristic heuristic_of(const ScheduleInputs& inputs, i64 num_windows, i64 total, int most,
+                                         const int* histogram) {
+  const i64 num_groups = inputs.num_groups;
+  const BlockShape shape = num_groups * total < inputs.small_tiles ? inputs.small : inputs.large;
   const double head_share = static_cast<double>(total) / shape.resident_warps;
   const double share = num_groups * head_share;
   int warp_tiles = 3;
@@ -171,7 +180,7 @@ __device__ __forceinline__ int block_tiles(const int4& block, const int* tile_of
   return part_begin(count, block.y + 1, block.z) - part_begin(count, block.y, block.z);
 }
 
-// kSortKeys: a power of two up to 4096.
+// kSortKeys: a power of two up to 4096. Grid: the schedules.
 template <int kSortKeys>
 __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_constant__ ScheduleParams p) {
   __shared__ u32 smem_keys[kSortKeys];
@@ -182,7 +191,9 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
   __shared__ Heuristic smem_heuristic[1];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const BlockGroup<kWarps> group = {static_cast<int>(threadIdx.x), smem_sums};
-  const ScheduleScratch scratch(p.scratch, p.most_blocks, p.num_windows);
+  const ScheduleScratch scratch(p.scratch, p.most_blocks, p.num_windows, blockIdx.x);
+  i64* const numbers = p.numbers + static_cast<i64>(blockIdx.x) * kNumNumbers;
+  int* const tile_offset = blockIdx.x == 0 ? p.tile_offset : scratch.tile_offset;  // blocks share no memory
 
   // First KV tile of each window, and a histogram of their numbers of KV tiles.
   int num_tiles = 0, most = 0, bin_count = 0;
@@ -193,8 +204,8 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
 #pragma unroll
     for (int i = 0; i < kThreadWindows; ++i) {
       const bool exists = window + i < p.num_windows;
-      count[i] = exists ? p.tile_offset[window + i] : 0;
-      if (p.has_offsets && exists) count[i] = p.tile_offset[window + i + 1] - count[i];
+      count[i] = exists ? p.tiles[window + i] : 0;
+      if (p.has_offsets && exists) count[i] = p.tiles[window + i + 1] - count[i];
     }
 #pragma unroll
     for (int i = 0; i < kThreadWindows; ++i) {
@@ -208,17 +219,15 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
       sum[0] += count[i];
     }
     group.exclusive_sums(sum, total);
-    if (!p.has_offsets) {
-      int begin = num_tiles + sum[0];
+    int begin = num_tiles + sum[0];
 #pragma unroll
-      for (int i = 0; i < kThreadWindows; ++i) {
-        if (window + i < p.num_windows) p.tile_offset[window + i] = begin;
-        begin += count[i];
-      }
+    for (int i = 0; i < kThreadWindows; ++i) {
+      if (window + i < p.num_windows) tile_offset[window + i] = begin;
+      begin += count[i];
     }
     num_tiles += total[0];
   }
-  if (threadIdx.x == 0 && !p.has_offsets) p.tile_offset[p.num_windows] = num_tiles;
+  if (threadIdx.x == 0) tile_offset[p.num_windows] = num_tiles;
   sum_histograms(bin_count, smem_histogram, warp, lane);
 #pragma unroll
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
@@ -238,10 +247,12 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
   damaged = flags & 1;
   is_distinct = !(flags & 2);
   if (damaged) {
-    for (int i = threadIdx.x; i < kNumNumbers; i += kThreads) p.numbers[i] = i == kDamage;
+    for (int i = threadIdx.x; i < kNumNumbers; i += kThreads) numbers[i] = i == kDamage;
     return;
   }
-  if (threadIdx.x == 0) smem_heuristic[0] = heuristic_of(p, num_tiles, most, smem_histogram[0]);
+  if (threadIdx.x == 0) {
+    smem_heuristic[0] = heuristic_of(p.inputs[blockIdx.x], p.num_windows, num_tiles, most, smem_histogram[0]);
+  }
   __syncthreads();  // also for tile_offset
   const Heuristic heuristic = smem_heuristic[0];
 
@@ -253,7 +264,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
     int count = 0, splits = 0;
     bool by_warp = false;
     if (window < p.num_windows) {
-      count = p.tile_offset[window + 1] - p.tile_offset[window];
+      count = tile_offset[window + 1] - tile_offset[window];
       by_warp = count <= heuristic.warp_tiles;
       splits = by_warp ? 0 : divide_up(count, heuristic.split_tiles);
     }
@@ -263,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
     for (int index = 0; index < splits; ++index) {
       const int4 block = make_int4(window, index, splits, before[kSplits] + sum[kSplits]);
       scratch.blocks[before[kBlocks] + sum[kBlocks] + index] = block;
-      leading += block_tiles(block, p.tile_offset) > heuristic.warp_tiles * heuristic.warps;
+      leading += block_tiles(block, tile_offset) > heuristic.warp_tiles * heuristic.warps;
     }
     split_windows += splits > 1;
 #pragma unroll
@@ -277,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
   sort_descending<kSortKeys>(
       num_shared,
       [&](int i) {
-        const int size = block_tiles(scratch.blocks[i], p.tile_offset);
+        const int size = block_tiles(scratch.blocks[i], tile_offset);
         return is_many ? (size > heuristic.warp_tiles * heuristic.warps ? kBins / 2 : 0) + bfind(size) : size;
       },
       [&](int i, int n) { scratch.block_order[i] = n; }, smem_keys, smem_base, smem_histogram, group);
@@ -286,27 +297,29 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
         num_by_warp,
         [&](int i) {
           const int window = scratch.warp_windows[i];
-          return p.tile_offset[window + 1] - p.tile_offset[window];
+          return tile_offset[window + 1] - tile_offset[window];
         },
         [&](int i, int n) { scratch.dealt_windows[i] = scratch.warp_windows[n]; }, smem_keys, smem_base, smem_histogram,
         group);
   }
 
   if (threadIdx.x == 0) {
-    p.numbers[kDamage] = 0;
-    p.numbers[kNumTiles] = num_tiles;
-    p.numbers[kIsDistinct] = is_distinct;
-    p.numbers[kDuplicates] = 0;
-    p.numbers[kNumBlocks] = num_shared + divide_up(num_by_warp, heuristic.warps);
-    p.numbers[kNumSplits] = before[kSplits];
-    p.numbers[kWarpWindows] = num_by_warp;
-    p.numbers[kSplitWindows] = total[0];
-    p.numbers[kWarpTiles] = heuristic.warp_tiles;
-    p.numbers[kSplitTiles] = heuristic.split_tiles;
-    p.numbers[kSegment] = heuristic.segment;
-    p.numbers[kBlockWarps] = heuristic.warps;
-    p.numbers[kLeadingBlocks] = total[1];
-    p.numbers[kSharedBlocks] = num_shared;
+    numbers[kDamage] = 0;
+    numbers[kNumTiles] = num_tiles;
+    numbers[kIsDistinct] = is_distinct;
+    numbers[kDuplicates] = 0;
+    numbers[kNumBlocks] = num_shared + divide_up(num_by_warp, heuristic.warps);
+    numbers[kNumSplits] = before[kSplits];
+    numbers[kWarpWindows] = num_by_warp;
+    numbers[kSplitWindows] = total[0];
+    numbers[kWarpTiles] = heuristic.warp_tiles;
+    numbers[kSplitTiles] = heuristic.split_tiles;
+    numbers[kSegment] = heuristic.segment;
+    numbers[kBlockWarps] = heuristic.warps;
+    numbers[kLeadingBlocks] = total[1];
+    numbers[kSharedBlocks] = num_shared;
+    numbers[kIsSymmetric] = is_distinct;
+    numbers[kSurplus] = 0;
   }
 }
 
@@ -317,7 +330,7 @@ __global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid
   const int warps = p.numbers[kBlockWarps];
   const i64 item = static_cast<i64>(blockIdx.x) * kItemWarps + warp;
   if (item >= p.numbers[kNumBlocks] * warps) return;
-  const ScheduleScratch scratch(p.scratch, p.most_blocks, p.num_windows);
+  const ScheduleScratch scratch(p.scratch, p.most_blocks, p.num_windows, 0);
   const int num_tiles = p.numbers[kNumTiles], num_leading = p.numbers[kLeadingBlocks];
   const int num_by_warp = p.numbers[kWarpWindows], num_warp_blocks = divide_up(num_by_warp, warps);
   const int block = item / warps, place = item % warps;

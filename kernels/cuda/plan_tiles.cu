@@ -1,13 +1,12 @@
 // KV tiles of a CSR pattern, in two launches of one template around `plan_schedule` (plan_schedule.cu):
 //
-//   kWrite = false   tile_offset[window] = ceil(distinct columns of the window / 16), kDamaged, or with kNotDistinct
-//   plan_schedule    tile_offset becomes the exclusive prefix sum
+//   kWrite = false   tiles[window] = ceil(distinct columns of the window / 16), kDamaged, or with kNotDistinct
+//   plan_schedule    tile_offset is their exclusive prefix sum
 //   kWrite = true    kv_tiles of each window: its distinct columns, ascending, and the bitmaps of its edges
 //
 // Rows may be unsorted and columns repeated: nothing here depends on the order of the edges.
 //
-// Grid: at least ceil(num_windows / 8), 8 warps per block, 8 windows per block. A window goes one of three ways, by its
-// edges:
+// Grid: at least ceil(num_windows / block_windows), 8 warps per block. A window goes one of three ways, by its edges:
 //
 //   up to 512                                       its warp sorts them by column in shared memory
 //   more, up to 8192, and num_cols > 2^18           all warps of the block sort them
@@ -20,7 +19,7 @@
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kBlockRows = kWarps * kTileM;
+constexpr int kBlockRows = kWarps * kTileM;  // most rows of a block
 constexpr int kWarpKeys = 512;          // most edges of a window that a warp sorts
 constexpr int kBlockKeys = 8192;        // most edges of a window that a block sorts
 constexpr int kRangeColumns = 1 << 18;  // columns of the bitmap
@@ -34,23 +33,15 @@ constexpr u32 kNoKey = 0xffffffffu;     // sorts behind all keys, since num_cols
 static_assert(kBlockKeys * 32 == kRangeColumns && kWarps * kWarpKeys <= kBlockKeys, "keys and bitmap share memory");
 
 struct Params {
-  int* tile_offset;     // [num_windows + 1]  kWrite: read; else written, but for the last
+  int* tiles;           // kWrite: [num_windows + 1] first KV tile of each window; else [num_windows] KV tiles, written
   const i64* indptr;    // [num_rows + 1]
   const void* indices;  // [num_edges]  int, or i64
   int* kv_tiles;        // [num_tiles + 2][24]  kWrite: every word is written
   i64* numbers;         // enum PlanNumber  kWrite: kDamage is read, kDuplicates counts
   i64 num_edges;
   int num_rows;
-  int num_cols;  // at most 2^28
-};
-
-template <bool kWide>
-struct IndexOf {
-  using Type = int;
-};
-template <>
-struct IndexOf<true> {
-  using Type = i64;
+  int num_cols;       // at most 2^28
+  int block_windows;  // windows of a block: up to 8; 1 where most windows need all of its warps
 };
 
 // Edges of one window.
@@ -238,7 +229,7 @@ __device__ __forceinline__ Findings mark_window(const WindowEdges<Index>& edges,
 // KV tiles of a window, without columns and edges. The group needs a barrier before it writes to them.
 template <typename Group>
 __device__ __forceinline__ WindowTiles cleared_tiles(const Params& p, int window, const Group& group) {
-  const int begin = p.tile_offset[window], end = p.tile_offset[window + 1];
+  const int begin = p.tiles[window], end = p.tiles[window + 1];
   const WindowTiles tiles = {p.kv_tiles + static_cast<i64>(begin) * kTileWords};
   tiles.clear(end - begin, group);
   return tiles;
@@ -250,7 +241,7 @@ __device__ __forceinline__ void put_count(const Params& p, int window, const Fin
   group.count_below(found.damaged, num_damaged);
   group.count_below(!found.ascends, num_descending);
   const int num_tiles = divide_up(found.slots, kTileK) + (num_descending > 0 ? kNotDistinct : 0);
-  if (group.rank == 0) p.tile_offset[window] = num_damaged > 0 ? kDamaged : num_tiles;
+  if (group.rank == 0) p.tiles[window] = num_damaged > 0 ? kDamaged : num_tiles;
 }
 
 template <bool kWideIndices, bool kWrite>
@@ -265,8 +256,8 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
 
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int num_windows = divide_up(p.num_rows, kTileM);
-  const int first_window = blockIdx.x * kWarps;
-  for (int i = threadIdx.x; i <= kBlockRows; i += kThreads) {
+  const int first_window = blockIdx.x * p.block_windows;
+  for (int i = threadIdx.x; i <= p.block_windows * kTileM; i += kThreads) {
     smem_row_begin[i] = __ldg(p.indptr + min(first_window * kTileM + i, p.num_rows));
   }
   __syncthreads();
@@ -280,7 +271,7 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
   int duplicates = 0;
 
   const int window = first_window + warp;
-  if (window < num_windows) {
+  if (warp < p.block_windows && window < num_windows) {
     const i64* const row_begin = smem_row_begin + warp * kTileM;
     const int row = lane % kTileM;
     bool damaged = row_begin[row] < 0 || row_begin[row] > row_begin[row + 1] || row_begin[row + 1] > p.num_edges ||
@@ -291,7 +282,7 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
     const int count = any_damaged ? kDamaged : static_cast<int>(row_begin[kTileM] - row_begin[0]);
     if (lane == 0) smem_count[warp] = count;
     if (any_damaged) {
-      if (!kWrite && lane == 0) p.tile_offset[window] = kDamaged;
+      if (!kWrite && lane == 0) p.tiles[window] = kDamaged;
     } else if (count <= kWarpKeys) {
       u32* const keys = smem_words + warp * kWarpKeys;
       WindowTiles tiles = {};
@@ -305,7 +296,7 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
   }
   __syncthreads();
 
-  for (int place = 0; place < kWarps; ++place) {
+  for (int place = 0; place < p.block_windows; ++place) {
     const int count = smem_count[place];
     if (count <= kWarpKeys) continue;
     const WindowEdges<Index> edges = edges_of(place, count);
@@ -321,7 +312,7 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
 
   if constexpr (kWrite) {
     if (blockIdx.x == 0 && threadIdx.x < 2 * kTileWords) {  // two KV tiles without keys, behind the last
-      p.kv_tiles[static_cast<i64>(p.tile_offset[num_windows]) * kTileWords + threadIdx.x] = kNoColumn;
+      p.kv_tiles[static_cast<i64>(p.tiles[num_windows]) * kTileWords + threadIdx.x] = kNoColumn;
     }
     const int all = __shfl_sync(kFullWarp, warp_inclusive_sum(duplicates, lane), kWarpSize - 1);
     if (lane == 0 && all > 0) red_add_global_u64(p.numbers + kDuplicates, all);

@@ -43,7 +43,7 @@ def edge_order(graph: BSB | CSRPattern, device: torch.device, perm: torch.Tensor
     indptr, indices = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
     indptr, indices = as_tensor(indptr).to(device).long(), as_tensor(indices).to(device)
     num_edges = indices.numel()
-    row = rows_of_edges(indptr)
+    row = rows_of_edges(indptr, num_edges)
     own = row if perm is None else perm.to(device)[row]
     num_self_loops = int((own == indices).sum())
 
@@ -68,10 +68,13 @@ def edge_order(graph: BSB | CSRPattern, device: torch.device, perm: torch.Tensor
 def _check_edge_ids(edge_ids: torch.Tensor, num_edges: int) -> None:
     if edge_ids.shape != (num_edges,):
         raise ValueError(f"edge_ids: got shape {tuple(edge_ids.shape)}; [{num_edges}], the number of edges, is needed")
+    occurs = torch.zeros(num_edges, dtype=torch.bool, device=edge_ids.device)
+    occurs[edge_ids.clamp(0, max(0, num_edges - 1))] = True
+    if bool(((edge_ids >= 0) & (edge_ids < num_edges) & occurs).all()):  # one wait for a GPU
+        return
     wrong = torch.nonzero((edge_ids < 0) | (edge_ids >= num_edges)).flatten()
     if wrong.numel():
         at = int(wrong[0])
         raise ValueError(f"edge_ids: entry {at} is {int(edge_ids[at])}; allowed are 0 to {num_edges - 1}, each once")
     repeated = torch.nonzero(torch.bincount(edge_ids, minlength=num_edges) > 1).flatten()
-    if repeated.numel():
-        raise ValueError(f"edge_ids: {int(repeated[0])} occurs more than once; every edge must occur once")
+    raise ValueError(f"edge_ids: {int(repeated[0])} occurs more than once; every edge must occur once")

@@ -24,24 +24,23 @@ def distinct_csr(graph: Any, device: torch.device) -> tuple[torch.Tensor, torch.
 
 
 def is_distinct(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> bool:
-    """Whether the arrays are CSR of this shape with strictly ascending columns in each row; False for damaged ones."""
+    """Whether the arrays are CSR of this shape with strictly ascending columns in each row; False for damaged ones.
+
+    Waits for a GPU once.
+    """
     nnz = indices.numel()
     one_dimensional = indptr.dim() == indices.dim() == 1 and indptr.numel() == shape[0] + 1
     signed = {indptr.dtype, indices.dtype} <= {torch.int32, torch.int64}
     if not (one_dimensional and signed and nnz):
         return False
-    if int(indptr[0]) != 0 or int(indptr[-1]) != nnz or bool((indptr[1:] < indptr[:-1]).any()):
-        return False
-    if int(indices.min()) < 0 or int(indices.max()) >= shape[1]:
-        return False
-    ascends = indices[1:] > indices[:-1]
-    starts = indptr[1:-1]
-    starts = starts[(starts > 0) & (starts < nnz)].long()  # first edges of rows, but for the very first
-    ascends[starts - 1] = True
-    return bool(ascends.all())
+    starts_row = torch.zeros(nnz + 1, dtype=torch.bool, device=indices.device)
+    starts_row[indptr.long().clamp(0, nnz)] = True
+    is_csr = (indptr[0] == 0) & (indptr[-1] == nnz) & (indptr[1:] >= indptr[:-1]).all()
+    in_range = (indices.min() >= 0) & (indices.max() < shape[1])
+    return bool(is_csr & in_range & ((indices[1:] > indices[:-1]) | starts_row[1:nnz]).all())
 
 
-def rows_of_edges(indptr: torch.Tensor) -> torch.Tensor:
-    """[nnz] int64: the row of each edge of a CSR pattern."""
+def rows_of_edges(indptr: torch.Tensor, num_edges: int | None = None) -> torch.Tensor:
+    """[nnz] int64: the row of each edge of a CSR pattern. Waits for a GPU where `num_edges` is not given."""
     rows = torch.arange(indptr.numel() - 1, device=indptr.device)
-    return torch.repeat_interleave(rows, indptr.diff())
+    return torch.repeat_interleave(rows, indptr.diff(), output_size=num_edges)

@@ -9,7 +9,7 @@ import torch
 from ..fragments import WARP_SIZE
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel
-from .gpu_plan import grid_of
+from .gpu_schedule import grid_of
 from .schedule import TileSlots
 
 WARPS = 8  # as in cuda/plan_edges.cu
@@ -54,8 +54,7 @@ def gpu_csr_of_tiles(
 def make_gpu_tile_slots(
     kv_tiles: torch.Tensor, tile_offset: torch.Tensor, num_edges: int, indptr: torch.Tensor | None = None
 ) -> TileSlots:
-    """`make_tile_slots` by kernels on torch's current stream, for at least one row. Complete on the device when it
-    returns.
+    """`make_tile_slots` by kernels on torch's current stream, for at least one row. The arrays are queued.
 
     Args:
         kv_tiles, tile_offset: as above.
@@ -71,8 +70,6 @@ def make_gpu_tile_slots(
     slot_edges = torch.empty(num_edges, dtype=torch.int32, device=device)
     slot_places = torch.empty(num_edges, dtype=torch.uint8, device=device)
     _launch(WRITE_EDGES, indptr, kv_tiles, tile_offset, None, tile_slots, slot_edges, slot_places)
-    if device.type == "cuda":  # the kernel reads them before griddepcontrol.wait
-        torch.cuda.current_stream(device).synchronize()
     return TileSlots(tile_slots, slot_edges, slot_places)
 
 

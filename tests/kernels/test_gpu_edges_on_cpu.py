@@ -5,7 +5,6 @@ import scipy.sparse as sp
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 
-from kernels.formats import gpu_edges
 from kernels.formats.bsb import BSB
 from kernels.formats.gpu_edges import gpu_csr_of_tiles, make_gpu_tile_slots
 from kernels.formats.schedule import csr_of_tiles, make_kv_tiles, make_tile_slots
@@ -23,7 +22,7 @@ pytestmark = [
 def test_every_case(monkeypatch, name, mode):
     bsb = BSB.from_graph(GRAPHS[name](), (16, 16))
     tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap), bsb.tcb_row_offset
-    with gpu_on_cpu(monkeypatch, gpu_edges, mode):
+    with gpu_on_cpu(monkeypatch, mode):
         indptr, indices = gpu_csr_of_tiles(*tiles)
         again = gpu_csr_of_tiles(*tiles, bsb.nnz)
         slots = make_gpu_tile_slots(*tiles, bsb.nnz, indptr if mode == "late" else None)
@@ -41,7 +40,7 @@ def test_windows_of_many_tiles(monkeypatch):
     graph = sp.random_array((50, 3000), density=0.4, format="csr", rng=1)
     bsb = BSB.from_graph(graph, (16, 16))
     tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap), bsb.tcb_row_offset
-    with gpu_on_cpu(monkeypatch, gpu_edges):
+    with gpu_on_cpu(monkeypatch):
         indptr, indices = gpu_csr_of_tiles(*tiles, bsb.nnz)
         slots = make_gpu_tile_slots(*tiles, bsb.nnz, indptr)
     assert torch.equal(indices, torch.from_numpy(graph.indices).int())

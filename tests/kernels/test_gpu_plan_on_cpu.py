@@ -1,22 +1,18 @@
 """cuda/plan_tiles.cu and cuda/plan_schedule.cu on the CPU (tests/cuda_shim): the bits of the plans that torch makes."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 
-from kernels.formats import gpu_plan, schedule
+from kernels.formats import gpu_schedule, schedule
 from kernels.formats.bsb import BSB
 from kernels.formats.edges import is_distinct
-from kernels.formats.gpu_plan import (
-    BlockShape,
-    PlanScheduleSpec,
-    ScheduleInputs,
-    grid_of,
-    make_gpu_plan,
-    make_gpu_schedule,
-)
-from kernels.formats.schedule import SplitHeuristic, make_kv_tiles, make_schedule
+from kernels.formats.gpu_plan import PlanSizes, make_gpu_plan, queue_plan
+from kernels.formats.gpu_schedule import BlockShape, PlanScheduleSpec, ScheduleInputs, grid_of, make_gpu_schedules
+from kernels.formats.schedule import Schedule, SplitHeuristic, make_kv_tiles, make_schedule
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES
 from tests.cuda_shim.oracle import GRAPHS
 
@@ -60,14 +56,34 @@ def assert_plan(plan, indptr, indices, shape, inputs, label):
     assert torch.equal(plan.tile_offset, bsb.tcb_row_offset), label
     assert torch.equal(plan.kv_tiles, kv_tiles), label
     assert plan.nnz == bsb.nnz, label
-    assert plan.num_tiles == bsb.num_tcbs, label
-    assert plan.is_distinct == (is_distinct(indptr, indices, shape) or not len(indices)), label
-    assert_schedule(plan.schedule, kv_tiles, bsb.tcb_row_offset, inputs, label)
+    assert plan.sizes.num_tiles == bsb.num_tcbs, label
+    assert plan.sizes.is_distinct == (is_distinct(indptr, indices, shape) or not len(indices)), label
+    for made, each in zip(plan.schedules, inputs, strict=True):
+        assert_schedule(made, kv_tiles, bsb.tcb_row_offset, each, f"{label}, {each}")
 
 
-def check(monkeypatch, indptr, indices, shape, inputs, mode="late", label=""):
-    with gpu_on_cpu(monkeypatch, gpu_plan, mode) as gpu:
-        plan = make_gpu_plan(indptr, indices, shape, inputs)
+@dataclass
+class Made:
+    """A plan as the host has it at the end."""
+
+    kv_tiles: torch.Tensor
+    tile_offset: torch.Tensor
+    schedules: list[Schedule]
+    sizes: PlanSizes
+    nnz: int
+
+    @property
+    def schedule(self):
+        return self.schedules[0]
+
+
+def check(monkeypatch, indptr, indices, shape, *inputs, mode="late", label=""):
+    with gpu_on_cpu(monkeypatch, mode) as gpu:
+        queued = queue_plan(indptr, indices, shape, inputs)
+        sizes = queued.sizes()
+        kv_tiles = queued.write_tiles(sizes)
+        schedules = [queued.schedule(which, sizes, kv_tiles) for which in range(len(inputs))]
+        plan = Made(kv_tiles, queued.tile_offset, schedules, sizes, queued.num_distinct(sizes))
     assert_plan(plan, indptr, indices, shape, inputs, label)
     return plan, gpu
 
@@ -75,9 +91,9 @@ def check(monkeypatch, indptr, indices, shape, inputs, mode="late", label=""):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_case(monkeypatch, name):
     graph = GRAPHS[name]()
-    for key, inputs in INPUTS.items():
-        mode = "random" if key == "small_gpu" else "late"
-        check(monkeypatch, *csr(graph), graph.shape, inputs, mode, f"{name}, {key}")
+    gpu, *several = INPUTS.values()
+    check(monkeypatch, *csr(graph), graph.shape, gpu, label=name)
+    check(monkeypatch, *csr(graph), graph.shape, *several, mode="random", label=name)
 
 
 def random_csr(lengths, num_cols, seed, kind="distinct"):
@@ -100,6 +116,8 @@ WINDOWS = {
     "ranges": ([1000] * 3 + [0] * 9 + [2000, 5000, 1, 1], (1 << 19) + 5),
     "most_columns": ([40] * 16 + [1] * 5, 1 << 28),
     "bitmap_ends_in_a_word": ([60] * 16, 4 * 128 + 33),
+    "a_block_for_each": ([40] * 16 * 3 + [300] * 5, 500),
+    "blocks_of_many_windows": ([2000] * 2 + [0] * 16 * 9 + [3] * 20 + [900] * 16, 3000),
 }
 
 
@@ -114,7 +132,9 @@ def test_each_way_of_a_window(monkeypatch, name, kind):
     else:
         indptr, indices, shape = random_csr(lengths, num_cols, 1, kind)
     for dtype, mode in ((torch.int32, "late"), (torch.int64, "random")):
-        plan, _ = check(monkeypatch, indptr, indices.to(dtype), shape, INPUTS["gpu"], mode, f"{name}, {dtype}")
+        plan, _ = check(
+            monkeypatch, indptr, indices.to(dtype), shape, INPUTS["gpu"], mode=mode, label=f"{name}, {dtype}"
+        )
     assert name == "most_columns" or (plan.nnz < len(indices)) == (kind == "repeated")
 
 
@@ -126,7 +146,7 @@ def test_one_repeated_edge_among_ascending_ones(monkeypatch, name):
     indices[longest + 7] = indices[longest + 6]
     plan, _ = check(monkeypatch, indptr, indices.int(), shape, INPUTS["gpu"])
     assert plan.nnz == len(indices) - 1
-    assert not plan.is_distinct
+    assert not plan.sizes.is_distinct
 
 
 def test_int32_offsets(monkeypatch):
@@ -137,7 +157,7 @@ def test_int32_offsets(monkeypatch):
 def test_the_order_of_threads_does_not_matter(monkeypatch):
     indptr, indices, shape = random_csr([70] * 40 + [1, 0] * 60, 600, 3, "repeated")
     for inputs in (INPUTS["half_full"], INPUTS["one_warp"]):
-        plans = [check(monkeypatch, indptr, indices, shape, inputs, mode)[0] for mode in MODES]
+        plans = [check(monkeypatch, indptr, indices, shape, inputs, mode=mode)[0] for mode in MODES]
         for plan in plans[1:]:
             assert torch.equal(plan.kv_tiles, plans[0].kv_tiles)
             assert torch.equal(plan.schedule.work_items, plans[0].schedule.work_items)
@@ -159,10 +179,10 @@ def test_random_sizes_of_windows(monkeypatch):
 
 def test_more_blocks_and_windows_than_a_sort_takes(monkeypatch):
     """Sorted chunk by chunk: shared blocks by powers of two, and windows of one warp that are dealt."""
-    monkeypatch.setattr(gpu_plan, "PLAN_SCHEDULE", PlanScheduleSpec(sort_keys=64))
+    monkeypatch.setattr(gpu_schedule, "PLAN_SCHEDULE", PlanScheduleSpec(sort_keys=64))
     for many in (8, 64):
         monkeypatch.setattr(schedule, "MANY_BLOCKS", many)
-        monkeypatch.setattr(gpu_plan, "MANY_BLOCKS", many)
+        monkeypatch.setattr(gpu_schedule, "MANY_BLOCKS", many)
         lengths = np.random.default_rng(many).choice([0, 2, 20, 120], 16 * 150 - 3)
         indptr, indices, shape = random_csr(lengths, 2000, many)
         plan, _ = check(monkeypatch, indptr, indices, shape, INPUTS["one_warp"])
@@ -176,7 +196,7 @@ def test_more_blocks_and_windows_than_a_sort_takes(monkeypatch):
 @pytest.mark.parametrize("many", [1, 4096])
 def test_blocks_of_just_warp_tiles_a_warp_do_not_lead(monkeypatch, many):
     monkeypatch.setattr(schedule, "MANY_BLOCKS", many)
-    monkeypatch.setattr(gpu_plan, "MANY_BLOCKS", many)
+    monkeypatch.setattr(gpu_schedule, "MANY_BLOCKS", many)
     lengths = [0] * 16 * 5
     lengths[::16] = [16 * 12, 16 * 13, 16 * 12 + 1, 5, 16 * 4]  # warp_tiles is 3, with 4 warps a block
     plan, _ = check(monkeypatch, *random_csr(lengths, 900, 1), INPUTS["gpu"])
@@ -196,10 +216,12 @@ def test_arrays_are_as_large_as_they_must_be(monkeypatch):
     for tensor in (plan.kv_tiles, plan.schedule.work_items):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
     assert len(gpu.launched) == 4
-    with gpu_on_cpu(monkeypatch, gpu_plan) as gpu:
-        made = make_gpu_schedule(plan.kv_tiles, plan.tile_offset, INPUTS["one_warp"])
-    assert len(gpu.launched) == 2
-    assert_schedule(made, plan.kv_tiles, plan.tile_offset, INPUTS["one_warp"], "another schedule")
+    with gpu_on_cpu(monkeypatch) as gpu:
+        others = [INPUTS["one_warp"], INPUTS["small_gpu"]]
+        made = make_gpu_schedules(plan.kv_tiles, plan.tile_offset, *others)
+    assert len(gpu.launched) == 3
+    for each, inputs in zip(made, others, strict=True):
+        assert_schedule(each, plan.kv_tiles, plan.tile_offset, inputs, "another schedule")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +243,7 @@ def test_damaged_csr(monkeypatch, what, place, value):
     indptr, indices, shape = random_csr([0] * 5 + [20] * 39 + [20], 90, 9)
     arrays = {"indptr": indptr, "indices": indices.int()}
     arrays[what][place] = value
-    with gpu_on_cpu(monkeypatch, gpu_plan):
+    with gpu_on_cpu(monkeypatch):
         assert make_gpu_plan(*arrays.values(), shape, INPUTS["gpu"]) is None
     with pytest.raises(ValueError, match=what):
         BSB.from_csr(*arrays.values(), shape[1], (16, 16))
@@ -230,7 +252,7 @@ def test_damaged_csr(monkeypatch, what, place, value):
 def test_offsets_that_do_not_start_at_0(monkeypatch):
     indptr, indices, shape = random_csr([20] * 40, 90, 9)
     indptr[0] = 3
-    with gpu_on_cpu(monkeypatch, gpu_plan):
+    with gpu_on_cpu(monkeypatch):
         assert make_gpu_plan(indptr, indices, shape, INPUTS["gpu"]) is None
 
 
@@ -245,14 +267,14 @@ def test_damage_in_large_windows(monkeypatch):
             for value in (-1, num_cols, 2**40):
                 broken = indices.clone()
                 broken[5] = value
-                with gpu_on_cpu(monkeypatch, gpu_plan):
+                with gpu_on_cpu(monkeypatch):
                     assert make_gpu_plan(indptr, broken, shape, INPUTS["gpu"]) is None
 
 
 def test_what_the_kernels_do_not_take(monkeypatch):
     indptr, indices, shape = random_csr([2] * 20, 30, 1)
     none = torch.zeros(0, dtype=torch.int32)
-    with gpu_on_cpu(monkeypatch, gpu_plan) as gpu:
+    with gpu_on_cpu(monkeypatch) as gpu:
         assert make_gpu_plan(torch.zeros(1, dtype=torch.int64), none, (0, 5), INPUTS["gpu"]) is None
         assert make_gpu_plan(torch.zeros(6, dtype=torch.int64), none, (5, 0), INPUTS["gpu"]) is None
         assert make_gpu_plan(indptr, indices, (19, 30), INPUTS["gpu"]) is None
@@ -264,5 +286,5 @@ def test_what_the_kernels_do_not_take(monkeypatch):
 
 def test_fewer_indices_than_the_offsets_say(monkeypatch):
     indptr, indices, shape = random_csr([2] * 20, 30, 1)
-    with gpu_on_cpu(monkeypatch, gpu_plan):
+    with gpu_on_cpu(monkeypatch):
         assert make_gpu_plan(indptr, indices[:0], shape, INPUTS["gpu"]) is None

@@ -5,7 +5,6 @@ import pytest
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 
-from kernels.formats import gpu_row_items
 from kernels.formats.gpu_row_items import make_gpu_row_items
 from kernels.formats.row_items import make_row_items
 from tests.cuda_shim.cuda_on_cpu import COMPILER
@@ -18,7 +17,7 @@ pytestmark = [
 
 
 def check(monkeypatch, indptr, part_edges, mode="late", row_ids=None):
-    with gpu_on_cpu(monkeypatch, gpu_row_items, mode):
+    with gpu_on_cpu(monkeypatch, mode):
         made = make_gpu_row_items(indptr, int(indptr[-1]), row_ids, part_edges)
     expected = make_row_items(indptr, row_ids, part_edges)
     assert torch.equal(made.items, expected.items)

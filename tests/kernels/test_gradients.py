@@ -486,8 +486,8 @@ class TestDropout:
             (0.5, 1 << 63, ValueError, "dropout_seed: got 9223372036854775808; an integer of 64 bits"),
             (0.5, 0.5, TypeError, r"dropout_seed: got float; an int, an int64 tensor \[1\] or None is needed"),
             (0.5, True, TypeError, "dropout_seed: got bool; an int"),
-            (0.5, torch.zeros(2, dtype=torch.int64), ValueError, r"dropout seed: got torch.int64 \(2,\); int64 \[1\]"),
-            (0.5, torch.zeros(1), ValueError, r"dropout seed: got torch.float32 \(1,\); int64 \[1\]"),
+            (0.5, torch.zeros(2, dtype=torch.int64), ValueError, r"dropout_seed: got torch.int64 \(2,\); int64 \[1\]"),
+            (0.5, torch.zeros(1), ValueError, r"dropout_seed: got torch.float32 \(1,\); int64 \[1\]"),
             (
                 0.5,
                 torch.zeros(1, dtype=torch.int64, device="meta"),

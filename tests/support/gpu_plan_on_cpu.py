@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 import pytest
 import torch
 from poison import poison
 
+from kernels.formats import gpu_columns, gpu_edges, gpu_plan, gpu_reverse, gpu_row_items, gpu_schedule
 from tests.cuda_shim import cuda_on_cpu
 from tests.cuda_shim.cuda_on_cpu import MODES, CpuGpu
 
@@ -17,9 +17,12 @@ WRITTEN = {
     "plan_tiles<true, false>": {0},
     "plan_tiles<false, true>": {3, 4},
     "plan_tiles<true, true>": {3, 4},
-    "plan_schedule<4096>": {0, 1, 2},
-    "plan_schedule<64>": {0, 1, 2},
+    "plan_schedule<4096>": {1, 2, 3},
+    "plan_schedule<64>": {1, 2, 3},
+    "plan_reverse<false>": {2, 3},
+    "plan_reverse<true>": {2, 3},
     "plan_items": {0},
+    **{f"plan_columns<{wide}, {counts}>": {0, 4} for wide in ("false", "true") for counts in ("false", "true")},
     "plan_parts": {0, 1, 4, 5},
     "plan_whole_rows": {0},
     "plan_edges<true>": {0},
@@ -28,8 +31,8 @@ WRITTEN = {
 
 
 @contextmanager
-def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, module: ModuleType, mode: str = "late") -> Iterator[CpuGpu]:
-    """Inside, `module` launches its kernels on CPU tensors, and uninitialised memory is poison."""
+def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[CpuGpu]:
+    """Inside, the modules of plans launch their kernels on CPU tensors, and uninitialised memory is poison."""
     gpu = CpuGpu(MODES[mode])
     empty, take_back = torch.empty, cuda_on_cpu._GuardedTensor.take_back
 
@@ -42,7 +45,8 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, module: ModuleType, mode: str = 
 
     with monkeypatch.context() as patch:
         patch.setattr("torch.empty", poisoned)
-        patch.setattr(module, "get_kernel", gpu.get_kernel)
-        patch.setattr(module, "launch_kernel", gpu.launch_kernel)
+        for module in (gpu_columns, gpu_edges, gpu_plan, gpu_reverse, gpu_row_items, gpu_schedule):
+            patch.setattr(module, "get_kernel", gpu.get_kernel)
+            patch.setattr(module, "launch_kernel", gpu.launch_kernel)
         patch.setattr(cuda_on_cpu._GuardedTensor, "take_back", take_back_written)
         yield gpu

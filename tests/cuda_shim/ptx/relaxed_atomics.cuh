@@ -23,6 +23,14 @@ inline void red_or_global_b32(int* address, u32 bits, shim::Site site = shim::Si
   atom_or_global_b32(address, bits, site);
 }
 
+inline int atom_add_global_s32(int* address, int x, shim::Site site = shim::Site::here()) {
+  shim::pause(site);
+  shim::check_global(address, 4, site);
+  const int old = *address;
+  *address = old + x;
+  return old;
+}
+
 inline void red_add_global_u64(i64* address, i64 x, shim::Site site = shim::Site::here()) {
   shim::pause(site);
   shim::check_global(address, 8, site);

@@ -1,0 +1,85 @@
+"""Graphs and inputs of plans of `fused3s`, and what it means that two plans have the same bits."""
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from attention_cases import EDGE_CASES
+
+from kernels.backends.base import InputSpec
+from kernels.backends.fused3s_planning import Fused3SData
+from kernels.formats.csr import CSRPattern, csr_pattern
+from kernels.tensor_record import to_dict
+
+HALF = torch.float16
+INPUTS = {
+    "forward": InputSpec(),
+    "narrow": InputSpec(HALF, 8, 8),
+    "edge_data": InputSpec(HALF, 32, 4, edge_data=True),
+    "backward": InputSpec(HALF, 64, 2, backward=True),
+    "narrow_backward": InputSpec(HALF, 8, 8, backward=True),
+    "edge_data_backward": InputSpec(HALF, 40, 3, edge_data=True, backward=True),
+}
+
+
+def symmetric(graph: sp.csr_array) -> sp.csr_array:
+    found = sp.csr_array(graph + graph.T)
+    found.sort_indices()
+    return found
+
+
+def missing(graph: sp.csr_array, *edges: int) -> sp.csr_array:
+    """A symmetric graph without some edges: 0, 1, ... are those above the diagonal, -1, -2, ... those below it."""
+    coo = symmetric(graph).tocoo()
+    above, below = np.flatnonzero(coo.row < coo.col), np.flatnonzero(coo.row > coo.col)
+    keep = np.ones(coo.nnz, dtype=bool)
+    keep[[above[edge] if edge >= 0 else below[edge] for edge in edges]] = False
+    return sp.csr_array((coo.data[keep], (coo.row[keep], coo.col[keep])), shape=coo.shape)
+
+
+def random_graph(num_rows: int, num_cols: int, degree: float, seed: int) -> sp.csr_array:
+    return sp.random_array((num_rows, num_cols), density=degree / num_cols, format="csr", rng=seed)
+
+
+def swapped(graph: sp.csr_array) -> CSRPattern:
+    """Columns that do not ascend, and repeated edges."""
+    pattern = csr_pattern(graph)
+    indices = torch.from_numpy(graph.indices.copy()).long().flip(0)
+    indptr = torch.from_numpy(graph.indptr.copy())
+    indptr = indptr[-1] - indptr.flip(0)
+    indices[int(indptr[3]) + 1] = indices[int(indptr[3])]
+    return CSRPattern(indptr, indices, pattern.shape)
+
+
+PATTERNS = {
+    "symmetric": lambda: symmetric(random_graph(300, 300, 3, 1)),
+    "hub": lambda: symmetric(EDGE_CASES["hub"]()),
+    "diagonal": lambda: sp.eye_array(40, format="csr"),
+    "above the diagonal alone": lambda: sp.csr_array(sp.triu(random_graph(100, 100, 5, 2), 1)),
+    "one edge above is missing": lambda: missing(random_graph(100, 100, 5, 3), 7),
+    "one edge below is missing": lambda: missing(random_graph(100, 100, 5, 3), -7),
+    "as many edges above as below": lambda: missing(random_graph(100, 100, 5, 3), 0, -1),
+    "directed": lambda: random_graph(200, 200, 40, 4),
+    "wide": lambda: random_graph(70, 300, 20, 5),
+    "tall": lambda: random_graph(300, 37, 4, 6),
+    "no edges": lambda: sp.csr_array((20, 20)),
+    "unsorted and repeated": lambda: swapped(symmetric(random_graph(100, 100, 6, 7))),
+}
+
+
+def assert_equal_plans(made: Fused3SData, expected: Fused3SData, label: str) -> None:
+    """The same bits and numbers, in arrays as large as they must be; arrays may be shared within a plan."""
+    _assert_equal(to_dict(made), to_dict(expected), label)
+
+
+def _assert_equal(made, expected, label: str) -> None:
+    assert type(made) is type(expected), label
+    if isinstance(expected, dict):
+        assert made.keys() == expected.keys(), label
+        for key, value in expected.items():
+            _assert_equal(made[key], value, f"{label}.{key}")
+    elif isinstance(expected, torch.Tensor):
+        assert (made.dtype, made.shape) == (expected.dtype, expected.shape), label
+        assert torch.equal(made.cpu(), expected.cpu()), label
+        assert made.untyped_storage().nbytes() == made.nbytes, f"{label}: more memory than it needs"
+    else:
+        assert made == expected, label
