@@ -30,7 +30,7 @@ def test_gradients(qkv):
 
 
 def test_a_part_without_a_gradient_has_zeros(qkv):
-    query, key, value = split_qkv(qkv, 2)
+    _query, key, _value = split_qkv(qkv, 2)
     (gradient,) = torch.autograd.grad(2 * key.sum(), qkv)
     assert torch.equal(gradient, torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64).repeat_interleave(8).expand(5, 24))
 

@@ -54,7 +54,9 @@ class FormulaBackend(ReferenceBackend):
         assert query.data_ptr() or not query.numel(), "a launch needs memory"
         return super().attend(data.edges, query, key, value, scale, out_dtype, lse, edges)
 
-    def attend_backward(self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, side_by_side=False) -> Gradients:
+    def attend_backward(
+        self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, side_by_side=False
+    ) -> Gradients:
         self.wanted.append(wanted)
         assert data.counted.tolist() == [data.edges.row.numel()], "a plan without what the backward pass reads"
         assert grad_output.shape == output.shape == query.shape
