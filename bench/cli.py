@@ -1,7 +1,9 @@
 """Shared by all scripts: the terminal, options, user errors, progress and the closing lines."""
 
 import logging
+import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +20,12 @@ from configs import load_config
 from configs.load import Schema
 from configs.schema import Section
 
-console = Console(highlight=False, soft_wrap=True)
+WIDE = 500  # columns of a log: tables are as wide as they need
+console = Console(
+    highlight=False,
+    soft_wrap=True,
+    width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE,
+)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 USER_ERRORS = (ValueError, OSError, MemoryError)  # errors that the user can fix
@@ -38,14 +45,22 @@ def configure_logging(*packages: str) -> None:
 
 
 @contextmanager
-def short_errors(*kinds: type[Exception], explain: Callable[[Exception], str | None] = str) -> Iterator[None]:
-    """Exit with status 2 and a short message on errors of these kinds.
+def short_errors(
+    *kinds: type[Exception],
+    explain: Callable[[Exception], str | None] = str,
+    kept: Callable[[], str] = lambda: "what was written before is kept",
+) -> Iterator[None]:
+    """Exit with status 2 and a short message on errors of these kinds, and with 130 on Ctrl-C.
 
     Args:
         explain: gives the message; None keeps the traceback.
+        kept: says after Ctrl-C what the run leaves behind.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        errors.print(Text(f"interrupted: {kept()}"))
+        raise typer.Exit(130) from None
     except kinds as error:
         message = explain(error)
         if message is None:
@@ -96,9 +111,18 @@ def describe_config(title: Path | str, config: Section, *, hidden: str = "") -> 
 def print_end(written: str, results: Path, problems: Iterable[str] = ()) -> None:
     """Print the results file, the command that repeats the run, and its problems."""
     console.print(Text(f"results      {written} in {results}"))
-    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
+    console.print(Text(f"to repeat    {repeat_command()}"))
     for problem in problems:
         errors.print(Text(f"error: {problem}"))
+
+
+def repeat_command() -> str:
+    """This process's command line with a Python that has its packages, also where no environment is activated."""
+    python, here = Path(sys.executable), Path.cwd()
+    if shutil.which("python") == str(python):
+        return shlex.join(["python", *sys.argv])
+    python = python.relative_to(here) if python.is_relative_to(here) else python
+    return shlex.join([str(python), *sys.argv])
 
 
 def dataset(row: Row) -> str:

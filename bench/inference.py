@@ -1,20 +1,21 @@
-"""Timing, report, CSV rows and predictions of one run of `scripts/infer.py`."""
+"""Timing, report and CSV rows of one run of `scripts/infer.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import yaml
 from rich.table import Table
 from rich.text import Text
 
+from bench.batches import SetRun
 from bench.checks import Accuracy, Agreement
 from bench.cli import console
+from bench.host_load import HostLoad, describe_wait
 from bench.model_regions import time_attention, time_regions
 from bench.provenance import device_name, provenance
-from bench.records import Row
+from bench.records import NONE, Row
 from bench.runner import dtype_name, graph_columns
 from bench.timers import Spread, time_passes, times_inside
 from configs import Config
@@ -25,8 +26,6 @@ from models import Execution
 from training.metrics import Score
 from training.weights import Weights
 
-SUFFIXES = (".npy", ".npz", ".pt")  # of predictions
-
 
 @dataclass(frozen=True)
 class InferenceRun:
@@ -34,10 +33,12 @@ class InferenceRun:
 
     Attributes:
         backend: attention backend that ran, never "auto".
-        forward: ms of a forward pass.
-        attention_share: share of a forward pass spent in attention, 0 to 1.
+        forward: ms of a forward pass; of the first batch, where there are several.
+        attention_share: share of it spent in attention, 0 to 1.
+        waited: share of the time in which threads waited for a core meanwhile, see `bench.host_load`.
         peak_memory: MiB.
-        format_build: ms to build the sparse format, once per graph.
+        format_build: ms to build the sparse format, once per graph or batch.
+        whole: all batches; None for one.
         agreement: with the reference backend; None if not compared.
         order: row order inside attention; None if none was asked for.
         accuracy: against float32; None if not compared.
@@ -55,6 +56,7 @@ class InferenceRun:
     dtype: torch.dtype
     forward: Spread
     attention_share: Spread
+    waited: float | None
     peak_memory: float
     format_build: float
     agreement: Agreement | None
@@ -63,21 +65,24 @@ class InferenceRun:
     regions: Mapping[str, Spread]
     weights: Weights
     score: Score | None
+    whole: SetRun | None = None
 
 
-def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread]:
-    """Milliseconds of a forward pass, and the share of attention in it."""
+def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread, float | None]:
+    """Milliseconds of a forward pass, the share of attention in it, and that of waiting for a core (`HostLoad`)."""
     console.print(Text(f"timing forward passes: {repeats}"))
+    load = HostLoad()
     forward = time_passes(execution.run, device=device, repeats=repeats)
+    waited = load.waited()
     few = max(1, repeats // 4)  # a share needs fewer passes than percentiles do
     console.print(Text(f"timing attention inside: {few}"))
     if execution.captured:
         attention = time_attention(execution, device=device, repeats=few)
         shares = [milliseconds / forward.median for milliseconds in (attention.median, attention.p10, attention.p90)]
-        return forward, Spread(*shares, attention.repeats)
+        return forward, Spread(*shares, attention.repeats), waited
     # Of the same passes: whatever else slows one down, its share stays below 1.
     inside, whole = times_inside(execution.eager, execution.inputs.attention, device=device, repeats=few)
-    return forward, Spread.of([part / full for part, full in zip(inside, whole, strict=True)])
+    return forward, Spread.of([part / full for part, full in zip(inside, whole, strict=True)]), waited
 
 
 def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
@@ -99,7 +104,8 @@ _ORIGIN = {
 def report_table(run: InferenceRun) -> Table:
     """Summary of the run in two columns."""
     meta, model, forward = run.meta, run.config.model, run.forward
-    graphs = f", {meta.num_graphs:,} graphs" if meta.num_graphs > 1 else ""
+    first = " of the first batch" if run.whole else ""
+    busy = f"; {text}" if (text := describe_wait(run.waited)) else ""
     encoding = f", {model.pos_enc} Laplacian eigenvectors" if model.pos_enc else ""
     chosen = " (chosen by auto)" if run.config.attention.backend == "auto" else ""
     edges = f", edge features as a {model.edge_features}" if meta.edge_features else ""
@@ -107,7 +113,7 @@ def report_table(run: InferenceRun) -> Table:
     peak = "on the GPU, during the forward passes" if run.device.type == "cuda" else "of the whole process"
     lines = {
         "data set": f"{meta.name}: {_ORIGIN[meta.source].format(origin=meta.origin)}",
-        "size": f"{meta.num_nodes:,} nodes, {meta.num_edges:,} edges{graphs}",
+        "size": f"{meta.num_nodes:,} nodes, {meta.num_edges:,} edges{describe_graphs(meta)}",
         "features": f"{meta.feature_dim:,} {meta.feature_kind} columns, {meta.features}",
         **_edge_lines(meta),
         "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}{edges}",
@@ -118,12 +124,14 @@ def report_table(run: InferenceRun) -> Table:
         "other layers": f"{execution.dense.path} ({execution.dense.reason})",
         "CUDA graph": f"{'yes' if execution.captured else 'no'} ({execution.graph_reason})",
         "precision": dtype_name(run.dtype),
-        "forward pass": (
-            f"{forward.median:.3f} ms median (p10 {forward.p10:.3f}, p90 {forward.p90:.3f}, {forward.repeats} passes)"
+        **({} if run.whole is None else _whole_lines(run.whole)),
+        f"forward pass{first}": (
+            f"{forward.median:.3f} ms median (p10 {forward.p10:.3f}, p90 {forward.p90:.3f}, {forward.repeats} "
+            f"passes){busy}"
         ),
-        "in attention": f"{run.attention_share.median:.1%} of the forward pass",
+        "in attention": f"{run.attention_share.median:.1%} of the forward pass{first}",
         "peak memory": f"{run.peak_memory:,.0f} MiB {peak}",
-        "format build": f"{run.format_build:.1f} ms once for the graph, first-use compiling included",
+        "format build": (f"{run.format_build:.1f} ms{first or ' once for the graph'}, first-use compiling included"),
     }
     if run.order:
         kind = "natural order kept" if run.order.perm is None else run.order.method
@@ -142,6 +150,29 @@ def report_table(run: InferenceRun) -> Table:
     for name, text in lines.items():
         table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
     return table
+
+
+def describe_graphs(meta: GraphMeta) -> str:
+    """Such as ", 1,024 of 41,127 graphs"; empty for a single graph."""
+    if meta.collection_size is None or meta.collection_size == meta.num_graphs:
+        return f", {meta.num_graphs:,} graphs" if meta.num_graphs > 1 else ""
+    return f", {meta.num_graphs:,} of {meta.collection_size:,} graphs"
+
+
+def _whole_lines(whole: SetRun) -> dict[str, str]:
+    rate, forward = whole.graphs_per_second, whole.forward
+    runs = f"{rate.repeats} passes" if rate.repeats > 1 else "1 pass"
+    return {
+        "all batches": (
+            f"{whole.num_graphs:,} graphs in {whole.num_batches:,} batches of up to {whole.batch_size:,}, "
+            f"kept on {whole.kept_on}"
+        ),
+        "throughput": f"{rate.median:,.0f} graphs/s median (p10 {rate.p10:,.0f}, p90 {rate.p90:,.0f}, {runs})",
+        "in forward passes": (
+            f"{whole.share.median:.1%} of that time, {forward.median:.3f} ms a batch (p10 {forward.p10:.3f}, p90 "
+            f"{forward.p90:.3f})"
+        ),
+    }
 
 
 def _edge_lines(meta: GraphMeta) -> dict[str, str]:
@@ -196,12 +227,19 @@ def result_rows(run: InferenceRun) -> list[Row]:
     def row(scope: str, metric: str, unit: str, spread: Spread, **columns: str) -> Row:
         return Row(**(shared | {"scope": scope, "metric": metric, "unit": unit} | spread.columns() | columns))
 
+    part = {"region": "first batch"} if run.whole else {}
     rows = [
-        row("model", "time", "ms", run.forward),
-        row("attention", "share_of_model_time", "1", run.attention_share),
+        row("model", "time", "ms", run.forward, note=describe_wait(run.waited) or NONE, **part),
+        row("attention", "share_of_model_time", "1", run.attention_share, **part),
         row("model", "peak_memory", "MiB", Spread.of([run.peak_memory])),
-        row("build", "time", "ms", Spread.of([run.format_build])),
+        row("build", "time", "ms", Spread.of([run.format_build]), **part),
     ]
+    if run.whole:
+        rows += [
+            row("model", "throughput", "graphs/s", run.whole.graphs_per_second, region="all batches"),
+            row("model", "share_in_forward_passes", "1", run.whole.share, region="all batches"),
+            row("model", "time", "ms", run.whole.forward, region="all batches"),
+        ]
     rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
     if run.score:
         rows.append(row("model", f"{run.score.part}_{run.score.metric}", "1", Spread.of([run.score.value])))
@@ -218,30 +256,6 @@ def result_rows(run: InferenceRun) -> list[Row]:
 def save_resolved_config(config: Config, folder: Path) -> Path:
     """Write the configuration with defaults and overrides to configs/SHA.yaml in `folder`; its path."""
     path = folder / "configs" / f"{config.sha()}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
-    return path
-
-
-def check_predictions_path(path: Path) -> None:
-    """Raise a ValueError if `save_predictions` would refuse `path`. Call it before a long run."""
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"--output {path}: got the suffix {path.suffix!r}; allowed are {', '.join(SUFFIXES)}")
-    if path.is_dir():
-        raise ValueError(f"--output {path}: is a folder; a file is needed")
-
-
-def save_predictions(path: Path, logits: torch.Tensor) -> None:
-    """Write logits [rows, classes] as float32: a .npy array, a .npz with the key "logits", or a .pt tensor.
-
-    The file appears under its name when it is complete.
-    """
-    check_predictions_path(path)
-    logits = logits.detach().float().cpu()
     with replacing(path) as unfinished:
-        if path.suffix == ".npy":
-            np.save(unfinished, logits.numpy())
-        elif path.suffix == ".npz":
-            np.savez(unfinished, logits=logits.numpy())
-        else:
-            torch.save(logits, unfinished)
+        unfinished.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
+    return path

@@ -14,6 +14,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bench.places import check_place
+
 NONE = "none"
 NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of results/datasets
 
@@ -78,7 +80,8 @@ class Row(Provenance):
         l2: state of the L2 cache before each run; of kernels.
         scope: what was measured: the whole model, attention alone, one kernel, building the format, the machine.
         region: part of an eager forward pass, see `bench.model_regions`; of a kernel in the benchmark `backward` the
-            pass, forward or backward; of a model in training: step, or the epoch of a point of a learning curve.
+            pass, forward or backward; of a model in training: step, or the epoch of a point of a learning curve; of a
+            model on a collection: "first batch", or "all batches" (its time: of each of them).
         sm: number of the streaming multiprocessor.
         working_set, work: bytes that a micro-benchmark touches; bytes that one run moves, or its FLOP.
         metric, unit: such as time and ms, peak_memory and MiB.
@@ -173,7 +176,9 @@ def finished(rows: Iterable[Row], statuses: Collection[Status]) -> set[tuple]:
 
 
 def check_results_file(path: Path) -> None:
-    """Raise a ResultsFileError if `append_rows` would refuse `path`. Call it before a long run."""
+    """Raise a ResultsFileError, or an OutputPathError, if `append_rows` would refuse `path`. Call it before a long
+    run."""
+    check_place("--results", path)
     if path.exists():
         _check_content(path, path.read_bytes())
 
@@ -207,8 +212,10 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
             written = file.write(content)
             if written != len(content):
                 raise OSError(f"{path}: only {written} of {len(content)} bytes were written; is the disk full?")
-        except OSError:
+        except OSError as error:
             file.truncate(len(before))
+            if error.errno and not error.filename:  # such as a full disk, which names no file
+                raise OSError(error.errno, error.strerror, str(path)) from error
             raise
 
 

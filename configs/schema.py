@@ -38,8 +38,26 @@ class DataConfig(Section):
     root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
     path: str | None = None  # the user's own graph file; without it, source: file reads <root>/<name>.npz
     batch_size: int = Field(default=1024, ge=1)  # graphs per batch, for data sets of many small graphs
+    batches: int | Literal["all"] = 1  # batches that inference goes over; training goes over all
     order: Literal["dataset", "random"] = "dataset"  # order in which graphs are taken
     split: Literal["train", "val", "test"] | None = None  # null: the choice of the published run
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_label(cls, name: str) -> str:
+        if name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):
+            raise ValueError(
+                f"data.name = {name!r}: it names files, so that it must be printable, without / and \\; the place of a "
+                "file is data.path"
+            )
+        return name
+
+    @field_validator("batches", mode="before")
+    @classmethod
+    def _batches_counted(cls, batches: Any) -> Any:
+        if batches != "all" and (type(batches) is not int or batches < 1):
+            raise ValueError(f"data.batches = {batches!r}: allowed are 1, 2, 3, ... and all")
+        return batches
 
     @model_validator(mode="after")
     def _source_agrees(self) -> Self:
@@ -58,14 +76,25 @@ class DataConfig(Section):
         """Whether the graph is a file of the user's, which may have any name."""
         return self.source == "file" or self.path is not None
 
+    def load_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `data.load` for the graphs of all batches."""
+        graphs = None if self.batches == "all" else self.batches * self.batch_size
+        return self.model_dump(exclude={"batches"}) | {"batch_size": graphs}
+
     def _check_selection(self, reads_file: bool) -> None:
         is_single = not reads_file and self.name in _dataset_names() and not _is_collection(self.name)
-        for key, default in (("order", "dataset"), ("split", None)):
+        for key, default in (("batches", 1), ("order", "dataset"), ("split", None)):
             if (value := getattr(self, key)) == default:
                 continue
             against = None
             if is_single:
                 against = f"data.name = {self.name!r}: a single graph"
+            elif key == "batches":
+                if self.source == "synthetic" and value == "all":
+                    raise ValueError(
+                        "data.batches = 'all' and data.source = 'synthetic': a surrogate is made for a number of "
+                        "graphs; allowed are 1, 2, 3, ..."
+                    )
             elif self.source == "synthetic":
                 against = "data.source = 'synthetic': a surrogate has neither an order nor splits"
             elif reads_file and key == "split":
@@ -79,11 +108,11 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """Graph Transformer of Dwivedi and Bresson; the defaults are the paper's end-to-end model."""
 
-    dim: int = Field(default=128, ge=MIN_DIM)
-    heads: int = Field(default=1, ge=1)
-    blocks: int = Field(default=10, ge=1)
+    dim: int = Field(default=128, ge=MIN_DIM, le=65_536)
+    heads: int = Field(default=1, ge=1, le=65_536)
+    blocks: int = Field(default=10, ge=1, le=10_000)
     norm: Literal["layer", "batch"] = "layer"
-    pos_enc: int = Field(default=0, ge=0)  # Laplacian eigenvectors added to the input; 0: none
+    pos_enc: int = Field(default=0, ge=0, le=1_024)  # Laplacian eigenvectors added to the input; 0: none
     edge_features: Literal["none", "bias", "stream"] = "none"  # form in which they enter (see models.graph_transformer)
     dropout: float = Field(default=0.0, ge=0, lt=1)  # in training, on embedding, attention output and FFN
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)  # in training, on the softmax weights
@@ -142,8 +171,8 @@ class RuntimeConfig(Section):
     device: str = "auto"
     cuda_graph: Literal[True, False, "auto"] = "auto"  # capture the forward pass once and replay it
     dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # non-attention layers (see models.dense)
-    warmup: int = Field(default=3, ge=1)  # at least one: the first pass on a GPU may compile and tune
-    repeats: int = Field(default=20, ge=1)
+    warmup: int = Field(default=3, ge=1, le=1_000_000)  # at least one: the first pass on a GPU may compile and tune
+    repeats: int = Field(default=20, ge=1, le=1_000_000)
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     @field_validator("device")
@@ -163,7 +192,7 @@ class TrainingConfig(Section):
     clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)  # bound of the gradient's norm; null: none
     schedule: Literal["constant", "cosine"] = "cosine"  # after the warm-up; cosine falls to 0 at the last epoch
     warmup_epochs: int = Field(default=0, ge=0)  # the learning rate rises linearly
-    epochs: int = Field(default=200, ge=1)
+    epochs: int = Field(default=200, ge=1, le=1_000_000)
     patience: int | None = Field(default=None, ge=1)  # stop after so many epochs without a better validation metric
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, else float32
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(strict=False)] = ()  # a run each

@@ -101,5 +101,7 @@ def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
         edata=edata,
         graph_labels=graph.graph_labels,
         splits=graph.splits,
+        graph_ids=graph.graph_ids,
+        collection_size=graph.collection_size,
         removed=removed,
     )

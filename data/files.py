@@ -220,7 +220,8 @@ def _from_collection(path: Path, arrays: dict[str, np.ndarray], selection: Selec
         raise ValueError(
             f"{path}: edge_counts sum to {edges.sum()}, u has {u.size} entries and v {v.size}; they must agree"
         )
-    picked = selection.pick(sizes.size, str(path))
+    count = sizes.size
+    picked = selection.pick(count, str(path))
     ndata, labels = {}, None
     if "feat" in arrays:
         ndata["feat"] = _features(path, "feat", arrays["feat"], int(sizes.sum()))[rows_of(picked, sizes)]
@@ -256,6 +257,8 @@ def _from_collection(path: Path, arrays: dict[str, np.ndarray], selection: Selec
         ndata=ndata,
         graph_labels=labels,
         splits=splits,
+        graph_ids=picked,
+        collection_size=count,
     )
 
 

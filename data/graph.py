@@ -32,6 +32,9 @@ class RawGraph:
         edata: arrays of E rows: "feat" (float32 [E, F] or int64 [E, C]), or nothing.
         graph_labels: [B, T] float32, NaN where a label is missing; None if the graphs have none.
         splits: int64 ids of the nodes (node task) or graphs (graph task) of each of `PARTS`; None if there are none.
+        graph_ids: [B] int64, numbers of the graphs in their collection; None if they are not known.
+        collection_size: graphs of the collection, or of the chosen split, that the batch was taken from; None if it is
+            not known.
     """
 
     row: np.ndarray
@@ -43,6 +46,8 @@ class RawGraph:
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
     graph_labels: np.ndarray | None = None
     splits: Mapping[str, np.ndarray] | None = None
+    graph_ids: np.ndarray | None = None
+    collection_size: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +58,7 @@ class CsrGraph:
         indptr: [N + 1] offset of each row's edges; int32, or int64 from 2^31 edges on.
         col: [nnz] of the same type, the columns.
         sha256: see `GraphMeta`.
-        origin, graph_sizes, ndata, graph_labels, splits: see `RawGraph`.
+        origin, graph_sizes, ndata, graph_labels, splits, graph_ids, collection_size: see `RawGraph`.
         edata: arrays of nnz rows; of duplicates the first one's.
         removed: number of duplicates left out.
     """
@@ -67,6 +72,8 @@ class CsrGraph:
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
     graph_labels: np.ndarray | None = None
     splits: Mapping[str, np.ndarray] | None = None
+    graph_ids: np.ndarray | None = None
+    collection_size: int | None = None
     removed: int = 0
 
     @property
@@ -91,6 +98,7 @@ class GraphMeta:
         num_nodes: N, summed over a batch.
         num_edges: nnz(A), edges without duplicates.
         num_graphs: graphs in the batch; 1 for a single graph.
+        collection_size: graphs of the collection, or of the chosen split, that they were taken from; None if unknown.
         feature_kind: "float" (float32 [N, F]) or "categorical" (int64 [N, C]).
         feature_dim: F or C, the columns of `ndata["feat"]`.
         feature_cardinalities: number of codes of each categorical column; None for float features.
@@ -122,6 +130,7 @@ class GraphMeta:
     edge_features: Literal["original", "random"] | None = None
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
+    collection_size: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +142,7 @@ class LoadedGraph:
             node has several); of a graph task float32 [G, T], NaN for a missing one. None without labels.
         splits: for "train", "valid" and "test" the int64 ids of the loaded nodes (node task) or graphs (graph task);
             None if the set has no standard split.
+        graph_ids: [G] int64, numbers of the graphs in their collection; None if they are not known.
         metric: "accuracy", "rocauc" (area under the ROC curve), "ap" (average precision), the last two averaged over
             the tasks, "mae" or "f1"; None if the set has no standard one.
     """
@@ -142,3 +152,4 @@ class LoadedGraph:
     labels: "torch.Tensor | None" = None
     splits: "dict[str, torch.Tensor] | None" = None
     metric: Metric | None = None
+    graph_ids: "torch.Tensor | None" = None

@@ -281,11 +281,13 @@ def _finish(
             licence=entry.licence if entry else "",
             citation=entry.citation if entry else "",
             sha256=csr.sha256,
+            collection_size=csr.collection_size,
             **about_edges,
         ),
         labels=labels,
         splits=None if csr.splits is None else {part: _tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
         metric=None if labels is None or entry is None else entry.metric,
+        graph_ids=_tensor(csr.graph_ids),
     )
 
 

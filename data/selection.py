@@ -52,8 +52,8 @@ class Selection:
         size = count if self.batch_size is None else self.batch_size
         if size > count:
             raise ValueError(
-                f"batch_size: got {self.batch_size}; {place} has {count} graphs. Set batch_size (data.batch_size in a "
-                f"configuration) to {count} or less"
+                f"batch_size: got {self.batch_size}; {place} has {count} graphs. Set batch_size (data.batch_size times "
+                f"data.batches in a configuration) to {count} or less, or take all (data.batches: all)"
             )
         if self.order == "dataset":
             return np.arange(size)

@@ -96,24 +96,67 @@ def prepare_graph(
         ValueError: "feat" is missing, not two-dimensional, or of another dtype; the plan keeps no edge order.
     """
     features = _features(graph.ndata, "ndata", "nodes")
-    aligned = None
+    of_edges = _features(graph.edata, "edata", "edges") if edge_features else None
+    sizes = graph.batch_num_nodes().cpu()
+    ends = graph.edges() if pos_enc or edge_features else ()
+    starts = (sizes.cumsum(0) - sizes).to(device)
+    return _inputs(features, of_edges, ends, starts, attention, pos_enc, device, dtype)
+
+
+def prepare_batch(
+    batch: Any,
+    attention: Attention,
+    *,
+    pos_enc: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    edge_features: bool = False,
+) -> GraphInputs:
+    """As `prepare_graph`, from tensors on `device` instead of a DGLGraph: no check, and no wait without pos_enc and
+    edge features.
+
+    Args:
+        batch: with indptr [N + 1] int64 and col [nnz] of the distinct edges; features [N, F] float or [N, C] codes of
+            any integer type, in the model's range; edge_features likewise [nnz, F] or [nnz, C], or None; graph_starts
+            [G] int64.
+        attention: over the same edges.
+    """
+    ends = ()
+    if pos_enc or edge_features:
+        rows = torch.arange(len(batch.features), device=device)
+        ends = batch.col, torch.repeat_interleave(rows, batch.indptr.diff(), output_size=len(batch.col))
+    of_edges = batch.edge_features if edge_features else None
+    return _inputs(batch.features, of_edges, ends, batch.graph_starts, attention, pos_enc, device, dtype)
+
+
+def _inputs(
+    features: Tensor,
+    edge_features: Tensor | None,
+    ends: tuple[Tensor, ...],
+    graph_starts: Tensor,
+    attention: Attention,
+    pos_enc: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> GraphInputs:
+    """ends: source (key) and destination (query) of each edge, where pos_enc or edge features need them."""
+    aligned = encoding = None
+    num_nodes = len(features)
     if features.is_floating_point():
         aligned = aligned_columns(features.to(dtype)).to(device)
         features = aligned[:, : features.shape[1]]
-    sizes = graph.batch_num_nodes().cpu()
-    encoding = None
     if pos_enc:
-        source, destination = (ends.cpu().numpy() for ends in graph.edges())
-        vectors = laplacian_encoding(source, destination, graph.num_nodes(), pos_enc)
+        source, destination = (nodes.cpu().numpy() for nodes in ends)
+        vectors = laplacian_encoding(source, destination, num_nodes, pos_enc)
         encoding = torch.from_numpy(vectors).to(device, dtype)
     return GraphInputs(
-        features=features.to(device),
+        features=features if aligned is not None else features.to(device, torch.int64),
         aligned_features=aligned,
         attention=attention,
         encoding=encoding,
-        nodes=torch.arange(graph.num_nodes(), device=device),
-        graph_starts=(sizes.cumsum(0) - sizes).to(device),
-        edges=_edge_inputs(graph, attention, device, dtype) if edge_features else None,
+        nodes=torch.arange(num_nodes, device=device),
+        graph_starts=graph_starts,
+        edges=None if edge_features is None else _edge_inputs(edge_features, ends, attention, device, dtype),
     )
 
 
@@ -128,8 +171,9 @@ def _features(data: Any, name: str, rows: str) -> Tensor:
     return features
 
 
-def _edge_inputs(graph: Any, plan: Attention, device: torch.device, dtype: torch.dtype) -> EdgeInputs:
-    features = _features(graph.edata, "edata", "edges")
+def _edge_inputs(
+    features: Tensor, ends: tuple[Tensor, ...], plan: Attention, device: torch.device, dtype: torch.dtype
+) -> EdgeInputs:
     if not isinstance(plan, AttentionPlan) or plan.edge_order is None:
         raise ValueError(
             "attention: a model with edge features needs a plan that keeps the order of the edges: "
@@ -138,7 +182,7 @@ def _edge_inputs(graph: Any, plan: Attention, device: torch.device, dtype: torch
     edge = plan.edge_order.edge_of_csr
     position = REGISTRY[plan.backend].edge_order(plan.data)
     edge = edge if position is None else edge[position]
-    source, target = (ends.to(device).long()[edge] for ends in graph.edges())
+    source, target = (nodes.to(device).long()[edge] for nodes in ends)
     features = features.to(device, dtype if features.is_floating_point() else torch.int64)
     return EdgeInputs(features[edge], source, target, plan.edge_order)
 

@@ -62,7 +62,7 @@ def train(config_path: Path, overrides: list[str], output: Path, resume: bool, r
     console.print(cli.describe_config(f"{config_path} ({config.sha()})", config))
     console.print(Text(f"loading {config.data.name}"))
     loaded = data.load(
-        **(config.data.model_dump() | {"batch_size": None}),  # all graphs; training makes the batches
+        **(config.data.load_arguments() | {"batch_size": None}),  # all graphs; training makes the batches
         seed=config.runtime.seed,
         edge_features=config.model.edge_features != "none",
     )

@@ -73,7 +73,8 @@ class Zinc(OfficialSource):
         picked = selection.pick(len(graphs), f"{remote.target}, {' and '.join(splits)}")
         raw = from_dgl(batch_of([graphs[i] for i in picked]), selection.described(remote.url), batched=True)
         ids = renumbered(consecutive(sizes), picked, len(graphs))
-        return replace(raw, graph_labels=np.concatenate(labels)[picked], splits=ids)
+        whole = {"graph_ids": picked, "collection_size": len(graphs)}
+        return replace(raw, graph_labels=np.concatenate(labels)[picked], splits=ids, **whole)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class Superpixels(OfficialSource):
         ids = renumbered(consecutive(sizes), picked, len(graphs))
         nodes = {part: np.sort(rows_of(ids[part], raw.graph_sizes)) for part in ids}
         label = raw.ndata["label"].astype(np.int64)
-        return replace(raw, ndata={**raw.ndata, "label": label}, splits=nodes)
+        whole = {"graph_ids": picked, "collection_size": len(graphs)}
+        return replace(raw, ndata={**raw.ndata, "label": label}, splits=nodes, **whole)
 
 
 @dataclass(frozen=True)
@@ -163,4 +165,6 @@ class Peptides(OfficialSource):
             graphs, place = np.arange(len(rows)), str(table.parent)
         picked = graphs[selection.pick(graphs.size, place)]
         batch = molecules.batch(picked, selection.described(self.files(root)[0].url))
-        return replace(batch, graph_labels=labels[picked], splits=renumbered(splits, picked, len(rows)))
+        splits = renumbered(splits, picked, len(rows))
+        whole = {"graph_ids": picked, "collection_size": graphs.size}
+        return replace(batch, graph_labels=labels[picked], splits=splits, **whole)

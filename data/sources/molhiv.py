@@ -44,7 +44,13 @@ class MolHiv(OgbGraphs):
             )
         picked = graphs[selection.pick(graphs.size, place)]
         batch = molecules.batch(picked, selection.described(f"{MOLECULENET}, scaffold split computed"))
-        return replace(batch, graph_labels=labels[picked], splits=renumbered(splits, picked, molecules.rows.size))
+        return replace(
+            batch,
+            graph_labels=labels[picked],
+            splits=renumbered(splits, picked, molecules.rows.size),
+            graph_ids=picked,
+            collection_size=graphs.size,
+        )
 
     def _table(self, root: Path) -> Path | None:
         if self.folder(root).exists():

@@ -96,7 +96,13 @@ class OgbGraphs(OfficialSource):
                 both_directions=self.both_directions,
             )
             labels = read_rows(raw / "graph-label.csv.gz", picked).astype(np.float32) if self.labelled else None
-        return replace(batch, graph_labels=labels, splits=splits and renumbered(splits, picked, sizes.size))
+        return replace(
+            batch,
+            graph_labels=labels,
+            splits=splits and renumbered(splits, picked, sizes.size),
+            graph_ids=picked,
+            collection_size=graphs.size,
+        )
 
     def _check_files(self, folder: Path) -> None:
         needed = [RELEASE, *(f"raw/{name}.csv.gz" for name in ("edge", "num-node-list", "num-edge-list"))]

@@ -272,7 +272,7 @@ BAD = {
     "id of next graph": (collection(v=[1, 3, 1, 1, 2, 3]), "edge 1 joins 1 and 3 in a graph of 3 nodes"),
     "too few graphs": (
         collection(node_counts=[3, 6], edge_counts=[2, 4]),
-        r"batch_size: got 3; .*c\.npz has 2 graphs. Set batch_size \(data.batch_size",
+        r"batch_size: got 3; .*c\.npz has 2 graphs. Set batch_size \(data.batch_size times data.batches",
     ),
 }
 

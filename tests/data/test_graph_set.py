@@ -1,10 +1,11 @@
-"""Batches cut from a packed collection against DGL's own batches of the same graphs."""
+"""Batches cut from a packed collection, by id and in order, against DGL's own batches of the same graphs."""
 
 import numpy as np
 import pytest
 import torch
 
 import data
+from data.csr_batches import CsrBatches
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from models import GraphTransformer
@@ -82,6 +83,31 @@ def test_batches_hold_each_graph_once():
     assert len(graph_set) == 10
 
 
+@pytest.mark.parametrize("task", ["graph", "node"])
+@pytest.mark.parametrize("directed", [False, True])
+def test_batches_in_order_are_dgls_batches(task, directed):
+    graphs = random_graphs(2, directed)
+    first = np.cumsum([0, *(graph.num_nodes() for graph in graphs)]).tolist()
+    batches = CsrBatches(loaded_from(graphs, task), 4, torch.device("cpu"))
+    assert (len(batches), batches.num_graphs, batches.num_rows) == (3, 10, 10 if task == "graph" else first[-1])
+    for _ in range(2):  # each pass gives them again
+        found = list(batches)
+        assert [(batch.first, batch.last) for batch in found] == [(0, 4), (4, 8), (8, 10)]
+        for batch in found:
+            expected = import_dgl().batch(graphs[batch.first : batch.last])
+            ends = (batch.first, batch.last) if task == "graph" else (first[batch.first], first[batch.last])
+            assert (batch.first_row, batch.last_row) == ends
+            assert batch.indptr.dtype == torch.int64
+            rows = torch.repeat_interleave(torch.arange(expected.num_nodes()), batch.indptr.diff())
+            edges = list(zip(rows.tolist(), batch.col.tolist(), strict=True))
+            assert edges == sorted(edges)
+            assert dict(zip(edges, batch.edge_features.tolist(), strict=True)) == edges_of(expected)
+            assert batch.features.dtype == (torch.int32 if directed else torch.uint8)
+            assert torch.equal(batch.features.long(), expected.ndata["feat"])
+            sizes = expected.batch_num_nodes()
+            assert torch.equal(batch.graph_starts, sizes.cumsum(0) - sizes)
+
+
 def test_a_set_that_data_load_gives(tmp_path):
     """From a file, into the model; the predictions of the batches are those of the whole."""
     rng = np.random.default_rng(0)
@@ -109,6 +135,7 @@ def test_a_set_that_data_load_gives(tmp_path):
         assert torch.equal(batch.labels, loaded.labels[batch.ids])
         parts[batch.ids] = predict(batch.graph)
     assert torch.allclose(parts, whole, atol=1e-5)
+    assert (loaded.meta.collection_size, loaded.graph_ids.tolist()) == (30, list(range(30)))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Importing torch and DGL takes most of a run, so tests that need no fresh process
 
 import csv
 import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -95,7 +96,9 @@ def test_report_results_and_predictions(fresh_infer, tmp_path):
     ):
         assert text in done.stdout, done.stdout
     repeat = next(line for line in done.stdout.splitlines() if line.startswith("to repeat"))
-    assert shlex.split(repeat)[2:6] == ["python", "scripts/infer.py", "--config", "configs/infer/cora.yaml"]
+    python, *rest = shlex.split(repeat)[2:]
+    assert shutil.which(python, path=os.environ["PATH"]) or (ROOT / python).samefile(sys.executable)
+    assert rest[:3] == ["scripts/infer.py", "--config", "configs/infer/cora.yaml"]
 
     with np.load(tmp_path / "out.npz") as file:
         assert file["logits"].shape == (2708, 7)
@@ -218,6 +221,105 @@ def test_the_shape_of_dgls_example(infer):
     assert "agrees with the reference" in done.stdout
 
 
+@pytest.fixture
+def collection(tmp_path):
+    """A file of 50 labelled graphs; its path and settings to run all of it in batches of 8."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 9, 50)
+    u, v = (np.concatenate([np.arange(size - 1) + end for size in sizes]) for end in (0, 1))
+    arrays = {"node_counts": sizes, "edge_counts": sizes - 1, "u": u, "v": v, "graph_label": rng.normal(size=(50, 2))}
+    path = tmp_path / "mine.npz"
+    np.savez(path, feat=rng.normal(size=(sizes.sum(), 5)), **arrays)
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"data: {{name: mine, source: file, path: '{path}', batch_size: 8}}\nmodel: {{pos_enc: 2}}\n")
+    return config, arrays["graph_label"]
+
+
+def test_all_batches_of_a_collection(infer, tmp_path, collection):
+    config, labels = collection
+    small = QUICK[2:]
+    done = infer("--set", "data.batch_size=50", "--output", tmp_path / "one.npz", config=config, quick=small)
+    assert done.exit_code == 0, done.stderr
+    more = ["--set", "data.batches=all", "--verify", "--accuracy", "--profile"]
+    done = infer(*more, "--output", tmp_path / "all.npz", config=config, quick=small)
+    assert done.exit_code == 0, done.stderr
+    for text in (", 50 graphs", "50 graphs in 7 batches of up to 8", "graphs/s median", "agrees with the reference"):
+        assert text in done.stdout
+    assert "no (the batches differ in size)" in done.stdout
+    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "all.npz") as every:
+        np.testing.assert_allclose(every["logits"], one["logits"], atol=1e-5)
+        np.testing.assert_array_equal(every["graph_ids"], np.arange(50))
+        np.testing.assert_allclose(every["labels"], labels, rtol=1e-6)
+        expected = one["logits"]
+    (rate,) = (row for row in rows(tmp_path) if row["metric"] == "throughput")
+    assert (rate["unit"], rate["region"], rate["graphs"], rate["status"]) == ("graphs/s", "all batches", "50", "ok")
+    share = next(row for row in rows(tmp_path) if row["metric"] == "share_in_forward_passes")
+    assert 0 < float(share["value"]) <= 1
+
+    done = infer(
+        *("--set", "data.batches=3", "--set", "data.order=random", "--output", tmp_path / "some.npz"),
+        config=config,
+        quick=small,
+    )
+    assert "24 of 50 graphs" in done.stdout
+    with np.load(tmp_path / "some.npz") as some:
+        ids = some["graph_ids"]
+        assert len(set(ids.tolist())) == 24
+        assert ids.tolist() != sorted(ids)
+        np.testing.assert_allclose(some["logits"], expected[ids], atol=1e-5)
+        np.testing.assert_allclose(some["labels"], labels[ids], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("data.batches=0", "data.batches = 0: allowed are 1, 2, 3, ... and all"),
+        ("data.batches=7", "batch_size: got 56; "),
+        ("data.batch_size=51", "has 50 graphs. Set batch_size (data.batch_size times data.batches in a configuration)"),
+        ("runtime.dense=compiled", "runtime.dense = 'compiled' and data.batches = 'all': batches differ in size"),
+    ],
+)
+def test_batches_that_cannot_be(infer, collection, given, message):
+    batches = "data.batches=all" if "runtime" in given else given
+    done = infer("--set", batches, "--set", given, config=collection[0], quick=QUICK[2:])
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_one_graph_has_no_batches(infer, tmp_path):
+    np.savez(tmp_path / "one.npz", src_li=[0, 1], dst_li=[1, 0], num_nodes=2)
+    given = ["data.name=mine", f"data.path={tmp_path / 'one.npz'}", "data.source=file", "data.batches=all"]
+    done = infer(*(part for each in given for part in ("--set", each)))
+    assert done.exit_code == 2
+    assert "one.npz holds one graph; only 1 is allowed" in done.stderr
+
+
+@pytest.mark.parametrize("stage", ["time_model", "compare", "append_rows"])
+def test_what_ctrl_c_leaves_behind(infer, script, tmp_path, monkeypatch, stage):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, stage, interrupt)
+    done = infer("--verify", "--output", tmp_path / "out.npy")
+    assert done.exit_code == 130
+    written = stage != "time_model"
+    what = f"the predictions in {tmp_path / 'out.npy'}" if written else "nothing"
+    assert done.stderr.splitlines()[-1] == f"interrupted: {what} was written"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.npy"] * written
+
+
+def test_a_results_file_that_cannot_be_written_leaves_the_predictions(infer, script, tmp_path, monkeypatch):
+    def full(path, rows):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(script, "append_rows", full)
+    done = infer("--output", tmp_path / "out.npy")
+    assert done.exit_code == 2
+    assert f"No space left on device: '{tmp_path / 'r.csv'}'" in done.stderr
+    assert f"kept: the predictions in {tmp_path / 'out.npy'}" in done.stderr
+    assert np.load(tmp_path / "out.npy").shape == (2708, 7)
+
+
 @pytest.mark.parametrize("form", ["bias", "stream"])
 def test_edge_features(infer, tmp_path, form):
     done = infer(
@@ -262,8 +364,15 @@ def test_outputs_that_are_not_finite_are_reported(infer, tmp_path):
         (["--config", "none.yaml"], ["none.yaml: no such file"]),
         (["--checkpoint", "none.pt"], ["none.pt: no such file"]),
         (["--checkpoint", "OTHER"], ["of another shape: embedding.linear.weight [8, 1433], the model has [16, 1433]"]),
-        (["--checkpoint", "TRUNCATED"], ["is it truncated?"]),
+        (["--checkpoint", "TRUNCATED"], ["not a file of torch.save, or truncated; write it again"]),
         (["--output", "out.csv"], ["'.csv'; allowed are .npy, .npz, .pt"]),
+        (["--output", "README.md/out.npy"], ["--output README.md/out.npy: cannot be written", "README.md is a file"]),
+        (["--results", "README.md/r.csv"], ["--results README.md/r.csv: cannot be written", "README.md is a file"]),
+        (["--set", "data.name=../../evil", "--set", "data.path=TRUNCATED"], ["data.name = '../../evil'", "data.path"]),
+        (
+            ["--set", "data.batches=2"],
+            ["data.batches = 2 and data.name = 'cora': a single graph; only data.batches: 1"],
+        ),
         (["--results", "FOREIGN"], ["holds other columns"]),
         (["--set", "data.source=file", "--set", "data.path=none.npz"], ["none.npz"]),
         (["--set", "data.source=file", "--set", "data.path=TRUNCATED"], ["w.pt"]),
@@ -316,12 +425,27 @@ def test_gpu_backend_without_a_gpu_names_the_reason_and_the_available_ones(infer
     assert "able to run there: dgl, " in done.stderr
 
 
-def test_out_of_memory_names_the_requested_bytes(infer):
-    # More than a process can address, so that no machine overcommits it.
-    done = infer("--set", "model.dim=8000000000000", "--set", "model.heads=1000000000000")
+def test_out_of_memory_names_the_bytes_and_what_makes_the_step_smaller(infer):
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**30, limits[1]))
+    try:
+        done = infer("--set", "model.dim=32768", "--set", "model.heads=1024")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
     assert done.exit_code == 2, done.stderr
-    assert "out of memory" in done.stderr
-    assert "bytes" in done.stderr
+    assert "out of memory while building the model: 12,884,901,888 bytes were asked for at once" in done.stderr
+    assert "model.dim = 32768" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dim", 2**43), ("heads", 2**40), ("blocks", 2**40), ("pos_enc", 10**12), ("dim", 7.5), ("dropout", "much")],
+)
+def test_sizes_of_a_model_are_bounded(infer, key, value):
+    done = infer("--set", f"model.{key}={value}")
+    assert done.exit_code == 2, done.stderr
+    assert f"model.{key} = {value!r}: " in done.stderr
 
 
 @pytest.mark.gpu

@@ -1,0 +1,182 @@
+"""A model over all batches of a collection: the next batch is loaded and planned while the GPU computes."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.timers import Spread, mark, milliseconds_between
+from data.csr_batches import CsrBatch
+from data.prefetch import made_ahead
+from kernels import AttentionPlan
+from kernels.formats.csr import CSRPattern
+from models import GraphInputs, GraphTransformer
+from models.graph_inputs import prepare_batch
+
+MOST_QUEUED = (
+    4  # batches whose outputs the host has not taken yet: a batch's memory is kept until the GPU is done with it
+)
+MADE_AHEAD = 2  # batches that a thread makes ahead
+SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
+
+Plan = Callable[[CSRPattern], AttentionPlan]
+Forward = Callable[[GraphInputs], Tensor]
+Take = Callable[[CsrBatch, np.ndarray], None]  # of the logits [rows, classes] float32 of a batch
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a collection.
+
+    Attributes:
+        seconds: from the first batch's assembly to the last output in host memory.
+        forward: milliseconds of each batch's forward pass, on a GPU between two CUDA events: launch gaps count.
+    """
+
+    seconds: float
+    forward: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Of the time of the pass, that in which the GPU ran forward passes."""
+        return sum(self.forward) / 1e3 / self.seconds
+
+
+def pattern_of(batch: CsrBatch) -> CSRPattern:
+    return CSRPattern(batch.indptr, batch.col, (len(batch.features),) * 2)
+
+
+def prepare(model: GraphTransformer, batch: CsrBatch, attention: AttentionPlan) -> GraphInputs:
+    """Inputs of the model, whose parameters have their final device and dtype."""
+    weight = model.readout.classes.weight
+    return prepare_batch(
+        batch,
+        attention,
+        pos_enc=model.pos_enc,
+        device=weight.device,
+        dtype=weight.dtype,
+        edge_features=model.edge_features != "none",
+    )
+
+
+class BatchRunner:
+    """Runs a model over a collection, with a plan for each batch.
+
+    On a GPU batches are assembled and planned on a stream of their own, while forward passes run on the current one.
+
+    Args:
+        batches: on the model's device, assembled on its current stream; iterated for each pass.
+        by_thread: whether a thread assembles and plans ahead. Else the thread that queues the forward passes does so
+            between them, which suits work that is launches only: two threads would wait for each other.
+    """
+
+    def __init__(
+        self, batches: Iterable[CsrBatch], model: GraphTransformer, plan: Plan, forward: Forward, *, by_thread: bool
+    ) -> None:
+        self.batches, self.model, self.plan, self.forward = batches, model, plan, forward
+        self.by_thread = by_thread
+        self.device = model.readout.classes.weight.device
+        # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
+        self._stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
+
+    def run(self, take: Take) -> Pass:
+        """One pass; `take` gets the logits in the order of the batches. Call it under `torch.inference_mode()`."""
+        start = time.perf_counter()
+        prepared = self._prepared()
+        queued: deque[_Queued] = deque()
+        times = []
+        with made_ahead(prepared, MADE_AHEAD) if self.by_thread else nullcontext(prepared) as each:
+            for batch, inputs in each:
+                queued.append(_Queued(batch, inputs, self.forward, self.device))
+                while queued and (len(queued) > MOST_QUEUED or queued[0].done()):
+                    times.append(queued.popleft().give(take))
+            while queued:
+                times.append(queued.popleft().give(take))
+        return Pass(time.perf_counter() - start, tuple(times))
+
+    def _prepared(self) -> Iterator[tuple[CsrBatch, GraphInputs]]:
+        batches = iter(self.batches)
+        while True:
+            with torch.inference_mode(), torch.cuda.stream(self._stream):  # of the thread that takes the next batch
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                inputs = prepare(self.model, batch, self.plan(pattern_of(batch)))
+                if self._stream:
+                    self._stream.synchronize()  # the forward pass, on another stream, finds its inputs complete
+            yield batch, inputs
+
+
+class _Queued:
+    """A forward pass on the current stream, and the copy of its logits to the host."""
+
+    def __init__(self, batch: CsrBatch, inputs: GraphInputs, forward: Forward, device: torch.device) -> None:
+        self._batch, self._inputs = batch, inputs  # other streams must not get their memory before the pass is over
+        self._start = mark(device)
+        logits = forward(inputs)
+        self._stop = mark(device)
+        self._copied: Any = None
+        if device.type == "cuda":
+            self._logits = torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
+            self._logits.copy_(logits.float(), non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._logits = logits.float()
+
+    def done(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def give(self, take: Take) -> float:
+        """Hand over the logits, after waiting for them; milliseconds of the forward pass."""
+        if self._copied:
+            self._copied.synchronize()
+        take(self._batch, self._logits.numpy())
+        return milliseconds_between(self._start, self._stop)
+
+
+@dataclass(frozen=True)
+class SetRun:
+    """A collection, predicted as a whole.
+
+    Attributes:
+        passes: those that are timed.
+        num_graphs, num_batches, batch_size: of a pass.
+        kept_on: where the collection was during a pass.
+    """
+
+    passes: tuple[Pass, ...]
+    num_graphs: int
+    num_batches: int
+    batch_size: int
+    kept_on: torch.device
+
+    @property
+    def graphs_per_second(self) -> Spread:
+        return Spread.of([self.num_graphs / one.seconds for one in self.passes])
+
+    @property
+    def share(self) -> Spread:
+        """Of a pass the share in which the device ran forward passes."""
+        return Spread.of([one.share for one in self.passes])
+
+    @property
+    def forward(self) -> Spread:
+        """Milliseconds of the forward pass of a batch."""
+        return Spread.of([milliseconds for one in self.passes for milliseconds in one.forward])
+
+
+def run_set(runner: BatchRunner, take: Take, repeats: int) -> tuple[Pass, ...]:
+    """A pass whose logits `take` gets, then up to `repeats` passes for the time alone, as many as SHORT_PASS_S allows.
+
+    Where it allows none, the first pass is the timed one: what it took to write the predictions counts then.
+    """
+    first = runner.run(take)
+    more = min(repeats, int(SHORT_PASS_S / first.seconds))
+    return tuple(runner.run(lambda batch, logits: None) for _ in range(more)) or (first,)
