@@ -6,6 +6,9 @@ from contextlib import contextmanager
 
 import torch
 
+from configs import Config
+from data import GraphMeta
+
 
 class OutOfMemoryError(MemoryError):
     """The text names the step, the bytes asked for where they are known, and remedies."""
@@ -46,3 +49,30 @@ def _reason(error: BaseException) -> str:
     if "overflowed" in str(error):
         return "a tensor would have more bytes than a process can address"
     return str(error).partition("\n")[0] or "no further detail"
+
+
+def data_remedies(config: Config) -> str:
+    if config.data.reads_file:
+        return (
+            "a machine with more memory; or correct the file, if its node count or labels are not what they should be"
+        )
+    return "fewer graphs (data.batch_size, data.batches) of a collection, a smaller graph, a machine with more memory"
+
+
+def model_remedies(config: Config, meta: GraphMeta) -> str:
+    model = config.model
+    encoding = f", model.pos_enc = {model.pos_enc}" if model.pos_enc else ""
+    return (
+        f"make the largest of these smaller: model.dim = {model.dim}, model.blocks = {model.blocks}{encoding}; the "
+        f"data set has {meta.feature_dim:,} columns of features and {meta.num_classes:,} outputs, which a wrong "
+        "label can make too many"
+    )
+
+
+def run_remedies(config: Config, meta: GraphMeta, dtype: torch.dtype) -> str:
+    model = config.model
+    remedies = [f"a smaller data.batch_size than {config.data.batch_size}"] if meta.num_graphs > 1 else []
+    remedies += [f"a smaller model.pos_enc than {model.pos_enc}"] if model.pos_enc > 64 else []
+    remedies.append(f"a smaller model.dim than {model.dim}")
+    remedies += ["attention.dtype: float16 or bfloat16"] if dtype == torch.float32 else []
+    return ", ".join(remedies)

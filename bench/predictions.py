@@ -2,7 +2,7 @@
 
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -26,6 +26,41 @@ def check_predictions_path(path: Path) -> None:
 class PredictionsFile(Protocol):
     def append(self, logits: np.ndarray) -> None:
         """The next rows, [n, classes] float32."""
+
+
+class Predictions:
+    """Logits as they come: counted, kept and written as asked for.
+
+    Attributes:
+        values: number of logits so far; not_finite: those that are NaN or infinite.
+    """
+
+    def __init__(self, file: PredictionsFile | None, keep: bool) -> None:
+        self._file, self._parts = file, [] if keep else None
+        self.values = self.not_finite = 0
+
+    def append(self, logits: np.ndarray) -> None:
+        """The next rows, [n, classes] float32."""
+        self.values += logits.size
+        self.not_finite += logits.size - int(np.isfinite(logits).sum())
+        if self._parts is not None:
+            self._parts.append(torch.from_numpy(logits))
+        if self._file:
+            self._file.append(logits)
+
+    def kept(self) -> torch.Tensor:
+        """[rows, classes] float32 on the CPU."""
+        return torch.cat(self._parts)
+
+
+@contextmanager
+def predictions(
+    output: Path | None, shape: tuple[int, int], more: Mapping[str, np.ndarray], *, keep: bool
+) -> Iterator[Predictions]:
+    """Predictions of `shape` that go to the file `output` (see `predictions_file`), if there is one, and stay in
+    memory if `keep`."""
+    with predictions_file(output, shape, more) if output else nullcontext() as file:
+        yield Predictions(file, keep)
 
 
 @contextmanager

@@ -9,21 +9,17 @@ Exit status: 0; 1 if --verify found a difference; 2 for any error; 130 after Ctr
 import json
 import signal
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import clone  # noqa: F401, stands first
 import interrupts  # noqa: F401, before slow imports
-import numpy as np
 import torch
 import typer
 from rich.text import Text
-from torch import Tensor
 
-import data
 import kernels
 from bench import cli
 from bench.checks import accuracy, compare
@@ -38,18 +34,16 @@ from bench.inference import (
     time_parts,
 )
 from bench.inputs import AllBatches, OneGraph
-from bench.memory import memory_for
+from bench.memory import memory_for, run_remedies
 from bench.model_regions import save_trace
-from bench.predictions import check_predictions_path, predictions_file, row_arrays
+from bench.predictions import check_predictions_path, predictions, row_arrays
 from bench.records import append_rows, check_results_file
+from bench.subject import load_subject
 from bench.timers import peak_memory_mib, reset_peak_memory
 from configs import Config, load_config
-from configs.resolve import resolve_device, resolve_dtype
 from data.atomic import replacing
-from models import CudaGraphError, DenseUnavailableError, GraphTransformer, prepare_execution
+from models import CudaGraphError, DenseUnavailableError, prepare_execution
 from training.metrics import score_on_test
-from training.setup import build_model
-from training.weights import find_weights, load_weights
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DenseUnavailableError, CudaGraphError)
@@ -106,56 +100,18 @@ def infer(
         check_predictions_path(output)
         if output.exists():
             console.print(Text(f"--output     {output} exists and will be replaced"))
-    runtime = config.runtime
-    device = resolve_device(runtime.device)
-    dtype = resolve_dtype(config.attention.dtype, device)
     console.print(cli.describe_config(f"{config_path} ({config.sha()})", config, hidden="training"))
-    console.print(Text(f"loading {config.data.name}"))
-    with_edges = config.model.edge_features != "none"
-    with memory_for(f"loading {config.data.name}", lambda: data_remedies(config)):
-        loaded = data.load(**config.data.load_arguments(), seed=runtime.seed, edge_features=with_edges)
-    if config.data.batches != 1 and loaded.meta.num_graphs == 1:
-        raise ValueError(
-            f"data.batches = {config.data.batches!r}: {loaded.meta.origin} holds one graph; only 1 is allowed"
-        )
-    weights = find_weights(config, loaded.meta)
-
-    def make_model(dtype: torch.dtype) -> GraphTransformer:
-        with memory_for("building the model", lambda: model_remedies(config, loaded.meta)):
-            model = build_model(config, loaded.meta, runtime.seed)
-            if weights.path:
-                load_weights(model, weights.path, config, loaded.meta)
-            return model.to(device, dtype).eval()
-
-    def plan(graph: Any, backend: str, dtype: torch.dtype, reorder: str = "none") -> kernels.AttentionPlan:
-        options = {"head_dim": config.model.head_dim, "num_heads": config.model.heads, "reorder": reorder}
-        options["edge_data"] = with_edges
-        return kernels.plan_attention(graph, backend=backend, device=device, dtype=dtype, **options)
-
-    model = make_model(dtype)
-    rows = loaded.meta.num_nodes if loaded.meta.task == "node" else loaded.meta.num_graphs
-    parts: list[Tensor] = []
-    not_finite = 0
-    file = predictions_file(output, (rows, loaded.meta.num_classes), row_arrays(loaded)) if output else nullcontext()
-
-    def write(logits: np.ndarray) -> None:
-        nonlocal not_finite
-        not_finite += logits.size - int(np.isfinite(logits).sum())
-        if verify or exact or weights.path:
-            parts.append(torch.from_numpy(logits))
-        if output:
-            predictions.append(logits)
-
-    with memory_for("running the model", lambda: run_remedies(config, loaded.meta, dtype)), torch.inference_mode():
-        source = OneGraph(loaded)
+    subject = load_subject(config)
+    meta, device, dtype = subject.loaded.meta, subject.device, subject.dtype
+    runtime, reorder = config.runtime, config.attention.reorder
+    model = subject.model(dtype)
+    with memory_for("running the model", lambda: run_remedies(config, meta, dtype)), torch.inference_mode():
+        source = OneGraph(subject.loaded)
         if config.data.batches != 1:
-            source = AllBatches(loaded, model, config.data.batch_size, device)
+            source = AllBatches(subject.loaded, model, config.data.batch_size, device)
         console.print(Text(f"building the sparse format on {device}"))
         start = time.perf_counter()
-        try:
-            attention = plan(source.graph, config.attention.backend, dtype, config.attention.reorder)
-        except kernels.BackendUnavailableError as error:
-            raise kernels.BackendUnavailableError(explain_backend(config.attention.backend, device, error)) from error
+        attention = subject.plan(source.graph, config.attention.backend, dtype, reorder)
         if device.type == "cuda":
             torch.cuda.synchronize()
         format_build = (time.perf_counter() - start) * 1e3
@@ -173,28 +129,29 @@ def infer(
             execution.run()
         reset_peak_memory(device)
         forward, share, waited = time_model(execution, runtime.repeats, device)
-        with file as predictions:
-            plan_again = partial(plan, backend=attention.backend, dtype=dtype, reorder=config.attention.reorder)
-            whole = source.predict(execution, plan_again, runtime.repeats, write)
+        keep = verify or exact or subject.weights.path is not None
+        with predictions(output, subject.output_shape, row_arrays(subject.loaded), keep=keep) as found:
+            plan_batch = partial(subject.plan, backend=attention.backend, dtype=dtype, reorder=reorder)
+            whole = source.predict(execution, plan_batch, runtime.repeats, found.append)
         peak_memory = peak_memory_mib(device)
         if output:
             kept.append(f"the predictions in {output}")
-            console.print(Text(f"predictions  {rows:,} x {loaded.meta.num_classes} logits in {output}"))
+            rows, classes = subject.output_shape
+            console.print(Text(f"predictions  {rows:,} x {classes} logits in {output}"))
         regions = time_parts(execution, runtime.repeats, device) if profile else {}
-        logits = torch.cat(parts) if parts else None
         agreement = error = None
         if verify:
             console.print("comparing with the reference backend")
-            expected = source.logits(model, partial(plan, backend="reference", dtype=dtype))
-            agreement = compare(logits, expected, dtype)
+            expected = source.logits(model, partial(subject.plan, backend="reference", dtype=dtype))
+            agreement = compare(found.kept(), expected, dtype)
         if exact:
             console.print("comparing with the model in float32")
-            expected = source.logits(make_model(torch.float32), partial(plan, backend="reference", dtype=torch.float32))
-            error = accuracy(logits, expected)
+            plan_exact = partial(subject.plan, backend="reference", dtype=torch.float32)
+            error = accuracy(found.kept(), source.logits(subject.model(torch.float32), plan_exact))
     run = InferenceRun(
         config_path=config_path,
         config=config,
-        meta=loaded.meta,
+        meta=meta,
         backend=attention.backend,
         execution=execution,
         device=device,
@@ -208,14 +165,14 @@ def infer(
         order=attention.order,
         accuracy=error,
         regions=regions,
-        weights=weights,
-        score=score_on_test(logits, loaded) if weights.path else None,
+        weights=subject.weights,
+        score=score_on_test(found.kept(), subject.loaded) if subject.weights.path else None,
         whole=whole,
     )
     console.print(report_table(run))
     if profile:
         console.print(region_table(regions))
-        trace = results.parent / "traces" / f"{loaded.meta.name}_{config.sha()}.json"
+        trace = results.parent / "traces" / f"{meta.name}_{config.sha()}.json"
         with torch.inference_mode(), replacing(trace) as unfinished:
             save_trace(execution, unfinished)
         console.print(Text(f"trace        {trace}: open it with chrome://tracing or https://ui.perfetto.dev"))
@@ -223,8 +180,8 @@ def infer(
     append_rows(results, rows_written)
     console.print(Text(f"config       {save_resolved_config(config, results.parent)}"))
     cli.print_end(f"{len(rows_written)} rows of run {rows_written[0].run_id}", results)
-    if not_finite:
-        errors.print(Text(f"warning: {not_finite} of {rows * loaded.meta.num_classes} outputs are NaN or infinite"))
+    if found.not_finite:
+        errors.print(Text(f"warning: {found.not_finite} of {found.values} outputs are NaN or infinite"))
     return agreement is None or agreement.passed
 
 
@@ -244,48 +201,12 @@ def check_batches(config: Config) -> None:
             )
 
 
-def explain_backend(backend: str, device: torch.device, error: Exception) -> str:
-    """An unavailable backend in the words of the configuration, with the available ones."""
-    able = [info.name for info in kernels.list_backends(device).values() if info.unavailable is None]
-    return (
-        f"attention.backend = {backend!r} and runtime.device = {str(device)!r}: {error}\n"
-        f"able to run there: {', '.join(able)}; attention.backend=auto takes the first of them"
-    )
-
-
 def explained(error: Exception, kept: list[str]) -> str | None:
     """The message of a user error or of exhausted memory; None for a bug, which keeps its traceback."""
     if not isinstance(error, USER_ERRORS):
         return None
     also = f"\nkept: {' and '.join(kept)}" if kept else ""
     return f"{error}{also}"
-
-
-def data_remedies(config: Config) -> str:
-    if config.data.reads_file:
-        return (
-            "a machine with more memory; or correct the file, if its node count or labels are not what they should be"
-        )
-    return "fewer graphs (data.batch_size, data.batches) of a collection, a smaller graph, a machine with more memory"
-
-
-def model_remedies(config: Config, meta: data.GraphMeta) -> str:
-    model = config.model
-    encoding = f", model.pos_enc = {model.pos_enc}" if model.pos_enc else ""
-    return (
-        f"make the largest of these smaller: model.dim = {model.dim}, model.blocks = {model.blocks}{encoding}; the "
-        f"data set has {meta.feature_dim:,} columns of features and {meta.num_classes:,} outputs, which a wrong "
-        "label can make too many"
-    )
-
-
-def run_remedies(config: Config, meta: data.GraphMeta, dtype: torch.dtype) -> str:
-    model = config.model
-    remedies = [f"a smaller data.batch_size than {config.data.batch_size}"] if meta.num_graphs > 1 else []
-    remedies += [f"a smaller model.pos_enc than {model.pos_enc}"] if model.pos_enc > 64 else []
-    remedies.append(f"a smaller model.dim than {model.dim}")
-    remedies += ["attention.dtype: float16 or bfloat16"] if dtype == torch.float32 else []
-    return ", ".join(remedies)
 
 
 if __name__ == "__main__":

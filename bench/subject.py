@@ -1,0 +1,90 @@
+"""What one run of `scripts/infer.py` measures: a configuration with its graphs, weights, device and precision."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.text import Text
+
+import data
+import kernels
+from bench.cli import console
+from bench.memory import data_remedies, memory_for, model_remedies
+from configs import Config
+from configs.resolve import resolve_device, resolve_dtype
+from data import LoadedGraph
+from models import GraphTransformer
+from training.setup import build_model
+from training.weights import Weights, find_weights, load_weights
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Attributes: loaded: all graphs of the run; weights: what `model` loads."""
+
+    config: Config
+    device: torch.device
+    dtype: torch.dtype
+    loaded: LoadedGraph
+    weights: Weights
+
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        """Rows (nodes of a node task, graphs of a graph task) and classes of the logits."""
+        meta = self.loaded.meta
+        return meta.num_nodes if meta.task == "node" else meta.num_graphs, meta.num_classes
+
+    def model(self, dtype: torch.dtype) -> GraphTransformer:
+        """A model of its own on the device, for inference."""
+        config, meta = self.config, self.loaded.meta
+        with memory_for("building the model", lambda: model_remedies(config, meta)):
+            model = build_model(config, meta, config.runtime.seed)
+            if self.weights.path:
+                load_weights(model, self.weights.path, config, meta)
+            return model.to(self.device, dtype).eval()
+
+    def plan(self, graph: Any, backend: str, dtype: torch.dtype, reorder: str = "none") -> kernels.AttentionPlan:
+        """Attention of the model's head shape over a graph (or batch), in rows of an order as `attention.reorder`.
+
+        Raises:
+            BackendUnavailableError: names the configuration's keys and the backends that can run.
+        """
+        model = self.config.model
+        try:
+            return kernels.plan_attention(
+                graph,
+                backend=backend,
+                device=self.device,
+                dtype=dtype,
+                head_dim=model.head_dim,
+                num_heads=model.heads,
+                reorder=reorder,
+                edge_data=model.edge_features != "none",
+            )
+        except kernels.BackendUnavailableError as error:
+            raise kernels.BackendUnavailableError(_explain_backend(backend, self.device, error)) from error
+
+
+def load_subject(config: Config) -> Subject:
+    """Load the graphs, and find the weights, of a configuration."""
+    device = resolve_device(config.runtime.device)
+    dtype = resolve_dtype(config.attention.dtype, device)
+    name, batches = config.data.name, config.data.batches
+    console.print(Text(f"loading {name}"))
+    with memory_for(f"loading {name}", lambda: data_remedies(config)):
+        loaded = data.load(
+            **config.data.load_arguments(),
+            seed=config.runtime.seed,
+            edge_features=config.model.edge_features != "none",
+        )
+    if batches != 1 and loaded.meta.num_graphs == 1:
+        raise ValueError(f"data.batches = {batches!r}: {loaded.meta.origin} holds one graph; only 1 is allowed")
+    return Subject(config, device, dtype, loaded, find_weights(config, loaded.meta))
+
+
+def _explain_backend(backend: str, device: torch.device, error: Exception) -> str:
+    able = [info.name for info in kernels.list_backends(device).values() if info.unavailable is None]
+    return (
+        f"attention.backend = {backend!r} and runtime.device = {str(device)!r}: {error}\n"
+        f"able to run there: {', '.join(able)}; attention.backend=auto takes the first of them"
+    )
