@@ -235,8 +235,9 @@ def result_rows(run: InferenceRun) -> list[Row]:
         row("build", "time", "ms", Spread.of([run.format_build]), **part),
     ]
     if run.whole:
+        batches = f"{run.whole.num_batches:,} batches of {run.whole.batch_size:,}, kept on {run.whole.kept_on.type}"
         rows += [
-            row("model", "throughput", "graphs/s", run.whole.graphs_per_second, region="all batches"),
+            row("model", "throughput", "graphs/s", run.whole.graphs_per_second, region="all batches", note=batches),
             row("model", "share_in_forward_passes", "1", run.whole.share, region="all batches"),
             row("model", "time", "ms", run.whole.forward, region="all batches"),
         ]

@@ -31,7 +31,7 @@ DTYPE = torch.float16
 class PlanBench(GraphBench):
     """Every variant for every shape of heads."""
 
-    bench = "preprocessing"
+    bench = "plans"
 
     @staticmethod
     def cells(config: PlanBenchConfig) -> list[Cell]:

@@ -24,7 +24,7 @@ NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of resu
 # graph. unavailable: it cannot run on this machine.
 Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
-    *("kernels", "heads", "edges", "backward", "training", "end_to_end", "preprocessing"),
+    *("kernels", "heads", "edges", "backward", "training", "end_to_end", "preprocessing", "plans"),
     *("peak_rates", "sm_active", "stability", "infer", "train"),
 ]  # also the stem of its CSV
 

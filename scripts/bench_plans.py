@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/plan_bench/graphs.yaml.")],
     overrides: cli.Overrides = None,
-    results: cli.Results = Path("results/local/preprocessing.csv"),  # ignored by git
+    results: cli.Results = Path("results/local/plans.csv"),  # ignored by git
     again: cli.Again = False,
 ) -> None:
     """Time plans on some graphs."""

@@ -33,18 +33,23 @@ BACKWARD = ("bench_kernels.py", "--results", f"{MEASURED}/backward.csv", "--conf
 SUPERPIXELS = ("--set", "data.names=[superpixel-bsds500]", "--set", "data.source=file", "--set", "data.batch_size=1000")
 MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--config")
 BUILDS = ("preprocessing.py", "--results", f"{MEASURED}/preprocessing.csv", "--config")
+PLANS = ("bench_plans.py", "--results", f"{MEASURED}/plans.csv", "--config")
 GRAPHS = ("single", "batched", "more")  # files in configs/bench
 MODEL_GRAPHS = ("single", "batched")  # files in configs/end_to_end
 STEPS_OF_TRAINING = ("bench_training.py", "--results", f"{MEASURED}/training.csv", "--config")
-# Accuracy over ten seeds: attention backend and precision.
+# The model over all graphs of ogbg-molhiv, in batches of 1,024 that are planned anew.
+COLLECTIONS = ("infer.py", "--results", f"{MEASURED}/infer.csv", "--config", "configs/infer/molhiv-all.yaml")
+BATCHED_MODELS = ((), ("--set", "model.heads=8"))
+# Accuracy over several seeds: attention backend and precision.
 TRAINED = {"bf16": ("fused3s", "bfloat16"), "fp16": ("fused3s", "float16"), "reference": ("reference", "float32")}
+SEEDS = {"cora": 10, "citeseer": 10, "ogbg-molhiv": 3}  # by file in configs/train
 TRAININGS = [
     (
         *("train.py", "--resume", "--results", f"{MEASURED}/train.csv", "--config", f"configs/train/{name}.yaml"),
-        *("--output", f"{MEASURED}/runs/{name}-{kind}", "--set", "training.seeds=[0,1,2,3,4,5,6,7,8,9]"),
+        *("--output", f"{MEASURED}/runs/{name}-{kind}", "--set", f"training.seeds={[*range(seeds)]}"),
         *("--set", f"attention.backend={backend}", "--set", f"training.precision={precision}"),
     )
-    for name in ("cora", "citeseer")
+    for name, seeds in SEEDS.items()
     for kind, (backend, precision) in TRAINED.items()
 ]
 STEPS: dict[str, list[tuple[str, ...]]] = {
@@ -67,6 +72,8 @@ STEPS: dict[str, list[tuple[str, ...]]] = {
     "ablation": [(*KERNELS, "configs/bench/ablation.yaml")],
     "sm_active": [("sm_active_time.py", "--results", f"{MEASURED}/sm_active.csv")],
     "preprocessing": [(*BUILDS, f"configs/bench/{name}.yaml") for name in GRAPHS],
+    "plans": [(*PLANS, f"configs/plan_bench/{name}.yaml") for name in ("graphs", "reddit")],
+    "collections": [(*COLLECTIONS, *options) for options in BATCHED_MODELS],
     "stability": [("stability.py", "--results", f"{MEASURED}/stability.csv")],
     "end_to_end": [(*MODELS, f"configs/end_to_end/{name}.yaml") for name in MODEL_GRAPHS],
     "end_to_end_fp32": [(*MODELS, f"configs/end_to_end/{name}_fp32.yaml") for name in MODEL_GRAPHS],
