@@ -1,5 +1,6 @@
 """Shared fixtures, and skips with a reason where the real graphs or the GPU are missing."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the process that starts those of pytest-xdist: share the cores, since threads that wait for a core spin.
+
+    In a process that runs tests: collections of garbage begin when all tests are known.
+    """
+    if processes := config.getoption("numprocesses", None):
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // processes)))
+    else:
+        gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: collections of garbage need not look at them."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

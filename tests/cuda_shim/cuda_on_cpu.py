@@ -35,7 +35,7 @@ from kernels.runtime.jit import CUDA_FOLDER
 
 SHIM_FOLDER = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-# -O1 gives the shortest sum of compiling and running. Fibers leave frames by longjmp: no fortification.
+# -O1 gives the shortest sum of compiling and running instances. Fibers leave frames by longjmp: no fortification.
 FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv")
 FLAGS += ("-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")  # a trap for an index past an array in registers
 FLAGS += ("-U_FORTIFY_SOURCE", "-D_XOPEN_SOURCE=700", "-D_DEFAULT_SOURCE")
@@ -108,7 +108,7 @@ class _Launch(ctypes.Structure):
 
 
 def paste_source(file_name: str, folder: Path = CUDA_FOLDER) -> str:
-    """Text of a CUDA source of `folder` with its headers, ptx/* from here, and `#line`s that point into the files.
+    """Text of a CUDA source of `folder` with its headers, ptx/* from here, and `#line`s that name the files.
 
     `__shared__` variables are the only text that is replaced: a block's shared memory is not the host compiler's.
     """
@@ -120,10 +120,10 @@ def paste_source(file_name: str, folder: Path = CUDA_FOLDER) -> str:
         pasted.add(name)
         folders = (SHIM_FOLDER,) if name.startswith("ptx/") else (folder, CUDA_FOLDER)
         path = next(each / name for each in folders if (each / name).exists())
-        lines = [f'#line 1 "{path}"']
+        lines = [f'#line 1 "{name}"']
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if include := re.fullmatch(r'#include "(.+)"', line):
-                lines += [paste(include[1]), f'#line {number + 1} "{path}"']
+                lines += [paste(include[1]), f'#line {number + 1} "{name}"']
             else:
                 lines.append("" if line == "#pragma once" else _shared_memory(line))
         return "\n".join(lines)
@@ -141,22 +141,12 @@ def _shared_memory(line: str) -> str:
 
 @cache
 def build(source: str, name: str, folder: Path = CUDA_FOLDER) -> ctypes.CDLL:
-    """The shared object of one instance; kept by the hash of its text and of the compiler's options."""
+    """The shared object of one instance; kept by the hash of its text, of the shim and of the compiler's options."""
     text = f'#include "launch.h"\n{paste_source(source, folder)}\nSHIM_KERNEL({name})\n'
-    headers = "".join(path.read_text(encoding="utf-8") for path in sorted(SHIM_FOLDER.glob("*.h")))
-    version, flags = _compiler()
-    key = hashlib.sha256("\n".join((text, headers, version, *flags)).encode()).hexdigest()[:24]
-    folder = Path(tempfile.gettempdir()) / f"fused3s-cuda-shim-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{key}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            built = Path(work) / "kernel.so"
-            command = [COMPILER, *flags, f"-I{SHIM_FOLDER}", "-x", "c++", "-", "-o", str(built)]
-            result = subprocess.run(command, input=text, capture_output=True, text=True)
-            if result.returncode:
-                raise CudaError(f"{name} does not compile:\n{result.stderr[-8000:]}")
-            built.replace(path)
+    shim = _compiled_shim()
+    path = shim / f"{_hash(text)}.so"
+    includes = (f"-I{shim}", f"-I{SHIM_FOLDER}")
+    _compile(path, text, *includes, "-x", "c++", "-", "-x", "none", str(shim / "shim.o"), what=name)
     library = ctypes.CDLL(str(path))
     library.shim_launch.restype = ctypes.c_char_p
     library.shim_bank_conflicts.restype = ctypes.c_uint64
@@ -164,6 +154,39 @@ def build(source: str, name: str, folder: Path = CUDA_FOLDER) -> ctypes.CDLL:
     library.shim_allocate.argtypes = (ctypes.c_size_t,)
     library.shim_free.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     return library
+
+
+def _compiled_shim() -> Path:
+    """Folder for instances of these sources and options: with the headers, precompiled, and all that is in *.cpp."""
+    version, flags = _compiler()
+    files = sorted((*SHIM_FOLDER.glob("*.h"), *SHIM_FOLDER.glob("*.cpp")))
+    key = _hash(*(file.read_text(encoding="utf-8") for file in files), version, *flags)
+    folder = Path(tempfile.gettempdir()) / f"fused3s-cuda-shim-{os.getuid()}" / key
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+    headers = ("-x", "c++-header", str(SHIM_FOLDER / "launch.h"))
+    _compile(folder / "launch.h.gch", "", f"-I{SHIM_FOLDER}", *headers, what="launch.h")
+    text = "".join(f'#include "{file.name}"\n' for file in files if file.suffix == ".cpp")
+    # -O2: it is compiled once, and launches spend much of their time in it.
+    _compile(folder / "shim.o", text, "-O2", "-c", f"-I{SHIM_FOLDER}", "-x", "c++", "-", what="the shim")
+    return folder
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:24]
+
+
+def _compile(path: Path, text: str, *arguments: str, what: str) -> None:
+    """Make the file `path` if it does not exist; `text` is given as standard input."""
+    if path.exists():
+        return
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        built = Path(work) / path.name
+        command = [COMPILER, *_compiler()[1], *arguments, "-o", str(built)]
+        result = subprocess.run(command, input=text, capture_output=True, text=True)
+        if result.returncode:
+            raise CudaError(f"{what} does not compile:\n{result.stderr[-8000:]}")
+        built.replace(path)
 
 
 @cache

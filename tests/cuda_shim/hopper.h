@@ -20,16 +20,30 @@ SHIM_UNSEEN State& block_state(const char* name) {
   return states[handle.index];
 }
 
-inline void post_chain(bool* over, unsigned events) {
-  post([=] { events ? post_chain(over, events - 1) : void(*over = true); });
+// A pause; one in `calls` is so long that other warps run as far ahead as barriers let them.
+void linger(Site site, uint32_t calls = 512);
+
+// The last writer of each 16 bytes of dynamic shared memory by way of the generic proxy, where it has not fenced since.
+// Writes of stmatrix are followed, others are not.
+struct GenericWrites {
+  std::vector<const Thread*> writers = std::vector<const Thread*>(kDynamicMost / 16);
+};
+
+GenericWrites& generic_writes();
+inline const Thread*& unfenced_writer(GenericWrites& writes, uint32_t address) {
+  return writes.writers[(address - kDynamicBase) / 16];
 }
 
-// A pause; one in `calls` is so long that other warps run as far ahead as barriers let them.
-inline void linger(Site site, uint32_t calls = 512) {
-  if (!is_random() || !one_in(calls)) return pause(site);
-  bool over = false;
-  post_chain(&over, 1u << random_number() % 13);
-  wait_until("its turn, after a long pause", site, [&] { return over; });
-}
+// wgmma.mma_async of a warpgroup, m64n`n`k16: what a lane brings. A comes from registers, or `a` is null.
+struct WgmmaOperands {
+  float* d;
+  const uint32_t* a;
+  uint64_t desc_a, desc_b;
+  bool scale_d;
+};
+void issue_wgmma(bool is_half, int n, WgmmaOperands own, Site site);
+void wgmma_fence(Site site);
+void wgmma_commit_group(Site site);
+void wgmma_wait_group(size_t pending, Site site);
 
 }  // namespace shim

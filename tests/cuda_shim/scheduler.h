@@ -11,20 +11,15 @@
 //   wait_until(what, site, condition)   mbarriers; the condition is tested again after other fibers have run
 //   post(event)                         copies and wgmma that complete later: at a random moment, or when all wait
 //   fail(site, ...)                     ends the launch, with a message
+//
+// What kernels need is declared in the headers, which are precompiled. The functions are in the files *.cpp, compiled
+// once for all kernels.
 #pragma once
 #include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/time.h>
 #include <ucontext.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <deque>
 #include <functional>
 #include <string>
@@ -138,20 +133,19 @@ struct Block {
   struct Word* words = nullptr;  // of `statics` and on (races.h)
 };
 
-inline Launch launch;
-inline Index grid_size;
-inline Thread* current = nullptr;
-inline std::vector<Block> blocks;  // the resident ones
-inline std::vector<Barrier> cluster_barriers;  // by the cluster's first block, Block::first
-inline std::vector<Thread*> threads, polling;
-inline std::deque<Thread*> ready;
-inline std::vector<std::function<void()>> events;
-inline unsigned unfinished;
-inline jmp_buf main_context;
-inline sigjmp_buf fault_context;
-inline std::string message;
-inline uint64_t random_state;
-inline uint64_t bank_conflicts;  // of the 16-byte loads of the launch
+extern Launch launch;
+extern Index grid_size;
+extern Thread* current;
+extern std::vector<Block> blocks;              // the resident ones
+extern std::vector<Barrier> cluster_barriers;  // by the cluster's first block, Block::first
+extern std::vector<Thread*> threads;
+extern std::deque<Thread*> ready;
+extern std::vector<std::function<void()>> events;
+extern unsigned unfinished;
+extern jmp_buf main_context;
+extern std::string message;
+extern uint64_t random_state;
+extern void (*kernel_body)(const char* params);
 
 inline uint32_t random_number() {  // xorshift64*
   random_state ^= random_state >> 12;
@@ -162,245 +156,53 @@ inline uint32_t random_number() {  // xorshift64*
 inline bool one_in(uint32_t n) { return random_number() % n == 0; }
 inline bool is_random() { return launch.order == kRandom; }
 
-inline std::string format(const char* text, ...) {
-  char line[512];
-  va_list arguments;
-  va_start(arguments, text);
-  vsnprintf(line, sizeof line, text, arguments);
-  va_end(arguments);
-  return line;
-}
+std::string format(const char* text, ...);
+std::string name_of(const Thread* thread);
+std::string name_of(Site site);
 
-inline std::string name_of(const Thread* thread) {
-  const Index b = thread->block->index;
-  return format("block (%u, %u, %u), thread %u", b.x, b.y, b.z, thread->index.x);
-}
-inline const char* base_name(const char* path) {
-  const char* slash = strrchr(path, '/');
-  return slash ? slash + 1 : path;
-}
-inline std::string name_of(Site site) { return format("%s:%d", base_name(site.file), site.line); }
-
-[[noreturn]] inline void end_launch(const std::string& text) {
-  message = text;
-  _longjmp(main_context, 1);
-}
-
-template <typename... Arguments>
-[[noreturn]] void fail(Site site, const char* text, Arguments... arguments) {
-  end_launch(name_of(site) + ", " + name_of(current) + ": " + format(text, arguments...));
-}
-
-[[noreturn]] inline void report_deadlock() {
-  std::vector<std::pair<std::string, unsigned>> groups;
-  for (const Thread* thread : threads) {
-    const Index b = thread->block->index;
-    const std::string what = thread->done ? "have returned" : format("wait at %s for %s", name_of(thread->site).c_str(), thread->waits_for);
-    const std::string text = format("block (%u, %u, %u): ", b.x, b.y, b.z) + "%u threads " + what;
-    bool found = false;
-    for (auto& group : groups) {
-      if (group.first == text) ++group.second, found = true;
-    }
-    if (!found) groups.push_back({text, 1});
-  }
-  std::string text = "deadlock";
-  for (auto& group : groups) text += "\n  " + format(group.first.c_str(), group.second);
-  end_launch(text);
-}
+[[noreturn]] void end_launch(const std::string& text);
+[[noreturn]] void fail(Site site, const char* text, ...);
 
 // ---- the next fiber
 
-inline void fiber_main();
-
-inline Thread* take_ready() {
-  if (is_random()) std::swap(ready.front(), ready[random_number() % ready.size()]);
-  Thread* const next = ready.front();
-  ready.pop_front();
-  return next;
-}
-
-inline void look_at_conditions() {
-  for (size_t i = 0; i < polling.size();) {
-    if (polling[i]->condition(polling[i]->condition_data)) {
-      ready.push_back(polling[i]);
-      polling.erase(polling.begin() + i);
-    } else {
-      ++i;
-    }
-  }
-}
-
-inline void happen(size_t place) {
-  const std::function<void()> event = events[place];
-  events.erase(events.begin() + place);
-  event();
-}
-
 // The fiber to run; ends the launch if all fibers wait.
-inline Thread* next_fiber() {
-  if (is_random()) {
-    if (!events.empty() && one_in(8)) happen(random_number() % events.size());
-    if (!polling.empty() && one_in(4)) look_at_conditions();
-  }
-  while (ready.empty()) {
-    look_at_conditions();
-    if (!ready.empty()) break;
-    if (events.empty()) report_deadlock();
-    happen(is_random() ? random_number() % events.size() : 0);
-  }
-  return take_ready();
-}
-
-// Switches by longjmp, which unlike swapcontext makes no system call; only the first entry needs a context.
-[[noreturn]] inline void run_fiber(Thread* next) {
-  current = next;
-  if (next->started) _longjmp(next->context, 1);
-  next->started = true;
-  makecontext(&next->entry, fiber_main, 0);
-  setcontext(&next->entry);
-  abort();
-}
-
-inline void switch_away() {
-  Thread* const self = current;
-  Thread* const next = next_fiber();
-  if (next == self) return;
-  if (_setjmp(self->context) == 0) run_fiber(next);
-}
-
-inline void wait(const char* what, Site site) {
-  current->waits_for = what;
-  current->site = site;
-  switch_away();
-}
+Thread* next_fiber();
+[[noreturn]] void run_fiber(Thread* next);
 
 // A point at which other threads may run first, in random order.
+void take_turns(Site site);
 inline void pause(Site site) {
-  if (!is_random() || !one_in(8)) return;
-  ready.push_back(current);
-  wait("its turn", site);
+  if (is_random()) take_turns(site);
 }
 
 // ---- waiting
 
-inline void order(const std::vector<Thread*>& participants);
-inline void abandon_copies(Thread& thread);
+void meet(Barrier& barrier, unsigned size, const char* what, Site site);
 
-inline void meet(Barrier& barrier, unsigned size, const char* what, Site site) {
-  barrier.size = size;
-  barrier.waiting.push_back(current);
-  if (barrier.waiting.size() < size) {
-    wait(what, site);
-    return;
-  }
-  order(barrier.waiting);
-  barrier.waiting.pop_back();
-  for (Thread* thread : barrier.waiting) ready.push_back(thread);
-  barrier.waiting.clear();
-  pause(site);
-}
-
-inline void wait_until(const char* what, Site site, bool (*condition)(void*), void* data) {
-  pause(site);
-  if (condition(data)) return;
-  current->condition = condition;
-  current->condition_data = data;
-  polling.push_back(current);
-  wait(what, site);
-}
+void wait_until(const char* what, Site site, bool (*condition)(void*), void* data);
 template <typename Condition>
 void wait_until(const char* what, Site site, Condition condition) {
   wait_until(what, site, [](void* data) { return (*static_cast<Condition*>(data))(); }, &condition);
 }
 
-inline void post(std::function<void()> event) { events.push_back(std::move(event)); }
+void post(std::function<void()> event);
+
+// A lane arrives with its operands: true for the last one, which computes for all, and then lets them go.
+bool arrive_at_collective(const char* op, int op_number, uint32_t mask, void* operands, Site site);
+void leave_collective(Site site);
 
 // Every lane brings `operands`; the last one runs `all` on the table of the 32.
 template <typename Operands, typename All>
 void warp_collective(const char* op, int op_number, uint32_t mask, Operands& operands, Site site, All all) {
-  if (mask != 0xffffffffu) fail(site, "%s with mask %08x; only whole warps are supported", op, mask);
-  Warp& warp = *current->warp;
-  if (warp.arrived && warp.op != op_number) {
-    fail(site, "%s, but other lanes of the warp are in another collective, at %s", op, name_of(warp.site).c_str());
-  }
-  warp.op = op_number;
-  warp.site = site;
-  warp.operands[current->lane] = &operands;
-  if (++warp.arrived < 32) {
-    wait(op, site);
-    return;
-  }
-  warp.arrived = 0;
-  Operands* table[32];
-  for (int lane = 0; lane < 32; ++lane) table[lane] = static_cast<Operands*>(warp.operands[lane]);
-  all(table);
-  for (int lane = 0; lane < 32; ++lane) {
-    if (lane != current->lane) ready.push_back(warp.lanes[lane]);
-  }
-  pause(site);
+  if (!arrive_at_collective(op, op_number, mask, &operands, site)) return;
+  all(reinterpret_cast<Operands**>(current->warp->operands));
+  leave_collective(site);
 }
 
 // ---- one launch
 
-inline void (*kernel_body)(const char* params);
-
-inline void thread_returns() {
-  Block& block = *current->block;
-  current->done = true;
-  abandon_copies(*current);
-  --block.live;
-  --unfinished;
-  if (current->warp->arrived) {
-    fail(current->site, "returned while other lanes of its warp are in a collective at %s",
-         name_of(current->warp->site).c_str());
-  }
-  // __syncthreads is for the threads that are left.
-  Barrier& all = block.barriers[0];
-  if (!all.waiting.empty() && all.waiting.size() == block.live) {
-    order(all.waiting);
-    for (Thread* thread : all.waiting) ready.push_back(thread);
-    all.waiting.clear();
-  }
-}
-
-// A fiber outlives its thread: it is used for the next block.
-inline void fiber_main() {
-  for (;;) {
-    kernel_body(launch.params);
-    thread_returns();
-    if (_setjmp(current->context) == 0) {
-      if (!unfinished) _longjmp(main_context, 2);
-      run_fiber(next_fiber());
-    }
-  }
-}
-
-constexpr size_t kStackBytes = 192 << 10;
-
-inline void make_fibers(size_t count) {
-  while (threads.size() < count) {
-    Thread* const thread = new Thread;
-    void* const stack =
-        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    getcontext(&thread->entry);
-    thread->entry.uc_stack = {};
-    thread->entry.uc_stack.ss_sp = stack;
-    thread->entry.uc_stack.ss_size = kStackBytes;
-    thread->entry.uc_link = nullptr;
-    threads.push_back(thread);
-  }
-}
-
+void make_fibers(size_t count);
 // After an error the fibers are somewhere in the kernel: they start anew.
-inline void reset_fibers() {
-  for (Thread* thread : threads) {
-    thread->started = false;
-    thread->done = true;
-    abandon_copies(*thread);
-  }
-  ready.clear();
-  polling.clear();
-  events.clear();
-}
+void reset_fibers();
 
 }  // namespace shim
