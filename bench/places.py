@@ -1,8 +1,11 @@
-"""Whether a file can be written, found out before a long run and not after it."""
+"""Files that a run writes: whether they can be written is found out before a long run, and each is written whole."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
+
+from data.atomic import replacing
 
 
 class OutputPathError(ValueError):
@@ -15,19 +18,55 @@ def check_place(option: str, path: Path) -> None:
     Args:
         option: of the command line, for the message, such as "--output".
     """
-    if path.is_dir():
-        raise OutputPathError(f"{option} {path}: is a folder; a file is needed")
-    folder = path.parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
     try:
-        if not folder.is_dir():
-            raise NotADirectoryError(f"{folder} is a file, not a folder")
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder):
-            pass
+        if path.is_dir():
+            raise OutputPathError(f"{option} {path}: is a folder; a file is needed")
+        if path.exists() and not path.is_file():  # would be replaced, or never end
+            kind = "a device" if stat.S_ISCHR(path.stat().st_mode) else "no regular file"
+            raise OutputPathError(f"{option} {path}: is {kind}; name a file")
+        _try_folder(path.parent)
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError("the file is read-only")
     except OSError as error:
         raise OutputPathError(
             f"{option} {path}: cannot be written ({error.strerror or error}); name another file"
         ) from error
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raise an OutputPathError if no file could be written into `folder`, which may be missing. Leaves nothing behind.
+
+    Args:
+        option: see `check_place`.
+    """
+    try:
+        _try_folder(folder)
+    except OSError as error:
+        raise OutputPathError(
+            f"{option} {folder}: cannot be written into ({error.strerror or error}); name another folder"
+        ) from error
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, text as UTF-8; on any error what was there before stays.
+
+    Raises:
+        OutputPathError: it could not be written, for example because the disk is full.
+    """
+    try:
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise OutputPathError(
+            f"{path}: cannot be written ({error.strerror or error}); what was there before is unchanged"
+        ) from error
+
+
+def _try_folder(folder: Path) -> None:
+    """Raise an OSError if no file could be written into `folder`, or into the first of its parents that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file, not a folder")
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder):
+        pass

@@ -53,6 +53,8 @@ class CsrBatches:
     def __init__(self, loaded: LoadedGraph, batch_size: int, device: "torch.device") -> None:
         import torch
 
+        if batch_size < 1:
+            raise ValueError(f"batch_size: got {batch_size}; 1 or more is allowed")
         graph = loaded.graph
         indptr, col, _ = graph.adj_tensors("csc")
         self.sizes = graph.batch_num_nodes().numpy().astype(np.int64)
@@ -79,7 +81,13 @@ class CsrBatches:
             yield self.batch(first, min(first + self.batch_size, self.num_graphs))
 
     def batch(self, first: int, last: int) -> CsrBatch:
-        """The graphs `first` .. `last` - 1, queued on the current stream of the device."""
+        """The graphs `first` .. `last` - 1, queued on the current stream of the device.
+
+        Raises:
+            ValueError: they are not within 0 .. G.
+        """
+        if not 0 <= first <= last <= self.num_graphs:
+            raise ValueError(f"graphs {first} to {last}: 0 to {self.num_graphs} are allowed, in this order")
         node, last_node = self._first_node[first], self._first_node[last]
         edge, last_edge = self._first_edge[first], self._first_edge[last]
         rows = (first, last) if self._rows_are_graphs else (node, last_node)

@@ -1,5 +1,6 @@
 """Downloads that are complete and in place, or absent."""
 
+import errno
 import logging
 import os
 import shutil
@@ -14,12 +15,17 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from data.errors import DatasetMissingError, DownloadError
+from data.locks import only_one_process
 
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
+WAIT_S = 3600.0  # for another process's download of the same file
 NO_ANSWER = "no answer within"
+BROKEN = "the connection broke off"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 BUSY = (408, 429, 500, 502, 503, 504)  # statuses of servers that may answer later
 NO_HEAD = (403, 405, 501)  # statuses of servers that refuse HEAD but answer GET
 MAGIC = {".npz": b"PK", ".npy": b"\x93NUMPY", ".gz": b"\x1f\x8b", ".mat": b"MATLAB"}
@@ -48,7 +54,8 @@ def fetch(url: str, target: Path, member: str = "", known_hash: str = "") -> Non
     """Download a file, or a .zip, .tar or .tar.gz archive, to `target`.
 
     All work happens in a temporary folder beside `target`, and a rename is the last step: an interrupted download
-    leaves at most a `.download-*` folder, which nothing reads, and the next download starts from the beginning.
+    leaves at most a `.download-*` folder, which nothing reads, and the next download starts from the beginning. If
+    another process downloads the same target, this one waits for it.
 
     Args:
         url: an archive is recognised by the suffix of the URL's path.
@@ -57,37 +64,49 @@ def fetch(url: str, target: Path, member: str = "", known_hash: str = "") -> Non
         known_hash: "md5:..." or "sha256:...", if the publisher states one.
 
     Raises:
-        DownloadError: the publisher is busy or slow, the download broke off, or the content is not the published one.
-            Nothing is kept.
+        DownloadError: the publisher is busy or slow, the download broke off, the content is not the published one, the
+            disk is full or read-only, or another process takes longer than WAIT_S. Nothing is kept.
         DatasetMissingError: no network, or the publisher has no such file.
     """
     if problem := why_unreachable(url):
-        later = problem.startswith(NO_ANSWER) or problem in [f"HTTP {status}" for status in BUSY]
+        later = problem.startswith((NO_ANSWER, BROKEN)) or problem in [f"HTTP {status}" for status in BUSY]
         raise (DownloadError if later else DatasetMissingError)(f"{url}: cannot be reached ({problem})")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with only_one_process(target.with_name(f".{target.name}.lock"), f"downloading {target}", WAIT_S):
+            if target.exists():
+                logger.info("%s: downloaded by another process", target)
+            else:
+                _download(url, target, member, known_hash)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+        remedy = "try again"
+        if not target.parent.is_dir() or (isinstance(error, OSError) and error.errno in (*FULL, *UNWRITABLE)):
+            remedy = "make room and set permissions, or choose another folder (root; data.root in a configuration)"
+        raise DownloadError(
+            f"{url}: the download to {target} failed ({type(error).__name__}: {error}); nothing was kept, {remedy}"
+        ) from error
+
+
+def _download(url: str, target: Path, member: str, known_hash: str) -> None:
     import pooch  # slow to import
 
     pooch.get_logger().setLevel(logging.WARNING)
     logger.info("downloading %s to %s", url, target)
-    target.parent.mkdir(parents=True, exist_ok=True)
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**20, timeout=READ_TIMEOUT_S)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as scratch:
+        file = Path(pooch.retrieve(url, known_hash or None, "arrived", scratch, downloader=downloader))
+        _check_content(file, target)
+        path = urlsplit(url).path
+        if unpacking := next((options for suffix, options in ARCHIVES.items() if path.endswith(suffix)), None):
+            folder = Path(scratch, "unpacked")
+            shutil.unpack_archive(file, folder, **unpacking)
+            file = folder / member
         try:
-            file = Path(pooch.retrieve(url, known_hash or None, "arrived", scratch, downloader=downloader))
-            _check_content(file, target)
-            path = urlsplit(url).path
-            if unpacking := next((options for suffix, options in ARCHIVES.items() if path.endswith(suffix)), None):
-                folder = Path(scratch, "unpacked")
-                shutil.unpack_archive(file, folder, **unpacking)
-                file = folder / member
-            try:
-                os.replace(file, target)
-            except OSError:
-                if not target.is_dir():  # else another process was quicker: a folder is complete where it exists
-                    raise
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
-            raise DownloadError(
-                f"{url}: the download to {target} failed ({type(error).__name__}: {error}); nothing was kept, try again"
-            ) from error
+            os.replace(file, target)
+        except OSError:
+            # On a file system without locks another process may be quicker: a folder is complete where it exists.
+            if not target.is_dir():
+                raise
 
 
 def _check_content(file: Path, target: Path) -> None:
@@ -104,6 +123,7 @@ def _check_content(file: Path, target: Path) -> None:
 def why_unreachable(url: str) -> str | None:
     """The reason why `url` does not answer within PROBE_TIMEOUT_S; None if it does."""
     import requests
+    from urllib3.exceptions import ProtocolError
 
     reasons = [f"{NO_ANSWER} {PROBE_TIMEOUT_S:g} s"]
 
@@ -115,6 +135,9 @@ def why_unreachable(url: str) -> str | None:
             reasons.clear()
         except requests.Timeout:
             pass
+        except requests.ConnectionError as error:
+            broken = error.args and isinstance(error.args[0], ProtocolError)  # of a server that took the connection
+            reasons[:] = [BROKEN if broken else type(error).__name__]
         except requests.RequestException as error:
             reasons[:] = [type(error).__name__ if error.response is None else f"HTTP {error.response.status_code}"]
 

@@ -16,6 +16,7 @@ Source = Literal["official", "file", "synthetic"]
 Metric = Literal["accuracy", "rocauc", "ap", "mae", "f1"]
 PARTS = ("train", "valid", "test")
 MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
+MAX_CODES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,9 @@ class GraphSet:
 
     Codes are kept as uint8 where they fit: all of ogbg-molhiv takes 45 MB, edge features included. Batches have int64.
 
+    Raises:
+        TypeError: the argument is no LoadedGraph.
+
     Attributes:
         meta, labels, splits, metric: of the loaded graph.
         sizes: [G] int64, nodes of each graph.
@@ -43,6 +46,8 @@ class GraphSet:
     """
 
     def __init__(self, loaded: LoadedGraph) -> None:
+        if not isinstance(loaded, LoadedGraph):
+            raise TypeError(f"loaded: got {type(loaded).__name__}; the LoadedGraph that data.load returns is needed")
         self.meta, self.labels, self.splits, self.metric = loaded.meta, loaded.labels, loaded.splits, loaded.metric
         indptr, col, _ = loaded.graph.adj_tensors("csc")
         self.sizes = loaded.graph.batch_num_nodes().numpy().astype(np.int64)
@@ -98,17 +103,23 @@ class GraphSet:
                 keeps their order.
 
         Raises:
-            ValueError: an id is outside 0 .. G - 1, there is none, or batch_size is below 1.
+            ValueError: an id is outside 0 .. G - 1, there is none, batch_size is below 1, or the seed is none.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size!r}; an integer of 1 or more is needed")
         ids = self._checked(np.arange(len(self)) if ids is None else ids)
         if seed is not None:
-            ids = np.random.default_rng(seed).permutation(ids)
+            try:
+                ids = np.random.default_rng(seed).permutation(ids)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"seed: got {seed!r}; integers of 0 or more are needed, one or several") from error
         return (self.batch(ids[first : first + batch_size]) for first in range(0, ids.size, batch_size))
 
     def _checked(self, ids: "Sequence[int] | np.ndarray | torch.Tensor") -> np.ndarray:
-        ids = np.asarray(ids)
+        try:
+            ids = np.asarray(ids)
+        except ValueError as error:
+            raise ValueError(f"ids: integers in one row are needed ({error})") from error
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             raise ValueError(
                 f"ids: got shape {ids.shape}, dtype {ids.dtype}; one integer or more is needed, in one row"

@@ -4,6 +4,7 @@ import logging
 import os
 import zlib
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -12,12 +13,13 @@ import numpy as np
 from data.canonical import to_csr
 from data.download import fetch, fetch_nothing
 from data.errors import DatasetMissingError, DownloadError
+from data.features import check_classes, check_codes, check_targets, random_features, require_feature_memory
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source
 from data.registry import REGISTRY, info
 from data.registry.entry import Dataset
 from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
-from data.synthetic.generate import NoSurrogate, random_features, surrogate
+from data.synthetic.generate import NoSurrogate, expected_size, surrogate
 from data.synthetic.huge import HugeGraph
 from fused3s_dgl import import_dgl
 
@@ -87,8 +89,19 @@ def load(
         TypeError: an argument is of the wrong type.
         MemoryError: the graph would not fit.
     """
+    for argument, value in (("features", features), ("edge_features", edge_features)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{argument}: got {value!r}; True or False is needed")
     found_in, raw = find_graph(
-        name, root=root, source=source, path=path, batch_size=batch_size, order=order, split=split, seed=seed
+        name,
+        root=root,
+        source=source,
+        path=path,
+        batch_size=batch_size,
+        order=order,
+        split=split,
+        seed=seed,
+        features=features,
     )
     return _finish(name, REGISTRY.get(name), found_in, raw, seed, features, edge_features)
 
@@ -103,10 +116,12 @@ def find_graph(
     order: Order = "dataset",
     split: Split | None = None,
     seed: int = 0,
+    features: bool = False,
 ) -> tuple[Source, RawGraph | CsrGraph]:
     """First step of `load`: the source that has the graph, and its edges, possibly with duplicates.
 
-    Arguments and errors are those of `load`.
+    Arguments and errors are those of `load`. `features`: a surrogate whose random features would not fit is refused
+    before it is generated.
     """
     _check_arguments(name, root, source, path, batch_size, order, split, seed)
     selection = Selection(batch_size, order, split, seed, name)
@@ -124,7 +139,7 @@ def find_graph(
             raise ValueError(wrong)
         if batch_size is None and entry.num_graphs is not None:
             raise ValueError(f"batch_size: got None (all graphs); the surrogate of {name} needs a number")
-        return "synthetic", surrogate(entry, entry.synthetic, root, batch_size or 1, seed)
+        return "synthetic", _surrogate(entry, root, batch_size or 1, seed, features)
     if source == "official":
         return "official", _official(entry, root, selection)
 
@@ -144,8 +159,12 @@ def find_graph(
         raise DownloadError(_with_remedy(entry, root, selection, error)) from error
     except DatasetMissingError as missing:
         reason = str(missing)
+    try:
+        return "official", entry.official(root, selection, fetch_nothing)
+    except DatasetMissingError:
+        pass  # nor has another process downloaded it meanwhile
     logger.warning("%s: not under %s; using a synthetic surrogate (source=synthetic): %s", name, root, reason)
-    return "synthetic", surrogate(entry, entry.synthetic, root, batch_size or 1, seed)
+    return "synthetic", _surrogate(entry, root, batch_size or 1, seed, features)
 
 
 def to_dgl(csr: CsrGraph) -> "dgl.DGLGraph":
@@ -187,13 +206,13 @@ def _check_arguments(
     if split is not None and split not in SPLITS:
         raise ValueError(f"split: got {split!r}; allowed are None, {', '.join(SPLITS)}")
     for argument, value, least in (("batch_size", 1 if batch_size is None else batch_size, 1), ("seed", seed, 0)):
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not isinstance(value, Integral) or isinstance(value, bool):
             raise TypeError(f"{argument}: got {value!r}; an integer is needed")
         if value < least:
             raise ValueError(f"{argument}: got {value}; {least} or more is allowed")
 
 
-def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph:
+def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph | CsrGraph:
     if entry.embedded is not None:
         try:
             return entry.official(root, selection, fetch_nothing)
@@ -203,6 +222,14 @@ def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph:
         return entry.official(root, selection, fetch)
     except DatasetMissingError as missing:
         raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
+
+
+def _surrogate(entry: Dataset, root: Path, batch_size: int, seed: int, features: bool) -> RawGraph | CsrGraph:
+    if features:
+        nodes = expected_size(entry, batch_size)[1]
+        about = entry.feature_dim, entry.feature_cardinalities
+        require_feature_memory(f"the surrogate of {entry.name}", nodes, *about)
+    return surrogate(entry, entry.synthetic, root, batch_size, seed)
 
 
 def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: DatasetMissingError) -> str:
@@ -229,6 +256,21 @@ def _finish(
     """Make edges canonical, add features if the source has none, and build the DGLGraph and its description."""
     import torch
 
+    original = "feat" in raw.ndata
+    cardinalities = entry.feature_cardinalities if entry else None
+    feature_dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
+    if original:
+        feature_dim = raw.ndata["feat"].shape[1]
+        cardinalities = cardinalities if raw.ndata["feat"].dtype.kind == "i" else None
+        if cardinalities:
+            check_codes(f"{name} ({raw.origin})", "node features", raw.ndata["feat"], cardinalities)
+    elif features:
+        require_feature_memory(raw.origin, raw.num_nodes, feature_dim, cardinalities)
+    if entry and "label" in raw.ndata and raw.ndata["label"].ndim == 1:
+        check_classes(f"{name} ({raw.origin})", raw.ndata["label"], entry.num_classes)
+    if entry and entry.task == "graph" and raw.graph_labels is not None:
+        check_targets(f"{name} ({raw.origin})", raw.graph_labels, entry.num_classes, entry.metric)
+
     csr = to_csr(raw if edge_features else replace(raw, edata={}))  # unread features need not be sorted
     if csr.removed:
         logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
@@ -238,15 +280,8 @@ def _finish(
         logger.warning(text, name, csr.origin, f"{csr.num_nodes:,}", f"{entry.num_nodes:,}")
 
     ndata = dict(csr.ndata)
-    original = "feat" in ndata
-    cardinalities = entry.feature_cardinalities if entry else None
-    if original:
-        cardinalities = cardinalities if ndata["feat"].dtype.kind == "i" else None
-        feature_dim = ndata["feat"].shape[1]
-    else:
-        feature_dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
-        if features:
-            ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
+    if not original and features:
+        ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
 
     graph = to_dgl(csr)
     for key, values in ndata.items():
@@ -258,6 +293,8 @@ def _finish(
 
     if entry:
         num_classes = entry.num_classes
+    elif csr.graph_labels is not None:
+        num_classes = csr.graph_labels.shape[1]
     else:
         num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else 0
         num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
@@ -308,12 +345,16 @@ def _edge_features(name: str, entry: Dataset | None, csr: CsrGraph, seed: int) -
                 f"{name}: has no edge features (asked for by edge_features=True, in a configuration by "
                 f"model.edge_features); these have: {having}, and .npz files with edge_feat"
             )
+        require_feature_memory(csr.origin, csr.col.size, entry.edge_feature_dim, cardinalities)
         values = random_features(csr.col.size, entry.edge_feature_dim, cardinalities, _rng(name, seed, "edge features"))
     elif values.dtype.kind == "f":
         values, cardinalities = values.astype(np.float32, copy=False), None
     else:
         values = values.astype(np.int64, copy=False)
-        cardinalities = cardinalities or tuple((values.max(axis=0, initial=0) + 1).tolist())
+        if cardinalities:
+            check_codes(f"{name} ({csr.origin})", "edge features", values, cardinalities)
+        else:
+            cardinalities = tuple((values.max(axis=0, initial=0) + 1).tolist())
     about = {"edge_features": kind, "edge_feature_dim": values.shape[1], "edge_feature_cardinalities": cardinalities}
     return values, about
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import torch
 import typer
 from rich.console import Console
@@ -25,6 +26,7 @@ import data
 from bench import block_stats
 from bench.block_stats import measure, paper_figures
 from bench.cli import configure_logging, console, errors, user_errors
+from bench.places import check_folder
 from bench.provenance import provenance
 from bench.records import NOT_PUBLISHED
 from data.canonical import to_csr
@@ -41,7 +43,9 @@ ALL_STATS_EDGES = 10**9  # larger graphs are only measured when they are named
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Registered names; see `list`.")]
-All = Annotated[bool, typer.Option("--all", help="Every registered set; stats: of up to a thousand million edges.")]
+All = Annotated[
+    bool, typer.Option("--all", metavar="", help="Every registered set; stats: of up to a thousand million edges.")
+]
 Root = Annotated[Path, typer.Option(help="Folder of the data sets.")]
 
 
@@ -65,7 +69,9 @@ def list_sets() -> None:
 
 
 @app.command()
-def info(name: str, root: Root = Path("datasets")) -> None:
+def info(
+    name: Annotated[str, typer.Argument(help="A registered name; see `list`.")], root: Root = Path("datasets")
+) -> None:
     """Sizes, sources, licence, files and published statistics of one set."""
     with user_errors():
         entry = data.info(name)
@@ -133,6 +139,7 @@ def stats(
             chosen = [name for name in chosen if data.info(name).nnz <= ALL_STATS_EDGES]
         if path and len(chosen) != 1:
             raise ValueError(f"--path: needs exactly one NAME, got {len(chosen)}")
+        check_folder("--out", out)  # before the work
         for name in chosen:
             try:
                 off += _stats_of(name, source, root, path, seed, out)

@@ -21,7 +21,7 @@ def info(name: str) -> Dataset:
     Raises:
         ValueError: `name` is not registered.
     """
-    if name not in REGISTRY:
+    if not isinstance(name, str) or name not in REGISTRY:
         raise ValueError(
             f"name: got {name!r}; registered are {', '.join(REGISTRY)}. For a graph of your own pass path=, "
             "under any name"

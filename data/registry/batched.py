@@ -7,9 +7,11 @@ edges of 1024 trees plus 1024. zinc12k-val-test was not in the published run: it
 """
 
 from data.registry.entry import Dataset, Published
-from data.sources.dgl_batches import Peptides, Superpixels, Zinc
 from data.sources.molhiv import MolHiv
 from data.sources.ogb_graphs import OgbGraphs
+from data.sources.peptides import LrgbFile, Peptides
+from data.sources.superpixels import COCO_CATEGORIES, Superpixels
+from data.sources.zinc import Zinc
 from data.synthetic.batch import DenseBatch, MoleculeBatch, SuperpixelBatch, SyntaxTreeBatch
 
 # ogb.utils.features.get_atom_feature_dims(); written out, since files and surrogates do not need ogb
@@ -22,6 +24,10 @@ _LRGB = {
     "homepage": "https://github.com/vijaydwivedi75/lrgb",
     "citation": "Dwivedi et al.: Long Range Graph Benchmark, NeurIPS Datasets and Benchmarks 2022",
 }
+# Addresses and folders of dgl.data.lrgb.
+_DROPBOX = "https://www.dropbox.com/s"
+_VOC, _COCO = (f"{name}_superpixels_edge_wt_region_boundary" for name in ("voc", "coco"))
+_PICTURES = "slic_compactness_30/edge_wt_region_boundary"
 _ZINC = {
     "task": "graph",
     "metric": "mae",
@@ -157,14 +163,39 @@ BATCHED = (
     Dataset(
         name="peptides-func",
         num_classes=10,
-        official=Peptides("PeptidesFunctionalDataset"),
+        official=Peptides(
+            "Peptides-func_1ca91230",
+            LrgbFile(
+                f"{_DROPBOX}/ol2v01usvaxbsr8/peptide_multi_class_dataset.csv.gz?dl=1",
+                "peptide_multi_class_dataset.csv.gz",
+                "701eb743e899f4d793f0e13c8fa5a1b4",
+            ),
+            LrgbFile(
+                f"{_DROPBOX}/j4zcnx2eipuo0xz/splits_random_stratified_peptide.pickle?dl=1",
+                "splits_random_stratified_peptide.pickle",
+                "5a0114bdadc80b94fc7ae974f13ef061",
+            ),
+        ),
         metric="ap",
         **_PEPTIDES,
     ),
     Dataset(
         name="peptides-struct",
         num_classes=11,
-        official=Peptides("PeptidesStructuralDataset", _STRUCTURE),
+        official=Peptides(
+            "Peptides-struc_806a68f7",
+            LrgbFile(
+                f"{_DROPBOX}/464u3303eu2u4zp/peptide_structure_dataset.csv.gz?dl=1",
+                "peptide_structure_dataset.csv.gz",
+                "9786061a34298a0684150f2e4ff13f47",
+            ),
+            LrgbFile(
+                f"{_DROPBOX}/9dfifzft1hqgow6/splits_random_stratified_peptide_structure.pickle?dl=1",
+                "splits_random_stratified_peptide_structure.pickle",
+                "5a0114bdadc80b94fc7ae974f13ef061",
+            ),
+            _STRUCTURE,
+        ),
         metric="mae",
         **_PEPTIDES,
     ),
@@ -179,7 +210,7 @@ BATCHED = (
         feature_dim=14,
         edge_feature_dim=2,
         licence="terms of PASCAL VOC 2011",
-        official=Superpixels("VOCSuperpixelsDataset", "voc_superpixels_edge_wt_region_boundary"),
+        official=Superpixels(f"{_DROPBOX}/8x722ai272wqwl4/{_VOC}.zip?dl=1", _VOC, f"PascalVOC-SP_02e9d9be/{_PICTURES}"),
         metric="f1",
         synthetic=SuperpixelBatch(),
         published=Published(num_tcbs=234_447),
@@ -198,7 +229,9 @@ BATCHED = (
         feature_dim=14,
         edge_feature_dim=2,
         licence="CC BY 4.0",
-        official=Superpixels("COCOSuperpixelsDataset", "coco_superpixels_edge_wt_region_boundary"),
+        official=Superpixels(
+            f"{_DROPBOX}/r6ihg1f4pmyjjy0/{_COCO}.zip?dl=1", _COCO, f"COCO-SP_9838e994/{_PICTURES}", COCO_CATEGORIES
+        ),
         metric="f1",
         synthetic=SuperpixelBatch(),
         published=Published(num_tcbs=233_369),

@@ -1,6 +1,7 @@
 """Base class of the official sources, and helpers that the families share."""
 
 import contextlib
+import errno
 import io
 import logging
 import warnings
@@ -13,14 +14,11 @@ from typing import Any
 import numpy as np
 
 from data.download import Fetch
-from data.graph import RawGraph
+from data.graph import CsrGraph, RawGraph
 from data.selection import Selection
 from fused3s_dgl import import_dgl
 
 logger = logging.getLogger(__name__)
-
-# Peak memory of loading a large graph: two int64 arrays from the source, the sort key, and the sorted copies.
-LOADING_BYTES_PER_EDGE = 48
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class OfficialSource(ABC):
         """The files that `load` reads, in the official layout below `root`."""
 
     @abstractmethod
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> RawGraph | CsrGraph:
         """The graph, or the batch that `selection` chooses (single graphs ignore it).
 
         Raises:
@@ -66,14 +64,19 @@ class OfficialSource(ABC):
             if not remote.target.exists():
                 fetch(remote.url, remote.target, member=remote.member, known_hash=remote.known_hash)
 
-    def __call__(self, root: Path, selection: Selection, fetch: Fetch) -> RawGraph:
+    def __call__(self, root: Path, selection: Selection, fetch: Fetch) -> RawGraph | CsrGraph:
         self.fetch(root, fetch)
         return self.load(root, selection)
 
 
 def from_dgl(graph: Any, origin: str, *, batched: bool = False) -> RawGraph:
-    """Edges, node data and edge features of a DGLGraph; a one-dimensional `feat` gets a second dimension."""
+    """Edges, node data and edge features of a DGLGraph; a one-dimensional `feat` gets a second dimension.
+
+    Raises:
+        ValueError: an edge has an end that the graph does not have: DGL trusts its binary files.
+    """
     key, query = graph.edges(order="eid")  # DGL's source is the key: nodes attend along their in-edges
+    check_ids(query.numpy(), key.numpy(), graph.num_nodes())
     ndata = {name: values.numpy() for name, values in graph.ndata.items()}
     edata = {"feat": graph.edata["feat"].numpy()} if "feat" in graph.edata else {}
     for arrays in (ndata, edata):
@@ -114,10 +117,20 @@ def reading(place: Path) -> Iterator[None]:
             yield
     except MemoryError:
         raise
-    except Exception as error:
+    except OSError as error:
+        if error.errno in (None, errno.ENOENT, errno.ENOTDIR):  # damage, or a missing file
+            raise _damaged(place, error) from error
         raise ValueError(
-            f"{place}: the official files exist but cannot be read ({type(error).__name__}: {error}). "
-            f"Move {'the folder' if place.is_dir() else 'the file'} away and load again to download it again"
+            f"{place}: the official files cannot be read ({error}); they may be fine: check permissions and the disk"
         ) from error
+    except Exception as error:
+        raise _damaged(place, error) from error
     finally:
         logger.debug("%s: %s", place, prints.getvalue())
+
+
+def _damaged(place: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{place}: the official files exist but cannot be read ({type(error).__name__}: {error}). "
+        f"Move {'the folder' if place.is_dir() else 'the file'} away and load again to download it again"
+    )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import read_graph, read_snap_edges
+from data.edge_text import read_snap_edges
+from data.files import read_graph
 from data.graph import RawGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote

@@ -35,7 +35,9 @@ class Facebook100(OfficialSource):
 
         (remote,) = self.files(root)
         with reading(remote.target):
-            matrix = scipy.io.loadmat(remote.target, variable_names=["A"])["A"].tocoo()
+            matrix = scipy.io.loadmat(remote.target, variable_names=["A"])["A"]
+            matrix.check_format(full_check=True)  # SciPy's conversions trust the arrays
+            matrix = matrix.tocoo()
             if matrix.shape[0] != matrix.shape[1]:
                 raise ValueError(f"A has shape {matrix.shape}; a square matrix is needed")
         row, col = (ids.astype(np.int64) for ids in (matrix.row, matrix.col))

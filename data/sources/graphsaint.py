@@ -11,6 +11,7 @@ import numpy as np
 
 from data.files import read_graph
 from data.graph import RawGraph
+from data.memory import require_memory
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 
@@ -41,7 +42,9 @@ class GraphSaint(OfficialSource):
         adjacency, features = self.files(root)
         with reading(root / self.folder):
             raw = read_graph(adjacency.target, selection)
-            feat = np.load(features.target).astype(np.float32, copy=False)
+            feat = np.load(features.target, mmap_mode="r")
             if feat.shape[0] != raw.num_nodes:
                 raise ValueError(f"feats.npy has {feat.shape[0]} rows for {raw.num_nodes} nodes")
+            require_memory(f"{features.target}: its {feat.shape} numbers", feat.size * 4)
+            feat = feat.astype(np.float32)
         return replace(raw, origin=adjacency.url, ndata={"feat": feat})

@@ -13,9 +13,9 @@ import numpy as np
 from data.download import Fetch
 from data.errors import DatasetMissingError
 from data.graph import PARTS, RawGraph
-from data.memory import require_memory
+from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.selection import Selection
-from data.sources.base import LOADING_BYTES_PER_EDGE, OfficialSource, Remote, check_ids, reading
+from data.sources.base import OfficialSource, Remote, check_ids, reading
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Igb(OfficialSource):
         if not self.url and not (root / self.size).exists():
             raise DatasetMissingError(
                 f"{root / self.size}: no such folder, and the data set is published through a script only: "
-                "https://github.com/IllinoisGraphBenchmark/IGB-Datasets; let it write to that folder"
+                "https://github.com/IllinoisGraphBenchmark/IGB-Datasets, igb/download_igb_large.sh. Its files go into "
+                "that folder: node_feat.npy and node_label_19.npy into processed/paper, edge_index.npy into "
+                "processed/paper__cites__paper"
             )
         super().fetch(root, fetch)
 

@@ -7,17 +7,15 @@ so that RDKit is needed once only.
 import hashlib
 import importlib.util
 import logging
-import zipfile
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.atomic import replacing
 from data.graph import RawGraph
+from data.kept import keep, read_kept
 from data.packed import join_graphs, rows_of
 from data.sources.ogb_import import import_ogb
 
@@ -72,38 +70,30 @@ def read_molecules(table: Path, smiles: Sequence[str]) -> Molecules:
     """The molecules of the SMILES strings of a table, from the kept file if there is one, else with RDKit.
 
     Raises:
-        ValueError: RDKit is missing, or the kept file is damaged.
+        ValueError: RDKit is missing, and there is no kept file that can be used (a warning says why).
     """
     digest = hashlib.sha256("\n".join(smiles).encode()).hexdigest()[:16]
     kept = table.parent / f"{table.name.split('.')[0]}.{digest}.npz"
-    if kept.is_file():
-        return _read_kept(kept)
+    if arrays := read_kept(kept, "", _check_kept):
+        return Molecules(**{name: arrays[name] for name in FIELDS})
     if not has_rdkit():
-        raise ValueError(f"{table}: {MISSING_RDKIT}")
+        unusable = f", and {kept} cannot be used" if kept.is_file() else ""
+        raise ValueError(f"{table}: {MISSING_RDKIT}{unusable}")
     logger.info("%s: converting %s SMILES strings, once", table, f"{len(smiles):,}")
     molecules = convert(smiles)
     if missing := len(smiles) - molecules.rows.size:
         first = np.setdiff1d(np.arange(len(smiles)), molecules.rows)[0]
         text = "%s: RDKit cannot parse %d of %d SMILES strings, which are left out; the first is %r"
         logger.warning(text, table, missing, len(smiles), smiles[first])
-    try:
-        with replacing(kept) as unfinished:
-            np.savez_compressed(unfinished, **{name: getattr(molecules, name) for name in FIELDS})
-    except OSError as error:
-        logger.warning("%s: not kept (%s); the next load converts the table again", kept, error)
+    keep(kept, {name: getattr(molecules, name) for name in FIELDS}, compressed=True)
     return molecules
 
 
-def _read_kept(kept: Path) -> Molecules:
-    try:
-        with np.load(kept, allow_pickle=False) as arrays:
-            molecules = Molecules(**{name: arrays[name] for name in FIELDS})
-        rows = molecules.sizes.sum(), molecules.edge_counts.sum(), molecules.edge_counts.sum()
-        if rows != (len(molecules.atoms), len(molecules.bonds), len(molecules.ends)):
-            raise ValueError("its arrays do not fit together")
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{kept}: damaged ({error}); delete it, and the next load converts the table again") from error
-    return molecules
+def _check_kept(arrays: Mapping[str, np.ndarray]) -> None:
+    molecules = Molecules(**{name: arrays[name] for name in FIELDS})
+    rows = molecules.sizes.sum(), molecules.edge_counts.sum(), molecules.edge_counts.sum()
+    if rows != (len(molecules.atoms), len(molecules.bonds), len(molecules.ends)):
+        raise ValueError("its arrays do not fit together")
 
 
 def convert(smiles: Sequence[str]) -> Molecules:

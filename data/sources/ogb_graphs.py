@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from data.graph import PARTS, RawGraph
-from data.memory import require_memory
+from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.packed import join_graphs, rows_of
 from data.selection import Selection, renumbered
-from data.sources.base import LOADING_BYTES_PER_EDGE, OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote, reading
 
 URL = "http://snap.stanford.edu/ogb/data/graphproppred"
 RELEASE = "RELEASE_v1.txt"  # ogb's own classes ask for another download without it

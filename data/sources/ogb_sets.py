@@ -1,22 +1,25 @@
-"""Single graphs of the Open Graph Benchmark through ogb's own class for DGL, which reads csv and DGL's binary files.
+"""Single graphs of the Open Graph Benchmark from its csv files, without ogb, which would write and read DGL's binary
+files: those have no checksums.
 
 The first end of a published edge is the query (see `data`): a paper attends to the papers it cites.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from data.errors import DatasetMissingError
-from data.graph import RawGraph
+from data.canonical import to_csr
+from data.graph import CsrGraph, RawGraph
+from data.kept import fingerprint, kept_graph, kept_path
+from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote, from_dgl
-from data.sources.dgl_graphs import reading_with_dgl
-from data.sources.ogb_graphs import read_splits
-from data.sources.ogb_import import import_ogb
+from data.sources.base import OfficialSource, Remote, check_ids, reading
+from data.sources.ogb_graphs import RELEASE, read_column, read_rows, read_splits
+
+URL = "http://snap.stanford.edu/ogb/data/nodeproppred"
+KEPT_VERSION = 1  # incremented when kept files hold other arrays
 
 
 @dataclass(frozen=True)
@@ -25,30 +28,20 @@ class OgbSource(OfficialSource):
 
     Attributes:
         name: ogb's name of the set, such as "ogbn-arxiv".
+        archive: name of the archive below `URL`, without .zip.
+        split: ogb's name of the split.
     """
 
     name: str
+    archive: str
+    split: str
+
+    @property
+    def url(self) -> str:
+        return f"{URL}/{self.archive}.zip"
 
     def files(self, root: Path) -> Sequence[Remote]:
-        folder = self.folder(root)
-        try:
-            about = self.about()
-        except DatasetMissingError as error:  # ogb is missing; a surrogate must not hide existing files
-            if folder.exists():
-                raise ValueError(f"{folder}: {error}") from error
-            raise
-        return [Remote(about["url"], folder, member=about["download_name"])]
-
-    def about(self) -> Any:
-        """ogb's own record of the set: its URL, version and layout."""
-        import pandas as pd
-
-        table = Path(self.package().__file__).with_name("master.csv")
-        return pd.read_csv(table, index_col=0, keep_default_na=False)[self.name]
-
-    def package(self) -> Any:
-        """`ogb.nodeproppred`."""
-        return import_ogb("nodeproppred")
+        return [Remote(self.url, self.folder(root), member=self.archive)]
 
     def folder(self, root: Path) -> Path:
         """The folder in which ogb looks for the set."""
@@ -56,32 +49,55 @@ class OgbSource(OfficialSource):
         alternative = folder.with_name(f"{folder.name}_dgl")
         return alternative if alternative.is_dir() else folder
 
-    def checked_folder(self, root: Path) -> Path:
-        """`folder`, after a check of its files: ogb asks at the terminal, or downloads again, if one is missing."""
-        about, folder = self.about(), self.folder(root)
-        release = f"RELEASE_v{about['version']}.txt"
-        raw = ["raw/data.npz"]
-        if about["binary"] != "True":
-            raw = ["raw/edge.csv.gz"]
-            if about["has_node_attr"] == "True":
-                raw.append("raw/node-feat.csv.gz")  # ogb itself accepts its absence
-        processed = (folder / "processed" / "dgl_data_processed").is_file()
-        if not all((folder / name).is_file() for name in [release, *(raw if not processed else [])]):
+    def checked_folder(self, root: Path, *raw: str) -> Path:
+        """`folder`, after a check that it holds these files."""
+        folder = self.folder(root)
+        needed = [RELEASE, *(f"raw/{name}" for name in raw)]
+        if not all((folder / name).is_file() for name in needed):
             raise ValueError(
-                f"{folder}: incomplete, or of another version; {', '.join([release, *raw])} are needed. Move the "
-                "folder away and load again to download it again"
+                f"{folder}: incomplete, or of another version; {', '.join(needed)} are needed. Move the folder away "
+                "and load again to download it again"
             )
         return folder
 
 
+@dataclass(frozen=True)
 class OgbNodes(OgbSource):
-    """An ogbn set: one graph with features, labels and the official split."""
+    """An ogbn set in csv files: one graph with features, labels and the official split.
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
-        folder = self.checked_folder(root)
-        with reading_with_dgl(folder):
-            graph, labels = self.package().DglNodePropPredDataset(name=self.name, root=str(root))[0]
-            splits = read_splits(folder / "split" / self.about()["split"])
-        raw = from_dgl(graph, self.about()["url"])
-        label = labels.numpy().reshape(-1).astype(np.int64)
-        return replace(raw, row=raw.col, col=raw.row, ndata={**raw.ndata, "label": label}, splits=splits)
+    The graph is kept beside the files, since they take minutes to read.
+
+    Attributes:
+        both_directions: whether A gets both directions of each edge, which the files list once.
+    """
+
+    both_directions: bool = False
+
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
+        names = [f"{name}.csv.gz" for name in ("edge", "num-node-list", "num-edge-list", "node-feat", "node-label")]
+        folder = self.checked_folder(root, *names)
+        with reading(folder):
+            files = [*(folder / "raw" / name for name in names), *(folder / "split" / self.split).glob("*.csv.gz")]
+            recipe = f"{KEPT_VERSION} {self} {fingerprint(files)}"
+        return kept_graph(kept_path(folder, "converted", recipe), recipe, lambda: self._convert(folder))
+
+    def _convert(self, folder: Path) -> CsrGraph:
+        raw = folder / "raw"
+        with reading(folder):
+            nodes, edges = (read_column(raw / f"num-{kind}-list.csv.gz") for kind in ("node", "edge"))
+            if nodes.size != 1 or edges.size != 1:
+                raise ValueError(f"num-node-list and num-edge-list hold {nodes.size} and {edges.size} graphs, not one")
+            num_nodes, num_edges = int(nodes[0]), int(edges[0])
+        needed = num_edges * (1 + self.both_directions) * LOADING_BYTES_PER_EDGE
+        require_memory(f"{self.name}: its {num_edges:,} edges", needed)
+        with reading(folder):
+            row, col = read_rows(raw / "edge.csv.gz", np.arange(num_edges)).T
+            check_ids(row, col, num_nodes)
+            if self.both_directions:
+                row, col = np.concatenate([row, col]), np.concatenate([col, row])
+            every = np.arange(num_nodes)
+            feat = read_rows(raw / "node-feat.csv.gz", every).astype(np.float32)
+            label = read_rows(raw / "node-label.csv.gz", every)[:, 0]
+            label = np.where(np.isnan(label), -1, label).astype(np.int64)
+            splits = read_splits(folder / "split" / self.split)
+        return to_csr(RawGraph(row, col, num_nodes, self.url, ndata={"feat": feat, "label": label}, splits=splits))

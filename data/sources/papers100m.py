@@ -9,13 +9,16 @@ import numpy as np
 
 from data.atomic import replacing
 from data.graph import RawGraph
-from data.memory import require_memory
+from data.locks import only_one_process
+from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.selection import Selection
-from data.sources.base import LOADING_BYTES_PER_EDGE, check_ids, reading
+from data.sources.base import check_ids, reading
 from data.sources.ogb_graphs import read_splits
 from data.sources.ogb_sets import OgbSource
 
 logger = logging.getLogger(__name__)
+
+WAIT_S = 3600.0  # for another process that unpacks the same array
 
 
 class Papers100M(OgbSource):
@@ -25,7 +28,7 @@ class Papers100M(OgbSource):
     """
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
-        folder = self.checked_folder(root)
+        folder = self.checked_folder(root, "data.npz")
         archive = folder / "raw" / "data.npz"
         with reading(archive):
             edges, features = (map_npz_array(archive, name) for name in ("edge_index", "node_feat"))
@@ -38,8 +41,8 @@ class Papers100M(OgbSource):
                 label = arrays["node_label"].reshape(-1)
                 ndata["label"] = np.where(np.isnan(label), -1, label).astype(np.int64)
         with reading(folder):
-            splits = read_splits(folder / "split" / "time") if "label" in ndata else None
-        return RawGraph(row, col, features.shape[0], self.about()["url"], ndata=ndata, splits=splits)
+            splits = read_splits(folder / "split" / self.split) if "label" in ndata else None
+        return RawGraph(row, col, features.shape[0], self.url, ndata=ndata, splits=splits)
 
 
 def map_npz_array(path: Path, name: str) -> np.ndarray:
@@ -72,11 +75,14 @@ def map_npz_array(path: Path, name: str) -> np.ndarray:
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> None:
-    free = shutil.disk_usage(target.parent).free
-    if member.file_size > free:
-        raise MemoryError(
-            f"{target}: {member.file_size / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on the disk"
-        )
-    logger.info("unpacking %s to %s, %.1f GiB, once", member.filename, target, member.file_size / 2**30)
-    with replacing(target) as unfinished, archive.open(member) as stream, unfinished.open("wb") as file:
-        shutil.copyfileobj(stream, file, 2**24)  # zip's checksum is verified at the end
+    with only_one_process(target.with_name(f".{target.name}.lock"), f"unpacking {target}", WAIT_S):
+        if target.is_file() and target.stat().st_size == member.file_size:
+            return
+        free = shutil.disk_usage(target.parent).free
+        if member.file_size > free:
+            raise MemoryError(
+                f"{target}: {member.file_size / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on the disk"
+            )
+        logger.info("unpacking %s to %s, %.1f GiB, once", member.filename, target, member.file_size / 2**30)
+        with replacing(target) as unfinished, archive.open(member) as stream, unfinished.open("wb") as file:
+            shutil.copyfileobj(stream, file, 2**24)  # zip's checksum is verified at the end

@@ -1,9 +1,7 @@
-"""Surrogates (seeded synthetic graphs in place of a data set; see data/README.md for their model), random features."""
+"""Surrogates: seeded synthetic graphs in place of a data set; see data/README.md for their model."""
 
-import hashlib
 import logging
 import time
-import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from data.atomic import replacing
 from data.canonical import to_csr
 from data.errors import DatasetMissingError
 from data.graph import CsrGraph, RawGraph
+from data.kept import kept_graph, kept_path
 from data.memory import require_memory
 from data.spec import Generator, GraphSpec
 from data.synthetic.huge import HugeGraph
@@ -51,12 +49,11 @@ def surrogate(spec: GraphSpec, generator: Generator, root: Path, batch_size: int
 
     Raises:
         DatasetMissingError: the data set has none.
-        ValueError: the kept file is damaged, or of another version.
         MemoryError: the graph would not fit.
     """
     stream = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
     graph_seed = int(stream.integers(2**63))
-    edges, nodes = _expected_size(spec, batch_size)
+    edges, nodes = expected_size(spec, batch_size)
     if edges < CACHED_FROM_EDGES or isinstance(generator, NoSurrogate):
         return generator.generate(spec, batch_size, graph_seed)
     if isinstance(generator, HugeGraph):
@@ -67,20 +64,18 @@ def surrogate(spec: GraphSpec, generator: Generator, root: Path, batch_size: int
     # All inputs that determine the contents of a kept file.
     version = f"{GENERATOR_VERSION}.{LAYOUT_VERSION}"
     recipe = f"{version} {spec.name} {generator} {spec.num_nodes} {spec.nnz} {batch_size} {seed}"
-    key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
-    path = root / "synthetic" / f"{spec.name}-seed{seed}-{key}.npz"
-    if path.exists():
-        return _read(path, recipe)
-    require_memory(f"the surrogate of {spec.name}, {edges:,} edges", (edges + nodes) * CPU_BYTES_PER_ITEM)
-    logger.info("%s: generating the surrogate of %s edges, once", spec.name, f"{edges:,}")
-    if others := sorted(path.parent.glob(f"{spec.name}-seed{seed}-*.npz")):
-        text = ", ".join(map(str, others))
-        logger.info("%s: files of another version or batch size are ignored and kept: %s", spec.name, text)
-    path.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is an error before the work
-    xp = np if spec.num_graphs else _array_module((edges + nodes) * GPU_BYTES_PER_ITEM)
-    graph = _timed(generator, spec, batch_size, graph_seed, xp, f"written to {path}")
-    _write(path, graph, recipe)
-    return graph
+    path = kept_path(root / "synthetic", f"{spec.name}-seed{seed}", recipe)
+
+    def make() -> CsrGraph:
+        require_memory(f"the surrogate of {spec.name}, {edges:,} edges", (edges + nodes) * CPU_BYTES_PER_ITEM)
+        logger.info("%s: generating the surrogate of %s edges, once", spec.name, f"{edges:,}")
+        if others := sorted({*path.parent.glob(f"{spec.name}-seed{seed}-*.npz")} - {path}):
+            text = ", ".join(map(str, others))
+            logger.info("%s: files of another version or batch size are ignored and kept: %s", spec.name, text)
+        xp = np if spec.num_graphs else _array_module((edges + nodes) * GPU_BYTES_PER_ITEM)
+        return _timed(generator, spec, batch_size, graph_seed, xp, f"to be kept in {path}")
+
+    return kept_graph(path, recipe, make)
 
 
 def _timed(generator: Generator, spec: GraphSpec, batch_size: int, seed: int, xp: Any, place: str) -> CsrGraph:
@@ -94,8 +89,8 @@ def _timed(generator: Generator, spec: GraphSpec, batch_size: int, seed: int, xp
     return graph
 
 
-def _expected_size(spec: GraphSpec, batch_size: int) -> tuple[int, int]:
-    """Edges and nodes."""
+def expected_size(spec: GraphSpec, batch_size: int) -> tuple[int, int]:
+    """Edges and nodes of the surrogate; of a collection, of `batch_size` graphs."""
     share = batch_size / spec.num_graphs if spec.num_graphs else 1
     return round(spec.nnz * share), round(spec.num_nodes * share)
 
@@ -110,54 +105,3 @@ def _array_module(needed_bytes: int) -> Any:
     except Exception:  # CuPy, driver, device or compiler missing: the CPU can do it in any case
         return np
     return cupy if free > needed_bytes else np
-
-
-def _write(path: Path, graph: CsrGraph, recipe: str) -> None:
-    arrays = {"indptr": graph.indptr, "col": graph.col}
-    texts = {"sha256": graph.sha256, "origin": graph.origin, "recipe": recipe}
-    arrays |= {key: np.array(text) for key, text in texts.items()}
-    if graph.graph_sizes is not None:
-        arrays["graph_sizes"] = graph.graph_sizes
-    with replacing(path) as unfinished:
-        np.savez(unfinished, **arrays)
-
-
-def _read(path: Path, recipe: str) -> CsrGraph:
-    """A kept graph. zip's checksums cover its bytes, so the order and the hash of the edges are not checked again.
-
-    Raises:
-        ValueError: the file is damaged, or of another recipe.
-    """
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("not an .npz archive, or truncated")
-        with np.load(path, allow_pickle=False) as archive:
-            found = str(archive["recipe"]) if "recipe" in archive.files else "of an older version"
-            if found != recipe:
-                raise ValueError(f"another surrogate: {found!r} instead of {recipe!r}")
-            arrays = {name: archive[name] for name in archive.files}
-        indptr, col, sha256, origin = (arrays[name] for name in ("indptr", "col", "sha256", "origin"))
-        if indptr.dtype != col.dtype or indptr[0] != 0 or indptr[-1] != col.size or np.any(indptr[1:] < indptr[:-1]):
-            raise ValueError(f"indptr must rise from 0 to the {col.size} entries of col")
-        if col.size and (col.min() < 0 or col.max() >= indptr.size - 1):
-            raise ValueError(f"col must be within 0 .. {indptr.size - 2}")
-    except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path}: the kept surrogate is damaged, or not the requested one ({error}); delete the file to have it "
-            "generated again"
-        ) from error
-    return CsrGraph(indptr, col, str(sha256), str(origin), graph_sizes=arrays.get("graph_sizes"))
-
-
-def random_features(
-    num_nodes: int, dim: int, cardinalities: tuple[int, ...] | None, rng: np.random.Generator
-) -> np.ndarray:
-    """Float32 [N, dim] from N(0, 1); with cardinalities int64 [N, C], column c uniform in 0 .. cardinalities[c] - 1.
-
-    Raises:
-        MemoryError: the features would not fit.
-    """
-    if cardinalities is None:
-        require_memory(f"random features of {num_nodes:,} nodes by {dim}", num_nodes * dim * 4)
-        return rng.standard_normal((num_nodes, dim), dtype=np.float32)
-    return rng.integers(0, cardinalities, size=(num_nodes, len(cardinalities)))

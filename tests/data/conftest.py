@@ -1,6 +1,7 @@
 """No test here reaches a network; official data sets are written in their publishers' on-disk layouts."""
 
 import pickle
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,12 +11,33 @@ import pytest
 import scipy.sparse
 
 import data.download
-from data.sources import molecules
+from data.sources import molecules, zinc
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the tests that need a network unless they are asked for by `-m network`."""
+    if "network" in config.getoption("markexpr"):
+        return
+    for item in items:
+        if item.get_closest_marker("network"):
+            item.add_marker(pytest.mark.skip(reason="needs a network: pytest -m network"))
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data.download, "why_unreachable", lambda url: "tests are offline")
+
+
+@pytest.fixture(autouse=True)
+def zinc_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZINC's files are converted here, since a process of its own takes seconds."""
+
+    def convert(files: Sequence[Path]) -> list[dict[str, np.ndarray]]:
+        with tempfile.TemporaryDirectory() as folder:
+            zinc.convert(folder, *map(str, files))
+            return [dict(np.load(Path(folder, f"{number}.npz"))) for number in range(len(files))]
+
+    monkeypatch.setattr(zinc, "convert_apart", convert)
 
 
 @pytest.fixture
@@ -50,7 +72,8 @@ def write_planetoid() -> Callable[..., None]:
         features = scipy.sparse.csr_matrix(
             np.eye(num_nodes, 12, dtype=np.float32) + (rng.random((num_nodes, 12)) < 0.1)
         )
-        one_hot = np.eye(7, dtype=np.int32)[np.arange(num_nodes) % 7]
+        classes = {"citeseer": 6, "pubmed": 3}.get(name, 7)
+        one_hot = np.eye(classes, dtype=np.int32)[np.arange(num_nodes) % classes]
         train, rest, test = 20, num_nodes - 50, rng.permutation(np.arange(num_nodes - 50, num_nodes))
         neighbours = {node: [] for node in range(num_nodes)}
         for i, j in zip(row.tolist(), col.tolist(), strict=True):

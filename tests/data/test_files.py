@@ -231,24 +231,30 @@ BAD = {
     "2-D ids": (authors(src_li=ROW[None]), r"src_li has shape \(1, 5\)"),
     "negative row": (authors(src_li=ROW - 1), "edge 0 has the row.* -1; allowed are 0 to 3"),
     "column out of range": (authors(dst_li=COL + 1), "edge 1 has the column.* 4; allowed are 0 to 3"),
-    "huge unsigned id": (authors(src_li=ROW.astype(np.uint64) + np.uint64(2**63)), "edge 0 has the row.* -"),
+    "huge unsigned id": (
+        authors(src_li=ROW.astype(np.uint64) + np.uint64(2**63)),
+        r"src_li holds 9223372036854775810; integers below 2\^63",
+    ),
     "num_nodes array": (authors(num_nodes=ROW), r"num_nodes has shape \(5,\), dtype int64; one integer"),
-    "num_nodes zero": (authors(num_nodes=0), "0 nodes; 1 to 2147483647 are allowed"),
-    "num_nodes huge": (authors(num_nodes=2**31), "2147483648 nodes"),
+    "num_nodes zero": (authors(num_nodes=0), "num_nodes is 0; 1 to 2147483647 are allowed"),
+    "num_nodes huge": (authors(num_nodes=2**31), "num_nodes is 2147483648; 1 to 2147483647"),
     "feat rows": (authors(feat=np.ones((3, 2))), r"feat has shape \(3, 2\).*\[4, F\]"),
     "feat NaN": (authors(feat=np.full((4, 2), np.nan)), "feat holds NaN, or numbers beyond float32"),
     "feat beyond float32": (authors(feat=np.full((4, 2), 1e300)), "feat holds NaN, or numbers beyond float32"),
-    "label below -1": (authors(label=ROW[:4] - 2), "label holds -2; classes from 0, and -1 for unknown"),
+    "label below -1": (authors(label=ROW[:4] - 2), "label holds -2; classes from 0 to 999999, and -1 for unknown"),
     "members of no format": (
         zipped("src_li.npy", "dst_li.npy", "num_nodes.npy"),
-        "dst_li, num_nodes, src_li should be",
+        "num_nodes should be in NumPy",
     ),
     "members by other names": (zipped("src_li", "dst_li", "num_nodes"), "should be in NumPy's format"),
     "label length": (authors(label=ROW[:2]), "label has 2 entries; one for each of 4 nodes"),
     "rectangular": (matrix(scipy.sparse.csr_array((3, 4))), "3 x 4; a graph needs a square one"),
-    "csr column": (broken_csr(indices=np.array([9, 3, 2, 0, 2], np.int32)), "not a sparse matrix that SciPy can read"),
-    "csr indptr": (broken_csr(indptr=np.array([0, 900, 3, 5, 5], np.int32)), "not a sparse matrix that SciPy can read"),
-    "csr no data": (lambda path: np.savez(path / "m.npz", format=b"csr"), "not a sparse matrix that SciPy can read"),
+    "csr column": (
+        broken_csr(indices=np.array([9, 3, 2, 0, 2], np.int32)),
+        "edge 0 has the column .* 9; allowed are 0",
+    ),
+    "csr indptr": (broken_csr(indptr=np.array([0, 900, 3, 5, 5], np.int32)), "not a sparse matrix as SciPy writes it"),
+    "csr no data": (lambda path: np.savez(path / "m.npz", format=b"csr"), "not a sparse matrix as SciPy writes it"),
     "mtx text": (text("a.mtx", "1 2 3\n"), "not a Matrix Market file"),
     "mtx truncated": (truncated("general.mtx"), "not a Matrix Market file"),
     "mtx dense": (text("a.mtx", "%%MatrixMarket matrix array real general\n1 1\n1.0\n"), "dense"),
@@ -267,8 +273,8 @@ BAD = {
     "csv semicolons": (text("a.csv", "0;1\n"), "line 1|usecols|columns"),
     "counts": (collection(edge_counts=[2, 1]), "node_counts has 3 entries and edge_counts 2"),
     "sums": (collection(edge_counts=[2, 1, 2]), "edge_counts sum to 5, u has 6 entries and v 6"),
-    "negative count": (collection(edge_counts=[-1, 4, 3]), "edge_counts at least 0"),
-    "empty graph": (collection(node_counts=[3, 2, 0]), "node_counts must be at least 1"),
+    "negative count": (collection(edge_counts=[-1, 4, 3]), "edge_counts of graph 0 is -1; 0 to 6 are allowed"),
+    "empty graph": (collection(node_counts=[3, 2, 0]), "node_counts of graph 2 is 0; 1 to 2147483647 are allowed"),
     "id of next graph": (collection(v=[1, 3, 1, 1, 2, 3]), "edge 1 joins 1 and 3 in a graph of 3 nodes"),
     "too few graphs": (
         collection(node_counts=[3, 6], edge_counts=[2, 4]),
@@ -300,7 +306,7 @@ def test_a_header_that_claims_too_much_is_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         for name in ("src_li", "dst_li", "num_nodes"):
             archive.writestr(f"{name}.npy", header.ljust(127) + b"\n")
-    with pytest.raises(MemoryError, match=r"a\.npz: .*728\. TiB"):
+    with pytest.raises(ValueError, match=r"a\.npz: damaged \(src_li\.npy holds 0 bytes, and its shape .* needs 7999"):
         load(tmp_path / "a.npz")
 
 

@@ -147,9 +147,36 @@ def test_a_set_that_data_load_gives(tmp_path):
         ({"ids": torch.tensor([0.0])}, r"dtype float32; one integer or more"),
         ({"batch_size": 0}, "batch_size: got 0; an integer of 1 or more"),
         ({"batch_size": 2.0}, r"batch_size: got 2\.0"),
+        ({"batch_size": True}, "batch_size: got True"),
+        ({"ids": "abc"}, "ids: got shape .*<U3"),
+        ({"ids": [[1], [1, 2]]}, "ids: integers in one row are needed"),
+        ({"ids": [2**70]}, "ids: got shape .*object"),
+        ({"ids": [True, False]}, "ids: got shape .*bool"),
+        ({"ids": np.zeros((2, 2), int)}, r"ids: got shape \(2, 2\)"),
+        ({"seed": "x"}, "seed: got 'x'; integers of 0 or more"),
+        ({"seed": -1}, "seed: got -1; integers of 0 or more"),
+        ({"seed": 1.5}, "seed: got 1.5; integers of 0 or more"),
+        ({"seed": [1, "a"]}, r"seed: got \[1, 'a'\]; integers of 0 or more"),
     ],
 )
 def test_wrong_arguments_are_errors_at_the_call(arguments, message):
     graph_set = data.GraphSet(loaded_from(random_graphs(1, True), "graph"))
     with pytest.raises(ValueError, match=message):
         graph_set.batches(**arguments)
+
+
+@pytest.mark.parametrize("what", [None, 3, "ogbg-molhiv"])
+def test_only_a_loaded_graph_is_a_set(what):
+    with pytest.raises(TypeError, match=r"loaded: got \w+; the LoadedGraph that data\.load returns is needed"):
+        data.GraphSet(what)
+
+
+def test_batches_in_order_refuse_what_is_no_range():
+    loaded = loaded_from(random_graphs(1, True), "graph")
+    for batch_size in (0, -1):
+        with pytest.raises(ValueError, match=f"batch_size: got {batch_size}; 1 or more"):
+            CsrBatches(loaded, batch_size, torch.device("cpu"))
+    batches = CsrBatches(loaded, 4, torch.device("cpu"))
+    for first, last in ((-1, 2), (3, 2), (5, 11)):
+        with pytest.raises(ValueError, match=rf"graphs {first} to {last}: 0 to 10 are allowed"):
+            batches.batch(first, last)

@@ -116,8 +116,31 @@ def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
         ({"batch_size": 2.0}, TypeError, "batch_size: got 2.0; an integer"),
         ({"batch_size": True}, TypeError, "batch_size: got True; an integer"),
         ({"seed": -1}, ValueError, "seed: got -1; 0 or more"),
+        ({"seed": 1.5}, TypeError, "seed: got 1.5; an integer"),
+        ({"batch_size": "all"}, TypeError, "batch_size: got 'all'; an integer"),
+        ({"batch_size": 10**40, "name": "zinc", "source": "synthetic"}, MemoryError, "the surrogate of zinc: random"),
+        ({"features": "no"}, TypeError, "features: got 'no'; True or False"),
+        ({"edge_features": 2}, TypeError, "edge_features: got 2; True or False"),
+        ({"order": None}, ValueError, "order: got None; allowed are dataset, random"),
+        ({"split": ["train"]}, ValueError, r"split: got \['train'\]; allowed are None, train"),
+        ({"source": ["auto"]}, ValueError, r"source: got \['auto'\]; allowed are auto"),
+        ({"path": b"x.npz"}, TypeError, "path: got bytes; a string or a path"),
+        ({"path": ""}, ValueError, r"\.: unknown format; allowed endings"),
+        ({"path": "a\0b.npz"}, FileNotFoundError, "no such file"),
+        ({"name": "x" * 5000, "source": "file"}, ValueError, "cannot be opened .File name too long"),
+        ({"name": ""}, ValueError, "name: got ''; registered are"),
     ],
 )
 def test_bad_arguments(tmp_path, arguments, error, message):
     with pytest.raises(error, match=message):
         data.load(**({"name": "cora", "root": tmp_path} | arguments))
+
+
+def test_integers_of_numpy_are_integers(tmp_path):
+    assert data.load("zinc", source="synthetic", root=tmp_path, batch_size=np.int64(4)).meta.num_graphs == 4
+
+
+@pytest.mark.parametrize("name", [3, None, ["cora"], "coral", b"cora"])
+def test_a_name_that_is_none_is_an_error_of_info(name):
+    with pytest.raises(ValueError, match=r"name: got .*; registered are cora"):
+        data.info(name)

@@ -48,7 +48,7 @@ def test_the_table_gives_graphs_labels_and_a_split(tmp_path, chains_of_carbon, c
     assert table.exists()
 
 
-def test_the_conversion_is_kept(tmp_path, chains_of_carbon, monkeypatch):
+def test_the_conversion_is_kept(tmp_path, chains_of_carbon, monkeypatch, caplog):
     table = write_table(tmp_path, ["CCC", "CC"], [0, 1], "HIV.csv")
     first = load(tmp_path)
     monkeypatch.setattr(molecules, "has_rdkit", lambda: False)
@@ -61,8 +61,11 @@ def test_the_conversion_is_kept(tmp_path, chains_of_carbon, monkeypatch):
         data.load("ogbg-molhiv", root=tmp_path)
     write_table(tmp_path, ["CCC", "CC"], [0, 1], "HIV.csv")
     kept.write_bytes(kept.read_bytes()[:100])
-    with pytest.raises(ValueError, match=rf"{kept.name}: damaged .*delete it, and the next load converts"):
+    with pytest.raises(ValueError, match=rf"HIV\.csv: .* needs RDKit, .*, and .*{kept.name} cannot be used"):
         load(tmp_path)
+    monkeypatch.setattr(molecules, "has_rdkit", lambda: True)
+    assert load(tmp_path).meta == first.meta
+    assert f"{kept}: cannot be used (not an .npz archive, or truncated), and is made again for this run" in caplog.text
 
 
 def test_a_conversion_that_cannot_be_kept(tmp_path, chains_of_carbon, monkeypatch, caplog):
@@ -73,7 +76,7 @@ def test_a_conversion_that_cannot_be_kept(tmp_path, chains_of_carbon, monkeypatc
 
     monkeypatch.setattr(np, "savez_compressed", full)
     assert load(tmp_path).meta.num_graphs == 2
-    assert "not kept (no space left on device); the next load converts the table again" in caplog.text
+    assert "not kept (no space left on device): the next run makes it again" in caplog.text
     assert list(table.parent.iterdir()) == [table]
 
 

@@ -1,8 +1,10 @@
 """The real loader classes of dgl.data and ogb on tiny files in the publishers' layouts."""
 
 import builtins
+import errno
 import shutil
 import sys
+import types
 
 import numpy as np
 import pandas as pd
@@ -38,7 +40,7 @@ def test_cora_from_planetoid_files(tmp_path, write_planetoid, capsys, caplog, so
     assert (loaded.meta.features, loaded.meta.feature_dim) == ("original", 12)
     assert loaded.graph.ndata["feat"].dtype == torch.float32
     assert loaded.graph.ndata["label"].tolist() == (np.arange(N) % 7).tolist()
-    again = data.load("cora", root=tmp_path, source=source)  # now from DGL's own cache
+    again = data.load("cora", root=tmp_path, source=source)
     assert again.meta == loaded.meta
     assert capsys.readouterr().out == ""
     warnings = {record.getMessage() for record in caplog.records}
@@ -85,7 +87,7 @@ def test_molecules_from_ogb_files(tmp_path, write_molhiv, capsys, folder):
     assert (meta.source, meta.task, meta.num_graphs, meta.features) == ("official", "graph", 2, "original")
     assert (meta.feature_kind, meta.feature_dim, len(meta.feature_cardinalities)) == ("categorical", 9, 9)
     assert meta.origin.endswith("hiv.zip")
-    again = data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=2)  # from ogb's processed file
+    again = data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=2)
     assert again.meta == meta
     assert capsys.readouterr().out == ""
 
@@ -155,26 +157,71 @@ def write_arxiv(folder):
 
 
 def test_an_interrupted_first_load_leaves_no_half_file(tmp_path, monkeypatch):
-    """DGL reads a graph that it wrote itself without a check, and half of one ends the process."""
-    import_dgl()
-    from dgl.data import heterograph_serialize
-
     write_arxiv(tmp_path / "ogbn_arxiv")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    def killed(filename, *_):
-        with open(filename, "wb") as file:
-            file.write(b"half")
+    def killed(file, **_):
+        file.write_bytes(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(heterograph_serialize, "_CAPI_SaveHeteroGraphData", killed)
+        patched.setattr(np, "savez", killed)
         with pytest.raises(KeyboardInterrupt):
             data.load("ogbn-arxiv", root=tmp_path, source="official")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    loaded = data.load("ogbn-arxiv", root=tmp_path, source="official")
-    assert (loaded.metric, loaded.labels.tolist()) == ("accuracy", [3, 0, 39, 1])
-    assert {part: ids.tolist() for part, ids in loaded.splits.items()} == {"train": [2, 0], "valid": [3], "test": [1]}
+    for _ in range(2):  # the second time from the kept file
+        loaded = data.load("ogbn-arxiv", root=tmp_path, source="official")
+        assert (loaded.metric, loaded.labels.tolist()) == ("accuracy", [3, 0, 39, 1])
+        splits = {part: ids.tolist() for part, ids in loaded.splits.items()}
+        assert splits == {"train": [2, 0], "valid": [3], "test": [1]}
+
+
+def test_a_kept_graph_is_made_again_if_its_files_change(tmp_path):
+    write_arxiv(tmp_path / "ogbn_arxiv")
+    first = data.load("ogbn-arxiv", root=tmp_path, source="official")
+    (kept,) = (tmp_path / "ogbn_arxiv").glob("converted-*.npz")
+    pd.DataFrame([3, 0, 39, 2]).to_csv(tmp_path / "ogbn_arxiv" / "raw" / "node-label.csv.gz", header=False, index=False)
+    second = data.load("ogbn-arxiv", root=tmp_path, source="official")
+    assert (first.labels.tolist(), second.labels.tolist()) == ([3, 0, 39, 1], [3, 0, 39, 2])
+    assert kept.is_file()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "DGL's"])
+def test_a_damaged_kept_graph_is_named_and_made_again(tmp_path, caplog, damage):
+    write_arxiv(tmp_path / "ogbn_arxiv")
+    first = data.load("ogbn-arxiv", root=tmp_path, source="official")
+    (kept,) = (tmp_path / "ogbn_arxiv").glob("converted-*.npz")
+    content = bytearray(kept.read_bytes())
+    caplog.clear()
+    if damage == "flipped":
+        content[400:440] = bytes(byte ^ 255 for byte in content[400:440])
+    elif damage == "DGL's":  # ogb's own cache, which used to be read without a check
+        (tmp_path / "ogbn_arxiv" / "processed").mkdir()
+        (tmp_path / "ogbn_arxiv" / "processed" / "dgl_data_processed").write_bytes(b"damaged")
+    else:
+        content = content[: len(content) // 2 if damage == "truncated" else 0]
+    kept.write_bytes(content)
+    again = data.load("ogbn-arxiv", root=tmp_path, source="official")
+    assert again.meta == first.meta
+    assert again.graph.ndata["feat"].equal(first.graph.ndata["feat"])
+    warnings = [record.getMessage() for record in caplog.records if "published" not in record.getMessage()]
+    assert len(warnings) == (damage != "DGL's")
+    assert all(text.startswith(f"{kept}: cannot be used (") and "delete the file" in text for text in warnings)
+    assert kept.read_bytes() == content
+
+
+@pytest.mark.parametrize("change", ["two graphs", "an edge too far", "a short table"])
+def test_ogbn_tables_that_do_not_fit_together(tmp_path, change):
+    raw = tmp_path / "ogbn_arxiv" / "raw"
+    write_arxiv(tmp_path / "ogbn_arxiv")
+    name, rows, message = {
+        "two graphs": ("num-node-list", [4, 4], "hold 2 and 1 graphs, not one"),
+        "an edge too far": ("edge", [(0, 1), (2, 4)], r"ids outside 0 \.\. 3"),
+        "a short table": ("node-feat", np.eye(3), r"node-feat\.csv\.gz has 3 rows, and row 3 is needed"),
+    }[change]
+    pd.DataFrame(rows).to_csv(raw / f"{name}.csv.gz", header=False, index=False)
+    with pytest.raises(ValueError, match=rf"ogbn_arxiv: the official files exist but cannot be read .*{message}"):
+        data.load("ogbn-arxiv", root=tmp_path, source="official")
 
 
 def test_collections_of_ogb_need_no_ogb(tmp_path, monkeypatch, write_molhiv):
@@ -184,18 +231,37 @@ def test_collections_of_ogb_need_no_ogb(tmp_path, monkeypatch, write_molhiv):
     assert data.load("ogbg-molhiv", root=tmp_path, batch_size=2).meta.source == "official"
 
 
-@pytest.mark.parametrize("source", ["auto", "official"])
-def test_without_ogb(tmp_path, monkeypatch, source):
+def test_ogbn_sets_need_no_ogb(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
-    options = {"root": tmp_path, "source": source}
-    if source == "auto":
-        assert data.load("ogbn-arxiv", **options, features=False).meta.source == "synthetic"
-    else:
-        with pytest.raises(data.DatasetMissingError, match=r"read by ogb, which cannot be imported .*install ogb"):
-            data.load("ogbn-arxiv", **options)
-    (tmp_path / "ogbn_arxiv").mkdir()  # which a surrogate must not hide
-    with pytest.raises(ValueError, match=r"ogbn_arxiv: its files are read by ogb, which cannot be imported"):
-        data.load("ogbn-arxiv", **options)
+    assert data.load("ogbn-arxiv", root=tmp_path, features=False).meta.source == "synthetic"
+    write_arxiv(tmp_path / "ogbn_arxiv")
+    assert data.load("ogbn-arxiv", root=tmp_path).meta.source == "official"
+
+
+def test_a_dgl_graph_with_ids_that_it_does_not_have_is_refused():
+    """DGL trusts its binary files: of a damaged one the ids may be anything."""
+    graph = import_dgl().graph(([0, 2], [1, 1]), num_nodes=3)
+    damaged = types.SimpleNamespace(
+        **{"edges": lambda order: (torch.tensor([0, 2]), torch.tensor([1, -1])), "ndata": {}, "edata": {}},
+        num_nodes=graph.num_nodes,
+    )
+    with pytest.raises(ValueError, match=r"ids outside 0 \.\. 2"):
+        from_dgl(damaged, "here")
+
+
+def test_files_that_the_system_refuses_are_not_called_damaged(tmp_path, monkeypatch):
+    write_arxiv(tmp_path / "ogbn_arxiv")
+
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "edge.csv.gz")
+
+    monkeypatch.setattr(pd, "read_csv", refused)
+    with pytest.raises(
+        ValueError, match=r"ogbn_arxiv: the official files cannot be read .*Permission denied.*"
+    ) as caught:
+        data.load("ogbn-arxiv", root=tmp_path, source="official")
+    assert "they may be fine: check permissions and the disk" in str(caught.value)
+    assert "Move" not in str(caught.value)
 
 
 def test_edges_of_a_dgl_graph_keep_their_direction():

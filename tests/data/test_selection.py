@@ -46,7 +46,7 @@ def ogb(tmp_path):
         "edge": np.stack([v - 1, v], 1),
         "num-node-list": SIZES,
         "num-edge-list": SIZES - 1,
-        "node-feat": np.repeat(np.arange(8), SIZES)[:, None] * np.ones((1, 9), int),
+        "node-feat": np.repeat(np.arange(8), SIZES)[:, None] * np.eye(1, 9, dtype=int),
         "graph-label": SIZES % 2,
     }
     for name, rows in tables.items():

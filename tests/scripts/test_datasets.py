@@ -75,6 +75,44 @@ def test_mistakes_are_one_message(datasets, arguments, message):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("place", ["file", "file/tables", "/proc/tables"])
+def test_a_folder_of_tables_that_cannot_be_written_is_found_before_the_work(datasets, tmp_path, monkeypatch, place):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(scripts.datasets, "find_graph", None)
+    done = datasets("stats", "cora", "--out", tmp_path / place)
+    assert done.exit_code == 2, done.stdout
+    assert done.stderr.startswith(f"error: --out {tmp_path / place}: cannot be written into (")
+    assert done.stderr.rstrip().endswith("name another folder")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_nodes": 2 * 10**9}, "num_nodes is 2,000,000,000, with 20 edges: about 29.8 GiB needed"),
+        ({"num_nodes": 0}, "num_nodes is 0; 1 to 2147483647 are allowed"),
+        ({"dst_li": np.arange(3)}, "src_li has 20 entries and dst_li 3; they must agree"),
+    ],
+)
+def test_a_bad_graph_file_is_one_message(datasets, tmp_path, monkeypatch, arguments, message):
+    arrays = {"src_li": np.arange(20), "dst_li": (np.arange(20) + 1) % 20, "num_nodes": 20}
+    np.savez(tmp_path / "ring.npz", **arrays | arguments)
+    monkeypatch.setattr("data.memory.available_bytes", lambda: 2**30)
+    done = datasets("stats", "cora", "--path", tmp_path / "ring.npz", "--out", tmp_path / "out")
+    assert done.exit_code == 2, done.stdout
+    assert done.stderr.startswith(f"error: {tmp_path / 'ring.npz'}: {message}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fetch_into_a_root_that_cannot_be_written(datasets, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr("data.download.why_unreachable", lambda url: None)
+    done = datasets("fetch", "amazon0505", "--root", tmp_path / "file")
+    assert done.exit_code == 1
+    assert f"amazon0505: https://snap.stanford.edu/data/amazon0505.txt.gz: the download to {tmp_path}" in done.stderr
+    assert "make room and set permissions, or choose another folder" in done.stderr
+
+
 def test_fetch_offline_says_so_and_keeps_nothing(datasets, tmp_path):
     done = datasets("fetch", "amazon0505", "--root", tmp_path / "root")
     assert done.exit_code == 1

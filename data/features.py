@@ -1,0 +1,54 @@
+"""Random features in place of missing ones, and the check of codes and classes against their numbers."""
+
+import numpy as np
+
+from data.memory import require_memory
+
+
+def require_feature_memory(owner: str, rows: int, dim: int, cardinalities: tuple[int, ...] | None) -> None:
+    """Raise a MemoryError that names their `owner` if `random_features` of this shape would not fit."""
+    width = 4 if cardinalities is None else 8
+    require_memory(f"{owner}: random features of {rows:,} rows by {dim}", rows * dim * width)
+
+
+def random_features(rows: int, dim: int, cardinalities: tuple[int, ...] | None, rng: np.random.Generator) -> np.ndarray:
+    """Float32 [rows, dim] from N(0, 1); with cardinalities int64 [rows, C], each column uniform over its codes."""
+    if cardinalities is None:
+        return rng.standard_normal((rows, dim), dtype=np.float32)
+    return rng.integers(0, cardinalities, size=(rows, len(cardinalities)))
+
+
+def check_codes(owner: str, what: str, values: np.ndarray, cardinalities: tuple[int, ...]) -> None:
+    """Raise a ValueError if codes [rows, C] are not within 0 .. cardinalities[c] - 1 in each column c."""
+    if values.shape[1] != len(cardinalities):
+        raise ValueError(f"{owner}: {what} have {values.shape[1]} columns of codes; {len(cardinalities)} are needed")
+    wrong = np.argwhere((values < 0) | (values >= np.array(cardinalities)))
+    if wrong.size:
+        row, column = wrong[0]
+        raise ValueError(
+            f"{owner}: {what} hold the code {values[row, column]} in row {row}, column {column}; 0 to "
+            f"{cardinalities[column] - 1} are allowed"
+        )
+
+
+def check_targets(owner: str, labels: np.ndarray, num_classes: int, metric: str | None) -> None:
+    """Raise a ValueError if labels [G, T] of graphs are not what the metric of a data set needs: a class (accuracy), or
+    a column for each of `num_classes` tasks."""
+    columns = 1 if metric == "accuracy" else num_classes
+    if labels.shape[1] != columns:
+        raise ValueError(f"{owner}: graph labels have {labels.shape[1]} columns; {columns} are needed")
+    if metric == "accuracy":
+        known = labels[~np.isnan(labels)]
+        wrong = known[(known < 0) | (known >= num_classes) | (known != np.round(known))]
+        if wrong.size:
+            raise ValueError(f"{owner}: a graph label of {wrong[0]:g}; classes 0 to {num_classes - 1} are allowed")
+
+
+def check_classes(owner: str, label: np.ndarray, num_classes: int) -> None:
+    """Raise a ValueError if classes [N] are not -1 (unknown) or within 0 .. num_classes - 1."""
+    wrong = np.flatnonzero((label < -1) | (label >= num_classes))
+    if wrong.size:
+        raise ValueError(
+            f"{owner}: label {label[wrong[0]]} of node {wrong[0]}; 0 to {num_classes - 1}, and -1 for unknown, are "
+            "allowed: another version of the data set, or another graph, which needs a name of its own"
+        )

@@ -1,0 +1,122 @@
+""".npz archives whose arrays are known by shape and type before any of them is read."""
+
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.memory import require_memory
+
+MAX_HEADER_BYTES = 10_000  # NumPy's own limit
+# What zipfile and NumPy raise for damaged, encrypted or unknown content.
+DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True)
+class Header:
+    """Shape and type of an array, as its file states them."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    fortran: bool
+    header_bytes: int
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+class Npz:
+    """The arrays of an .npz archive by name. Headers are read at once, arrays when they are asked for.
+
+    Args:
+        path: the archive.
+
+    Raises:
+        ValueError: the file is no such archive, an array holds pickled objects, or a header does not fit the bytes that
+            follow it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not zipfile.is_zipfile(path):
+            raise ValueError(f"{path}: not an .npz archive, or truncated; fetch or write it again")
+        self._headers: dict[str, Header] = {}
+        try:
+            with zipfile.ZipFile(path) as archive:
+                for member in archive.infolist():
+                    with archive.open(member) as stream:
+                        header = read_header(stream.read(MAX_HEADER_BYTES))
+                    pickled = header is not None and header.dtype.hasobject  # of any length; refused below
+                    if header and not pickled and header.header_bytes + header.nbytes != member.file_size:
+                        raise ValueError(
+                            f"{member.filename} holds {member.file_size - header.header_bytes} bytes, and its shape "
+                            f"{header.shape} of {header.dtype} needs {header.nbytes}"
+                        )
+                    self._headers[member.filename.removesuffix(".npy")] = header
+        except DAMAGED as error:
+            raise ValueError(f"{path}: damaged ({error}); fetch or write it again") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._headers)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._headers
+
+    def __getitem__(self, name: str) -> Header:
+        header = self._headers[name]
+        if header is None:
+            raise ValueError(f"{self.path}: damaged: {name} should be in NumPy's format and is not")
+        if header.dtype.hasobject:
+            raise ValueError(f"{self.path}: {name} holds pickled objects, which are refused; numbers are needed")
+        return header
+
+    def read(self, *names: str) -> list[np.ndarray]:
+        """The arrays of these names.
+
+        Raises:
+            ValueError: the archive is damaged.
+            MemoryError: together they are larger than the available memory.
+        """
+        needed = sum(self[name].nbytes for name in names)
+        require_memory(f"{self.path}: the arrays {', '.join(names)}", needed)
+        try:
+            with np.load(self.path, allow_pickle=False) as archive:
+                return [archive[name] for name in names]
+        except MemoryError as error:
+            raise MemoryError(f"{self.path}: {error}") from error
+        except DAMAGED as error:
+            raise ValueError(f"{self.path}: damaged ({error}); fetch or write it again") from error
+
+
+def read_header(start: bytes) -> Header | None:
+    """Header of an .npy file from its first bytes; None if the file is not in NumPy's format.
+
+    Raises:
+        ValueError: the header is damaged.
+    """
+    if not start.startswith(b"\x93NUMPY"):
+        return None
+    stream = io.BytesIO(start)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        shape, fortran, dtype = read(stream)
+    except Exception as error:  # NumPy evaluates the text of the header, which may fail in any way
+        raise ValueError(f"a header that NumPy cannot read: {error}") from error
+    if any(length < 0 for length in shape):
+        raise ValueError(f"a header with the shape {shape}")
+    return Header(shape, dtype, fortran, stream.tell())
