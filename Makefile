@@ -37,8 +37,8 @@ tables: setup ## the paper's data set, decile and format tables (TABLE_SETS='cor
 
 # With a GPU: measures into results/local what FIGURES selects (all, smoke, kernels, ablation, end_to_end, ...), then draws
 # that. Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
-reproduce-figures: setup ## measure if there is a GPU, then draw (FIGURES=smoke: minutes; none: only draw)
-	$(BIN)/python scripts/reproduce_figures.py $(FIGURES)
+reproduce-figures: setup ## measure if there is a GPU, then draw (FIGURES=smoke: minutes; none: only draw; SOURCE=auto: with surrogates)
+	$(BIN)/python scripts/reproduce_figures.py $(FIGURES) $(if $(SOURCE),--source $(SOURCE))
 
 report: setup ## one HTML page of figures, tables, provenance and claims (RESULTS=results/local: your own)
 	$(BIN)/python scripts/html_report.py --results $(RESULTS)

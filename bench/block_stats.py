@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from bench.csv_files import AS_TEXT, read_table
+from bench.places import write_whole
 from bench.records import NOT_BUILT, NOT_PUBLISHED, Provenance
 from bench.sparse_formats import Compacted, build, built_bits, count_bcsr_blocks, formula_bits
-from data.atomic import replacing
 from data.canonical import to_csr
 from data.graph import CsrGraph, RawGraph
 from data.registry import names
@@ -163,7 +164,7 @@ def save_tables(
         tables: rows by name of the CSV.
 
     Raises:
-        ValueError: a file has other columns.
+        ValueError: a file has other columns, or could not be written.
     """
     order = {name: place for place, name in enumerate(names())}
     where = {name: getattr(environment, name) for name in ("device", "date", "commit", "dirty")}
@@ -171,19 +172,13 @@ def save_tables(
         path = folder / f"{name}.csv"
         table = pd.DataFrame([{"dataset": dataset, "source": source, **row, **where} for row in rows], dtype=str)
         if path.exists():
-            before = read_table(path)
+            before = read_table(path, ("dataset", "source"), **AS_TEXT)
             if list(before) != list(table):
                 raise ValueError(f"{path}: has the columns {list(before)}, not {list(table)}; move it away")
             table = pd.concat([before[(before["dataset"] != dataset) | (before["source"] != source)], table])
         places = table["dataset"].map(order).fillna(len(order))
         table = table.assign(place=places).sort_values(["place", "source"], kind="stable").drop(columns="place")
-        with replacing(path) as unfinished:
-            table.to_csv(unfinished, index=False, lineterminator="\n")
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """A CSV of `save_tables`, all text."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
+        write_whole(path, table.to_csv(index=False, lineterminator="\n"))
 
 
 def _number(value: float) -> str:

@@ -4,6 +4,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -34,7 +35,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; may be repeated.")
 ]
 Results = Annotated[Path, typer.Option(help="CSV to append to.")]
-Again = Annotated[bool, typer.Option("--again", help="Repeat measurements that the CSV already holds.")]
+Again = Annotated[bool, typer.Option("--again", metavar="", help="Repeat measurements that the CSV already holds.")]
 
 
 def configure_logging(*packages: str) -> None:
@@ -44,11 +45,15 @@ def configure_logging(*packages: str) -> None:
         logging.getLogger(package).setLevel(logging.INFO)
 
 
+def written_before() -> str:
+    return "what was written before is kept"
+
+
 @contextmanager
 def short_errors(
     *kinds: type[Exception],
     explain: Callable[[Exception], str | None] = str,
-    kept: Callable[[], str] = lambda: "what was written before is kept",
+    kept: Callable[[], str] = written_before,
 ) -> Iterator[None]:
     """Exit with status 2 and a short message on errors of these kinds, and with 130 on Ctrl-C.
 
@@ -56,6 +61,9 @@ def short_errors(
         explain: gives the message; None keeps the traceback.
         kept: says after Ctrl-C what the run leaves behind.
     """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # a background job of a shell ignores Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
@@ -67,11 +75,13 @@ def short_errors(
             raise
         errors.print(Text(f"error: {message}"))
         raise typer.Exit(2) from error
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def user_errors(*more: type[Exception]) -> AbstractContextManager[None]:
-    """Exit with status 2 and a short message on USER_ERRORS and `more`."""
-    return short_errors(*USER_ERRORS, *more)
+def user_errors(*more: type[Exception], kept: Callable[[], str] = written_before) -> AbstractContextManager[None]:
+    """Exit with status 2 and a short message on USER_ERRORS and `more`; see `short_errors`."""
+    return short_errors(*USER_ERRORS, *more, kept=kept)
 
 
 @contextmanager

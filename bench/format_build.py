@@ -20,6 +20,7 @@ import torch
 
 import data
 import kernels
+from bench.host_load import HostLoad, describe_wait
 from bench.records import NONE, Provenance, Row, key
 from bench.runner import classify, graph_columns, pattern_on
 from bench.timers import Spread
@@ -96,8 +97,12 @@ def measure_builds(
             yield description, [Row(**columns, status="unavailable", reason=reason)]
         else:
             try:
-                spread = time_build(build.prepare(pattern_on(device, loaded)), device)
-                measured = {**spread.columns(), "status": "unchecked", "note": "wall clock, synchronised"}
+                timed = build.prepare(pattern_on(device, loaded))
+                host = HostLoad()
+                spread = time_build(timed, device)
+                busy = describe_wait(host.waited())
+                note = "; ".join(["wall clock, synchronised", *([busy] if busy else [])])
+                measured = {**spread.columns(), "status": "unchecked", "note": note}
             except Exception as error:  # the other builds go on, whatever the error is
                 status, reason = classify(error)
                 measured = {"status": status, "reason": reason}

@@ -8,24 +8,29 @@ a row holds "none" (text), 0 (a size) or nothing (`score_range`, `sm`, `working_
 import csv
 import fcntl
 import io
+import logging
+import math
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bench.places import check_place
 
+logger = logging.getLogger(__name__)
+
 NONE = "none"
 NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of results/datasets
 
 # ok: the output was compared with a reference and agrees. unchecked: measured, the output was not compared. wrong:
-# measured, the output disagrees. The others have no value. unsupported: the backend does not take these inputs or this
-# graph. unavailable: it cannot run on this machine.
-Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
+# measured, the output disagrees. predicted: computed, not measured; `reason` says from what. The others have no value.
+# unsupported: the backend does not take these inputs or this graph. unavailable: it cannot run on this machine.
+Status = Literal["ok", "unchecked", "wrong", "predicted", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
     *("kernels", "heads", "edges", "backward", "training", "end_to_end", "preprocessing", "plans"),
-    *("peak_rates", "sm_active", "stability", "infer", "train"),
+    *("peak_rates", "sm_active", "stability", "infer", "train", "parallel", "scaling"),
 ]  # also the stem of its CSV
 
 
@@ -69,6 +74,8 @@ class Row(Provenance):
         edges: kind of edge data in the score: of a kernel see `configs.bench_schema.PLAIN_EDGES`, of a model its
             `model.edge_features`.
         checkpoint: file of the weights of a model; "none" for random ones.
+        ranks, link: of a graph on several GPUs (benchmarks `parallel` and `scaling`) their number, and what connects
+            them: NVLink, InfiniBand, gloo. The scheme is the `variant`, the partition the `order`.
         dtype, out_dtype: types of the inputs and of the output.
         backend: attention backend that ran, or the micro-benchmark.
         variant: version of it: a step of the ablation, an emulated softmax, a load path; the seed of a training run.
@@ -108,6 +115,8 @@ class Row(Provenance):
     blocks: int = Field(default=0, ge=0)
     edges: str = NONE
     checkpoint: str = NONE
+    ranks: int = Field(default=0, ge=0)
+    link: str = NONE
     dtype: str = NONE
     out_dtype: str = NONE
     backend: str
@@ -143,7 +152,10 @@ class Row(Provenance):
         measured = self.status in ("ok", "unchecked", "wrong")
         if measured and (None in numbers or self.repeats == 0):
             raise ValueError(f"status {self.status!r} needs value, p10, p90 and repeats; got {numbers}, {self.repeats}")
-        if not measured and numbers != (None, None, None):
+        if self.status == "predicted":
+            if self.value is None or numbers[1:] != (None, None) or self.repeats:
+                raise ValueError(f"status 'predicted' needs value alone; got {numbers}, {self.repeats}")
+        elif not measured and numbers != (None, None, None):
             raise ValueError(f"status {self.status!r} has no value; got {numbers}")
         if self.status not in ("ok", "unchecked") and self.reason == NONE:
             raise ValueError(f"status {self.status!r} needs a reason")
@@ -153,7 +165,8 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
-ADDED = ("edges", "checkpoint")  # columns that older files lack; their rows have the default
+LOCK_SECONDS = 60.0  # that a row waits for another process
+ADDED = ("edges", "checkpoint", "ranks", "link")  # columns that older files lack; their rows have the default
 OUTCOME = (
     *("order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power"),
     *("status", "reason", "relative_error", "note"),
@@ -191,11 +204,11 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
     Raises:
         ResultsFileError: the file has another header, lacks a column that a row needs, or ends inside a row; it is left
             unchanged.
-        OSError: the rows could not be written; the file is truncated to its old length.
+        OSError: the rows could not be written, or another process kept the file locked; it has its old length.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+        _lock(path, file)
         file.seek(0)
         before = file.read()
         columns = _check_content(path, before)
@@ -219,6 +232,27 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
             raise
 
 
+def _lock(path: Path, file: IO[bytes]) -> None:
+    """Lock a file until it is closed. Others hold the lock for milliseconds, unless they are stopped or hang."""
+    start, said = time.monotonic(), False
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = time.monotonic() - start
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror} (it cannot be locked)", str(path)) from error
+        if waited > LOCK_SECONDS:
+            raise TimeoutError(
+                f"{path}: another process has kept it locked for {LOCK_SECONDS:.0f} s; end that process, or name "
+                "another file with --results"
+            )
+        if not said and waited > 1:
+            logger.warning("waiting for another process that writes to %s", path)
+            said = True
+        time.sleep(0.02)
+
+
 def read_rows(path: Path) -> list[Row]:
     """Rows of a results file, in file order.
 
@@ -227,17 +261,29 @@ def read_rows(path: Path) -> list[Row]:
     """
     content = path.read_bytes()
     _check_content(path, content)
-    reader = csv.DictReader(io.StringIO(content.decode(), newline=""))
-    rows = []
-    for cells in reader:
-        try:
-            blank = {name: None for name, cell in cells.items() if cell == ""}
-            rows.append(Row.model_validate(cells | blank, strict=False))  # a CSV holds text only
-        except ValidationError as error:
-            details = error.errors()[0]
-            column = ".".join(map(str, details["loc"])) or "row"
-            raise ResultsFileError(f"{path}, line {reader.line_num}: {column}: {details['msg']}") from error
-    return rows
+    try:
+        reader = csv.DictReader(io.StringIO(content.decode(), newline=""))
+        return [_row(path, reader.line_num, cells) for cells in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ResultsFileError(f"{path}: not a CSV in UTF-8: {error}; move the file away") from error
+
+
+def _row(path: Path, line: int, cells: dict[str, str]) -> Row:
+    if None in cells:  # csv's key of what follows the last column
+        raise ResultsFileError(f"{path}, line {line}: has more cells than the header")
+    try:
+        row = Row.model_validate({name: cell or None for name, cell in cells.items()}, strict=False)  # all text
+    except ValidationError as error:
+        details = error.errors()[0]
+        column = ".".join(map(str, details["loc"])) or "row"
+        raise ResultsFileError(f"{path}, line {line}: {column}: {details['msg']}") from error
+    for column in ("value", "p10", "p90"):
+        number = getattr(row, column)
+        if number is not None and not 0 <= number < math.inf:
+            raise ResultsFileError(f"{path}, line {line}: {column}: got {number}; a finite number from 0 on is needed")
+    if (row.value, row.metric, row.region) == (0, "time", NONE):  # a part of a pass may be too short to be seen
+        raise ResultsFileError(f"{path}, line {line}: value: got 0; a time is longer")
+    return row
 
 
 def _check_content(path: Path, content: bytes) -> tuple[str, ...]:

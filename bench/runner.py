@@ -1,14 +1,16 @@
 """Shared by the benchmarks: cells of a graph, devices, failures, and the loop over graphs."""
 
+import fcntl
 import gc
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import torch
 from rich.table import Table
@@ -17,6 +19,8 @@ from rich.text import Text
 import kernels
 from bench import cli
 from bench.gpu_state import clock_and_power
+from bench.host_load import HostLoad, describe_wait
+from bench.memory import is_out_of_memory
 from bench.provenance import provenance
 from bench.records import NONE, Bench, Provenance, Row, Status, append_rows, key, read_rows
 from data import GraphMeta, LoadedGraph
@@ -42,6 +46,17 @@ class UnsupportedInputsError(ValueError):
 USER_ERRORS = (kernels.BackendUnavailableError, DeviceLostError)  # beside those of `bench.cli`
 
 
+def user_errors(results: Path) -> AbstractContextManager[None]:
+    """`bench.cli.user_errors` of a benchmark that appends rows to `results` as it goes."""
+
+    def kept() -> str:
+        if not results.exists():
+            return "nothing was written"
+        return f"rows of what was finished are in {results}; the same command measures the rest"
+
+    return cli.user_errors(*USER_ERRORS, kept=kept)
+
+
 def input_dtype(backend: str) -> torch.dtype:
     return torch.float32 if backend in FLOAT32 else torch.float16
 
@@ -64,7 +79,10 @@ def gpu(purpose: str) -> torch.device:
     """
     device = devices()[0]
     if device.type != "cuda":
-        raise kernels.BackendUnavailableError(f"{purpose}, and none was found")
+        raise kernels.BackendUnavailableError(
+            f"{purpose}, and none was found; without one, make reproduce-figures draws what was recorded, and make "
+            "infer runs the model on the CPU"
+        )
     return device
 
 
@@ -157,6 +175,11 @@ class Cell:
         return getattr(torch, self.dtype)
 
     @property
+    def waits_for_host(self) -> bool:
+        """Whether the host is part of its time: it launches each kernel by itself, or builds the plan."""
+        return self.launch == "eager" or self.plan == "rebuilt"
+
+    @property
     def description(self) -> str:
         options = (self.edges, self.region, self.variant, self.order, self.dense, self.launch, self.plan)
         usual = ("none", "back_to_back", "fixed")
@@ -222,6 +245,7 @@ class GraphBench(ABC):
                 yield cell, []
                 continue
             held = torch.cuda.memory_allocated() if on_gpu else 0
+            host = HostLoad()
             try:
                 rows = self.measure_cell(cell)
             except Exception as error:  # the other cells go on, whatever the error is
@@ -230,17 +254,42 @@ class GraphBench(ABC):
             else:
                 state = clock_and_power(self.device)
                 rows = [row.model_copy(update=state) if is_time(row) else row for row in rows]
+                if cell.waits_for_host and (busy := describe_wait(host.waited())):
+                    rows = [with_note(row, busy) if is_time(row) else row for row in rows]
             yield cell, rows
             if on_gpu:
                 after = f"{cell.description} on {self.loaded.meta.name}"
                 free_gpu(self.environment.device, after, "that cell or graph (data.names)", held)
 
 
-def warn_without_commit(environment: Provenance) -> None:
-    """Print a line if rows of this environment will not say which code measured them."""
+def print_warnings(environment: Provenance) -> None:
+    """Print a line if rows of this environment will not say which code measured them, and if another benchmark of this
+    clone is running."""
+    if _lock() is None:
+        hint = "each makes the times of the other longer"
+        cli.errors.print(Text(f"warning: another benchmark of this clone is running: {hint}"))
     if environment.commit == NONE:
         hint = "no commit is known (not a git checkout): set FUSED3S_COMMIT to COMMIT-clean or COMMIT-dirty"
         cli.errors.print(Text(f"warning: rows will name no commit; {hint}"))
+
+
+@cache  # which keeps the file open until the process ends
+def _lock() -> IO[bytes] | None:
+    """This source file, locked; None if another process has locked it."""
+    source = Path(__file__).open("rb")  # noqa: SIM115
+    try:
+        fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        source.close()
+        return None
+    except OSError:  # some network file systems lock no file that is open for reading: then nothing is known
+        pass
+    return source
+
+
+def with_note(row: Row, note: str) -> Row:
+    """The row with one more note."""
+    return row.model_copy(update={"note": note if row.note == NONE else f"{row.note}; {note}"})
 
 
 def is_time(row: Row) -> bool:
@@ -271,7 +320,7 @@ def run_bench(
     """
     cli.console.print(cli.describe_config(path, config))
     environment = provenance(device)
-    warn_without_commit(environment)
+    print_warnings(environment)
 
     def measure(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
         for cell, rows in bench(loaded, config, str(path), environment, device).measure(done):
@@ -307,7 +356,9 @@ def measure_graphs(
             advance(name, 0)
             try:
                 loaded = load(name)
-            except (ValueError, OSError, MemoryError) as error:  # the other graphs go on
+            except (ValueError, OSError, MemoryError, RuntimeError) as error:  # the other graphs go on
+                if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                    raise
                 not_loaded.append(f"{name}: {error}")
                 advance(f"{name}: not loaded", cells)
                 continue
@@ -319,7 +370,8 @@ def measure_graphs(
                 append_rows(results, rows)
                 statuses.add(rows[0].status)
                 table.add_row(*map(Text, line(rows)))
-    cli.console.print(table)
+    if table.rows:
+        cli.console.print(table)
     if skipped:
         cli.console.print(Text(f"skipped      {skipped}: {results} holds them already (--again repeats them)"))
     cli.print_end(f"run {run_id}", results, not_loaded)

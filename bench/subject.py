@@ -11,7 +11,7 @@ import kernels
 from bench.cli import console
 from bench.memory import data_remedies, memory_for, model_remedies
 from configs import Config
-from configs.resolve import resolve_device, resolve_dtype
+from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
 from models import GraphTransformer
 from training.setup import build_model
@@ -44,31 +44,29 @@ class Subject:
             return model.to(self.device, dtype).eval()
 
     def plan(self, graph: Any, backend: str, dtype: torch.dtype, reorder: str = "none") -> kernels.AttentionPlan:
-        """Attention of the model's head shape over a graph (or batch), in rows of an order as `attention.reorder`.
-
-        Raises:
-            BackendUnavailableError: names the configuration's keys and the backends that can run.
-        """
+        """Attention of the model's head shape over a graph (or batch), in rows of an order as `attention.reorder`."""
         model = self.config.model
-        try:
-            return kernels.plan_attention(
-                graph,
-                backend=backend,
-                device=self.device,
-                dtype=dtype,
-                head_dim=model.head_dim,
-                num_heads=model.heads,
-                reorder=reorder,
-                edge_data=model.edge_features != "none",
-            )
-        except kernels.BackendUnavailableError as error:
-            raise kernels.BackendUnavailableError(_explain_backend(backend, self.device, error)) from error
+        return kernels.plan_attention(
+            graph,
+            backend=backend,
+            device=self.device,
+            dtype=dtype,
+            head_dim=model.head_dim,
+            num_heads=model.heads,
+            reorder=reorder,
+            edge_data=model.edge_features != "none",
+        )
 
 
 def load_subject(config: Config) -> Subject:
-    """Load the graphs, and find the weights, of a configuration."""
+    """Load the graphs, and find the weights, of a configuration.
+
+    Raises:
+        ValueError: before anything is loaded, if this machine cannot run the configuration.
+    """
     device = resolve_device(config.runtime.device)
     dtype = resolve_dtype(config.attention.dtype, device)
+    check_machine(config, device, dtype)
     name, batches = config.data.name, config.data.batches
     console.print(Text(f"loading {name}"))
     with memory_for(f"loading {name}", lambda: data_remedies(config)):
@@ -80,11 +78,3 @@ def load_subject(config: Config) -> Subject:
     if batches != 1 and loaded.meta.num_graphs == 1:
         raise ValueError(f"data.batches = {batches!r}: {loaded.meta.origin} holds one graph; only 1 is allowed")
     return Subject(config, device, dtype, loaded, find_weights(config, loaded.meta))
-
-
-def _explain_backend(backend: str, device: torch.device, error: Exception) -> str:
-    able = [info.name for info in kernels.list_backends(device).values() if info.unavailable is None]
-    return (
-        f"attention.backend = {backend!r} and runtime.device = {str(device)!r}: {error}\n"
-        f"able to run there: {', '.join(able)}; attention.backend=auto takes the first of them"
-    )

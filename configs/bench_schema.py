@@ -2,10 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.paths import check_folder_name, check_label
 from configs.schema import MAX_HEAD_DIM, Section, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,15 +29,24 @@ SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with
 
 REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kernels.formats.row_order`
 
-Names = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]  # YAML has lists and no tuples
+MOST = 1_000  # entries of a list
+MOST_HEADS = 65_535
+MOST_GRAPHS = 10**9  # of a batch
+MOST_REPEATS = 1_000_000
+MOST_SCALE = 1e6
+MOST_MS = 3_600_000.0  # of a time limit
 
-SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")  # heads x head dimension
+LIST = Field(min_length=1, max_length=MOST, strict=False)  # YAML has lists and no tuples
+Names = Annotated[tuple[str, ...], LIST]
+Integers = Annotated[tuple[int, ...], LIST]
+
+SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")  # heads x head dimension
 NO_EDGES = "none"
 # Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
 # (low_rank_R), T types with a vector each (types_T).
 PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head")
 NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
-NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9]\d*)")
+NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
 
 
 class Shape(NamedTuple):
@@ -58,9 +68,24 @@ class BenchDataConfig(Section):
     """Graphs and their source, see `data.load`."""
 
     names: Names
-    source: Literal["auto", "official", "file", "synthetic"] = "auto"
+    # No measurement is of a surrogate unless that was asked for.
+    source: Literal["auto", "official", "file", "synthetic"] = "official"
     root: str = Field(default="datasets", min_length=1)  # relative to the current directory
-    batch_size: int = Field(default=1024, ge=1)  # graphs per batch, for data sets of many small graphs
+    batch_size: int = Field(default=1024, ge=1, le=MOST_GRAPHS)  # graphs per batch of a collection
+
+    @field_validator("names")
+    @classmethod
+    def _names_are_labels(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_label("data.names", name)
+        check_once("data.names", names)
+        return names
+
+    @field_validator("root")
+    @classmethod
+    def _root_is_a_folder(cls, root: str) -> str:
+        check_folder_name("data.root", root)
+        return root
 
     @model_validator(mode="after")
     def _names_known(self) -> Self:
@@ -82,13 +107,13 @@ class KernelConfig(Section):
     """Kernels. The input type of a backend is the one that it computes in, see `bench.runner`."""
 
     backends: Names  # of `kernels.list_backends()`, SWITCHES or REORDERED
-    dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)  # of one head
+    dims: Integers = (64, 128, 256)  # of one head
     shapes: Annotated[Names | None, Field(strict=False)] = None  # in place of dims: heads x head dimension, "8x16"
     edges: Names = (NO_EDGES,)  # kinds of edge data
     # float16: for the backends that compute in it. input: the type that the backend computes in.
     out_dtype: Literal["float32", "float16", "input"] = "float32"
     # fixed: the sparse format is built once. rebuilt: at each call, from the CSR arrays on the GPU.
-    plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], Field(min_length=1, strict=False)] = ("fixed",)
+    plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], LIST] = ("fixed",)
     backward: bool = False  # time the backward pass, and the forward pass of training
 
     @field_validator("backends")
@@ -102,7 +127,7 @@ class KernelConfig(Section):
     @field_validator("plans")
     @classmethod
     def _plans_once(cls, plans: tuple[str, ...]) -> tuple[str, ...]:
-        _check_once("kernel.plans", plans)
+        check_once("kernel.plans", plans)
         return plans
 
     @field_validator("dims")
@@ -111,19 +136,13 @@ class KernelConfig(Section):
         for dim in dims:
             if not 1 <= dim <= MAX_HEAD_DIM:
                 raise ValueError(f"kernel.dims = {list(dims)}: got {dim}; 1 to {MAX_HEAD_DIM} is allowed")
+        check_once("kernel.dims", dims)
         return dims
 
     @field_validator("shapes")
     @classmethod
     def _shapes_fit(cls, shapes: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for shape in shapes or ():
-            match = SHAPE.fullmatch(shape)
-            if not match or int(match[2]) > MAX_HEAD_DIM:
-                raise ValueError(
-                    f"kernel.shapes = {[*shapes]}: got {shape!r}; heads x head dimension is needed, such as 8x16, "
-                    f"with a head dimension up to {MAX_HEAD_DIM}"
-                )
-        _check_once("kernel.shapes", shapes or ())
+        check_shapes("kernel.shapes", shapes or ())
         return shapes
 
     @field_validator("edges")
@@ -136,7 +155,7 @@ class KernelConfig(Section):
                 raise ValueError(
                     f"kernel.edges = {[*edges]}: got {kind!r}; allowed are {', '.join(PLAIN_EDGES)}, {numbered}"
                 )
-        _check_once("kernel.edges", edges)
+        check_once("kernel.edges", edges)
         return edges
 
     @model_validator(mode="after")
@@ -177,9 +196,9 @@ class KernelConfig(Section):
 class MeasureConfig(Section):
     """Settings that all cells share. Its `sha` is the `config_sha` of a row."""
 
-    repeats: int = Field(default=30, ge=30)  # timed intervals; fewer for a kernel that takes over 10 ms
+    repeats: int = Field(default=30, ge=30, le=MOST_REPEATS)  # timed intervals; fewer of a kernel of over 10 ms
     # Factor of the scores: 1 in the paper; rsqrt_dim is 1/sqrt(head dimension), as in models.
-    scale: Annotated[float, Field(allow_inf_nan=False)] | Literal["rsqrt_dim"] = 1.0
+    scale: Annotated[float, Field(ge=-MOST_SCALE, le=MOST_SCALE, allow_inf_nan=False)] | Literal["rsqrt_dim"] = 1.0
 
     def scale_of(self, dim: int) -> float:
         """Factor of the scores of heads of `dim` columns."""
@@ -198,9 +217,22 @@ def edge_kind(kind: str) -> tuple[str, int | None]:
     return (match[1], int(match[2])) if match else (kind, None)
 
 
-def _check_once(key: str, values: tuple[str, ...]) -> None:
+def check_once(key: str, values: tuple[Any, ...]) -> None:
+    """Raise a ValueError that names the values given twice."""
     if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
         raise ValueError(f"{key} = {list(values)}: {', '.join(map(repr, twice))} is given twice; once is allowed")
+
+
+def check_shapes(key: str, shapes: tuple[str, ...]) -> None:
+    """Raise a ValueError that names the first entry that is no shape of heads, or comes twice."""
+    for shape in shapes:
+        match = SHAPE.fullmatch(shape)
+        if not match or int(match[1]) > MOST_HEADS or int(match[2]) > MAX_HEAD_DIM:
+            raise ValueError(
+                f"{key} = {[*shapes]}: got {shape!r}; heads x head dimension is needed, such as 8x16, with up to "
+                f"{MOST_HEADS} heads and a head dimension up to {MAX_HEAD_DIM}"
+            )
+    check_once(key, shapes)
 
 
 def _check_names(key: str, names: tuple[str, ...], allowed: tuple[str, ...]) -> None:

@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from configs.bench_schema import BenchDataConfig
+from configs.bench_schema import LIST, MOST, MOST_MS, MOST_REPEATS, BenchDataConfig, Integers, check_once
 from configs.schema import ModelConfig, RuntimeConfig, Section, check_choice
 
 # How the non-attention layers are computed (runtime.dense); "+graph": the pass is replayed as a CUDA graph.
 Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph"]
-Modes = Annotated[tuple[Mode, ...], Field(min_length=1, strict=False)]
-Backends = Annotated[tuple[str, ...], Field(strict=False)]
+Modes = Annotated[tuple[Mode, ...], LIST]
+Backends = Annotated[tuple[str, ...], Field(max_length=MOST, strict=False)]
 
 
 class EndToEndModelConfig(Section):
@@ -22,15 +22,16 @@ class EndToEndModelConfig(Section):
             (see `bench.models.attention_dtype`) casts its inputs and its output.
     """
 
-    dims: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] = (64, 128, 256)
+    dims: Integers = (64, 128, 256)
     heads: int = Field(default=1, ge=1)
     blocks: int = Field(default=10, ge=1)
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
     @model_validator(mode="after")
     def _models_exist(self) -> Self:
+        check_once("model.dims", self.dims)
         for dim in self.dims:
-            ModelConfig(dim=dim, heads=self.heads, blocks=self.blocks)
+            check_model("model.dims", dim, self.heads, self.blocks)
         return self
 
 
@@ -54,6 +55,9 @@ class RunConfig(Section):
 
         for backend in backends:
             check_choice(f"run.{info.field_name}", backend, tuple(kernels.list_backends("cpu")))
+        check_once(f"run.{info.field_name}", tuple(backends))
+        for backend, modes in backends.items() if isinstance(backends, dict) else ():
+            check_once(f"run.modes.{backend}", modes)
         return backends
 
 
@@ -63,9 +67,21 @@ class EndToEndMeasureConfig(Section):
     A cell is timed in two rounds of passes, or in more until two agree, see `bench.timers.time_rounds`.
     """
 
-    repeats: int = Field(default=10, ge=2)  # largest number of passes of a round
-    budget_ms: float = Field(default=50.0, gt=0)  # of a round: fewer passes for a slower cell, at least one
-    seed: int = RuntimeConfig.model_fields["seed"].default  # of the weights
+    repeats: int = Field(default=10, ge=2, le=MOST_REPEATS)  # largest number of passes of a round
+    # Of a round: fewer passes for a slower cell, at least one.
+    budget_ms: float = Field(default=50.0, gt=0, le=MOST_MS, allow_inf_nan=False)
+    seed: int = Field(default=RuntimeConfig.model_fields["seed"].default, ge=0, lt=2**63)  # of the weights
+
+
+def check_model(key: str, dim: int, heads: int, blocks: int) -> None:
+    """Raise a ValueError that names `key`, which holds `dim` or `heads`, if there is no such model."""
+    try:
+        ModelConfig(dim=dim, heads=heads, blocks=blocks)
+    except ValidationError as error:
+        details = error.errors()[0]
+        reason = details["ctx"]["error"] if details["type"] == "value_error" else details["msg"]
+        name = ".".join(["model", *map(str, details["loc"])])
+        raise ValueError(f"{key}: with width {dim}, {heads} heads and {blocks} blocks: {name}: {reason}") from None
 
 
 class EndToEndConfig(Section):

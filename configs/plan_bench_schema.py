@@ -1,11 +1,9 @@
 """Configuration of `scripts/bench_plans.py`: graphs, inputs that plans are made for, measurement."""
 
-from typing import Annotated
-
 from pydantic import Field, field_validator
 
-from configs.bench_schema import SHAPE, BenchDataConfig, Names, Shape
-from configs.schema import MAX_HEAD_DIM, Section, check_choice
+from configs.bench_schema import MOST_MS, MOST_REPEATS, SHAPE, BenchDataConfig, Names, Shape, check_shapes
+from configs.schema import Section, check_choice
 
 
 class PlanConfig(Section):
@@ -25,13 +23,7 @@ class PlanConfig(Section):
     @field_validator("shapes")
     @classmethod
     def _shapes_fit(cls, shapes: tuple[str, ...]) -> tuple[str, ...]:
-        for shape in shapes:
-            match = SHAPE.fullmatch(shape)
-            if not match or int(match[2]) > MAX_HEAD_DIM or shapes.count(shape) > 1:
-                raise ValueError(
-                    f"plan.shapes = {[*shapes]}: got {shape!r}; heads x head dimension is needed, such as 8x16, with a "
-                    f"head dimension up to {MAX_HEAD_DIM}, each once"
-                )
+        check_shapes("plan.shapes", shapes)
         return shapes
 
     @property
@@ -42,8 +34,9 @@ class PlanConfig(Section):
 class PlanMeasureConfig(Section):
     """Settings that all cells share. Its `sha` is the `config_sha` of a row."""
 
-    repeats: int = Field(default=200, ge=10)  # timed calls
-    seconds: Annotated[float, Field(gt=0)] = 2.0  # a call is not repeated after this time
+    repeats: int = Field(default=200, ge=10, le=MOST_REPEATS)  # timed calls
+    # A call is not repeated after this time.
+    seconds: float = Field(default=2.0, gt=0, le=MOST_MS / 1e3, allow_inf_nan=False)
 
 
 class PlanBenchConfig(Section):

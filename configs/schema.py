@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from configs.paths import check_folder_name, check_label
+
 MAX_HEAD_DIM = 256  # largest head dimension that the attention kernels hold in registers
 MIN_DIM = 4  # the readout has a layer of width dim / 4
 FUSED_DIMS = (64, 80, 96, 128, 160, 192, 256)  # widths that the fused dense block supports (see models.dense)
@@ -37,7 +39,7 @@ class DataConfig(Section):
     source: Literal["auto", "official", "file", "synthetic"] = "auto"
     root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
     path: str | None = None  # the user's own graph file; without it, source: file reads <root>/<name>.npz
-    batch_size: int = Field(default=1024, ge=1)  # graphs per batch, for data sets of many small graphs
+    batch_size: int = Field(default=1024, ge=1, le=10**9)  # graphs per batch, for data sets of many small graphs
     batches: int | Literal["all"] = 1  # batches that inference goes over; training goes over all
     order: Literal["dataset", "random"] = "dataset"  # order in which graphs are taken
     split: Literal["train", "val", "test"] | None = None  # null: the choice of the published run
@@ -45,17 +47,19 @@ class DataConfig(Section):
     @field_validator("name")
     @classmethod
     def _name_is_a_label(cls, name: str) -> str:
-        if name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):
-            raise ValueError(
-                f"data.name = {name!r}: it names files, so that it must be printable, without / and \\; the place of a "
-                "file is data.path"
-            )
+        check_label("data.name", name)
         return name
+
+    @field_validator("root")
+    @classmethod
+    def _root_is_a_folder(cls, root: str) -> str:
+        check_folder_name("data.root", root)
+        return root
 
     @field_validator("batches", mode="before")
     @classmethod
     def _batches_counted(cls, batches: Any) -> Any:
-        if batches != "all" and (type(batches) is not int or batches < 1):
+        if batches != "all" and (type(batches) is not int or not 1 <= batches <= 10**9):
             raise ValueError(f"data.batches = {batches!r}: allowed are 1, 2, 3, ... and all")
         return batches
 
@@ -173,6 +177,7 @@ class RuntimeConfig(Section):
     dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # non-attention layers (see models.dense)
     warmup: int = Field(default=3, ge=1, le=1_000_000)  # at least one: the first pass on a GPU may compile and tune
     repeats: int = Field(default=20, ge=1, le=1_000_000)
+    partition: Literal["auto", "halo", "heads", "allgather"] = "auto"  # of one graph on several GPUs (see parallel/)
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     @field_validator("device")
@@ -193,7 +198,7 @@ class TrainingConfig(Section):
     schedule: Literal["constant", "cosine"] = "cosine"  # after the warm-up; cosine falls to 0 at the last epoch
     warmup_epochs: int = Field(default=0, ge=0)  # the learning rate rises linearly
     epochs: int = Field(default=200, ge=1, le=1_000_000)
-    patience: int | None = Field(default=None, ge=1)  # stop after so many epochs without a better validation metric
+    patience: int | None = Field(default=None, ge=1, le=1_000_000)  # stop after so many epochs without a better metric
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, else float32
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], Field(strict=False)] = ()  # a run each
     checkpoint_seconds: float = Field(default=30.0, ge=0, allow_inf_nan=False)  # time between two checkpoints
@@ -247,6 +252,11 @@ class Config(Section):
         problems = []
         if self.runtime.device == "cpu" and self.runtime.cuda_graph is True:
             problems.append("runtime.cuda_graph = True and runtime.device = 'cpu': only an NVIDIA GPU has CUDA graphs")
+        if self.runtime.partition == "heads" and self.model.heads == 1:
+            problems.append(
+                "runtime.partition = 'heads' and model.heads = 1: each rank needs a head; allowed are auto, halo and "
+                "allgather"
+            )
         if self.runtime.dense == "fused":
             allowed = {
                 "runtime.device": (self.runtime.device, self.runtime.device != "cpu", "an NVIDIA GPU"),

@@ -161,12 +161,12 @@ class PackedBlock:
 
 def dense_block_unavailable(device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
     """Why the kernel cannot run with such a model on `device`; None when it can."""
+    if reason := cuda_unavailable(device):
+        return reason
     if dtype not in HALF_TYPES:
         return f"it takes float16 and bfloat16, and the model has {dtype}"
     if dim not in DIMS:
         return f"it takes d = {WIDTHS}, and the model has {dim}"
-    if reason := cuda_unavailable(device):
-        return reason
     capability = torch.cuda.get_device_capability(device)
     if capability != CAPABILITY:
         found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"

@@ -248,10 +248,11 @@ def recorded(folder: Path) -> pd.DataFrame:
     """
     rows: list[Row] = []
     for path in sorted(folder.rglob("*.csv")):
-        if LOCAL in path.relative_to(folder).parts:
+        if LOCAL in path.relative_to(folder).parts or not path.is_file():
             continue
-        with path.open(encoding="utf-8") as file:
-            measurements = file.readline().startswith(f"{COLUMNS[0]},")
+        start = f"{COLUMNS[0]},".encode()
+        with path.open("rb") as file:  # of any content: it may be another program's
+            measurements = file.read(len(start)) == start
         if measurements:
             rows += read_rows(path)
     return frame(rows)

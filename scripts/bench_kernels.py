@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import torch
 import typer
 
@@ -36,7 +37,7 @@ def main(
     again: cli.Again = False,
 ) -> None:
     """Time attention kernels on some graphs."""
-    with cli.user_errors(*runner.USER_ERRORS):
+    with runner.user_errors(results):
         settings = cli.read_config(config, overrides, BenchConfig)
         check_results_file(results)
         device = runner.gpu("kernels are timed on an NVIDIA GPU")

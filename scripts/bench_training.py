@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import typer
 
 import data
@@ -35,7 +36,7 @@ def main(
     again: cli.Again = False,
 ) -> None:
     """Time training steps on some graphs."""
-    with cli.user_errors(*runner.USER_ERRORS):
+    with runner.user_errors(results):
         settings = cli.read_config(config, overrides, TrainingBenchConfig)
         check_results_file(results)
         device = runner.gpu("training steps are timed on an NVIDIA GPU")

@@ -8,13 +8,14 @@ be read.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import numpy as np
 import pandas as pd
 import plot
@@ -27,8 +28,8 @@ from report.claims.evidence import Evidence
 from report.claims.page import claims_page
 from report.frames import recorded
 from report.plots.style import png
-from report.readme import fill, gpus, of_one_gpu
-from report.tables.datasets import TABLES
+from report.readme import fill, gpus, of_one_gpu, read
+from report.tables.datasets import TABLES, markdown_of
 
 REMEDY = "renewed by: make reproduce-figures FIGURES=none (data set tables: make tables)"
 
@@ -46,7 +47,7 @@ def main(
         rows = recorded(results)
         if rows.empty:
             raise ValueError(f"{results}: no CSV with measurements below it; scripts/bench_kernels.py writes one")
-        found = sorted([*texts_that_differ(rows, results, readme), *figures_that_differ(results, processes)])
+        found = sorted(all_that_differ(results, readme, processes))
     for line in found:
         console.print(Text(line))
     if found:
@@ -55,30 +56,41 @@ def main(
     console.print(Text(f"all figures and tables are those of the CSVs in {results}"))
 
 
+def all_that_differ(results: Path, readme: Path, processes: int) -> list[str]:
+    """A line for each file that is not what the CSVs give."""
+    names = sorted(plot.NAMES, key=lambda name: name != "end_to_end")  # the longest first
+    # Spawned, not forked: torch and matplotlib start threads.
+    with ProcessPoolExecutor(processes, get_context("spawn"), _load, (results,)) as pool:
+        texts = pool.submit(_texts, results, readme)
+        drawings = [pool.submit(_draw, name, results) for name in names]
+        try:
+            drawn = {file: content for drawing in drawings for file, content in drawing.result()}
+            return [*texts.result(), *figures_that_differ(drawn, results / "figures")]
+        except KeyboardInterrupt:  # the pool would wait for all drawings
+            for process in active_children():
+                process.kill()
+            raise
+
+
 def texts_that_differ(rows: pd.DataFrame, results: Path, readme: Path) -> Iterator[str]:
     """A line for each text outside of figures/ that is not what the CSVs give."""
     texts = {results / "CLAIMS.md": claims_page(Evidence.of(results, rows))}
     if len(gpus(rows)) == 1:
-        texts[readme] = fill(readme.read_text(encoding="utf-8"), of_one_gpu(rows))
-    for name, markdown in TABLES.items():
+        texts[readme] = fill(read(readme), of_one_gpu(rows))
+    for name in TABLES:
         csv = results / "datasets" / f"{name}.csv"
         if csv.exists():
-            texts[csv.with_suffix(".md")] = markdown(pd.read_csv(csv, dtype=str, keep_default_na=False))
+            texts[csv.with_suffix(".md")] = markdown_of(csv)
     for path, text in texts.items():
         if not path.exists():
             yield f"missing    {path}"
-        elif path.read_text(encoding="utf-8") != text:
+        elif path.read_bytes() != text.encode():
             yield f"differs    {path}"
 
 
-def figures_that_differ(results: Path, processes: int) -> Iterator[str]:
-    """A line for each file of figures/ that is not what the CSVs give."""
-    folder = results / "figures"
+def figures_that_differ(drawn: Mapping[str, bytes | None], folder: Path) -> Iterator[str]:
+    """A line for each file of `folder` that is not the one that was drawn, by names."""
     kept = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    names = sorted(plot.NAMES, key=lambda name: name != "end_to_end")  # the longest first
-    # Spawned, not forked: torch and matplotlib start threads.
-    with ProcessPoolExecutor(processes, get_context("spawn"), _load, (results,)) as pool:
-        drawn = {file: content for some in pool.map(_draw, names, [results] * len(names)) for file, content in some}
     for name in sorted(kept | drawn.keys()):
         if name not in kept:
             yield f"missing    {folder / name}"
@@ -92,6 +104,10 @@ def _load(results: Path) -> None:
     """Read the rows once per process."""
     global _rows
     _rows = recorded(results)
+
+
+def _texts(results: Path, readme: Path) -> list[str]:
+    return [*texts_that_differ(_rows, results, readme)]
 
 
 def _draw(name: str, results: Path) -> list[tuple[str, bytes | None]]:
@@ -115,7 +131,10 @@ def same(drawn: bytes | None, kept: Path) -> bool:
         return True
     if kept.suffix != ".png":
         return False
-    one, other = (np.asarray(Image.open(file).convert("RGB")) for file in (io.BytesIO(drawn), kept))
+    try:
+        one, other = (np.asarray(Image.open(file).convert("RGB")) for file in (io.BytesIO(drawn), kept))
+    except (OSError, SyntaxError):  # a damaged PNG
+        return False
     return np.array_equal(one, other)
 
 

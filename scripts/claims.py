@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.text import Text
 
 from bench.cli import console, user_errors
+from bench.places import check_place, write_whole
 from report.claims.evidence import Evidence
 from report.claims.page import claims_page
 from report.frames import recorded
@@ -29,7 +31,8 @@ def main(
         if not results.is_dir():
             raise ValueError(f"--results: got {results}, which is no folder; name one that holds recorded CSVs")
         path = results / "CLAIMS.md"
-        path.write_text(claims_page(Evidence.of(results, recorded(results))), encoding="utf-8", newline="\n")
+        check_place("--results", path)
+        write_whole(path, claims_page(Evidence.of(results, recorded(results))))
         console.print(Text(f"drawn      {path}"))
 
 

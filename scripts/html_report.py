@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import pandas as pd
 import plot
 import typer
 from rich.text import Text
 
 from bench.cli import console, user_errors
+from bench.places import check_place, write_whole
 from report.claims.evidence import Evidence
 from report.claims.page import claims_page
 from report.frames import LOCAL, recorded
@@ -35,6 +37,7 @@ TITLES = {  # of groups of figures, in the order of the page
     "sm_active": "Active time of the SMs",
     "preprocessing": "Time to build the sparse formats",
     "formats": "Size of the sparse formats",
+    "predicted_scaling": "One graph on several GPUs: predicted, not measured",
     "stability": "Stability of the softmax",
 }
 
@@ -48,6 +51,7 @@ def main(
 ) -> None:
     """Write an HTML page of the recorded CSVs."""
     with user_errors():
+        check_place("--output", output)
         rows = recorded(results)
         if rows.empty:
             raise ValueError(f"{results}: no CSV with measurements below it; scripts/bench_kernels.py writes one")
@@ -56,8 +60,7 @@ def main(
         _, claims = claims_page(Evidence.of(results, rows)).split("\n", 1)  # the page has the title
         claims = from_markdown(claims, results.resolve(), output.resolve())
         page = render(rows, pictures, results.as_posix(), output.resolve(), claims, missing)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8", newline="\n")
+        write_whole(output, page)
         console.print(Text(f"written    {output}, {len(page.encode()) / 1e6:.1f} MB"))
 
 

@@ -9,6 +9,7 @@ else stopped the run.
 from pathlib import Path
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.progress import track
 from rich.table import Table
@@ -30,11 +31,11 @@ def main(
     again: cli.Again = False,
 ) -> None:
     """Measure the peak rates of the GPU."""
-    with cli.user_errors(*runner.USER_ERRORS):
+    with runner.user_errors(results):
         check_results_file(results)
         device = runner.gpu("peak rates are measured on an NVIDIA GPU")
         environment = provenance(device)
-        runner.warn_without_commit(environment)
+        runner.print_warnings(environment)
         before = runner.recorded(results, again)
         done = finished(before, ("ok",))
         wanted = [one for one in micro_benchmarks(device) if key(one.row_columns(environment)) not in done]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.table import Table
 
@@ -29,11 +30,11 @@ def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/bench/single.yaml.")],
     overrides: cli.Overrides = None,
     results: cli.Results = Path("results/local/preprocessing.csv"),  # ignored by git
-    cpu_edges: Annotated[int, typer.Option(help="Largest graph whose build is timed on the CPU.")] = 20_000_000,
+    cpu_edges: Annotated[int, typer.Option(min=0, help="Largest graph whose build is timed on the CPU.")] = 20_000_000,
     again: cli.Again = False,
 ) -> None:
     """Time the builds of the sparse formats."""
-    with cli.user_errors(*runner.USER_ERRORS):
+    with runner.user_errors(results):
         settings = cli.read_config(config, overrides, BenchConfig)
         check_results_file(results)
         done = finished(runner.recorded(results, again), FINISHED)
@@ -44,7 +45,7 @@ def run(settings: BenchConfig, config: str, results: Path, done: set[tuple], cpu
     """Measure the builds that are not done; the exit status."""
     environments = {device: provenance(device) for device in runner.devices()}
     first = next(iter(environments.values()))
-    runner.warn_without_commit(first)
+    runner.print_warnings(first)
     run_id = first.run_id
 
     def measure(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:

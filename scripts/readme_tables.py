@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.text import Text
 
 from bench.cli import console, user_errors
+from bench.places import check_place, write_whole
 from report.frames import recorded
-from report.readme import fill, of_one_gpu
+from report.readme import fill, of_one_gpu, read
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -29,11 +31,13 @@ def main(
 ) -> None:
     """Renew the generated tables of the README."""
     with user_errors():
-        text = readme.read_text(encoding="utf-8")
+        if output:
+            check_place("--output", output)
+        text = read(readme)
         renewed = fill(text, of_one_gpu(recorded(results), device))
         path = output or readme
-        if not path.exists() or path.read_text(encoding="utf-8") != renewed:
-            path.write_text(renewed, encoding="utf-8", newline="\n")
+        if not path.exists() or path.read_bytes() != renewed.encode():
+            write_whole(path, renewed)
             console.print(Text(f"written    {path}"))
         else:
             console.print(Text(f"unchanged  {path}"))

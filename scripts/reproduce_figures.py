@@ -1,6 +1,8 @@
 """Measure on the GPU, then draw; without a GPU, draw the recorded CSVs. `make reproduce-figures`.
 
-    python scripts/reproduce_figures.py [STEP ...]
+    python scripts/reproduce_figures.py [STEP ...] [--source auto]
+
+Graphs are downloaded, or --source auto lets a synthetic surrogate take the place of one that cannot be had.
 
 STEP is one or more of the names below; "all" is all except smoke and huge, "none" measures nothing. Measurements go to
 results/local and figures to results/local/figures: nothing recorded is overwritten. An interrupted step resumes. At the
@@ -11,16 +13,19 @@ failed; the other steps still run, and everything is drawn.
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import torch
 import typer
+import yaml
 from rich.text import Text
 
-from bench.cli import console
+from bench.cli import console, short_errors
 from report.frames import LOCAL
 
+Source = Literal["official", "auto", "file", "synthetic"]
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED, MEASURED = Path("results"), Path("results", LOCAL)
 KERNELS = ("bench_kernels.py", "--results", f"{MEASURED}/kernels.csv", "--config")
@@ -83,12 +88,18 @@ GROUPS = {"all": [name for name in STEPS if name not in ("smoke", "huge")], "non
 # Files that no command here fetches, by the step that reads them.
 NEEDED = {"superpixels": Path("datasets", "superpixel-bsds500.npz")}
 
+# Scripts whose graphs --source chooses, unless their configuration does.
+WITH_SOURCE = ("bench_kernels.py", "bench_end_to_end.py", "bench_training.py", "bench_plans.py", "preprocessing.py")
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
     steps: Annotated[list[str] | None, typer.Argument(metavar="STEP", help=", ".join([*GROUPS, *STEPS]))] = None,
+    source: Annotated[
+        Source | None, typer.Option(help="Where graphs come from (data.source of the benches): official by default.")
+    ] = None,
 ) -> None:
     """Measure if there is a GPU, and draw."""
     chosen = chosen_steps(steps or ["all"])
@@ -101,13 +112,26 @@ def main(
         if name in chosen and not (ROOT / path).is_file():
             chosen.remove(name)
             console.print(Text(f"left out   {name}: reads {path}, which is not there and which no command fetches"))
-    failed = {name: status for name in chosen for command in STEPS[name] if (status := run(*command))}
-    failed |= {
-        command[0]: status for command in drawings(MEASURED if chosen else RECORDED) if (status := run(*command))
-    }
+    with short_errors(kept=lambda: f"what was measured is in {MEASURED}; the same command continues"):
+        failed = {
+            name: status for name in chosen for step in STEPS[name] if (status := run(*from_source(step, source)))
+        }
+        failed |= {
+            command[0]: status for command in drawings(MEASURED if chosen else RECORDED) if (status := run(*command))
+        }
     for name, status in failed.items():
         console.print(Text(f"failed     {name}: exit status {status}, see above"))
     raise typer.Exit(next(iter(failed.values()), 0))
+
+
+def from_source(command: tuple[str, ...], source: Source | None) -> tuple[str, ...]:
+    """The command with --source, where it loads graphs and leaves their source open."""
+    if source is None or command[0] not in WITH_SOURCE or any("data.source=" in word for word in command):
+        return command
+    config = command[command.index("--config") + 1]
+    if "source" in yaml.safe_load((ROOT / config).read_text(encoding="utf-8"))["data"]:
+        return command
+    return *command, "--set", f"data.source={source}"
 
 
 def drawings(results: Path) -> list[tuple[str, ...]]:
@@ -134,7 +158,12 @@ def chosen_steps(names: list[str]) -> list[str]:
 def run(script: str, *arguments: str) -> int:
     """Run a script of this folder from the root with this Python; its exit status."""
     console.print(Text(f"running    python scripts/{' '.join((script, *arguments))}"))
-    return subprocess.run([sys.executable, f"scripts/{script}", *arguments], cwd=ROOT, check=False).returncode
+    process = subprocess.Popen([sys.executable, f"scripts/{script}", *arguments], cwd=ROOT)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # a terminal sends it to both: the script ends its step in its own way
+        process.wait()
+        raise
 
 
 if __name__ == "__main__":

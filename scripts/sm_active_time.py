@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import typer
 
 from bench import cli, runner
@@ -31,7 +32,7 @@ def main(
     again: cli.Again = False,
 ) -> None:
     """Measure how long each SM is active."""
-    with cli.user_errors(*runner.USER_ERRORS):
+    with runner.user_errors(results):
         settings = cli.read_config(config, overrides, BenchConfig)
         check_config(settings)
         check_results_file(results)

@@ -9,6 +9,7 @@ anything stopped the run.
 from pathlib import Path
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.progress import track
 from rich.table import Table
@@ -29,11 +30,11 @@ def main(
     again: cli.Again = False,
 ) -> None:
     """Measure the errors of the softmaxes."""
-    with cli.user_errors(*runner.USER_ERRORS):
+    with runner.user_errors(results):
         check_results_file(results)
         device = runner.devices()[0]
         environment = provenance(device)
-        runner.warn_without_commit(environment)
+        runner.print_warnings(environment)
         before = (row for row in runner.recorded(results, again) if row.device == environment.device)
         done = {tuple(getattr(row, name) for name in INPUTS) for row in before}
         rows = []

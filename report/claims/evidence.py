@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 
+from bench.csv_files import AS_TEXT, read_table
 from report.frames import LOCAL, Panel, ablation, kernel_panels, latest
 from report.paper import DIM
+
+# Columns of the data set tables that are read, and those that hold numbers.
+TABLES = {
+    "datasets": (("dataset", "source", "metric", "status"), ()),
+    "deciles": (("dataset", "source", "ours_min", "ours_max", "paper_min", "paper_max"), ()),
+    "formats": (("dataset", "source", "format"), ("formula_bits", "built_bits")),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +36,8 @@ class Evidence:
         """Of a folder of CSVs and the rows recorded in it; files that are not there leave their claims unchecked."""
         found = sorted(results.rglob("durations.csv"))
         columns = ["step", "seconds", "commit", "device"]
-        tables = [pd.read_csv(path) for path in found if LOCAL not in path.relative_to(results).parts]
+        recorded = [path for path in found if LOCAL not in path.relative_to(results).parts]
+        tables = [read_table(path, columns, numbers=("seconds",)) for path in recorded]
         durations = pd.concat(tables) if tables else pd.DataFrame(columns=columns)
         return cls(every, results / "datasets", durations)
 
@@ -71,7 +80,7 @@ class Evidence:
     def data_sets(self, table: str) -> pd.DataFrame:
         """A data set table as text, such as "formats"; empty if it was not recorded."""
         path = self.datasets / f"{table}.csv"
-        return pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
+        return read_table(path, *TABLES[table], **AS_TEXT) if path.exists() else pd.DataFrame()
 
     def seconds(self, step: str) -> float | None:
         """Recorded run time of a step; None if it was not recorded."""

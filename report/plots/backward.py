@@ -31,7 +31,9 @@ def draw_ratios(device: str, measured: dict, bound: dict) -> Figure:
         label = "measured" if x == 0 else None
         axes.bar(x, measured[graph], 0.7, color=style.color_of(OURS), hatch=hatch, edgecolor="white", label=label)
         axes.hlines(bound[graph], x - 0.42, x + 0.42, color="black", label="bytes" if x == 0 else None)
-    axes.set_xticks(range(len(graphs)), [graph.label for graph in graphs], rotation=35, ha="right", size=7)
+    axes.set_xticks(
+        range(len(graphs)), [style.as_it_is(graph.label) for graph in graphs], rotation=35, ha="right", size=7
+    )
     axes.set_ylabel("time of the backward pass\nover the forward pass")
     axes.grid(axis="y")
     style.legend_above(axes, f"Backward pass of fused3s, one head of {SHAPE.dim}, fp16, {device}")

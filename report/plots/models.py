@@ -116,7 +116,7 @@ def draw_regions(panel: Panel, panels: dict[str, list[Panel]]) -> Figure | None:
                 bottom += spent / total
             axes.text(place, 1.01, milliseconds(total), rotation=90, ha="center", va="bottom", size=style.SMALL)
             axes.text(place, -0.01, variant, rotation=90, ha="center", va="top", size=style.SMALL)
-    names = [graph.label.replace(" (", "\n(") for graph in graphs]
+    names = [style.as_it_is(graph.label).replace(" (", "\n(") for graph in graphs]
     axes.set_xticks(range(len(graphs)), names, size=7)
     axes.tick_params(axis="x", length=0, pad=62)  # below the variants
     axes.set_xlim(-0.6, len(graphs) - 0.4)

@@ -38,7 +38,7 @@ def _figure(rows: pd.DataFrame, title: str) -> Figure:
         line[0].set_ylim(0, 1.2 * found.loc[found["metric"] == "sm_active_time", "value"].max() / 1e3)
         for axes, (series, words) in zip(line, SIDES.items(), strict=True):
             _draw_side(axes, found[found["series"] == series], series, graph)
-            axes.set_title(f"{graph.label}, {words} ({series})", size=8)
+            axes.set_title(f"{style.as_it_is(graph.label)}, {words} ({series})", size=8)
         line[0].set_ylabel("active time\n(1000 cycles)")
     for axes in grid[-1]:
         axes.set_xlabel("SM; the line is the mean")

@@ -23,6 +23,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
+from bench.places import write_whole
 from bench.records import NONE
 from report.frames import PRECISIONS, Panel
 
@@ -51,6 +52,7 @@ WIDTH = 7.0  # inches: the text width of two columns in print
 MAX_WIDTH = 11.0  # readable in a README
 DPI = 150  # of the PNG
 Y_LABELS = 0.9  # inches beside the axes
+MAX_NAME = 48  # characters of a name
 LEGEND_KEY, LEGEND_GAP = 2.8, 2.0  # in font sizes: patch of an entry, and gap between two columns
 HATCH = "////"  # measured on a synthetic graph
 GROUP_WIDTH = 0.9  # of the bars of a group; groups are 1 apart
@@ -97,23 +99,25 @@ def new_figure(width: float = WIDTH, height: float = 3.6, rows: int = 1, columns
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write `stem`.pdf and `stem`.png, byte-identical on every run; the paths written.
 
-    Both are drawn before either is written.
+    Both are drawn before either is written; neither is ever half-written.
+
+    Raises:
+        OutputPathError: a file could not be written, for example because the disk is full.
     """
     image = png(figure)  # first: a second drawing moves the axes by a fraction of a pixel, and `png` is used alone too
     pdf = io.BytesIO()
     figure.savefig(pdf, format="pdf", metadata={"Creator": None, "Producer": None, "CreationDate": None})
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png")]
     contents = pdf.getvalue(), image
-    stem.parent.mkdir(parents=True, exist_ok=True)
     for path, content in zip(paths, contents, strict=True):
-        path.write_bytes(content)
+        write_whole(path, content)
     return paths
 
 
 def png(figure: Figure) -> bytes:
     """The figure as PNG with a palette, which reduces the size to a third."""
     pixels, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(pixels, format="png", dpi=DPI)
+    figure.savefig(pixels, format="png", dpi=DPI, pil_kwargs={"compress_level": 0})  # read again at once
     # Other methods than this one change the colours of small marks.
     palette = {"colors": 128, "method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
     Image.open(pixels).convert("RGB").quantize(**palette).save(small, "PNG", optimize=True)
@@ -183,9 +187,14 @@ def width_of_bars(groups: int, bars: int) -> float:
     return min(max(WIDTH, 1 + 0.09 * (bars + 1) * groups), MAX_WIDTH)
 
 
+def as_it_is(name: str) -> str:
+    """A name of any length for a text of a figure, where a $ begins no formula."""
+    return (name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}...").replace("$", r"\$")
+
+
 def name_ticks(axes: Axes, names: Sequence[str]) -> None:
     """Write slanted names below the groups at 0, 1, 2, ..., and draw a horizontal grid."""
-    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", size=7)
+    axes.set_xticks(range(len(names)), [*map(as_it_is, names)], rotation=40, ha="right", rotation_mode="anchor", size=7)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.grid(axis="y")
 

@@ -60,7 +60,9 @@ def shown(graphs: Sequence[Graph]) -> list[Graph]:
 
 def _draw(times: pd.DataFrame, disturbed: pd.DataFrame, device: str) -> Figure:
     graphs, calm = shown(list(times.index)), times[~disturbed.any(axis=1)]
-    charts = [(graph.tick, times.loc[graph].to_dict(), disturbed.loc[graph].to_dict()) for graph in graphs]
+    charts = [
+        (style.as_it_is(graph.tick), times.loc[graph].to_dict(), disturbed.loc[graph].to_dict()) for graph in graphs
+    ]
     if len(calm):
         mean = {step: geometric_mean(calm[step]) for step in STEPS}
         charts.append((f"geometric mean of {len(calm)} real graphs", mean, {}))

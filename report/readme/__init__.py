@@ -8,6 +8,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pandas as pd
 
@@ -38,7 +39,19 @@ MARKER = re.compile(r"^ *<!-- *(?:begin|end) generated", re.M)
 
 
 class MarkerError(ValueError):
-    """A marker that names no block, or has no counterpart."""
+    """A marker that names no block, or has no counterpart; or a file that is no text."""
+
+
+def read(path: Path) -> str:
+    """Text of a file with markers.
+
+    Raises:
+        MarkerError: it is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MarkerError(f"{path}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
 
 
 def fill(text: str, rows: pd.DataFrame) -> str:

@@ -5,15 +5,33 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.records import NOT_BUILT, NOT_PUBLISHED
+from bench.csv_files import AS_TEXT, read_table
+from bench.places import write_whole
+from bench.records import NOT_BUILT, NOT_PUBLISHED, ResultsFileError
 from report.markdown import table
 
 
 def write_markdown(folder: Path) -> None:
     """Write a Markdown table beside each CSV of the folder."""
-    for name, markdown in TABLES.items():
-        rows = pd.read_csv(folder / f"{name}.csv", dtype=str, keep_default_na=False)
-        (folder / f"{name}.md").write_text(markdown(rows), encoding="utf-8", newline="\n")
+    for name in TABLES:
+        path = folder / f"{name}.csv"
+        write_whole(path.with_suffix(".md"), markdown_of(path))
+
+
+def markdown_of(path: Path) -> str:
+    """The table of one CSV, which has a name of TABLES.
+
+    Raises:
+        ResultsFileError: the file is not such a table.
+    """
+    rows = read_table(path, ("dataset", "source"), **AS_TEXT)
+    try:
+        return TABLES[path.stem](rows)
+    except (KeyError, ValueError) as error:  # a column or a value that is missing, or a row twice
+        raise ResultsFileError(
+            f"{path}: not a table of scripts/datasets.py stats ({type(error).__name__}: {error}); move it away, and "
+            "make tables writes it anew"
+        ) from error
 
 
 def datasets_markdown(rows: pd.DataFrame) -> str:

@@ -39,9 +39,7 @@ def test_every_variant_of_every_shape_is_a_row(bench):
             ("plan_and_run", "attention", "ok"),
         )
     ]
-    assert {(row.bench, row.backend, row.plan, row.unit) for row in rows} == {
-        ("plans", "csr_unfused", "rebuilt", "ms")
-    }
+    assert {(row.bench, row.backend, row.plan, row.unit) for row in rows} == {("plans", "csr_unfused", "rebuilt", "ms")}
     assert all(0 < row.p10 <= row.value <= row.p90 and 1 <= row.repeats <= 10 for row in rows)
     assert not any(some for _, some in bench.measure(finished(rows, FINISHED)))
 

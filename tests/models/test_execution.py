@@ -93,7 +93,8 @@ def test_other_parts_take_the_place_of_the_modules(make_graph, make_model):
 def test_auto_without_a_gpu_is_plain_and_eager_and_says_why(make_graph, make_model):
     run = prepared(make_model(), make_graph())
     assert run.mode == "plain"
-    assert run.dense.reason.startswith("chosen by auto; not fused: it takes ")
+    no_gpu = "it runs on CUDA tensors only" if torch.cuda.is_available() else "no NVIDIA GPU found"
+    assert run.dense.reason.startswith(f"chosen by auto; not fused: {no_gpu}")
     assert run.graph_reason == "chosen by auto; a CUDA graph needs an NVIDIA GPU, and the model is on cpu"
 
 
@@ -106,7 +107,8 @@ def test_auto_without_a_gpu_is_plain_and_eager_and_says_why(make_graph, make_mod
         ({"dim": 80, "heads": 8}, "float32"),
     ],
 )
-def test_unavailable_fused_block_is_an_error_and_no_fallback(make_model, arguments, reason):
+def test_unavailable_fused_block_is_an_error_and_no_fallback(monkeypatch, make_model, arguments, reason):
+    monkeypatch.setattr("kernels.dense_block.cuda_unavailable", lambda device: None)  # as on a GPU
     with pytest.raises(DenseUnavailableError, match=reason):
         choose_dense(make_model(**arguments), "fused")
     assert reason in choose_dense(make_model(**arguments), "auto").reason
@@ -116,11 +118,16 @@ def test_unavailable_fused_block_is_an_error_and_no_fallback(make_model, argumen
     ("dim", "heads", "reason"),
     [
         (52, 4, "it takes d = 64, 80, 96, 128, 160, 192, 256, and the model has 52"),
-        (80, 8, "cpu" if torch.cuda.is_available() else "no NVIDIA GPU"),
-        (192, 6, "cpu" if torch.cuda.is_available() else "no NVIDIA GPU"),
+        (80, 8, "compute capability 8.0; it is written for 9.0"),
+        (192, 6, "compute capability 8.0; it is written for 9.0"),
     ],
 )
-def test_the_reason_against_the_fused_block_is_the_width_only_where_it_does_not_tile(make_model, dim, heads, reason):
+def test_the_reason_against_the_fused_block_is_the_width_only_where_it_does_not_tile(
+    monkeypatch, make_model, dim, heads, reason
+):
+    monkeypatch.setattr("kernels.dense_block.cuda_unavailable", lambda device: None)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100")
     chosen = choose_dense(make_model(dim=dim, heads=heads).half())
     assert chosen.path == "plain"
     assert chosen.reason.startswith("chosen by auto; not fused: ")

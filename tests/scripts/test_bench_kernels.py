@@ -10,6 +10,7 @@ import pytest
 import torch
 from broken_backends import REASONS, Broken, register_broken
 from scripts_as_modules import load_script
+from typer.testing import CliRunner
 
 from bench import kernels as kernel_bench
 from bench import runner
@@ -369,11 +370,11 @@ def test_a_wrong_configuration_is_named():
     assert "Traceback" not in done.stderr
 
 
-def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
+def test_without_a_gpu_it_says_so_and_writes_nothing(script, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    done = run("--results", tmp_path / "r.csv")
-    assert done.returncode == 2
+    done = CliRunner().invoke(script.app, ["--config", str(CONFIG), "--results", str(tmp_path / "r.csv")])
+    assert done.exit_code == 2
     assert "error: kernels are timed on an NVIDIA GPU, and none was found" in done.stderr
     assert not (tmp_path / "r.csv").exists()
 

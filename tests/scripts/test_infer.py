@@ -25,6 +25,7 @@ from kernels.dense_block import dense_block_unavailable
 from models import GraphTransformer
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("bench", "configs", "data", "kernels", "models", "parallel", "report", "training")  # with packages
 QUICK = ["--set", "data.source=synthetic", "--set", "model.blocks=2", "--set", "model.dim=16"]
 QUICK += ["--set", "runtime.warmup=1", "--set", "runtime.repeats=4", "--set", "runtime.device=cpu"]
 
@@ -144,7 +145,7 @@ def test_profile_and_accuracy(infer, tmp_path):
 
 def test_the_report_names_the_execution_and_its_reason(infer):
     done = infer()
-    assert "plain (chosen by auto; not fused: it takes " in done.stdout
+    assert "plain (chosen by auto; not fused: " in done.stdout
     assert "no (chosen by auto; a CUDA graph needs an NVIDIA GPU, and the model is on cpu)" in done.stdout
     done = infer("--set", "runtime.dense=plain", "--set", "runtime.cuda_graph=false")
     assert "plain (as configured)" in done.stdout
@@ -155,14 +156,16 @@ def test_the_report_names_the_execution_and_its_reason(infer):
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("runtime.cuda_graph=true", "error: a CUDA graph needs an NVIDIA GPU, and the model is on cpu"),
-        ("runtime.dense=fused", "error: the fused dense block cannot run: it takes float16 and bfloat16"),
+        ("runtime.cuda_graph=true", "error: runtime.cuda_graph = True and runtime.device = 'auto' (here cpu)"),
+        ("attention.reorder=rcm", "error: attention.reorder = 'rcm' and runtime.device = 'auto' (here cpu)"),
+        ("runtime.dense=fused", "error: runtime.dense = 'fused' and runtime.device = 'auto' (here cpu)"),
     ],
 )
 def test_an_unavailable_execution_is_an_error_if_configured(infer, key, message):
     done = infer("--set", "runtime.device=auto", "--set", "model.dim=64", "--set", key)
     assert done.exit_code == 2
     assert message in done.stderr
+    assert "loading" not in done.stdout  # found out before
 
 
 def test_same_seed_same_predictions_and_status_unchecked(infer, tmp_path):
@@ -399,7 +402,7 @@ def test_a_user_error_is_a_message(infer, tmp_path, given, parts):
 
 def test_packages_come_from_the_clone_that_the_script_is_in(tmp_path):
     """With several clones, or none installed, the script must not pick up another one's code."""
-    for package in ("bench", "configs", "data", "kernels", "models", "report", "training", "fused3s_dgl.py"):
+    for package in (*FOLDERS, "fused3s_dgl.py"):
         (tmp_path / package).symlink_to(ROOT / package)
     copies = shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     show = f"import sys; sys.path.insert(0, {str(copies)!r}); import infer; print(infer.kernels.__file__)"
@@ -420,9 +423,9 @@ def test_a_message_is_no_traceback(fresh_infer):
 def test_gpu_backend_without_a_gpu_names_the_reason_and_the_available_ones(infer):
     done = infer("--set", "attention.backend=fused3s_paper", "--set", "runtime.device=auto")
     assert done.exit_code == 2
-    assert "attention.backend = 'fused3s_paper' and runtime.device = 'cpu'" in done.stderr
+    assert "attention.backend = 'fused3s_paper' and runtime.device = 'auto' (here cpu)" in done.stderr
     assert "no NVIDIA GPU found" in done.stderr
-    assert "able to run there: dgl, " in done.stderr
+    assert "able to run this model there: dgl, " in done.stderr
 
 
 def test_out_of_memory_names_the_bytes_and_what_makes_the_step_smaller(infer):

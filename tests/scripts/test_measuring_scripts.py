@@ -23,19 +23,22 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=os.environ | ONE_THREAD, capture_output=True, text=True, timeout=600)
 
 
-def builds_of(path: Path, *names: str) -> subprocess.CompletedProcess:
+def builds_of(path: Path, *names: str) -> list[str]:
+    """Arguments of preprocessing.py."""
     sets = ["--set", f"data.names=[{','.join(names)}]", "--set", "data.source=synthetic"]
-    return run("preprocessing", "--config", "configs/bench/single.yaml", *sets, "--results", path)
+    return ["--config", str(ROOT / "configs" / "bench" / "single.yaml"), *sets, "--results", str(path)]
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_builds_resume_and_a_graph_that_is_not_there_stops_no_other(tmp_path):
     path = tmp_path / "r.csv"
-    done = builds_of(path, "cora")
+    done = run("preprocessing", *builds_of(path, "cora"))
     assert done.returncode == 0, done.stderr
     assert "cora (synthetic)" in done.stdout
     before = read_rows(path)
-    done = builds_of(path, "longformer-4096", "cora", "citeseer")
-    assert done.returncode == 2
+    more = builds_of(path, "longformer-4096", "cora", "citeseer")
+    done = CliRunner().invoke(load_script("preprocessing").app, more)
+    assert done.exit_code == 2
     assert "error: longformer-4096: " in done.stderr
     added = read_rows(path)[len(before) :]
     assert {row.dataset for row in added} == {"citeseer"}

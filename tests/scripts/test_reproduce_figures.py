@@ -56,6 +56,19 @@ def test_with_a_gpu_it_measures_into_local_and_draws_that(call):
     assert any("configs/bench/smoke.yaml" in command for command in ran)
 
 
+def test_the_source_of_the_graphs_goes_to_every_bench_that_leaves_it_open(call):
+    *_, ran = call("smoke", "masks", "plans", "stability", "--source", "auto", gpu=True)
+    chosen = {(command[0], command[command.index("--config") + 1]) for command in ran if "data.source=auto" in command}
+    assert chosen == {
+        ("bench_kernels.py", "configs/bench/smoke.yaml"),
+        ("bench_end_to_end.py", "configs/end_to_end/smoke.yaml"),
+        ("bench_plans.py", "configs/plan_bench/graphs.yaml"),
+    }  # masks.yaml and reddit.yaml name theirs
+    *_, ran = call("smoke", gpu=True)
+    assert not any("data.source" in " ".join(command) for command in ran)
+    assert call("smoke", "--source", "web", gpu=True)[0] == 2
+
+
 def test_none_draws_what_is_recorded_also_with_a_gpu(call):
     assert call("none", gpu=True)[2] == RECORDED
 

@@ -1,0 +1,56 @@
+"""Configuration of `scripts/bench_parallel.py`: graphs, their partitions, shapes of attention, measurement."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from configs.bench_schema import SHAPE, BenchDataConfig, Names, Shape, check_shapes
+from configs.schema import Section, check_choice
+
+Ranks = Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], Field(min_length=1, strict=False)]
+
+
+class PartitionConfig(Section):
+    """Partitions, kept below data.root/parts. Under torchrun the number of ranks is that of the processes."""
+
+    ranks: Ranks = (2, 4)
+    method: Literal["metis", "contiguous"] = "metis"
+
+
+class AttentionConfig(Section):
+    """Attention of one block; the scale is 1/sqrt(head dimension)."""
+
+    backend: str = "fused3s"
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    shapes: Names = ("1x128",)  # heads x head dimension
+
+    @field_validator("backend")
+    @classmethod
+    def _backend_known(cls, backend: str) -> str:
+        from kernels.backends import REGISTRY  # on use: `import configs` stays light
+
+        check_choice("attention.backend", backend, [name for name, one in REGISTRY.items() if one.writes_lse])
+        return backend
+
+    @field_validator("shapes")
+    @classmethod
+    def _shapes_fit(cls, shapes: tuple[str, ...]) -> tuple[str, ...]:
+        check_shapes("attention.shapes", shapes)
+        return shapes
+
+    @property
+    def head_shapes(self) -> tuple[Shape, ...]:
+        return tuple(Shape(*map(int, SHAPE.fullmatch(shape).groups())) for shape in self.shapes)
+
+
+class MeasureConfig(Section):
+    """Settings that all measurements share."""
+
+    repeats: int = Field(default=30, ge=3, le=1_000_000)
+
+
+class ParallelBenchConfig(Section):
+    data: BenchDataConfig
+    partition: PartitionConfig = PartitionConfig()
+    attention: AttentionConfig = AttentionConfig()
+    measure: MeasureConfig = MeasureConfig()
