@@ -2,12 +2,12 @@
 
     python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...] [--output logits.npz]
         [--verify] [--accuracy] [--profile]
+    torchrun --nproc-per-node 4 scripts/infer.py ...     # on several GPUs: parallel/README.md
 
 Exit status: 0; 1 if --verify found a difference; 2 for any error; 130 after Ctrl-C.
 """
 
 import json
-import signal
 import time
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from bench.inference import (
 from bench.inputs import AllBatches, OneGraph
 from bench.memory import memory_for, run_remedies
 from bench.model_regions import save_trace
+from bench.parallel_inference import infer_on_ranks
 from bench.predictions import check_predictions_path, predictions, row_arrays
 from bench.records import append_rows, check_results_file
 from bench.subject import load_subject
@@ -43,10 +44,11 @@ from bench.timers import peak_memory_mib, reset_peak_memory
 from configs import Config, load_config
 from data.atomic import replacing
 from models import CudaGraphError, DenseUnavailableError, prepare_execution
+from parallel import RankError, error_text, is_first_process, is_launched, ranks
 from training.metrics import score_on_test
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DenseUnavailableError, CudaGraphError)
+USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -58,10 +60,17 @@ def main(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights (model.checkpoint): of scripts/train.py, or a saved state dict.")
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare the output with the reference backend.")] = False,
-    exact: Annotated[bool, typer.Option("--accuracy", help="Compare the output with the model in float32.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", metavar="", help="Compare the output with the reference backend.")
+    ] = False,
+    exact: Annotated[
+        bool, typer.Option("--accuracy", metavar="", help="Compare the output with the model in float32.")
+    ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Report the time of each part of the model and save a Chrome trace.")
+        bool,
+        typer.Option(
+            "--profile", metavar="", help="Report the time of each part of the model and save a Chrome trace."
+        ),
     ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Save the logits: .npy, .pt, or .npz, with the labels and ids of the graphs.")
@@ -69,8 +78,8 @@ def main(
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
     """Run the Graph Transformer on a graph, or all batches of a collection, and report the time of its parts."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli.configure_logging("data", "kernels")
+    console.quiet = not is_first_process()
+    cli.configure_logging(*([] if console.quiet else ["data", "kernels"]))
     overrides = [*(overrides or []), *([f"model.checkpoint={json.dumps(str(checkpoint))}"] if checkpoint else [])]
     kept: list[str] = []
     with cli.short_errors(
@@ -94,6 +103,7 @@ def infer(
 ) -> bool:
     """Measure and report one run; False if the output differs from the reference. `kept` gets the files written."""
     config = load_config(config_path, overrides)
+    runtime = config.runtime
     check_batches(config)
     check_results_file(results)  # fail before a long run, not after it
     if output:
@@ -101,9 +111,16 @@ def infer(
         if output.exists():
             console.print(Text(f"--output     {output} exists and will be replaced"))
     console.print(cli.describe_config(f"{config_path} ({config.sha()})", config, hidden="training"))
+    if is_launched():
+        if profile:
+            raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
+        with ranks(runtime.device) as group:
+            return infer_on_ranks(
+                config_path, config, group, verify=verify, exact=exact, output=output, results=results
+            )
     subject = load_subject(config)
     meta, device, dtype = subject.loaded.meta, subject.device, subject.dtype
-    runtime, reorder = config.runtime, config.attention.reorder
+    reorder = config.attention.reorder
     model = subject.model(dtype)
     with memory_for("running the model", lambda: run_remedies(config, meta, dtype)), torch.inference_mode():
         source = OneGraph(subject.loaded)
@@ -206,7 +223,7 @@ def explained(error: Exception, kept: list[str]) -> str | None:
     if not isinstance(error, USER_ERRORS):
         return None
     also = f"\nkept: {' and '.join(kept)}" if kept else ""
-    return f"{error}{also}"
+    return f"{error_text(error)}{also}"
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import pandas as pd
 import typer
 from matplotlib.figure import Figure
 from rich.text import Text
 
 from bench.cli import console, user_errors
+from bench.places import check_folder, write_whole
 from report import plots
 from report.frames import recorded
 from report.plots.style import save
@@ -28,6 +30,8 @@ from report.tables.heads import edges_tables, heads_tables
 from report.tables.kernels import kernel_tables, launch_tables, memory_tables, rate_tables
 from report.tables.models import end_to_end_tables
 from report.tables.paper import paper_tables
+from report.tables.plans import plan_tables
+from report.tables.predicted_scaling import predicted_scaling_tables
 from report.tables.training import training_tables
 
 Drawer = Callable[[pd.DataFrame], dict[str, Figure]]  # figures by the names of their files
@@ -40,6 +44,7 @@ FIGURES: dict[str, tuple[Drawer, str]] = {
     "backward": (plots.backward.draw, "times of both passes: scripts/bench_kernels.py, configs/bench/backward.yaml"),
     "training": (plots.training.draw, "steps or epochs: scripts/bench_training.py, scripts/train.py"),
     "scaling": (plots.scaling.draw, "kernel times on two graphs or more: scripts/bench_kernels.py"),
+    "predicted_scaling": (plots.predicted_scaling.draw, "predictions: scripts/predict_scaling.py"),
     "paper": (plots.paper.draw, "kernel times on the paper's graphs at d = 128: scripts/bench_kernels.py"),
     "gather_model": (plots.gather_model.draw, "peak rates of the device: scripts/peak_rates.py"),
     "sm_active": (plots.sm_activity.draw, "active times of the SMs: scripts/sm_active_time.py"),
@@ -60,6 +65,8 @@ TABLES = {
     "edges.md": edges_tables,
     "backward.md": backward_tables,
     "training.md": training_tables,
+    "plans.md": plan_tables,
+    "predicted-scaling.md": predicted_scaling_tables,
     "beyond.md": beyond_tables,
     "paper.md": paper_tables,
     "end-to-end.md": end_to_end_tables,
@@ -86,6 +93,7 @@ def main(
         if unknown := [name for name in which or () if name not in (*GROUPS, *NAMES)]:
             raise ValueError(f"WHICH: got {', '.join(unknown)}; allowed are {', '.join((*GROUPS, *NAMES))}")
         chosen = dict.fromkeys(each for name in which or NAMES for each in GROUPS.get(name, (name,)))
+        check_folder("--figures", figures)
         rows = recorded(results)
         if rows.empty:
             raise ValueError(f"{results}: no CSV with measurements below it; scripts/bench_kernels.py writes one")
@@ -93,13 +101,12 @@ def main(
 
 
 def draw(rows: pd.DataFrame, which: Sequence[str], results: Path, figures: Path) -> None:
-    figures.mkdir(parents=True, exist_ok=True)
     for name in which:
         if name in TABLES:
             drawn = []
             if text := markdown(name, rows):
                 drawn = [figures / name]
-                drawn[0].write_text(text, encoding="utf-8", newline="\n")
+                write_whole(drawn[0], text)
         else:
             found = pictures(name, rows, results)
             drawn = [path for stem, figure in found.items() for path in save(figure, figures / stem)]

@@ -1,16 +1,15 @@
 """Train the Graph Transformer on a data set with labels and splits, and report its test metric.
 
     python scripts/train.py --config configs/train/cora.yaml [--set section.key=value ...] [--output DIR] [--resume]
+    torchrun --nproc-per-node 4 scripts/train.py ...     # on several GPUs: parallel/README.md
 
 The folder DIR (default runs/NAME of the config) gets best.safetensors and its JSON file, the state of the run, a CSV
 and a TensorBoard log; with several training.seeds a folder seed_N for each. Exit status: 0; 2 for any error; 130 after
 Ctrl-C, with the run saved.
 """
 
-import shlex
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -26,15 +26,20 @@ import data
 import kernels
 from bench import cli
 from bench.cli import console, errors
-from bench.records import append_rows, check_results_file
+from bench.places import check_folder
+from bench.records import Row, append_rows, check_results_file
 from bench.training_runs import curve_rows, learning_curve, run_rows
 from configs import TrainConfig, load_config
+from configs.resolve import check_machine, resolve_device
 from models import CheckpointError
+from parallel import Group, RankError, error_text, is_first_process, is_launched, launch_command, ranks
+from parallel.training import RankTraining, load_on_ranks
 from training import Trainer, TrainingError, TrainResult
 from training.metrics import METRICS
+from training.setup import resolve_precision
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, CheckpointError, TrainingError)
+USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, CheckpointError, TrainingError, RankError)
 INTERRUPTED = 130  # the shell's status for SIGINT
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -45,12 +50,15 @@ def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/train/cora.yaml.")],
     overrides: cli.Overrides = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/NAME of the config.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder, if there is one.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", metavar="", help="Continue the run in the folder, if there is one.")
+    ] = False,
     results: Annotated[Path, typer.Option(help="CSV that the results are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
     """Train the Graph Transformer on a data set with labels and splits, and report its test metric."""
-    cli.configure_logging("data")
-    with cli.user_errors(*USER_ERRORS):
+    console.quiet = not is_first_process()
+    cli.configure_logging(*([] if console.quiet else ["data"]))
+    with cli.short_errors(*USER_ERRORS, explain=error_text):
         finished = train(config, overrides or [], output or Path("runs", config.stem), resume, results)
     raise typer.Exit(0 if finished else INTERRUPTED)
 
@@ -59,19 +67,36 @@ def train(config_path: Path, overrides: list[str], output: Path, resume: bool, r
     """Train all seeds; False if Ctrl-C ended it."""
     config = load_config(config_path, overrides, schema=TrainConfig)
     check_results_file(results)
+    check_folder("--output", output)
+    device = resolve_device(config.runtime.device)
+    check_machine(config, device, resolve_precision(config.training.precision, device))
     console.print(cli.describe_config(f"{config_path} ({config.sha()})", config))
+    if is_launched():
+        with ranks(config.runtime.device) as group:
+            return train_seeds(config_path, config, output, resume, results, group)
+    return train_seeds(config_path, config, output, resume, results)
+
+
+def train_seeds(
+    config_path: Path, config: TrainConfig, output: Path, resume: bool, results: Path, group: Group | None = None
+) -> bool:
+    """As `train`; `group` of a process that torchrun started."""
     console.print(Text(f"loading {config.data.name}"))
-    loaded = data.load(
-        **(config.data.load_arguments() | {"batch_size": None}),  # all graphs; training makes the batches
-        seed=config.runtime.seed,
-        edge_features=config.model.edge_features != "none",
-    )
+    of_rank = None
+    if group:
+        loaded, of_rank = load_on_ranks(config, group, lambda text: console.print(Text(text)))
+    else:
+        loaded = data.load(
+            **(config.data.load_arguments() | {"batch_size": None}),  # all graphs; training makes the batches
+            seed=config.runtime.seed,
+            edge_features=config.model.edge_features != "none",
+        )
     found: dict[int, TrainResult] = {}
     curves = []
     for seed in config.seeds:
         folder = output if len(config.seeds) == 1 else output / f"seed_{seed}"
-        trainer = Trainer(config, loaded, folder, seed=seed, resume=resume)
-        describe(trainer)
+        trainer = Trainer(config, loaded, folder, seed=seed, resume=resume, ranks=of_rank)
+        describe(trainer, of_rank)
         try:
             with stop_on_interrupt(trainer):
                 follow(trainer)
@@ -79,20 +104,29 @@ def train(config_path: Path, overrides: list[str], output: Path, resume: bool, r
             trainer.stop = True
         if trainer.result is None:
             kept = f"{folder} keeps epoch {trainer.kept}; --resume continues" if trainer.kept else "nothing was kept"
-            errors.print(Text(f"interrupted: {kept}"))
+            if trainer.writes:
+                errors.print(Text(f"interrupted: {kept}"))
             return False
         found[seed] = trainer.result
-        curves.append(learning_curve(trainer))
-        append_rows(results, run_rows(trainer, config_path))
+        if trainer.writes:
+            curves.append(learning_curve(trainer))
+            append_rows(results, of_ranks(run_rows(trainer, config_path), of_rank))
         console.print(Text(f"weights      {trainer.weights_path}"))
-    append_rows(results, curve_rows(trainer, config_path, curves))
+    if not trainer.writes:
+        return True
+    append_rows(results, of_ranks(curve_rows(trainer, config_path, curves), of_rank))
     console.print(report_table(found))
     console.print(Text(f"results      in {results}"))
-    console.print(Text(f"to repeat    {shlex.join(['python', *sys.argv])}"))
+    console.print(Text(f"to repeat    {launch_command()}"))
     return True
 
 
-def describe(trainer: Trainer) -> None:
+def of_ranks(rows: list[Row], of_rank: RankTraining | None) -> list[Row]:
+    """The rows, with the number of ranks and how they divide the work."""
+    return [row.model_copy(update=of_rank.columns()) for row in rows] if of_rank else rows
+
+
+def describe(trainer: Trainer, of_rank: RankTraining | None) -> None:
     sizes = ", ".join(f"{size:,} {part}" for part, size in trainer.task.sizes.items())
     kind = "nodes" if trainer.meta.task == "node" else "graphs"
     lines = {
@@ -103,6 +137,8 @@ def describe(trainer: Trainer) -> None:
         "layers": trainer.dense,
         "CUDA graph": f"{'yes' if trainer.captured else 'no'} ({trainer.graph_reason})",
     }
+    if of_rank:
+        lines |= of_rank.lines()
     if trainer.done:
         lines["resumed"] = f"after epoch {trainer.done}"
     for name, text in lines.items():
@@ -136,7 +172,8 @@ def stop_on_interrupt(trainer: Trainer) -> Iterator[None]:
         if trainer.stop:
             raise KeyboardInterrupt
         trainer.stop = True
-        errors.print(Text("stopping after this epoch; Ctrl-C again stops at once"))
+        if trainer.writes:
+            errors.print(Text("stopping after this epoch; Ctrl-C again stops at once"))
 
     before = signal.signal(signal.SIGINT, stop)
     try:

@@ -58,7 +58,7 @@ SUITES = {  # by how a file's name ends; the first that fits
     ".cuh": (ON_CPU,),
     ".cu": (ON_CPU, EDGES_ON_CPU),
 }
-COPIED = ("kernels", "tests", "fused3s_dgl.py", "pyproject.toml")
+COPIED = ("kernels", "parallel", "tests", "fused3s_dgl.py", "pyproject.toml")
 INVALID = ("does not compile", "SyntaxError", "IndentationError")
 TIMEOUT_S = 600  # a mutant that makes a loop endless is killed by it
 

@@ -14,8 +14,10 @@ ALLOWED = {
     "models": {"kernels", "fused3s_dgl"},
     "configs": {"kernels", "data"},
     "training": {"kernels", "data", "models", "configs"},
-    "bench": {"kernels", "data", "models", "configs", "training", "fused3s_dgl"},
+    "parallel": {"kernels", "data", "models", "configs", "training"},
+    "bench": {"kernels", "data", "models", "configs", "training", "parallel", "fused3s_dgl"},
     "report": {"bench", "configs"},
+    "simulator": {"report", "bench", "parallel", "data", "configs"},
 }
 
 

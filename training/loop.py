@@ -5,13 +5,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from configs import TrainConfig
 from configs.resolve import resolve_device
 from data import LoadedGraph
 from kernels.runtime.cuda_graph import CaptureError
+from models import GraphTransformer
 from training.checkpoint import Best, identity, load_state, save_state
 from training.errors import TrainingError
 from training.log import EpochRecord, TrainingLog
@@ -20,7 +23,7 @@ from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.precision import WorkingCopy
 from training.setup import build_model, dense_path, model_parts, plan_for_training, resolve_precision
 from training.step import CapturedStep, Step
-from training.tasks import Task, make_task
+from training.tasks import Plan, Task, make_task
 from training.weights import TrainedWeights, save_weights
 
 LAST, BEST = "last.pt", "best.safetensors"
@@ -46,6 +49,21 @@ class TrainResult:
     seconds: tuple[float, ...]
 
 
+class Ranks(Protocol):
+    """What one rank of a distributed run does otherwise than a single process: `parallel.training.RankTraining`."""
+
+    device: torch.device
+    is_first: bool
+
+    def plan(self, graph: Any, config: TrainConfig, precision: torch.dtype) -> Any: ...
+    def make_task(self, loaded: LoadedGraph, model: GraphTransformer, plan: Plan, batch_size: int) -> Task: ...
+    def make_step(self, *args: Any) -> Step: ...
+    def check(self, values: dict[str, Any], model: nn.Module) -> None: ...
+    def draw_masks(self, seed: int, epoch: int, model: nn.Module) -> None: ...
+    def total(self, loss: Tensor) -> Tensor: ...
+    def agree(self, value: EpochRecord, stop: bool) -> tuple[EpochRecord, bool]: ...
+
+
 class Trainer:
     """One run of one seed, in a folder of its own:
 
@@ -56,6 +74,7 @@ class Trainer:
     Args:
         loaded: a data set with labels and splits; of many small graphs the whole collection.
         resume: continue the run in `folder`, if there is one.
+        ranks: of a distributed run; rank 0 writes the files, and all ranks read them to resume.
 
     Attributes:
         dense: how the layers around attention are computed: plain, compiled or fused.
@@ -71,22 +90,33 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainConfig, loaded: LoadedGraph, folder: Path, *, seed: int, resume: bool = False
+        self,
+        config: TrainConfig,
+        loaded: LoadedGraph,
+        folder: Path,
+        *,
+        seed: int,
+        resume: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         state = folder / LAST
         if state.is_file() and not resume:
             raise TrainingError(f"{folder}: holds a run; --resume continues it, --output names another folder")
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
-        self.device = resolve_device(config.runtime.device)
+        self.ranks = ranks
+        self.writes = ranks is None or ranks.is_first
+        self.device = ranks.device if ranks else resolve_device(config.runtime.device)
         self.precision = resolve_precision(config.training.precision, self.device)
         model = build_model(config, loaded.meta, seed).to(self.device)
         self.backend = ""
         working = WorkingCopy(model, self.precision)
-        self.task: Task = make_task(loaded, working.model, self._plan, config.data.batch_size)
+        make = ranks.make_task if ranks else make_task
+        self.task: Task = make(loaded, working.model, self._plan, config.data.batch_size)
         optimiser = make_optimiser(model, config.training, self.device)
         self.dense = dense_path(working.model, config)
         parts = model_parts(working.model, self.dense, dynamic=self.task.static is None)
-        self.step = Step(model, working, parts, optimiser, config.training.clip_norm)
+        make_step = ranks.make_step if ranks else Step
+        self.step = make_step(model, working, parts, optimiser, config.training.clip_norm)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False
@@ -94,9 +124,11 @@ class Trainer:
         if state.is_file():
             self.best, self.done, finished = load_state(state, self.step, self.identity)
         self.kept, self.finished = self.done, finished
+        if ranks:
+            ranks.check(self.identity | {"epochs done": self.done, "attention": self.backend}, model)
         self.runner: Step | CapturedStep
         self.runner, self.graph_reason = (self.step, "the run is over") if finished else self._captured()
-        self.stop = False
+        self.stop = self._all_stop = False
         self.result: TrainResult | None = None
 
     @property
@@ -116,33 +148,41 @@ class Trainer:
         """
         seconds = []
         if not self.finished:
-            log = TrainingLog(self.folder, self.done)
+            log = TrainingLog(self.folder, self.done) if self.writes else None
             try:
                 for record in self._epochs(log):
                     seconds.append(record.seconds)
                     yield record
             finally:
-                log.close()
+                if log:
+                    log.close()
         if self.finished:
             self.result = self._finish(tuple(seconds))
 
-    def _epochs(self, log: TrainingLog) -> Iterator[EpochRecord]:
+    def _epochs(self, log: TrainingLog | None) -> Iterator[EpochRecord]:
         training = self.config.training
         saved = time.monotonic()
         while not self._is_over():
             record = self._epoch(self.done + 1)
+            if self.ranks:  # a rank that decided otherwise would leave the others waiting
+                record, self._all_stop = self.ranks.agree(record, self.stop)
             self.done += 1
             if record.is_best:
                 self.best = Best.of(self.step.model, record.epoch, record.valid_metric, record.valid_loss)
-            log.add(record)
             self.finished = self._is_over()
-            if self.finished or self.stop or time.monotonic() - saved >= training.checkpoint_seconds:
-                log.flush()
-                self._save()
-                saved = time.monotonic()
+            if log:
+                log.add(record)
+                if self.finished or self._is_stopped() or time.monotonic() - saved >= training.checkpoint_seconds:
+                    log.flush()
+                    self._save()
+                    saved = time.monotonic()
             yield record
-            if self.stop:
+            if self._is_stopped():
                 return
+
+    def _is_stopped(self) -> bool:
+        """Of several ranks all stop after the same epoch, whenever each was asked to."""
+        return self._all_stop if self.ranks else self.stop
 
     def _is_over(self) -> bool:
         training = self.config.training
@@ -152,11 +192,13 @@ class Trainer:
     def _epoch(self, epoch: int) -> EpochRecord:
         training, start = self.config.training, time.perf_counter()
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self.ranks:
+            self.ranks.draw_masks(self.seed, epoch, self.step.model)
         for index, batch in enumerate(self.task.batches([self.seed, epoch])):
             rate = learning_rate(training, epoch - 1 + (index + 0.5) / self.task.steps)
             set_learning_rate(self.step.optimiser, rate)
             losses += self.runner(batch)
-        loss = losses.item() / self.task.steps
+        loss = (self.ranks.total(losses) if self.ranks else losses).item() / self.task.steps
         seconds = time.perf_counter() - start
         self._check_finite("training loss", loss, epoch)
         logits, labels = self.task.predict(self.runner.evaluate, "valid")
@@ -202,11 +244,15 @@ class Trainer:
     def _finish(self, seconds: tuple[float, ...]) -> TrainResult:
         self.step.model.load_state_dict(self.best.weights)
         test = score(self.task.metric, *self.task.predict(self.runner.evaluate, "test"))
-        self._export(test)
+        if self.writes:
+            self._export(test)
         return TrainResult(self.done, self.best.epoch, self.task.metric, self.best.metric, test, seconds)
 
     def _plan(self, graph: object) -> object:
-        plan = plan_for_training(graph, self.config, self.device, self.precision)
+        if self.ranks:
+            plan = self.ranks.plan(graph, self.config, self.precision)
+        else:
+            plan = plan_for_training(graph, self.config, self.device, self.precision)
         self.backend = plan.backend
         return plan
 
@@ -219,6 +265,8 @@ class Trainer:
         refused = None
         if self.device.type != "cuda":
             refused = f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
+        elif self.ranks:
+            refused = "the ranks exchange rows and gradients within a step"
         elif self.task.static is None:
             refused = "each batch has a graph of its own"
         else:

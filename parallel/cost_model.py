@@ -1,0 +1,128 @@
+"""Bytes and time of the three schemes, and the choice between them.
+
+Per layer, with b bytes of a row of keys (H d elements), rank p receives
+
+    halo        2 b (halo columns of p)                 keys and values
+    allgather   2 b (P - 1) (rows of the largest part)  keys and values
+    heads       4 b (N - rows of p) (heads of p) / H    query, key, value; and its output goes back
+
+The choice depends on the partition and the kind of link alone, not on a measurement made in the run: the same run
+chooses the same scheme, and gives the same bits, every time. Bandwidths and latencies of LINKS are assumptions until
+`scripts/bench_parallel.py` has run on such a link.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parallel.part import Partition
+
+SCHEMES = ("halo", "heads", "allgather")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects the ranks.
+
+    Attributes:
+        bandwidth: bytes per second that a rank receives while it sends as many.
+        latency: seconds of a collective without data.
+    """
+
+    name: str
+    bandwidth: float
+    latency: float
+
+
+NVLINK = Link("NVLink", 350e9, 20e-6)  # NVLink 4 has 450 GB/s each way
+INFINIBAND = Link("InfiniBand", 45e9, 30e-6)  # NDR: 400 Gbit/s a GPU
+LOOPBACK = Link("gloo", 1e9, 1e-3)
+LINKS = {"nccl": NVLINK, "nccl between machines": INFINIBAND, "gloo": LOOPBACK}  # by `Group.link`
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The scheme of a run, and why."""
+
+    scheme: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One layer's forward pass.
+
+    Attributes:
+        received, sent: [P] bytes of each rank.
+        collectives: calls that wait for each other.
+    """
+
+    received: tuple[int, ...]
+    sent: tuple[int, ...]
+    collectives: int
+
+    def seconds(self, link: Link) -> float:
+        """Until the busiest rank is done."""
+        return self.collectives * link.latency + max(*self.received, *self.sent) / link.bandwidth
+
+
+def share_of_heads(num_heads: int, num_ranks: int) -> list[int]:
+    """Heads of each rank in scheme "heads": equal but for one."""
+    return [num_heads // num_ranks + (rank < num_heads % num_ranks) for rank in range(num_ranks)]
+
+
+def traffic(
+    scheme: str, rows: Sequence[int], halo: Sequence[Sequence[int]], num_heads: int, head_bytes: int
+) -> Traffic:
+    """Bytes of a scheme.
+
+    Args:
+        rows: [P] rows of each rank.
+        halo: [P][P] rows that rank p receives from rank q.
+        head_bytes: of one row of one head.
+    """
+    num_ranks, row_bytes = len(rows), num_heads * head_bytes
+    if scheme == "halo":
+        received = [2 * row_bytes * sum(counts) for counts in halo]
+        sent = [2 * row_bytes * sum(counts[rank] for counts in halo) for rank in range(num_ranks)]
+        return Traffic(tuple(received), tuple(sent), 1)
+    if scheme == "allgather":
+        each = 2 * row_bytes * (num_ranks - 1) * max(rows)
+        return Traffic((each,) * num_ranks, (each,) * num_ranks, 1)
+    heads = share_of_heads(num_heads, num_ranks)
+    others = [(sum(rows) - own) * share * head_bytes for own, share in zip(rows, heads, strict=True)]
+    mine = [own * (num_heads - share) * head_bytes for own, share in zip(rows, heads, strict=True)]
+    received = [3 * other + own for other, own in zip(others, mine, strict=True)]
+    sent = [3 * own + other for other, own in zip(others, mine, strict=True)]
+    return Traffic(tuple(received), tuple(sent), 2)
+
+
+def choose_scheme(scheme: str, partition: Partition, num_heads: int, head_dim: int, itemsize: int, link: str) -> Choice:
+    """Check the scheme, or take the one with the least predicted time.
+
+    Args:
+        scheme: "auto" or one of SCHEMES.
+        head_dim, itemsize: columns of a head, and bytes of an element.
+        link: a key of LINKS.
+
+    Raises:
+        ValueError: no such scheme, or more ranks than heads with "heads".
+    """
+    if scheme not in ("auto", *SCHEMES):
+        raise ValueError(f"scheme: got {scheme!r}; allowed are auto, {', '.join(SCHEMES)}")
+    num_ranks = partition.num_parts
+    if scheme == "heads" and num_heads < num_ranks:
+        raise ValueError(
+            f"scheme: got 'heads' with {num_heads} heads on {num_ranks} ranks; each rank needs a head: take 'halo' or "
+            "'auto'"
+        )
+    if scheme != "auto":
+        return Choice(scheme, "as asked")
+    connection = LINKS[link]
+    able = [name for name in SCHEMES if name != "heads" or num_heads >= num_ranks]
+    seconds = {
+        name: traffic(name, partition.rows, partition.halo, num_heads, head_dim * itemsize).seconds(connection)
+        for name in able
+    }
+    best = min(able, key=seconds.__getitem__)
+    shown = ", ".join(f"{name} {1e6 * seconds[name]:.0f} µs" for name in able)
+    return Choice(best, f"predicted for a layer's exchange over {connection.name}: {shown}")

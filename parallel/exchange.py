@@ -1,0 +1,94 @@
+"""Exchange of keys and values between ranks, and of their gradients back."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallel.collectives import Exchanged, add_ranks, exchange_rows, gather_equal
+from parallel.group import Group
+from parallel.part import Part
+
+
+class KeyValueExchange(Protocol):
+    """Brings keys and values of other ranks.
+
+    Attributes:
+        num_columns: rows that arrive.
+        columns: [h] int64, place among them of each halo column of the part.
+    """
+
+    num_columns: int
+    columns: np.ndarray
+
+    def start(self, key: Tensor, value: Tensor) -> Exchanged:
+        """Keys and values [n, H, d] of this rank leave; [num_columns, 2, H, d] arrive."""
+
+    def start_back(self, gradient: Tensor) -> Exchanged:
+        """The gradient [num_columns, 2, H, d], contiguous, goes back to the owners of its rows."""
+
+    def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
+        """Add what other ranks sent back, in rank order.
+
+        Args:
+            arrived: of `start_back`.
+            grad_key, grad_value: [n, H, d], changed in place.
+        """
+
+
+class HaloExchange:
+    """Each rank receives the rows that its own rows use."""
+
+    def __init__(self, part: Part, group: Group) -> None:
+        self.group = group
+        self.send_rows = torch.from_numpy(part.send_rows.astype(np.int64)).to(group.device)
+        self.send_counts, self.receive_counts = part.send_counts, part.receive_counts
+        self.num_columns = part.halo.size
+        self.columns = np.arange(self.num_columns)
+
+    def start(self, key: Tensor, value: Tensor) -> Exchanged:
+        return exchange_rows(self.pack(key, value), self.send_counts, self.receive_counts, self.group)
+
+    def pack(self, key: Tensor, value: Tensor) -> Tensor:
+        """[s, 2, H, d]: keys and values that other ranks need, rank after rank."""
+        rows = key.new_empty((len(self.send_rows), 2, *key.shape[1:]))
+        torch.index_select(key, 0, self.send_rows, out=rows[:, 0])
+        torch.index_select(value, 0, self.send_rows, out=rows[:, 1])
+        return rows
+
+    def start_back(self, gradient: Tensor) -> Exchanged:
+        return exchange_rows(gradient, self.receive_counts, self.send_counts, self.group)
+
+    def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
+        # A row goes to several ranks, but once to each: no two threads of an index_add_ add to one row.
+        of_ranks = zip(self.send_rows.split(self.send_counts), arrived.split(self.send_counts), strict=True)
+        for rows, gradient in of_ranks:
+            grad_key.index_add_(0, rows, gradient[:, 0].to(grad_key.dtype))
+            grad_value.index_add_(0, rows, gradient[:, 1].to(grad_value.dtype))
+
+
+class GatherExchange:
+    """Each rank receives the rows of all ranks, padded to the largest part: nothing is packed."""
+
+    def __init__(self, part: Part, group: Group) -> None:
+        self.group = group
+        self.largest = max(part.partition.rows)
+        self.num_columns = group.size * self.largest
+        offsets = np.asarray(part.partition.offsets)
+        owner = np.searchsorted(offsets, part.halo, side="right") - 1
+        self.columns = owner * self.largest + part.halo - offsets[owner]
+
+    def start(self, key: Tensor, value: Tensor) -> Exchanged:
+        rows = key.new_zeros(self.largest, 2, *key.shape[1:])
+        rows[: len(key), 0], rows[: len(key), 1] = key, value
+        return gather_equal(rows, self.group)
+
+    def start_back(self, gradient: Tensor) -> Exchanged:
+        counts = [self.largest] * self.group.size
+        return exchange_rows(gradient, counts, counts, self.group)
+
+    def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
+        total = add_ranks(arrived.to(grad_key.dtype).split(self.largest))[: len(grad_key)]
+        grad_key += total[:, 0]
+        grad_value += total[:, 1]

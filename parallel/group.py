@@ -1,0 +1,277 @@
+"""The ranks of a run: a process group that starts, agrees and ends together.
+
+Under torchrun each rank is a process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. GPUs talk through
+NCCL, CPUs through gloo; gloo also lets several ranks share one GPU, through host memory.
+
+A rank that fails writes its reason to the store of the group and leaves; torchrun then ends the other ranks of its
+machine within a second. Ranks that still run meet a closed connection (gloo) and raise a RankError with the name of the
+failed rank and its reason. Over NCCL between machines they wait for at most COLLECTIVE_TIMEOUT.
+"""
+
+import os
+import shlex
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from parallel.errors import RankError
+
+COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may compile
+MEETING_TIMEOUT = 120.0  # the same, at the start
+REASON_TIMEOUT = 3.0  # seconds to wait for the reason of a rank that closed its connection
+POLL_SECONDS = 0.1
+REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A process group as this rank sees it.
+
+    Attributes:
+        rank: 0 to size - 1.
+        size: number of ranks.
+        device: of this rank's tensors.
+        backend: "nccl" or "gloo".
+        handle: torch's process group; None for the default one.
+        machines: number of machines that the ranks run on.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    backend: str
+    handle: "dist.ProcessGroup | None" = None
+    machines: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which reports and writes files."""
+        return self.rank == 0
+
+    @property
+    def link(self) -> str:
+        """What connects the ranks, a key of `cost_model.LINKS`."""
+        return "nccl between machines" if self.backend == "nccl" and self.machines > 1 else self.backend
+
+    @property
+    def through_host(self) -> bool:
+        """Whether tensors of a GPU travel through host memory."""
+        return self.backend == "gloo" and self.device.type == "cuda"
+
+
+def is_launched() -> bool:
+    """Whether a launcher such as torchrun started this process as a rank."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def is_first_process() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def launch_command() -> str:
+    """The command line of this run."""
+    if not is_launched():
+        return shlex.join(["python", *sys.argv])
+    return shlex.join(["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "N"), *sys.argv])
+
+
+def error_text(error: BaseException) -> str:
+    """An error's text, after the rank where there are several."""
+    return f"rank {os.environ['RANK']}: {error}" if is_launched() and "RANK" in os.environ else str(error)
+
+
+@contextmanager
+def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Iterator[Group]:
+    """Join the process group that the launcher describes, and leave it at the end of the block.
+
+    NCCL connects the ranks where each rank of this machine has a GPU of its own, else gloo.
+
+    Args:
+        device: "cuda", the GPU of this rank's LOCAL_RANK; "cpu"; "auto": a GPU if there is one.
+        timeout: seconds that a collective waits for the other ranks.
+
+    Raises:
+        ValueError: another device, or "cuda" without a GPU.
+        RankError: a launcher's variable is missing or wrong, the ranks do not meet, or another rank ended.
+    """
+    rank, size = _place()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"runtime.device = {device!r} on several ranks: allowed are auto, cuda (each its own) and cpu")
+    if device == "cuda" and not gpus:
+        raise ValueError("runtime.device = 'cuda': no NVIDIA GPU found, or this PyTorch has no CUDA; use cpu")
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    place, backend = torch.device("cpu"), "gloo"
+    if device != "cpu" and gpus:
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % gpus)
+        torch.cuda.set_device(place)
+        backend = "nccl" if per_machine <= gpus else "gloo"
+    options = {"device_id": place} if backend == "nccl" else {}  # connects now, not in the first collective
+    waits = timedelta(seconds=timeout)
+    try:
+        meeting = timedelta(seconds=min(timeout, MEETING_TIMEOUT))
+        store, *_ = next(dist.rendezvous("env://", rank, size, timeout=meeting))
+        store.set_timeout(waits)
+        store = dist.PrefixStore("ranks", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=waits, **options)
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        raise RankError(
+            f"rank {rank} of {size}: the ranks did not meet at {os.environ['MASTER_ADDR']}:"
+            f"{os.environ['MASTER_PORT']} ({_first_line(error)}); do all of them run, with the same WORLD_SIZE?"
+        ) from error
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        yield Group(rank, size, place, backend, machines=-(-size // per_machine))
+    except Exception as error:
+        explained = _explained(error, store, rank, size)
+        if backend == "gloo":  # closes the connections: the others notice. NCCL would wait for what is in flight
+            dist.destroy_process_group()
+        _tell(store, f"left/{rank}", "")
+        if rank == 0:
+            _keep_store(store, size)
+        raise explained from error
+    dist.destroy_process_group()
+
+
+def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
+    """What `work()` returns on rank 0; the others wait for its end, for as long as it takes, and get None.
+
+    Raises:
+        RankError: a rank failed meanwhile.
+    """
+    key = share(group, f"done/{uuid.uuid4()}")
+    store = dist.distributed_c10d._get_default_store()
+    if group.is_first:
+        result = work()
+        store.set(key, "")
+        return result
+    while not _has(store, key, group.rank):
+        if failure := _failure(store, group.rank, group.size):
+            raise RankError(failure)
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def share(group: Group, value: Result) -> Result:
+    """Rank 0's `value`, which pickle can copy, on all ranks."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group.handle)
+    return values[0]
+
+
+def all_values(group: Group, value: Result) -> list[Result]:
+    """[P] the `value` of each rank, which pickle can copy, on all ranks."""
+    found: list[Any] = [None] * group.size
+    dist.all_gather_object(found, value, group=group.handle)
+    return found
+
+
+def check_agreement(group: Group, values: Mapping[str, str]) -> None:
+    """Compare values such as hashes of configuration and weights between ranks.
+
+    Raises:
+        RankError: a value differs; the text lists it by rank. All ranks raise it.
+    """
+    found = all_values(group, dict(values))
+    lines = []
+    for name in values:
+        by_value: dict[str, list[str]] = {}
+        for rank, other in enumerate(found):
+            by_value.setdefault(other.get(name, "none"), []).append(str(rank))
+        if len(by_value) > 1:
+            shown = "; ".join(f"rank {', '.join(who)}: {value}" for value, who in by_value.items())
+            lines.append(f"{name}: {shown}")
+    if lines:
+        raise RankError("the ranks must agree, and differ in " + " | ".join(lines))
+
+
+def _place() -> tuple[int, int]:
+    missing = [name for name in REQUIRED if name not in os.environ]
+    if missing:
+        raise RankError(f"{', '.join(missing)}: not set; start the ranks with torchrun --nproc-per-node N program.py")
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise RankError(f"RANK = {rank} and WORLD_SIZE = {size}: a rank from 0 to WORLD_SIZE - 1 is needed")
+    return int(rank), int(size)
+
+
+def _explained(error: Exception, store: "dist.Store", rank: int, size: int) -> Exception:
+    """The error to raise on this rank: another rank's reason where a collective broke, else the error itself."""
+    if isinstance(error, RankError):  # all ranks raise it, or it names the rank that failed
+        return error
+    if not _is_broken_collective(error):
+        _tell(store, f"failed/{rank}", f"{type(error).__name__}: {_first_line(error)} (on {socket.gethostname()})")
+        return error
+    _tell(store, f"met/{rank}", "a closed connection")
+    deadline = time.monotonic() + REASON_TIMEOUT
+    silent: list[int] = []
+    try:
+        while time.monotonic() < deadline:
+            if failure := _failure(store, rank, size):
+                return RankError(failure)
+            silent = [other for other in range(size) if not _has(store, f"met/{other}", rank)]
+            time.sleep(POLL_SECONDS)
+    except RankError as no_store:
+        return no_store
+    who = f"rank {', '.join(map(str, silent))}" if silent else "another rank"
+    return RankError(
+        f"rank {rank} stops, since {who} ended without a reason (killed? out of memory?) or did not answer in time: "
+        f"{_first_line(error)}"
+    )
+
+
+def _failure(store: "dist.Store", rank: int, size: int) -> str | None:
+    """Which other rank failed, and why; None if none has."""
+    for other in range(size):
+        if other != rank and _has(store, f"failed/{other}", rank):
+            reason = store.get(f"failed/{other}").decode()
+            return f"rank {rank} stops, since rank {other} failed: {reason}"
+    return None
+
+
+def _has(store: "dist.Store", key: str, rank: int) -> bool:
+    try:
+        return store.check([key])
+    except RuntimeError:  # torchrun holds the store; without torchrun rank 0 does
+        text = f"rank {rank} stops, since rank 0 ended without a reason (killed? out of memory?)"
+        raise RankError(text) from None
+
+
+def _keep_store(store: "dist.Store", size: int) -> None:
+    """Rank 0 may hold the store: the others read its reason before it ends."""
+    deadline = time.monotonic() + REASON_TIMEOUT
+    left = [f"left/{other}" for other in range(1, size)]
+    while time.monotonic() < deadline and left and not store.check(left):
+        time.sleep(0.05)
+
+
+def _is_broken_collective(error: Exception) -> bool:
+    if isinstance(error, (RankError, torch.OutOfMemoryError)):
+        return False
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("gloo" in text or "Connection" in text or "NCCL" in text)
+
+
+def _tell(store: "dist.Store", key: str, text: str) -> None:
+    try:
+        store.set(key, text)
+    except RuntimeError:  # the store is gone with rank 0
+        return
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

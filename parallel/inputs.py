@@ -1,0 +1,88 @@
+"""Inputs of the Graph Transformer for one part of a graph: the model itself needs no change."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from configs import Config
+from models.graph_inputs import Attention, GraphInputs, aligned_columns
+from models.graph_transformer import GraphTransformer
+from parallel.attention import PartAttention, plan_part_attention
+from parallel.group import Group
+from parallel.part import Part
+
+
+def refuse_settings(config: Config) -> None:
+    """Raise a ValueError that names the keys that a partitioned graph cannot follow."""
+    problems = []
+    if config.attention.reorder != "none":
+        problems.append(
+            f"attention.reorder = {config.attention.reorder!r}: a part has the order of the partition; use none"
+        )
+    if config.runtime.cuda_graph is True:
+        problems.append("runtime.cuda_graph = True: a pass exchanges rows between the ranks; use auto or false")
+    if problems:
+        raise ValueError("one graph on several ranks cannot run with " + "; ".join(problems))
+
+
+def plan_model_attention(
+    part: Part, group: Group, config: Config, dtype: torch.dtype, *, backward: bool = False
+) -> PartAttention:
+    """Attention of the model's head shape over a part, by the scheme of `runtime.partition`."""
+    return plan_part_attention(
+        part,
+        group,
+        scheme=config.runtime.partition,
+        backend=config.attention.backend,
+        dtype=dtype,
+        head_dim=config.model.head_dim,
+        num_heads=config.model.heads,
+        backward=backward,
+    )
+
+
+def refuse_on_ranks(model: GraphTransformer, *, training: bool) -> None:
+    """Raise a ValueError that names what a model has and a partitioned graph cannot give it."""
+    problems = []
+    if model.task != "node":
+        problems.append("a graph task: share out the graphs of each batch instead of rows")
+    if model.edge_features != "none":
+        problems.append(f"model.edge_features = {model.edge_features!r}: partitions hold no edge data; use 'none'")
+    if model.pos_enc:
+        problems.append(f"model.pos_enc = {model.pos_enc}: eigenvectors need the graph on one rank; use 0")
+    if training and any(isinstance(layer, nn.BatchNorm1d) for layer in model.modules()):
+        problems.append("model.norm = 'batch': its statistics would be of one part's rows; train with 'layer'")
+    if problems:
+        raise ValueError("a partitioned graph cannot run with " + "; ".join(problems))
+
+
+def prepare_part(model: GraphTransformer, part: Part, attention: Attention) -> GraphInputs:
+    """Inputs of this rank's rows, on the model's device and in its dtype: `GraphTransformer.prepare` for a part.
+
+    Args:
+        part: with node_data["feat"], float [n, F] or integers [n, C].
+        attention: of `plan_part_attention`.
+
+    Raises:
+        ValueError: the features are missing or do not fit the model, or the model needs what a part has not.
+    """
+    refuse_on_ranks(model, training=False)
+    if "feat" not in part.node_data:
+        raise ValueError(f"{part.folder}: the partition holds no features; partition with node_data['feat']")
+    weight = model.readout.classes.weight
+    features = np.array(part.node_data["feat"])  # a copy: mapped files are read-only
+    aligned = None
+    if features.dtype.kind == "f":
+        aligned = aligned_columns(torch.from_numpy(features).to(weight.dtype)).to(weight.device)
+        rows = aligned[:, : features.shape[1]]
+    else:
+        rows = torch.from_numpy(features.astype(np.int64)).to(weight.device)
+    model.embedding.check(rows)
+    return GraphInputs(
+        features=rows,
+        aligned_features=aligned,
+        attention=attention,
+        encoding=None,
+        nodes=torch.arange(part.num_rows, device=weight.device),
+        graph_starts=torch.zeros(1, dtype=torch.int64, device=weight.device),
+    )

@@ -1,0 +1,251 @@
+"""Forward and backward pass of each scheme, for one rank."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kernels import AttentionPlan
+from kernels.backends import REGISTRY
+from kernels.dropout import Dropout
+from kernels.edge_data import EdgeTerms
+from parallel.collectives import exchange_rows
+from parallel.cost_model import share_of_heads
+from parallel.exchange import KeyValueExchange
+from parallel.group import Group
+
+SEED_STEP = 0x9E3779B97F4A7C15  # odd: seeds of different plans differ
+QKV = frozenset({"query", "key", "value"})
+
+Saved = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call; see `AttentionPlan`."""
+
+    scale: float
+    out_dtype: torch.dtype
+    dropout: float
+    dropout_seed: Tensor | int | None
+
+    def seed(self, mask: int, device: torch.device) -> Tensor | None:
+        """[1] int64. Plans number rows and columns from 0, so each needs a `mask` of its own to drop other edges."""
+        if not self.dropout:
+            return None
+        step = (mask * SEED_STEP + 2**63) % 2**64 - 2**63
+        seed = self.dropout_seed
+        return (seed if isinstance(seed, Tensor) else torch.tensor([seed], device=device)) + step
+
+    def dropout_options(self, mask: int, device: torch.device) -> dict[str, Any]:
+        """Arguments of a plan."""
+        return {"dropout": self.dropout, "dropout_seed": self.seed(mask, device)} if self.dropout else {}
+
+
+class Passes(Protocol):
+    """One rank's part of a scheme. Every pass is a collective: all ranks run it, whether they have rows or not."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        """[n, H, d] of each -> the output."""
+
+    def forward_to_train(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Saved, Any]:
+        """The output, and what `backward` needs: tensors for save_for_backward, among them arguments and output, and
+        other objects. The arguments are detached."""
+
+    def backward(self, grad_output: Tensor, saved: Saved, kept: Any, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v."""
+
+
+class JoinedPasses:
+    """One plan over own and arrived columns, after the exchange: for backends without log-sum-exp, and for those that
+    autograd differentiates."""
+
+    def __init__(self, plan: AttentionPlan, exchange: KeyValueExchange, rank: int) -> None:
+        self.plan, self.exchange, self.rank = plan, exchange, rank
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        arrived = self.exchange.start(k, v).wait()
+        return self._attend(q, torch.cat([k, arrived[:, 0]]), torch.cat([v, arrived[:, 1]]), call)
+
+    def forward_to_train(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Saved, Any]:
+        arrived = self.exchange.start(k, v).wait()
+        inputs = q, torch.cat([k, arrived[:, 0]]), torch.cat([v, arrived[:, 1]])
+        inputs = tuple(each.detach().requires_grad_() for each in inputs)
+        with torch.enable_grad():
+            output = self._attend(*inputs, call)
+        return output.detach(), (), (inputs, output)
+
+    def backward(self, grad_output: Tensor, saved: Saved, kept: Any, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        inputs, output = kept
+        grad_query, *grads = torch.autograd.grad(output, inputs, grad_output, retain_graph=True)
+        num_rows = len(grad_query)
+        back = self.exchange.start_back(torch.stack([grad[num_rows:] for grad in grads], 1))
+        return grad_query, *_with_arrived(self.exchange, back.wait(), *(grad[:num_rows] for grad in grads))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        options = call.dropout_options(self.rank, q.device)
+        return self.plan(q, k, v, scale=call.scale, out_dtype=call.out_dtype, **options)
+
+
+class SplitPasses:
+    """Two plans: own columns, which run during the exchange, and arrived columns; combined by log-sum-exp.
+
+    The gradient of a part of a row's edges needs the log-sum-exp and the output of the whole row, and nothing else of
+    the other part: P = exp(S - LSE), dS = P (dO V^T - rowsum(dO * O)).
+
+    Args:
+        own: plan of all n rows over the rank's own columns; None without rows.
+        halo: plan of the rows from `first` on over the arrived columns; None if no row has a halo column.
+        first: the first boundary row.
+    """
+
+    def __init__(
+        self,
+        own: AttentionPlan | None,
+        halo: AttentionPlan | None,
+        first: int,
+        exchange: KeyValueExchange,
+        rank: int,
+    ) -> None:
+        self.own, self.halo, self.first, self.exchange = own, halo, first, exchange
+        self.masks = (2 * rank, 2 * rank + 1)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return self._forward(q, k, v, call)[0]
+
+    def forward_to_train(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Saved, Any]:
+        output, lse, arrived = self._forward(q, k, v, call)
+        return output, (q, k, v, arrived, output, lse), None
+
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        """Output, log-sum-exp [n, H] float32 and the arrived keys and values."""
+        pending = self.exchange.start(k, v)
+        partial_dtype = torch.promote_types(call.out_dtype, torch.float32)
+        if self.own is None:
+            output = q.new_zeros(q.shape, dtype=call.out_dtype)
+            return output, q.new_zeros(q.shape[:2], dtype=torch.float32), pending.wait()
+        options = {"scale": call.scale, "return_lse": True}
+        options["out_dtype"] = call.out_dtype if self.halo is None else partial_dtype
+        output, lse = self.own(q, k, v, **options, **call.dropout_options(self.masks[0], q.device))
+        arrived = pending.wait()
+        if self.halo is None:
+            return output, lse, arrived
+        boundary = slice(self.first, None)
+        dropout = call.dropout_options(self.masks[1], q.device)
+        partial, partial_lse = self.halo(q[boundary], arrived[:, 0], arrived[:, 1], **options, **dropout)
+        combine_(output[boundary], lse[boundary], partial, partial_lse)
+        return output.to(call.out_dtype), lse, arrived
+
+    def backward(self, grad_output: Tensor, saved: Saved, kept: Any, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, arrived, output, lse = saved
+        boundary, grad_halo = slice(self.first, None), None
+        grad_arrived = torch.zeros_like(arrived)
+        if self.halo is not None:
+            of_rows = (each[boundary] for each in (grad_output, q, output, lse))
+            grad_halo = _gradients(self.halo, *of_rows, arrived[:, 0], arrived[:, 1], call, self.masks[1])
+            grad_arrived = torch.stack([grad_halo.key, grad_halo.value], 1)
+        back = self.exchange.start_back(grad_arrived)  # own columns run meanwhile
+        if self.own is None:
+            grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        else:
+            found = _gradients(self.own, grad_output, q, output, lse, k, v, call, self.masks[0])
+            grads = found.query, found.key, found.value
+        if grad_halo is not None:
+            grads[0][boundary] += grad_halo.query
+        return grads[0], *_with_arrived(self.exchange, back.wait(), *grads[1:])
+
+
+class HeadsPasses:
+    """Each rank runs the whole graph for its share of the heads.
+
+    Args:
+        plan: of the whole graph in the partition's order.
+        rows: [P] rows of each rank.
+    """
+
+    def __init__(self, plan: AttentionPlan, rows: list[int], group: Group, num_heads: int) -> None:
+        self.plan, self.rows, self.group = plan, rows, group
+        self.heads = share_of_heads(num_heads, group.size)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return self._to_rows(self._attend(*self._to_heads(torch.stack([q, k, v], 1)).unbind(1), call)[:, None])[:, 0]
+
+    def forward_to_train(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Saved, Any]:
+        inputs = self._to_heads(torch.stack([q, k, v], 1)).unbind(1)
+        inputs = tuple(each.detach().requires_grad_() for each in inputs)
+        with torch.enable_grad():
+            output = self._attend(*inputs, call)
+        return self._to_rows(output.detach()[:, None])[:, 0], (), (inputs, output)
+
+    def backward(self, grad_output: Tensor, saved: Saved, kept: Any, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        inputs, output = kept
+        of_heads = self._to_heads(grad_output[:, None])[:, 0]
+        grads = torch.autograd.grad(output, inputs, of_heads, retain_graph=True)
+        return self._to_rows(torch.stack(grads, 1)).unbind(1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        options = call.dropout_options(self.group.rank, q.device)  # a rank numbers its heads from 0
+        return self.plan(q, k, v, scale=call.scale, out_dtype=call.out_dtype, **options)
+
+    def _to_heads(self, tensor: Tensor) -> Tensor:
+        """[n, C, H, d] of this rank's rows -> [N, C, h, d] of its heads."""
+        num_rows, channels, _, dim = tensor.shape
+        own = self.heads[self.group.rank]
+        packed = torch.cat([heads.reshape(-1) for heads in tensor.split(self.heads, 2)])
+        send = [num_rows * channels * heads * dim for heads in self.heads]
+        receive = [rows * channels * own * dim for rows in self.rows]
+        return exchange_rows(packed, send, receive, self.group).wait().view(-1, channels, own, dim)
+
+    def _to_rows(self, tensor: Tensor) -> Tensor:
+        """The inverse of `_to_heads`, and its transpose."""
+        _, channels, own, dim = tensor.shape
+        num_rows = self.rows[self.group.rank]
+        send = [rows * channels * own * dim for rows in self.rows]
+        receive = [num_rows * channels * heads * dim for heads in self.heads]
+        arrived = exchange_rows(tensor.reshape(-1), send, receive, self.group).wait().split(receive)
+        parts = zip(arrived, self.heads, strict=True)
+        return torch.cat([part.view(num_rows, channels, heads, dim) for part, heads in parts], 2)
+
+
+def combine_(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Attention over two sets of columns, from the attention over each: the combine of split-KV, in place.
+
+    Args:
+        output, lse: [n, H, d] and [n, H] over the first set; afterwards over both. Rows without an edge have an lse of
+            -inf and an output of 0.
+        other, other_lse: over the second set.
+    """
+    # exp(lse) / (exp(lse) + exp(other_lse)). -inf - -inf is NaN; any share of two zero rows will do.
+    share = torch.sigmoid(lse - other_lse).nan_to_num_(0.0)[..., None].to(output.dtype)
+    torch.lerp(other, output, share, out=output)
+    torch.logaddexp(lse, other_lse, out=lse)
+
+
+def _gradients(
+    plan: AttentionPlan,
+    grad_output: Tensor,
+    query: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: Call,
+    mask: int,
+) -> Any:
+    """`Gradients` of one plan's edges, from the output and log-sum-exp of all edges of its rows."""
+    edges = EdgeTerms(dropout=Dropout(call.dropout, call.seed(mask, query.device))) if call.dropout else None
+    backend = REGISTRY[plan.backend]
+    tensors = (query, key, value, output, lse)
+    return backend.attend_backward(plan.data, grad_output, *tensors, call.scale, edges, QKV)
+
+
+def _with_arrived(
+    exchange: KeyValueExchange, arrived: Tensor, grad_key: Tensor, grad_value: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of keys and values with the contributions of other ranks, added in float32 at least."""
+    dtype = grad_key.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    grad_key, grad_value = (grad.to(wide, copy=True) for grad in (grad_key, grad_value))
+    exchange.add_arrived(arrived, grad_key, grad_value)
+    return grad_key.to(dtype), grad_value.to(dtype)

@@ -1,0 +1,275 @@
+"""Training of one model by several ranks: what `training.Trainer` does otherwise than on one GPU.
+
+A node task is trained on the parts of its graph; of a graph task each rank takes an equal share of every batch. The
+loss is the mean over the labels of all ranks, and gradients are summed over the ranks in rank order: weights and
+decisions are the same bits on all ranks, and those of one process within rounding. With dropout each rank draws masks
+of its own, from the seed, the epoch and its rank.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import data
+from configs import TrainConfig
+from data import LoadedGraph
+from models import GraphInputs, GraphTransformer
+from parallel.collectives import gather_uneven, sum_in_rank_order
+from parallel.cost_model import LINKS, Choice
+from parallel.datasets import loaded_part, open_part
+from parallel.group import Group, all_values, check_agreement, on_first_rank
+from parallel.inputs import plan_model_attention, prepare_part, refuse_on_ranks, refuse_settings
+from parallel.part import Part
+from parallel.report import partition_lines
+from training.metrics import UNKNOWN, labels_of, loss_of
+from training.setup import plan_for_training
+from training.step import Step
+from training.tasks import PARTS, Batch, Forward, GraphsTask, Plan, Task, make_task
+
+
+@dataclass(frozen=True)
+class Share(Batch):
+    """A rank's share of a batch.
+
+    Attributes:
+        inputs: None for a rank without a graph of this batch.
+        weight: share of this rank's labels among the known labels of all ranks.
+    """
+
+    inputs: GraphInputs | None
+    weight: float
+
+
+def load_on_ranks(config: TrainConfig, group: Group, say: Callable[[str], None]) -> tuple[LoadedGraph, "RankTraining"]:
+    """What this rank trains on: the labels and splits of its part of a graph, or a whole collection of graphs.
+
+    Raises:
+        RankError: the ranks have different configurations.
+        ValueError, OSError, MemoryError: as `data.load`, `open_part` and `refuse_settings`.
+    """
+    check_agreement(group, {"configuration": config.sha()})
+    part = open_part(config.data, config.runtime.seed, group, say)
+    if part is not None:
+        refuse_settings(config)
+        return loaded_part(part), RankTraining(group, part)
+    arguments = config.data.load_arguments() | {
+        "batch_size": None,
+        "seed": config.runtime.seed,
+        "edge_features": config.model.edge_features != "none",
+    }
+    # Rank 0 alone downloads.
+    loaded = on_first_rank(group, lambda: data.load(**arguments)) or data.load(**arguments)
+    return loaded, RankTraining(group, None)
+
+
+class RankTraining:
+    """One rank of a training run, for `training.Trainer`.
+
+    Args:
+        part: of the graph; None for a collection of graphs.
+
+    Attributes:
+        choice: the scheme of the exchange, once it is planned; None for a collection.
+    """
+
+    def __init__(self, group: Group, part: Part | None) -> None:
+        self.group, self.part = group, part
+        self.choice: Choice | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.group.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.group.is_first
+
+    def lines(self) -> dict[str, str]:
+        """What the report says of the ranks."""
+        if self.part is None:
+            return {"data parallel": f"{self.group.size} ranks over {self.group.link}, an equal share of each batch"}
+        return partition_lines(self.part, self.group, self.choice)
+
+    def columns(self) -> dict[str, object]:
+        """Columns of a row of results."""
+        columns = {"ranks": self.group.size, "link": LINKS[self.group.link].name}
+        return columns if self.part is None else columns | {"order": self.part.partition.method}
+
+    def plan(self, graph: Any, config: TrainConfig, precision: torch.dtype) -> Any:
+        """Attention over a part, or over a rank's graphs of a batch, with its backward pass."""
+        if not isinstance(graph, Part):
+            return plan_for_training(graph, config, self.device, precision)
+        attention = plan_model_attention(graph, self.group, config, precision, backward=True)
+        self.choice = attention.choice
+        return attention
+
+    def make_task(self, loaded: LoadedGraph, model: GraphTransformer, plan: Plan, batch_size: int) -> Task:
+        """As `training.tasks.make_task`.
+
+        Raises:
+            ValueError: also for a model that needs the whole graph or batch on one rank.
+        """
+        if self.part is None:
+            return SharedGraphsTask(make_task(loaded, model, plan, batch_size), self.group)
+        refuse_on_ranks(model, training=True)
+        return PartTask(self.part, loaded, model, plan, self.group)
+
+    def make_step(self, *args: Any) -> Step:
+        return RankStep(self.group, *args)
+
+    def check(self, values: Mapping[str, Any], model: nn.Module) -> None:
+        """Raise a RankError unless all ranks have the same values and weights."""
+        texts = {name: str(value) for name, value in values.items()}
+        check_agreement(self.group, texts | {"weights": hash_of_weights(model)})
+
+    def draw_masks(self, seed: int, epoch: int, model: nn.Module) -> None:
+        """Set the random numbers of an epoch's dropout: a resumed run draws the same."""
+        state = np.random.SeedSequence([seed, epoch, self.group.rank]).generate_state(1, np.uint64)
+        torch.manual_seed(int(state[0] >> np.uint64(1)))
+        if (seeds := getattr(model, "dropout_seeds", None)) is not None:
+            seeds.copy_(torch.randint(2**63 - 1, seeds.shape))
+
+    def total(self, loss: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        total = loss.clone()
+        sum_in_rank_order([total], self.group)
+        return total
+
+    def agree(self, value: Any, stop: bool) -> tuple[Any, bool]:
+        """Rank 0's `value`, and whether any rank is to stop."""
+        found = all_values(self.group, (value, stop))
+        return found[0][0], any(stop for _, stop in found)
+
+
+class RankStep(Step):
+    """`training.step.Step` on this rank's share of a batch, with the gradient summed over the ranks."""
+
+    def __init__(self, group: Group, *args: Any) -> None:
+        super().__init__(*args)
+        self.group = group
+
+    def __call__(self, batch: Share) -> Tensor:
+        """This rank's part of the loss before the step: their sum over the ranks is the loss."""
+        self.working.model.train()
+        self.working.refresh()
+        self.optimiser.zero_grad(set_to_none=False)
+        loss = torch.zeros((), device=self.device, requires_grad=True)
+        if batch.inputs is not None:
+            logits = self.working.model(batch.inputs, **self.parts)
+            # Without labels the mean would be NaN; the backward pass exchanges gradients and must run all the same.
+            loss = loss_of(logits, batch.labels) * batch.weight if batch.weight else 0.0 * logits.float().sum()
+        self.scaler.scale(loss).backward()
+        self.working.collect_gradients()
+        vectors = [vector for group in self.optimiser.param_groups for vector in group["params"]]
+        sum_in_rank_order([vector.grad for vector in vectors], self.group)
+        if self.clip_norm is not None:
+            self.scaler.unscale_(self.optimiser)
+            nn.utils.clip_grad_norm_(vectors, self.clip_norm)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        return loss.detach()
+
+
+class PartTask:
+    """`training.tasks.NodesTask` for one part of a graph. `loaded` holds labels and splits of the part's rows."""
+
+    steps = 1
+
+    def __init__(self, part: Part, loaded: LoadedGraph, model: GraphTransformer, plan: Plan, group: Group) -> None:
+        labels, self.metric = labels_of(loaded)
+        if loaded.splits is None:
+            raise ValueError(
+                f"{loaded.meta.name}: has no training, validation and test split ({loaded.meta.source}: "
+                f"{loaded.meta.origin}); an .npz file of your own needs train_ids, valid_ids and test_ids"
+            )
+        self.group = group
+        of_ranks = all_values(group, {name: len(loaded.splits[name]) for name in PARTS})
+        self.sizes = {name: sum(sizes[name] for sizes in of_ranks) for name in PARTS}
+        for name, size in self.sizes.items():
+            if not size:
+                raise ValueError(f"{loaded.meta.name}: the {name} split is empty; each split needs at least one row")
+        self.ids = {name: loaded.splits[name].to(group.device) for name in PARTS}
+        self.labels = labels.to(group.device)
+        targets = torch.full_like(self.labels, UNKNOWN)
+        targets[self.ids["train"]] = self.labels[self.ids["train"]]
+        weight = weight_of(known_labels(targets), group)
+        self.static = Share(prepare_part(model, part, plan(part)), targets, weight)
+
+    def batches(self, seed: list[int]) -> Iterator[Share]:
+        yield self.static
+
+    def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
+        """Logits and labels of the split's rows of all ranks, on all ranks."""
+        own = forward(self.static.inputs)[self.ids[part]], self.labels[self.ids[part]]
+        logits, labels = (gather_uneven(each, self.group) for each in own)
+        return logits, labels
+
+
+class SharedGraphsTask:
+    """A `GraphsTask` with the graphs of each batch shared out over the ranks."""
+
+    static = None
+
+    def __init__(self, task: GraphsTask, group: Group) -> None:
+        if any(isinstance(layer, nn.BatchNorm1d) for layer in task.model.modules()):
+            raise ValueError(
+                "model.norm = 'batch' on several ranks: its statistics would be of one rank's graphs; use 'layer'"
+            )
+        self.task, self.group = task, group
+        self.metric, self.steps, self.sizes = task.metric, task.steps, task.sizes
+        self.kept: dict[str, list[Share]] = {}  # of evaluation, which are the same in each epoch
+
+    def batches(self, seed: list[int]) -> Iterator[Share]:
+        return self._prepared("train", seed)
+
+    def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
+        """Logits and labels of the split's graphs, on all ranks."""
+        if part == "valid" and part not in self.kept:
+            self.kept[part] = list(self._prepared(part, None))
+        classes = self.task.model.readout.classes.weight
+        found = [(classes.new_empty(0, len(classes)), self.task.labels[:0].to(classes.device))]
+        for share in self.kept[part] if part in self.kept else self._prepared(part, None):
+            if share.inputs is not None:
+                found.append((forward(share.inputs), share.labels))
+        logits, labels = (gather_uneven(torch.cat(each), self.group) for each in zip(*found, strict=True))
+        return logits, labels
+
+    def _prepared(self, part: str, seed: list[int] | None) -> Iterator[Share]:
+        """Batches of the same graphs as `data.GraphSet.batches` gives one process."""
+        task, ids = self.task, self.task.ids[part].numpy()
+        if seed is not None:
+            ids = np.random.default_rng(seed).permutation(ids)
+        for first in range(0, len(ids), task.batch_size):
+            batch = ids[first : first + task.batch_size]
+            own = np.array_split(batch, self.group.size)[self.group.rank]
+            labels = task.labels[torch.from_numpy(own)]
+            weight = known_labels(labels) / max(known_labels(task.labels[torch.from_numpy(batch)]), 1)
+            inputs = None
+            if own.size:
+                graph = task.graphs.batch(own).graph
+                inputs = task.model.prepare(graph, task.plan(graph))
+            yield Share(inputs, labels.to(task.device), weight)
+
+
+def known_labels(labels: Tensor) -> int:
+    """Labels that `training.metrics.loss_of` counts."""
+    known = ~labels.isnan() if labels.is_floating_point() else labels >= 0
+    return int(known.sum())
+
+
+def weight_of(known: int, group: Group) -> float:
+    """This rank's share of the known labels of all ranks."""
+    return known / max(sum(all_values(group, known)), 1)
+
+
+def hash_of_weights(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:12]

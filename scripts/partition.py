@@ -1,0 +1,71 @@
+"""Partition a graph to disk, once, for runs on several GPUs.
+
+    python scripts/partition.py --config configs/infer/cora.yaml --parts 4 [--method contiguous] [--output DIR]
+        [--set section.key=value ...]
+
+The data section of the configuration names the graph. DIR gets a folder for each part; each rank maps its own. The
+default, datasets/parts/NAME-METHOD-PARTS-HASH, is where infer.py and train.py look for it. A stopped run continues; a
+finished partition is left as it is. Exit status: 0; 2 for any error; 130 after Ctrl-C.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from bench import cli
+from bench.cli import console
+from configs import load_config
+from parallel import Partition, partition_graph
+from parallel.builder import EDGES_PER_BLOCK
+from parallel.datasets import dataset_source, partition_folder
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/infer/cora.yaml.")],
+    parts: Annotated[int, typer.Option(help="Parts, one for each rank.", min=1)],
+    overrides: cli.Overrides = None,
+    method: Annotated[
+        Literal["metis", "contiguous"],
+        typer.Option(help="metis: few edges between parts, needs the graph in memory; contiguous: ranges of rows."),
+    ] = "metis",
+    output: Annotated[Path | None, typer.Option(help="Folder of the partition.")] = None,
+    block: Annotated[int, typer.Option(help="Edges in memory at a time, 40 bytes each.", min=1)] = EDGES_PER_BLOCK,
+) -> None:
+    """Partition a graph to disk."""
+    cli.configure_logging("data")
+    with cli.user_errors():
+        settings = load_config(config, overrides or [])
+        name, seed = settings.data.name, settings.runtime.seed
+        folder = output or partition_folder(settings.data, seed, method, parts)
+        console.print(Text(f"loading {name}"))
+        chosen = settings.data.model_dump(include={"name", "root", "source", "path"})
+        source = dataset_source(**chosen, seed=seed)
+        found = partition_graph(
+            source, folder, parts, method, edges_per_block=block, say=lambda text: console.print(Text(text))
+        )
+    console.print(describe(found))
+    console.print(Text(f"partition    {folder}"))
+
+
+def describe(partition: Partition) -> Table:
+    """A line for each part."""
+    table = Table("part", "rows", "edges", "rows with halo columns", "halo columns", "of all rows")
+    for part, (rows, interior, edges, halo) in enumerate(
+        zip(partition.rows, partition.interior, partition.edges, partition.halo, strict=True)
+    ):
+        received = sum(halo)
+        share = f"{received / max(partition.num_nodes, 1):.1%}"
+        table.add_row(str(part), f"{rows:,}", f"{edges:,}", f"{rows - interior:,}", f"{received:,}", share)
+    return table
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,214 @@
+"""Partitions on disk against the matrix that they were made of."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from parallel import GraphSource, PartitionError, builder, load_part, load_partition, partition_graph, source_from_csr
+from parallel import source as source_module
+
+
+def _random(num_nodes: int, density: float) -> sp.csr_array:
+    return sp.csr_array(np.random.default_rng(num_nodes).random((num_nodes, num_nodes)) < density)
+
+
+def _clusters() -> sp.csr_array:
+    """Three dense clusters with one edge between two of them, rows shuffled."""
+    mask = np.kron(np.eye(3, dtype=bool), np.ones((20, 20), bool))
+    mask[0, 59] = True
+    order = np.random.default_rng(0).permutation(60)
+    return sp.csr_array(mask[order][:, order])
+
+
+MATRICES = {
+    "no_rows": lambda: sp.csr_array((0, 0)),
+    "one_row": lambda: sp.csr_array(np.ones((1, 1))),
+    "no_edges": lambda: sp.csr_array((40, 40)),
+    "random": lambda: _random(70, 0.1),
+    "clusters": _clusters,
+    "hub": lambda: sp.csr_array(np.vstack([np.ones((1, 50)), np.eye(50)[1:]])),
+}
+
+
+def source_of(matrix: sp.csr_array) -> GraphSource:
+    """With every edge twice, features that name their row, and splits."""
+    rows = np.arange(matrix.shape[0])
+    indptr = 2 * matrix.indptr.astype(np.int64)
+    indices = (
+        np.concatenate([np.r_[row, row] for row in np.split(matrix.indices, matrix.indptr[1:-1])]) if rows.size else []
+    )
+    data = {
+        "node_data": {"feat": rows[:, None] + np.array([0.0, 0.5])},
+        "row_ids": {"train": rows[::3], "test": rows[::-2]},
+    }
+    return source_from_csr(indptr, np.asarray(indices, np.int32), **data, about={"name": "a graph"})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("method", ["contiguous", "metis"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_parts_are_the_matrix(tmp_path, monkeypatch, name, method):
+    if method == "metis":
+        pytest.importorskip("pymetis")
+    monkeypatch.setattr(source_module, "CHUNK_EDGES", 37)
+    matrix = MATRICES[name]()
+    partition = partition_graph(source_of(matrix), tmp_path, 3, method, edges_per_block=20)
+    parts = [load_part(tmp_path, rank=rank) for rank in range(3)]
+    assert not (tmp_path / "unfinished").exists()
+    assert (partition.num_nodes, partition.num_edges, partition.about) == (
+        matrix.shape[0],
+        matrix.nnz,
+        {"name": "a graph"},
+    )
+    in_order = np.concatenate([part.rows for part in parts])
+    assert sorted(in_order) == list(range(matrix.shape[0]))
+    permuted = matrix.toarray()[in_order][:, in_order] != 0
+    for part in parts:
+        first, num_rows = partition.offsets[part.rank], part.num_rows
+        columns = np.concatenate([first + np.arange(num_rows), part.halo])
+        rebuilt = np.zeros((num_rows, matrix.shape[0]), bool)
+        for row in range(num_rows):
+            of_row = part.indices[part.indptr[row] : part.indptr[row + 1]]
+            assert (np.diff(of_row) > 0).all()  # own columns first
+            assert (of_row.max(initial=-1) >= num_rows) == (row >= part.num_interior)
+            rebuilt[row, columns[of_row]] = True
+        assert (rebuilt == permuted[first : first + num_rows]).all()
+        needed = np.flatnonzero(rebuilt.any(0))
+        assert (part.halo == needed[(needed < first) | (needed >= first + num_rows)]).all()
+        assert (part.node_data["feat"] == part.rows[:, None] + np.array([0.0, 0.5])).all()
+        assert set(part.rows[part.row_ids["train"]]) == set(part.rows[part.rows % 3 == 0])
+        starts = np.concatenate([[0], np.cumsum(part.send_counts)])
+        for other in parts:  # what it sends is what the others wait for
+            sent = first + part.send_rows[starts[other.rank] : starts[other.rank + 1]]
+            assert (sent == other.halo[(other.halo >= first) & (other.halo < first + num_rows)]).all()
+    if method == "contiguous":
+        assert all(set(part.rows) == set(range(*partition.offsets[part.rank : part.rank + 2])) for part in parts)
+
+
+def test_metis_finds_clusters_and_balances_rows(tmp_path):
+    pytest.importorskip("pymetis")
+    partition = partition_graph(source_of(_clusters()), tmp_path, 3, "metis")
+    assert partition.rows == [20, 20, 20]
+    assert sum(map(sum, partition.halo)) == 1
+
+
+def test_metis_gives_the_same_parts_on_every_run(tmp_path):
+    pytest.importorskip("pymetis")
+    for name in ("first", "second"):
+        partition_graph(source_of(_random(200, 0.05)), tmp_path / name, 4, "metis")
+    assert files(tmp_path / "first") == files(tmp_path / "second")
+
+
+def test_contiguous_parts_begin_at_row_windows_and_share_edges(tmp_path):
+    matrix = sp.csr_array(np.tril(np.ones((320, 320))))
+    partition = partition_graph(source_of(matrix), tmp_path, 4, "contiguous")
+    assert [offset % 16 for offset in partition.offsets] == [0] * 5
+    assert max(partition.edges) < 1.15 * matrix.nnz / 4
+
+
+@pytest.mark.parametrize("steps", range(1, 11))
+def test_a_stopped_run_continues(tmp_path, steps):
+    source, whole, stopped = source_of(_random(70, 0.1)), tmp_path / "whole", tmp_path / "stopped"
+    partition_graph(source, whole, 3, "contiguous", edges_per_block=10**6)
+    said = []
+
+    def stop(text: str) -> None:
+        said.append(text)
+        if len(said) == steps:
+            raise KeyboardInterrupt
+
+    if steps <= 9:
+        with pytest.raises(KeyboardInterrupt):
+            partition_graph(source, stopped, 3, "contiguous", edges_per_block=30, say=stop)
+        with pytest.raises(PartitionError, match="no finished partition"):
+            load_partition(stopped)
+        with pytest.raises(PartitionError, match="num_parts = 3, and 2 is asked for"):
+            partition_graph(source, stopped, 2, "contiguous")
+    partition_graph(source, stopped, 3, "contiguous", edges_per_block=30)
+    assert files(stopped) == files(whole)
+
+
+def test_a_finished_partition_is_not_made_again(tmp_path):
+    source = source_of(_random(40, 0.1))
+    made = partition_graph(source, tmp_path, 2, "contiguous")
+    before = files(tmp_path)
+    unread = GraphSource(source.num_nodes, lambda: pytest.fail("read again"), source.fingerprint)
+    assert partition_graph(unread, tmp_path, 2, "contiguous") == made
+    assert files(tmp_path) == before
+
+
+@pytest.fixture
+def parted(tmp_path):
+    partition_graph(source_of(_random(70, 0.1)), tmp_path / "parts", 2, "contiguous")
+    return tmp_path / "parts"
+
+
+def _without_halo(folder: Path) -> None:
+    content = json.loads((folder / "partition.json").read_text())
+    del content["halo"]
+    (folder / "partition.json").write_text(json.dumps(content))
+
+
+def _other_version(folder: Path) -> None:
+    content = json.loads((folder / "partition.json").read_text()) | {"version": 0}
+    (folder / "partition.json").write_text(json.dumps(content))
+
+
+DAMAGES = {
+    "no finished partition": lambda folder: (folder / "partition.json").unlink(),
+    "cannot be read": lambda folder: (folder / "partition.json").write_text("{"),
+    "no partition of version": _other_version,
+    "lacks or adds a key": _without_halo,
+    "indices.npy: missing": lambda folder: (folder / "part_0001" / "indices.npy").unlink(),
+    "indptr.npy: missing": lambda folder: shutil.rmtree(folder / "part_0001"),
+    "halo.npy: cannot be read": lambda folder: (folder / "part_0001" / "halo.npy").write_bytes(b"\x93NUMPY"),
+    "the files are of two partitions": lambda folder: np.save(folder / "part_0001" / "rows.npy", np.arange(3)),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_missing_and_damaged_files_are_named(parted, message):
+    DAMAGES[message](parted)
+    with pytest.raises(PartitionError, match=message):
+        load_part(parted, rank=1)
+
+
+def test_another_graph_method_or_number_of_ranks_is_refused(parted):
+    with pytest.raises(PartitionError, match="fingerprint"):
+        partition_graph(source_of(_random(71, 0.1)), parted, 2, "contiguous")
+    with pytest.raises(PartitionError, match="method = 'contiguous', and 'metis'"):
+        partition_graph(source_of(_random(70, 0.1)), parted, 2, "metis")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_parts": 0}, "num_parts: got 0"),
+        ({"method": "random"}, "method: got 'random'; allowed are metis, contiguous"),
+    ],
+)
+def test_wrong_arguments_are_named(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        partition_graph(source_of(_random(20, 0.1)), tmp_path, **{"num_parts": 2, "method": "contiguous"} | arguments)
+
+
+def test_an_edge_without_a_row_is_named(tmp_path):
+    source = source_from_csr(np.array([0, 1, 2]), np.array([1, 7]))
+    with pytest.raises(ValueError, match="column 7; allowed are 0 to 1"):
+        partition_graph(source, tmp_path, 2, "contiguous")
+
+
+def test_memory_is_checked_before_it_is_needed(tmp_path, monkeypatch):
+    def refuse(purpose: str, needed: int) -> None:
+        raise MemoryError(f"{purpose}: {needed}")
+
+    monkeypatch.setattr(builder, "require_memory", refuse)
+    with pytest.raises(MemoryError, match="arrays over all rows"):
+        partition_graph(source_of(_random(20, 0.1)), tmp_path, 2, "contiguous")

@@ -1,0 +1,60 @@
+"""Ranks that fail, that do not meet, and that disagree: a sentence on every rank, and never a hang."""
+
+import parallel_jobs
+import pytest
+import scipy.sparse as sp
+from rank_pool import run_alone
+
+from parallel import RankError, partition_graph, ranks, source_from_csr
+
+SECONDS = 20  # for the others to end, on a busy machine
+
+
+# Rank 0 holds the store through which the others learn the reason.
+@pytest.mark.parametrize(
+    ("who", "how", "ends_with"),
+    [(0, "raises", "failed: ValueError: the features hold a NaN"), (1, "killed", "ended without a reason")],
+)
+def test_a_rank_that_ends_early_ends_the_others_with_its_name_and_reason(who, how, ends_with):
+    found = run_alone(parallel_jobs.end_early, 3, [how, who])
+    own = found.pop(who)
+    assert own == -9 if how == "killed" else own[0] == "ValueError: the features hold a NaN"
+    others = [rank for rank in range(3) if rank != who]
+    for rank, (text, seconds) in zip(others, found, strict=True):
+        assert f"rank {rank} stops, since rank {who} {ends_with}" in text
+        assert seconds < SECONDS
+
+
+def test_ranks_that_do_not_meet_say_so():
+    found = run_alone(parallel_jobs.meet, 2, [1])
+    assert all("of 3: the ranks did not meet at 127.0.0.1" in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: not set; start the ranks with torchrun"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "RANK = 2 and WORLD_SIZE = 2"),
+    ],
+)
+def test_a_wrong_launch_is_explained(monkeypatch, variables, message):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankError, match=message), ranks("cpu"):
+        pass
+
+
+def test_what_must_agree_is_compared(pool):
+    same = {"config": "abc", "weights": "12"}
+    assert pool.run(parallel_jobs.agree, 3, [same] * 3) == [""] * 3
+    texts = pool.run(parallel_jobs.agree, 3, [same, same | {"weights": "99"}, same])
+    assert set(texts) == {"the ranks must agree, and differ in weights: rank 0, 2: 12; rank 1: 99"}
+
+
+def test_a_partition_for_another_number_of_ranks_is_refused(pool, tmp_path):
+    matrix = sp.eye_array(40, format="csr")
+    partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path, 2, "contiguous")
+    texts = pool.run(parallel_jobs.load, 3, str(tmp_path))
+    assert all("has 2 parts, and 3 ranks run; start 2 (torchrun --nproc-per-node 2)" in text for text in texts)

@@ -1,0 +1,263 @@
+"""scripts/infer.py, train.py and partition.py for one graph on several ranks, as torchrun starts them."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import parallel_jobs
+import pytest
+from rank_pool import run_alone
+from safetensors.numpy import load_file
+from scripts_as_modules import load_script
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+NODES, CLASSES = 70, 3
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+METHOD = "metis" if find_spec("pymetis") else "contiguous"  # of a partition that a script makes
+SECONDS = 20  # in which the other ranks end
+
+
+@pytest.fixture
+def setting(tmp_path, monkeypatch):
+    """Options of the scripts for a directed graph of the user's."""
+    monkeypatch.chdir(ROOT)
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((NODES, 6)).astype(np.float32)
+    ids = rng.permutation(NODES)
+    np.savez(
+        tmp_path / "mine.npz",
+        **{"src_li": rng.integers(0, NODES, 300), "dst_li": rng.integers(0, NODES, 300), "num_nodes": NODES},
+        **{"feat": features, "label": features[:, :CLASSES].argmax(1)},
+        **{"train_ids": ids[:30], "valid_ids": ids[30:40], "test_ids": ids[40:]},
+    )
+    (tmp_path / "mine.yaml").write_text(
+        f"""
+        data: {{name: mine, source: file, path: '{tmp_path}/mine.npz', root: '{tmp_path}/data'}}
+        model: {{dim: 8, heads: 2, blocks: 2, checkpoint: null}}
+        attention: {{backend: reference}}
+        runtime: {{device: cpu, repeats: 4}}
+        training: {{epochs: 4, checkpoint_seconds: 0}}
+        """
+    )
+    return ["--config", str(tmp_path / "mine.yaml"), "--results", str(tmp_path / "r.csv")]
+
+
+def on_ranks(name, *of_ranks):
+    """Exit status and output of each rank of a script, in processes of their own."""
+    return run_alone(parallel_jobs.run_script, len(of_ranks), [name, [list(map(str, one)) for one in of_ranks]])
+
+
+def on_one(name, *arguments):
+    return CliRunner().invoke(load_script(name).app, [*map(str, arguments)])
+
+
+def rows(tmp_path):
+    with (tmp_path / "r.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_inference_gives_the_predictions_and_the_report_of_one_process(setting, tmp_path):
+    arguments = [*setting, "--verify", "--accuracy", "--output", tmp_path / "several.npz"]
+    (status, text), *others = on_ranks("infer", *[arguments] * 3)
+    assert status == 0, text
+    assert others == [(0, "")] * 2  # rank 0 alone reports
+    for part in ("agrees with the reference", "3 over gloo", METHOD, "halo columns", "(predicted for a layer's"):
+        assert part in text
+    written = rows(tmp_path)
+    assert len(written) == len({row["run_id"] + row["metric"] + row["scope"] for row in written})
+    assert {(row["ranks"], row["link"], row["variant"]) for row in written} == {("3", "gloo", "halo")}
+    on_one("infer", *setting, "--output", tmp_path / "one.npz")
+    with np.load(tmp_path / "several.npz") as several, np.load(tmp_path / "one.npz") as one:
+        assert set(several) == set(one)
+        np.testing.assert_array_equal(several["labels"], one["labels"])
+        np.testing.assert_allclose(several["logits"], one["logits"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_collection_is_shared_out(setting, tmp_path):
+    counts = np.random.default_rng(0).integers(2, 6, 11)
+    ends = [np.arange(count - 1) for count in counts]
+    features = np.random.default_rng(1).standard_normal((counts.sum(), 4)).astype(np.float32)
+    np.savez(
+        tmp_path / "mine.npz",
+        **{"node_counts": counts, "edge_counts": counts - 1, "u": np.concatenate(ends), "v": np.concatenate(ends) + 1},
+        feat=features,
+    )
+    batches = ["--set", "data.batch_size=2", "--set", "data.batches=all"]
+    arguments = [*setting, *batches, "--verify", "--output"]
+    (status, text), *_ = on_ranks("infer", *[[*arguments, tmp_path / "several.npz"]] * 3)
+    assert status == 0, text
+    assert "11 graphs in 6 batches" in text
+    assert "agrees with the reference" in text
+    on_one("infer", *arguments, tmp_path / "one.npz")
+    with np.load(tmp_path / "several.npz") as several, np.load(tmp_path / "one.npz") as one:
+        for name in one:
+            np.testing.assert_allclose(several[name], one[name], atol=1e-6)
+    (status, text), _ = on_ranks("infer", *[[*setting, "--set", "data.batch_size=11"]] * 2)
+    assert status == 2
+    assert "rank 0: data.batches: 11 graphs in batches of data.batch_size = 11 are 1, and 2 ranks run" in text
+
+
+def test_training_writes_once_what_inference_reads(setting, tmp_path):
+    output = tmp_path / "several"
+    (status, text), *others = on_ranks("train", *[[*setting, "--output", output]] * 2)
+    assert status == 0, text
+    assert others == [(0, "")]
+    assert "30 train, 10 valid, 30 test nodes" in text
+    assert "2 over gloo" in text
+    assert {(row["ranks"], row["order"]) for row in rows(tmp_path)} == {("2", METHOD)}
+    on_one("train", *setting, "--output", tmp_path / "one")
+    several, one = (load_file(tmp_path / name / "best.safetensors") for name in ("several", "one"))
+    for name, weight in one.items():
+        np.testing.assert_allclose(several[name], weight, rtol=1e-3, atol=2e-5, err_msg=name)
+    trained = [*setting, "--checkpoint", output / "best.safetensors"]
+    done = on_one("infer", *trained)
+    assert done.exit_code == 0, done.output
+    assert on_ranks("infer", *[trained] * 3)[0][0] == 0
+    accuracies = {
+        (row["bench"], row["ranks"]): row["value"] for row in rows(tmp_path) if row["metric"] == "test_accuracy"
+    }
+    assert set(accuracies) == {("train", "2"), ("train", "0"), ("infer", "0"), ("infer", "3")}
+    del accuracies["train", "0"]  # of the other run
+    assert len(set(accuracies.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "of_second", "message"),
+    [
+        ("infer", ["--set", "data.name=cora", "--set", "data.path=null"], "configuration: rank 0: "),
+        ("infer", ["--verify"], "options: rank 0: --verify False"),
+        ("train", ["--set", "runtime.seed=1"], "configuration: rank 0: "),
+    ],
+)
+def test_ranks_that_were_started_differently_say_so(setting, tmp_path, script, of_second, message):
+    output = ["--output", tmp_path / "out.npz"]
+    found = on_ranks(script, [*setting, *output], [*setting, *output, *of_second])
+    for rank, (status, text) in enumerate(found):
+        assert status == 2
+        assert f"rank {rank}: the ranks must agree, and differ in" in text
+        assert message in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--profile"], "--profile: times the parts of a model on one GPU"),
+        (["--set", "runtime.device=cuda:1"], "runtime.device = 'cuda:1' on several ranks: allowed are auto, cuda"),
+        (["--set", "data.path=missing.npz"], "missing.npz"),
+        (["--set", "runtime.partition=ring"], "runtime.partition"),
+    ],
+)
+def test_errors_name_the_rank(setting, options, message):
+    for rank, (status, text) in enumerate(on_ranks("infer", *[[*setting, *options]] * 2)):
+        assert status == 2
+        assert f"rank {rank}: " in text
+        assert message in text or "stops, since rank 0 failed: " in text
+
+
+def test_a_rank_without_its_files_says_so(setting, tmp_path):
+    assert on_ranks("infer", *[setting] * 2)[0][0] == 0
+    (folder,) = (tmp_path / "data" / "parts").iterdir()
+    (folder / "part_0001" / "halo.npy").unlink()
+    (_, first), (status, second) = on_ranks("infer", *[setting] * 2)
+    assert status == 2
+    assert "rank 1: " in second
+    assert "part_0001/halo.npy: missing; copy all files of the partition" in second
+    assert "rank 0 stops, since rank 1 failed: PartitionError" in first
+
+
+def test_partitions_are_made_where_the_ranks_look_for_them(setting, tmp_path):
+    config = setting[:2]
+    done = on_one("partition", *config, "--parts", "2", "--method", "contiguous")
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "data" / "parts").iterdir()
+    assert str(folder) in done.output
+    (tmp_path / "mine.npz").touch()  # the file is newer now: another partition
+    assert on_ranks("infer", *[setting] * 2)[0][0] == 0
+    assert len(list(folder.parent.iterdir())) == 2
+
+
+@pytest.fixture
+def timed(setting, tmp_path):
+    """Options of bench_parallel.py."""
+    settings = ["data.names=[mine]", "data.source=file", f"data.root={tmp_path}", "partition.method=contiguous"]
+    settings += ["partition.ranks=[3]", "attention.backend=reference", "attention.dtype=float32"]
+    settings += ["attention.shapes=[2x8]", "measure.repeats=3"]
+    more = [option for one in settings for option in ("--set", one)]
+    return ["--config", "configs/parallel_bench/single.yaml", *more, "--device", "cpu", *setting[2:]]
+
+
+def test_parts_are_timed_one_by_one_and_checked(timed, tmp_path):
+    done = on_one("bench_parallel", *timed)
+    assert done.exit_code == 0, done.output
+    assert "over 1 rank" in done.output
+    written = rows(tmp_path)
+    regions = {(row["ranks"], row["region"]) for row in written}
+    parts = {("3", f"{part} of rank {rank}") for part in ("pack", "own", "halo", "combine") for rank in range(3)}
+    assert regions == {("1", "none")} | parts
+    assert {row["status"] for row in written} == {"ok"}
+
+
+def test_schemes_are_timed_on_ranks_and_checked(timed, tmp_path):
+    (status, text), *others = on_ranks("bench_parallel", *[timed] * 2)
+    assert status == 0, text
+    assert others == [(0, "")]
+    written = rows(tmp_path)
+    assert {(row["ranks"], row["variant"], row["region"]) for row in written} == {
+        ("1", "none", "none"),
+        *(("2", scheme, "none") for scheme in ("halo", "heads", "allgather")),
+        *(("2", scheme, "exchange") for scheme in ("halo", "allgather")),
+    }
+    assert {row["status"] for row in written} == {"ok"}
+
+
+def test_torchrun_ends_all_ranks_within_seconds_when_one_dies(setting, tmp_path):
+    endless = ["--set", "training.epochs=1000000", "--output", str(tmp_path / "run")]
+    command = [*TORCHRUN, "scripts/train.py", *setting, *endless]
+    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        wait_for(lambda: (tmp_path / "run" / "metrics.csv").is_file(), running)
+        of_rank = {variables(pid).get("RANK"): pid for pid in children(running.pid)}
+        os.kill(of_rank["1"], signal.SIGKILL)
+        killed = time.monotonic()
+        _, text = running.communicate(timeout=60)
+        assert time.monotonic() - killed < SECONDS
+    finally:
+        running.terminate()  # it ends the ranks
+        running.wait(60)
+    assert running.returncode != 0
+    assert "exitcode  : -9" in text.replace("exitcode: -9", "exitcode  : -9"), text
+    assert "local_rank: 1" in text
+    assert not Path(f"/proc/{of_rank['0']}").exists()
+
+
+def children(parent):
+    """Process ids."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text = status.read_text()
+        except OSError:  # ended meanwhile
+            continue
+        if f"PPid:\t{parent}\n" in text:
+            found.append(int(status.parent.name))
+    return found
+
+
+def variables(pid):
+    content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+
+
+def wait_for(condition, process):
+    end = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end, "no progress in two minutes"
+        time.sleep(0.05)

@@ -1,0 +1,361 @@
+"""Jobs of the ranks in tests/parallel, and a backend with log-sum-exp and a backward pass of its own on the CPU."""
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.utils.tensorboard
+import torchmetrics.functional.classification  # noqa: F401
+from poison import poisoned_buffers
+from scripts_as_modules import load_script
+from typer.testing import CliRunner
+
+from configs import TrainConfig
+from fused3s_dgl import import_dgl
+from kernels.backends import REGISTRY
+from kernels.backends.base import Gradients
+from kernels.backends.cuda import refuse_gradients
+from kernels.backends.reference import ReferenceBackend
+from kernels.dropout import kept_edges
+from models import GraphTransformer
+from parallel import (
+    Group,
+    PartitionError,
+    RankError,
+    check_agreement,
+    gather_rows,
+    load_part,
+    on_first_rank,
+    plan_part_attention,
+    ranks,
+    sum_in_rank_order,
+)
+from parallel import group as group_module
+from parallel.collectives import gather_uneven
+from parallel.group import share
+from parallel.inputs import prepare_part
+from parallel.passes import SplitPasses
+from parallel.training import load_on_ranks
+from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
+from training import EpochRecord, Trainer, TrainingError, TrainResult
+
+# Imported here, once for all ranks: tensorboard, torchmetrics and DGL take seconds.
+import_dgl()
+
+
+class SplitBackend(ReferenceBackend):
+    """As `fused3s`, whose backward pass takes output and log-sum-exp from outside, in float64."""
+
+    name = "split"
+    in_auto = False
+    autograd = False
+    has_backward = True
+    traceable = False
+
+    def attend(self, data, query, key, value, scale, out_dtype, lse=None, edges=None):
+        refuse_gradients(self.name, query, key, value)
+        return super().attend(data, query, key, value, scale, out_dtype, lse, edges)
+
+    def attend_backward(
+        self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, side_by_side=False
+    ):
+        row, col = data.row, data.col
+        q, k, v, grad, out = (each.double() for each in (query, key, value, grad_output, output))
+        weight = torch.exp(scale * (q[row] * k[col]).sum(-1) - lse.double()[row])
+        grad_weight = (grad[row] * v[col]).sum(-1)
+        kept = weight
+        if edges is not None:
+            factor = kept_edges(edges.dropout, row, col, q.shape[1]).double() / (1 - edges.dropout.rate)
+            kept, grad_weight = weight * factor, grad_weight * factor
+        grad_score = scale * weight * (grad_weight - (grad * out).sum(-1)[row])
+        return Gradients(
+            query=torch.zeros_like(q).index_add(0, row, grad_score[..., None] * k[col]).to(query.dtype),
+            key=torch.zeros_like(k).index_add(0, col, grad_score[..., None] * q[row]).to(query.dtype),
+            value=torch.zeros_like(v).index_add(0, col, kept[..., None] * grad[row]).to(query.dtype),
+        )
+
+
+def register_backends() -> None:
+    REGISTRY["split"] = SplitBackend()
+
+
+def attend(
+    group: Group,
+    cases: list[tuple[str, list[torch.Tensor], torch.Tensor]],
+    scheme: str,
+    backend: str,
+    options: dict[str, Any],
+) -> list[list[torch.Tensor]]:
+    """For each case (folder, [q, k, v] of all rows, gradient of the output): rows of this rank, output, gradients."""
+    found = []
+    for folder, tensors, grad_output in cases:
+        part = load_part(folder, group)
+        rows = torch.from_numpy(part.rows.copy())
+        q, k, v = (tensor[rows].to(group.device).requires_grad_() for tensor in tensors)
+        attention = plan_part_attention(
+            part,
+            group,
+            scheme=scheme,
+            backend=backend,
+            dtype=q.dtype,
+            head_dim=q.shape[2],
+            num_heads=q.shape[1],
+            backward=True,
+        )
+        assert attention.backend == backend
+        assert isinstance(attention.passes, SplitPasses) == (backend in ("split", "fused3s") and scheme != "heads")
+        output = attention(q, k, v, **options)
+        gradients = torch.autograd.grad(output, [q, k, v], grad_output[rows].to(output))
+        with torch.no_grad():
+            assert torch.equal(attention(q, k, v, **options), output)
+        found.append([rows, output.detach().cpu(), *(gradient.cpu() for gradient in gradients)])
+    return found
+
+
+def attend_by_fused3s(group: Group, cases: list[Any], scheme: str, options: dict[str, Any]) -> list[list[torch.Tensor]]:
+    """As `attend`, by the CUDA kernels of fused3s on the CPU (tests/cuda_shim)."""
+    with cuda_on_cpu(MODES["late"]), pytest.MonkeyPatch.context() as patch, poisoned_buffers(patch):
+        return attend(group, cases, scheme, "fused3s", options)
+
+
+def attend_on_gpus(rank: int, cases: list[Any], scheme: str) -> list[list[torch.Tensor]]:
+    """As `attend`, by fused3s; ranks that have no GPU of their own share one."""
+    with ranks("cuda") as group:
+        return attend(group, cases, scheme, "fused3s", {})
+
+
+def loss_along(
+    group: Group,
+    folder: str,
+    scheme: str,
+    backend: str,
+    tensors: list[torch.Tensor],
+    directions: list[torch.Tensor],
+    grad_output: torch.Tensor,
+    step: float,
+) -> list[float]:
+    """This rank's part of <grad_output, output> with dropout: at `tensors` moved by -step and by +step along
+    `directions`, and its derivative along them by the gradients."""
+    part = load_part(folder, group)
+    rows = torch.from_numpy(part.rows.copy())
+    attention = plan_part_attention(
+        part,
+        group,
+        scheme=scheme,
+        backend=backend,
+        dtype=torch.float64,
+        head_dim=tensors[0].shape[2],
+        num_heads=tensors[0].shape[1],
+        backward=True,
+    )
+
+    def loss(moved: float) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        pairs = zip(tensors, directions, strict=True)
+        leaves = [(tensor + moved * direction)[rows].requires_grad_() for tensor, direction in pairs]
+        return (attention(*leaves, dropout=0.4, dropout_seed=5) * grad_output[rows]).sum(), leaves
+
+    middle, leaves = loss(0.0)
+    gradients = torch.autograd.grad(middle, leaves)
+    slope = sum((grad * along[rows]).sum() for grad, along in zip(gradients, directions, strict=True))
+    with torch.no_grad():
+        return [loss(-step)[0].item(), loss(step)[0].item(), float(slope)]
+
+
+def count_bytes(group: Group, folder: str, scheme: str, num_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """Bytes that this rank receives from and sends to other ranks in a forward pass in float32, and its collectives."""
+    part = load_part(folder, group)
+    attention = plan_part_attention(
+        part,
+        group,
+        scheme=scheme,
+        backend="reference",
+        dtype=torch.float32,
+        head_dim=head_dim,
+        num_heads=num_heads,
+    )
+    q = torch.randn(part.num_rows, num_heads, head_dim)
+    received, sent, calls = 0, 0, 0
+    exchange, gather = dist.all_to_all_single, dist.all_gather_single
+
+    def counted_exchange(output, tensor, output_sizes, input_sizes, **options):
+        nonlocal received, sent, calls
+        row_bytes = tensor[:1].nbytes if len(tensor) else output[:1].nbytes
+        received += row_bytes * (sum(output_sizes) - output_sizes[group.rank])
+        sent += row_bytes * (sum(input_sizes) - input_sizes[group.rank])
+        calls += 1
+        return exchange(output, tensor, output_sizes, input_sizes, **options)
+
+    def counted_gather(output, tensor, **options):
+        nonlocal received, sent, calls
+        received += output.nbytes - tensor.nbytes
+        sent += (group.size - 1) * tensor.nbytes
+        calls += 1
+        return gather(output, tensor, **options)
+
+    dist.all_to_all_single, dist.all_gather_single = counted_exchange, counted_gather
+    try:
+        attention(q, q, q)
+    finally:
+        dist.all_to_all_single, dist.all_gather_single = exchange, gather
+    return received, sent, calls
+
+
+def gather(group: Group, folder: str, columns: int, rows_per_block: int) -> list[torch.Tensor]:
+    """What `gather_rows` gives rank 0 of rows that hold their number in the graph."""
+    part = load_part(folder, group)
+    rows = torch.from_numpy(part.rows.copy())[:, None].expand(-1, columns).contiguous()
+    blocks: list[torch.Tensor] = []
+    gather_rows(part, rows, group, blocks.append, rows_per_block)
+    return blocks
+
+
+def collect(group: Group, tensors: list[list[torch.Tensor]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """`gather_uneven` of the first tensor of this rank, and the others after `sum_in_rank_order`."""
+    first, *others = tensors[group.rank]
+    sum_in_rank_order(others, group)
+    return gather_uneven(first, group), others
+
+
+def work_first(group: Group, seconds: float) -> tuple[str | None, bool]:
+    """What `on_first_rank` returns, and whether rank 0 had then finished its work."""
+    path = Path(share(group, tempfile.mkdtemp()), "done")
+
+    def work() -> str:
+        time.sleep(seconds)
+        path.touch()
+        return "made"
+
+    return on_first_rank(group, work), path.exists()
+
+
+def fail_first(rank: int) -> str:
+    """The error of a rank that waits for the work of rank 0, which fails."""
+    try:
+        with ranks("cpu", timeout=60) as group:
+            on_first_rank(group, lambda: 1 // 0)
+    except (RankError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def run_script(rank: int, name: str, arguments: list[list[str]]) -> tuple[int, str]:
+    """Exit status and output of a script in this process, with the arguments of this rank."""
+    done = CliRunner().invoke(load_script(name).app, arguments[rank])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def run_model(
+    group: Group,
+    folder: str,
+    scheme: str,
+    options: dict[str, Any],
+    weights: dict[str, torch.Tensor],
+    labels: torch.Tensor,
+) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+    """Logits of the Graph Transformer in the graph's order, and the gradients of its weights for the sum of the losses
+    of all rows."""
+    part = load_part(folder, group)
+    model = GraphTransformer(**options).double()
+    model.load_state_dict(weights)
+    attention = plan_part_attention(
+        part,
+        group,
+        scheme=scheme,
+        backend="split",
+        dtype=torch.float64,
+        head_dim=model.head_dim,
+        num_heads=options["heads"],
+        backward=True,
+    )
+    logits = model(prepare_part(model, part, attention))
+    rows = torch.from_numpy(part.rows.copy())
+    torch.nn.functional.cross_entropy(logits, labels[rows], reduction="sum").backward()
+    parameters = dict(model.named_parameters())
+    sum_in_rank_order([parameter.grad for parameter in parameters.values()], group)
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    blocks: list[torch.Tensor] = []
+    gather_rows(part, logits.detach(), group, blocks.append, rows_per_block=40)
+    return torch.cat(blocks) if blocks else None, gradients
+
+
+def train(
+    group: Group, settings: dict[str, Any], folder: str, resume: bool = False
+) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor]]:
+    """Epochs, result and weights of a run of `scripts/train.py`."""
+    config = TrainConfig.model_validate(settings)
+    loaded, of_rank = load_on_ranks(config, group, lambda text: None)
+    trainer = Trainer(config, loaded, Path(folder), seed=0, resume=resume, ranks=of_rank)
+    records = list(trainer.run())
+    return records, trainer.result, trainer.step.model.state_dict()
+
+
+def train_until(group: Group, settings: dict[str, Any], folder: str, epochs: int) -> int:
+    """Train until the last rank asks for a stop in epoch `epochs`; the epochs that this rank trained."""
+    config = TrainConfig.model_validate(settings)
+    loaded, of_rank = load_on_ranks(config, group, lambda text: None)
+    trainer = Trainer(config, loaded, Path(folder), seed=0, ranks=of_rank)
+    is_last = group.rank == group.size - 1
+    trainer.stop = is_last and epochs == 1
+    for count, _ in enumerate(trainer.run(), 2):
+        trainer.stop |= is_last and count == epochs
+    return trainer.done
+
+
+def error_of_training(group: Group, settings: dict[str, Any], folder: str) -> str:
+    try:
+        train(group, settings, folder)
+    except (ValueError, TrainingError) as error:
+        return str(error)
+    return ""
+
+
+def end_early(rank: int, how: str, who: int) -> tuple[str, float]:
+    """Rank `who` ends while the others wait for it; the error that this rank sees, and the seconds that it waited."""
+    group_module.REASON_TIMEOUT = 0.5
+    start = time.monotonic()
+    try:
+        with ranks("cpu", timeout=60) as group:
+            dist.barrier()
+            if rank == who and how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if rank == who and how == "raises":
+                raise ValueError("the features hold a NaN")
+            sum_in_rank_order([torch.ones(3)], group)
+    except (RankError, ValueError) as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    return "", time.monotonic() - start
+
+
+def meet(rank: int, seconds: float) -> str:
+    """The error of a rank whose group never becomes complete."""
+    os.environ["WORLD_SIZE"] = "3"
+    group_module.MEETING_TIMEOUT = seconds
+    try:
+        with ranks("cpu"):
+            return ""
+    except RankError as error:
+        return str(error)
+
+
+def agree(group: Group, values: list[dict[str, str]]) -> str:
+    try:
+        check_agreement(group, values[group.rank])
+    except RankError as error:
+        return str(error)
+    return ""
+
+
+def load(group: Group, folder: str) -> str:
+    try:
+        load_part(folder, group)
+    except PartitionError as error:
+        return str(error)
+    return ""
