@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -221,6 +221,27 @@ def check_once(key: str, values: tuple[Any, ...]) -> None:
     """Raise a ValueError that names the values given twice."""
     if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
         raise ValueError(f"{key} = {list(values)}: {', '.join(map(repr, twice))} is given twice; once is allowed")
+
+
+class ShapesConfig(Section):
+    """A section with shapes of attention.
+
+    Attributes:
+        section: its key in the configuration, for messages.
+    """
+
+    section: ClassVar[str]
+    shapes: Names = ("1x128",)  # heads x head dimension
+
+    @field_validator("shapes")
+    @classmethod
+    def _shapes_fit(cls, shapes: tuple[str, ...]) -> tuple[str, ...]:
+        check_shapes(f"{cls.section}.shapes", shapes)
+        return shapes
+
+    @property
+    def head_shapes(self) -> tuple[Shape, ...]:
+        return tuple(Shape(*map(int, SHAPE.fullmatch(shape).groups())) for shape in self.shapes)
 
 
 def check_shapes(key: str, shapes: tuple[str, ...]) -> None:

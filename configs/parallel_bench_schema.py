@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from configs.bench_schema import SHAPE, BenchDataConfig, Names, Shape, check_shapes
+from configs.bench_schema import BenchDataConfig, ShapesConfig
 from configs.schema import Section, check_choice
 
 Ranks = Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], Field(min_length=1, strict=False)]
@@ -17,12 +17,13 @@ class PartitionConfig(Section):
     method: Literal["metis", "contiguous"] = "metis"
 
 
-class AttentionConfig(Section):
+class AttentionConfig(ShapesConfig):
     """Attention of one block; the scale is 1/sqrt(head dimension)."""
+
+    section = "attention"
 
     backend: str = "fused3s"
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
-    shapes: Names = ("1x128",)  # heads x head dimension
 
     @field_validator("backend")
     @classmethod
@@ -31,16 +32,6 @@ class AttentionConfig(Section):
 
         check_choice("attention.backend", backend, [name for name, one in REGISTRY.items() if one.writes_lse])
         return backend
-
-    @field_validator("shapes")
-    @classmethod
-    def _shapes_fit(cls, shapes: tuple[str, ...]) -> tuple[str, ...]:
-        check_shapes("attention.shapes", shapes)
-        return shapes
-
-    @property
-    def head_shapes(self) -> tuple[Shape, ...]:
-        return tuple(Shape(*map(int, SHAPE.fullmatch(shape).groups())) for shape in self.shapes)
 
 
 class MeasureConfig(Section):

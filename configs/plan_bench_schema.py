@@ -2,15 +2,16 @@
 
 from pydantic import Field, field_validator
 
-from configs.bench_schema import MOST_MS, MOST_REPEATS, SHAPE, BenchDataConfig, Names, Shape, check_shapes
+from configs.bench_schema import MOST_MS, MOST_REPEATS, BenchDataConfig, ShapesConfig
 from configs.schema import Section, check_choice
 
 
-class PlanConfig(Section):
+class PlanConfig(ShapesConfig):
     """Plans: for float16 inputs of each shape."""
 
+    section = "plan"
+
     backend: str = "fused3s"
-    shapes: Names = ("1x128",)  # heads x head dimension
 
     @field_validator("backend")
     @classmethod
@@ -19,16 +20,6 @@ class PlanConfig(Section):
 
         check_choice("plan.backend", backend, tuple(kernels.list_backends("cpu")))
         return backend
-
-    @field_validator("shapes")
-    @classmethod
-    def _shapes_fit(cls, shapes: tuple[str, ...]) -> tuple[str, ...]:
-        check_shapes("plan.shapes", shapes)
-        return shapes
-
-    @property
-    def head_shapes(self) -> tuple[Shape, ...]:
-        return tuple(Shape(*map(int, SHAPE.fullmatch(shape).groups())) for shape in self.shapes)
 
 
 class PlanMeasureConfig(Section):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.bench_schema import SHAPE, BenchDataConfig, Names, Shape, check_shapes
+from configs.bench_schema import BenchDataConfig, ShapesConfig
 from configs.schema import Section, check_choice
 
 MOST_RANKS = 65_536
@@ -42,21 +42,12 @@ class ScaleConfig(Section):
         return to
 
 
-class AttentionConfig(Section):
+class AttentionConfig(ShapesConfig):
     """Attention of one block, in float16. A shape needs recorded times of `fused3s` on the device."""
 
-    shapes: Names = ("1x128",)  # heads x head dimension
+    section = "attention"
+
     device: str = Field(default="NVIDIA H200", min_length=1)
-
-    @field_validator("shapes")
-    @classmethod
-    def _shapes_fit(cls, shapes: tuple[str, ...]) -> tuple[str, ...]:
-        check_shapes("attention.shapes", shapes)
-        return shapes
-
-    @property
-    def head_shapes(self) -> tuple[Shape, ...]:
-        return tuple(Shape(*map(int, SHAPE.fullmatch(shape).groups())) for shape in self.shapes)
 
 
 class LinkConfig(Section):
