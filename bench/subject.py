@@ -15,7 +15,7 @@ from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
 from models import GraphTransformer
 from training.setup import build_model
-from training.weights import Weights, find_weights, load_weights
+from training.weights import Weights, find_weights, load_weights, named_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,7 @@ def load_subject(config: Config) -> Subject:
     device = resolve_device(config.runtime.device)
     dtype = resolve_dtype(config.attention.dtype, device)
     check_machine(config, device, dtype)
+    named_weights(config)  # a missing file is found before a long load
     name, batches = config.data.name, config.data.batches
     console.print(Text(f"loading {name}"))
     with memory_for(f"loading {name}", lambda: data_remedies(config)):

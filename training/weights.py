@@ -103,8 +103,8 @@ class Weights:
         return f"{self.name} ({self.reason}): {self.about.data}, epoch {self.about.epoch}, {found} when trained"
 
 
-def find_weights(config: Config, meta: GraphMeta) -> Weights:
-    """The weights that model.checkpoint names. "auto": those in results/checkpoints that fit model and graph.
+def named_weights(config: Config) -> Weights | None:
+    """The weights that model.checkpoint names, whatever the graph; None for "auto".
 
     Raises:
         CheckpointError: the file is missing or damaged.
@@ -112,8 +112,17 @@ def find_weights(config: Config, meta: GraphMeta) -> Weights:
     asked = config.model.checkpoint
     if asked is None:
         return Weights(None, "none", "as configured")
-    if asked != "auto":
-        return Weights(Path(asked), asked, "as configured", read_about(Path(asked)))
+    return None if asked == "auto" else Weights(Path(asked), asked, "as configured", read_about(Path(asked)))
+
+
+def find_weights(config: Config, meta: GraphMeta) -> Weights:
+    """The weights that model.checkpoint names. "auto": those in results/checkpoints that fit model and graph.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    if named := named_weights(config):
+        return named
     found = [(path, about) for path in sorted(SHIPPED.glob("*.safetensors")) if (about := read_about(path))]
     for path, about in found:
         if differences(about, config, meta) is None:
@@ -128,12 +137,12 @@ def read_about(path: Path) -> TrainedWeights | None:
     Raises:
         CheckpointError: the file is missing or damaged.
     """
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
     if path.suffix != ".safetensors":
         return None
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(HEADER_KEY)

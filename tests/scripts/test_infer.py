@@ -400,6 +400,11 @@ def test_a_user_error_is_a_message(infer, tmp_path, given, parts):
     assert "warm-up" not in done.stdout  # rejected before any slow step
 
 
+def test_a_missing_checkpoint_is_found_before_the_data_is_loaded(infer, tmp_path):
+    done = infer("--checkpoint", tmp_path / "none.pt")
+    assert (done.exit_code, "loading" in done.stdout) == (2, False), done.stdout + done.stderr
+
+
 def test_packages_come_from_the_clone_that_the_script_is_in(tmp_path):
     """With several clones, or none installed, the script must not pick up another one's code."""
     for package in (*FOLDERS, "fused3s_dgl.py"):
