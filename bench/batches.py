@@ -44,7 +44,7 @@ class Pass:
 
     @property
     def share(self) -> float:
-        """Of the time of the pass, that in which the GPU ran forward passes."""
+        """Share of the pass's time in which the GPU ran forward passes, 0 to 1."""
         return sum(self.forward) / 1e3 / self.seconds
 
 
@@ -163,7 +163,7 @@ class SetRun:
 
     @property
     def share(self) -> Spread:
-        """Of a pass the share in which the device ran forward passes."""
+        """Share of a pass's time in which the device ran forward passes, 0 to 1."""
         return Spread.of([one.share for one in self.passes])
 
     @property

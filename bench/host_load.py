@@ -13,8 +13,8 @@ class HostLoad:
         self._before = _times()
 
     def waited(self) -> float | None:
-        """Of the time in which threads of this process could have run, the share that they waited for a core, 0 to 1;
-        None if the system does not tell."""
+        """Time that threads of this process waited for a core, as a share of the time in which they could have run, 0
+        to 1; None if the system does not tell."""
         after = _times()
         ran, waited = (
             sum(times[kind] - self._before.get(task, (0, 0))[kind] for task, times in after.items()) for kind in (0, 1)

@@ -153,7 +153,7 @@ def report_table(run: InferenceRun) -> Table:
 
 
 def describe_graphs(meta: GraphMeta) -> str:
-    """Such as ", 1,024 of 41,127 graphs"; empty for a single graph."""
+    """The number of graphs in words, such as ", 1,024 of 41,127 graphs"; empty for a single graph."""
     if meta.collection_size is None or meta.collection_size == meta.num_graphs:
         return f", {meta.num_graphs:,} graphs" if meta.num_graphs > 1 else ""
     return f", {meta.num_graphs:,} of {meta.collection_size:,} graphs"

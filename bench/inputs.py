@@ -1,4 +1,4 @@
-"""What `scripts/infer.py` runs a model on: one graph (or batch), or all batches of a collection."""
+"""Input of a run of `scripts/infer.py`: one graph (or batch), or all batches of a collection."""
 
 import time
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class AllBatches:
         self.graph = pattern_of(self._first)
 
     def inputs(self, model: GraphTransformer, attention: AttentionPlan) -> GraphInputs:
-        """Of the first batch."""
+        """Inputs of the first batch."""
         return prepare(model, self._first, attention)
 
     def predict(self, execution: Execution, plan: Plan, repeats: int, write: Write) -> SetRun:

@@ -178,7 +178,7 @@ class PartOfGraph:
         return on_first_rank(self.group, run)
 
     def lines(self) -> dict[str, str]:
-        """What the report says of the ranks."""
+        """Lines of the report about the ranks."""
         return partition_lines(self.part, self.group, self._choice)
 
     def columns(self) -> dict[str, object]:

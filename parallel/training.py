@@ -90,7 +90,7 @@ class RankTraining:
         return self.group.is_first
 
     def lines(self) -> dict[str, str]:
-        """What the report says of the ranks."""
+        """Lines of the report about the ranks."""
         if self.part is None:
             return {"data parallel": f"{self.group.size} ranks over {self.group.link}, an equal share of each batch"}
         return partition_lines(self.part, self.group, self.choice)
