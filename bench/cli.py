@@ -127,12 +127,18 @@ def print_end(written: str, results: Path, problems: Iterable[str] = ()) -> None
 
 
 def repeat_command() -> str:
-    """This process's command line with a Python that has its packages, also where no environment is activated."""
-    python, here = Path(sys.executable), Path.cwd()
-    if shutil.which("python") == str(python):
-        return shlex.join(["python", *sys.argv])
-    python = python.relative_to(here) if python.is_relative_to(here) else python
-    return shlex.join([str(python), *sys.argv])
+    """The command line of this run, with the Python or torchrun of this environment, whether it is activated or not."""
+    from parallel.launch import is_launched  # on use: it imports torch
+
+    if is_launched():
+        program, ranks = "torchrun", ["--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "N")]
+    else:
+        program, ranks = "python", []
+    here, path = Path.cwd(), Path(sys.executable)
+    path = path.with_name(program) if ranks else path
+    if shutil.which(program) != str(path):
+        program = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return shlex.join([program, *ranks, *sys.argv])
 
 
 def dataset(row: Row) -> str:

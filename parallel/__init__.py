@@ -21,13 +21,10 @@ from parallel.group import (
     Group,
     all_values,
     check_agreement,
-    error_text,
-    is_first_process,
-    is_launched,
-    launch_command,
     on_first_rank,
     ranks,
 )
+from parallel.launch import error_text, is_first_process, is_launched
 from parallel.part import Part, Partition, load_part, load_partition
 from parallel.source import GraphSource, source_from_csr, source_from_edges
 
@@ -48,7 +45,6 @@ __all__ = [
     "gather_rows",
     "is_first_process",
     "is_launched",
-    "launch_command",
     "load_part",
     "load_partition",
     "on_first_rank",

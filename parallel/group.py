@@ -9,9 +9,7 @@ failed rank and its reason. Over NCCL between machines they wait for at most COL
 """
 
 import os
-import shlex
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -68,28 +66,6 @@ class Group:
     def through_host(self) -> bool:
         """Whether tensors of a GPU travel through host memory."""
         return self.backend == "gloo" and self.device.type == "cuda"
-
-
-def is_launched() -> bool:
-    """Whether a launcher such as torchrun started this process as a rank."""
-    return "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
-
-
-def is_first_process() -> bool:
-    """Whether this process is rank 0, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def launch_command() -> str:
-    """The command line of this run."""
-    if not is_launched():
-        return shlex.join(["python", *sys.argv])
-    return shlex.join(["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "N"), *sys.argv])
-
-
-def error_text(error: BaseException) -> str:
-    """An error's text, after the rank where there are several."""
-    return f"rank {os.environ['RANK']}: {error}" if is_launched() and "RANK" in os.environ else str(error)
 
 
 @contextmanager

@@ -35,7 +35,6 @@ from parallel import (
     error_text,
     is_first_process,
     is_launched,
-    launch_command,
     load_part,
     on_first_rank,
     partition_graph,
@@ -68,7 +67,7 @@ def main(
             found = list(measure(settings, config, results, place, None))
     console.print(cli.describe_config(config, settings), table(found))
     console.print(Text(f"results      {len(found)} rows in {results}"))
-    console.print(Text(f"to repeat    {launch_command()}"))
+    console.print(Text(f"to repeat    {cli.repeat_command()}"))
     raise typer.Exit(1 if any(row.status == "wrong" for row in found) else 0)
 
 

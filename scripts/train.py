@@ -32,7 +32,7 @@ from bench.training_runs import curve_rows, learning_curve, run_rows
 from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
 from models import CheckpointError
-from parallel import Group, RankError, error_text, is_first_process, is_launched, launch_command, ranks
+from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks
 from parallel.training import RankTraining, load_on_ranks
 from training import Trainer, TrainingError, TrainResult
 from training.metrics import METRICS
@@ -117,7 +117,7 @@ def train_seeds(
     append_rows(results, of_ranks(curve_rows(trainer, config_path, curves), of_rank))
     console.print(report_table(found))
     console.print(Text(f"results      in {results}"))
-    console.print(Text(f"to repeat    {launch_command()}"))
+    console.print(Text(f"to repeat    {cli.repeat_command()}"))
     return True
 
 

@@ -35,6 +35,17 @@ def test_the_command_to_repeat_can_be_pasted(tmp_path, monkeypatch, which, execu
     assert shlex.split(command)[1:] == sys.argv
 
 
+def test_a_run_on_ranks_is_repeated_by_torchrun(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/.venv/bin/python")
+    monkeypatch.setattr(sys, "argv", ["scripts/x.py"])
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert cli.repeat_command() == ".venv/bin/torchrun --nproc-per-node 2 scripts/x.py"
+    monkeypatch.setattr(cli.shutil, "which", lambda name: f"{tmp_path}/.venv/bin/{name}")
+    assert cli.repeat_command() == "torchrun --nproc-per-node 2 scripts/x.py"
+
+
 def test_a_table_in_a_log_is_as_wide_as_it_needs(tmp_path):
     code = (
         "from rich.table import Table; from bench.cli import console\n"

@@ -1,0 +1,18 @@
+"""What a launcher such as torchrun says of this process."""
+
+import os
+
+
+def is_launched() -> bool:
+    """Whether a launcher such as torchrun started this process as a rank."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def is_first_process() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def error_text(error: BaseException) -> str:
+    """An error's text, after the rank where there are several."""
+    return f"rank {os.environ['RANK']}: {error}" if is_launched() and "RANK" in os.environ else str(error)
