@@ -54,7 +54,8 @@ def _reason(error: BaseException) -> str:
 def data_remedies(config: Config) -> str:
     if config.data.reads_file:
         return (
-            "a machine with more memory; or correct the file, if its node count or labels are not what they should be"
+            "for a collection of small graphs, order dataset and features in the file; a machine with more memory; or "
+            "correct the file, if its node count or labels are not what they should be"
         )
     return "fewer graphs (data.batch_size, data.batches) of a collection, a smaller graph, a machine with more memory"
 

@@ -41,8 +41,8 @@ class CsrBatches:
     """All graphs of `data.load`, in their order, in batches. Iterate it as often as needed.
 
     The arrays are kept on a GPU if they fit into half of its free memory: a batch is then a few small kernels. Else
-    they stay in host memory, and a batch is copied from there without waiting for the copy. Codes take the smallest
-    type that holds them: all of ogbg-molhiv takes 45 MB.
+    they stay in host memory, or in the files that they are mapped from, and a batch is copied from there without
+    waiting for the copy. Codes take the smallest type that holds them: all of ogbg-molhiv takes 45 MB.
 
     Attributes:
         num_graphs, num_rows: graphs, and rows of the output, of all batches.
@@ -59,18 +59,19 @@ class CsrBatches:
         indptr, col, _ = graph.adj_tensors("csc")
         self.sizes = graph.batch_num_nodes().numpy().astype(np.int64)
         self.num_graphs, self.batch_size, self.device = self.sizes.size, batch_size, device
-        self._first_node = np.append(0, self.sizes.cumsum()).tolist()
-        self._first_edge = indptr.numpy()[self._first_node].tolist()
+        self._first_node = np.append(0, self.sizes.cumsum())
+        self._first_edge = indptr.numpy()[self._first_node].astype(np.int64)
         self._rows_are_graphs = loaded.meta.task == "graph"
-        self.num_rows = self.num_graphs if self._rows_are_graphs else self._first_node[-1]
-        arrays = {"indptr": indptr.long(), "col": col, "features": compact(graph.ndata["feat"])}
-        arrays["starts"] = torch.tensor(self._first_node)
+        self.num_rows = self.num_graphs if self._rows_are_graphs else int(self._first_node[-1])
+        arrays = {"indptr": indptr, "col": col, "features": compact(graph.ndata["feat"])}
+        arrays["starts"] = torch.from_numpy(self._first_node)
         if "feat" in graph.edata:
             arrays["edge_features"] = compact(graph.edata["feat"])
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if sum(array.nbytes for array in arrays.values()) <= KEPT_SHARE * free:
                 arrays = {key: array.to(device) for key, array in arrays.items()}
+                arrays["indptr"] = arrays["indptr"].long()  # once: on the host an array mapped from a file stays there
         self._arrays, self.kept_on = arrays, arrays["col"].device
 
     def __len__(self) -> int:
@@ -88,12 +89,12 @@ class CsrBatches:
         """
         if not 0 <= first <= last <= self.num_graphs:
             raise ValueError(f"graphs {first} to {last}: 0 to {self.num_graphs} are allowed, in this order")
-        node, last_node = self._first_node[first], self._first_node[last]
-        edge, last_edge = self._first_edge[first], self._first_edge[last]
+        node, last_node = (int(self._first_node[graph]) for graph in (first, last))
+        edge, last_edge = (int(self._first_edge[graph]) for graph in (first, last))
         rows = (first, last) if self._rows_are_graphs else (node, last_node)
         return CsrBatch(
             *(first, last, *rows),
-            indptr=self._part("indptr", node, last_node + 1) - edge,
+            indptr=self._part("indptr", node, last_node + 1).long() - edge,
             col=self._part("col", edge, last_edge) - node,
             features=self._part("features", node, last_node),
             edge_features=self._part("edge_features", edge, last_edge) if "edge_features" in self._arrays else None,

@@ -10,7 +10,7 @@ edge, whatever its value.
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
                  local to their graph, each edge once); `batch_size` of them form the batch. Optional `feat` (float, a
                  row for each node), `graph_label` (float [B, T], NaN for a missing one; a model gets T outputs) and the
-                 three parts of a split
+                 three parts of a split. With `feat` it may be larger than memory: see `data.mapped_collections`
     .mtx         a square Matrix Market file in coordinate format
     .txt .txt.gz an edge list as SNAP publishes: two whitespace-separated integers a line, # comments
     .csv         an edge list in its first two columns, with or without a header line (without numbers)
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from data.edge_text import ranked, read_csv_edges, read_snap_edges
 from data.errors import DatasetMissingError
-from data.graph import RawGraph
+from data.graph import CsrGraph, RawGraph
 from data.graph_arrays import COLLECTION, GRAPH, WITH_COLLECTION, WITH_GRAPH, read_collection, read_one_graph
 from data.graph_checks import checked_graph
 from data.matrix_market import read_matrix_market
@@ -40,25 +40,27 @@ from data.selection import Selection, refusal
 logger = logging.getLogger(__name__)
 
 
-def read_graph(path: str | Path, selection: Selection) -> RawGraph:
+def read_graph(path: str | Path, selection: Selection, mapped: Path | None = None) -> RawGraph | CsrGraph:
     """Read a graph file. Its suffix, and the arrays of an .npz, determine the format.
 
     Args:
         path: the file.
         selection: graphs to take from a collection of small graphs; files have no splits.
+        mapped: folder for what is kept of a collection that does not fit into memory; None refuses one.
 
     Raises:
         DatasetMissingError: the file does not exist.
         ValueError: the file is empty, damaged, cannot be opened, is of an unknown format, or holds ids or sizes out of
             range.
         MemoryError: the graph would not fit.
+        OSError: what is kept of a collection cannot be written.
     """
     path = Path(path)
     reader = next((reader for ending, reader in _READERS.items() if path.name.lower().endswith(ending)), None)
     if reader is None:
         raise ValueError(f"{path}: unknown format; allowed endings are {', '.join(_READERS)}")
     _check_readable(path)
-    raw = reader(path, selection)
+    raw = reader(path, selection, mapped)
     why = f"{path} holds {'one graph' if raw.graph_sizes is None else 'no splits'}"
     if wrong := refusal(selection, {"order": raw.graph_sizes is not None}, why):
         raise ValueError(wrong)
@@ -84,7 +86,7 @@ def _check_readable(path: Path) -> None:
         raise ValueError(f"{path}: the file is empty (0 bytes)")
 
 
-def _read_npz(path: Path, selection: Selection) -> RawGraph:
+def _read_npz(path: Path, selection: Selection, mapped: Path | None) -> RawGraph | CsrGraph:
     archive = Npz(path)
     if "format" in archive:
         return read_scipy_matrix(archive)
@@ -93,26 +95,26 @@ def _read_npz(path: Path, selection: Selection) -> RawGraph:
             if unread := sorted(set(archive) - {*needed, *optional}):
                 text = "%s: the arrays %s are not read; those that are read besides %s: %s"
                 logger.warning(text, path, ", ".join(unread), ", ".join(needed), ", ".join(optional))
-            return read_one_graph(archive) if needed is GRAPH else read_collection(archive, selection)
+            return read_one_graph(archive) if needed is GRAPH else read_collection(archive, selection, mapped)
     raise ValueError(
         f"{path}: holds the arrays {sorted(archive)}; allowed are src_li, dst_li, num_nodes, or those of "
         "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
     )
 
 
-def _read_mtx(path: Path, selection: Selection) -> RawGraph:
+def _read_mtx(path: Path, selection: Selection, mapped: Path | None) -> RawGraph:
     return read_matrix_market(path)
 
 
-def _read_txt(path: Path, selection: Selection) -> RawGraph:
+def _read_txt(path: Path, selection: Selection, mapped: Path | None) -> RawGraph:
     return checked_graph(path, *ranked(path, read_snap_edges(path)))
 
 
-def _read_csv(path: Path, selection: Selection) -> RawGraph:
+def _read_csv(path: Path, selection: Selection, mapped: Path | None) -> RawGraph:
     return checked_graph(path, *ranked(path, read_csv_edges(path)))
 
 
-_READERS: dict[str, Callable[[Path, Selection], RawGraph]] = {
+_READERS: dict[str, Callable[[Path, Selection, Path | None], RawGraph | CsrGraph]] = {
     ".npz": _read_npz,
     ".mtx": _read_mtx,
     ".txt": _read_txt,

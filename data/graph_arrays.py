@@ -1,11 +1,15 @@
 """Graphs in .npz files of arrays: one graph, or a collection of small ones. `data.files` describes the arrays."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from data.graph import MAX_CODES, MAX_NODES, PARTS, RawGraph
+from data.collection_checks import as_floats, as_integers, both_directions
+from data.graph import MAX_CODES, MAX_NODES, PARTS, CsrGraph, RawGraph
 from data.graph_checks import check_size, checked_graph
+from data.mapped_collections import loading_bytes, mapped_csr
+from data.memory import available_bytes, fits
 from data.npz import Npz
 from data.packed import rows_of
 from data.selection import Selection, renumbered
@@ -56,8 +60,13 @@ def read_one_graph(archive: Npz) -> RawGraph:
     return replace(raw, splits=_split(archive, num_nodes))
 
 
-def read_collection(archive: Npz, selection: Selection) -> RawGraph:
-    """The chosen graphs of an archive with the arrays COLLECTION; errors as `read_one_graph`."""
+def read_collection(archive: Npz, selection: Selection, mapped: Path | None = None) -> RawGraph | CsrGraph:
+    """The chosen graphs of an archive with the arrays COLLECTION; errors as `read_one_graph`.
+
+    Args:
+        mapped: folder for the arrays of a collection with `feat` that does not fit into memory (see
+            `data.mapped_collections`); None refuses such a collection.
+    """
     path = archive.path
     for name in (*COLLECTION, *(name for name in _SPLIT if name in archive)):
         _check_integers(archive, name)
@@ -79,33 +88,35 @@ def read_collection(archive: Npz, selection: Selection) -> RawGraph:
     _check_features(archive, "feat", int(sizes.sum()))
     picked = selection.pick(count, str(path))
     num_nodes = int(sizes[picked].sum())
-    check_size(path, "the sum of node_counts of the chosen graphs", num_nodes, 2 * int(edge_counts[picked].sum()))
-
-    ndata = {"feat": _features(archive, "feat")[rows_of(picked, sizes)]} if "feat" in archive else {}
+    num_edges = int(edge_counts[picked].sum())
     labels = _graph_labels(archive)[picked] if "graph_label" in archive else None
     splits = _split(archive, count)
+    splits = splits and renumbered(splits, picked, count)
+    origin = selection.described(str(path))
+    loading = loading_bytes(archive, num_nodes, num_edges)
+    if mapped and "feat" in archive and num_nodes <= MAX_NODES and not fits(loading):
+        if selection.order != "dataset":
+            raise MemoryError(
+                f"{path}: about {loading / 2**30:.1f} GiB needed, {available_bytes() / 2**30:.1f} GiB available; a "
+                f"collection that does not fit is read with order='dataset' only, and got {selection.order!r}"
+            )
+        csr = mapped_csr(archive, origin, sizes[picked], edge_counts[picked], mapped)
+        return replace(csr, graph_labels=labels, splits=splits, graph_ids=picked, collection_size=count)
+    check_size(path, "the sum of node_counts of the chosen graphs", num_nodes, 2 * num_edges)
+    ndata = {"feat": _features(archive, "feat")[rows_of(picked, sizes)]} if "feat" in archive else {}
     at = rows_of(picked, edge_counts)  # the edges of the picked graphs, one graph after the other
     u, v = (_integers(archive, name)[at] for name in ("u", "v"))
     sizes, edge_counts = sizes[picked], edge_counts[picked]
-    limit = np.repeat(sizes, edge_counts)
-    outside = np.flatnonzero((np.minimum(u, v) < 0) | (np.maximum(u, v) >= limit))
-    if outside.size:
-        bad = outside[0]
-        raise ValueError(
-            f"{path}: edge {at[bad]} joins {u[bad]} and {v[bad]} in a graph of {limit[bad]} nodes (ids from 0)"
-        )
-    first = np.repeat(np.cumsum(sizes) - sizes, edge_counts)
-    u, v = u + first, v + first
-    row, col = np.concatenate([u, v]), np.concatenate([v, u])  # a self loop twice, and once when canonical
+    row, col = both_directions(path, u, v, sizes, edge_counts, at)
     return RawGraph(
         row,
         col,
         num_nodes,
-        selection.described(str(path)),
+        origin,
         graph_sizes=sizes,
         ndata=ndata,
         graph_labels=labels,
-        splits=splits and renumbered(splits, picked, count),
+        splits=splits,
         graph_ids=picked,
         collection_size=count,
     )
@@ -186,9 +197,7 @@ def _check_integers(archive: Npz, name: str) -> None:
 
 def _integers(archive: Npz, name: str) -> np.ndarray:
     (values,) = archive.read(name)
-    if values.dtype == np.uint64 and values.size and values.max() >= 2**63:
-        raise ValueError(f"{archive.path}: {name} holds {values.max()}; integers below 2^63 are allowed")
-    return values.astype(np.int64)
+    return as_integers(archive.path, name, values)
 
 
 def _check_features(archive: Npz, name: str, rows: int, codes: bool = False) -> None:
@@ -213,8 +222,4 @@ def _features(archive: Npz, name: str) -> np.ndarray:
             raise ValueError(f"{path}: {name} holds {wrong}; codes from 0 to {MAX_CODES - 1} are allowed")
         return values.astype(np.int64)
     (values,) = archive.read(name)
-    with np.errstate(over="ignore"):
-        values = values.astype(np.float32)
-    if not np.isfinite(values).all():
-        raise ValueError(f"{path}: {name} holds NaN, or numbers beyond float32; finite ones are needed")
-    return values
+    return as_floats(path, name, values)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 import zlib
 from dataclasses import replace
 from numbers import Integral
@@ -80,7 +81,9 @@ def load(
         The DGLGraph on the CPU, edges sorted by destination (query) and then source (key), each once, int32 ids (int64
         from 2^31 edges on). It has only DGL's "csc" format; DGL derives the others on demand.
         `ndata["feat"]` is float32 [N, F] or int64 [N, C], `ndata["label"]` int64 [N] where known, [N, C] if
-        a node has several.
+        a node has several. A file's collection of small graphs with features that does not fit into memory is
+        converted once, below `root`/mapped; edges and features are then read-only tensors over those files, and
+        sizes, labels and splits are in memory.
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
@@ -88,6 +91,7 @@ def load(
             names it and the allowed values.
         TypeError: an argument is of the wrong type.
         MemoryError: the graph would not fit.
+        OSError: there is no room on disk for a collection that does not fit into memory.
     """
     for argument, value in (("features", features), ("edge_features", edge_features)):
         if not isinstance(value, bool):
@@ -126,11 +130,11 @@ def find_graph(
     _check_arguments(name, root, source, path, batch_size, order, split, seed)
     selection = Selection(batch_size, order, split, seed, name)
     root, path = Path(root), None if path is None else Path(path)
-    local = root / f"{name}.npz"
+    local, mapped = root / f"{name}.npz", root / "mapped"
     if path is not None or source == "file":
-        return "file", read_graph(path or local, selection)
+        return "file", read_graph(path or local, selection, mapped)
     if source == "auto" and name not in REGISTRY and local.is_file():
-        return "file", read_graph(local, selection)
+        return "file", read_graph(local, selection, mapped)
     entry = info(name)
     if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
         raise ValueError(wrong)
@@ -148,7 +152,7 @@ def find_graph(
     except DatasetMissingError:
         pass  # no official files below root: the user's file comes before shipped files and a download
     if local.is_file():
-        return "file", read_graph(local, selection)
+        return "file", read_graph(local, selection, mapped)
     # The surrogate is not needed, or no alternative: a huge one takes minutes, so that a user must ask for it.
     single = entry.num_graphs is None
     if entry.embedded or not (single or selection.is_default) or isinstance(entry.synthetic, (NoSurrogate, HugeGraph)):
@@ -172,7 +176,7 @@ def to_dgl(csr: CsrGraph) -> "dgl.DGLGraph":
     import torch
 
     # A row of A is a query, the destination of DGL's edge (see `data`): the CSR of A is DGL's "csc".
-    indptr, col = torch.from_numpy(csr.indptr), torch.from_numpy(csr.col)
+    indptr, col = _tensor(csr.indptr), _tensor(csr.col)
     no_edge_ids = col.new_empty(0)  # edges keep their order
     graph = import_dgl().graph(("csc", (indptr, col, no_edge_ids)), num_nodes=csr.num_nodes)
     if csr.graph_sizes is not None:
@@ -285,7 +289,7 @@ def _finish(
 
     graph = to_dgl(csr)
     for key, values in ndata.items():
-        graph.ndata[key] = torch.from_numpy(values)
+        graph.ndata[key] = _tensor(values)
     about_edges = {}
     if edge_features:
         values, about_edges = _edge_features(name, entry, csr, seed)
@@ -329,9 +333,14 @@ def _finish(
 
 
 def _tensor(values: np.ndarray | None) -> "torch.Tensor | None":
+    """The tensor of these values, which share its memory; those of a mapped file must not be written to."""
     import torch
 
-    return None if values is None else torch.from_numpy(values)
+    if values is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(values)
 
 
 def _edge_features(name: str, entry: Dataset | None, csr: CsrGraph, seed: int) -> tuple[np.ndarray, dict[str, Any]]:

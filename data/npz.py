@@ -4,13 +4,17 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from data.memory import require_memory
+
+RowReader = Callable[[int], np.ndarray]  # of a number of rows: the next ones
 
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
 # What zipfile and NumPy raise for damaged, encrypted or unknown content.
@@ -100,6 +104,46 @@ class Npz:
             raise MemoryError(f"{self.path}: {error}") from error
         except DAMAGED as error:
             raise ValueError(f"{self.path}: damaged ({error}); fetch or write it again") from error
+
+    @contextmanager
+    def row_readers(self, *names: str) -> Iterator[list[RowReader]]:
+        """For each array a function that reads its next rows, compressed or not, from the first one on.
+
+        With the last rows the archive's checksum of the array is verified.
+
+        Raises:
+            ValueError: an array is stored column after column, or the archive is damaged.
+        """
+        with ExitStack() as opened:
+            try:
+                archive = opened.enter_context(zipfile.ZipFile(self.path))
+                streams = [opened.enter_context(archive.open(f"{name}.npy")) for name in names]
+                for name, stream in zip(names, streams, strict=True):
+                    stream.read(self[name].header_bytes)
+            except DAMAGED as error:
+                raise ValueError(f"{self.path}: damaged ({error}); fetch or write it again") from error
+            yield [self._row_reader(name, stream) for name, stream in zip(names, streams, strict=True)]
+
+    def _row_reader(self, name: str, stream: IO[bytes]) -> RowReader:
+        header = self[name]
+        if header.fortran and header.ndim > 1:
+            raise ValueError(
+                f"{self.path}: {name} is stored column after column, and is read row after row since it does not fit "
+                f"into memory; write it again as numpy.ascontiguousarray({name})"
+            )
+        row = header.shape[1:]
+        row_bytes = math.prod(row) * header.dtype.itemsize
+
+        def read(count: int) -> np.ndarray:
+            try:
+                data = stream.read(count * row_bytes)
+            except DAMAGED as error:
+                raise ValueError(f"{self.path}: damaged ({error}); fetch or write it again") from error
+            if len(data) != count * row_bytes:
+                raise ValueError(f"{self.path}: damaged ({name} ends too early); fetch or write it again")
+            return np.frombuffer(data, header.dtype).reshape(count, *row)
+
+        return read
 
 
 def read_header(start: bytes) -> Header | None:
