@@ -131,6 +131,9 @@ def find_graph(
     selection = Selection(batch_size, order, split, seed, name)
     root, path = Path(root), None if path is None else Path(path)
     local, mapped = root / f"{name}.npz", root / "mapped"
+    if path is not None and name in REGISTRY and path.name.partition(".")[0] != name:
+        text = "%s: read under the name of a registered data set, %s, which results carry; give it a name of its own "
+        logger.warning(text + "(name, data.name in a configuration)", path, name)
     if path is not None or source == "file":
         return "file", read_graph(path or local, selection, mapped)
     if source == "auto" and name not in REGISTRY and local.is_file():

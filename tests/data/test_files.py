@@ -348,3 +348,13 @@ def test_real_molecules(real_graph_dir):
     loaded = data.load("ogbg-molhiv", source="file", path=path)
     assert (loaded.meta.num_graphs, loaded.meta.num_nodes, loaded.meta.num_edges) == (1024, 21_535, 45_740)
     assert int(loaded.graph.batch_num_edges().sum()) == 45_740
+
+
+def test_a_file_under_a_registered_name_is_said(tmp_path, caplog):
+    for stem in ("mine", "cora"):
+        np.savez(tmp_path / f"{stem}.npz", src_li=[0, 1], dst_li=[1, 0], num_nodes=2)
+    data.load("cora", path=tmp_path / "cora.npz")
+    data.load("mine", path=tmp_path / "mine.npz")
+    assert "registered" not in caplog.text
+    data.load("cora", path=tmp_path / "mine.npz")
+    assert "mine.npz: read under the name of a registered data set, cora" in caplog.text
