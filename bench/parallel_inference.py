@@ -13,7 +13,7 @@ from torch import Tensor
 import data
 from bench.batches import SetRun
 from bench.checks import accuracy, compare
-from bench.cli import console, errors, repeat_command
+from bench.cli import console, errors, print_end
 from bench.inference import InferenceRun, report_table, result_rows, save_resolved_config, time_model
 from bench.inputs import AllBatches, OneGraph, Write
 from bench.memory import data_remedies, memory_for, run_remedies
@@ -125,8 +125,7 @@ def infer_on_ranks(
     rows = [row.model_copy(update=source.columns()) for row in result_rows(run)]
     append_rows(results, rows)
     console.print(Text(f"config       {save_resolved_config(config, results.parent)}"))
-    console.print(Text(f"results      {len(rows)} rows of run {rows[0].run_id} in {results}"))
-    console.print(Text(f"to repeat    {repeat_command()}"))
+    print_end(f"{len(rows)} rows of run {rows[0].run_id}", results)
     if found.not_finite:
         errors.print(Text(f"warning: {found.not_finite} of {found.values} outputs are NaN or infinite"))
     return agreement is None or agreement.passed

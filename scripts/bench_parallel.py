@@ -66,8 +66,7 @@ def main(
             place = devices()[0] if device == "auto" else torch.device(device)
             found = list(measure(settings, config, results, place, None))
     console.print(cli.describe_config(config, settings), table(found))
-    console.print(Text(f"results      {len(found)} rows in {results}"))
-    console.print(Text(f"to repeat    {cli.repeat_command()}"))
+    cli.print_end(f"{len(found)} rows", results)
     raise typer.Exit(1 if any(row.status == "wrong" for row in found) else 0)
 
 
