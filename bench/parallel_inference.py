@@ -198,10 +198,7 @@ class ShareOfBatches:
 
     def __init__(self, config: Config, group: Group) -> None:
         self.config, self.group = config, group
-        arguments = config.data.load_arguments() | {
-            "seed": config.runtime.seed,
-            "edge_features": config.model.edge_features != "none",
-        }
+        arguments = config.load_arguments()
         # Rank 0 alone downloads.
         self.whole = on_first_rank(group, lambda: data.load(**arguments)) or data.load(**arguments)
         self.subject = _subject(config, group, self.whole)

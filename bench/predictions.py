@@ -127,7 +127,7 @@ class _Tensor:
 
 
 def row_arrays(loaded: LoadedGraph) -> dict[str, np.ndarray]:
-    """What the rows of the logits are, for `predictions_file`.
+    """Arrays that describe the rows of the logits, for `predictions_file`.
 
     "labels" of the rows, where known; of a collection "graph_ids" [G], the graphs' numbers in it, and for outputs of
     nodes "node_counts" [G], the rows of each graph.

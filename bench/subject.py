@@ -1,4 +1,4 @@
-"""What one run of `scripts/infer.py` measures: a configuration with its graphs, weights, device and precision."""
+"""Subject of a run of `scripts/infer.py`: a configuration with its graphs, weights, device and precision."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -71,11 +71,7 @@ def load_subject(config: Config) -> Subject:
     name, batches = config.data.name, config.data.batches
     console.print(Text(f"loading {name}"))
     with memory_for(f"loading {name}", lambda: data_remedies(config)):
-        loaded = data.load(
-            **config.data.load_arguments(),
-            seed=config.runtime.seed,
-            edge_features=config.model.edge_features != "none",
-        )
+        loaded = data.load(**config.load_arguments())
     if batches != 1 and loaded.meta.num_graphs == 1:
         raise ValueError(f"data.batches = {batches!r}: {loaded.meta.origin} holds one graph; only 1 is allowed")
     return Subject(config, device, dtype, loaded, find_weights(config, loaded.meta))

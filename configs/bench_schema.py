@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import Field, field_validator, model_validator
 
 from configs.paths import check_folder_name, check_label
-from configs.schema import MAX_HEAD_DIM, Section, did_you_mean
+from configs.schema import MAX_HEAD_DIM, MOST_GRAPHS, Section, did_you_mean
 
 if TYPE_CHECKING:
     from data import LoadedGraph
@@ -31,7 +31,6 @@ REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kerne
 
 MOST = 1_000  # entries of a list
 MOST_HEADS = 65_535
-MOST_GRAPHS = 10**9  # of a batch
 MOST_REPEATS = 1_000_000
 MOST_SCALE = 1e6
 MOST_MS = 3_600_000.0  # of a time limit

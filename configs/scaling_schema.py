@@ -51,7 +51,7 @@ class AttentionConfig(ShapesConfig):
 
 
 class LinkConfig(Section):
-    """What connects the ranks. Rates are inputs, not measurements: `source` says where they are from.
+    """Link between the ranks. Rates are inputs, not measurements: `source` says where they are from.
 
     Attributes:
         gb_per_s: 10^9 bytes per second that a rank receives while it sends as many.

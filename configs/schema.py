@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from configs.paths import check_folder_name, check_label
 
+MOST_GRAPHS = 10**9  # of a batch, and batches
 MAX_HEAD_DIM = 256  # largest head dimension that the attention kernels hold in registers
 MIN_DIM = 4  # the readout has a layer of width dim / 4
 FUSED_DIMS = (64, 80, 96, 128, 160, 192, 256)  # widths that the fused dense block supports (see models.dense)
@@ -39,7 +40,7 @@ class DataConfig(Section):
     source: Literal["auto", "official", "file", "synthetic"] = "auto"
     root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
     path: str | None = None  # the user's own graph file; without it, source: file reads <root>/<name>.npz
-    batch_size: int = Field(default=1024, ge=1, le=10**9)  # graphs per batch, for data sets of many small graphs
+    batch_size: int = Field(default=1024, ge=1, le=MOST_GRAPHS)  # graphs per batch, for data sets of many small graphs
     batches: int | Literal["all"] = 1  # batches that inference goes over; training goes over all
     order: Literal["dataset", "random"] = "dataset"  # order in which graphs are taken
     split: Literal["train", "val", "test"] | None = None  # null: the choice of the published run
@@ -59,7 +60,7 @@ class DataConfig(Section):
     @field_validator("batches", mode="before")
     @classmethod
     def _batches_counted(cls, batches: Any) -> Any:
-        if batches != "all" and (type(batches) is not int or not 1 <= batches <= 10**9):
+        if batches != "all" and (type(batches) is not int or not 1 <= batches <= MOST_GRAPHS):
             raise ValueError(f"data.batches = {batches!r}: allowed are 1, 2, 3, ... and all")
         return batches
 
@@ -81,7 +82,7 @@ class DataConfig(Section):
         return self.source == "file" or self.path is not None
 
     def load_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `data.load` for the graphs of all batches."""
+        """Arguments of `data.load` for the graphs of all batches, as far as this section has them."""
         graphs = None if self.batches == "all" else self.batches * self.batch_size
         return self.model_dump(exclude={"batches"}) | {"batch_size": graphs}
 
@@ -222,6 +223,13 @@ class Config(Section):
     runtime: RuntimeConfig = RuntimeConfig()
     training: TrainingConfig = TrainingConfig()
 
+    def load_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `data.load`: the graphs of all batches, with what the model reads of them."""
+        return self.data.load_arguments() | {
+            "seed": self.runtime.seed,
+            "edge_features": self.model.edge_features != "none",
+        }
+
     @model_validator(mode="before")
     @classmethod
     def _passes_of_the_data_set(cls, settings: Any) -> Any:
@@ -299,6 +307,10 @@ class Config(Section):
 
 class TrainConfig(Config):
     """What `scripts/train.py` takes. attention.dtype, runtime.warmup and runtime.repeats are of inference only."""
+
+    def load_arguments(self) -> dict[str, Any]:
+        """As of `Config`, for all graphs: training makes the batches."""
+        return super().load_arguments() | {"batch_size": None}
 
     @model_validator(mode="after")
     def _trains(self) -> Self:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data.graph import LoadedGraph
+from data.packed import compact
 
 if TYPE_CHECKING:
     import torch
@@ -106,13 +107,3 @@ class CsrBatches:
         if self.device.type == "cuda" and not part.is_cuda:
             part = part.pin_memory()  # other memory is copied while the host waits
         return part.to(self.device, non_blocking=True)
-
-
-def compact(values: "torch.Tensor") -> "torch.Tensor":
-    """Codes as uint8 or int32 where they fit; anything else unchanged."""
-    import torch
-
-    if values.is_floating_point() or not values.numel() or values.min() < 0:
-        return values
-    largest = int(values.max())
-    return values.to(torch.uint8 if largest <= 255 else torch.int32) if largest < 2**31 else values

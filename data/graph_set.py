@@ -8,7 +8,7 @@ import numpy as np
 
 from data.graph import CsrGraph, LoadedGraph
 from data.loader import to_dgl
-from data.packed import rows_of
+from data.packed import compact, rows_of
 
 if TYPE_CHECKING:
     import dgl
@@ -34,7 +34,8 @@ class GraphBatch:
 class GraphSet:
     """A collection, packed: `GraphSet(data.load(name, batch_size=None))`.
 
-    Codes are kept as uint8 where they fit: all of ogbg-molhiv takes 45 MB, edge features included. Batches have int64.
+    Codes are kept as uint8 or int32 where they fit: all of ogbg-molhiv takes 45 MB, edge features included. Batches
+    have int64.
 
     Raises:
         TypeError: the argument is no LoadedGraph.
@@ -55,7 +56,7 @@ class GraphSet:
         self._first = np.cumsum(self.sizes) - self.sizes  # first node of each graph
         self.edge_counts = np.diff(indptr.numpy()[np.append(self._first, self.sizes.sum())].astype(np.int64))
         self._node_data, self._edge_data = (
-            {"feat": _compact(data["feat"].numpy())} if "feat" in data else {}
+            {"feat": compact(data["feat"]).numpy()} if "feat" in data else {}
             for data in (loaded.graph.ndata, loaded.graph.edata)
         )
 
@@ -128,10 +129,3 @@ class GraphSet:
         if outside.size:
             raise ValueError(f"ids: got {outside[0]}; the set has the graphs 0 .. {len(self) - 1}")
         return ids.astype(np.int64, copy=False)
-
-
-def _compact(values: np.ndarray) -> np.ndarray:
-    """Codes as uint8 where they fit; anything else unchanged."""
-    if values.dtype.kind == "i" and values.size and values.min() >= 0 and values.max() <= 255:
-        return values.astype(np.uint8)
-    return values

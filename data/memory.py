@@ -40,10 +40,8 @@ def _of_system() -> int | None:
 
 
 def _of_container() -> int | None:
-    """What a memory limit (control groups, version 2) leaves; the kernel ends a process that exceeds it without a word.
-
-    Pages of files that were not used lately are given back first: they are not counted.
-    """
+    """Bytes that a memory limit (control groups, version 2) leaves; the kernel ends a process that exceeds it without a
+    word. Pages of files that were not used lately are given back first: they are not counted."""
     try:
         limit = int((CGROUP / "memory.max").read_text())  # "max" without a limit
         used = int((CGROUP / "memory.current").read_text())

@@ -17,7 +17,7 @@ from data.memory import require_memory
 RowReader = Callable[[int], np.ndarray]  # of a number of rows: the next ones
 
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
-# What zipfile and NumPy raise for damaged, encrypted or unknown content.
+# Errors of zipfile and NumPy for damaged, encrypted or unknown content.
 DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 

@@ -1,8 +1,13 @@
 """Collections of small graphs as arrays: one graph after the other, node ids local to each graph."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from data.graph import RawGraph
+
+if TYPE_CHECKING:
+    import torch
 
 
 def rows_of(picked: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -60,3 +65,13 @@ def join_graphs(
         ndata={} if feat is None else {"feat": feat},
         edata={} if edge_feat is None else {"feat": edge_feat},
     )
+
+
+def compact(values: "torch.Tensor") -> "torch.Tensor":
+    """Codes as uint8 or int32 where they fit; anything else unchanged."""
+    import torch
+
+    if values.is_floating_point() or not values.numel() or values.min() < 0:
+        return values
+    largest = int(values.max())
+    return values.to(torch.uint8 if largest <= 255 else torch.int32) if largest < 2**31 else values

@@ -57,11 +57,7 @@ def load_on_ranks(config: TrainConfig, group: Group, say: Callable[[str], None])
     if part is not None:
         refuse_settings(config)
         return loaded_part(part), RankTraining(group, part)
-    arguments = config.data.load_arguments() | {
-        "batch_size": None,
-        "seed": config.runtime.seed,
-        "edge_features": config.model.edge_features != "none",
-    }
+    arguments = config.load_arguments()
     # Rank 0 alone downloads.
     loaded = on_first_rank(group, lambda: data.load(**arguments)) or data.load(**arguments)
     return loaded, RankTraining(group, None)

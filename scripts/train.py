@@ -86,11 +86,7 @@ def train_seeds(
     if group:
         loaded, of_rank = load_on_ranks(config, group, lambda text: console.print(Text(text)))
     else:
-        loaded = data.load(
-            **(config.data.load_arguments() | {"batch_size": None}),  # all graphs; training makes the batches
-            seed=config.runtime.seed,
-            edge_features=config.model.edge_features != "none",
-        )
+        loaded = data.load(**config.load_arguments())
     found: dict[int, TrainResult] = {}
     curves = []
     for seed in config.seeds:
