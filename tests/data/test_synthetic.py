@@ -365,7 +365,7 @@ def test_gpu_makes_what_is_kept_and_gives_its_memory_back(kept, monkeypatch, cap
     held = cupy.get_default_memory_pool().total_bytes()
     with caplog.at_level(logging.INFO, logger="data"):
         ours = load(seed=1).meta
-    assert "s on the GPU; written to" in caplog.text
+    assert "s on the GPU; to be kept in" in caplog.text
     assert cupy.get_default_memory_pool().total_bytes() <= held
     monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 10**9)
     assert load(seed=1).meta == ours
