@@ -54,13 +54,12 @@ def pattern_of(batch: CsrBatch) -> CSRPattern:
 
 def prepare(model: GraphTransformer, batch: CsrBatch, attention: AttentionPlan) -> GraphInputs:
     """Inputs of the model, whose parameters have their final device and dtype."""
-    weight = model.readout.classes.weight
     return prepare_batch(
         batch,
         attention,
         pos_enc=model.pos_enc,
-        device=weight.device,
-        dtype=weight.dtype,
+        device=model.device,
+        dtype=model.dtype,
         edge_features=model.edge_features != "none",
     )
 
@@ -81,7 +80,7 @@ class BatchRunner:
     ) -> None:
         self.batches, self.model, self.plan, self.forward = batches, model, plan, forward
         self.by_thread = by_thread
-        self.device = model.readout.classes.weight.device
+        self.device = model.device
         # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
 

@@ -76,7 +76,7 @@ class ModelBench(GraphBench):
 
     def inputs(self, model: GraphTransformer, attention: Any) -> GraphInputs:
         """Inputs for a model of any width: the features are put on the device once per precision."""
-        dtype = model.readout.classes.weight.dtype
+        dtype = model.dtype
         if dtype not in self._features:
             self._features[dtype] = model.prepare(self.loaded.graph, attention)
         return replace(self._features[dtype], attention=attention)
@@ -185,7 +185,7 @@ class Width:
                 heads=model.heads,
                 blocks=model.blocks,
             )
-            self._models[dtype] = made.to(self.bench.device, dtype).eval()
+            self._models[dtype] = made.to(self.bench.device).cast(dtype).eval()
         return self._models[dtype]
 
     def plan(self, backend: str, dtype: torch.dtype, out_dtype: torch.dtype) -> Attention:

@@ -41,7 +41,7 @@ class Subject:
             model = build_model(config, meta, config.runtime.seed)
             if self.weights.path:
                 load_weights(model, self.weights.path, config, meta)
-            return model.to(self.device, dtype).eval()
+            return model.to(self.device).cast(dtype).eval()
 
     def plan(self, graph: Any, backend: str, dtype: torch.dtype, reorder: str = "none") -> kernels.AttentionPlan:
         """Attention of the model's head shape over a graph (or batch), in rows of an order as `attention.reorder`."""

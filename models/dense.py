@@ -95,10 +95,10 @@ def _versions(*modules: nn.Module) -> tuple[tuple[torch.Tensor, int], ...]:
 
 def fused_unavailable(model: GraphTransformer) -> str | None:
     """The reason why the fused kernel cannot run this model; None if it can."""
-    norm, weight = model.blocks[0].norm1, model.readout.classes.weight
+    norm = model.blocks[0].norm1
     if not isinstance(norm, nn.LayerNorm):
         return f"it takes LayerNorm, and the model has {type(norm).__name__}"
-    return dense_block_unavailable(weight.device, weight.dtype, norm.normalized_shape[0])
+    return dense_block_unavailable(model.device, model.dtype, norm.normalized_shape[0])
 
 
 def _fused_blocks(model: GraphTransformer) -> list[DenseBlock]:

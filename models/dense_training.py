@@ -33,12 +33,11 @@ from models.graph_transformer import Block, DenseBlock, GraphTransformer, Readou
 
 def fused_training_unavailable(model: GraphTransformer) -> str | None:
     """The reason why the kernels cannot run this model; None if they can."""
-    weight, norm = model.blocks[0].qkv.weight, model.blocks[0].norm1
-    dim = weight.shape[1]
-    if weight.device.type != "cuda":
-        return f"it needs an NVIDIA GPU, and the model is on {weight.device}"
-    if weight.dtype not in (torch.float16, torch.bfloat16):
-        return f"its layers are float16 or bfloat16, and the model's {str(weight.dtype).removeprefix('torch.')}"
+    norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
+    if model.device.type != "cuda":
+        return f"it needs an NVIDIA GPU, and the model is on {model.device}"
+    if model.dtype not in (torch.float16, torch.bfloat16):
+        return f"its layers are float16 or bfloat16, and the model's {str(model.dtype).removeprefix('torch.')}"
     if not isinstance(norm, nn.LayerNorm):
         return f"it takes LayerNorm, and the model has {type(norm).__name__}"
     if dim % CHUNK or 2 * dim > MOST_COLUMNS:

@@ -33,7 +33,7 @@ attention and inside the feed-forward network; `attention_dropout` on the softma
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -246,6 +246,26 @@ class GraphTransformer(nn.Module):
         if attention_dropout:  # drawn last and only where used: weights of a seed do not depend on it
             self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (blocks,)), persistent=False)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the blocks."""
+        return self.blocks[0].qkv.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks[0].qkv.weight.device
+
+    def cast(self, dtype: torch.dtype) -> Self:
+        """Give the weights a type, in place. The readout of graphs stays in float32 at least.
+
+        The logits of a rare label lie close together. In 16 bits most of them are the same number, which ROC-AUC and
+        average precision cannot rank. The readout has one row a graph, so that float32 costs little.
+        """
+        for name, module in self.named_children():
+            is_of_graphs = name == "readout" and self.task == "graph"
+            module.to(torch.promote_types(dtype, torch.float32) if is_of_graphs else dtype)
+        return self
+
     def prepare(self, graph: Any, attention: Attention) -> GraphInputs:
         """Move the features and structure of a DGLGraph to the model's device and dtype (see `prepare_graph`).
 
@@ -257,13 +277,12 @@ class GraphTransformer(nn.Module):
         Raises:
             ValueError: the features are missing or do not fit this model.
         """
-        weight = self.readout.classes.weight
         inputs = prepare_graph(
             graph,
             attention,
             pos_enc=self.pos_enc,
-            device=weight.device,
-            dtype=weight.dtype,
+            device=self.device,
+            dtype=self.dtype,
             edge_features=self.edge_features != "none",
         )
         self.embedding.check(inputs.features)
@@ -302,7 +321,7 @@ class GraphTransformer(nn.Module):
         embed: Callable[[GraphInputs], Tensor] | None = None,
         readout: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Logits [N, num_classes] or [G, num_classes] in the model's dtype.
+        """Logits [N, num_classes] or [G, num_classes] in the type of the readout's weights.
 
         Args:
             inputs: from `prepare`.
@@ -327,7 +346,7 @@ class GraphTransformer(nn.Module):
                 attn_out = block.attend(qkv, inputs.attention, bias, options[i])
             h, qkv = part(attn_out, h)
         if self.task == "graph":
-            h = mean_nodes(h, inputs)
+            h = mean_nodes(h, inputs).to(self.readout.classes.weight.dtype)
         return (readout or self.readout)(h)
 
 

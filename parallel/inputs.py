@@ -69,20 +69,19 @@ def prepare_part(model: GraphTransformer, part: Part, attention: Attention) -> G
     refuse_on_ranks(model, training=False)
     if "feat" not in part.node_data:
         raise ValueError(f"{part.folder}: the partition holds no features; partition with node_data['feat']")
-    weight = model.readout.classes.weight
     features = np.array(part.node_data["feat"])  # a copy: mapped files are read-only
     aligned = None
     if features.dtype.kind == "f":
-        aligned = aligned_columns(torch.from_numpy(features).to(weight.dtype)).to(weight.device)
+        aligned = aligned_columns(torch.from_numpy(features).to(model.dtype)).to(model.device)
         rows = aligned[:, : features.shape[1]]
     else:
-        rows = torch.from_numpy(features.astype(np.int64)).to(weight.device)
+        rows = torch.from_numpy(features.astype(np.int64)).to(model.device)
     model.embedding.check(rows)
     return GraphInputs(
         features=rows,
         aligned_features=aligned,
         attention=attention,
         encoding=None,
-        nodes=torch.arange(part.num_rows, device=weight.device),
-        graph_starts=torch.zeros(1, dtype=torch.int64, device=weight.device),
+        nodes=torch.arange(part.num_rows, device=model.device),
+        graph_starts=torch.zeros(1, dtype=torch.int64, device=model.device),
     )

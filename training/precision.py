@@ -12,7 +12,8 @@ class WorkingCopy:
     """The model whose layers compute a step, beside the one whose weights the optimiser changes.
 
     The copy has 16-bit weights: all of them are rounded in one kernel, and their gradients become float32 in one more,
-    where torch.autocast takes a kernel for each weight. Batch norms and buffers are those of the model itself.
+    where torch.autocast takes a kernel for each weight. Batch norms, buffers and the readout of graphs, which stays in
+    float32 (`GraphTransformer.cast`), are those of the model itself.
 
     Args:
         model: with float32 weights.
@@ -42,8 +43,10 @@ class WorkingCopy:
 
 
 def _copy(model: GraphTransformer, dtype: torch.dtype) -> GraphTransformer:
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]  # with running statistics
-    shared = [*norms, *model.buffers()]
+    shared = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]  # with running statistics
+    shared += model.buffers()
+    if model.task == "graph":
+        shared.append(model.readout)
     found = copy.deepcopy(model, {id(each): each for each in shared})
     own = set(model.parameters())
     for parameter in found.parameters():

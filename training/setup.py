@@ -74,8 +74,7 @@ def model_parts(model: GraphTransformer, path: DensePath, dynamic: bool = False)
     if path == "compiled":
         parts = (finish_and_project, finish_last)
         return {"dense": model.dense_blocks(*(torch.compile(part, fullgraph=True, dynamic=dynamic) for part in parts))}
-    return {
-        "dense": fused_training_blocks(model),
-        "embed": fused_training_embed(model),
-        "readout": fused_training_readout(model.readout),
-    }
+    parts = {"dense": fused_training_blocks(model), "embed": fused_training_embed(model)}
+    if model.task == "node":  # that of graphs has few rows, in float32
+        parts["readout"] = fused_training_readout(model.readout)
+    return parts

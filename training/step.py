@@ -37,9 +37,8 @@ class Step:
     ) -> None:
         self.model, self.working, self.parts, self.optimiser = model, working, parts, optimiser
         self.clip_norm = clip_norm
-        weight = working.model.readout.classes.weight
-        self.device = weight.device
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=weight.dtype == torch.float16)
+        self.device = working.model.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=working.model.dtype == torch.float16)
 
     def __call__(self, batch: Batch) -> Tensor:
         """The loss before the step, on the device."""

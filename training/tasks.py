@@ -76,7 +76,7 @@ class NodesTask:
 
     def __init__(self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphTransformer, plan: Plan) -> None:
         self.metric = metric
-        device = model.readout.classes.weight.device
+        device = model.device
         self.ids = {part: loaded.splits[part].to(device) for part in PARTS}
         self.sizes = {part: len(ids) for part, ids in self.ids.items()}
         self.labels = labels.to(device)
@@ -104,7 +104,7 @@ class GraphsTask:
         self.labels, self.ids = labels, loaded.splits
         self.sizes = {part: len(ids) for part, ids in self.ids.items()}
         self.model, self.plan, self.batch_size = model, plan, batch_size
-        self.device = model.readout.classes.weight.device
+        self.device = model.device
         self.steps = -(-self.sizes["train"] // batch_size)
         self.kept: dict[str, list[Batch]] = {}  # of evaluation, which are the same in each epoch
         plan(self.graphs.batch(self.ids["train"][:1]).graph)  # a backend that cannot run is an error now

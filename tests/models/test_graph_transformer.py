@@ -254,6 +254,29 @@ def test_features_that_do_not_fit(make_graph, make_model, feat, in_features, mes
         model.prepare(graph, plan(graph))
 
 
+def test_sixteen_bit_models_rank_graphs_of_nearly_equal_logits(make_graph, make_model):
+    """As in the first epochs of training on few positives: logits differ by less than the resolution of bfloat16."""
+    batch = import_dgl().batch([make_graph(n, 4 * n, seed=n) for n in range(10, 60)])
+    model = make_model(task="graph", heads=4, num_classes=1)
+    with torch.no_grad():
+        model.readout.classes.weight *= 0.02
+        model.readout.classes.bias.fill_(-3.3)
+    exact = run(copy.deepcopy(model), batch, "reference").flatten()
+    assert exact.max() - exact.min() < 0.02
+    logits = run(model.cast(torch.bfloat16), batch, "reference").flatten()
+    assert (model.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.corrcoef(torch.stack([exact, logits]).argsort(1).argsort(1).double())[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_cast_leaves_the_readout_of_graphs_alone_in_float32_at_least(make_model, dtype):
+    of_nodes, of_graphs = (make_model(task=task).cast(dtype) for task in ("node", "graph"))
+    assert {weight.dtype for weight in of_nodes.parameters()} == {dtype}
+    wide = torch.promote_types(dtype, torch.float32)
+    for name, weight in of_graphs.named_parameters():
+        assert weight.dtype == (wide if name.startswith("readout.") else dtype), name
+
+
 def test_dim_that_heads_do_not_divide():
     with pytest.raises(ValueError, match="got 32 with heads = 3"):
         GraphTransformer(in_features=1, num_classes=2, dim=32, heads=3)

@@ -18,12 +18,16 @@ from training.tasks import Batch
 NODES = 40
 
 
-def make(norm="layer"):
+def make(norm="layer", task="node"):
+    """A model, and a graph of 40 nodes or four graphs of 10 nodes, with labels."""
     torch.manual_seed(0)
-    model = GraphTransformer(in_features=6, num_classes=3, dim=16, heads=2, blocks=2, norm=norm)
-    graph = import_dgl().rand_graph(NODES, 200)
+    dgl = import_dgl()
+    model = GraphTransformer(in_features=6, num_classes=3, dim=16, heads=2, blocks=2, norm=norm, task=task)
+    graph = dgl.rand_graph(NODES, 200)
+    if task == "graph":
+        graph = dgl.batch([dgl.rand_graph(10, 50) for _ in range(4)])
     graph.ndata["feat"] = torch.randn(NODES, 6)
-    return model, graph, torch.randint(3, (NODES,))
+    return model, graph, torch.randint(3, (NODES,)) if task == "node" else torch.randint(2, (4, 3)).float()
 
 
 def plan(graph, dtype):
@@ -46,10 +50,10 @@ def gradients_of(model, graph, labels, dtype):
     return loss.item(), torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize(("norm", "task"), [("layer", "node"), ("batch", "node"), ("layer", "graph")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_gradients_are_as_exact_as_those_of_autocast(norm, dtype):
-    model, graph, labels = make(norm)
+def test_gradients_are_as_exact_as_those_of_autocast(norm, task, dtype):
+    model, graph, labels = make(norm, task)
     right_loss, right = gradients_of(exact := copy.deepcopy(model).double(), graph, labels, torch.float64)
     _, by_torch = gradients_of(copy.deepcopy(model), graph, labels, dtype)
     step, batch = step_of(model, graph, labels, dtype)
