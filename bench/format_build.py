@@ -5,7 +5,7 @@
     fused3s_paper  row_window_sort  the part of it that is the paper's reordering: the sort of the row windows by their
                                     number of TCBs, which are on the device
     fused3s        bsb              BSB with 16 x 16 blocks
-    fused3s        none             the same and the schedule, as `kernels.plan_attention` does; on a GPU
+    fused3s        none             the plan of `kernels.plan_attention`, by its own kernels; on a GPU
 
 A build depends on neither head dimension nor type. Rows of the CPU have the run id of the GPU in the same machine.
 """

@@ -79,7 +79,6 @@ def test_builds_on_the_gpu(cora):
     assert [(row.backend, row.variant) for row in rows][-1] == ("fused3s", "none")
     assert {row.status for row in rows} == {"unchecked"}
     times = {(row.backend, row.variant): row.value for row in rows}
-    assert times["fused3s", "none"] > 0.5 * times["fused3s", "bsb"]  # holds the build of BSB
     assert times["fused3s_paper", "row_window_sort"] < times["fused3s_paper", "none"]  # is a part of it
 
 
