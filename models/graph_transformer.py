@@ -256,7 +256,7 @@ class GraphTransformer(nn.Module):
         return self.blocks[0].qkv.weight.device
 
     def cast(self, dtype: torch.dtype) -> Self:
-        """Give the weights a type, in place. The readout of graphs stays in float32 at least.
+        """Give the weights a type, in place. The readout of graphs stays in float32 at least, and so does their mean.
 
         The logits of a rare label lie close together. In 16 bits most of them are the same number, which ROC-AUC and
         average precision cannot rank. The readout has one row a graph, so that float32 costs little.
@@ -346,7 +346,7 @@ class GraphTransformer(nn.Module):
                 attn_out = block.attend(qkv, inputs.attention, bias, options[i])
             h, qkv = part(attn_out, h)
         if self.task == "graph":
-            h = mean_nodes(h, inputs).to(self.readout.classes.weight.dtype)
+            h = mean_nodes(h.to(self.readout.classes.weight.dtype), inputs)
         return (readout or self.readout)(h)
 
 
