@@ -11,6 +11,7 @@ import pandas as pd
 from bench.records import NONE
 from configs.bench_schema import Shape
 from report.frames import latest
+from report.parallel import KEY, PARTS, rank_parts
 
 SCHEMES = ("halo", "heads", "allgather")
 BLOCK = "block"  # region of the time of a whole block
@@ -161,4 +162,31 @@ def predicted_over_measured(rows: pd.DataFrame) -> pd.DataFrame:
         for name, found in (("predicted", of_simulator), ("measured", of_runs))
     ]
     both = sides[0].merge(sides[1], on=CASE, validate="one_to_one").sort_values(CASE, ignore_index=True)
+    return both.assign(ratio=both["predicted"] / both["measured"])
+
+
+def predicted_over_parts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Work of the slowest rank without the exchange, predicted and measured part by part on one GPU.
+
+    Args:
+        rows: of `report.frames.recorded`.
+
+    Returns:
+        KEY, `part` (one of PARTS, or "sum"), `predicted` and `measured` in ms, and `ratio`; of a part that neither
+        side has, no row.
+    """
+    found = rows[(rows["bench"] == "scaling") & (rows["metric"] == "time") & (rows["status"] == "predicted")]
+    found = found[(found["variant"] == "halo") & found["region"].isin(PARTS)]
+    # The rank that takes longest can be another one with another link, by the exchange.
+    of_links = latest(found, *KEY, "link", "region").pivot_table(index=[*KEY, "link"], columns="region", values="value")
+    measured = rank_parts(rows)
+    if of_links.empty or measured.empty:
+        return pd.DataFrame(columns=[*KEY, "part", "predicted", "measured", "ratio"])
+    sides = {"predicted": of_links.reset_index(), "measured": measured}
+    for name, side in sides.items():
+        side["sum"] = side[list(PARTS)].sum(axis=1)
+        slowest = side.loc[side.groupby(KEY)["sum"].idxmax()]
+        sides[name] = slowest.melt(KEY, [*PARTS, "sum"], var_name="part", value_name=name)
+    both = sides["measured"].merge(sides["predicted"], on=[*KEY, "part"])
+    both = both[(both["measured"] > 0) | (both["predicted"] > 0)]
     return both.assign(ratio=both["predicted"] / both["measured"])

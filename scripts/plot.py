@@ -30,6 +30,7 @@ from report.tables.heads import edges_tables, heads_tables
 from report.tables.kernels import kernel_tables, launch_tables, memory_tables, rate_tables
 from report.tables.models import end_to_end_tables
 from report.tables.paper import paper_tables
+from report.tables.parallel import parallel_tables
 from report.tables.plans import plan_tables
 from report.tables.predicted_scaling import predicted_scaling_tables
 from report.tables.training import training_tables
@@ -66,6 +67,7 @@ TABLES = {
     "backward.md": backward_tables,
     "training.md": training_tables,
     "plans.md": plan_tables,
+    "parallel.md": parallel_tables,
     "predicted-scaling.md": predicted_scaling_tables,
     "beyond.md": beyond_tables,
     "paper.md": paper_tables,

@@ -20,12 +20,12 @@ from parallel.cost_model import Link, Traffic, share_of_heads, traffic
 from simulator.fit import ITEM, AttentionTimes, DenseTimes, NotRecordedError
 from simulator.sizes import GraphSize
 
-FLOAT32 = 4  # bytes
+START = 3e-3  # ms from the launch of a kernel to its first bytes: kernels/NOTES.md, "Where is the remaining time?"
 # How often a row is read or written outside the kernels and the exchange (parallel/exchange.py, parallel/passes.py).
 PACK_HALO = 2  # keys and values: gathered
 PACK_ALLGATHER = 3  # keys and values: a buffer is zeroed, then filled
 TRANSPOSE = 3 * 6 + 2  # heads: q, k and v are stacked, split by rank and joined; the output is joined
-COMBINE = 3  # boundary rows of float32: two are read, one is written
+COMBINE = 3  # boundary rows: two are read, one is written
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,11 @@ def predict(graph: GraphSize, scheme: str, shape: Shape, link: Link, machine: Ma
 
 
 def _predict_split(graph: GraphSize, scheme: str, shape: Shape, exchange: float, machine: Machine) -> Prediction:
-    """Halo and allgather: `parallel.passes.SplitPasses`. Ranks wait for each other once a block."""
+    """Halo and allgather: `parallel.passes.SplitPasses`. Ranks wait for each other once a block.
+
+    Gathers take as long as those of the whole graph, although a rank has fewer columns, of which L2 could serve more:
+    a partition keeps together what a single GPU finds in L2 anyway.
+    """
     times, dense = machine.attention(shape), machine.dense(shape.width)
     anchor = times.anchors.get(graph.sha256, 1.0)
     largest = max(part.rows for part in graph.parts)
@@ -154,26 +158,26 @@ def _predict_split(graph: GraphSize, scheme: str, shape: Shape, exchange: float,
     for rank, part in enumerate(graph.parts):
         if scheme == "halo":
             packed = PACK_HALO * sum(other.halo[rank] for other in graph.parts)
-            arriving = sum(part.halo)
         else:
-            packed, arriving = PACK_ALLGATHER * largest, graph.ranks * largest
-        combined = 0
-        if part.boundary_rows:
-            # Partial outputs are float32, wider than the output of the fitted kernels, and rounded at the end.
-            combined = FLOAT32 * COMBINE * part.boundary_rows + (FLOAT32 + ITEM) * part.rows
-            combined += (FLOAT32 - ITEM) * (part.rows + part.boundary_rows)
+            packed = PACK_ALLGATHER * largest
+        row_bytes = ITEM * shape.width
         parts = {
-            "pack": times.copy_ms(2 * ITEM * shape.width * packed),
-            "own": anchor * times.ms(part.rows, part.own_gathered, part.rows),
+            "pack": _copy_ms(times, 2 * row_bytes * packed),
+            "own": anchor * times.ms(part.rows, part.own_gathered, graph.nodes),
             "exchange": exchange,
-            "halo": anchor * times.ms(part.boundary_rows, part.halo_gathered, arriving),
-            "combine": times.copy_ms(shape.width * combined),
+            "halo": anchor * times.ms(part.boundary_rows, part.halo_gathered, graph.nodes),
+            "combine": _copy_ms(times, row_bytes * COMBINE * part.boundary_rows),
         }
         attention = sum(parts.values()) - min(parts["own"], exchange)  # the two run side by side
         found.append((attention, parts))
         blocks.append(None if dense is None else attention + dense.ms(part.rows))
     attention, parts = max(found, key=lambda one: one[0])
     return Prediction(attention, parts, None if dense is None else max(blocks), shape)
+
+
+def _copy_ms(times: AttentionTimes, num_bytes: int) -> float:
+    """Milliseconds of a kernel that reads and writes this many bytes together; 0 without any: nothing is launched."""
+    return START + times.copy_ms(num_bytes) if num_bytes else 0.0
 
 
 def _predict_heads(graph: GraphSize, scheme: str, shape: Shape, exchange: float, machine: Machine) -> Prediction:
@@ -185,7 +189,7 @@ def _predict_heads(graph: GraphSize, scheme: str, shape: Shape, exchange: float,
     anchor = times.anchors.get(graph.sha256, 1.0)
     kernel = anchor * times.ms(graph.nodes, graph.gathered, graph.nodes)
     largest = max(part.rows for part in graph.parts)
-    transpose = times.copy_ms(TRANSPOSE * ITEM * shape.width * largest)
+    transpose = _copy_ms(times, TRANSPOSE * ITEM * shape.width * largest)
     dense = machine.dense(shape.width)
     parts = {"transpose": transpose, "exchange": exchange, "kernel": kernel}
     attention = sum(parts.values())

@@ -8,6 +8,7 @@ from bench.records import NONE
 from configs.bench_schema import Shape
 from report.frames import count, latest
 from report.markdown import table
+from report.parallel import PARTS
 from report.predicted_scaling import (
     BLOCK,
     CASE,
@@ -18,6 +19,7 @@ from report.predicted_scaling import (
     inputs,
     predicted,
     predicted_over_measured,
+    predicted_over_parts,
 )
 
 TITLE = """# Predicted: one graph on several GPUs
@@ -41,7 +43,10 @@ one GPU is recorded is scaled to it.
 """
 MISSING = "-"
 MEASURED = "Predicted over measured time (benchmark `parallel`); above 1 where the prediction is too long."
-NOT_MEASURED = "No run on several GPUs is recorded yet, so that no prediction here was checked.\n"
+NOT_MEASURED = "No run on several GPUs is recorded yet: no prediction of an exchange was checked.\n"
+ON_ONE_GPU = """The work of the slowest rank without the exchange, whose parts were timed on one GPU (benchmark
+`parallel`): predicted time in ms, and over the measured one.
+"""
 
 
 def predicted_scaling_tables(rows: pd.DataFrame) -> str:
@@ -50,7 +55,8 @@ def predicted_scaling_tables(rows: pd.DataFrame) -> str:
     graphs = predicted(rows)
     if not graphs:
         return TITLE
-    sections += ["## Predicted against measured\n", against_measured(rows), "## Inputs\n", LINKS, _links(rows)]
+    sections += ["## Predicted against measured\n", against_measured(rows), *_against_parts(rows)]
+    sections += ["## Inputs\n", LINKS, _links(rows)]
     sections += [FITS, _fits(rows)]
     for graph in graphs:
         words = f"{count(graph.nodes)} nodes, {count(graph.edges)} edges, {graph.device}"
@@ -74,6 +80,20 @@ def against_measured(rows: pd.DataFrame) -> str:
         for row in found.itertuples()
     ]
     return f"{MEASURED}\n\n" + table([*columns, "predicted, ms", "measured, ms", "ratio"], lines, len(columns))
+
+
+def _against_parts(rows: pd.DataFrame) -> list[str]:
+    """A line for each partition whose parts were timed; nothing without one."""
+    found = predicted_over_parts(rows)
+    lines = []
+    for key, parts in found.groupby(["dataset", "heads", "dim", "order", "ranks"], sort=False):
+        dataset, heads, dim, order, ranks = key
+        of_parts = parts.set_index("part")
+        cells = [f"{of_parts['predicted']['sum']:.3f}", f"{of_parts['measured']['sum']:.3f}"]
+        cells += [f"{of_parts['ratio'][part]:.2f}" if part in of_parts.index else MISSING for part in ("sum", *PARTS)]
+        lines.append([dataset, str(Shape(heads, dim)), order, str(ranks), *cells])
+    head = ["graph", "heads x columns", "partition", "ranks", "predicted, ms", "measured, ms", "ratio"]
+    return [ON_ONE_GPU, table([*head, *(f"of {part}" for part in PARTS)], lines, 3)] if lines else []
 
 
 def _links(rows: pd.DataFrame) -> str:

@@ -10,7 +10,14 @@ from bench.records import Row
 from configs.bench_schema import Shape
 from report.frames import frame
 from report.plots.predicted_scaling import draw
-from report.predicted_scaling import UPPER_BOUND, Predicted, predicted, predicted_over_measured
+from report.predicted_scaling import (
+    UPPER_BOUND,
+    Predicted,
+    predicted,
+    predicted_over_measured,
+    predicted_over_parts,
+)
+from report.tables.parallel import parallel_tables
 from report.tables.predicted_scaling import predicted_scaling_tables
 
 SHAPE = {"heads": 8, "dim": 16}
@@ -168,3 +175,37 @@ def test_several_cases_each_have_their_ratio():
     runs = [run(12.0), run(5.0, variant="allgather"), run(18.0, scope="model", region="block")]
     found = predicted_over_measured(frame([*ROWS, *runs])).set_index(["variant", "scope"])["ratio"]
     assert found.to_dict() == {("allgather", "attention"): 1.5, ("halo", "attention"): 0.5, ("halo", "model"): 0.5}
+
+
+def part_run(part: str, rank: int, ms: float) -> Row:
+    """A part of rank 0 or 1, measured on one GPU."""
+    return run(ms, region=f"{part} of rank {rank}", link="none")
+
+
+MEASURED_PARTS = [
+    run(10.0, ranks=1, variant="none", link="none", order="none"),
+    *(part_run(part, 0, ms) for part, ms in (("pack", 0.5), ("own", 5.0), ("halo", 1.0), ("combine", 0.5))),
+    *(part_run(part, 1, ms) for part, ms in (("pack", 0.4), ("own", 4.0))),
+]
+
+
+def test_parts_on_one_gpu():
+    text = parallel_tables(frame([*MEASURED_PARTS, part_run("own", 2, 100.0).model_copy(update={"disturbed": "yes"})]))
+    cells = ("0.900", "9.000", "1.000", "0.500", "11.400", "1.14", "7.000")
+    assert f"| g | 8x16 | metis | 2 | 10.000 | {' | '.join(cells)} |" in text
+    assert "\n## " not in parallel_tables(frame(ROWS))
+
+
+def test_predicted_over_parts_is_of_the_slowest_rank():
+    predictions = [
+        time(ms, 2, "halo", link, region=part)
+        for link, own in (("NVLink", 4.0), ("IB", 6.0))
+        for part, ms in (("pack", 1.0), ("own", own), ("halo", 0.5), ("combine", 0.5))
+    ]
+    rows = frame([*ROWS, *predictions, *MEASURED_PARTS])
+    found = predicted_over_parts(rows).set_index("part")["ratio"]
+    assert found.to_dict() == {"pack": 2, "own": 1.2, "halo": 0.5, "combine": 1, "sum": pytest.approx(8 / 7)}
+    line = "| g | 8x16 | metis | 2 | 8.000 | 7.000 | 1.14 | 2.00 | 1.20 | 0.50 | 1.00 |"
+    assert line in predicted_scaling_tables(rows)
+    assert predicted_over_parts(frame(MEASURED_PARTS)).empty
+    assert predicted_over_parts(frame(predictions)).empty

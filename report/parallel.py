@@ -1,0 +1,31 @@
+"""The parts of attention on several ranks, timed one after the other on one GPU (benchmark `parallel`)."""
+
+import pandas as pd
+
+from bench.records import NONE
+from report.frames import latest
+
+PARTS = ("pack", "own", "halo", "combine")
+KEY = ["device", "dataset", "data_sha256", "order", "ranks", "heads", "dim", "dtype"]
+WHOLE = ["device", "dataset", "data_sha256", "heads", "dim", "dtype"]
+
+
+def rank_parts(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each rank of each partition: KEY, `graph`, `rank`, the ms of each of PARTS (0 where the rank has none),
+    and `whole`, the ms of the whole graph on one rank.
+
+    Only what was measured without disturbance and right.
+
+    Args:
+        rows: of `report.frames.recorded`.
+    """
+    times = rows[(rows["bench"] == "parallel") & (rows["metric"] == "time") & (rows["status"] == "ok")]
+    times = times[(times["disturbed"] != "yes") & (times["link"] == NONE)]
+    whole = latest(times[times["ranks"] == 1], *WHOLE).set_index(WHOLE)["value"].rename("whole")
+    found = latest(times[times["ranks"] > 1], *KEY, "region")
+    names = found["region"].str.extract(r"^(?P<part>\w+) of rank (?P<rank>\d+)$")
+    found = found.assign(part=names["part"], rank=pd.to_numeric(names["rank"]))
+    if found.empty:
+        return pd.DataFrame(columns=[*KEY, "graph", "rank", *PARTS, "whole"])
+    parts = found.pivot_table(index=[*KEY, "graph", "rank"], columns="part", values="value", sort=False)
+    return parts.reindex(columns=list(PARTS)).fillna(0.0).reset_index().join(whole, on=WHOLE)
