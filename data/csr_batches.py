@@ -1,4 +1,5 @@
-"""Batches of consecutive graphs of a collection as CSR tensors on a device: slices, no gather and no DGLGraph."""
+"""Batches of graphs of a collection as CSR tensors on a device, without a DGLGraph: slices where the graphs follow one
+another, else a gather."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,27 +16,36 @@ if TYPE_CHECKING:
 KEPT_SHARE = 0.5  # of a GPU's free memory that a collection may take to be kept there
 
 
-@dataclass(frozen=True, eq=False)
-class CsrBatch:
-    """The graphs `first` .. `last` - 1 of a collection as one block-diagonal matrix.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BatchArrays:
+    """B graphs as one block-diagonal matrix.
 
     Attributes:
-        first_row, last_row: their rows among the outputs of all graphs: nodes of a node task, graphs of a graph task.
         indptr: [n + 1] int64; col: [nnz] int32 or int64, ascending in each row. A row is a query (see `data`).
         features: [n, F] float32, or [n, C] codes of any integer type.
         edge_features: [nnz, F] float32 or [nnz, C] codes; None without them.
-        graph_starts: [last - first] int64, first node of each graph.
+        graph_starts: [B] int64, first node of each graph.
+    """
+
+    indptr: "torch.Tensor"
+    col: "torch.Tensor"
+    features: "torch.Tensor"
+    edge_features: "torch.Tensor | None"
+    graph_starts: "torch.Tensor"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CsrBatch(BatchArrays):
+    """The graphs `first` .. `last` - 1 of a collection.
+
+    Attributes:
+        first_row, last_row: their rows among the outputs of all graphs: nodes of a node task, graphs of a graph task.
     """
 
     first: int
     last: int
     first_row: int
     last_row: int
-    indptr: "torch.Tensor"
-    col: "torch.Tensor"
-    features: "torch.Tensor"
-    edge_features: "torch.Tensor | None"
-    graph_starts: "torch.Tensor"
 
 
 class CsrBatches:
@@ -47,7 +57,7 @@ class CsrBatches:
 
     Attributes:
         num_graphs, num_rows: graphs, and rows of the output, of all batches.
-        sizes: [G] int64, nodes of each graph.
+        sizes: [G] int64, nodes of each graph; edge_counts: [G] int64.
         kept_on: where the arrays are.
     """
 
@@ -62,6 +72,7 @@ class CsrBatches:
         self.num_graphs, self.batch_size, self.device = self.sizes.size, batch_size, device
         self._first_node = np.append(0, self.sizes.cumsum())
         self._first_edge = indptr.numpy()[self._first_node].astype(np.int64)
+        self.edge_counts = np.diff(self._first_edge)
         self._rows_are_graphs = loaded.meta.task == "graph"
         self.num_rows = self.num_graphs if self._rows_are_graphs else int(self._first_node[-1])
         arrays = {"indptr": indptr, "col": col, "features": compact(graph.ndata["feat"])}
@@ -92,9 +103,12 @@ class CsrBatches:
             raise ValueError(f"graphs {first} to {last}: 0 to {self.num_graphs} are allowed, in this order")
         node, last_node = (int(self._first_node[graph]) for graph in (first, last))
         edge, last_edge = (int(self._first_edge[graph]) for graph in (first, last))
-        rows = (first, last) if self._rows_are_graphs else (node, last_node)
+        first_row, last_row = (first, last) if self._rows_are_graphs else (node, last_node)
         return CsrBatch(
-            *(first, last, *rows),
+            first=first,
+            last=last,
+            first_row=first_row,
+            last_row=last_row,
             indptr=self._part("indptr", node, last_node + 1).long() - edge,
             col=self._part("col", edge, last_edge) - node,
             features=self._part("features", node, last_node),
@@ -102,8 +116,47 @@ class CsrBatches:
             graph_starts=self._part("starts", first, last) - node,
         )
 
+    def picked(self, ids: np.ndarray) -> BatchArrays:
+        """The graphs `ids` [B] in this order, queued on the current stream of the device.
+
+        Args:
+            ids: integers of 0 .. G - 1, one or more.
+        """
+        import torch
+
+        sizes, counts = self.sizes[ids], self.edge_counts[ids]
+        # One copy brings all that the device needs to know; the host keeps the sums, so that nothing waits for them.
+        table = torch.from_numpy(np.stack([self._first_node[ids], sizes, self._first_edge[ids], counts]))
+        first_node, sizes_there, first_edge, counts_there = self._to(table, self.kept_on)
+        starts = sizes_there.cumsum(0) - sizes_there
+        nodes = _rows_of(first_node, sizes_there, starts, int(sizes.sum()))
+        edges = _rows_of(first_edge, counts_there, counts_there.cumsum(0) - counts_there, int(counts.sum()))
+        indptr, col = self._arrays["indptr"], self._arrays["col"]
+        degrees = (indptr[nodes + 1] - indptr[nodes]).long()
+        moved = torch.repeat_interleave(starts - first_node, counts_there, output_size=len(edges))
+        edge_features = self._arrays["edge_features"][edges] if "edge_features" in self._arrays else None
+        return BatchArrays(
+            indptr=self._to(torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])),
+            col=self._to(col[edges] + moved.to(col.dtype)),
+            features=self._to(self._arrays["features"][nodes]),
+            edge_features=None if edge_features is None else self._to(edge_features),
+            graph_starts=self._to(starts),
+        )
+
     def _part(self, key: str, first: int, last: int) -> "torch.Tensor":
-        part = self._arrays[key][first:last]
-        if self.device.type == "cuda" and not part.is_cuda:
-            part = part.pin_memory()  # other memory is copied while the host waits
-        return part.to(self.device, non_blocking=True)
+        return self._to(self._arrays[key][first:last])
+
+    def _to(self, array: "torch.Tensor", device: "torch.device | None" = None) -> "torch.Tensor":
+        device = device or self.device
+        if device.type == "cuda" and not array.is_cuda:
+            array = array.pin_memory()  # other memory is copied while the host waits
+        return array.to(device, non_blocking=True)
+
+
+def _rows_of(first: "torch.Tensor", counts: "torch.Tensor", starts: "torch.Tensor", total: int) -> "torch.Tensor":
+    """[total] rows of graphs that begin at row `first` and have `counts` rows, graph after graph; those before a graph
+    in the result are `starts`."""
+    import torch
+
+    moved = torch.repeat_interleave(first - starts, counts, output_size=total)
+    return torch.arange(total, device=first.device) + moved

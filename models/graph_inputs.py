@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels import AttentionPlan, BoundEdges
 from kernels.backends import REGISTRY
+from kernels.formats.csr import CSRPattern
 from kernels.formats.edge_order import EdgeOrder
 from models.laplacian import laplacian_encoding
 
@@ -95,12 +96,17 @@ def prepare_graph(
     Raises:
         ValueError: "feat" is missing, not two-dimensional, or of another dtype; the plan keeps no edge order.
     """
-    features = _features(graph.ndata, "ndata", "nodes")
-    of_edges = _features(graph.edata, "edata", "edges") if edge_features else None
+    features = node_features_of(graph)
+    of_edges = edge_features_of(graph) if edge_features else None
     sizes = graph.batch_num_nodes().cpu()
     ends = graph.edges() if pos_enc or edge_features else ()
     starts = (sizes.cumsum(0) - sizes).to(device)
     return _inputs(features, of_edges, ends, starts, attention, pos_enc, device, dtype)
+
+
+def pattern_of(batch: Any) -> CSRPattern:
+    """A of a batch with indptr, col and features, as of `prepare_batch`."""
+    return CSRPattern(batch.indptr, batch.col, (len(batch.features),) * 2)
 
 
 def prepare_batch(
@@ -158,6 +164,16 @@ def _inputs(
         graph_starts=graph_starts,
         edges=None if edge_features is None else _edge_inputs(edge_features, ends, attention, device, dtype),
     )
+
+
+def node_features_of(graph: Any) -> Tensor:
+    """ndata["feat"]; a ValueError if it is missing or no features."""
+    return _features(graph.ndata, "ndata", "nodes")
+
+
+def edge_features_of(graph: Any) -> Tensor:
+    """edata["feat"], likewise."""
+    return _features(graph.edata, "edata", "edges")
 
 
 def _features(data: Any, name: str, rows: str) -> Tensor:

@@ -42,7 +42,15 @@ from torch import Tensor, nn
 from kernels import BoundEdges, split_qkv
 from kernels.arguments import check_integer, check_rate, check_word
 from models.embedding import FeatureEmbedding
-from models.graph_inputs import Attention, EdgeInputs, GraphInputs, prepare_graph
+from models.graph_inputs import (
+    Attention,
+    EdgeInputs,
+    GraphInputs,
+    edge_features_of,
+    node_features_of,
+    prepare_batch,
+    prepare_graph,
+)
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
@@ -289,6 +297,27 @@ class GraphTransformer(nn.Module):
         if inputs.edges:
             self.edge_embedding.check(graph.edata["feat"], row="edge")  # in the caller's order: the text names the edge
         return inputs
+
+    def check_features(self, graph: Any) -> None:
+        """Raise the ValueError of `prepare` if the features of a DGLGraph are missing or do not fit this model."""
+        self.embedding.check(node_features_of(graph))
+        if self.edge_features != "none":
+            self.edge_embedding.check(edge_features_of(graph), row="edge")
+
+    def prepare_batch(self, batch: Any, attention: Attention) -> GraphInputs:
+        """As `prepare`, from the tensors of a batch of graphs on the model's device (see `graph_inputs.prepare_batch`).
+
+        Args:
+            batch: of a graph that `check_features` has nothing against.
+        """
+        return prepare_batch(
+            batch,
+            attention,
+            pos_enc=self.pos_enc,
+            device=self.device,
+            dtype=self.dtype,
+            edge_features=self.edge_features != "none",
+        )
 
     def dense_blocks(self, project: Callable = finish_and_project, last: Callable = finish_last) -> list[DenseBlock]:
         """One DenseBlock per block, from the plain functions or from compiled versions of them."""

@@ -236,20 +236,14 @@ class SharedGraphsTask:
         return logits, labels
 
     def _prepared(self, part: str, seed: list[int] | None) -> Iterator[Share]:
-        """Batches of the same graphs as `data.GraphSet.batches` gives one process."""
-        task, ids = self.task, self.task.ids[part].numpy()
-        if seed is not None:
-            ids = np.random.default_rng(seed).permutation(ids)
+        """Batches of the same graphs as one process has."""
+        task, ids = self.task, self.task.order(part, seed)
         for first in range(0, len(ids), task.batch_size):
             batch = ids[first : first + task.batch_size]
             own = np.array_split(batch, self.group.size)[self.group.rank]
             labels = task.labels[torch.from_numpy(own)]
             weight = known_labels(labels) / max(known_labels(task.labels[torch.from_numpy(batch)]), 1)
-            inputs = None
-            if own.size:
-                graph = task.graphs.batch(own).graph
-                inputs = task.model.prepare(graph, task.plan(graph))
-            yield Share(inputs, labels.to(task.device), weight)
+            yield Share(task.inputs(own) if own.size else None, labels.to(task.device), weight)
 
 
 def known_labels(labels: Tensor) -> int:

@@ -4,15 +4,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from data import GraphSet, LoadedGraph
+from data import LoadedGraph
+from data.csr_batches import CsrBatches
 from models import Attention, GraphInputs, GraphTransformer
+from models.graph_inputs import pattern_of
+from training.ahead import SideStream
 from training.metrics import UNKNOWN, labels_of
 
 PARTS = ("train", "valid", "test")
-Plan = Callable[[Any], Attention]  # of a DGLGraph
+Plan = Callable[[Any], Attention]  # of a DGLGraph or a CSRPattern
 Forward = Callable[[GraphInputs], Tensor]
 
 
@@ -100,14 +104,16 @@ class GraphsTask:
         self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphTransformer, plan: Plan, batch_size: int
     ) -> None:
         self.metric = metric
-        self.graphs = GraphSet(loaded)
+        model.check_features(loaded.graph)
+        self.device = model.device
+        self.graphs = CsrBatches(loaded, batch_size, self.device)
         self.labels, self.ids = labels, loaded.splits
         self.sizes = {part: len(ids) for part, ids in self.ids.items()}
         self.model, self.plan, self.batch_size = model, plan, batch_size
-        self.device = model.device
         self.steps = -(-self.sizes["train"] // batch_size)
         self.kept: dict[str, list[Batch]] = {}  # of evaluation, which are the same in each epoch
-        plan(self.graphs.batch(self.ids["train"][:1]).graph)  # a backend that cannot run is an error now
+        self._side = SideStream(self.device)
+        self.inputs(self.ids["train"][:1].numpy())  # a backend that cannot run is an error now
 
     def batches(self, seed: list[int]) -> Iterator[Batch]:
         return self._prepared("train", seed)
@@ -119,7 +125,19 @@ class GraphsTask:
         found = [(forward(batch.inputs), batch.labels) for batch in batches]
         return torch.cat([logits for logits, _ in found]), torch.cat([labels for _, labels in found])
 
+    def inputs(self, ids: np.ndarray) -> GraphInputs:
+        """Of the graphs `ids` [B], with a plan of their own."""
+        batch = self.graphs.picked(ids)
+        return self.model.prepare_batch(batch, self.plan(pattern_of(batch)))
+
+    def order(self, part: str, seed: list[int] | None) -> np.ndarray:
+        """Graphs of a split, shuffled unless the seed is None."""
+        ids = self.ids[part].numpy()
+        return ids if seed is None else np.random.default_rng(seed).permutation(ids)
+
     def _prepared(self, part: str, seed: list[int] | None) -> Iterator[Batch]:
-        for batch in self.graphs.batches(self.ids[part], self.batch_size, seed=seed):
-            inputs = self.model.prepare(batch.graph, self.plan(batch.graph))
-            yield Batch(inputs, self.labels[batch.ids].to(self.device))
+        ids = self.order(part, seed)
+        batches = (ids[first : first + self.batch_size] for first in range(0, len(ids), self.batch_size))
+        return self._side.made(
+            Batch(self.inputs(batch), self.labels[torch.from_numpy(batch)].to(self.device)) for batch in batches
+        )

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import data
+from data import csr_batches
 from data.csr_batches import CsrBatches
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
@@ -106,6 +107,25 @@ def test_batches_in_order_are_dgls_batches(task, directed):
             assert torch.equal(batch.features.long(), expected.ndata["feat"])
             sizes = expected.batch_num_nodes()
             assert torch.equal(batch.graph_starts, sizes.cumsum(0) - sizes)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kept_share", [0.5, 0.0])
+@pytest.mark.parametrize("directed", [False, True])
+def test_picked_graphs_are_dgls_batch_of_them(monkeypatch, directed, kept_share, device):
+    monkeypatch.setattr(csr_batches, "KEPT_SHARE", kept_share)  # of GPU memory; the arrays stay on the host with 0
+    graphs = random_graphs(3, directed)
+    batches = CsrBatches(loaded_from(graphs, "graph"), 4, torch.device(device))
+    for ids in ([7, 0, 3, 0], [5], range(10)):
+        expected, found = import_dgl().batch([graphs[i] for i in ids]), batches.picked(np.array(ids))
+        assert {array.device.type for array in vars(found).values()} == {device}
+        rows = torch.repeat_interleave(torch.arange(expected.num_nodes()), found.indptr.cpu().diff())
+        edges = list(zip(rows.tolist(), found.col.tolist(), strict=True))
+        assert edges == sorted(edges)
+        assert dict(zip(edges, found.edge_features.tolist(), strict=True)) == edges_of(expected)
+        assert torch.equal(found.features.cpu().long(), expected.ndata["feat"])
+        sizes = expected.batch_num_nodes()
+        assert torch.equal(found.graph_starts.cpu(), sizes.cumsum(0) - sizes)
 
 
 def test_a_set_that_data_load_gives(tmp_path):
