@@ -8,7 +8,7 @@ the keys and values of other ranks are already there.
     halo     pack      gathers the rows that other ranks need
              own       the rank's rows over its own columns, and their log-sum-exp
              halo      boundary rows over halo columns
-             combine   both outputs by their log-sum-exp, rounded to the type of the output
+             combine   both outputs of the boundary rows by their log-sum-exp, in place
 
 Under torchrun: the whole graph on rank 0, and for each scheme (variant) attention on all ranks and, in region
 "exchange", the exchange of keys and values alone; each until the slowest rank is done.
@@ -36,10 +36,11 @@ from bench.timers import Spread, time_kernel, time_passes
 from configs.bench_schema import Shape
 from configs.parallel_bench_schema import ParallelBenchConfig
 from data import LoadedGraph
+from kernels.rank_rows import combine_rows_
 from parallel import Group, Part, all_values, gather_rows, load_part, load_partition, on_first_rank, plan_part_attention
 from parallel.attention import PartAttention
 from parallel.cost_model import LINKS, SCHEMES
-from parallel.passes import SplitPasses, combine_
+from parallel.passes import SplitPasses
 
 
 class Subject:
@@ -174,23 +175,22 @@ class RankWork:
         rows = torch.from_numpy(self.part.rows.copy()).to(self.old_id.device)
         q, k, v = (tensor[rows] for tensor in self.qkv)
         halo = self.old_id[torch.from_numpy(np.array(self.part.halo)).to(self.old_id.device)]
-        arrived = [tensor[halo] for tensor in self.qkv[1:]]
-        wide = torch.promote_types(q.dtype, torch.float32)
-        options = {"scale": self.scale, "return_lse": True}
+        arrived = torch.stack([tensor[halo] for tensor in self.qkv[1:]], 1)  # as the exchange brings them
+        options = {"scale": self.scale, "return_lse": True, "out_dtype": q.dtype}
         found: dict[str, Callable[[], Any]] = {}
         if len(self.part.send_rows):
             found["pack"] = lambda: passes.exchange.pack(k, v)
         if passes.own is not None:
-            own_dtype = q.dtype if passes.halo is None else wide
-            found["own"] = lambda: passes.own(q, k, v, **options, out_dtype=own_dtype)
+            found["own"] = lambda: passes.own(q, k, v, **options)
         if passes.halo is not None:
-            found["halo"] = lambda: passes.halo(q[boundary], *arrived, **options, out_dtype=wide)
+            found["halo"] = lambda: passes.halo(q[boundary], *arrived.unbind(1), **options)
             output, lse = found["own"]()
             partial_output, partial_lse = found["halo"]()
 
             def combined() -> Tensor:
-                combine_(output[boundary], lse[boundary], partial_output, partial_lse)
-                return output.to(q.dtype)
+                # In place: later calls combine what the call before left. Their work does not depend on values.
+                combine_rows_(output[boundary], lse[boundary], partial_output, partial_lse)
+                return output
 
             found["combine"] = combined
         return found

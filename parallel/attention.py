@@ -157,8 +157,7 @@ def plan_part_attention(
     first, num_arriving = part.num_interior, exchange.num_columns
     if REGISTRY[backend].writes_lse and (REGISTRY[backend].has_backward or not backward):
         own = halo = None
-        if first < part.num_rows:  # both outputs are combined, and rounded after that
-            options["out_dtype"] = torch.promote_types(dtype, torch.float32)
+        if first < part.num_rows:
             halo = plan_attention(_select(part, columns, ~is_own, first, num_arriving), **options)
         if part.num_rows:
             own = plan_attention(_select(part, columns, is_own, 0, part.num_rows), **options)

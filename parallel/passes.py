@@ -10,6 +10,7 @@ from kernels import AttentionPlan
 from kernels.backends import REGISTRY
 from kernels.dropout import Dropout
 from kernels.edge_data import EdgeTerms
+from kernels.rank_rows import combine_rows_
 from parallel.collectives import exchange_rows
 from parallel.cost_model import share_of_heads
 from parallel.exchange import KeyValueExchange
@@ -121,12 +122,13 @@ class SplitPasses:
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """Output, log-sum-exp [n, H] float32 and the arrived keys and values."""
         pending = self.exchange.start(k, v)
-        partial_dtype = torch.promote_types(call.out_dtype, torch.float32)
         if self.own is None:
             output = q.new_zeros(q.shape, dtype=call.out_dtype)
             return output, q.new_zeros(q.shape[:2], dtype=torch.float32), pending.wait()
-        options = {"scale": call.scale, "return_lse": True}
-        options["out_dtype"] = call.out_dtype if self.halo is None else partial_dtype
+        # Both parts of a boundary row are rounded to the output's type, and so is their weighted mean. With u the
+        # largest relative error of a rounding, the first two move the mean by at most u times the weighted mean of the
+        # parts' magnitudes, and its own adds u. In return interior rows are final after the own pass.
+        options = {"scale": call.scale, "return_lse": True, "out_dtype": call.out_dtype}
         output, lse = self.own(q, k, v, **options, **call.dropout_options(self.masks[0], q.device))
         arrived = pending.wait()
         if self.halo is None:
@@ -134,8 +136,8 @@ class SplitPasses:
         boundary = slice(self.first, None)
         dropout = call.dropout_options(self.masks[1], q.device)
         partial, partial_lse = self.halo(q[boundary], arrived[:, 0], arrived[:, 1], **options, **dropout)
-        combine_(output[boundary], lse[boundary], partial, partial_lse)
-        return output.to(call.out_dtype), lse, arrived
+        combine_rows_(output[boundary], lse[boundary], partial, partial_lse)
+        return output, lse, arrived
 
     def backward(self, grad_output: Tensor, saved: Saved, kept: Any, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, arrived, output, lse = saved
@@ -206,20 +208,6 @@ class HeadsPasses:
         arrived = exchange_rows(tensor.reshape(-1), send, receive, self.group).wait().split(receive)
         parts = zip(arrived, self.heads, strict=True)
         return torch.cat([part.view(num_rows, channels, heads, dim) for part, heads in parts], 2)
-
-
-def combine_(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Attention over two sets of columns, from the attention over each: the combine of split-KV, in place.
-
-    Args:
-        output, lse: [n, H, d] and [n, H] over the first set; afterwards over both. Rows without an edge have an lse of
-            -inf and an output of 0.
-        other, other_lse: over the second set.
-    """
-    # exp(lse) / (exp(lse) + exp(other_lse)). -inf - -inf is NaN; any share of two zero rows will do.
-    share = torch.sigmoid(lse - other_lse).nan_to_num_(0.0)[..., None].to(output.dtype)
-    torch.lerp(other, output, share, out=output)
-    torch.logaddexp(lse, other_lse, out=lse)
 
 
 def _gradients(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import residual_norm
+from kernels import rank_rows, residual_norm
 from kernels.backends import (
     cuda,
     dfgnn,
@@ -45,9 +45,10 @@ ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward),
-    *(fused3s_paper, residual_norm),
+    *(fused3s_paper, rank_rows, residual_norm),
 )
-UPDATED = {"add_features": 0, "relu_backward": 0}  # kernels that read and write a tensor: its place
+# Kernels that read and write tensors: their places.
+UPDATED = {"add_features": (0,), "relu_backward": (0,), "combine_rows": (0, 1)}
 
 
 class CudaError(AssertionError):
@@ -302,7 +303,7 @@ class CpuGpu:
             self.bank_conflicts += library.shim_bank_conflicts()
             for place, each in enumerate(guarded):
                 if each is not None:
-                    updated = UPDATED.get(spec.name.split("<")[0]) == place
+                    updated = place in UPDATED.get(spec.name.split("<")[0], ())
                     each.take_back(f"{spec.name}: tensor {place} {list(each.tensor.shape)}", updated)
         finally:
             for each in kept:
@@ -322,6 +323,7 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
             patch.setattr(backend, "get_kernel", gpu.get_kernel)
             patch.setattr(backend, "launch_kernel", gpu.launch_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
+        patch.setattr(rank_rows, "runs_kernels", lambda device: True)
         for backend in (feature_products, fused3s, fused3s_backward, fused3s_edges, residual_norm):
             patch.setattr(backend, "gpu_limits", lambda device: limits)
         patch.setattr(semaphores, "stream_handle", lambda device_index: 0)

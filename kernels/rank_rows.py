@@ -1,0 +1,175 @@
+"""Rows between attention and the exchange of several ranks: `pack_rows` and `combine_rows_`; see cuda/rank_rows.cu.
+
+On GPUs each is one kernel on torch's current stream, which nothing here waits for; elsewhere, plain torch.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from .backends.cuda import cuda_unavailable
+from .runtime.jit import ELEMENTS, cpp_name, get_kernel
+from .runtime.launch import launch_kernel, pack_scalars
+
+# As in cuda/rank_rows.cu:
+THREADS = 256
+PACK_BATCH, COMBINE_BATCH = 4, 2
+CHUNK_BYTES = 16  # most of a load
+
+
+@dataclass(frozen=True)
+class PackSpec:
+    """One instance of `pack_rows` in cuda/rank_rows.cu.
+
+    Attributes:
+        chunk_bytes: bytes of a load, a power of two up to 16.
+    """
+
+    chunk_bytes: int
+
+    source: ClassVar[str] = "rank_rows.cu"
+
+    @property
+    def name(self) -> str:
+        return cpp_name("pack_rows", self.chunk_bytes)
+
+
+@dataclass(frozen=True)
+class CombineSpec:
+    """One instance of `combine_rows` in cuda/rank_rows.cu.
+
+    Attributes:
+        dtype: torch.float16, torch.bfloat16 or torch.float32, of both outputs.
+        chunk_bytes: bytes of a load, a power of two from an element up to 16.
+    """
+
+    dtype: torch.dtype
+    chunk_bytes: int
+
+    source: ClassVar[str] = "rank_rows.cu"
+
+    @property
+    def name(self) -> str:
+        return cpp_name("combine_rows", self.dtype, self.chunk_bytes)
+
+
+def pack_rows(key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """[s, 2, H, d]: the rows `rows` of key and value, side by side.
+
+    Args:
+        key, value: [n, H, d] of one type, any strides; heads that do not lie side by side are copied first.
+        rows: [s] int64, contiguous, below n (not checked); a row may stand there several times.
+
+    Raises:
+        ValueError: key and value disagree in shape or type, or `rows` is not as above.
+    """
+    if key.dim() != 3 or key.shape != value.shape or key.dtype != value.dtype:
+        raise ValueError(
+            f"key, value: got {list(key.shape)} {key.dtype} and {list(value.shape)} {value.dtype}; "
+            "[n, H, d] of one type is needed"
+        )
+    if rows.dim() != 1 or rows.dtype != torch.int64 or not rows.is_contiguous():
+        raise ValueError(f"rows: got {list(rows.shape)} {rows.dtype}; [s] torch.int64, contiguous, is needed")
+    _, num_heads, dim = key.shape
+    packed = key.new_empty((len(rows), 2, num_heads, dim))
+    if packed.numel() == 0:
+        return packed
+    if not runs_kernels(key.device):
+        torch.index_select(key, 0, rows, out=packed[:, 0])
+        torch.index_select(value, 0, rows, out=packed[:, 1])
+        return packed
+    key, value = _whole_rows(key), _whole_rows(value)
+    row_bytes = num_heads * dim * key.itemsize
+    strides = key.stride(0) * key.itemsize, value.stride(0) * key.itemsize
+    addresses = key.data_ptr(), value.data_ptr(), packed.data_ptr()
+    chunk_bytes = math.gcd(CHUNK_BYTES, row_bytes, *strides, *addresses)
+    grid, scalars = _work(2 * len(rows), row_bytes // chunk_bytes, PACK_BATCH, strides)
+    kernel = get_kernel(_pack_spec(chunk_bytes), key.device.index)
+    launch_kernel(kernel, grid, THREADS, (packed, key, value, rows), scalars, overlaps=True)
+    return packed
+
+
+def combine_rows_(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> None:
+    """Attention over two sets of columns, from the attention over each: the combine of split-KV, in place.
+
+    The arithmetic is float32 (float64 for outputs of that type), rounded once. Where one set is empty the result is the
+    other output exactly.
+
+    Args:
+        output, lse: [n, H, d] and [n, H] float32 over the first set; afterwards over both. Rows without an edge have an
+            lse of -inf and an output of 0.
+        other, other_lse: over the second set, of the same types.
+
+    All four are contiguous.
+
+    Raises:
+        ValueError: shapes or types disagree, or a tensor is not contiguous.
+    """
+    pairs = (output, other), (lse, other_lse)
+    if (
+        any(first.shape != second.shape or first.dtype != second.dtype for first, second in pairs)
+        or output.shape[:2] != lse.shape
+        or lse.dtype != torch.float32
+        or not all(each.is_contiguous() for pair in pairs for each in pair)
+    ):
+        found = ", ".join(f"{list(each.shape)} {each.dtype}" for each in (output, lse, other, other_lse))
+        raise ValueError(
+            f"output, lse, other, other_lse: got {found}; [n, H, d], [n, H] torch.float32 and the same again are "
+            "needed, all contiguous"
+        )
+    if output.numel() == 0:
+        return
+    if output.dtype not in ELEMENTS or not runs_kernels(output.device):
+        _combine_by_torch(output, lse, other, other_lse)
+        return
+    head_bytes = output.shape[2] * output.itemsize
+    chunk_bytes = math.gcd(CHUNK_BYTES, head_bytes, output.data_ptr(), other.data_ptr())
+    grid, scalars = _work(lse.numel(), head_bytes // chunk_bytes, COMBINE_BATCH)
+    kernel = get_kernel(_combine_spec(output.dtype, chunk_bytes), output.device.index)
+    launch_kernel(kernel, grid, THREADS, (output, lse, other, other_lse), scalars, overlaps=True)
+
+
+def _combine_by_torch(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> None:
+    wide = torch.promote_types(output.dtype, torch.float32)
+    difference = (lse - other_lse)[..., None].to(wide)  # NaN where both are -inf: 0 and 0 may have any weights
+    weight, other_weight = (torch.sigmoid(each).nan_to_num_(0.0) for each in (difference, -difference))
+    output.copy_(weight * output.to(wide) + other_weight * other.to(wide))
+    torch.logaddexp(lse, other_lse, out=lse)
+
+
+@cache
+def runs_kernels(device: torch.device) -> bool:
+    return cuda_unavailable(device) is None
+
+
+def _whole_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """[n, H, d] whose heads lie side by side, with any stride of rows; a copy if they do not."""
+    _, num_heads, dim = tensor.shape
+    _, head_stride, stride = tensor.stride()
+    return tensor if stride == 1 and (head_stride == dim or num_heads == 1) else tensor.contiguous()
+
+
+# Graphs of 1,000 rows take as long as their launches: nothing is made twice.
+@lru_cache
+def _pack_spec(chunk_bytes: int) -> PackSpec:
+    return PackSpec(chunk_bytes)
+
+
+@lru_cache
+def _combine_spec(dtype: torch.dtype, chunk_bytes: int) -> CombineSpec:
+    return CombineSpec(dtype, chunk_bytes)
+
+
+@lru_cache
+def _work(
+    num_segments: int, segment_chunks: int, batch: int, strides: tuple[int, ...] = ()
+) -> tuple[tuple[int], bytes]:
+    """Grid, and the members of struct Params after its pointers."""
+    block_segments = max(1, THREADS * batch // segment_chunks)
+    counts = np.uint32(segment_chunks), np.uint32(block_segments)
+    scalars = pack_scalars(*map(np.int64, (*strides, num_segments)), *counts)
+    return (-(-num_segments // block_segments),), scalars

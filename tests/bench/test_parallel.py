@@ -1,0 +1,65 @@
+"""The calls that bench/parallel.py times are the work of a rank: their output against float64."""
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from attention_cases import dense_attention
+from poison import poisoned_buffers
+
+from bench.parallel import RankWork
+from parallel import Group, builder, load_part, partition_graph, plan_part_attention, source_from_csr
+from parallel.passes import SplitPasses
+from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
+
+NODES, PARTS, HEADS, DIM = 90, 3, 2, 8
+no_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+
+
+@pytest.mark.parametrize(
+    ("backend", "place"),
+    [
+        ("reference", "cpu"),
+        pytest.param("fused3s", "shim", marks=no_compiler),
+        pytest.param("fused3s", "cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_parts_of_each_rank(tmp_path, monkeypatch, backend, place):
+    mask = np.random.default_rng(0).random((NODES, NODES)) < 0.1
+    parts = np.random.default_rng(1).integers(2, size=NODES).astype(np.int32)
+    parts[60:] = 2
+    mask[60:, :60] = mask[:60, 60:] = False  # the third part sends and receives nothing
+    matrix = sp.csr_array(mask)
+    monkeypatch.setattr(builder, "_assign", lambda *_: parts)
+    partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path, PARTS, "contiguous")
+    device = torch.device("cuda" if place == "cuda" else "cpu")
+    generator = torch.Generator().manual_seed(2)
+    qkv = [torch.randn(NODES, HEADS, DIM, generator=generator).half() for _ in range(3)]
+    expected = dense_attention(*qkv, torch.from_numpy(mask), DIM**-0.5)
+    loaded = [load_part(tmp_path, rank=rank) for rank in range(PARTS)]
+    old_id = torch.from_numpy(np.concatenate([part.rows for part in loaded])).to(device)
+    with ExitStack() as stack:
+        if place == "shim":
+            stack.enter_context(cuda_on_cpu())
+            stack.enter_context(poisoned_buffers(monkeypatch))
+        for rank, part in enumerate(loaded):
+            group = Group(rank, PARTS, device, "gloo")
+            options = {"dtype": torch.float16, "head_dim": DIM, "num_heads": HEADS}
+            passes = plan_part_attention(part, group, scheme="halo", backend=backend, **options).passes
+            assert isinstance(passes, SplitPasses)
+            work = RankWork(passes, part, [each.to(device) for each in qkv], old_id, DIM**-0.5)
+            rows = torch.from_numpy(part.rows.copy())
+            output = work.all_parts()
+            assert output.dtype == torch.float16
+            torch.testing.assert_close(output.cpu().double(), expected[rows], rtol=2e-3, atol=1e-3)
+            calls = work.parts()
+            assert list(calls) == (["own"] if rank == 2 else ["pack", "own", "halo", "combine"])
+            if "pack" in calls:
+                sent = rows[part.send_rows.astype(np.int64)]
+                assert torch.equal(calls["pack"]().cpu(), torch.stack([each[sent] for each in qkv[1:]], 1))
+                assert all(calls[name]()[0].dtype == torch.float16 for name in ("own", "halo"))
+                for _ in range(50):  # as often as a timer likes
+                    repeated = calls["combine"]()
+                assert repeated.isfinite().all()
