@@ -30,7 +30,7 @@ DOORS = {  # schema by a file that it loads
     "training_bench/single.yaml": TrainingBenchConfig,
     "plan_bench/graphs.yaml": PlanBenchConfig,
     "parallel_bench/single.yaml": ParallelBenchConfig,
-    "scaling/arxiv.yaml": ScalingConfig,
+    "scaling/single.yaml": ScalingConfig,
 }
 KEYS = [
     (door, section, key)

@@ -41,7 +41,7 @@ def values(rows: list[Row], **columns: object) -> list[float]:
 
 
 def test_every_row_is_marked_as_predicted_and_a_second_run_replaces_the_first(root):
-    done = run(root, "arxiv.yaml", *MINE)
+    done = run(root, "single.yaml", *MINE)
     assert done.exit_code == 0, done.stderr
     rows = read_rows(root / "scaling.csv")
     assert {(row.bench, row.status) for row in rows} == {("scaling", "predicted")}
@@ -51,7 +51,7 @@ def test_every_row_is_marked_as_predicted_and_a_second_run_replaces_the_first(ro
     assert len(values(rows, ranks=2, metric="time", region="none", scope="attention", heads=8)) == 6
     others = [row.model_copy(update={"config": "mine.yaml"}) for row in rows[:3]]
     append_rows(root / "scaling.csv", others)
-    assert run(root, "arxiv.yaml", *MINE, "nvlink.gb_per_s=100").exit_code == 0
+    assert run(root, "single.yaml", *MINE, "nvlink.gb_per_s=100").exit_code == 0
     again = read_rows(root / "scaling.csv")
     assert [row.config for row in again].count("mine.yaml") == 3
     assert len(again) == len(rows) + 3
@@ -59,7 +59,7 @@ def test_every_row_is_marked_as_predicted_and_a_second_run_replaces_the_first(ro
 
 
 def test_a_link_has_a_largest_number_of_ranks(root):
-    assert run(root, "arxiv.yaml", *MINE, "nvlink.most_ranks=2", "partition.ranks=[4]").exit_code == 0
+    assert run(root, "single.yaml", *MINE, "nvlink.most_ranks=2", "partition.ranks=[4]").exit_code == 0
     missing = [row for row in read_rows(root / "scaling.csv") if row.status == "unsupported"]
     assert {(row.link, row.ranks, row.reason) for row in missing} == {("NVLink", 4, "NVLink connects 2 ranks")}
 
@@ -80,14 +80,14 @@ def test_a_graph_lends_its_locality_to_a_larger_one(root):
             ("data.source=synthetic", "data.names=[cora]"),
             "cora is synthetic here and has no locality",
         ),
-        ("arxiv.yaml", (*MINE, "attention.shapes=[3x7]"), "attention of 3x7 on NVIDIA H200: 0 recorded graphs"),
-        ("arxiv.yaml", (*MINE, "attention.device=mine"), "mine: no peak rates are recorded"),
-        ("arxiv.yaml", (*MINE, "attention.shapes=[x128]"), "heads x head dimension is needed, such as 8x16"),
-        ("arxiv.yaml", (*MINE, "partition.ranks=[1]"), "partition.ranks.0 = 1"),
-        ("arxiv.yaml", (*MINE, "scale.random=true"), "name the graph with scale.to"),
-        ("arxiv.yaml", (*MINE, "scale.to=zinc"), "zinc"),
-        ("arxiv.yaml", (*MINE, "nvlink.gb_per_s=0"), "nvlink.gb_per_s = 0"),
-        ("arxiv.yaml", ("data.source=synthetic", "data.names=[zinc]"), "zinc is a collection of small graphs"),
+        ("single.yaml", (*MINE, "attention.shapes=[3x7]"), "attention of 3x7 on NVIDIA H200: 0 recorded graphs"),
+        ("single.yaml", (*MINE, "attention.device=mine"), "mine: no peak rates are recorded"),
+        ("single.yaml", (*MINE, "attention.shapes=[x128]"), "heads x head dimension is needed, such as 8x16"),
+        ("single.yaml", (*MINE, "partition.ranks=[1]"), "partition.ranks.0 = 1"),
+        ("single.yaml", (*MINE, "scale.random=true"), "name the graph with scale.to"),
+        ("single.yaml", (*MINE, "scale.to=zinc"), "zinc"),
+        ("single.yaml", (*MINE, "nvlink.gb_per_s=0"), "nvlink.gb_per_s = 0"),
+        ("single.yaml", ("data.source=synthetic", "data.names=[zinc]"), "zinc is a collection of small graphs"),
     ],
 )
 def test_what_is_wrong_is_named(root, config, overrides, text):
@@ -105,7 +105,7 @@ def test_shipped_configurations_load_and_share_their_links(path):
 
 def test_the_hash_is_of_what_is_predicted():
     def sha(*overrides: str) -> str:
-        return load_config(FOLDER / "arxiv.yaml", overrides, ScalingConfig).sha()
+        return load_config(FOLDER / "single.yaml", overrides, ScalingConfig).sha()
 
     assert sha("data.root=elsewhere", "data.source=official") == sha()
     changes = ("data.names=[cora]", "nvlink.gb_per_s=1", "partition.ranks=[3]", "attention.shapes=[1x64]")
