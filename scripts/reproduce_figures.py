@@ -39,6 +39,7 @@ SUPERPIXELS = ("--set", "data.names=[superpixel-bsds500]", "--set", "data.source
 MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--config")
 BUILDS = ("preprocessing.py", "--results", f"{MEASURED}/preprocessing.csv", "--config")
 PLANS = ("bench_plans.py", "--results", f"{MEASURED}/plans.csv", "--config")
+PARALLEL = ("bench_parallel.py", "--results", f"{MEASURED}/parallel.csv", "--config")
 GRAPHS = ("single", "batched", "more")  # files in configs/bench
 MODEL_GRAPHS = ("single", "batched")  # files in configs/end_to_end
 STEPS_OF_TRAINING = ("bench_training.py", "--results", f"{MEASURED}/training.csv", "--config")
@@ -79,6 +80,7 @@ STEPS: dict[str, list[tuple[str, ...]]] = {
     "preprocessing": [(*BUILDS, f"configs/bench/{name}.yaml") for name in GRAPHS],
     "plans": [(*PLANS, f"configs/plan_bench/{name}.yaml") for name in ("graphs", "reddit")],
     "collections": [(*COLLECTIONS, *options) for options in BATCHED_MODELS],
+    "parallel": [(*PARALLEL, f"configs/parallel_bench/{name}.yaml") for name in ("single", "stand_ins")],
     "stability": [("stability.py", "--results", f"{MEASURED}/stability.csv")],
     "end_to_end": [(*MODELS, f"configs/end_to_end/{name}.yaml") for name in MODEL_GRAPHS],
     "end_to_end_fp32": [(*MODELS, f"configs/end_to_end/{name}_fp32.yaml") for name in MODEL_GRAPHS],
@@ -89,7 +91,10 @@ GROUPS = {"all": [name for name in STEPS if name not in ("smoke", "huge")], "non
 NEEDED = {"superpixels": Path("datasets", "superpixel-bsds500.npz")}
 
 # Scripts whose graphs --source chooses, unless their configuration does.
-WITH_SOURCE = ("bench_kernels.py", "bench_end_to_end.py", "bench_training.py", "bench_plans.py", "preprocessing.py")
+WITH_SOURCE = (
+    *("bench_kernels.py", "bench_end_to_end.py", "bench_training.py", "bench_plans.py", "bench_parallel.py"),
+    "preprocessing.py",
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
