@@ -17,11 +17,10 @@ from data.prefetch import made_ahead
 from kernels import AttentionPlan
 from kernels.formats.csr import CSRPattern
 from models import GraphInputs, GraphTransformer
-from models.graph_inputs import prepare_batch
+from models.graph_inputs import pattern_of
 
-MOST_QUEUED = (
-    4  # batches whose outputs the host has not taken yet: a batch's memory is kept until the GPU is done with it
-)
+# Batches whose outputs the host has not taken yet: a batch's memory is kept until the GPU is done with it.
+MOST_QUEUED = 4
 MADE_AHEAD = 2  # batches that a thread makes ahead
 SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
 
@@ -46,22 +45,6 @@ class Pass:
     def share(self) -> float:
         """Share of the pass's time in which the GPU ran forward passes, 0 to 1."""
         return sum(self.forward) / 1e3 / self.seconds
-
-
-def pattern_of(batch: CsrBatch) -> CSRPattern:
-    return CSRPattern(batch.indptr, batch.col, (len(batch.features),) * 2)
-
-
-def prepare(model: GraphTransformer, batch: CsrBatch, attention: AttentionPlan) -> GraphInputs:
-    """Inputs of the model, whose parameters have their final device and dtype."""
-    return prepare_batch(
-        batch,
-        attention,
-        pos_enc=model.pos_enc,
-        device=model.device,
-        dtype=model.dtype,
-        edge_features=model.edge_features != "none",
-    )
 
 
 class BatchRunner:
@@ -106,7 +89,7 @@ class BatchRunner:
                 batch = next(batches, None)
                 if batch is None:
                     return
-                inputs = prepare(self.model, batch, self.plan(pattern_of(batch)))
+                inputs = self.model.prepare_batch(batch, self.plan(pattern_of(batch)))
                 if self._stream:
                     self._stream.synchronize()  # the forward pass, on another stream, finds its inputs complete
             yield batch, inputs

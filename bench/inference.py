@@ -1,71 +1,160 @@
-"""Timing, report and CSV rows of one run of `scripts/infer.py`."""
+"""The steps of a run of `scripts/infer.py`, on one process or on each rank: measure, then check the predictions."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-import yaml
-from rich.table import Table
 from rich.text import Text
 
 from bench.batches import SetRun
-from bench.checks import Accuracy, Agreement
+from bench.checks import Accuracy, Agreement, accuracy, compare
 from bench.cli import console
-from bench.host_load import HostLoad, describe_wait
+from bench.host_load import HostLoad
+from bench.inputs import Attention, Source
+from bench.memory import memory_for, run_remedies
 from bench.model_regions import time_attention, time_regions
-from bench.provenance import device_name, provenance
-from bench.records import NONE, Row
-from bench.runner import dtype_name, graph_columns
-from bench.timers import Spread, time_passes, times_inside
+from bench.predictions import Predictions, predictions, row_arrays
+from bench.subject import Subject
+from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
 from configs import Config
-from data import GraphMeta
-from data.atomic import replacing
 from kernels.formats.row_order import RowOrder
-from models import Execution
-from training.metrics import Score
-from training.weights import Weights
+from models import Execution, prepare_execution
+from training.metrics import Score, score_on_test
 
 
 @dataclass(frozen=True)
-class InferenceRun:
-    """Settings and results of a run.
+class Request:
+    """What the command line asks for.
 
     Attributes:
-        backend: attention backend that ran, never "auto".
-        forward: ms of a forward pass; of the first batch, where there are several.
-        attention_share: share of it spent in attention, 0 to 1.
-        waited: share of the time in which threads waited for a core meanwhile, see `bench.host_load`.
-        peak_memory: MiB.
-        format_build: ms to build the sparse format, once per graph or batch.
-        whole: all batches; None for one.
-        agreement: with the reference backend; None if not compared.
-        order: row order inside attention; None if none was asked for.
-        accuracy: against float32; None if not compared.
-        regions: ms of each region of an eager pass, see `bench.model_regions`; empty if not profiled.
-        weights: the model's.
-        score: metric of trained weights on the labels; None for random weights and without labels.
+        verify: compare the predictions with the reference backend.
+        accuracy: compare the predictions with the model in float32.
+        profile: time each part of the model, and save a trace.
+        output: file of the predictions; None for none.
+        results: CSV to append to.
     """
 
     config_path: Path
     config: Config
-    meta: GraphMeta
-    backend: str
-    execution: Execution
-    device: torch.device
-    dtype: torch.dtype
+    verify: bool
+    accuracy: bool
+    profile: bool
+    output: Path | None
+    results: Path
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time and memory on one process.
+
+    Attributes:
+        forward: ms of a forward pass; of the first batch, where there are several.
+        attention_share: share of it spent in attention, 0 to 1.
+        waited: share of the time in which threads waited for a core meanwhile, see `bench.host_load`.
+        format_build: ms to build the sparse format, once per graph or batch.
+        peak_memory: MiB.
+    """
+
     forward: Spread
     attention_share: Spread
     waited: float | None
-    peak_memory: float
     format_build: float
+    peak_memory: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Result of `measure`.
+
+    Attributes:
+        attention: what ran; its backend is never "auto".
+        whole: all batches; None for one.
+    """
+
+    attention: Attention
+    execution: Execution
+    cost: Cost
+    predictions: Predictions
+    whole: SetRun | None
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Result of `check`.
+
+    Attributes:
+        agreement: with the reference backend; None if not compared.
+        accuracy: against float32; None if not compared.
+        score: metric of trained weights on the labels; None for random weights and without labels.
+    """
+
     agreement: Agreement | None
-    order: RowOrder | None
     accuracy: Accuracy | None
-    regions: Mapping[str, Spread]
-    weights: Weights
     score: Score | None
-    whole: SetRun | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.agreement is None or self.agreement.passed
+
+
+@dataclass(frozen=True)
+class InferenceRun:
+    """The record of a run: what its report and its CSV rows are made from.
+
+    Attributes:
+        regions: ms of each region of an eager pass, see `bench.model_regions`; empty if not profiled.
+        order: row order inside attention; None if none was asked for, and on several ranks.
+    """
+
+    request: Request
+    subject: Subject
+    measured: Measured
+    checks: Checks
+    regions: Mapping[str, Spread] = field(default_factory=dict)
+    order: RowOrder | None = None
+
+
+@contextmanager
+def running(subject: Subject) -> Iterator[None]:
+    """Inference mode, in which exhausted memory is an error that names remedies."""
+    config, meta, dtype = subject.config, subject.loaded.meta, subject.dtype
+    with memory_for("running the model", lambda: run_remedies(config, meta, dtype)), torch.inference_mode():
+        yield
+
+
+def measure(source: Source, request: Request) -> Measured:
+    """Build the sparse format, warm up, time the forward pass, and predict all rows. Call it under `running`."""
+    device, runtime = source.subject.device, request.config.runtime
+    console.print(Text(f"building the sparse format on {device}"))
+    start = time.perf_counter()
+    attention = source.plan()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    format_build = (time.perf_counter() - start) * 1e3
+    execution = make_execution(source, attention)
+    console.print(Text(f"warm-up: {runtime.warmup}"))
+    for _ in range(runtime.warmup):
+        execution.run()
+    reset_peak_memory(device)
+    times = time_model(execution, runtime.repeats, device)
+    found, whole = predict(source, execution, attention, request)
+    cost = Cost(*times, format_build, peak_memory_mib(device))
+    return Measured(attention, execution, cost, found, whole)
+
+
+def make_execution(source: Source, attention: Attention) -> Execution:
+    """The model on the source's (first) inputs, as `runtime` and the source allow it to run."""
+    execution = prepare_execution(
+        source.model,
+        source.inputs(attention),
+        backend=attention.backend,
+        dense=source.dense,
+        cuda_graph=False if source.why_eager else source.subject.config.runtime.cuda_graph,
+    )
+    return replace(execution, graph_reason=source.why_eager) if source.why_eager else execution
 
 
 def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread, float | None]:
@@ -85,6 +174,21 @@ def time_model(execution: Execution, repeats: int, device: torch.device) -> tupl
     return forward, Spread.of([part / full for part, full in zip(inside, whole, strict=True)]), waited
 
 
+def predict(
+    source: Source, execution: Execution, attention: Attention, request: Request
+) -> tuple[Predictions, SetRun | None]:
+    """Logits of all rows: in the file that was asked for, and in memory if `check` will read them.
+
+    On a rank that reports nothing: neither.
+    """
+    subject, rows = source.subject, source.all_rows
+    keep = request.verify or request.accuracy or subject.weights.path is not None
+    output, arrays = (None, {}) if rows is None else (request.output, row_arrays(rows))
+    with predictions(output, subject.output_shape, arrays, keep=keep and rows is not None) as found:
+        whole = source.predict(execution, attention, found.append)
+    return found, whole
+
+
 def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
     """Milliseconds of each region of an eager pass."""
     few = max(1, repeats // 4)
@@ -94,169 +198,21 @@ def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict
     return time_regions(execution, eager_ms=eager.median, device=device, repeats=few)
 
 
-_ORIGIN = {
-    "official": "{origin}",
-    "file": "from the file {origin}",
-    "synthetic": "SYNTHETIC surrogate, not the real graph: {origin}",
-}
+def check(source: Source, found: Predictions, request: Request) -> Checks:
+    """Compare the predictions as asked for, and score those of trained weights. Call it under `running`.
 
-
-def report_table(run: InferenceRun) -> Table:
-    """Summary of the run in two columns."""
-    meta, model, forward = run.meta, run.config.model, run.forward
-    first = " of the first batch" if run.whole else ""
-    busy = f"; {text}" if (text := describe_wait(run.waited)) else ""
-    encoding = f", {model.pos_enc} Laplacian eigenvectors" if model.pos_enc else ""
-    chosen = " (chosen by auto)" if run.config.attention.backend == "auto" else ""
-    edges = f", edge features as a {model.edge_features}" if meta.edge_features else ""
-    execution = run.execution
-    peak = "on the GPU, during the forward passes" if run.device.type == "cuda" else "of the whole process"
-    lines = {
-        "data set": f"{meta.name}: {_ORIGIN[meta.source].format(origin=meta.origin)}",
-        "size": f"{meta.num_nodes:,} nodes, {meta.num_edges:,} edges{describe_graphs(meta)}",
-        "features": f"{meta.feature_dim:,} {meta.feature_kind} columns, {meta.features}",
-        **_edge_lines(meta),
-        "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}{edges}",
-        "weights": run.weights.describe(),
-        **({} if run.score is None else {run.score.title: run.score.describe()}),
-        "device": f"{run.device} ({device_name(run.device)})",
-        "attention": f"{run.backend}{chosen}",
-        "other layers": f"{execution.dense.path} ({execution.dense.reason})",
-        "CUDA graph": f"{'yes' if execution.captured else 'no'} ({execution.graph_reason})",
-        "precision": dtype_name(run.dtype),
-        **({} if run.whole is None else _whole_lines(run.whole)),
-        f"forward pass{first}": (
-            f"{forward.median:.3f} ms median (p10 {forward.p10:.3f}, p90 {forward.p90:.3f}, {forward.repeats} "
-            f"passes){busy}"
-        ),
-        "in attention": f"{run.attention_share.median:.1%} of the forward pass{first}",
-        "peak memory": f"{run.peak_memory:,.0f} MiB {peak}",
-        "format build": (f"{run.format_build:.1f} ms{first or ' once for the graph'}, first-use compiling included"),
-    }
-    if run.order:
-        kind = "natural order kept" if run.order.perm is None else run.order.method
-        saved = 1 - run.order.columns_after / max(run.order.columns_before, 1)
-        lines["row order"] = f"{kind}: {saved:.1%} fewer gathered columns, found in {run.order.seconds:.2f} s"
-    if run.agreement:
-        verdict = "agrees with" if run.agreement.passed else "DIFFERS FROM"
-        lines["verification"] = (
-            f"{verdict} the reference: largest difference {run.agreement.max_abs:.1e} "
-            f"(allowed {run.agreement.allowed_abs:.1e}), relative {run.agreement.relative:.1e} "
-            f"(allowed {run.agreement.allowed:.1e})"
-        )
-    if run.accuracy:
-        lines["accuracy"] = describe_accuracy(run.accuracy)
-    table = Table("", "Graph Transformer inference")
-    for name, text in lines.items():
-        table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
-    return table
-
-
-def describe_graphs(meta: GraphMeta) -> str:
-    """The number of graphs in words, such as ", 1,024 of 41,127 graphs"; empty for a single graph."""
-    if meta.collection_size is None or meta.collection_size == meta.num_graphs:
-        return f", {meta.num_graphs:,} graphs" if meta.num_graphs > 1 else ""
-    return f", {meta.num_graphs:,} of {meta.collection_size:,} graphs"
-
-
-def _whole_lines(whole: SetRun) -> dict[str, str]:
-    rate, forward = whole.graphs_per_second, whole.forward
-    runs = f"{rate.repeats} passes" if rate.repeats > 1 else "1 pass"
-    return {
-        "all batches": (
-            f"{whole.num_graphs:,} graphs in {whole.num_batches:,} batches of up to {whole.batch_size:,}, "
-            f"kept on {whole.kept_on}"
-        ),
-        "throughput": f"{rate.median:,.0f} graphs/s median (p10 {rate.p10:,.0f}, p90 {rate.p90:,.0f}, {runs})",
-        "in forward passes": (
-            f"{whole.share.median:.1%} of that time, {forward.median:.3f} ms a batch (p10 {forward.p10:.3f}, p90 "
-            f"{forward.p90:.3f})"
-        ),
-    }
-
-
-def _edge_lines(meta: GraphMeta) -> dict[str, str]:
-    if not meta.edge_features:
-        return {}
-    kind = "categorical" if meta.edge_feature_cardinalities else "float"
-    return {"edge features": f"{meta.edge_feature_dim:,} {kind} columns, {meta.edge_features}"}
-
-
-def describe_accuracy(accuracy: Accuracy) -> str:
-    same = accuracy.argmax_agreement
-    classes = "" if same is None else f"{same:.2%} of the rows have the same largest output, "
-    return f"against float32: {classes}relative error {accuracy.relative:.1e}, largest {accuracy.max_abs:.1e}"
-
-
-def region_table(regions: Mapping[str, Spread]) -> Table:
-    """Time of each region of an eager pass."""
-    total = sum(spread.median for spread in regions.values())
-    table = Table("region", "ms", "share", title="Time of an eager forward pass")
-    for region, spread in regions.items():
-        table.add_row(region, f"{spread.median:.4f}", f"{spread.median / total:.1%}")
-    return table
-
-
-def result_rows(run: InferenceRun) -> list[Row]:
-    """The run in the CSV schema, one row per measured value."""
-    checked = {"status": "unchecked"}
-    if run.agreement:
-        checked = {"status": "ok", "relative_error": run.agreement.relative}
-        if not run.agreement.passed:
-            checked |= {"status": "wrong", "reason": run.agreement.describe()}
-    shared = {
-        **provenance(run.device).model_dump(),
-        **checked,
-        **graph_columns(run.meta),
-        "bench": "infer",
-        "dim": run.config.model.dim,
-        "heads": run.config.model.heads,
-        "blocks": run.config.model.blocks,
-        "edges": run.config.model.edge_features,
-        "checkpoint": run.weights.name,
-        "dtype": dtype_name(run.dtype),
-        "out_dtype": dtype_name(run.dtype),
-        "backend": run.backend,
-        "order": run.config.attention.reorder,
-        "dense": run.execution.dense.path,
-        "launch": "cuda_graph" if run.execution.captured else "eager",
-        "config": str(run.config_path),
-        "config_sha": run.config.sha(),
-    }
-
-    def row(scope: str, metric: str, unit: str, spread: Spread, **columns: str) -> Row:
-        return Row(**(shared | {"scope": scope, "metric": metric, "unit": unit} | spread.columns() | columns))
-
-    part = {"region": "first batch"} if run.whole else {}
-    rows = [
-        row("model", "time", "ms", run.forward, note=describe_wait(run.waited) or NONE, **part),
-        row("attention", "share_of_model_time", "1", run.attention_share, **part),
-        row("model", "peak_memory", "MiB", Spread.of([run.peak_memory])),
-        row("build", "time", "ms", Spread.of([run.format_build]), **part),
-    ]
-    if run.whole:
-        batches = f"{run.whole.num_batches:,} batches of {run.whole.batch_size:,}, kept on {run.whole.kept_on.type}"
-        rows += [
-            row("model", "throughput", "graphs/s", run.whole.graphs_per_second, region="all batches", note=batches),
-            row("model", "share_in_forward_passes", "1", run.whole.share, region="all batches"),
-            row("model", "time", "ms", run.whole.forward, region="all batches"),
-        ]
-    rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
-    if run.score:
-        rows.append(row("model", f"{run.score.part}_{run.score.metric}", "1", Spread.of([run.score.value])))
-    if run.accuracy:
-        measured = {"argmax_agreement": run.accuracy.argmax_agreement, "output_error": run.accuracy.relative}
-        rows += [
-            row("model", metric, "1", Spread.of([value]), note="against float32")
-            for metric, value in measured.items()
-            if value is not None
-        ]
-    return rows
-
-
-def save_resolved_config(config: Config, folder: Path) -> Path:
-    """Write the configuration with defaults and overrides to configs/SHA.yaml in `folder`; its path."""
-    path = folder / "configs" / f"{config.sha()}.yaml"
-    with replacing(path) as unfinished:
-        unfinished.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
-    return path
+    All None on a rank that reports nothing; it takes part, since a reference may need all ranks.
+    """
+    subject = source.subject
+    agreement = error = score = None
+    if request.verify:
+        console.print("comparing with the reference backend")
+        expected = source.reference(source.model, subject.dtype)
+        agreement = None if expected is None else compare(found.kept(), expected, subject.dtype)
+    if request.accuracy:
+        console.print("comparing with the model in float32")
+        exact = source.reference(subject.model(torch.float32), torch.float32)
+        error = None if exact is None else accuracy(found.kept(), exact)
+    if subject.weights.path and source.all_rows is not None:
+        score = score_on_test(found.kept(), source.all_rows)
+    return Checks(agreement, error, score)

@@ -1,8 +1,12 @@
-"""Input of a run of `scripts/infer.py`: one graph (or batch), or all batches of a collection."""
+"""Inputs of a run of `scripts/infer.py`: one graph (or batch), or all batches of a collection.
+
+Those of several ranks: `bench.parallel_inputs`.
+"""
 
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,58 +14,125 @@ from rich.text import Text
 from torch import Tensor
 
 from bench import cli
-from bench.batches import BatchRunner, Plan, SetRun, pattern_of, prepare, run_set
+from bench.batches import BatchRunner, Plan, SetRun, run_set
+from bench.subject import Subject
+from configs import Config
 from data import LoadedGraph
 from data.csr_batches import CsrBatch, CsrBatches
 from kernels import AttentionPlan
 from models import Execution, GraphInputs, GraphTransformer
+from models.graph_inputs import Attention as AnyAttention
+from models.graph_inputs import pattern_of
 
 Write = Callable[[np.ndarray], None]  # of the next rows of the logits, float32
+
+
+class Attention(AnyAttention, Protocol):
+    """A plan, or the attention of a part of a graph."""
+
+    backend: str
+
+
+class Source(Protocol):
+    """What a model runs on. On several ranks all of them call each method, in the same order.
+
+    Attributes:
+        model: the one that is measured, on the subject's device and in its dtype.
+        all_rows: labels and splits of all rows that are predicted; None on a rank that reports nothing.
+        dense: implementation of the layers around attention, as `runtime.dense`.
+        why_eager: why a pass cannot be a CUDA graph; None if it can.
+    """
+
+    subject: Subject
+    model: GraphTransformer
+    all_rows: LoadedGraph | None
+    dense: str
+    why_eager: str | None
+
+    def plan(self) -> Attention:
+        """Attention over the graph, or over the first batch, by the configured backend."""
+
+    def inputs(self, attention: Attention) -> GraphInputs:
+        """Inputs of the graph, or of the first batch."""
+
+    def predict(self, execution: Execution, attention: Attention, write: Write) -> SetRun | None:
+        """`write` gets the logits of all rows in their order, where the run is reported. Of batches: their times."""
+
+    def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor | None:
+        """Logits [rows, classes] of a model of this dtype by the backend "reference" and plain layers, float32 on the
+        CPU; None on a rank that reports nothing. Call it under `torch.inference_mode()`."""
+
+
+def check_batches(config: Config) -> None:
+    """Raise a ValueError for an execution that needs batches of one size, where they differ."""
+    runtime = config.runtime
+    if config.data.batches == 1:
+        return
+    for key, value, allowed in (
+        ("cuda_graph", runtime.cuda_graph is True, "auto and false"),
+        ("dense", runtime.dense == "compiled", "auto, plain and fused"),
+    ):
+        if value:
+            raise ValueError(
+                f"runtime.{key} = {getattr(runtime, key)!r} and data.batches = {config.data.batches!r}: batches differ "
+                f"in size, and this is made for one size; allowed are {allowed}"
+            )
 
 
 class OneGraph:
     """A graph, or a batch of graphs, that a plan is made for once."""
 
-    varies = False
+    why_eager = None
 
-    def __init__(self, loaded: LoadedGraph) -> None:
-        self.graph = loaded.graph
+    def __init__(self, subject: Subject, model: GraphTransformer) -> None:
+        self.subject, self.model, self.all_rows = subject, model, subject.loaded
+        self.dense = subject.config.runtime.dense
 
-    def inputs(self, model: GraphTransformer, attention: AttentionPlan) -> GraphInputs:
-        return model.prepare(self.graph, attention)
+    def plan(self) -> AttentionPlan:
+        attention = self.subject.config.attention
+        return self.subject.plan(self.all_rows.graph, attention.backend, self.subject.dtype, attention.reorder)
 
-    def predict(self, execution: Execution, plan: Plan, repeats: int, write: Write) -> None:
+    def inputs(self, attention: AttentionPlan) -> GraphInputs:
+        return self.model.prepare(self.all_rows.graph, attention)
+
+    def predict(self, execution: Execution, attention: AttentionPlan, write: Write) -> None:
         write(execution.run().float().cpu().numpy())
 
-    def logits(self, model: GraphTransformer, plan: Callable[[Any], AttentionPlan]) -> Tensor:
-        """[rows, classes] float32 on the CPU, by plain layers. Call it under `torch.inference_mode()`."""
-        return model(self.inputs(model, plan(self.graph))).float().cpu()
+    def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor:
+        plan = self.subject.plan(self.all_rows.graph, "reference", dtype)
+        return model(model.prepare(self.all_rows.graph, plan)).float().cpu()
 
 
 class AllBatches:
     """All graphs of a collection, a plan for each batch.
 
-    Attributes:
-        graph: CSR pattern of the first batch.
+    Raises:
+        ValueError: the features do not fit the model.
     """
 
-    varies = True
+    why_eager = "the batches differ in size"
 
-    def __init__(self, loaded: LoadedGraph, model: GraphTransformer, batch_size: int, device: torch.device) -> None:
-        model.embedding.check(loaded.graph.ndata["feat"])
-        if model.edge_features != "none":
-            model.edge_embedding.check(loaded.graph.edata["feat"], row="edge")
-        self._batches = CsrBatches(loaded, batch_size, device)
+    def __init__(self, subject: Subject, model: GraphTransformer) -> None:
+        loaded, batch_size = subject.loaded, subject.config.data.batch_size
+        model.check_features(loaded.graph)
+        self.subject, self.model, self.all_rows = subject, model, loaded
+        self.dense = subject.config.runtime.dense
+        self._batches = CsrBatches(loaded, batch_size, subject.device)
         self._first = self._batches.batch(0, min(batch_size, self._batches.num_graphs))
-        self.graph = pattern_of(self._first)
 
-    def inputs(self, model: GraphTransformer, attention: AttentionPlan) -> GraphInputs:
-        """Inputs of the first batch."""
-        return prepare(model, self._first, attention)
+    def plan(self) -> AttentionPlan:
+        attention = self.subject.config.attention
+        return self.subject.plan(pattern_of(self._first), attention.backend, self.subject.dtype, attention.reorder)
 
-    def predict(self, execution: Execution, plan: Plan, repeats: int, write: Write) -> SetRun:
-        """`write` gets the logits of all graphs in their order; then up to `repeats` passes are timed."""
-        dense, batches = execution.dense, self._batches
+    def inputs(self, attention: AttentionPlan) -> GraphInputs:
+        return self.model.prepare_batch(self._first, attention)
+
+    def predict(self, execution: Execution, attention: AttentionPlan, write: Write) -> SetRun:
+        """`write` gets the logits; then up to `runtime.repeats` passes are timed."""
+        dense, batches, config = execution.dense, self._batches, self.subject.config
+        plan = partial(
+            self.subject.plan, backend=attention.backend, dtype=self.subject.dtype, reorder=config.attention.reorder
+        )
         runner = self._runner(execution.model, plan, lambda inputs: execution.model(inputs, dense.blocks, dense.embed))
         dense.check_weights()
         cli.console.print(Text(f"predicting {batches.num_graphs:,} graphs in {len(batches):,} batches"))
@@ -74,13 +145,13 @@ class AllBatches:
                     f"graph {batch.last:,} of {batches.num_graphs:,}", is_last=batch.last == batches.num_graphs
                 )
 
-            passes = run_set(runner, take, repeats)
+            passes = run_set(runner, take, config.runtime.repeats)
         return SetRun(passes, batches.num_graphs, len(batches), batches.batch_size, batches.kept_on)
 
-    def logits(self, model: GraphTransformer, plan: Plan) -> Tensor:
-        """As of `OneGraph`."""
+    def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor:
         parts = []
-        self._runner(model, plan, model).run(lambda batch, logits: parts.append(torch.from_numpy(logits)))
+        runner = self._runner(model, partial(self.subject.plan, backend="reference", dtype=dtype), model)
+        runner.run(lambda batch, logits: parts.append(torch.from_numpy(logits)))
         return torch.cat(parts)
 
     def _runner(self, model: GraphTransformer, plan: Plan, forward: Callable[[GraphInputs], Tensor]) -> BatchRunner:

@@ -297,25 +297,25 @@ def test_one_graph_has_no_batches(infer, tmp_path):
     assert "one.npz holds one graph; only 1 is allowed" in done.stderr
 
 
-@pytest.mark.parametrize("stage", ["time_model", "compare", "append_rows"])
-def test_what_ctrl_c_leaves_behind(infer, script, tmp_path, monkeypatch, stage):
+@pytest.mark.parametrize("stage", ["inference.time_model", "inference.compare", "inference_report.append_rows"])
+def test_what_ctrl_c_leaves_behind(infer, tmp_path, monkeypatch, stage):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(script, stage, interrupt)
+    monkeypatch.setattr(f"bench.{stage}", interrupt)
     done = infer("--verify", "--output", tmp_path / "out.npy")
     assert done.exit_code == 130
-    written = stage != "time_model"
+    written = stage != "inference.time_model"
     what = f"the predictions in {tmp_path / 'out.npy'}" if written else "nothing"
     assert done.stderr.splitlines()[-1] == f"interrupted: {what} was written"
     assert [path.name for path in tmp_path.iterdir()] == ["out.npy"] * written
 
 
-def test_a_results_file_that_cannot_be_written_leaves_the_predictions(infer, script, tmp_path, monkeypatch):
+def test_a_results_file_that_cannot_be_written_leaves_the_predictions(infer, tmp_path, monkeypatch):
     def full(path, rows):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(script, "append_rows", full)
+    monkeypatch.setattr("bench.inference_report.append_rows", full)
     done = infer("--output", tmp_path / "out.npy")
     assert done.exit_code == 2
     assert f"No space left on device: '{tmp_path / 'r.csv'}'" in done.stderr
