@@ -104,6 +104,7 @@ class _Queued:
         logits = forward(inputs)
         self._stop = mark(device)
         self._copied: Any = None
+        logits = logits[: batch.last_row - batch.first_row]  # those behind are of a padded batch
         if device.type == "cuda":
             self._logits = torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
             self._logits.copy_(logits.float(), non_blocking=True)

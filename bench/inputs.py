@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bench import cli
 from bench.batches import BatchRunner, Plan, SetRun, run_set
+from bench.padded_batches import PaddedBatches, ReplayedForward, room_like
 from bench.subject import Subject
 from configs import Config
 from data import LoadedGraph
@@ -68,15 +69,17 @@ def check_batches(config: Config) -> None:
     runtime = config.runtime
     if config.data.batches == 1:
         return
-    for key, value, allowed in (
-        ("cuda_graph", runtime.cuda_graph is True, "auto and false"),
-        ("dense", runtime.dense == "compiled", "auto, plain and fused"),
-    ):
-        if value:
-            raise ValueError(
-                f"runtime.{key} = {getattr(runtime, key)!r} and data.batches = {config.data.batches!r}: batches differ "
-                f"in size, and this is made for one size; allowed are {allowed}"
-            )
+    if runtime.dense == "compiled":
+        raise ValueError(
+            f"runtime.dense = 'compiled' and data.batches = {config.data.batches!r}: batches differ in size, and this "
+            "is made for one size; allowed are auto, plain and fused"
+        )
+    model = config.model
+    if runtime.cuda_graph is True and (model.pos_enc or model.edge_features != "none"):
+        raise ValueError(
+            f"runtime.cuda_graph = True and data.batches = {config.data.batches!r}: a CUDA graph for all batches takes "
+            "models without pos_enc and edge_features; allowed are auto and false"
+        )
 
 
 class OneGraph:
@@ -110,43 +113,61 @@ class AllBatches:
         ValueError: the features do not fit the model.
     """
 
-    why_eager = "the batches differ in size"
+    why_eager: str | None = "the batches differ in size"
 
     def __init__(self, subject: Subject, model: GraphTransformer) -> None:
         loaded, batch_size = subject.loaded, subject.config.data.batch_size
         model.check_features(loaded.graph)
         self.subject, self.model, self.all_rows = subject, model, loaded
         self.dense = subject.config.runtime.dense
-        self._batches = CsrBatches(loaded, batch_size, subject.device)
-        self._first = self._batches.batch(0, min(batch_size, self._batches.num_graphs))
+        batches = CsrBatches(loaded, batch_size, subject.device)
+        self._batches: CsrBatches | PaddedBatches = batches
+        self._kept_on, self._num_graphs = batches.kept_on, batches.num_graphs
+        self._is_padded = subject.config.runtime.cuda_graph is True
+        if self._is_padded:
+            self._batches, self.why_eager = PaddedBatches(batches), None
+        self._first = next(iter(self._batches))
 
     def plan(self) -> AttentionPlan:
         attention = self.subject.config.attention
         return self.subject.plan(pattern_of(self._first), attention.backend, self.subject.dtype, attention.reorder)
 
     def inputs(self, attention: AttentionPlan) -> GraphInputs:
+        """Of the first batch; for a CUDA graph with a plan that has room for the others."""
+        if self._is_padded:
+            try:
+                attention = room_like(attention)
+            except ValueError as error:
+                raise ValueError(
+                    f"runtime.cuda_graph = True with several batches: {error}; use auto or false"
+                ) from error
         return self.model.prepare_batch(self._first, attention)
 
     def predict(self, execution: Execution, attention: AttentionPlan, write: Write) -> SetRun:
         """`write` gets the logits; then up to `runtime.repeats` passes are timed."""
-        dense, batches, config = execution.dense, self._batches, self.subject.config
+        dense, config, num_graphs = execution.dense, self.subject.config, self._num_graphs
         plan = partial(
             self.subject.plan, backend=attention.backend, dtype=self.subject.dtype, reorder=config.attention.reorder
         )
-        runner = self._runner(execution.model, plan, lambda inputs: execution.model(inputs, dense.blocks, dense.embed))
+
+        def forward(inputs: GraphInputs) -> Tensor:
+            return execution.model(inputs, dense.blocks, dense.embed)
+
+        replayed = ReplayedForward(execution, forward) if execution.captured else None
+        runner = self._runner(execution.model, plan, replayed or forward)
         dense.check_weights()
-        cli.console.print(Text(f"predicting {batches.num_graphs:,} graphs in {len(batches):,} batches"))
-        with cli.progress(len(batches)) as advance:
+        cli.console.print(Text(f"predicting {num_graphs:,} graphs in {len(self._batches):,} batches"))
+        with cli.progress(len(self._batches)) as advance:
             shown = _Throttle(advance)
 
             def take(batch: CsrBatch, logits: np.ndarray) -> None:
                 write(logits)
-                shown.advance(
-                    f"graph {batch.last:,} of {batches.num_graphs:,}", is_last=batch.last == batches.num_graphs
-                )
+                shown.advance(f"graph {batch.last:,} of {num_graphs:,}", is_last=batch.last == num_graphs)
 
             passes = run_set(runner, take, config.runtime.repeats)
-        return SetRun(passes, batches.num_graphs, len(batches), batches.batch_size, batches.kept_on)
+        if replayed and replayed.num_eager:
+            cli.console.print(Text(f"{replayed.num_eager:,} passes of larger batches ran without the CUDA graph"))
+        return SetRun(passes, num_graphs, len(self._batches), config.data.batch_size, self._kept_on)
 
     def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor:
         parts = []
@@ -156,7 +177,7 @@ class AllBatches:
 
     def _runner(self, model: GraphTransformer, plan: Plan, forward: Callable[[GraphInputs], Tensor]) -> BatchRunner:
         # A collection on a GPU leaves the host nothing but launches.
-        return BatchRunner(self._batches, model, plan, forward, by_thread=self._batches.kept_on.type == "cpu")
+        return BatchRunner(self._batches, model, plan, forward, by_thread=self._kept_on.type == "cpu")
 
 
 class _Throttle:

@@ -86,6 +86,8 @@ class ShareOfBatches:
     why_eager = AllBatches.why_eager
 
     def __init__(self, config: Config, group: Group) -> None:
+        if config.runtime.cuda_graph is True:
+            raise ValueError("runtime.cuda_graph = True: a collection on several ranks runs eagerly; use auto or false")
         self.group = group
         arguments = config.load_arguments()
         # Rank 0 alone downloads.

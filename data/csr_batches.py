@@ -2,7 +2,7 @@
 another, else a gather."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +46,28 @@ class CsrBatch(BatchArrays):
     last: int
     first_row: int
     last_row: int
+
+
+def padded(batch: CsrBatch, num_rows: int, num_graphs: int) -> CsrBatch:
+    """The batch with `num_rows` rows and `num_graphs` + 1 graphs: further rows, of zeros and without edges, belong to
+    the last graph, and the graphs before it are empty.
+
+    Raises:
+        ValueError: the batch has more rows or graphs.
+    """
+    from torch.nn.functional import pad
+
+    rows, graphs = len(batch.features), len(batch.graph_starts)
+    if rows > num_rows or graphs > num_graphs:
+        raise ValueError(
+            f"num_rows, num_graphs: got {num_rows} and {num_graphs}; the batch has {rows} rows of {graphs} graphs"
+        )
+    return replace(
+        batch,
+        indptr=pad(batch.indptr, (0, num_rows - rows), value=len(batch.col)),
+        features=pad(batch.features, (0, 0, 0, num_rows - rows)),
+        graph_starts=pad(batch.graph_starts, (0, num_graphs + 1 - graphs), value=rows),
+    )
 
 
 class CsrBatches:

@@ -289,6 +289,14 @@ def test_batches_that_cannot_be(infer, collection, given, message):
     assert message in done.stderr
 
 
+@pytest.mark.parametrize("model", ["model.pos_enc=2", "model.edge_features=bias"])
+def test_a_cuda_graph_for_all_batches_takes_plain_models(infer, collection, model):
+    given = ["data.batches=all", "runtime.cuda_graph=true", model]
+    done = infer(*(word for each in given for word in ("--set", each)), config=collection[0], quick=QUICK[2:-2])
+    assert done.exit_code == 2, done.stderr
+    assert "a CUDA graph for all batches takes models without pos_enc and edge_features" in done.stderr
+
+
 def test_one_graph_has_no_batches(infer, tmp_path):
     np.savez(tmp_path / "one.npz", src_li=[0, 1], dst_li=[1, 0], num_nodes=2)
     given = ["data.name=mine", f"data.path={tmp_path / 'one.npz'}", "data.source=file", "data.batches=all"]
@@ -471,6 +479,26 @@ def test_gpu_runs_a_fused_kernel_on_real_graphs(fresh_infer, tmp_path, real_grap
     fused = dense_block_unavailable(torch.device("cuda", 0), getattr(torch, dtype), 128) is None
     assert ("fused (chosen by auto)" if fused else "plain (chosen by auto; not fused: ") in done.stdout
     assert {row["status"] for row in rows(tmp_path)} == {"ok"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 8])
+def test_gpu_one_cuda_graph_for_all_batches(infer, tmp_path, collection, heads):
+    found = {}
+    for name, asked in (("eager", "auto"), ("graph", "true")):
+        settings = ["data.batches=all", f"runtime.cuda_graph={asked}", "attention.backend=fused3s"]
+        settings += [f"model.heads={heads}", "model.dim=128", "model.pos_enc=0", "runtime.device=cuda"]
+        sets = [word for each in settings for word in ("--set", each)]
+        done = infer(
+            *sets, "--output", tmp_path / f"{name}.npy", config=collection[0], quick=[*QUICK[2:4], *QUICK[6:-2]]
+        )
+        if heads == 8 and name == "graph":  # heads of 16 columns run edge by edge
+            assert done.exit_code == 2
+            assert "runtime.cuda_graph = True for all batches: plan: passes edge by edge" in done.stderr
+            return
+        assert done.exit_code == 0, done.stdout + done.stderr
+        found[name] = np.load(tmp_path / f"{name}.npy")
+    assert np.array_equal(found["eager"], found["graph"])
 
 
 @pytest.mark.gpu

@@ -1,0 +1,70 @@
+"""Batches of a collection at one size, so that one CUDA graph runs for each of them."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch import Tensor
+
+from bench.batches import Forward
+from data.csr_batches import CsrBatch, CsrBatches, padded
+from kernels import AttentionPlan
+from kernels.plan_room import refill_, with_room
+from models import Execution, GraphInputs
+
+WINDOW_ROWS = 16
+ROOM = 1.25  # for KV tiles and blocks, over those of the first batch
+
+
+class PaddedBatches:
+    """The batches of a collection with as many rows and graphs as the largest of them has."""
+
+    def __init__(self, batches: CsrBatches) -> None:
+        self._batches = batches
+        rows = np.add.reduceat(batches.sizes, np.arange(0, batches.num_graphs, batches.batch_size))
+        self.num_rows = -(-int(rows.max()) // WINDOW_ROWS) * WINDOW_ROWS
+        self.num_graphs = min(batches.batch_size, batches.num_graphs)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[CsrBatch]:
+        return (padded(batch, self.num_rows, self.num_graphs) for batch in self._batches)
+
+
+def room_like(plan: AttentionPlan) -> AttentionPlan:
+    """A plan with room for batches that are a little larger.
+
+    Raises:
+        ValueError: the plan holds arrays that have no room.
+    """
+    if plan.backend != "fused3s":
+        return with_room(plan, 0, 0)  # an error that says what has room
+    data = plan.data
+    return with_room(plan, int(ROOM * data.num_tiles) + 1, int(ROOM * data.schedule.num_blocks) + 1)
+
+
+class ReplayedForward:
+    """Forward passes of padded batches: their inputs are copied to those of a CUDA graph, which is replayed.
+
+    Args:
+        execution: a captured pass over a padded batch with a plan of `room_like`.
+        eager: runs a batch that does not fit.
+
+    Attributes:
+        num_eager: passes of such batches.
+    """
+
+    def __init__(self, execution: Execution, eager: Forward) -> None:
+        self._execution, self._eager, self.num_eager = execution, eager, 0
+
+    def __call__(self, inputs: GraphInputs) -> Tensor:
+        """Logits of all rows, which the next call overwrites."""
+        fixed = self._execution.inputs
+        if not refill_(fixed.attention, inputs.attention):
+            self.num_eager += 1
+            return self._eager(inputs)
+        of_floats = fixed.aligned_features is not None
+        target, source = (each.aligned_features if of_floats else each.features for each in (fixed, inputs))
+        target.copy_(source)
+        fixed.graph_starts.copy_(inputs.graph_starts)
+        return self._execution.run()
