@@ -15,12 +15,13 @@ from torch import Tensor
 
 from bench import cli
 from bench.batches import BatchRunner, Plan, SetRun, run_set
-from bench.padded_batches import PaddedBatches, ReplayedForward, room_like
+from bench.padded_batches import ROOM, PaddedBatches, ReplayedForward
 from bench.subject import Subject
 from configs import Config
 from data import LoadedGraph
 from data.csr_batches import CsrBatch, CsrBatches
 from kernels import AttentionPlan
+from kernels.plan_room import with_room
 from models import Execution, GraphInputs, GraphTransformer
 from models.graph_inputs import Attention as AnyAttention
 from models.graph_inputs import pattern_of
@@ -136,7 +137,7 @@ class AllBatches:
         """Of the first batch; for a CUDA graph with a plan that has room for the others."""
         if self._is_padded:
             try:
-                attention = room_like(attention)
+                attention = with_room(attention, ROOM)
             except ValueError as error:
                 raise ValueError(
                     f"runtime.cuda_graph = True with several batches: {error}; use auto or false"

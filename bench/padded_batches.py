@@ -7,12 +7,11 @@ from torch import Tensor
 
 from bench.batches import Forward
 from data.csr_batches import CsrBatch, CsrBatches, padded
-from kernels import AttentionPlan
-from kernels.plan_room import refill_, with_room
+from kernels.plan_room import refill_
 from models import Execution, GraphInputs
 
 WINDOW_ROWS = 16
-ROOM = 1.25  # for KV tiles and blocks, over those of the first batch
+ROOM = 1.25  # of the plan, over that of the first batch
 
 
 class PaddedBatches:
@@ -31,23 +30,11 @@ class PaddedBatches:
         return (padded(batch, self.num_rows, self.num_graphs) for batch in self._batches)
 
 
-def room_like(plan: AttentionPlan) -> AttentionPlan:
-    """A plan with room for batches that are a little larger.
-
-    Raises:
-        ValueError: the plan holds arrays that have no room.
-    """
-    if plan.backend != "fused3s":
-        return with_room(plan, 0, 0)  # an error that says what has room
-    data = plan.data
-    return with_room(plan, int(ROOM * data.num_tiles) + 1, int(ROOM * data.schedule.num_blocks) + 1)
-
-
 class ReplayedForward:
     """Forward passes of padded batches: their inputs are copied to those of a CUDA graph, which is replayed.
 
     Args:
-        execution: a captured pass over a padded batch with a plan of `room_like`.
+        execution: a captured pass over a padded batch with a plan of `with_room`.
         eager: runs a batch that does not fit.
 
     Attributes:

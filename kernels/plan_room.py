@@ -1,41 +1,47 @@
 """A plan whose arrays have room, so that one CUDA graph runs for many graphs: it reads the same addresses at each
 replay, and `refill_` puts the next graph's plan there.
 
-    kv_tiles     | KV tiles of the graph | unused                        |   num_tiles + 2
-    work_items   | blocks of the graph   | blocks that have nothing to do |   num_blocks
+    kv_tiles          | KV tiles of the graph | unused                         |   num_tiles + 2
+    work_items        | blocks of the graph   | blocks that have nothing to do |   num_blocks
+    by_edge.indices   | edges of the graph    | unused                         |   num_edges, of narrow heads
 
-All graphs have the same number of rows, as a batch padded with empty rows has.
+All graphs have the same number of rows, as a batch padded with empty rows has: passes edge by edge have an item a row.
 """
 
+import math
 from dataclasses import replace
 from functools import cache
 
 import torch
 
+from .backends.fused3s_edges import EdgeKernelData
 from .backends.fused3s_planning import Fused3SData
 from .formats.schedule import BEGIN, COUNT, ITEM_WORDS, KWARP, NUM_KEYS, SPLIT, SPLITS, WINDOW
 from .plan import AttentionPlan
 
 
-def with_room(plan: AttentionPlan, num_tiles: int, num_blocks: int) -> AttentionPlan:
-    """A plan of the same graph, with room for graphs of up to `num_tiles` KV tiles and `num_blocks` blocks.
+def with_room(plan: AttentionPlan, factor: float) -> AttentionPlan:
+    """A plan of the same graph, with room for graphs of `factor` times as many KV tiles, blocks and edges.
 
     Raises:
-        ValueError: the plan holds more than that, or arrays that have no room: of another backend than fused3s, of rows
-            in another order, of edge data, of passes edge by edge, or of a backward pass.
+        ValueError: the factor is below 1; or the plan holds arrays that have no room: of another backend than fused3s,
+            of rows in another order, of edge data, of a backward pass, or of row windows or rows so long that several
+            blocks or warps share them.
     """
     if refused := _without_room(plan):
-        raise ValueError(f"plan: {refused}; a plan with room is of fused3s, with KV tiles and work items alone")
-    data = plan.data
-    if num_tiles < data.num_tiles or num_blocks < data.schedule.num_blocks:
-        raise ValueError(
-            f"num_tiles, num_blocks: got {num_tiles} and {num_blocks}; the plan has {data.num_tiles} and "
-            f"{data.schedule.num_blocks}"
-        )
-    kv_tiles = data.kv_tiles.new_full((num_tiles + 2, data.kv_tiles.shape[1]), -1)
-    work_items = data.kv_tiles.new_empty((num_blocks, data.schedule.warps, ITEM_WORDS))
-    roomy = replace(data, kv_tiles=kv_tiles, schedule=replace(data.schedule, work_items=work_items))
-    found = replace(plan, data=roomy)
+        raise ValueError(f"plan: {refused}; a plan with room is of fused3s, without these")
+    if not factor >= 1:
+        raise ValueError(f"factor: got {factor}; 1 or more is needed")
+
+    def larger(array: torch.Tensor) -> torch.Tensor:
+        return array.new_zeros((math.ceil(factor * len(array)), *array.shape[1:]))
+
+    data, by_edge = plan.data, plan.data.by_edge
+    if by_edge:
+        items = torch.empty_like(by_edge.work.items)
+        by_edge = EdgeKernelData(larger(by_edge.indices), replace(by_edge.work, items=items))
+    schedule = replace(data.schedule, work_items=larger(data.schedule.work_items))
+    found = replace(plan, data=replace(data, kv_tiles=larger(data.kv_tiles), schedule=schedule, by_edge=by_edge))
     refill_(found, plan)
     return found
 
@@ -64,6 +70,10 @@ def refill_(room: AttentionPlan, plan: AttentionPlan) -> bool:
     target[: len(source)].copy_(source)
     if len(source) < len(target):
         target[len(source) :].copy_(_idle_item(target.device))
+    if room.data.by_edge:
+        to, of = room.data.by_edge, plan.data.by_edge
+        to.indices[: len(of.indices)].copy_(of.indices)
+        to.work.items.copy_(of.work.items)
     return True
 
 
@@ -73,16 +83,18 @@ def _without_room(plan: AttentionPlan) -> str | None:
     if not isinstance(data, Fused3SData):
         return f"of backend {plan.backend}"
     parts = {
-        "rows in an order of their own": data.row_ids,
-        "passes edge by edge": data.by_edge,
-        "edge data": data.slots,
-        "a backward pass": data.backward,
-        "windows that several blocks share": data.schedule.num_splits or None,
+        "rows in an order of their own": data.row_ids is not None,
+        "edge data": data.slots is not None,
+        "a backward pass": data.backward is not None,
+        "row windows that several blocks share": data.schedule.num_splits > 0,
+        "rows that several warps share": data.by_edge is not None and len(data.by_edge.work.parts) > 0,
     }
-    return ", ".join(name for name, part in parts.items() if part is not None) or None
+    return ", ".join(name for name, is_there in parts.items() if is_there) or None
 
 
 def _fits(room: Fused3SData, data: Fused3SData) -> bool:
+    if room.by_edge and not (data.by_edge and len(data.by_edge.indices) <= len(room.by_edge.indices)):
+        return False
     return (
         len(data.kv_tiles) <= len(room.kv_tiles)
         and data.schedule.num_blocks <= room.schedule.num_blocks

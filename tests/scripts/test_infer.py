@@ -492,10 +492,6 @@ def test_gpu_one_cuda_graph_for_all_batches(infer, tmp_path, collection, heads):
         done = infer(
             *sets, "--output", tmp_path / f"{name}.npy", config=collection[0], quick=[*QUICK[2:4], *QUICK[6:-2]]
         )
-        if heads == 8 and name == "graph":  # heads of 16 columns run edge by edge
-            assert done.exit_code == 2
-            assert "runtime.cuda_graph = True for all batches: plan: passes edge by edge" in done.stderr
-            return
         assert done.exit_code == 0, done.stdout + done.stderr
         found[name] = np.load(tmp_path / f"{name}.npy")
     assert np.array_equal(found["eager"], found["graph"])
