@@ -5,6 +5,7 @@
     ROWS COLUMNS ENTRIES
     ROW COLUMN [VALUE]       one line for each entry, ids from 1
 
+Network Repository begins some files with one percent sign, which SciPy takes, too.
 SciPy's reader is not used: some damaged files end the process in it.
 """
 
@@ -17,6 +18,7 @@ from data.graph import RawGraph
 from data.graph_checks import check_size, check_square, checked_graph
 
 FIELDS = ("real", "double", "integer", "unsigned-integer", "complex", "pattern")
+BANNERS = ("%%matrixmarket", "%matrixmarket")
 BOTH_TRIANGLES = ("symmetric", "skew-symmetric", "hermitian")  # whose files hold one of the two
 LONGEST_LINE = 2**20  # of the head, which is read line by line
 SHORTEST_ENTRY = 4  # bytes: two digits, a separator and the end of the line
@@ -60,7 +62,7 @@ def _read_head(path: Path) -> tuple[bool, tuple[int, int, int], int]:
     with path.open(encoding="latin-1") as file:
         first = file.readline(LONGEST_LINE)
         words = first.lower().split()
-        if len(words) != 5 or words[:2] != ["%%matrixmarket", "matrix"]:
+        if len(words) != 5 or words[0] not in BANNERS or words[1] != "matrix":
             raise ValueError(f"{path}: not a Matrix Market file: it starts with {first.strip()[:60]!r}")
         _, _, layout, field, symmetry = words
         if layout == "array":

@@ -1,6 +1,7 @@
-"""Files in the official layouts, read here and by a class that their publisher's users read them with: PyG's or ogb's.
+"""Files in the official layouts, read here and by the reader that their publisher's users read them with.
 
-That class is the oracle of the layout: a file that only the writers of these tests understand fails in it.
+That reader is the oracle of the layout: a class of PyG, ogb or DGL, and for files without one networkx, NumPy or SciPy.
+A file that only the writers of these tests understand fails in it.
 """
 
 import gzip
@@ -9,6 +10,7 @@ import pickle
 import shutil
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
@@ -152,6 +154,128 @@ def test_epinions(tmp_path, edges):
     other = theirs(pyg.SNAPDataset, tmp_path, raw, name="soc-epinions1", folder="soc-epinions1/raw")
     loaded = load("soc-epinions1", tmp_path)
     assert (ours(loaded), loaded.meta.num_nodes) == (pairs(*other.edge_index), other.num_nodes)
+
+
+def with_gaps(*ends):
+    """The ends with other ids, 4 to 13 apart; their order stays."""
+    ids = np.cumsum(np.random.default_rng(9).integers(4, 14, NODES))
+    return [ids[end] for end in ends]
+
+
+def lines_of(first, second, separator):
+    return [f"{i}{separator}{j}" for i, j in zip(first.tolist(), second.tolist(), strict=True)]
+
+
+def by_networkx(graph):
+    """(pairs, number of nodes): a node is the rank of its id; an `nx.Graph` gives both directions of each edge."""
+    rank = {node: place for place, node in enumerate(sorted(graph))}
+    return sorted((rank[i], rank[j]) for i, j in graph.to_directed().edges), graph.number_of_nodes()
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "kind"),
+    [
+        ("musae-github", "id_1,id_2", nx.Graph),
+        ("facebook-large", "id_1,id_2", nx.Graph),
+        ("artist", "node_1,node_2", nx.DiGraph),
+    ],
+)
+def test_musae_and_gemsec(tmp_path, edges, name, header, kind):
+    """A header, then the ends of each edge. MUSAE's and GEMSEC's code builds a networkx graph of these lines, too; self
+    loops, which MUSAE's then drops, stay here."""
+    (remote,) = data.info(name).official.files(tmp_path)
+    remote.target.parent.mkdir()
+    remote.target.write_text("\n".join([header, *lines_of(*edges, ","), ""]))
+    loaded = load(name, tmp_path)
+    assert (edges[0] == edges[1]).any()  # facebook-large has self loops
+    without_header = remote.target.read_text().splitlines()[1:]
+    other = nx.parse_edgelist(without_header, delimiter=",", nodetype=int, create_using=kind)
+    assert (ours(loaded), loaded.meta.num_nodes) == by_networkx(other)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(("name", "gaps"), [("com-amazon", True), ("amazon0505", False)])
+def test_amazon(tmp_path, edges, name, gaps, end):
+    """Tables of SNAP with a head of four lines. PyG's class reads wiki-Vote from such a file, with ids as ranks."""
+    (remote,) = data.info(name).official.files(tmp_path)
+    head = {
+        "com-amazon": ["# Undirected graph: ../../data/output/amazon.ungraph.txt", "# Amazon"],
+        "amazon0505": [
+            "# Directed graph (each unordered pair of nodes is saved once): Amazon0505.txt ",
+            "# Amazon product co-purchaisng network from May 05 2003",
+        ],
+    }[name]
+    head += [f"# Nodes: {NODES} Edges: {edges[0].size}", "# FromNodeId\tToNodeId"]
+    lines = [*head, *lines_of(*(with_gaps(*edges) if gaps else edges), "\t")]
+    text = "".join(line + end for line in lines).encode()
+    remote.target.write_bytes(gzip.compress(text))
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "wiki-Vote.txt").write_bytes(text)
+    other = theirs(pyg.SNAPDataset, tmp_path, raw, name="wiki-vote", folder="wiki-vote/raw")
+    loaded = load(name, tmp_path)
+    assert (ours(loaded), loaded.meta.num_nodes) == (pairs(*other.edge_index), other.num_nodes)
+    third = nx.read_edgelist(remote.target, nodetype=int, create_using=nx.DiGraph)
+    assert (ours(loaded), loaded.meta.num_nodes) == by_networkx(third)
+
+
+def test_ego_twitter(tmp_path, edges):
+    """SNAP's combined list of both ends, with Twitter's ids, lines in no order, some of them twice."""
+    (remote,) = data.info("ego-twitter").official.files(tmp_path)
+    lines = lines_of(*with_gaps(*edges), " ")
+    lines = np.random.default_rng(10).permutation(lines + lines[:50]).tolist()
+    with gzip.open(remote.target, "wt") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    loaded = load("ego-twitter", tmp_path)
+    other = nx.read_edgelist(remote.target, nodetype=int, create_using=nx.Graph)
+    assert (ours(loaded), loaded.meta.num_nodes) == by_networkx(other)
+
+
+@pytest.mark.parametrize("banner", ["%%MatrixMarket", "%MatrixMarket"])
+def test_blog(tmp_path, edges, banner):
+    """A Matrix Market file as Network Repository writes it: one "%" in some files, a space at the end of the banner, no
+    comments, one triangle. The last five nodes have no edge here."""
+    (remote,) = data.info("blog").official.files(tmp_path)
+    row, col = np.array(sorted({(max(i, j) + 1, min(i, j) + 1) for i, j in zip(*edges, strict=True) if i != j})).T
+    size = NODES + 5
+    head = [f"{banner} matrix coordinate pattern symmetric ", f"{size} {size} {row.size}"]
+    remote.target.write_text("\n".join([*head, *lines_of(row, col, " "), ""]))
+    other = scipy.io.mmread(remote.target)
+    loaded = load("blog", tmp_path)
+    assert (ours(loaded), loaded.meta.num_nodes) == (pairs(other.row, other.col), other.shape[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "separator", "lines"),
+    [
+        ("musae-github", "id_1,id_2\n", ",", 289_003),
+        ("facebook-large", "id_1,id_2\n", ",", 171_002),
+        ("ego-twitter", "", " ", 1_342_310),  # of SNAP's 1,768,149 those that are not another one reversed
+    ],
+)
+def test_real_edge_lists(tmp_path, real_graph_dir, name, header, separator, lines):
+    """Every edge and degree of the real graph, and the published number of lines; NumPy is the other reader."""
+    path = real_graph_dir / "single" / f"{name}.npz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    with np.load(path) as archive:
+        once = archive["src_li"] <= archive["dst_li"]
+        ends = np.stack([archive["src_li"][once], archive["dst_li"][once]], 1)
+    (remote,) = data.info(name).official.files(tmp_path)
+    remote.target.parent.mkdir(exist_ok=True)
+    content = (header + pd.DataFrame(ends).to_csv(sep=separator, header=False, index=False)).encode()
+    remote.target.write_bytes(gzip.compress(content, 1) if remote.target.suffix == ".gz" else content)
+    skipped = len(header.splitlines())
+    first, second = np.loadtxt(remote.target, np.int64, delimiter=separator, skiprows=skipped, unpack=True)
+    assert first.size == lines
+    size = data.info(name).num_nodes
+    other = scipy.sparse.csr_array((np.ones(lines), (first, second)), shape=(size, size))
+    other = other + other.T - scipy.sparse.diags_array(other.diagonal())
+    keys, queries = load(name, tmp_path, features=False).graph.edges()
+    found = scipy.sparse.csr_array((np.ones(keys.numel()), (queries, keys)), shape=(size, size))
+    assert abs(found - other).nnz == 0
+    assert found.sum() == data.info(name).nnz
+    assert np.array_equal(found.sum(0), np.bincount(np.r_[first, second[first != second]], minlength=size))
 
 
 def write_csv(path, rows):
