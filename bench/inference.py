@@ -27,7 +27,7 @@ from training.metrics import Score, score_on_test
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
+    """Options of the command line.
 
     Attributes:
         verify: compare the predictions with the reference backend.

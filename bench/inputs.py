@@ -1,6 +1,6 @@
 """Inputs of a run of `scripts/infer.py`: one graph (or batch), or all batches of a collection.
 
-Those of several ranks: `bench.parallel_inputs`.
+Inputs of several ranks: `bench.parallel_inputs`.
 """
 
 import time
@@ -36,7 +36,7 @@ class Attention(AnyAttention, Protocol):
 
 
 class Source(Protocol):
-    """What a model runs on. On several ranks all of them call each method, in the same order.
+    """Graphs that a model runs on. On several ranks all of them call each method, in the same order.
 
     Attributes:
         model: the one that is measured, on the subject's device and in its dtype.
@@ -134,7 +134,7 @@ class AllBatches:
         return self.subject.plan(pattern_of(self._first), attention.backend, self.subject.dtype, attention.reorder)
 
     def inputs(self, attention: AttentionPlan) -> GraphInputs:
-        """Of the first batch; for a CUDA graph with a plan that has room for the others."""
+        """Inputs of the first batch; for a CUDA graph with a plan that has room for the others."""
         if self._is_padded:
             try:
                 attention = with_room(attention, ROOM)

@@ -52,7 +52,7 @@ def cost_of_all(costs: list[Cost]) -> Cost:
 
 
 def ranks_table(source: PartOfGraph | ShareOfBatches, costs: list[Cost]) -> Table:
-    """What the ranks share out, and the memory of each."""
+    """A table of the ranks: the scheme, the partition and the memory of each rank."""
     table = Table("", f"Ranks: {len(costs)}; times and memory above are of the slowest and the fullest one")
     memory = ", ".join(f"{cost.peak_memory:,.0f} MiB" for cost in costs)
     for name, text in {**source.lines(), "memory of each": memory}.items():

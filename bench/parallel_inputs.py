@@ -57,7 +57,7 @@ class PartOfGraph:
         gather_rows(self.part, execution.run(), self.group, lambda rows: write(rows.float().cpu().numpy()))
 
     def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor | None:
-        """Of the whole graph, on rank 0's device."""
+        """Logits of the whole graph, computed on rank 0's device."""
 
         def run() -> Tensor:
             config = self.subject.config
