@@ -1,6 +1,6 @@
 """Mutation test of the fused kernels and their formats: random one-line faults, each run against the tests of a CPU.
 
-    python tests/mutate.py --count 120 --seed 0 --processes 2 --out mutants.csv
+    python tests/mutate.py --count 120 --seed 0 --processes 2 --out mutants.csv [--files FILE ...]
 
 A mutant is one token changed on one line (or one statement removed) of TARGETS, in a copy of the clone. It is
     invalid    it does not compile, or not import
@@ -25,14 +25,26 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = (
     "kernels/cuda/fused3s.cu",
+    "kernels/cuda/fused3s_backward.cu",
     "kernels/cuda/fused3s_edges.cu",
+    "kernels/cuda/fused3s_edges_backward.cu",
     "kernels/cuda/fused3s_paper.cu",
     "kernels/cuda/gather.cuh",
+    "kernels/cuda/gradient_window.cuh",
     "kernels/cuda/head_group.cuh",
+    "kernels/cuda/plan_columns.cu",
+    "kernels/cuda/plan_edges.cu",
+    "kernels/cuda/plan_reverse.cu",
+    "kernels/cuda/plan_rows.cu",
+    "kernels/cuda/plan_schedule.cu",
+    "kernels/cuda/plan_tiles.cu",
+    "kernels/cuda/rank_rows.cu",
     "kernels/cuda/row_window.cuh",
     "kernels/cuda/score_terms.cuh",
     "kernels/cuda/split_kv.cuh",
+    "kernels/cuda/sum_splits.cuh",
     "kernels/cuda/tile_terms.cuh",
+    "kernels/plan_room.py",
     "kernels/formats/row_items.py",
     "kernels/formats/schedule.py",
     "kernels/formats/bsb_build.py",
@@ -47,10 +59,19 @@ PAPER_ON_CPU = tuple(
         "test_clocks_of_the_papers_kernel",
     )
 )
+BACKWARD_ON_CPU = "tests/kernels/test_backward_tiles_on_cpu.py"
+PLANS_ON_CPU = tuple(f"tests/kernels/test_gpu_{name}_on_cpu.py" for name in ("plan", "row_items", "edges", "planning"))
 FORMATS = ("tests/kernels/formats/test_schedule.py", "tests/kernels/formats/test_bsb.py")
 SUITES = {  # by how a file's name ends; the first that fits
+    "plan_room.py": ("tests/kernels/test_plan_room.py",),
+    "rank_rows.cu": ("tests/kernels/test_rank_rows.py",),
     "row_items.py": ("tests/kernels/formats/test_row_items.py",),
     ".py": (*FORMATS, ON_CPU),
+    "fused3s_backward.cu": (BACKWARD_ON_CPU,),
+    "gradient_window.cuh": (BACKWARD_ON_CPU,),
+    "sum_splits.cuh": (BACKWARD_ON_CPU,),
+    "fused3s_edges_backward.cu": ("tests/kernels/test_edge_backward_on_cpu.py",),
+    **{f"plan_{name}.cu": PLANS_ON_CPU for name in ("columns", "edges", "reverse", "rows", "schedule", "tiles")},
     "fused3s_edges.cu": (EDGES_ON_CPU,),
     "fused3s_paper.cu": PAPER_ON_CPU,
     "_terms.cuh": (EDGES_ON_CPU,),
@@ -168,12 +189,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--files", nargs="+", choices=TARGETS, default=TARGETS, metavar="FILE")
     parser.add_argument("--out", type=Path, default=Path("mutants.csv"))
     arguments = parser.parse_args()
     # Files weigh by their lines of code, lines of a file alike: a line with many operators is no likelier than others.
     randomness = random.Random(arguments.seed)
     by_line: dict[tuple[str, int], list[Mutant]] = {}
-    for file in TARGETS:
+    for file in arguments.files:
         for mutant in mutants_of(file):
             by_line.setdefault((mutant.file, mutant.line), []).append(mutant)
     lines = randomness.sample(sorted(by_line), min(arguments.count, len(by_line)))
