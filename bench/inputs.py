@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench import cli
 from bench.batches import BatchRunner, Plan, SetRun, run_set
-from bench.padded_batches import ROOM, PaddedBatches, ReplayedForward
+from bench.padded_batches import PaddedBatches, ReplayedForward
 from bench.subject import Subject
 from configs import Config
 from data import LoadedGraph
@@ -137,7 +137,7 @@ class AllBatches:
         """Inputs of the first batch; for a CUDA graph with a plan that has room for the others."""
         if self._is_padded:
             try:
-                attention = with_room(attention, ROOM)
+                attention = with_room(attention, self._batches.room)
             except ValueError as error:
                 raise ValueError(
                     f"runtime.cuda_graph = True with several batches: {error}; use auto or false"

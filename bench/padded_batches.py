@@ -11,15 +11,21 @@ from kernels.plan_room import refill_
 from models import Execution, GraphInputs
 
 WINDOW_ROWS = 16
-ROOM = 1.25  # of the plan, over that of the first batch
+SPARE_ROOM = 1.25  # KV tiles and blocks are not known before a batch is planned
 
 
 class PaddedBatches:
-    """The batches of a collection with as many rows and graphs as the largest of them has."""
+    """The batches of a collection with as many rows and graphs as the largest of them has.
+
+    Attributes:
+        room: of a plan for all of them, over that of the first batch.
+    """
 
     def __init__(self, batches: CsrBatches) -> None:
         self._batches = batches
-        rows = np.add.reduceat(batches.sizes, np.arange(0, batches.num_graphs, batches.batch_size))
+        starts = np.arange(0, batches.num_graphs, batches.batch_size)
+        rows, edges = (np.add.reduceat(counts, starts) for counts in (batches.sizes, batches.edge_counts))
+        self.room = SPARE_ROOM * max(1.0, edges.max() / max(edges[0], 1))
         self.num_rows = -(-int(rows.max()) // WINDOW_ROWS) * WINDOW_ROWS
         self.num_graphs = min(batches.batch_size, batches.num_graphs)
 

@@ -13,6 +13,7 @@ from data.packed import compact
 if TYPE_CHECKING:
     import torch
 
+PADDING_ROWS = 64
 KEPT_SHARE = 0.5  # of a GPU's free memory that a collection may take to be kept there
 
 
@@ -49,12 +50,16 @@ class CsrBatch(BatchArrays):
 
 
 def padded(batch: CsrBatch, num_rows: int, num_graphs: int) -> CsrBatch:
-    """The batch with `num_rows` rows and `num_graphs` + 1 graphs: further rows, of zeros and without edges, belong to
-    the last graph, and the graphs before it are empty.
+    """The batch with `num_rows` rows, of which those behind its own are zeros without edges, and with a number of
+    graphs that depends on `num_rows` and `num_graphs` alone.
+
+    The further graphs have PADDING_ROWS rows at most: torch's mean of one graph with thousands of rows would take
+    longer than the model.
 
     Raises:
         ValueError: the batch has more rows or graphs.
     """
+    import torch
     from torch.nn.functional import pad
 
     rows, graphs = len(batch.features), len(batch.graph_starts)
@@ -62,11 +67,13 @@ def padded(batch: CsrBatch, num_rows: int, num_graphs: int) -> CsrBatch:
         raise ValueError(
             f"num_rows, num_graphs: got {num_rows} and {num_graphs}; the batch has {rows} rows of {graphs} graphs"
         )
+    further = torch.arange(num_graphs + -(-num_rows // PADDING_ROWS) - graphs, device=batch.graph_starts.device)
+    starts = (rows + PADDING_ROWS * further).clamp_(max=num_rows)
     return replace(
         batch,
         indptr=pad(batch.indptr, (0, num_rows - rows), value=len(batch.col)),
         features=pad(batch.features, (0, 0, 0, num_rows - rows)),
-        graph_starts=pad(batch.graph_starts, (0, num_graphs + 1 - graphs), value=rows),
+        graph_starts=torch.cat([batch.graph_starts, starts]),
     )
 
 

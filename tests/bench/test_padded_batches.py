@@ -10,7 +10,7 @@ from poison import poisoned_buffers
 
 import data
 from bench.batches import BatchRunner
-from bench.padded_batches import ROOM, PaddedBatches, ReplayedForward
+from bench.padded_batches import PaddedBatches, ReplayedForward
 from data.csr_batches import CsrBatches, padded
 from kernels import plan_attention
 from kernels.plan_room import with_room
@@ -66,7 +66,11 @@ def test_padded_batches_predict_what_the_whole_predicts(loaded, task):
         expected = model(model.prepare(loaded.graph, reference_plan(loaded.graph)))
     batches = PaddedBatches(CsrBatches(loaded, 8, CPU))
     assert len(batches) == 7
-    assert {(len(batch.features), len(batch.graph_starts)) for batch in batches} == {(batches.num_rows, 9)}
+    num_graphs = 8 + -(-batches.num_rows // 64)
+    assert {(len(batch.features), len(batch.graph_starts)) for batch in batches} == {(batches.num_rows, num_graphs)}
+    for batch in batches:
+        starts = [*batch.graph_starts.tolist(), batches.num_rows]
+        assert max(np.diff(starts)[batch.last - batch.first :]) <= 64
     runner = BatchRunner(batches, model, reference_plan, model, by_thread=False)
     torch.testing.assert_close(predictions(runner), expected, atol=2e-5, rtol=0)
 
@@ -94,7 +98,7 @@ def by_one_plan(loaded, device, cuda_graph, around):
         return fused_plan(graph, device)
 
     with torch.inference_mode():
-        inputs = model.prepare_batch(first, with_room(plan(pattern_of(first)), ROOM))
+        inputs = model.prepare_batch(first, with_room(plan(pattern_of(first)), batches.room))
         if cuda_graph:
             execution = prepare_execution(model, inputs, backend="fused3s", dense="plain", cuda_graph=True)
         else:
