@@ -45,7 +45,11 @@ MODEL_GRAPHS = ("single", "batched")  # files in configs/end_to_end
 STEPS_OF_TRAINING = ("bench_training.py", "--results", f"{MEASURED}/training.csv", "--config")
 # The model over all graphs of ogbg-molhiv, in batches of 1,024 that are planned anew.
 COLLECTIONS = ("infer.py", "--results", f"{MEASURED}/infer.csv", "--config", "configs/infer/molhiv-all.yaml")
-BATCHED_MODELS = ((), ("--set", "model.heads=8"))
+BATCHED_MODELS = [
+    ("--set", f"model.heads={heads}", "--set", f"runtime.cuda_graph={graph}")
+    for heads in (1, 8)
+    for graph in ("auto", "true")
+]
 # Accuracy over several seeds: attention backend and precision.
 TRAINED = {"bf16": ("fused3s", "bfloat16"), "fp16": ("fused3s", "float16"), "reference": ("reference", "float32")}
 SEEDS = {"cora": 10, "citeseer": 10, "ogbg-molhiv": 3}  # by file in configs/train

@@ -17,11 +17,23 @@ clock of the host, synchronised after each call; inputs of the attention are fp1
 """
 COLLECTIONS = """The 10-block model over all graphs of a collection: batches are assembled from packed arrays, planned
 and run anew, and the logits of all graphs are copied to the host. `in forward passes`: share of that time between the
-CUDA events around forward passes, whose launch gaps count.
+CUDA events around forward passes, whose launch gaps count. One CUDA graph: `runtime.cuda_graph: true`, of batches that
+are padded to one size.
 """
+LAUNCHES = {"eager": "eager", "cuda_graph": "one CUDA graph"}
 COLUMNS = {"plan": "plan", "plan_backward": "with backward", "plan_and_run": "and attention"}  # by variant
-HEAD = ("collection", "graphs", "model", "backend", "graphs/s", "in forward passes", "ms a batch", "batches")
-COLLECTION = ["graph", "dim", "heads", "blocks", "dtype", "backend", "dense"]
+HEAD = (
+    "collection",
+    "graphs",
+    "model",
+    "launches",
+    "backend",
+    "graphs/s",
+    "in forward passes",
+    "ms a batch",
+    "batches",
+)
+COLLECTION = ["graph", "dim", "heads", "blocks", "dtype", "backend", "dense", "launch"]
 
 
 def plan_tables(rows: pd.DataFrame) -> str:
@@ -37,11 +49,10 @@ def plan_tables(rows: pd.DataFrame) -> str:
             ]
     whole = rows[(rows["bench"] == "infer") & (rows["region"] == "all batches") & (rows["device_type"] == "cuda")]
     for device, found in whole.groupby("device"):
-        head = ["collection", "graphs", "model", "backend", "graphs/s", "in forward passes", "ms a batch", "batches"]
         sections += [
             f"## All graphs of a collection, {device}\n",
             COLLECTIONS,
-            table(head, _collection_lines(found), 1),
+            table(HEAD, _collection_lines(found), 5),
         ]
     return "\n".join(sections)
 
@@ -72,6 +83,7 @@ def _collection_lines(rows: pd.DataFrame) -> list[list[str]]:
                 run["graph"].label,
                 "-" if rate is None else f"{rate.graphs:,}",
                 f"{run['blocks']} blocks, d = {run['dim']}, {heads}, {run['dtype']}, {run['dense']}",
+                LAUNCHES[run["launch"]],
                 run["backend"],
                 "-" if rate is None else f"{rate.value:,.0f}",
                 "-" if share is None else f"{share.value:.1%}",
