@@ -124,8 +124,7 @@ class AllBatches:
         batches = CsrBatches(loaded, batch_size, subject.device)
         self._batches: CsrBatches | PaddedBatches = batches
         self._kept_on, self._num_graphs = batches.kept_on, batches.num_graphs
-        self._is_padded = subject.config.runtime.cuda_graph is True
-        if self._is_padded:
+        if subject.config.runtime.cuda_graph is True:
             self._batches, self.why_eager = PaddedBatches(batches), None
         self._first = next(iter(self._batches))
 
@@ -135,7 +134,7 @@ class AllBatches:
 
     def inputs(self, attention: AttentionPlan) -> GraphInputs:
         """Inputs of the first batch; for a CUDA graph with a plan that has room for the others."""
-        if self._is_padded:
+        if isinstance(self._batches, PaddedBatches):
             try:
                 attention = with_room(attention, self._batches.room)
             except ValueError as error:

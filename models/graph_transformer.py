@@ -256,7 +256,7 @@ class GraphTransformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the blocks."""
+        """Type of the blocks' weights."""
         return self.blocks[0].qkv.weight.dtype
 
     @property

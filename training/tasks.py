@@ -126,7 +126,7 @@ class GraphsTask:
         return torch.cat([logits for logits, _ in found]), torch.cat([labels for _, labels in found])
 
     def inputs(self, ids: np.ndarray) -> GraphInputs:
-        """Of the graphs `ids` [B], with a plan of their own."""
+        """Inputs of the graphs `ids` [B], with a plan of their own."""
         batch = self.graphs.picked(ids)
         return self.model.prepare_batch(batch, self.plan(pattern_of(batch)))
 
