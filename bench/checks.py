@@ -194,14 +194,14 @@ class Agreement:
         )
 
 
-def compare(output: Tensor, reference: Tensor, attention_dtype: torch.dtype | None = None) -> Agreement:
+def compare(output: Tensor, reference: Tensor, *computed_in: torch.dtype) -> Agreement:
     """Compare logits [rows, classes] of one dtype, in float64.
 
     Args:
-        attention_dtype: type that attention computed in, where it is not that of the logits; the coarser one decides
-            what is allowed.
+        computed_in: types of layers and attention, where they are not that of the logits (logits of graphs are float32
+            behind layers in 16 bits). The coarsest of all types decides what is allowed.
     """
-    dtypes = (output.dtype, attention_dtype or output.dtype)
+    dtypes = {output.dtype, *computed_in}
     allowed = max(ALLOWED_EPS[dtype] * torch.finfo(dtype).eps for dtype in dtypes)
     output, reference = output.double(), reference.double()
     spread = max(_rms(reference - reference.mean(dim=0)), _rms(reference) / 4)

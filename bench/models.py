@@ -95,7 +95,7 @@ class ModelBench(GraphBench):
         # Other precisions and formats stay on the GPU: they do not count.
         own = planned.format_mib + tensors_mib(model.parameters()) + tensors_mib(vars(inputs).values())
         memory = Spread.of([peak_memory_mib(self.device) - before + (own if before else 0)])
-        agreement = compare(logits, expected.logits, planned.dtype)
+        agreement = compare(logits, expected.logits, model.dtype, planned.dtype)
         checked: dict[str, Any] = {"status": "ok", "relative_error": agreement.relative}
         if not agreement.passed:
             checked |= {"status": "wrong", "reason": agreement.describe()}

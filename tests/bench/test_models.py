@@ -51,10 +51,11 @@ def test_cells_have_the_heads_of_the_model():
     assert {(cell.heads, cell.metric) for cell in cells} == {(2, "time"), (2, "output_error")}
 
 
-def test_the_coarser_of_model_and_attention_decides_what_is_allowed():
+def test_the_coarsest_of_logits_layers_and_attention_decides_what_is_allowed():
     exact = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     rounded = exact + 1e-3 * torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
     assert not compare(rounded, exact).passed
     assert compare(rounded, exact, HALF).passed
+    assert compare(rounded, exact, HALF, SINGLE).passed
     assert not compare(rounded + 0.1, exact, HALF).passed
     assert compare(rounded.half(), exact.half(), SINGLE).passed

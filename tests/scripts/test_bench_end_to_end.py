@@ -144,6 +144,17 @@ def test_a_backend_of_another_type_runs_inside_a_model_of_the_configured_one(scr
     assert 1e-5 < rows["sdpa_padded"].relative_error < 8e-3
 
 
+def test_float32_logits_of_16_bit_layers_have_the_error_of_16_bits(script, tmp_path):
+    path = tmp_path / "r.csv"
+    batch = ["data.names=[ogbg-molhiv]", "data.batch_size=64", "run.regions=[]", "run.accuracy=[]"]
+    model = ["model.dims=[64]", "model.blocks=6", "model.dtype=bfloat16"]
+    settings = config("csr_unfused: [plain]", *batch, *model)  # computes attention in float32, as the reference
+    assert script.bench(settings, CONFIG, path, set(), CPU) == 0
+    (row,) = model_times(path)
+    assert row.status == "ok"
+    assert 64 * torch.finfo(torch.float32).eps < row.relative_error < 6e-2
+
+
 @pytest.fixture
 def graphs_on_the_cpu(monkeypatch):
     """Executions with a CUDA graph whose replay is an eager pass."""
