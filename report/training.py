@@ -1,10 +1,14 @@
-"""Times of training steps (benchmark `training`), and learning curves and accuracies (benchmark `train`)."""
+"""Times of training steps (benchmark `training`), and learning curves and scores of trained models (benchmarks `train`
+and `infer`)."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import hypot
 from statistics import fmean, stdev
 
 import pandas as pd
 
+from bench.records import NONE
 from report.frames import Graph, latest
 from report.head_shapes import Ratios, ratios
 
@@ -101,6 +105,11 @@ class Trained:
     def attention(self) -> str:
         return f"{self.backend}, {self.dtype}"
 
+    @property
+    def in_float32(self) -> "Trained":
+        """The same model with `reference` in float32."""
+        return replace(self, backend=REFERENCE, dtype="float32")
+
 
 KEY = [field.name for field in fields(Trained)]
 
@@ -119,29 +128,85 @@ def curves(rows: pd.DataFrame) -> dict[Trained, Curve]:
 
 
 @dataclass(frozen=True)
+class Mean:
+    """A mean over seeds.
+
+    Attributes:
+        value, error: the mean and its standard error (0 for one seed).
+        seeds: how many.
+        largest: the value of largest size.
+    """
+
+    value: float
+    error: float
+    seeds: int
+    largest: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Mean":
+        error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        return cls(fmean(values), error, len(values), max(values, key=abs))
+
+
+@dataclass(frozen=True)
 class Score:
     """The metric on the test split over seeds.
 
     Attributes:
         metric: its name.
-        mean, error: mean, and standard error of the mean (0 for one seed).
-        seeds: how many.
+        by_seed: the metric by name of the seed.
+        mean: over the seeds.
     """
 
     metric: str
-    mean: float
-    error: float
-    seeds: int
+    by_seed: dict[str, float]
+
+    @cached_property
+    def mean(self) -> Mean:
+        return Mean.of([*self.by_seed.values()])
+
+    def minus(self, other: "Score") -> tuple[float, float]:
+        """Difference of the means, and its standard error for independent runs."""
+        return self.mean.value - other.mean.value, hypot(self.mean.error, other.mean.error)
+
+    def minus_by_seed(self, other: "Score") -> Mean | None:
+        """Mean difference of the runs of the same seeds, which start from the same weights; None without one."""
+        changes = [value - other.by_seed[seed] for seed, value in self.by_seed.items() if seed in other.by_seed]
+        return Mean.of(changes) if changes else None
 
 
 def scores(rows: pd.DataFrame) -> dict[Trained, Score]:
     """Scores of one device."""
-    kept = (rows["bench"] == "train") & rows["metric"].str.startswith("test_")
-    found = latest(rows[kept], *KEY, "variant")
+    found = latest(_tested(rows, "train"), *KEY, "variant")
+    return {
+        Trained(*key): Score(_metric(runs), dict(zip(runs["variant"], runs["value"], strict=True)))
+        for key, runs in found.groupby(KEY)
+    }
+
+
+def inference_changes(rows: pd.DataFrame) -> dict[tuple[Trained, str], tuple[str, Mean]]:
+    """The metric on the test split of the same weights in inference, minus that of the run that trained them.
+
+    Returns:
+        By run and attention of the inference, where that is not the run's: name and mean over the seeds, of one device.
+    """
+    trained = latest(_tested(rows, "train"), "checkpoint")
+    used = latest(_tested(rows, "infer"), "checkpoint", "backend", "dtype")
+    pairs = used.merge(trained, on=["dataset", "checkpoint", "metric"], suffixes=("", "_trained"))
+    pairs = pairs[(pairs["backend"] != pairs["backend_trained"]) | (pairs["dtype"] != pairs["dtype_trained"])]
+    pairs = pairs.assign(change=pairs["value"] - pairs["value_trained"])
+    of_run = ["dataset", *(f"{name}_trained" for name in KEY[1:])]
     result = {}
-    for key, runs in found.groupby(KEY):
-        values = runs["value"].tolist()
-        error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        metric = runs["metric"].iloc[0].removeprefix("test_")
-        result[Trained(*key)] = Score(metric, fmean(values), error, len(values))
+    for (*run, backend, dtype), found in pairs.groupby([*of_run, "backend", "dtype"]):
+        key = Trained(*run), f"{backend}, {dtype}"
+        result[key] = _metric(found), Mean.of(found["change"].tolist())
     return result
+
+
+def _tested(rows: pd.DataFrame, bench: str) -> pd.DataFrame:
+    """Metrics on the test split of weights in a file."""
+    return rows[(rows["bench"] == bench) & rows["metric"].str.startswith("test_") & (rows["checkpoint"] != NONE)]
+
+
+def _metric(rows: pd.DataFrame) -> str:
+    return rows["metric"].iloc[0].removeprefix("test_")

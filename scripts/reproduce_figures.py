@@ -50,9 +50,14 @@ BATCHED_MODELS = [
     for heads in (1, 8)
     for graph in ("auto", "true")
 ]
-# Accuracy over several seeds: attention backend and precision.
-TRAINED = {"bf16": ("fused3s", "bfloat16"), "fp16": ("fused3s", "float16"), "reference": ("reference", "float32")}
-SEEDS = {"cora": 10, "citeseer": 10, "ogbg-molhiv": 3}  # by file in configs/train
+# Scores over several seeds: attention backend and precision.
+TRAINED = {
+    "bf16": ("fused3s", "bfloat16"),
+    "fp16": ("fused3s", "float16"),
+    "reference": ("reference", "float32"),
+    "reference-bf16": ("reference", "bfloat16"),
+}
+SEEDS = {"cora": 10, "citeseer": 10, "ogbg-molhiv": 10}  # by file in configs/train
 TRAININGS = [
     (
         *("train.py", "--resume", "--results", f"{MEASURED}/train.csv", "--config", f"configs/train/{name}.yaml"),
@@ -61,6 +66,18 @@ TRAININGS = [
     )
     for name, seeds in SEEDS.items()
     for kind, (backend, precision) in TRAINED.items()
+]
+# The weights of "reference" in 16 bits.
+USES_OF_WEIGHTS = [
+    (
+        *("infer.py", "--results", f"{MEASURED}/infer.csv", "--config", f"configs/train/{name}.yaml"),
+        *("--checkpoint", f"{MEASURED}/runs/{name}-reference/seed_{seed}/best.safetensors"),
+        *("--set", "attention.backend=fused3s", "--set", f"attention.dtype={precision}"),
+        *(("--set", "data.batches=all") if name.startswith("ogbg") else ()),
+    )
+    for name, seeds in SEEDS.items()
+    for seed in range(seeds)
+    for precision in ("float16", "bfloat16")
 ]
 STEPS: dict[str, list[tuple[str, ...]]] = {
     "smoke": [(*KERNELS, "configs/bench/smoke.yaml"), (*MODELS, "configs/end_to_end/smoke.yaml")],
@@ -77,7 +94,7 @@ STEPS: dict[str, list[tuple[str, ...]]] = {
         (*BACKWARD, *SUPERPIXELS),
     ],
     "training": [(*STEPS_OF_TRAINING, "configs/training_bench/single.yaml")],
-    "train": TRAININGS,
+    "train": TRAININGS + USES_OF_WEIGHTS,
     "masks": [(*KERNELS, "configs/bench/masks.yaml")],
     "ablation": [(*KERNELS, "configs/bench/ablation.yaml")],
     "sm_active": [("sm_active_time.py", "--results", f"{MEASURED}/sm_active.csv")],

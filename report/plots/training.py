@@ -4,7 +4,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from report.plots import style
-from report.training import BEST, CSR, OURS, PYG, StepTimes, Trained, curves
+from report.training import BEST, CSR, OURS, PYG, Curve, StepTimes, Trained, curves
+from training.metrics import METRICS
 
 HEIGHT = 3.2  # inches
 SHADES = {("plain", "eager"): 0.6, ("compiled", "eager"): 0.4, ("compiled", "cuda_graph"): 0.4, BEST: 0.0}  # of white
@@ -16,7 +17,12 @@ SERIES = (  # backend, (dense, launch)
     (OURS, ("compiled", "cuda_graph")),
     (OURS, BEST),
 )
-LINES = {"fused3s, bfloat16": "-", "fused3s, float16": ":", "reference, float32": "--"}
+LINES = {
+    "fused3s, bfloat16": "-",
+    "fused3s, float16": ":",
+    "reference, float32": "--",
+    "reference, bfloat16": "-.",
+}
 
 
 def draw(rows: pd.DataFrame) -> dict[str, Figure]:
@@ -58,20 +64,21 @@ def draw_steps(device: str, times: StepTimes, heads: int) -> Figure:
     return figure
 
 
-def draw_curves(device: str, by_run: dict[Trained, object]) -> Figure:
+def draw_curves(device: str, by_run: dict[Trained, Curve]) -> Figure:
     """Panels by model and data set, a line for each attention and precision."""
     titles = sorted({run.title for run in by_run})
     figure, panels = style.new_figure(style.WIDTH, HEIGHT, 1, len(titles), squeeze=False)
     for axes, title in zip(panels[0], titles, strict=True):
-        for run, curve in by_run.items():
-            if run.title == title:
-                color = style.color_of(run.backend)
-                label = f"{run.attention}, {curve.seeds} seeds"
-                axes.plot(curve.epochs, curve.median, LINES.get(run.attention, "-."), color=color, label=label)
-                axes.fill_between(curve.epochs, curve.p10, curve.p90, color=color, alpha=0.12, linewidth=0)
+        of_panel = {run: curve for run, curve in by_run.items() if run.title == title}
+        for run, curve in of_panel.items():
+            color = style.color_of(run.backend)
+            label = f"{run.attention}, {curve.seeds} seeds"
+            axes.plot(curve.epochs, curve.median, LINES.get(run.attention, "-"), color=color, label=label)
+            axes.fill_between(curve.epochs, curve.p10, curve.p90, color=color, alpha=0.12, linewidth=0)
+        (metric,) = {METRICS[curve.metric] for curve in of_panel.values()}
         axes.set_xlabel("epoch")
-        axes.set_ylabel(f"validation {curve.metric}")
+        axes.set_ylabel(f"validation {metric}")
         axes.grid()
-        axes.legend(fontsize=7, title=title, title_fontsize=7)
+        axes.legend(fontsize=6, title=title, title_fontsize=6, loc="lower right")
     figure.suptitle(f"Learning curves, median and 10th to 90th percentile, {device}", size=9)
     return figure

@@ -24,6 +24,7 @@ BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
     "backward": backward.backward,
     "training-steps": training.steps,
     "training-scores": training.scores,
+    "inference-scores": training.inference_scores,
     "model-times": models.times,
     "model-times-fp32": models.times_fp32,
     "model-ratios": models.ratios,

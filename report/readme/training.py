@@ -1,9 +1,9 @@
-"""README: training steps beside other attention, and test scores."""
+"""README: training steps beside other attention, and test scores in training and inference."""
 
 import pandas as pd
 
 from report.readme.block import block, gpu
-from report.tables.training import RATIOS, SCORE_HEAD, ratio_lines, score_lines
+from report.tables.training import CHANGE_HEAD, RATIOS, SCORE_HEAD, change_lines, ratio_lines, score_lines
 from report.training import BEST, OURS, StepTimes
 
 SHOWN = ("cora", "ogbn-arxiv")
@@ -28,5 +28,18 @@ def steps(rows: pd.DataFrame) -> str:
 
 def scores(rows: pd.DataFrame) -> str:
     """Test scores over seeds."""
-    caption = f"The metric on the test split over seeds, on {gpu(rows)}, with the standard error of the mean."
-    return block(caption, SCORE_HEAD, score_lines(rows), 3)
+    caption = (
+        f"The metric on the test split over seeds, on {gpu(rows)}, with the standard error of the mean; then its "
+        "difference from that of `reference` in float32 with the standard error for independent runs, and for runs of "
+        "the same seeds, which start from the same weights."
+    )
+    return block(caption, SCORE_HEAD, score_lines(rows), 4)
+
+
+def inference_scores(rows: pd.DataFrame) -> str:
+    """What the precision of inference changes in test scores."""
+    caption = (
+        "The same weights in another precision: the test metric of `scripts/infer.py --checkpoint` minus that at the "
+        f"end of training, on {gpu(rows)}: mean over the seeds, its standard error, and the seed that changes most."
+    )
+    return block(caption, CHANGE_HEAD, change_lines(rows), 4)

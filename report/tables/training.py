@@ -4,7 +4,7 @@ import pandas as pd
 
 from report.head_shapes import Ratios, describe
 from report.markdown import table
-from report.training import BEST, CSR, MODES, OURS, PYG, StepTimes, scores
+from report.training import BEST, CSR, MODES, OURS, PYG, StepTimes, inference_changes, scores
 
 TITLE = """# Training
 
@@ -27,7 +27,7 @@ RATIOS = (  # others over ours
 def training_tables(rows: pd.DataFrame) -> str:
     """Sections for each device with rows of the benchmarks `training` and `train`."""
     sections = [TITLE]
-    for device, found in rows[rows["bench"].isin(("training", "train"))].groupby("device"):
+    for device, found in rows[rows["bench"].isin(("training", "train", "infer"))].groupby("device"):
         times = StepTimes.of(found)
         if not times.rows.empty:
             sections += [
@@ -38,7 +38,9 @@ def training_tables(rows: pd.DataFrame) -> str:
                 words = "one head" if heads == 1 else f"{heads} heads"
                 sections += [f"## Steps, {words}, {device}\n", _times(times, heads)]
         if lines := score_lines(found):
-            sections += [f"## Test split, {device}\n", table(SCORE_HEAD, lines, 3)]
+            sections += [f"## Test split, {device}\n", table(SCORE_HEAD, lines, 4)]
+        if lines := change_lines(found):
+            sections += [f"## The same weights in inference, {device}\n", table(CHANGE_HEAD, lines, 4)]
     return "\n".join(sections)
 
 
@@ -60,15 +62,43 @@ def _times(times: StepTimes, heads: int) -> str:
     return table(["graph", "edges", *names], lines, 1)
 
 
-SCORE_HEAD = ("data set", "model", "attention", "metric", "seeds", "mean", "standard error")
+SCORE_HEAD = (
+    *("data set", "model", "attention", "metric", "seeds", "mean", "standard error"),
+    *("minus `reference`, float32", "the same, seed by seed"),
+)
 
 
 def score_lines(rows: pd.DataFrame) -> list[list[str]]:
     """A line per run of several seeds."""
+    found, lines = scores(rows), []
+    for run, score in sorted(found.items()):
+        mean, exact, over = score.mean, found.get(run.in_float32), ("-", "-")
+        if exact and run != run.in_float32:
+            difference, error = score.minus(exact)
+            same = score.minus_by_seed(exact)
+            by_seed = "-" if same is None else f"{same.value:+.4f} ± {same.error:.4f} (n = {same.seeds})"
+            over = f"{difference:+.4f} ± {error:.4f}", by_seed
+        lines.append(
+            [
+                *(run.dataset, f"{run.blocks} blocks, d = {run.dim}", run.attention, score.metric),
+                *(str(mean.seeds), f"{mean.value:.4f}", f"{mean.error:.4f}", *over),
+            ]
+        )
+    return lines
+
+
+CHANGE_HEAD = (
+    *("data set", "trained with", "inference with", "metric", "seeds"),
+    *("mean change", "standard error", "largest change"),
+)
+
+
+def change_lines(rows: pd.DataFrame) -> list[list[str]]:
+    """A line per run of several seeds and attention of its inference."""
     return [
         [
-            *(run.dataset, f"{run.blocks} blocks, d = {run.dim}", run.attention),
-            *(score.metric, str(score.seeds), f"{score.mean:.4f}", f"{score.error:.4f}"),
+            *(run.dataset, run.attention, attention, metric, str(mean.seeds)),
+            *(f"{mean.value:+.5f}", f"{mean.error:.5f}", f"{mean.largest:+.5f}"),
         ]
-        for run, score in sorted(scores(rows).items())
+        for (run, attention), (metric, mean) in sorted(inference_changes(rows).items())
     ]
