@@ -190,10 +190,23 @@ MEASURED_PARTS = [
 
 
 def test_parts_on_one_gpu():
-    text = parallel_tables(frame([*MEASURED_PARTS, part_run("own", 2, 100.0).model_copy(update={"disturbed": "yes"})]))
+    text = parallel_tables(frame(MEASURED_PARTS))
     cells = ("0.900", "9.000", "1.000", "0.500", "11.400", "1.14", "7.000")
     assert f"| g | 8x16 | metis | 2 | 10.000 | {' | '.join(cells)} |" in text
     assert "\n## " not in parallel_tables(frame(ROWS))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        MEASURED_PARTS[:-2],  # the run was cut off before rank 1
+        [*MEASURED_PARTS, part_run("pack", 1, 0.4).model_copy(update={"disturbed": "yes"})],
+        [*MEASURED_PARTS, part_run("own", 0, 5.0).model_copy(update={"status": "wrong"})],
+    ],
+    ids=["a rank is missing", "a part is disturbed", "a part is wrong"],
+)
+def test_a_partition_that_was_not_measured_as_a_whole_has_no_sum(rows):
+    assert "\n## " not in parallel_tables(frame(rows))
 
 
 def test_predicted_over_parts_is_of_the_slowest_rank():
