@@ -5,7 +5,6 @@ from matplotlib.figure import Figure
 
 from report.plots import style
 from report.training import BEST, CSR, OURS, PYG, Curve, StepTimes, Trained, curves
-from training.metrics import METRICS
 
 HEIGHT = 3.2  # inches
 SHADES = {("plain", "eager"): 0.6, ("compiled", "eager"): 0.4, ("compiled", "cuda_graph"): 0.4, BEST: 0.0}  # of white
@@ -75,7 +74,7 @@ def draw_curves(device: str, by_run: dict[Trained, Curve]) -> Figure:
             label = f"{run.attention}, {curve.seeds} seeds"
             axes.plot(curve.epochs, curve.median, LINES.get(run.attention, "-"), color=color, label=label)
             axes.fill_between(curve.epochs, curve.p10, curve.p90, color=color, alpha=0.12, linewidth=0)
-        (metric,) = {METRICS[curve.metric] for curve in of_panel.values()}
+        (metric,) = {curve.metric for curve in of_panel.values()}
         axes.set_xlabel("epoch")
         axes.set_ylabel(f"validation {metric}")
         axes.grid()

@@ -117,4 +117,4 @@ def test_figures(rows):
 def test_each_panel_of_learning_curves_names_its_own_metric():
     both = [*ROWS, run("3 seeds", "valid_rocauc", 0.7, dataset="ogbg-molhiv", region="epoch 1")]
     figure = draw(frame(both))["learning-curves_nvidia-h200"]
-    assert [axes.get_ylabel() for axes in figure.axes] == ["validation accuracy", "validation ROC-AUC"]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["validation accuracy", "validation rocauc"]
