@@ -4,71 +4,40 @@ packed = pack_block(...)                    # once, when the weights are there
 h, qkv = dense_block(packed, attn_out, h)   # any number of times
 """
 
-import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from .backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
+from .dense_weights import CAPABILITY, DIMS, WIDTHS, DenseSpec, pack_tiles
+from .dropout import Dropout
+from .runtime.device import gpu_limits
 from .runtime.jit import cpp_name, get_kernel
 from .runtime.launch import launch_kernel, pack_scalars
 
-CAPABILITY = (9, 0)  # sm_90a: wgmma
-BLOCK_ROWS = 64  # rows of a consumer warpgroup in a round
-BLOCK_SHARED_BYTES = 227 * 1024  # of compute capability 9.0
-BARRIER_BYTES = 512  # upper bound for every instance
-
-
-class Shape(NamedTuple):
-    """Shape of the blocks of an instance.
-
-    Attributes:
-        slice: output columns of a tall tile, k of a wide tile; a divisor of d.
-        consumers: consumer warpgroups, 64 rows each at a time.
-        stages: most stages of the ring for streamed tiles.
-        shared_h1: whether h1 goes to the up projection through shared memory instead of registers.
-        cluster: blocks of a cluster, which share every copy of a tile.
-    """
-
-    slice: int
-    consumers: int
-    stages: int
-    shared_h1: bool
-    cluster: int
-
-
-SHAPES = {
-    64: Shape(64, 3, 0, False, 1),
-    80: Shape(80, 2, 0, False, 1),
-    96: Shape(96, 2, 0, False, 1),
-    128: Shape(64, 2, 3, False, 1),
-    160: Shape(80, 2, 5, True, 2),
-    192: Shape(64, 2, 6, True, 2),
-    256: Shape(64, 2, 4, True, 2),
-}
-DIMS = tuple(SHAPES)
-WIDTHS = ", ".join(map(str, DIMS))  # for messages
-
 
 @dataclass(frozen=True)
-class DenseBlockSpec:
+class DenseBlockSpec(DenseSpec):
     """One instance of cuda/dense_block.cu.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of all tensors but the float32 vectors.
-        dim: d, one of `DIMS`.
-        has_next: whether the projection of a next block follows.
+        keep: whether what the backward pass needs is stored.
     """
 
-    dtype: torch.dtype
-    dim: int
-    has_next: bool
+    keep: bool = False
 
     source: ClassVar[str] = "dense_block.cu"
-    arch: ClassVar[str] = "sm_90a"
+
+    @property
+    def first(self) -> int:
+        return 1
+
+    @property
+    def last(self) -> int:
+        return 3 if self.has_next else 0
 
     @property
     def name(self) -> str:
@@ -84,62 +53,8 @@ class DenseBlockSpec:
             self.resident,
             self.stages,
             self.has_next,
+            self.keep,
         )
-
-    @property
-    def shape(self) -> Shape:
-        return SHAPES[self.dim]
-
-    @property
-    def threads(self) -> int:
-        return 128 * (self.shape.consumers + 1)
-
-    def grid(self, num_rows: int, sms: int) -> int:
-        """Blocks: whole clusters, at most one block an SM and one a tile of rows."""
-        cluster = self.shape.cluster
-        return min(sms // cluster, -(-num_rows // (BLOCK_ROWS * cluster))) * cluster
-
-    @property
-    def tile_bytes(self) -> int:
-        return 2 * self.dim * self.shape.slice
-
-    @property
-    def tiles(self) -> int:
-        return (8 if self.has_next else 5) * self.dim // self.shape.slice
-
-    @property
-    def panel_k(self) -> int:
-        """k of a panel of a tile, the length of a swizzled row."""
-        return math.gcd(self.dim, self.shape.slice, 64)
-
-    @property
-    def other_bytes(self) -> int:
-        """Shared memory of h1 and the vectors, beside tiles and barriers."""
-        h1 = self.shape.consumers * BLOCK_ROWS * self.dim * 2 if self.shape.shared_h1 else 0
-        return h1 + 8 * self.dim * 4
-
-    @cached_property
-    def stages(self) -> int:
-        """Stages of the ring: the shape's, or as many less as whole laps need."""
-        return max(stages for stages in range(self.shape.stages + 1) if self._resident_beside(stages) >= 0)
-
-    @cached_property
-    def resident(self) -> int:
-        """Resident tiles: all, or as many as fit such that the ring makes whole laps a round."""
-        return self._resident_beside(self.stages)
-
-    def _resident_beside(self, stages: int) -> int:
-        """Resident tiles beside a ring of `stages`; negative if a whole number of laps is more than all tiles."""
-        if stages == 0:
-            return self.tiles
-        places = (BLOCK_SHARED_BYTES - self.other_bytes - BARRIER_BYTES) // self.tile_bytes
-        laps = -(-max(0, self.tiles - (places - stages)) // stages)
-        return self.tiles - laps * stages
-
-    @cached_property
-    def shared_bytes(self) -> int:
-        places = self.resident + self.stages
-        return places * self.tile_bytes + self.other_bytes + 8 * (places + self.stages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +138,7 @@ def pack_block(
     spec = DenseBlockSpec(out_w.dtype, dim, next_qkv_w is not None)
     packed = PackedBlock(
         spec,
-        torch.stack([swizzle_tile(tile, spec.panel_k) for tile in tiles_of(spec, out_w, up_w, down_w, next_qkv_w)]),
+        pack_tiles(spec, out_w, up_w, down_w, next_qkv_w),
         torch.cat(list(vectors.values())).float(),
         eps,
     )
@@ -232,58 +147,6 @@ def pack_block(
         # The kernel reads weights before griddepcontrol.wait: queued is not enough.
         torch.cuda.current_stream(out_w.device).synchronize()
     return packed
-
-
-def tiles_of(
-    spec: DenseBlockSpec,
-    out_w: torch.Tensor,
-    up_w: torch.Tensor,
-    down_w: torch.Tensor,
-    next_qkv_w: torch.Tensor | None,
-) -> list[torch.Tensor]:
-    """Wide tiles [d, slice] and tall tiles [slice, d] of the weights in the order of use, dimensions permuted.
-
-    The d inputs and outputs of the block are permuted in groups of the whole row, hidden units and q, k, v in groups of
-    their slice, which is a tile's.
-    """
-    dim, size = spec.dim, spec.shape.slice
-    out = permute_dims(out_w, dim, dim).split(size, 1)
-    up, down = permute_dims(up_w, size, dim).split(size), permute_dims(down_w, dim, size).split(size, 1)
-    ffn = [tile for pair in zip(up, down, strict=True) for tile in pair]
-    if not spec.shape.shared_h1:  # two slices are in flight: up i + 1 is issued before down i
-        ffn = [up[0], *(tile for pair in zip(up[1:], down[:-1], strict=True) for tile in pair), down[-1]]
-    if next_qkv_w is None:
-        return [*out, *ffn]
-    return [*out, *ffn, *permute_dims(next_qkv_w, size, dim).split(size)]
-
-
-def permute_dims(weight: torch.Tensor, row_block: int, column_block: int) -> torch.Tensor:
-    """Rows and columns in the order of the kernel's wgmma columns, each block of them on its own."""
-    rows, columns = (
-        (torch.arange(0, size, block)[:, None] + dimension_of_column(block)).flatten().to(weight.device)
-        for size, block in zip(weight.shape, (row_block, column_block), strict=True)
-    )
-    return weight[rows][:, columns]
-
-
-def dimension_of_column(size: int) -> torch.Tensor:
-    """[size] int64: wgmma column 32s + 8w + 2t + b holds dimension 32s + 8t + 2w + b.
-
-    In 16 columns left at the end, w < 2, it holds 32s + 4t + 2w + b.
-    """
-    groups = torch.arange(size).split(32)
-    return torch.cat([group.view(4, -1, 2).transpose(0, 1).flatten() for group in groups])
-
-
-def swizzle_tile(tile: torch.Tensor, panel_k: int) -> torch.Tensor:
-    """[rows, k] -> [rows * k]: panels of `panel_k` k with wgmma's swizzle for rows of this length.
-
-    A row has c = panel_k / 8 chunks of 16 bytes; chunk i of row n lies at i ^ (n // (8 / c) % c).
-    """
-    chunks = panel_k // 8
-    rows = torch.arange(tile.shape[0], device=tile.device)[:, None]
-    order = torch.arange(chunks, device=tile.device) ^ rows // (8 // chunks) % chunks
-    return tile.unflatten(1, (-1, chunks, 8)).transpose(0, 1)[:, rows, order].flatten()
 
 
 def dense_block(
@@ -314,24 +177,66 @@ def dense_block(
                 f"{shape}, {spec.dtype} on {device}, which must be a GPU"
             )
     refuse_gradients("dense_block", attn_out, h)
-    num_rows = shape[0]
+    return run_dense_block(spec, packed.weights, packed.vectors, packed.eps, attn_out, h)
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs of the rows, [N, ...]; 16-bit but the statistics.
+
+    Attributes:
+        h1: [N, d], output of norm 1.
+        hidden: [N, 2d], after ReLU and dropout.
+        sum1, sum2: [N, d], inputs of the norms.
+        statistics: [2, N, 2] float32, mean and 1 / standard deviation of the rows of sum1 and sum2.
+    """
+
+    h1: torch.Tensor
+    hidden: torch.Tensor
+    sum1: torch.Tensor
+    sum2: torch.Tensor
+    statistics: torch.Tensor
+
+
+def run_dense_block(
+    spec: DenseBlockSpec,
+    weights: torch.Tensor,
+    vectors: torch.Tensor,
+    eps: float,
+    attn_out: torch.Tensor,
+    h: torch.Tensor,
+    kept: Kept | None = None,
+    dropout: Dropout | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`dense_block` without its checks.
+
+    Args:
+        weights, vectors: as in `PackedBlock`.
+        kept: written if spec.keep.
+        dropout: of the hidden units, with the mask of row, unit and head 0 (cuda/dropout.cuh); spec.keep only.
+    """
+    num_rows = len(h)
     h_next = torch.empty_like(h, memory_format=torch.contiguous_format)
     qkv = h.new_empty((num_rows, 3 * spec.dim)) if spec.has_next else None
     if num_rows:
         inputs = [aligned_rows(tensor.contiguous(), 16) for tensor in (attn_out, h)]
-        sms = torch.cuda.get_device_properties(device.index).multi_processor_count
+        seed = None if dropout is None else dropout.seed
         launch_kernel(
-            get_kernel(spec, device.index),
-            (spec.grid(num_rows, sms),),
+            get_kernel(spec, h.device.index),
+            (spec.grid(num_rows, gpu_limits(h.device).num_sms),),
             spec.threads,
-            [*inputs, packed.weights, packed.vectors, h_next, qkv],
-            _scalars(num_rows, packed.eps),
+            [*inputs, weights, vectors, h_next, qkv, *(kept or (None,) * len(Kept._fields)), seed],
+            _scalars(0 if dropout is None else dropout.threshold, dropout_rescale(dropout), num_rows, eps),
             shared_bytes=spec.shared_bytes,
             overlaps=True,
         )
     return h_next, qkv
 
 
+def dropout_rescale(dropout: Dropout | None) -> float:
+    """Factor of the elements that are kept."""
+    return 1.0 if dropout is None else 1 / (1 - dropout.rate)
+
+
 @lru_cache  # equal for all blocks of a model
-def _scalars(num_rows: int, eps: float) -> bytes:
-    return pack_scalars(np.int32(num_rows), np.float32(eps))
+def _scalars(threshold: int, rescale: float, num_rows: int, eps: float) -> bytes:
+    return pack_scalars(np.uint32(threshold), np.float32(rescale), np.int32(num_rows), np.float32(eps))

@@ -73,12 +73,15 @@ class ColumnSums:
         num_rows: rows that are summed.
         columns: widths of the sums, in the order in which they are written.
         like: a tensor of the rows' type and device.
+        num_blocks: blocks of the kernels that write; None for those of this module.
     """
 
-    def __init__(self, num_rows: int, columns: tuple[int, ...], like: torch.Tensor) -> None:
+    def __init__(
+        self, num_rows: int, columns: tuple[int, ...], like: torch.Tensor, num_blocks: int | None = None
+    ) -> None:
         self.columns, self.dtype, self.written = columns, like.dtype, 0
         most = gpu_limits(like.device).num_sms * RESIDENT_BLOCKS
-        self.num_blocks = max(1, min(-(-num_rows // PARTIAL_ROWS), most))
+        self.num_blocks = max(1, min(-(-num_rows // PARTIAL_ROWS), most)) if num_blocks is None else num_blocks
         self.partial = like.new_empty((self.num_blocks, sum(columns)), dtype=torch.float32)
 
     def scalars(self, num_rows: int, width: int) -> tuple[int, int, int]:

@@ -1,17 +1,18 @@
-"""The dense block, the embedding and the readout with a backward pass of their own, for training in 16 bits.
+"""The dense blocks, the embedding and the readout with a backward pass of their own, for training in 16 bits.
 
-Products are torch's. What lies between them, the residuals, norms and ReLU with their gradients and all column sums, is
-kernels of `kernels.residual_norm`: a block takes 6 kernels forward and 12 backward, where torch takes 11 and 31.
+The rows of a block are `models.training_rows`. Gradients of its matrices are products over all rows, torch's, which run
+on a second CUDA stream beside the attention of the block before: on a small graph they leave most of the GPU idle.
 
-    forward     a = attn Wo + bo    s1, y1 = norm(h + a)     u = relu(y1 Wup + bup)    f = u Wdown + bdown
-                s2, y2 = norm(y1 + f)                        qkv = y2 Wqkv
-    kept        attn, s1, y1, u, s2, y2 and the statistics of s1 and s2
-    backward    dS2 from dy2 + dqkv Wqkv^T   du = dS2 Wdown^T   dS1 from dS2 + du Wup^T   dattn = dS1 Wo^T   dh = dS1
+    stream      dense block i                     attention i           dense block i - 1
+    second      Wqkv of block i + 1   Wout, Wup, Wdown of block i, column sums     ...
+
+A node of the autograd graph, made in front of the first block, therefore hands out all gradients of weights at the end.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,16 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from kernels.residual_norm import (
-    CHUNK,
-    MOST_COLUMNS,
-    ColumnSums,
-    relu_backward_,
-    residual_norm,
-    residual_norm_backward,
-)
+from kernels.residual_norm import CHUNK, MOST_COLUMNS, ColumnSums, relu_backward_
+from models.beside import Beside
 from models.graph_inputs import GraphInputs
 from models.graph_transformer import Block, DenseBlock, GraphTransformer, Readout
+from models.training_rows import Rows, rows_of_passes
 
 
 def fused_training_unavailable(model: GraphTransformer) -> str | None:
@@ -45,24 +41,41 @@ def fused_training_unavailable(model: GraphTransformer) -> str | None:
     return None
 
 
-def fused_training_blocks(model: GraphTransformer) -> list[DenseBlock]:
-    """One DenseBlock per block of a model that `fused_training_unavailable` has nothing against."""
-    parts = [partial(_finish, block, following.qkv) for block, following in pairwise(model.blocks)]
-    return [*parts, partial(_finish, model.blocks[-1], None)]
+class FusedTraining:
+    """Embedding and dense blocks of a model that `fused_training_unavailable` has nothing against.
 
+    Attributes:
+        blocks: one DenseBlock per block. They run on the weights that `embed` met.
+    """
 
-def fused_training_embed(model: GraphTransformer) -> Callable[[GraphInputs], Tensor]:
-    """The embedding; the model's own for categorical features."""
-    linear = model.embedding.linear if model.embedding.cardinalities is None else None
-    if linear is None:
-        return model.embed
+    def __init__(self, model: GraphTransformer) -> None:
+        self._model = model
+        self._beside = Beside(model.device)
+        self._make_rows = rows_of_passes(model)
+        followers = [*model.blocks[1:], None]
+        self._weights = [_weights_of(block, after) for block, after in zip(model.blocks, followers, strict=True)]
+        self.blocks: list[DenseBlock] = [partial(self._run, i) for i in range(len(model.blocks))]
 
-    def run(inputs: GraphInputs) -> Tensor:
-        features = model.embedding_input(inputs)
+    def embed(self, inputs: GraphInputs) -> Tensor:
+        """Begins a pass: node features -> [N, d]. Categorical features take the model's own embedding."""
+        self.begin()
+        linear = self._model.embedding.linear if self._model.embedding.cardinalities is None else None
+        if linear is None:
+            return self._model.embed(inputs)
+        features = self._model.embedding_input(inputs)
         weight = F.pad(linear.weight, (0, features.shape[1] - linear.in_features))
         return _Linear.apply(features, weight, linear.bias)
 
-    return run
+    def begin(self) -> None:
+        """Bring the weights of all blocks into the autograd graph as they are now."""
+        self._pass = _Pass(self._make_rows(), self._beside, [None] * len(self.blocks))
+        counts = [len(weights) for weights in self._weights]
+        self._token = _Weights.apply(self._pass, counts, *chain.from_iterable(self._weights))
+
+    def _run(self, i: int, attn_out: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        dropped = self._model.blocks[i].drop(attn_out)
+        found = _DenseBlock.apply(self._pass, i, torch.is_grad_enabled(), dropped, h, self._token)
+        return found if isinstance(found, tuple) else (found, None)
 
 
 def fused_training_readout(readout: Readout) -> Callable[[Tensor], Tensor]:
@@ -80,65 +93,79 @@ def fused_training_readout(readout: Readout) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def _finish(block: Block, following: nn.Linear | None, attn_out: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+def _weights_of(block: Block, following: Block | None) -> list[Tensor]:
+    """Weights of a block in the order of its gradients; Wqkv of the block after it, too."""
     layers = (block.out, block.norm1, block.ffn_up, block.ffn_down, block.norm2)
     weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
-    rate = block.dropout if block.training else 0.0
-    epsilons = (block.norm1.eps, block.norm2.eps)
-    qkv_weight = None if following is None else following.weight
-    found = _DenseBlock.apply(rate, epsilons, torch.is_grad_enabled(), block.drop(attn_out), h, *weights, qkv_weight)
-    return found if following is not None else (found, None)
+    return weights if following is None else [*weights, following.qkv.weight]
+
+
+@dataclass(eq=False)
+class _Pass:
+    """Of a forward pass and its backward pass.
+
+    Attributes:
+        gradients: of the weights of each block, once its backward pass has queued them.
+    """
+
+    rows: Rows
+    beside: Beside
+    gradients: list[list[Tensor] | None]
+
+
+class _Weights(torch.autograd.Function):
+    """(pass, number of weights of each block, weights) -> a tensor that all blocks take, so that their backward passes
+    come before this one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, of_pass: _Pass, counts: list[int], *weights: Tensor) -> Tensor:
+        ctx.of_pass, ctx.counts = of_pass, counts
+        ctx.set_materialize_grads(False)
+        return weights[0].new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        of_pass = ctx.of_pass
+        of_pass.beside.join()
+        found = [grads or [None] * count for grads, count in zip(of_pass.gradients, ctx.counts, strict=True)]
+        of_pass.gradients = [None] * len(found)  # autograd takes tensors that nobody else holds, without a copy
+        return None, None, *chain.from_iterable(found)
 
 
 class _DenseBlock(torch.autograd.Function):
-    """(rate, epsilons, keep, attn_out, h, ten weights, QKV weight or None) -> y2, and qkv unless it has no weight."""
+    """(pass, number of the block, keep, attn_out, h, token of the weights) -> h2, and qkv except after the last."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rate: float,
-        epsilons: tuple[float, float],
-        keep: bool,
-        attn_out: Tensor,
-        h: Tensor,
-        *weights: Tensor | None,
+        ctx: Any, of_pass: _Pass, i: int, keep: bool, attn_out: Tensor, h: Tensor, token: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        out_w, out_b, weight1, bias1, up_w, up_b, down_w, down_b, weight2, bias2, qkv_w = weights
-        addend = torch.addmm(out_b, attn_out, out_w.t())
-        y1, sum1, stats1 = residual_norm(h.contiguous(), addend, weight1, bias1, epsilons[0], keep)
-        activation = torch._addmm_activation(up_b, y1, up_w.t())
-        if rate:
-            activation = F.dropout(activation, rate)
-        addend = torch.addmm(down_b, activation, down_w.t())
-        y2, sum2, stats2 = residual_norm(y1, addend, weight2, bias2, epsilons[1], keep)
+        h2, qkv, kept = of_pass.rows.forward(i, attn_out, h, keep)
         if keep:
-            matrices = (out_w, weight1, up_w, down_w, weight2, qkv_w)
-            ctx.save_for_backward(attn_out, sum1, stats1, y1, activation, sum2, stats2, y2, *matrices)
-            ctx.rescale = 1 / (1 - rate)
-        return y2 if qkv_w is None else (y2, y2 @ qkv_w.t())
+            ctx.of_pass, ctx.block = of_pass, i
+            ctx.save_for_backward(attn_out, h2, *kept)
+        return h2 if qkv is None else (h2, qkv)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, qkv_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        attn_out, sum1, stats1, y1, activation, sum2, stats2, y2, *matrices = ctx.saved_tensors
-        out_w, weight1, up_w, down_w, weight2, qkv_w = matrices
-        (num_rows, dim), wide = y1.shape, activation.shape[1]
-        sums = ColumnSums(num_rows, (dim, dim, dim, wide, dim, dim, dim), y1)
-        from_qkv = qkv_w_grad = None
-        if qkv_w is not None:
-            from_qkv, qkv_w_grad = qkv_grad @ qkv_w, qkv_grad.t() @ y2
-        sum2_grad = residual_norm_backward(grad.contiguous(), from_qkv, sum2, stats2, weight2, sums)
-        down_w_grad = sum2_grad.t() @ activation
-        wide_grad = sum2_grad @ down_w
-        relu_backward_(wide_grad, activation, ctx.rescale, sums)
-        up_w_grad = wide_grad.t() @ y1
-        sum1_grad = residual_norm_backward(sum2_grad, wide_grad @ up_w, sum1, stats1, weight1, sums)
-        out_w_grad = sum1_grad.t() @ attn_out
-        weight2_grad, bias2_grad, down_b_grad, up_b_grad, weight1_grad, bias1_grad, out_b_grad = sums.total()
-        return (
-            *(None, None, None, sum1_grad @ out_w, sum1_grad, out_w_grad, out_b_grad, weight1_grad, bias1_grad),
-            *(up_w_grad, up_b_grad, down_w_grad, down_b_grad, weight2_grad, bias2_grad, qkv_w_grad),
-        )
+        attn_out, h2, *kept = ctx.saved_tensors
+        h1, hidden, *_ = kept
+        of_pass, of_qkv, with_weights = ctx.of_pass, [], ctx.needs_input_grad[-1]
+        if with_weights and qkv_grad is not None:
+            with of_pass.beside.work():
+                of_qkv = [qkv_grad.t() @ h2]
+        grads, sums = of_pass.rows.backward(ctx.block, kept, grad.contiguous(), qkv_grad)
+        if with_weights:
+            with of_pass.beside.work():
+                norm2_weight, norm2_bias, down_bias, up_bias, norm1_weight, norm1_bias, out_bias = sums.total()
+                of_pass.gradients[ctx.block] = [
+                    *(grads.sum1.t() @ attn_out, out_bias, norm1_weight, norm1_bias, grads.hidden.t() @ h1, up_bias),
+                    *(grads.sum2.t() @ hidden, down_bias, norm2_weight, norm2_bias, *of_qkv),
+                ]
+            of_pass.beside.keep(attn_out, h2, h1, hidden, sums.partial, qkv_grad, *grads)
+        return None, None, None, grads.attn_out, grads.sum1, None
 
 
 class _Linear(torch.autograd.Function):

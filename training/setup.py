@@ -9,12 +9,7 @@ from configs import Config
 from data import GraphMeta
 from models import GraphTransformer
 from models.dense import DensePath
-from models.dense_training import (
-    fused_training_blocks,
-    fused_training_embed,
-    fused_training_readout,
-    fused_training_unavailable,
-)
+from models.dense_training import FusedTraining, fused_training_readout, fused_training_unavailable
 from models.graph_transformer import finish_and_project, finish_last
 
 
@@ -74,7 +69,8 @@ def model_parts(model: GraphTransformer, path: DensePath, dynamic: bool = False)
     if path == "compiled":
         parts = (finish_and_project, finish_last)
         return {"dense": model.dense_blocks(*(torch.compile(part, fullgraph=True, dynamic=dynamic) for part in parts))}
-    parts = {"dense": fused_training_blocks(model), "embed": fused_training_embed(model)}
+    fused = FusedTraining(model)
+    parts: dict[str, Any] = {"dense": fused.blocks, "embed": fused.embed}
     if model.task == "node":  # that of graphs has few rows, in float32
         parts["readout"] = fused_training_readout(model.readout)
     return parts

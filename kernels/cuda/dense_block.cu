@@ -4,9 +4,11 @@
 //   h2  = LayerNorm(h1 + relu(h1 Wup^T + bup) Wdown^T + bdown)      -> h_next
 //   qkv = h2 Wqkv^T, Wqkv of the next block                         -> qkv, if kHasNext
 //
-// Pointers and shapes: struct Params.
+// Pointers and shapes: struct Params. With kKeep, for training, all that the gradient reads (dense_block_backward.cu) is
+// stored, and hidden units may be dropped.
 //
-// Accumulators, biases, residuals and norms are fp32; only operands of the next product are rounded to 16 bits.
+// Accumulators, biases, residuals and norms are fp32; only operands of the next product are rounded to 16 bits, and with
+// kKeep the inputs of the norms.
 //
 // Grid: at most one block per SM, in clusters of kCluster. Block: kConsumers + 1 warpgroups.
 //   consumer   takes 64 rows per round through all steps; its rows stay in registers
@@ -30,7 +32,7 @@
 //   kDim = 160             | 8t ...  | 8t ...  | 8t ...  | 8t ...  | 8t ...  |
 //   its tiles of Wout      |           0            |           1            |   group 2 begins in 0, ends in 1
 //
-// Instances (SHAPES in kernels/dense_block.py); shared memory in bytes, with kHasNext
+// Instances (SHAPES in kernels/dense_weights.py); shared memory in bytes, with kHasNext
 //   kDim                     64           80           96           128          160          192          256
 //   kSlice                   64           80           96           64           80           64           64
 //   k of a panel             64           16           32           64           16           64           64
@@ -38,13 +40,13 @@
 //   registers of a consumer  160          240          240          240          240          240          240
 //   h1, A of up              registers                                           shared memory (kSharedH1)
 //   kCluster                 1            1            1            1            2            2            2
-//   resident tiles           8 x 8,192    8 x 12,800   8 x 18,432   10 x 16,384  1 x 25,600   0            0
-//   stages                   0            0            0            3 x 16,384   5 x 25,600   6 x 24,576   4 x 32,768
+//   resident tiles           8 x 8,192    8 x 12,800   8 x 18,432   6 x 16,384   1 x 25,600   0            0
+//   stages                   0            0            0            5 x 16,384   5 x 25,600   6 x 24,576   4 x 32,768
 //   h1, per consumer         0            0            0            0            2 x 20,480   2 x 24,576   2 x 32,768
 //   vectors                  2,048        2,560        3,072        4,096        5,120        6,144        8,192
-//   full barriers            8 x 8        8 x 8        8 x 8        13 x 8       6 x 8        6 x 8        4 x 8
-//   empty barriers           0            0            0            3 x 8        5 x 8        6 x 8        4 x 8
-//   total                    67,648       105,024      150,592      217,216      199,768      202,848      204,864
+//   full barriers            8 x 8        8 x 8        8 x 8        11 x 8       6 x 8        6 x 8        4 x 8
+//   empty barriers           0            0            0            5 x 8        5 x 8        6 x 8        4 x 8
+//   total                    67,648       105,024      150,592      184,448      199,768      202,848      204,864
 // Resident tiles are loaded once; stages are the ring for the other, streamed tiles. A full barrier belongs to a buffer
 // (resident tile or stage), an empty barrier to a stage. With kCluster = 2 each block copies half of a tile to both.
 //
@@ -60,7 +62,8 @@
 //   empty[stage]      1 arrival per consumer warp of the cluster; producers wait before they refill the stage
 //   bar 1 + consumer  128 threads, kSharedH1: h1 is written; h1 is no longer read
 //   cluster           barriers are initialised; nobody arrives any more
-// Consumers meet only through the ring, so LayerNorm of one runs beside wgmma of another.
+// Consumers meet only through the ring, so LayerNorm of one runs beside wgmma of another; a ring of three stages would
+// keep them too close together (5 % slower at kDim = 128).
 //
 // Timeline of a consumer's round. wgmma groups complete in order of issue; wait<n> leaves n in flight.
 //
@@ -91,13 +94,13 @@
 //   kSharedH1         tensor cores  | up 0 |        | down 0 | up 1   |        | down 1 | up 2   |        | ...
 //                     CUDA cores           | relu 0 |                 | relu 1 |                 | relu 2 |
 //
-// Order that must not change, marked [n] in the code, and what breaks otherwise
+// Order that must not change, marked [n] in the code here and in dense_consumer.cuh, and what breaks otherwise
 //   [1]  mbarrier_init, both fences, then the barriers of block and cluster: an arrival or a copy could come before its
 //        mbarrier exists.
 //   [2]  griddepcontrol_wait before any load of attn_out or h: the kernel in front may still be writing them.
 //   [3]  opaque: the compiler would compute descriptors and row addresses ahead, and kDim = 256 would spill registers.
-//   [4]  acquire in the order of use (Traits::up, down, qkv; the packing in Python): producer and consumer would wait
-//        for each other.
+//   [4]  acquire in the order of use (hidden_tall, hidden_wide and last of Traits; the packing in Python): producer and
+//        consumer would wait for each other.
 //   [5]  warpgroup_fence_operand, then wgmma_fence, between the last write of an operand register and the wgmma: the
 //        tensor cores could read an old value.
 //   [6]  warpgroup_fence_operand after wgmma_wait_group: a read of acc that moves ahead of the wait makes ptxas run all
@@ -113,22 +116,18 @@
 //   [14] setmaxnreg_dec in all warps of the producer: setmaxnreg_inc of the consumers waits for these registers.
 //   [15] With a cluster, a block without rows waits for resident tiles too: it could exit while they arrive.
 #include "common.cuh"
+#include "dense_consumer.cuh"
 #include "dense_rows.cuh"
 #include "dense_tiles.cuh"
+#include "dropout.cuh"
 #include "ptx/bar_sync.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/cp_async_bulk.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/fence_proxy_async.cuh"
-#include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_shared.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/opaque.cuh"
-#include "ptx/setmaxnreg.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/wgmma.cuh"
-#include "warp.cuh"
 
 struct Params {
   const u16* attn_out;   // [num_rows][kDim]  16-bit
@@ -137,72 +136,40 @@ struct Params {
   const float* vectors;  // [8 * kDim]  bout, norm 1 weight, bias, bup [2 * kDim], bdown, norm 2 weight, bias
   u16* h_next;           // [num_rows][kDim]  16-bit
   u16* qkv;              // [num_rows][3 * kDim]  16-bit; null without kHasNext
+  // With kKeep, else null; 16-bit but the statistics:
+  u16* h1;             // [num_rows][kDim]
+  u16* hidden;         // [num_rows][2 * kDim]  relu(...), after dropout
+  u16* sum1;           // [num_rows][kDim]  h + attn_out Wout^T + bout
+  u16* sum2;           // [num_rows][kDim]  h1 + hidden Wdown^T + bdown
+  float2* statistics;  // [2][num_rows]  mean and 1 / standard deviation of the rows of sum1 and of sum2
+  DropoutParams dropout;  // of hidden; threshold 0: none
   int num_rows;
   float eps;  // of both norms
 };
 
-// The steps of a consumer warpgroup. In registers: acc, accumulators [64][kDim]; slices, accumulators [64][kSlice] of
-// tall tiles; frag_..., 16-bit operands.
-template <Element kElement, typename Traits>
-struct Consumer {
-  using Panel = typename Traits::Panel;
+template <Element kElement, typename Traits, bool kKeep>
+struct ForwardConsumer : DenseConsumer<kElement, Traits> {
+  using Base = DenseConsumer<kElement, Traits>;
+  using typename Base::Panel;
+  using Base::acquire, Base::finish_last, Base::issue_last, Base::issue_tall, Base::issue_wide, Base::lane;
+  using Base::lane_vectors, Base::of_lane, Base::prefetch_rows, Base::release, Base::rows_of, Base::slices;
+  using Base::tall_tiles, Base::warp, Base::warpgroup, Base::wide_tiles;
   static constexpr int kDim = Traits::kDim;
   static constexpr int kSlice = Traits::kSlice;
   static constexpr bool kSharedH1 = Traits::kSharedH1;
   static constexpr int kSlicesInFlight = kSharedH1 ? 1 : 2;  // of the FFN
+  using Vectors = VectorOffsets<kDim>;
 
   const Params& p;
-  const u32 smem;
-  const int warpgroup, warp, lane;
-  const float* const lane_vectors;  // in shared memory, + 8t
   const u32 smem_h1;
   const u32 lane_attn_out;  // offset of the lane's first 16 bytes of attn_out in smem_h1
-  int round = 0;
-  Frag<kDim> frag_attn_out, frag_h;  // of the rows that come next
-  Acc<kSlice> slices[2];
-  WeightTile wide_tiles[2], tall_tiles[2];  // in use
+  Loaded<kDim> loaded_attn_out, loaded_h;  // of the rows that come next
 
-  __device__ __forceinline__ Consumer(const Params& p, u32 smem, const float* smem_vectors, int warpgroup)
-      : p(p),
-        smem(smem),
-        warpgroup(warpgroup),
-        warp(threadIdx.x / kWarpSize % kWarpgroupWarps),
-        lane(threadIdx.x % kWarpSize),
-        lane_vectors(smem_vectors + 8 * (lane % 4)),
-        smem_h1(smem + Traits::kH1 + warpgroup * Traits::kH1_bytes),
+  __device__ __forceinline__ ForwardConsumer(const Params& p, unsigned char* smem_bytes, int warpgroup)
+      : Base(p.num_rows, smem_bytes, warpgroup),
+        p(p),
+        smem_h1(Base::smem + Traits::kH1 + warpgroup * Traits::kH1_bytes),
         lane_attn_out(warp * (kTileM * Panel::kRow_bytes) + lane * 16) {}
-
-  __device__ __forceinline__ Rows rows_of(int row_tile) const {
-    return Rows(row_tile, warp * kTileM + lane / 4, p.num_rows);
-  }
-  // The lane's first element of a row: dimension 8t.
-  __device__ __forceinline__ i64 lane_offset(const Rows& rows, int pitch) const {
-    return rows.first * pitch + 8 * (lane % 4);
-  }
-
-  // [4]
-  __device__ __forceinline__ WeightTile acquire(int tile) const { return acquire_tile<Traits>(smem, tile, round); }
-  __device__ __forceinline__ void release(const WeightTile& tile) const { release_tile<Traits>(tile, lane); }
-
-  // acc += frag W^T, W a wide tile; frag holds its k.
-  __device__ __forceinline__ void issue_wide(Acc<kDim>& acc, const u32* frag, const WeightTile& tile) {
-#pragma unroll
-    for (int step = 0; step < kSlice / kTileK; ++step) {
-      wgmma_m64nNk16_rs<kElement, kDim>(acc, frag + 4 * step, Panel::template step_desc<kDim>(tile.desc, step), true);
-    }
-    wgmma_commit_group();
-  }
-
-  // slice = frag W^T (+ slice), W a tall tile.
-  __device__ __forceinline__ void issue_tall(Acc<kSlice>& slice, const Frag<kDim>& frag, const WeightTile& tile,
-                                             bool accumulate) {
-#pragma unroll
-    for (int step = 0; step < kDim / kTileK; ++step) {
-      wgmma_m64nNk16_rs<kElement, kSlice>(slice, frag + 4 * step, Panel::template step_desc<kSlice>(tile.desc, step),
-                                          accumulate || step > 0);
-    }
-    wgmma_commit_group();
-  }
 
   // slice += h1 W^T, h1 in shared memory, W a tall tile.
   __device__ __forceinline__ void issue_tall_smem_h1(Acc<kSlice>& slice, const WeightTile& tile) {
@@ -228,8 +195,8 @@ struct Consumer {
   // attn_out and h of a row tile to registers; with kSharedH1 attn_out to shared memory.
   __device__ __forceinline__ void load(int row_tile) {
     const Rows rows = rows_of(row_tile);
-    const u16* const attn_out = p.attn_out + lane_offset(rows, kDim);
     if constexpr (kSharedH1) {
+      const u16* const attn_out = of_lane(p.attn_out) + rows.first * kDim;
 #pragma unroll
       for (int chunk = 0; chunk < kDim / 16; ++chunk) {
         const int s = chunk / 2, r = chunk % 2;
@@ -237,19 +204,21 @@ struct Consumer {
       }
       cp_async_commit_group();
     } else {
-      load_rows(frag_attn_out, attn_out, kDim, rows);
+      load_rows(loaded_attn_out, of_lane(p.attn_out), kDim, rows);
     }
-    load_rows(frag_h, p.h + lane_offset(rows, kDim), kDim, rows);
+    load_rows(loaded_h, of_lane(p.h), kDim, rows);
   }
 
   // acc = h + bout + attn_out Wout^T
   __device__ __forceinline__ void out_projection(Acc<kDim>& acc) {
-    unpack<kElement>(acc, frag_h);
-    add_vector(acc, lane_vectors + Traits::kOutBias);
+    Frag<kDim> frag_attn_out;
+    unpack_loaded<kElement>(acc, loaded_h);
+    if constexpr (!kSharedH1) to_frag(frag_attn_out, loaded_attn_out);
+    add_vector(acc, lane_vectors + Vectors::kOutBias);
     warpgroup_fence_operand(acc);             // [5]
     if (kSharedH1) cp_async_wait_group<0>();  // a lane reads what it copied itself
 #pragma unroll
-    for (int i = 0; i < Traits::kOutTiles; ++i) {
+    for (int i = 0; i < Traits::kFirstTiles; ++i) {
       if constexpr (kSharedH1) {
 #pragma unroll
         for (int chunk = first_chunk(i); chunk < first_chunk(i + 1); ++chunk) {
@@ -273,11 +242,25 @@ struct Consumer {
     }
     wgmma_wait_group<0>();
     warpgroup_fence_operand(acc);  // [6]
-    release(wide_tiles[(Traits::kOutTiles - 1) % 2]);
+    release(wide_tiles[(Traits::kFirstTiles - 1) % 2]);
   }
 
-  __device__ __forceinline__ void norm(Acc<kDim>& acc, int weight, int bias) const {
-    layer_norm<kDim>(acc, lane_vectors + weight, lane_vectors + bias, p.eps);
+  // LayerNorm. With kKeep acc is rounded before, as the backward pass will read it, and stored with its statistics.
+  __device__ __forceinline__ void norm(Acc<kDim>& acc, int weight, int bias, const Rows& rows, u16* sum,
+                                       float2* statistics) const {
+    if constexpr (kKeep) {
+      Frag<kDim> rounded;
+      pack<kElement>(rounded, acc);
+      store_rows(of_lane(sum), rounded, kDim, rows);
+      unpack<kElement>(acc, rounded);
+    }
+    const RowStatistics of_rows = layer_norm<kDim>(acc, lane_vectors + weight, lane_vectors + bias, p.eps);
+    if (kKeep && lane % 4 == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (rows.in_range[r]) statistics[rows.first + 8 * r] = make_float2(of_rows.mean[r], of_rows.scale[r]);
+      }
+    }
   }
 
   // h1, rounded, as A of the up projection: in frag_h1, with kSharedH1 in shared memory.
@@ -305,9 +288,9 @@ struct Consumer {
   // slice i = bup + h1 Wup^T
   __device__ __forceinline__ void issue_up(int i, const Frag<kDim>& frag_h1) {
     Acc<kSlice>& slice = slices[i % kSlicesInFlight];
-    set_vector(slice, lane_vectors + Traits::kUpBias + i * kSlice);
+    set_vector(slice, lane_vectors + Vectors::kUpBias + i * kSlice);
     warpgroup_fence_operand(slice);  // [5]
-    tall_tiles[i % 2] = acquire(Traits::up(i));
+    tall_tiles[i % 2] = acquire(Traits::hidden_tall(i));
     wgmma_fence();
     if constexpr (kSharedH1) {
       issue_tall_smem_h1(slice, tall_tiles[i % 2]);
@@ -316,22 +299,43 @@ struct Consumer {
     }
   }
 
+  // Dropout of slice i, in place; the mask depends on the row and the hidden unit.
+  __device__ __forceinline__ void drop(int i, Acc<kSlice>& slice, const Rows& rows) const {
+    const i64 seed = *p.dropout.seed;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const u32 of_row = dropout_row(seed, static_cast<int>(rows.first) + 8 * r, 0);
+#pragma unroll
+      for (int j = 0; j < kSlice / kTileN; ++j) {
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {  // dimension 32s + 8t + 2w + b, j = 4s + w
+          const int unit = i * kSlice + j / 4 * kPermuteGroup + 8 * (lane % 4) + j % 4 * 2 + b;
+          float& x = slice[4 * j + 2 * r + b];
+          x = keeps(of_row, unit, p.dropout.threshold) ? x * p.dropout.rescale : 0.0f;
+        }
+      }
+    }
+  }
+
   // acc += relu(slice i) Wdown^T
-  __device__ __forceinline__ void issue_down(int i, Acc<kDim>& acc, Frag<kSlice> (&frag_hidden)[kSlicesInFlight]) {
+  __device__ __forceinline__ void issue_down(int i, Acc<kDim>& acc, Frag<kSlice> (&frag_hidden)[kSlicesInFlight],
+                                             const Rows& rows) {
     Frag<kSlice>& frag = frag_hidden[i % kSlicesInFlight];
+    if (kKeep && p.dropout.threshold) drop(i, slices[i % kSlicesInFlight], rows);
     pack_relu<kElement>(frag, slices[i % kSlicesInFlight]);
+    if (kKeep) store_rows(of_lane(p.hidden) + i * kSlice, frag, 2 * kDim, rows);
     warpgroup_fence_operand(frag);  // [5]
-    wide_tiles[i % 2] = acquire(Traits::down(i));
+    wide_tiles[i % 2] = acquire(Traits::hidden_wide(i));
     wgmma_fence();
     issue_wide(acc, frag, wide_tiles[i % 2]);
   }
 
   // acc = h1 + bdown + relu(h1 Wup^T + bup) Wdown^T; acc comes as h1.
-  __device__ __forceinline__ void ffn(Acc<kDim>& acc, const Frag<kDim>& frag_h1) {
-    constexpr int kSlices = Traits::kUpTiles;
+  __device__ __forceinline__ void ffn(Acc<kDim>& acc, const Frag<kDim>& frag_h1, const Rows& rows) {
+    constexpr int kSlices = Traits::kHiddenTiles;
     Frag<kSlice> frag_hidden[kSlicesInFlight];
     issue_up(0, frag_h1);
-    add_vector(acc, lane_vectors + Traits::kDownBias);
+    add_vector(acc, lane_vectors + Vectors::kDownBias);
     warpgroup_fence_operand(acc);  // [5]
 #pragma unroll
     for (int i = 0; i < kSlices; ++i) {
@@ -340,7 +344,7 @@ struct Consumer {
         wgmma_wait_group<0>();
         warpgroup_fence_operand(slices[0]);  // [6]
         release(tall_tiles[i % 2]);          // [7]
-        issue_down(i, acc, frag_hidden);
+        issue_down(i, acc, frag_hidden, rows);
         if (!last) {
           issue_up(i + 1, frag_h1);
           wgmma_wait_group<1>();
@@ -356,7 +360,7 @@ struct Consumer {
         if (i > 1) release(wide_tiles[i % 2]);   // [7]
         warpgroup_fence_operand(slices[i % 2]);  // [6]
         release(tall_tiles[i % 2]);              // [7]
-        issue_down(i, acc, frag_hidden);
+        issue_down(i, acc, frag_hidden, rows);
       }
     }
     wgmma_wait_group<0>();
@@ -365,119 +369,44 @@ struct Consumer {
     release(wide_tiles[(kSlices - 1) % 2]);
   }
 
-  // slice i = h2 Wqkv^T
-  __device__ __forceinline__ void issue_qkv(int i, const Frag<kDim>& frag_h2) {
-    tall_tiles[i % 2] = acquire(Traits::qkv(i));
-    wgmma_fence();
-    issue_tall(slices[i % 2], frag_h2, tall_tiles[i % 2], false);
-  }
-
   // Stores h2 to h_next and h2 Wqkv^T to qkv; loads the next rows.
   __device__ __forceinline__ void next_qkv(Frag<kDim>& frag_h2, const Rows& rows, int next_row_tile) {
-    if (Traits::kQkvTiles) {
+    if (Traits::kLastTiles) {
       warpgroup_fence_operand(frag_h2);  // [5]
-      issue_qkv(0, frag_h2);
+      issue_last(0, frag_h2);
     }
-    store_rows(p.h_next + lane_offset(rows, kDim), frag_h2, kDim, rows);
+    store_rows(of_lane(p.h_next), frag_h2, kDim, rows);
     if (kSharedH1) bar_sync<kWarpgroupSize>(1 + warpgroup);  // [10]
     load(next_row_tile);                                     // [11]
-#pragma unroll
-    for (int i = 0; i < Traits::kQkvTiles; ++i) {
-      if (i + 1 < Traits::kQkvTiles) {
-        issue_qkv(i + 1, frag_h2);
-        wgmma_wait_group<1>();
-      } else {
-        wgmma_wait_group<0>();
-      }
-      warpgroup_fence_operand(slices[i % 2]);  // [6]
-      release(tall_tiles[i % 2]);              // [7]
-      Frag<kSlice> frag;
-      pack<kElement>(frag, slices[i % 2]);
-      store_rows(p.qkv + lane_offset(rows, 3 * kDim) + i * kSlice, frag, 3 * kDim, rows);
-    }
+    finish_last(frag_h2, p.qkv, rows);
   }
 
-  // A round without rows: gives every streamed tile back unused.
-  __device__ __forceinline__ void drain() {
-    for (int tile = 0; tile < Traits::kTiles; ++tile) {
-      if (Traits::kCluster == 1 && !Traits::is_streamed(tile)) continue;  // [15]
-      const WeightTile unused = acquire(tile);
-      __syncwarp();  // [12]
-      release(unused);
-    }
+  __device__ __forceinline__ void run(int row_tile, int next_row_tile) {
+    const Rows rows = rows_of(row_tile);
+    prefetch_rows(next_row_tile, kDim, p.attn_out, p.h);
+    Acc<kDim> acc;
+    Frag<kDim> frag;
+    out_projection(acc);
+    norm(acc, Vectors::kNorm1Weight, Vectors::kNorm1Bias, rows, p.sum1, p.statistics);
+    store_h1(frag, acc);
+    if constexpr (kKeep) store_rows(of_lane(p.h1), frag, kDim, rows);
+    ffn(acc, frag, rows);
+    norm(acc, Vectors::kNorm2Weight, Vectors::kNorm2Bias, rows, p.sum2, p.statistics + p.num_rows);
+    pack<kElement>(frag, acc);
+    next_qkv(frag, rows, next_row_tile);
   }
 
-  // Next rows into L2 while this round runs.
-  __device__ __forceinline__ void prefetch(int row_tile) const {
-    const i64 start = static_cast<i64>(row_tile) * kWarpgroupM;
-    const u32 bytes = static_cast<u32>(min(static_cast<i64>(kWarpgroupM), p.num_rows - start)) * (2 * kDim);
-    cp_async_bulk_prefetch_L2(p.attn_out + start * kDim, bytes);
-    cp_async_bulk_prefetch_L2(p.h + start * kDim, bytes);
-  }
+  __device__ __forceinline__ void finish() {}
 };
 
 template <Element kElement, int kDim, int kSlice, int kConsumers, bool kSharedH1, int kCluster, int kResident,
-          int kStages, bool kHasNext>
+          int kStages, bool kHasNext, bool kKeep>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * kWarpgroupSize, 1)
     dense_block(const __grid_constant__ Params p) {
-  using Traits = DenseBlockTraits<kDim, kSlice, kConsumers, kSharedH1, kCluster, kResident, kStages, kHasNext>;
+  using Traits =
+      DenseBlockTraits<kDim, kSlice, kConsumers, kSharedH1, kCluster, kResident, kStages, 1, kHasNext ? 3 : 0, 8, 0>;
   static_assert(Traits::max_streamed(kSharedH1 ? 2 : 4) <= kStages, "a consumer holds as many tiles at a time");
-
+  static_assert(!kKeep || !kSharedH1 && kDim % kPermuteGroup == 0, "h1 in registers, whole groups of dimensions");
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
-  const u32 smem = shared_address(smem_bytes);
-  float* const smem_vectors = reinterpret_cast<float*>(smem_bytes + Traits::kVectors);
-
-  for (int i = threadIdx.x; i < 8 * kDim; i += blockDim.x) smem_vectors[i] = p.vectors[i];
-  if (threadIdx.x == 0) {
-    for (int buffer = 0; buffer < Traits::kBuffers; ++buffer) mbarrier_init(smem + Traits::full(buffer), 1);
-    for (int stage = 0; stage < kStages; ++stage) {
-      mbarrier_init(smem + Traits::empty(kResident + stage), kCluster * kConsumers * kWarpgroupWarps);
-    }
-    fence_mbarrier_init();  // [1]
-    fence_proxy_async_shared();
-  }
-  __syncthreads();
-  if (kCluster > 1) barrier_cluster_sync();
-
-  // Row tiles go to consumer 0 of every block first, so that few rows spread over all SMs. All blocks of a cluster run
-  // the rounds of its first block, which has the most.
-  const int row_tiles = (p.num_rows + kWarpgroupM - 1) / kWarpgroupM;
-  const int tiles_per_round = gridDim.x * kConsumers;
-  const int cluster_start = blockIdx.x / kCluster * kCluster;
-  const int rounds = (row_tiles - cluster_start + tiles_per_round - 1) / tiles_per_round;
-  const int warpgroup = warp_uniform(threadIdx.x / kWarpgroupSize);
-
-  if (warpgroup == kConsumers) {
-    setmaxnreg_dec<kProducerRegisters>();  // [14]
-    if (threadIdx.x == kConsumers * kWarpgroupSize) produce<Traits>(smem, p.weights, rounds);
-    if (kCluster > 1) barrier_cluster_sync();  // [13]
-    return;
-  }
-  setmaxnreg_inc<Traits::kConsumerRegisters>();
-
-  Consumer<kElement, Traits> consumer(p, smem, smem_vectors, warpgroup);
-  const int first_tile = warpgroup * gridDim.x + blockIdx.x;
-  griddepcontrol_wait();  // [2]
-  griddepcontrol_launch_dependents();
-  consumer.load(first_tile);
-  for (int tile = first_tile; tile < row_tiles; tile += tiles_per_round, ++consumer.round) {
-    const int row_tile = opaque(tile);  // [3]
-    const int next_row_tile = row_tile + tiles_per_round;
-    const Rows rows = consumer.rows_of(row_tile);
-    if (threadIdx.x % kWarpgroupSize == 0 && next_row_tile < row_tiles) consumer.prefetch(next_row_tile);
-
-    Acc<kDim> acc;
-    Frag<kDim> frag;
-    consumer.out_projection(acc);
-    consumer.norm(acc, Traits::kNorm1Weight, Traits::kNorm1Bias);
-    consumer.store_h1(frag, acc);
-    consumer.ffn(acc, frag);
-    consumer.norm(acc, Traits::kNorm2Weight, Traits::kNorm2Bias);
-    pack<kElement>(frag, acc);
-    consumer.next_qkv(frag, rows, next_row_tile);
-  }
-  if constexpr (Traits::kStreamed > 0) {
-    for (; consumer.round < rounds; ++consumer.round) consumer.drain();
-  }
-  if (kCluster > 1) barrier_cluster_sync();  // [13]
+  run_dense_block<Traits, ForwardConsumer<kElement, Traits, kKeep>>(p, smem_bytes);
 }

@@ -19,6 +19,17 @@ using Acc = float[kColumns / 2];
 template <int kColumns>
 using Frag = u32[kColumns / 4];
 
+// The words of a fragment in the order in which they are loaded, row g, then row g + 8 of each group of dimensions: a
+// load of 16 bytes fills neighbouring registers. To bring them into a fragment's order is to wait for the load.
+template <int kColumns>
+using Loaded = Frag<kColumns>;
+// Where word i of a fragment is.
+template <int kCount>
+__device__ constexpr int loaded_word(int i) {
+  const int s = i / 8, w = i % 8 / 2, r = i % 2;
+  return 8 * s + (s < kCount / 8 ? 4 : 2) * r + w;
+}
+
 // The two rows of a lane: `first` and first + 8.
 struct Rows {
   i64 first;
@@ -28,6 +39,9 @@ struct Rows {
     in_range[0] = first < num_rows;
     in_range[1] = first + 8 < num_rows;
   }
+  // Row that is loaded, row 0 in place of one out of range: with a choice between loaded words and zeros the warp would
+  // wait for the words.
+  __device__ __forceinline__ i64 loaded(int r) const { return in_range[r] ? first + 8 * r : 0; }
 };
 
 // From element 8t, where a lane begins, to its element 4t of the 16 dimensions at the end.
@@ -35,48 +49,50 @@ __device__ __forceinline__ int half_group_offset(int groups) {
   return kPermuteGroup * groups - 4 * static_cast<int>(threadIdx.x % 4);
 }
 
-// lane_start: element 8t of row rows.first; pitch: elements of a row. Rows out of range are 0.
+// Columns of a matrix of `pitch` elements a row; lane_start: the lane's first element, 8t, in row 0.
 template <int kCount>
-__device__ __forceinline__ void load_rows(u32 (&frag)[kCount], const u16* lane_start, int pitch, const Rows& rows) {
+__device__ __forceinline__ void load_rows(u32 (&loaded)[kCount], const u16* lane_start, int pitch, const Rows& rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const uint4* source = reinterpret_cast<const uint4*>(lane_start + 8 * r * pitch);
+    const u16* const row = lane_start + rows.loaded(r) * pitch;
 #pragma unroll
     for (int s = 0; s < kCount / 8; ++s) {
-      const uint4 four = rows.in_range[r] ? ld_global_no_allocate_v4_b32(source + 4 * s) : make_uint4(0, 0, 0, 0);
-      frag[8 * s + r] = four.x;
-      frag[8 * s + 2 + r] = four.y;
-      frag[8 * s + 4 + r] = four.z;
-      frag[8 * s + 6 + r] = four.w;
+      const uint4 four = ld_global_no_allocate_v4_b32(row + kPermuteGroup * s);
+      loaded[8 * s + 4 * r] = four.x;
+      loaded[8 * s + 4 * r + 1] = four.y;
+      loaded[8 * s + 4 * r + 2] = four.z;
+      loaded[8 * s + 4 * r + 3] = four.w;
     }
     if constexpr (kCount % 8 != 0) {
       constexpr int s = kCount / 8;
-      const u16* const source = lane_start + 8 * r * pitch + half_group_offset(s);
-      const uint2 two = rows.in_range[r] ? ld_global_no_allocate_v2_b32(source) : make_uint2(0, 0);
-      frag[8 * s + r] = two.x;
-      frag[8 * s + 2 + r] = two.y;
+      const uint2 two = ld_global_no_allocate_v2_b32(row + half_group_offset(s));
+      loaded[8 * s + 2 * r] = two.x;
+      loaded[8 * s + 2 * r + 1] = two.y;
     }
   }
+}
+
+// Loaded words as a fragment.
+template <int kCount>
+__device__ __forceinline__ void to_frag(u32 (&frag)[kCount], const u32 (&loaded)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) frag[i] = loaded[loaded_word<kCount>(i)];
 }
 
 template <int kCount>
 __device__ __forceinline__ void store_rows(u16* lane_start, const u32 (&frag)[kCount], int pitch, const Rows& rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    uint4* target = reinterpret_cast<uint4*>(lane_start + 8 * r * pitch);
+    if (!rows.in_range[r]) continue;
+    u16* const row = lane_start + (rows.first + 8 * r) * pitch;
 #pragma unroll
     for (int s = 0; s < kCount / 8; ++s) {
-      if (rows.in_range[r]) {
-        st_global_v4_b32(target + 4 * s,
-                         make_uint4(frag[8 * s + r], frag[8 * s + 2 + r], frag[8 * s + 4 + r], frag[8 * s + 6 + r]));
-      }
+      st_global_v4_b32(row + kPermuteGroup * s,
+                       make_uint4(frag[8 * s + r], frag[8 * s + 2 + r], frag[8 * s + 4 + r], frag[8 * s + 6 + r]));
     }
     if constexpr (kCount % 8 != 0) {
       constexpr int s = kCount / 8;
-      if (rows.in_range[r]) {
-        st_global_v2_b32(lane_start + 8 * r * pitch + half_group_offset(s),
-                         make_uint2(frag[8 * s + r], frag[8 * s + 2 + r]));
-      }
+      st_global_v2_b32(row + half_group_offset(s), make_uint2(frag[8 * s + r], frag[8 * s + 2 + r]));
     }
   }
 }
@@ -118,6 +134,16 @@ __device__ __forceinline__ void set_vector(float (&acc)[kCount], const float* la
 }
 
 template <Element kElement, int kCount>
+__device__ __forceinline__ void unpack_loaded(float (&acc)[2 * kCount], const u32 (&loaded)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float2 two = cvt_f32_x2<kElement>(loaded[loaded_word<kCount>(i)]);
+    acc[2 * i] = two.x;
+    acc[2 * i + 1] = two.y;
+  }
+}
+
+template <Element kElement, int kCount>
 __device__ __forceinline__ void unpack(float (&acc)[2 * kCount], const u32 (&frag)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -153,17 +179,25 @@ __device__ __forceinline__ float2 row_sums(const float (&acc)[kCount], Op op) {
   return make_float2(quad_sum(sums[0] + sums[1]), quad_sum(sums[2] + sums[3]));
 }
 
+// Of the two rows of a lane.
+struct RowStatistics {
+  float mean[2];
+  float scale[2];  // 1 / standard deviation
+};
+
 template <int kDim>
-__device__ __forceinline__ void layer_norm(Acc<kDim>& acc, const float* lane_weight, const float* lane_bias,
-                                           float eps) {
+__device__ __forceinline__ RowStatistics layer_norm(Acc<kDim>& acc, const float* lane_weight, const float* lane_bias,
+                                                    float eps) {
   const float2 sums = row_sums(acc, [](float x) { return x; });
-  const float mean[2] = {sums.x / kDim, sums.y / kDim};
+  RowStatistics of_rows = {{sums.x / kDim, sums.y / kDim}};
 #pragma unroll
-  for (int i = 0; i < kDim / 2; ++i) acc[i] -= mean[i / 2 % 2];
+  for (int i = 0; i < kDim / 2; ++i) acc[i] -= of_rows.mean[i / 2 % 2];
   const float2 squares = row_sums(acc, [](float x) { return x * x; });
-  const float scale[2] = {rsqrtf(squares.x / kDim + eps), rsqrtf(squares.y / kDim + eps)};
+  of_rows.scale[0] = rsqrtf(squares.x / kDim + eps);
+  of_rows.scale[1] = rsqrtf(squares.y / kDim + eps);
 #pragma unroll
-  for (int i = 0; i < kDim / 2; ++i) acc[i] *= scale[i / 2 % 2];
+  for (int i = 0; i < kDim / 2; ++i) acc[i] *= of_rows.scale[i / 2 % 2];
   apply_vector(acc, lane_weight, [](float x, float weight) { return x * weight; });
   add_vector(acc, lane_bias);
+  return of_rows;
 }

@@ -1,4 +1,5 @@
-// Weight tiles of the dense block (dense_block.cu) on their way through shared memory: layout, order, ring, producer.
+// Weight tiles of the dense block (dense_block.cu, dense_block_backward.cu) on their way through shared memory: layout,
+// order, ring, producer.
 #pragma once
 #include "common.cuh"
 #include "ptx/cluster.cuh"
@@ -46,9 +47,15 @@ struct PanelLayout {
 
 constexpr int kProducerRegisters = 24;  // of a thread
 
-// Compile-time layout of an instance. DenseBlockSpec in kernels/dense_block.py computes the same tiles and bytes.
+// Compile-time layout of an instance: three products after one another, which dense_block.cu and dense_block_backward.cu
+// name. DenseSpec in kernels/dense_weights.py computes the same
+// tiles and bytes.
+//   first    [64][kFirst * kDim] by a matrix of kFirst * kDim inputs and kDim outputs
+//   hidden   kDim to 2 * kDim to kDim
+//   last     kDim to kLast * kDim
+// kVectors and kSums: kDim floats each of all warps, and of each warp.
 template <int kDim_, int kSlice_, int kConsumers_, bool kSharedH1_, int kCluster_, int kResident_, int kStages_,
-          bool kHasNext_>
+          int kFirst_, int kLast_, int kVectors_, int kSums_>
 struct DenseBlockTraits {
   static constexpr int kDim = kDim_;
   static constexpr int kSlice = kSlice_;
@@ -62,16 +69,19 @@ struct DenseBlockTraits {
 
   using Panel = PanelLayout<kDim % 64 == 0 && kSlice % 64 == 0 ? 64 : kDim % 32 == 0 && kSlice % 32 == 0 ? 32 : 16>;
 
-  // Tiles in the order of use: Wout; Wup and Wdown interleaved; Wqkv.
-  static constexpr int kOutTiles = kDim / kSlice;
-  static constexpr int kUpTiles = 2 * kDim / kSlice;  // and as many of Wdown
-  static constexpr int kQkvTiles = kHasNext_ ? 3 * kDim / kSlice : 0;
-  static constexpr int kTiles = kOutTiles + 2 * kUpTiles + kQkvTiles;
-  static __device__ constexpr int up(int i) { return kOutTiles + (!kSharedH1 && i > 0 ? 2 * i - 1 : 2 * i); }
-  static __device__ constexpr int down(int i) {
-    return kOutTiles + (!kSharedH1 && i + 1 < kUpTiles ? 2 * i + 2 : 2 * i + 1);
+  // Tiles in the order of use: wide tiles of the first product; tall and wide ones of the hidden units interleaved; tall
+  // ones of the last product.
+  static constexpr int kFirstTiles = kFirst_ * kDim / kSlice;
+  static constexpr int kHiddenTiles = 2 * kDim / kSlice;  // tall, and as many wide
+  static constexpr int kLastTiles = kLast_ * kDim / kSlice;
+  static constexpr int kTiles = kFirstTiles + 2 * kHiddenTiles + kLastTiles;
+  static __device__ constexpr int hidden_tall(int i) {
+    return kFirstTiles + (!kSharedH1 && i > 0 ? 2 * i - 1 : 2 * i);
   }
-  static __device__ constexpr int qkv(int i) { return kOutTiles + 2 * kUpTiles + i; }
+  static __device__ constexpr int hidden_wide(int i) {
+    return kFirstTiles + (!kSharedH1 && i + 1 < kHiddenTiles ? 2 * i + 2 : 2 * i + 1);
+  }
+  static __device__ constexpr int last(int i) { return kFirstTiles + 2 * kHiddenTiles + i; }
 
   // Buffers in shared memory: one per resident tile, then the ring of stages for the streamed tiles, which are spread
   // evenly over the order.
@@ -101,17 +111,15 @@ struct DenseBlockTraits {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;  // of a thread
   static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroupSize <= 65536, "registers of an SM");
 
-  // Offsets in `vectors`, in elements.
-  static constexpr int kOutBias = 0, kNorm1Weight = kDim, kNorm1Bias = 2 * kDim, kUpBias = 3 * kDim;
-  static constexpr int kDownBias = 5 * kDim, kNorm2Weight = 6 * kDim, kNorm2Bias = 7 * kDim;
-
   // Shared memory, offsets in bytes.
   static constexpr u32 kTile_bytes = 2 * kDim * kSlice;
   static constexpr u32 kH1Panel_bytes = kWarpgroupM * Panel::kRow_bytes;
   static constexpr u32 kH1_bytes = kSharedH1 ? 2 * kDim * kWarpgroupM : 0;  // of a consumer
   static constexpr u32 kH1 = kBuffers * kTile_bytes;
   static constexpr u32 kVectors = kH1 + kConsumers * kH1_bytes;
-  static constexpr u32 kFull = kVectors + 8 * kDim * sizeof(float);
+  static constexpr int kVectorFloats = kVectors_ * kDim, kSumFloats = kSums_ * kDim;
+  static constexpr u32 kSums = kVectors + kVectorFloats * sizeof(float);
+  static constexpr u32 kFull = kSums + kConsumers * kWarpgroupWarps * kSumFloats * sizeof(float);
   static constexpr u32 kEmpty = kFull + kBuffers * sizeof(u64);
   static constexpr u32 kSmem_bytes = kEmpty + kStages * sizeof(u64);
   static __device__ __forceinline__ u32 full(int buffer) { return kFull + buffer * sizeof(u64); }

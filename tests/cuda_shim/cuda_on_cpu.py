@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import rank_rows, residual_norm
+from kernels import dense_block, dense_block_training, rank_rows, residual_norm
 from kernels.backends import (
     cuda,
     dfgnn,
@@ -45,7 +45,7 @@ ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward),
-    *(fused3s_paper, rank_rows, residual_norm),
+    *(dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: their places.
 UPDATED = {"add_features": (0,), "relu_backward": (0,), "combine_rows": (0, 1)}
@@ -324,7 +324,10 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
             patch.setattr(backend, "launch_kernel", gpu.launch_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
-        for backend in (feature_products, fused3s, fused3s_backward, fused3s_edges, residual_norm):
+        for backend in (
+            *(dense_block, dense_block_training, feature_products),
+            *(fused3s, fused3s_backward, fused3s_edges, residual_norm),
+        ):
             patch.setattr(backend, "gpu_limits", lambda device: limits)
         patch.setattr(semaphores, "stream_handle", lambda device_index: 0)
         patch.setattr(semaphores, "is_capturing", lambda device: False)

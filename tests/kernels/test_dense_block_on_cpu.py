@@ -11,7 +11,8 @@ from dense_cases import UNUSUAL, assert_block, parameters, unusual_rows
 from poison import poisoned_buffers
 
 import kernels.dense_block as dense
-from kernels.dense_block import BLOCK_ROWS, DIMS, SHAPES, DenseBlockSpec
+from kernels.dense_block import DenseBlockSpec
+from kernels.dense_weights import BLOCK_ROWS, DIMS, SHAPES
 from kernels.runtime.jit import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import COMPILER, CpuGpu, CudaError, Mode
 
@@ -34,7 +35,7 @@ def run(
     `missing_bytes` are taken from the shared memory of the launch.
     """
     gpu = CpuGpu(mode, folder)
-    properties = SimpleNamespace(multi_processor_count=NUM_SMS)
+    limits = SimpleNamespace(num_sms=NUM_SMS)
 
     def launch(spec: DenseBlockSpec, *arguments, shared_bytes: int, **options) -> None:
         shared_bytes -= missing_bytes
@@ -44,7 +45,7 @@ def run(
         patch.setattr(dense, "get_kernel", gpu.get_kernel)
         patch.setattr(dense, "launch_kernel", launch)
         patch.setattr(torch.Tensor, "is_cuda", True)
-        patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        patch.setattr(dense, "gpu_limits", lambda device: limits)
         packed = dense.pack_block(**p)
         with poisoned_buffers(patch):
             return dense.dense_block(packed, attn_out, h)
@@ -126,8 +127,8 @@ FAULTS = {  # most of them give right results in most runs on a GPU
     ),
     "no wgmma fence": Fault(
         "dense_block.cu",
-        "acquire(Traits::down(i));\n    wgmma_fence();",
-        "acquire(Traits::down(i));",
+        "acquire(Traits::hidden_wide(i));\n    wgmma_fence();",
+        "acquire(Traits::hidden_wide(i));",
         64,
         "wgmma without wgmma.fence",
     ),
@@ -148,10 +149,10 @@ FAULTS = {  # most of them give right results in most runs on a GPU
     ),
     "last 16 dimensions": Fault("dense_rows.cuh", "four[2 * w + b]", "four[w + 2 * b]", 80, "is off"),
     "load of the last 16 dimensions": Fault(
-        "dense_rows.cuh", "frag[8 * s + 2 + r] = two.y;", "frag[8 * s + 2 + r] = two.x;", 80, "is off"
+        "dense_rows.cuh", "loaded[8 * s + 2 * r + 1] = two.y;", "loaded[8 * s + 2 * r + 1] = two.x;", 80, "is off"
     ),
     "no cluster barrier at the end": Fault(
-        "dense_block.cu", "if (kCluster > 1) barrier_cluster_sync();  // [13]", "", 256, "has exited"
+        "dense_consumer.cuh", "if (kCluster > 1) barrier_cluster_sync();  // [13]", "", 256, "has exited"
     ),
 }
 

@@ -1,21 +1,16 @@
 """The dense block without running it: what its instances need, and which weights and inputs are refused."""
 
+import dataclasses
 import re
 
 import pytest
 import torch
 from dense_cases import SPECS, parameters
 
-from kernels.dense_block import (
-    BLOCK_SHARED_BYTES,
-    DIMS,
-    DenseBlockSpec,
-    dense_block,
-    dense_block_unavailable,
-    dimension_of_column,
-    pack_block,
-    swizzle_tile,
-)
+from kernels.dense_block import DenseBlockSpec, dense_block, dense_block_unavailable, pack_block
+from kernels.dense_block_training import DIMS as TRAINING_DIMS
+from kernels.dense_block_training import DenseBackwardSpec, TrainingPacking, training_block_unavailable
+from kernels.dense_weights import BLOCK_SHARED_BYTES, DIMS, dimension_of_column, swizzle_tile
 from kernels.runtime.jit import CUDA_FOLDER, compile_ptxas
 
 
@@ -26,26 +21,32 @@ def test_instances_keep_everything_in_registers(dtype):
     turn = (torch.float16, torch.bfloat16).index(dtype)
     shapes = [spec for spec in SPECS if DIMS.index(spec.dim) % 2 == turn]
     specs = [DenseBlockSpec(dtype, spec.dim, spec.has_next) for spec in shapes]
-    for spec, report in compile_ptxas(specs, DenseBlockSpec.arch).items():
+    of_training = [spec for spec in specs if spec.dim in TRAINING_DIMS]
+    specs += [dataclasses.replace(spec, keep=True) for spec in of_training]
+    backward = [DenseBackwardSpec(dtype, spec.dim, spec.has_next) for spec in of_training]
+    reports = compile_ptxas(specs, DenseBlockSpec.arch) | compile_ptxas(backward, DenseBackwardSpec.arch)
+    for spec, report in reports.items():
         assert report.registers == 65536 // spec.threads // 8 * 8, (spec.name, report)  # before they are moved
         assert report.spill_bytes == 0, (spec.name, report)
         assert not report.serialized, (spec.name, report)
         assert report.shared_bytes == 0, (spec.name, report)  # all of it is dynamic
 
 
-def test_the_table_of_instances_in_the_source_is_true():
-    source = (CUDA_FOLDER / "dense_block.cu").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("kind", "dims"), [(DenseBlockSpec, DIMS), (DenseBackwardSpec, TRAINING_DIMS)])
+def test_the_table_of_instances_in_the_source_is_true(kind, dims):
+    source = (CUDA_FOLDER / kind.source).read_text(encoding="utf-8")
 
     def row(name: str) -> list[list[int]]:
         (line,) = re.findall(rf"^//   {re.escape(name)}  +(.*\d)$", source, re.MULTILINE)
         return [[int(number.replace(",", "")) for number in cell.split(" x ")] for cell in re.split(" {2,}", line)]
 
-    specs = [DenseBlockSpec(torch.float16, dim, True) for dim in DIMS]
+    specs = [kind(torch.float16, dim, True) for dim in dims]
     assert row("kDim") == [[spec.dim] for spec in specs]
     assert row("kSlice") == [[spec.shape.slice] for spec in specs]
-    assert row("k of a panel") == [[spec.panel_k] for spec in specs]
     assert row("kConsumers") == [[spec.shape.consumers] for spec in specs]
-    assert row("kCluster") == [[spec.shape.cluster] for spec in specs]
+    if kind is DenseBlockSpec:
+        assert row("k of a panel") == [[spec.panel_k] for spec in specs]
+        assert row("kCluster") == [[spec.shape.cluster] for spec in specs]
     for name in ("resident", "stages"):
         counts = [getattr(spec, name) for spec in specs]
         expected = [[n, spec.tile_bytes] if n else [0] for n, spec in zip(counts, specs, strict=True)]
@@ -53,7 +54,10 @@ def test_the_table_of_instances_in_the_source_is_true():
     assert row("total") == [[spec.shared_bytes] for spec in specs]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.dim}-{spec.has_next}")
+BACKWARD_SPECS = [DenseBackwardSpec(torch.float16, dim, after) for dim in TRAINING_DIMS for after in (True, False)]
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *BACKWARD_SPECS], ids=lambda spec: spec.name)
 def test_buffers_fit_and_are_as_many_as_a_round_needs(spec):
     """The weights of a block without padding; what does not stay comes through a ring that ends where it began."""
     assert spec.tiles * spec.tile_bytes == (8 if spec.has_next else 5) * spec.dim**2 * 2
@@ -128,3 +132,25 @@ def test_inputs_that_do_not_fit_are_named():
         dense_block(packed, rows, rows)
     with pytest.raises(ValueError, match="attn_out"):
         dense_block(packed, rows[:2], rows)
+
+
+@pytest.mark.parametrize("dim", TRAINING_DIMS)
+def test_packing_for_training_is_that_of_inference(dim):
+    blocks = [parameters(dim, has_next) for has_next in (True, False)]
+    matrices = [[block[name] for name in ("out_w", "up_w", "down_w")] for block in blocks]
+    matrices[0].append(blocks[0]["next_qkv_w"])
+    names = ("out_b", "norm1_w", "norm1_b", "up_b", "down_b", "norm2_w", "norm2_b")
+    packing = TrainingPacking(dim, torch.float16, 2, 1e-5, torch.device("cpu"))
+    packed = packing.pack(matrices, [[block[name] for name in names] for block in blocks])
+    for of_pass, block in zip(packed, blocks, strict=True):
+        of_inference = pack_block(**block)
+        assert torch.equal(of_pass.weights, of_inference.weights.flatten())
+        assert torch.equal(of_pass.vectors, of_inference.vectors)
+        assert torch.equal(of_pass.transposed.sort().values, of_pass.weights.sort().values)
+
+
+def test_widths_of_training(monkeypatch):
+    monkeypatch.setattr("kernels.dense_block_training.dense_block_unavailable", lambda *_: None)
+    reasons = {dim: training_block_unavailable(torch.device("cuda"), torch.float16, dim) for dim in DIMS}
+    assert [dim for dim, reason in reasons.items() if reason is None] == list(TRAINING_DIMS)
+    assert "it takes d = 64, 96, 128, and the model has 256" in reasons[256]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
+from kernels.dense_block_training import DIMS
 from models.dense_training import (
-    fused_training_blocks,
-    fused_training_embed,
+    FusedTraining,
     fused_training_readout,
     fused_training_unavailable,
 )
@@ -49,12 +49,35 @@ CASES = [
     (24, BFLOAT, 0, "late"),
     (264, HALF, 65, "early"),
 ]
+ONE_KERNEL = [(128, HALF, 37, "late"), (96, BFLOAT, 300, "random"), (64, BFLOAT, 1, "early"), (64, HALF, 0, "late")]
+
+
+@pytest.fixture
+def one_kernel(monkeypatch):
+    """The kernels of compute capability 9.0, where they have the width."""
+    monkeypatch.setattr(
+        "models.training_rows.training_block_unavailable", lambda *model: None if model[-1] in DIMS else "width"
+    )
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread", "one_kernel")
+@pytest.mark.parametrize(("dim", "dtype", "rows", "mode"), ONE_KERNEL)
+def test_block_by_one_kernel_each_way(monkeypatch, dim, dtype, rows, mode):
+    launched = check_block(monkeypatch, dim, dtype, rows, mode)
+    of_rows = ["dense_block"] * 2 + ["dense_block_backward", "sum_partials"] * 2
+    assert [name.split("<")[0] for name in launched] == (of_rows if rows else ["sum_partials"] * 2)
 
 
 @on_cpu
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("dim", "dtype", "rows", "mode"), CASES)
 def test_block(monkeypatch, dim, dtype, rows, mode):
+    check_block(monkeypatch, dim, dtype, rows, mode)
+
+
+def check_block(monkeypatch, dim, dtype, rows, mode):
+    """Assert outputs and gradients of two blocks; names of the kernels that ran."""
     model = make_model(dim, dtype)
     inputs = [torch.randn(rows, dim).to(dtype) for _ in range(2)]
     grads = [torch.randn(rows, dim).to(dtype), torch.randn(rows, 3 * dim).to(dtype)]
@@ -63,12 +86,72 @@ def test_block(monkeypatch, dim, dtype, rows, mode):
         exact_model, exact_model.dense_blocks(), [each.double() for each in inputs], [g.double() for g in grads]
     )
     by_torch = run(model, model.dense_blocks(), inputs, grads)
-    with cuda_on_cpu(MODES[mode], num_sms=1), poisoned_buffers(monkeypatch):
-        found = run(model, fused_training_blocks(model), inputs, grads)
+    with cuda_on_cpu(MODES[mode], num_sms=1) as gpu, poisoned_buffers(monkeypatch):
+        fused = FusedTraining(model)
+        fused.begin()
+        found = run(model, fused.blocks, inputs, grads)
     for got, plain, right in zip(found, by_torch, exact, strict=True):
         assert got.dtype == dtype
         error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
         assert error <= allowed + torch.finfo(dtype).eps * right.norm(), f"{tuple(got.shape)}"
+    return gpu.launched
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread", "one_kernel")
+def test_a_pass_keeps_its_weights_until_its_gradient(monkeypatch):
+    """Weights that change after the forward pass are not those of its gradient, and a second pass has the new ones."""
+    model, inputs = make_model(64, HALF), [torch.randn(20, 64).half() for _ in range(2)]
+    grads = [torch.randn(20, 64).half(), torch.randn(20, 192).half()]
+    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
+        fused = FusedTraining(model)
+        fused.begin()
+        first = run(model, fused.blocks, inputs, grads)
+        fused.begin()
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        h, qkv = fused.blocks[0](*leaves)
+        model.blocks[0].ffn_up.weight.data *= -1
+        (found,) = torch.autograd.grad([h, qkv], leaves[:1], [grads[0] * 0, grads[1]], retain_graph=True)
+        (again,) = torch.autograd.grad([h, qkv], leaves[:1], [grads[0] * 0, grads[1]])
+        fused.begin()
+        changed = run(model, fused.blocks, inputs, grads)
+    assert torch.equal(found, again)
+    assert torch.equal(first[1], qkv)
+    assert not torch.equal(first[1], changed[1])
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread", "one_kernel")
+def test_frozen_weights_get_no_gradient(monkeypatch):
+    model, inputs = make_model(64, HALF), [torch.randn(20, 64).half().requires_grad_() for _ in range(2)]
+    model.requires_grad_(False)
+    with cuda_on_cpu(MODES["late"], num_sms=1) as gpu, poisoned_buffers(monkeypatch):
+        fused = FusedTraining(model)
+        fused.begin()
+        h, qkv = fused.blocks[0](*inputs)
+        (h.float().sum() + qkv.float().sum()).backward()
+    assert all(torch.isfinite(rows.grad).all() for rows in inputs)
+    assert all(weight.grad is None for weight in model.parameters())
+    assert not any(name.startswith("sum_partials") for name in gpu.launched)
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread", "one_kernel")
+@pytest.mark.parametrize("dim", [24, 64])
+def test_gradients_are_added_to_those_that_are_there(monkeypatch, dim):
+    model, inputs = make_model(dim, HALF), [torch.randn(20, dim).half() for _ in range(2)]
+    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
+        fused = FusedTraining(model)
+        once = None
+        for _ in range(2):
+            fused.begin()
+            h, qkv = fused.blocks[0](*inputs)
+            (h.float().sum() + qkv.float().square().sum()).backward()
+            once = once or [None if weight.grad is None else weight.grad.clone() for weight in model.parameters()]
+    pairs = [(weight.grad, one) for weight, one in zip(model.parameters(), once, strict=True) if one is not None]
+    assert len(pairs) == 11  # of the first block, with Wqkv of the second
+    for twice, one in pairs:
+        torch.testing.assert_close(twice, 2 * one)
 
 
 @on_cpu
@@ -95,21 +178,24 @@ def test_dropout_between_the_layers(monkeypatch):
     )
     dropout.calls = 0
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        found = run(model, fused_training_blocks(model), inputs, grads)
+        fused = FusedTraining(model)
+        fused.begin()
+        found = run(model, fused.blocks, inputs, grads)
     assert len(masks) == dropout.calls == 4
     for got, right in zip(found, exact, strict=True):
         assert ((got.double() - right).norm() / right.norm()).item() < 4e-3
 
 
 @on_cpu
-@pytest.mark.usefixtures("one_thread")
-def test_evaluation_keeps_nothing(monkeypatch):
-    model = make_model(24, HALF).eval()
-    inputs = [torch.randn(40, 24).half() for _ in range(2)]
+@pytest.mark.usefixtures("one_thread", "one_kernel")
+@pytest.mark.parametrize("dim", [24, 64])
+def test_evaluation_keeps_nothing(monkeypatch, dim):
+    model = make_model(dim, HALF, dropout=0.5).eval()
+    inputs = [torch.randn(40, dim).half() for _ in range(2)]
     with torch.no_grad(), cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        (h, qkv), (right_h, right_qkv) = (
-            blocks[0](*inputs) for blocks in (fused_training_blocks(model), model.dense_blocks())
-        )
+        fused = FusedTraining(model)
+        fused.begin()
+        (h, qkv), (right_h, right_qkv) = (blocks[0](*inputs) for blocks in (fused.blocks, model.dense_blocks()))
     torch.testing.assert_close(h, right_h, rtol=2e-3, atol=4e-3)
     torch.testing.assert_close(qkv, right_qkv, rtol=4e-3, atol=8e-3)
 
@@ -148,7 +234,7 @@ def test_embedding(monkeypatch):
     exact_inputs = SimpleNamespace(**{name: each.double() for name, each in vars(inputs).items()})
     exact = torch.autograd.grad(exact_model.embed(exact_inputs), exact_model.embedding.parameters(), grad.double())
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        embedded = fused_training_embed(model)(inputs)
+        embedded = FusedTraining(model).embed(inputs)
         found = torch.autograd.grad(embedded, parameters, grad)
     assert torch.equal(embedded, model.embed(inputs))
     for got, plain, right in zip(found, by_torch, exact, strict=True):

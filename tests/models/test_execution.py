@@ -12,7 +12,8 @@ from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from kernels.backends import REGISTRY
 from kernels.backends.reference import ReferenceBackend
-from kernels.dense_block import DIMS, dense_block_unavailable
+from kernels.dense_block import dense_block_unavailable
+from kernels.dense_weights import DIMS
 from kernels.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError, execution, prepare_execution
 from models.dense import choose_dense

@@ -1,0 +1,121 @@
+"""The kernels of a dense block of training on the CPU (tests/cuda_shim), against autograd in float64."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from dense_training_cases import assert_training_block, make_case, run
+from poison import poisoned_buffers
+
+from kernels.dense_block_training import DIMS
+from kernels.runtime.jit import CUDA_FOLDER
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, CudaError, Mode, cuda_on_cpu
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+HALF, BFLOAT = torch.float16, torch.bfloat16
+NUM_SMS = 2
+THREE_ROUNDS = 2 * NUM_SMS * 3 * 64 + 65  # of blocks with three consumers; the last has few rows
+RANDOM = [Mode("random", "any_time", resident=2, seed=seed) for seed in range(4)]
+
+
+def run_on_cpu(monkeypatch, case, mode: Mode = MODES["late"], folder: Path = CUDA_FOLDER):
+    with cuda_on_cpu(mode, num_sms=NUM_SMS, folder=folder), poisoned_buffers(monkeypatch):
+        return run(case)
+
+
+@pytest.mark.parametrize(
+    ("rows", "mode"),
+    [
+        *((1, MODES["late"]), (63, MODES["early"]), (65, RANDOM[0])),
+        *((THREE_ROUNDS, RANDOM[1]), (THREE_ROUNDS, MODES["early"])),
+    ],
+    ids=["1", "63", "65", "three rounds, random", "early"],
+)
+@pytest.mark.parametrize("has_next", [True, False])
+@pytest.mark.parametrize(("dim", "dtype"), [*((dim, HALF) for dim in DIMS), (128, BFLOAT)], ids=str)
+def test_every_row(monkeypatch, dim, dtype, has_next, rows, mode):
+    case = make_case(rows, dim, has_next, dtype)
+    assert_training_block(run_on_cpu(monkeypatch, case, mode), case, f"{rows} rows, d = {dim}")
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.75])
+@pytest.mark.parametrize("dim", DIMS)
+def test_dropout_is_the_mask_of_row_and_unit(monkeypatch, dim, rate):
+    case = make_case(100, dim, True, HALF, rate=rate)
+    assert_training_block(run_on_cpu(monkeypatch, case, RANDOM[2]), case, f"rate {rate}, d = {dim}")
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_no_gradient_gives_zeros(monkeypatch, dim):
+    case = make_case(70, dim, True, HALF)
+    case.grad.zero_(), case.qkv_grad.zero_()
+    found = run_on_cpu(monkeypatch, case)
+    assert all(not rows.any() for name, rows in found.items() if name.startswith("d "))
+
+
+def test_no_rows(monkeypatch):
+    found = run_on_cpu(monkeypatch, make_case(0, 128, True, HALF))
+    assert found["d attn_out"].shape == (0, 128)
+    assert not found["d up_b"].any()
+    assert found["d up_b"].shape == (256,)
+
+
+def test_sums_do_not_depend_on_the_order_of_events(monkeypatch):
+    case = make_case(THREE_ROUNDS, 128, True, BFLOAT)
+    first, *others = (run_on_cpu(monkeypatch, case, mode) for mode in (MODES["late"], *RANDOM[:2]))
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_row_that_is_not_finite_spoils_no_other(monkeypatch):
+    case = make_case(70, 128, True, HALF)
+    clean = run_on_cpu(monkeypatch, case)
+    spoilt = dataclasses.replace(case, grad=case.grad.clone())
+    spoilt.grad[66, 3] = torch.nan
+    found = run_on_cpu(monkeypatch, spoilt)
+    others = torch.arange(70) != 66
+    for name in ("d sum2", "d hidden", "d sum1", "d attn_out"):
+        assert torch.isnan(found[name][66]).any()
+        assert torch.equal(found[name][others], clean[name][others])
+
+
+# Line of cuda/dense_block_backward.cu, its replacement, and how that shows.
+FAULTS = {
+    "rows out of range": ("if (rows.in_range[r]) continue;", "continue;", "d norm2"),
+    "exchange of sums": ("upper2 ? four[i + 2] : four[i]", "upper2 ? four[i] : four[i + 2]", "off by"),
+    "sums of a warp alone": ("n < Traits::kConsumers * kWarpgroupWarps", "n < kWarpgroupWarps", "off by"),
+    "no barrier before the sums": ("bar_sync<kThreads>(1);", "", "off by"),
+    "early release": (
+        "wgmma_wait_group<1>();\n          release(wide_tiles[(i - 1) % 2]);  // [7]\n        }\n      }\n      wgmma",
+        "release(wide_tiles[(i - 1) % 2]);\n          wgmma_wait_group<1>();\n        }\n      }\n      wgmma",
+        "an operand of wgmma in shared memory changed",
+    ),
+    "no wgmma fence": ("hidden_tall(i));\n    wgmma_fence();", "hidden_tall(i));", "wgmma without wgmma.fence"),
+    "mean of the products": ("n * product[r]", "n * total[r]", "off by"),
+    "rescale of dropout": ("grad * p.rescale", "grad", "off by"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(monkeypatch, name, tmp_path):
+    line, replacement, shows_as = FAULTS[name]
+    folder = tmp_path / "cuda"
+    shutil.copytree(CUDA_FOLDER, folder)
+    path = folder / "dense_block_backward.cu"
+    source = path.read_text(encoding="utf-8")
+    assert line in source
+    path.write_text(source.replace(line, replacement), encoding="utf-8")
+    case = make_case(THREE_ROUNDS, 128, True, HALF, rate=0.3)
+
+    def run_in_every_mode() -> None:
+        for mode in (MODES["late"], MODES["early"], *RANDOM):
+            assert_training_block(run_on_cpu(monkeypatch, case, mode, folder), case, name)
+
+    with pytest.raises((CudaError, AssertionError), match=shows_as):
+        run_in_every_mode()
