@@ -1,8 +1,16 @@
 """Training on a GPU: the step as a CUDA graph against eager steps, and resume to the same bits."""
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 
+import kernels
+from fused3s_dgl import import_dgl
+from models import GraphTransformer
+from models.beside import Beside
+from models.dense_training import FusedTraining
 from training import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -62,3 +70,50 @@ def test_compiled_layers_between_attentions(nodes, gpu_config, trained, tmp_path
     assert records[0].loss == pytest.approx(expected[0].loss, rel=2e-2)
     for record, other in zip(records, expected, strict=True):
         assert record.loss == pytest.approx(other.loss, rel=1e-1)
+
+
+@pytest.fixture
+def fused_model():
+    """A model, and functions that make its loss on a graph of 2,708 nodes, by fused layers and by its modules."""
+    torch.manual_seed(0)
+    model = GraphTransformer(in_features=8, num_classes=3, dim=128, blocks=4, dropout=0.0).cuda().bfloat16().train()
+    graph = import_dgl().rand_graph(2708, 12000)
+    graph.ndata["feat"] = torch.randn(2708, 8)
+    device = torch.device("cuda", 0)
+    options = {"device": device, "dtype": torch.bfloat16, "head_dim": 128, "backward": True}
+    inputs = model.prepare(graph, kernels.plan_attention(graph, backend="fused3s", **options))
+    fused = FusedTraining(model)
+
+    def loss(**parts):
+        return model(inputs, **parts).float().square().mean()
+
+    return model, partial(loss, dense=fused.blocks, embed=fused.embed), loss
+
+
+def gradients(model, loss):
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def test_gradients_beside_attention_are_the_same_bits_every_time(fused_model, monkeypatch):
+    """Weights' gradients run on a second stream: all that they read must wait, and nobody may read them too early."""
+    model, loss, _ = fused_model
+    with monkeypatch.context() as patch:
+        patch.setattr(Beside, "work", lambda self: nullcontext())  # all on one stream
+        expected = gradients(model, loss())
+    for _ in range(50):
+        assert all(map(torch.equal, gradients(model, loss()), expected))
+
+
+def test_gradients_beside_attention_add_up(fused_model):
+    model, loss, _ = fused_model
+    expected = gradients(model, loss())
+    for _ in range(2):
+        loss().backward()
+    for weight, once in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(weight.grad, once + once)
+
+
+def test_gradients_of_fused_layers_are_those_of_the_modules(fused_model):
+    model, *losses = fused_model
+    found, plain = (torch.cat([each.float().flatten() for each in gradients(model, loss())]) for loss in losses)
+    assert (found - plain).norm() < 0.1 * plain.norm()
