@@ -139,6 +139,7 @@ def free_gpu(device_name: str, after: str, remedy: str, held: int = 0) -> None:
     """
     try:
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # torch keeps one for each stream that a cell made
         if torch.cuda.memory_allocated() > held:  # perhaps held by a reference cycle
             gc.collect()
         torch.cuda.empty_cache()
@@ -240,6 +241,8 @@ class GraphBench(ABC):
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        if "torch._dynamo" in sys.modules:  # functions compiled for the sizes of the last graph count towards its limit
+            torch.compiler.reset()
         for cell in self.cells(self.config):
             if key(self.columns(cell)) in done:
                 yield cell, []

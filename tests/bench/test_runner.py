@@ -1,11 +1,14 @@
 """The loop over graphs: what cannot be loaded stops no other, and what was measured before is said."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from kernel_rows import row
 from rich.table import Table
 
 from bench.records import read_rows
-from bench.runner import measure_graphs
+from bench.runner import Cell, GraphBench, measure_graphs
 
 FAILURES = {
     "missing": ValueError("no such graph"),
@@ -55,3 +58,29 @@ def test_without_new_rows_there_is_a_sentence_in_place_of_an_empty_table(tmp_pat
     assert "data set" not in out
     assert "skipped      2: " in out
     assert "r.csv holds them already (--again repeats them)" in out
+
+
+class Compiling(GraphBench):
+    """Compiles a function for the size of each graph."""
+
+    bench = "training"
+
+    @staticmethod
+    def cells(config):
+        return [Cell(64, "pyg", "float32", "float32", "model", dense="compiled")]
+
+    def columns(self, cell):
+        return row("cora", "pyg", 1.0).model_dump()
+
+    def measure_cell(self, cell):
+        self.config(torch.ones(self.loaded.meta.num_nodes))
+        return [self.row(cell)]
+
+
+def test_more_graphs_than_torch_compile_takes_sizes():
+    compiled = torch.compile(lambda rows: rows + 1, backend="eager", fullgraph=True, dynamic=False)
+    for nodes in range(2, 20):
+        loaded = SimpleNamespace(meta=SimpleNamespace(num_nodes=nodes))
+        bench = Compiling(loaded, compiled, "c.yaml", None, torch.device("cpu"))
+        ((_, (measured,)),) = bench.measure(set())
+        assert measured.status == "ok", measured.reason
