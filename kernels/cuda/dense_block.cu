@@ -196,7 +196,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
   __device__ __forceinline__ void load(int row_tile) {
     const Rows rows = rows_of(row_tile);
     if constexpr (kSharedH1) {
-      const u16* const attn_out = of_lane(p.attn_out) + rows.first * kDim;
+      const u16* const attn_out = of_lane(p.attn_out, kDim, rows);
 #pragma unroll
       for (int chunk = 0; chunk < kDim / 16; ++chunk) {
         const int s = chunk / 2, r = chunk % 2;
@@ -204,9 +204,9 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
       }
       cp_async_commit_group();
     } else {
-      load_rows(loaded_attn_out, of_lane(p.attn_out), kDim, rows);
+      load_rows(loaded_attn_out, of_lane(p.attn_out, kDim, rows), kDim, rows);
     }
-    load_rows(loaded_h, of_lane(p.h), kDim, rows);
+    load_rows(loaded_h, of_lane(p.h, kDim, rows), kDim, rows);
   }
 
   // acc = h + bout + attn_out Wout^T
@@ -251,7 +251,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
     if constexpr (kKeep) {
       Frag<kDim> rounded;
       pack<kElement>(rounded, acc);
-      store_rows(of_lane(sum), rounded, kDim, rows);
+      store_rows(of_lane(sum, kDim, rows), rounded, kDim, rows);
       unpack<kElement>(acc, rounded);
     }
     const RowStatistics of_rows = layer_norm<kDim>(acc, lane_vectors + weight, lane_vectors + bias, p.eps);
@@ -323,7 +323,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
     Frag<kSlice>& frag = frag_hidden[i % kSlicesInFlight];
     if (kKeep && p.dropout.threshold) drop(i, slices[i % kSlicesInFlight], rows);
     pack_relu<kElement>(frag, slices[i % kSlicesInFlight]);
-    if (kKeep) store_rows(of_lane(p.hidden) + i * kSlice, frag, 2 * kDim, rows);
+    if (kKeep) store_rows(of_lane(p.hidden, 2 * kDim, rows) + i * kSlice, frag, 2 * kDim, rows);
     warpgroup_fence_operand(frag);  // [5]
     wide_tiles[i % 2] = acquire(Traits::hidden_wide(i));
     wgmma_fence();
@@ -375,7 +375,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
       warpgroup_fence_operand(frag_h2);  // [5]
       issue_last(0, frag_h2);
     }
-    store_rows(of_lane(p.h_next), frag_h2, kDim, rows);
+    store_rows(of_lane(p.h_next, kDim, rows), frag_h2, kDim, rows);
     if (kSharedH1) bar_sync<kWarpgroupSize>(1 + warpgroup);  // [10]
     load(next_row_tile);                                     // [11]
     finish_last(frag_h2, p.qkv, rows);
@@ -389,7 +389,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
     out_projection(acc);
     norm(acc, Vectors::kNorm1Weight, Vectors::kNorm1Bias, rows, p.sum1, p.statistics);
     store_h1(frag, acc);
-    if constexpr (kKeep) store_rows(of_lane(p.h1), frag, kDim, rows);
+    if constexpr (kKeep) store_rows(of_lane(p.h1, kDim, rows), frag, kDim, rows);
     ffn(acc, frag, rows);
     norm(acc, Vectors::kNorm2Weight, Vectors::kNorm2Bias, rows, p.sum2, p.statistics + p.num_rows);
     pack<kElement>(frag, acc);

@@ -125,14 +125,14 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   }
 
   __device__ __forceinline__ void load_qkv(int slice, const Rows& rows) {
-    load_rows(loaded_qkv[slice % kAhead], of_lane(p.qkv_grad) + slice * kSlice, 3 * kDim,
+    load_valid_rows(loaded_qkv[slice % kAhead], p.qkv_grad + 8 * (lane % 4) + slice * kSlice, 3 * kDim,
               rows);
   }
 
   // grad and the first slices of qkv_grad.
   __device__ __forceinline__ void load(int row_tile) {
     const Rows rows = rows_of(row_tile);
-    load_rows(loaded_grad, of_lane(p.grad), kDim, rows);
+    load_valid_rows(loaded_grad, p.grad + 8 * (lane % 4), kDim, rows);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) load_qkv(i, rows);
   }
@@ -173,7 +173,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
     RowStatistics of_rows;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 two = __ldg(statistics + rows.loaded(r));
+      const float2 two = __ldg(statistics + (rows.in_range[r] ? rows.first + 8 * r : 0));
       of_rows.mean[r] = two.x;
       of_rows.scale[r] = two.y;
     }
@@ -271,7 +271,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   }
 
   __device__ __forceinline__ void load_hidden(Loaded<kSlice>& hidden, int i, const Rows& rows) const {
-    load_rows(hidden, of_lane(p.hidden) + i * kSlice, 2 * kDim, rows);
+    load_valid_rows(hidden, p.hidden + 8 * (lane % 4) + i * kSlice, 2 * kDim, rows);
   }
 
   // acc = dS2 + dhidden Wup; acc comes as dS2, frag is dS2 rounded. Loads come before stores, for which they would wait.
@@ -287,7 +287,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
     Frag<kSlice> frag_hidden_grad;
     issue_down(0, frag);
     load_hidden(hidden, 0, rows);
-    store_rows(of_lane(p.sum2_grad), frag, kDim, rows);
+    store_rows(of_lane(p.sum2_grad, kDim, rows), frag, kDim, rows);
     warpgroup_fence_operand(acc);  // [5]
 #pragma unroll
     for (int i = 0; i < kSlices; ++i) {
@@ -306,9 +306,9 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
       if (!last) {
         load_hidden(hidden, i + 1, rows);
       } else {
-        load_rows(sum, of_lane(p.sum1), kDim, rows);
+        load_valid_rows(sum, p.sum1 + 8 * (lane % 4), kDim, rows);
       }
-      store_rows(of_lane(p.hidden_grad) + i * kSlice, frag_hidden_grad, 2 * kDim, rows);
+      store_rows(of_lane(p.hidden_grad, 2 * kDim, rows) + i * kSlice, frag_hidden_grad, 2 * kDim, rows);
       warpgroup_fence_operand(frag_hidden_grad);  // [5]
       wide_tiles[i % 2] = acquire(Traits::hidden_wide(i));
       wgmma_fence();
@@ -324,7 +324,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
     Acc<kDim> acc;
     Frag<kDim> frag;
     Loaded<kDim> sum;
-    load_rows(sum, of_lane(p.sum2), kDim, rows);
+    load_valid_rows(sum, p.sum2 + 8 * (lane % 4), kDim, rows);
     prefetch_rows(row_tile, kDim, p.sum1);
     RowStatistics of_rows = load_statistics(p.statistics + p.num_rows, rows);
     first_product(acc, rows);
@@ -340,7 +340,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
     warpgroup_fence_operand(frag);  // [5]
     issue_last(0, frag);
     load(next_row_tile);  // [11]
-    store_rows(of_lane(p.sum1_grad), frag, kDim, rows);
+    store_rows(of_lane(p.sum1_grad, kDim, rows), frag, kDim, rows);
     finish_last(frag, p.attn_grad, rows);
   }
 

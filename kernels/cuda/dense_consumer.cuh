@@ -48,10 +48,10 @@ struct DenseConsumer {
   __device__ __forceinline__ Rows rows_of(int row_tile) const {
     return Rows(row_tile, warp * kTileM + lane / 4, num_rows);
   }
-  // The lane's first element of a row, dimension 8t, in row 0.
+  // The lane's first element of its first row: dimension 8t.
   template <typename Word>
-  __device__ __forceinline__ Word* of_lane(Word* matrix) const {
-    return matrix + 8 * (lane % 4);
+  __device__ __forceinline__ Word* of_lane(Word* matrix, int pitch, const Rows& rows) const {
+    return matrix + (rows.first * pitch + 8 * (lane % 4));
   }
 
   // [4]
@@ -101,7 +101,7 @@ struct DenseConsumer {
       release(tall_tiles[i % 2]);              // [7]
       Frag<kSlice> frag_slice;
       pack<kElement>(frag_slice, slices[i % 2]);
-      store_rows(of_lane(matrix) + i * kSlice, frag_slice, kPitch, rows);
+      store_rows(of_lane(matrix, kPitch, rows) + i * kSlice, frag_slice, kPitch, rows);
     }
   }
 

@@ -39,9 +39,6 @@ struct Rows {
     in_range[0] = first < num_rows;
     in_range[1] = first + 8 < num_rows;
   }
-  // Row that is loaded, row 0 in place of one out of range: with a choice between loaded words and zeros the warp would
-  // wait for the words.
-  __device__ __forceinline__ i64 loaded(int r) const { return in_range[r] ? first + 8 * r : 0; }
 };
 
 // From element 8t, where a lane begins, to its element 4t of the 16 dimensions at the end.
@@ -49,25 +46,48 @@ __device__ __forceinline__ int half_group_offset(int groups) {
   return kPermuteGroup * groups - 4 * static_cast<int>(threadIdx.x % 4);
 }
 
-// Columns of a matrix of `pitch` elements a row; lane_start: the lane's first element, 8t, in row 0.
+template <int kCount>
+__device__ __forceinline__ void put_four(u32 (&words)[kCount], int first, uint4 four) {
+  words[first] = four.x;
+  words[first + 1] = four.y;
+  words[first + 2] = four.z;
+  words[first + 3] = four.w;
+}
+
+// lane_start: element 8t of row rows.first; pitch: elements of a row. Rows out of range are 0.
 template <int kCount>
 __device__ __forceinline__ void load_rows(u32 (&loaded)[kCount], const u16* lane_start, int pitch, const Rows& rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const u16* const row = lane_start + rows.loaded(r) * pitch;
+    // Offsets in units of uint4 become parts of the instructions; in units of u16 each address is computed.
+    const uint4* const source = reinterpret_cast<const uint4*>(lane_start + 8 * r * pitch);
 #pragma unroll
     for (int s = 0; s < kCount / 8; ++s) {
-      const uint4 four = ld_global_no_allocate_v4_b32(row + kPermuteGroup * s);
-      loaded[8 * s + 4 * r] = four.x;
-      loaded[8 * s + 4 * r + 1] = four.y;
-      loaded[8 * s + 4 * r + 2] = four.z;
-      loaded[8 * s + 4 * r + 3] = four.w;
+      put_four(loaded, 8 * s + 4 * r,
+               rows.in_range[r] ? ld_global_no_allocate_v4_b32(source + 4 * s) : make_uint4(0, 0, 0, 0));
     }
     if constexpr (kCount % 8 != 0) {
       constexpr int s = kCount / 8;
-      const uint2 two = ld_global_no_allocate_v2_b32(row + half_group_offset(s));
+      const u16* const half = lane_start + 8 * r * pitch + half_group_offset(s);
+      const uint2 two = rows.in_range[r] ? ld_global_no_allocate_v2_b32(half) : make_uint2(0, 0);
       loaded[8 * s + 2 * r] = two.x;
       loaded[8 * s + 2 * r + 1] = two.y;
+    }
+  }
+}
+
+// The same with row 0 in place of rows out of range, and whole groups only. A choice between loaded words and zeros would
+// make the warp wait for the words. matrix: the lane's first element, 8t, of row 0.
+template <int kCount>
+__device__ __forceinline__ void load_valid_rows(u32 (&loaded)[kCount], const u16* matrix, int pitch, const Rows& rows) {
+  static_assert(kCount % 8 == 0, "whole groups");
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const i64 row = rows.in_range[r] ? rows.first + 8 * r : 0;
+    const uint4* const source = reinterpret_cast<const uint4*>(matrix + row * pitch);
+#pragma unroll
+    for (int s = 0; s < kCount / 8; ++s) {
+      put_four(loaded, 8 * s + 4 * r, ld_global_no_allocate_v4_b32(source + 4 * s));
     }
   }
 }
@@ -83,16 +103,20 @@ template <int kCount>
 __device__ __forceinline__ void store_rows(u16* lane_start, const u32 (&frag)[kCount], int pitch, const Rows& rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (!rows.in_range[r]) continue;
-    u16* const row = lane_start + (rows.first + 8 * r) * pitch;
+    uint4* const target = reinterpret_cast<uint4*>(lane_start + 8 * r * pitch);
 #pragma unroll
     for (int s = 0; s < kCount / 8; ++s) {
-      st_global_v4_b32(row + kPermuteGroup * s,
-                       make_uint4(frag[8 * s + r], frag[8 * s + 2 + r], frag[8 * s + 4 + r], frag[8 * s + 6 + r]));
+      if (rows.in_range[r]) {
+        st_global_v4_b32(target + 4 * s,
+                         make_uint4(frag[8 * s + r], frag[8 * s + 2 + r], frag[8 * s + 4 + r], frag[8 * s + 6 + r]));
+      }
     }
     if constexpr (kCount % 8 != 0) {
       constexpr int s = kCount / 8;
-      st_global_v2_b32(row + half_group_offset(s), make_uint2(frag[8 * s + r], frag[8 * s + 2 + r]));
+      if (rows.in_range[r]) {
+        st_global_v2_b32(lane_start + 8 * r * pitch + half_group_offset(s),
+                         make_uint2(frag[8 * s + r], frag[8 * s + 2 + r]));
+      }
     }
   }
 }
