@@ -23,7 +23,7 @@ from .runtime.device import gpu_limits
 from .runtime.jit import cpp_name, get_kernel
 from .runtime.launch import launch_kernel, pack_scalars
 
-DIMS = (64, 96, 128)  # h1 in registers, dimensions in whole groups of 32
+TRAINING_DIMS = (64, 96, 128)  # h1 in registers, dimensions in whole groups of 32
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def training_block_unavailable(device: torch.device, dtype: torch.dtype, dim: in
     """Why the kernels cannot run with such a model on `device`; None when they can."""
     if reason := dense_block_unavailable(device, dtype, dim):
         return reason
-    return None if dim in DIMS else f"it takes d = {', '.join(map(str, DIMS))}, and the model has {dim}"
+    return (
+        None if dim in TRAINING_DIMS else f"it takes d = {', '.join(map(str, TRAINING_DIMS))}, and the model has {dim}"
+    )
 
 
 class PackedTrainingBlock(NamedTuple):
@@ -86,7 +88,7 @@ class TrainingPacking:
     """Packs the weights of all blocks with a few kernels: a permutation of their elements.
 
     Args:
-        dim: d, one of `DIMS`.
+        dim: d, one of `TRAINING_DIMS`.
         dtype: of the matrices, torch.float16 or torch.bfloat16.
         blocks: at least one; the last has no next.
         eps: of all norms.

@@ -1,6 +1,5 @@
 """Work on a second CUDA stream beside the current one."""
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ class Beside:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._kept: deque[tuple[torch.cuda.Event, tuple[Tensor | None, ...]]] = deque()
+        self._kept: tuple[torch.cuda.Event, tuple[Tensor | None, ...]] | None = None
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -34,13 +33,12 @@ class Beside:
         """Hold what the work so far reads; the current stream waits for the work of the `keep` before."""
         if self._stream is None:
             return
-        while self._kept:
-            done, _ = self._kept.popleft()
-            torch.cuda.current_stream(self._device).wait_event(done)
-        self._kept.append((self._stream.record_event(), tensors))
+        if self._kept is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._kept[0])
+        self._kept = self._stream.record_event(), tensors
 
     def join(self) -> None:
         """The current stream waits for all work."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-            self._kept.clear()
+            self._kept = None

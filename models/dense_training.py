@@ -1,12 +1,13 @@
 """The dense blocks, the embedding and the readout with a backward pass of their own, for training in 16 bits.
 
 The rows of a block are `models.training_rows`. Gradients of its matrices are products over all rows, torch's, which run
-on a second CUDA stream beside the attention of the block before: on a small graph they leave most of the GPU idle.
+on a second CUDA stream: on a small graph neither they nor the attention fill the GPU.
 
-    stream      dense block i                     attention i           dense block i - 1
-    second      Wqkv of block i + 1   Wout, Wup, Wdown of block i, column sums     ...
+    current stream   | rows of block i     | attention i                    | rows of block i - 1     | ...
+    second stream    | Wqkv of block i + 1 | Wout, Wup and Wdown of block i | Wqkv of block i         | ...
 
-A node of the autograd graph, made in front of the first block, therefore hands out all gradients of weights at the end.
+All gradients of weights leave a node of the autograd graph that was made in front of the first block: when its turn
+comes, both streams meet.
 """
 
 from collections.abc import Callable
@@ -52,6 +53,7 @@ class FusedTraining:
         self._model = model
         self._beside = Beside(model.device)
         self._make_rows = rows_of_passes(model)
+        self._pass: _Pass | None = None
         followers = [*model.blocks[1:], None]
         self._weights = [_weights_of(block, after) for block, after in zip(model.blocks, followers, strict=True)]
         self.blocks: list[DenseBlock] = [partial(self._run, i) for i in range(len(model.blocks))]
@@ -73,6 +75,8 @@ class FusedTraining:
         self._token = _Weights.apply(self._pass, counts, *chain.from_iterable(self._weights))
 
     def _run(self, i: int, attn_out: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self._pass is None:
+            raise RuntimeError("blocks: they run on the weights that `embed` of the same object met; call it before")
         dropped = self._model.blocks[i].drop(attn_out)
         found = _DenseBlock.apply(self._pass, i, torch.is_grad_enabled(), dropped, h, self._token)
         return found if isinstance(found, tuple) else (found, None)

@@ -117,23 +117,27 @@ class SeparateRows(Rows):
             hidden = F.dropout(hidden, self._rate)
         addend = torch.addmm(block.ffn_down.bias, hidden, block.ffn_down.weight.t())
         h2, sum2, statistics2 = residual_norm(h1, addend, norm2.weight, norm2.bias, norm2.eps, keep)
-        qkv = h2 @ self.blocks[i + 1].qkv.weight.t() if i + 1 < len(self.blocks) else None
-        return h2, qkv, (h1, hidden, sum1, statistics1, sum2, statistics2) if keep else ()
+        qkv_weight = self.blocks[i + 1].qkv.weight if i + 1 < len(self.blocks) else None
+        qkv = None if qkv_weight is None else h2 @ qkv_weight.t()
+        if not keep:
+            return h2, qkv, ()
+        # Weights are kept with the rows, so that autograd notices if they have changed.
+        weights = (norm2.weight, block.ffn_down.weight, block.ffn_up.weight, norm1.weight, block.out.weight)
+        kept = (h1, hidden, sum1, statistics1, sum2, statistics2, *weights)
+        return h2, qkv, kept if qkv_weight is None else (*kept, qkv_weight)
 
     def backward(
         self, i: int, kept: KeptRows, grad: Tensor, qkv_grad: Tensor | None
     ) -> tuple[RowGradients, ColumnSums]:
-        block = self.blocks[i]
-        h1, hidden, sum1, statistics1, sum2, statistics2 = kept
+        h1, hidden, sum1, statistics1, sum2, statistics2, norm2, down, up, norm1, out, *of_qkv = kept
         (num_rows, dim), wide = h1.shape, hidden.shape[1]
         sums = ColumnSums(num_rows, (dim, dim, dim, wide, dim, dim, dim), h1)
-        from_qkv = None if qkv_grad is None else qkv_grad @ self.blocks[i + 1].qkv.weight
-        sum2_grad = residual_norm_backward(grad, from_qkv, sum2, statistics2, block.norm2.weight, sums)
-        hidden_grad = sum2_grad @ block.ffn_down.weight
+        from_qkv = qkv_grad @ of_qkv[0] if of_qkv else None
+        sum2_grad = residual_norm_backward(grad, from_qkv, sum2, statistics2, norm2, sums)
+        hidden_grad = sum2_grad @ down
         relu_backward_(hidden_grad, hidden, 1 / (1 - self._rate), sums)
-        from_hidden = hidden_grad @ block.ffn_up.weight
-        sum1_grad = residual_norm_backward(sum2_grad, from_hidden, sum1, statistics1, block.norm1.weight, sums)
-        return RowGradients(sum2_grad, hidden_grad, sum1_grad, sum1_grad @ block.out.weight), sums
+        sum1_grad = residual_norm_backward(sum2_grad, hidden_grad @ up, sum1, statistics1, norm1, sums)
+        return RowGradients(sum2_grad, hidden_grad, sum1_grad, sum1_grad @ out), sums
 
     @property
     def _rate(self) -> float:

@@ -8,8 +8,12 @@ import torch
 from dense_cases import SPECS, parameters
 
 from kernels.dense_block import DenseBlockSpec, dense_block, dense_block_unavailable, pack_block
-from kernels.dense_block_training import DIMS as TRAINING_DIMS
-from kernels.dense_block_training import DenseBackwardSpec, TrainingPacking, training_block_unavailable
+from kernels.dense_block_training import (
+    TRAINING_DIMS,
+    DenseBackwardSpec,
+    TrainingPacking,
+    training_block_unavailable,
+)
 from kernels.dense_weights import BLOCK_SHARED_BYTES, DIMS, dimension_of_column, swizzle_tile
 from kernels.runtime.jit import CUDA_FOLDER, compile_ptxas
 

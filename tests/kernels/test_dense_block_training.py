@@ -5,7 +5,12 @@ import torch
 from dense_training_cases import assert_training_block, make_case, packed_block, run
 from poison import poisoned_buffers
 
-from kernels.dense_block_training import DIMS, dense_block_backward, dense_block_forward, training_block_unavailable
+from kernels.dense_block_training import (
+    TRAINING_DIMS,
+    dense_block_backward,
+    dense_block_forward,
+    training_block_unavailable,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +23,7 @@ def available() -> None:
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000, 169343])
 @pytest.mark.parametrize("has_next", [True, False])
-@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dim", TRAINING_DIMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_row(monkeypatch, rows, has_next, dim, dtype):
     case = make_case(rows, dim, has_next, dtype, "cuda", rate=0.25 if rows == 1000 else 0.0)
@@ -32,7 +37,7 @@ def test_no_rows():
     assert not found["d up_b"].any()
 
 
-@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dim", TRAINING_DIMS)
 def test_results_are_the_same_bits_every_time(dim):
     case = make_case(169343, dim, True, torch.bfloat16, "cuda")
     first = run(case)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from kernels.dense_block_training import DIMS
+from kernels.dense_block_training import TRAINING_DIMS
 from models.dense_training import (
     FusedTraining,
     fused_training_readout,
@@ -56,7 +56,8 @@ ONE_KERNEL = [(128, HALF, 37, "late"), (96, BFLOAT, 300, "random"), (64, BFLOAT,
 def one_kernel(monkeypatch):
     """The kernels of compute capability 9.0, where they have the width."""
     monkeypatch.setattr(
-        "models.training_rows.training_block_unavailable", lambda *model: None if model[-1] in DIMS else "width"
+        "models.training_rows.training_block_unavailable",
+        lambda *model: None if model[-1] in TRAINING_DIMS else "width",
     )
 
 
@@ -118,6 +119,25 @@ def test_a_pass_keeps_its_weights_until_its_gradient(monkeypatch):
     assert torch.equal(found, again)
     assert torch.equal(first[1], qkv)
     assert not torch.equal(first[1], changed[1])
+
+
+@on_cpu
+@pytest.mark.usefixtures("one_thread")
+def test_separate_layers_notice_weights_that_changed_before_their_gradient(monkeypatch):
+    model, inputs = make_model(24, HALF), [torch.randn(20, 24).half().requires_grad_() for _ in range(2)]
+    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
+        fused = FusedTraining(model)
+        fused.begin()
+        h, qkv = fused.blocks[0](*inputs)
+        with torch.no_grad():
+            model.blocks[0].ffn_up.weight.mul_(-1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            (h.float().sum() + qkv.float().sum()).backward()
+
+
+def test_blocks_before_an_embedding_are_refused():
+    with pytest.raises(RuntimeError, match="`embed` of the same object"):
+        FusedTraining(make_model(24, HALF)).blocks[0](torch.zeros(1, 24).half(), torch.zeros(1, 24).half())
 
 
 @on_cpu
