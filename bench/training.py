@@ -119,7 +119,7 @@ class TrainingBench(GraphBench):
         working = WorkingCopy(model, precision)
         attention = plan if dtype == precision else cast(plan, dtype)
         inputs: GraphInputs = working.model.prepare(self.loaded.graph, attention)
-        optimiser = make_optimiser(model, TrainingConfig(), self.device)
+        optimiser = make_optimiser(working.vectors, TrainingConfig(), self.device)
         return Step(model, working, model_parts(working.model, cell.dense), optimiser, 1.0), Batch(inputs, self.labels)
 
     @cached_property

@@ -24,6 +24,11 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = (
+    "kernels/cuda/dense_block.cu",
+    "kernels/cuda/dense_block_backward.cu",
+    "kernels/cuda/dense_consumer.cuh",
+    "kernels/cuda/dense_rows.cuh",
+    "kernels/cuda/dense_tiles.cuh",
     "kernels/cuda/fused3s.cu",
     "kernels/cuda/fused3s_backward.cu",
     "kernels/cuda/fused3s_edges.cu",
@@ -60,11 +65,18 @@ PAPER_ON_CPU = tuple(
     )
 )
 BACKWARD_ON_CPU = "tests/kernels/test_backward_tiles_on_cpu.py"
+DENSE_TRAINING_ON_CPU = tuple(
+    f"tests/kernels/test_dense_block_training_on_cpu.py::{test}"
+    for test in ("test_every_row", "test_dropout_is_the_mask_of_row_and_unit", "test_no_rows")
+)
+DENSE_ON_CPU = ("tests/kernels/test_dense_block_on_cpu.py::test_every_row", *DENSE_TRAINING_ON_CPU)
 PLANS_ON_CPU = tuple(f"tests/kernels/test_gpu_{name}_on_cpu.py" for name in ("plan", "row_items", "edges", "planning"))
 FORMATS = ("tests/kernels/formats/test_schedule.py", "tests/kernels/formats/test_bsb.py")
 SUITES = {  # by how a file's name ends; the first that fits
     "plan_room.py": ("tests/kernels/test_plan_room.py",),
     "rank_rows.cu": ("tests/kernels/test_rank_rows.py",),
+    "dense_block_backward.cu": DENSE_TRAINING_ON_CPU,
+    **{f"dense_{name}": DENSE_ON_CPU for name in ("block.cu", "consumer.cuh", "rows.cuh", "tiles.cuh")},
     "row_items.py": ("tests/kernels/formats/test_row_items.py",),
     ".py": (*FORMATS, ON_CPU),
     "fused3s_backward.cu": (BACKWARD_ON_CPU,),

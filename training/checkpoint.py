@@ -15,7 +15,7 @@ from training.errors import TrainingError
 from training.files import write_atomically
 from training.step import Step
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass

@@ -112,7 +112,7 @@ class Trainer:
         working = WorkingCopy(model, self.precision)
         make = ranks.make_task if ranks else make_task
         self.task: Task = make(loaded, working.model, self._plan, config.data.batch_size)
-        optimiser = make_optimiser(model, config.training, self.device)
+        optimiser = make_optimiser(working.vectors, config.training, self.device)
         self.dense = dense_path(working.model, config)
         parts = model_parts(working.model, self.dense, dynamic=self.task.static is None)
         make_step = ranks.make_step if ranks else Step

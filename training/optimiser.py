@@ -1,29 +1,26 @@
 """Optimiser and learning rate."""
 
 import math
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.schema import TrainingConfig
+from training.vectors import WeightVector
 
 MOMENTUM = 0.9  # of sgd
-ALIGNMENT = 4  # elements: parts of a vector start at whole 16 bytes
 
 
-def make_optimiser(model: nn.Module, config: TrainingConfig, device: torch.device) -> torch.optim.Optimizer:
+def make_optimiser(
+    vectors: Sequence[WeightVector], config: TrainingConfig, device: torch.device
+) -> torch.optim.Optimizer:
     """The optimiser of `training.optimizer`. On a GPU one that a CUDA graph can capture, gradient scaling included.
 
-    The weights become parts of two vectors, those with weight decay and those without, and their gradients likewise:
-    the optimiser of a small model takes as long as its number of tensors. Gradients are set to zero in place.
+    Gradients are set to zero in place: they are parts of vectors.
     """
-    parameters = list(model.parameters())
-    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
-    others = [parameter for parameter in parameters if parameter.dim() <= 1]
     groups = [
-        {"params": [_as_one_vector(matrices)], "weight_decay": config.weight_decay},
-        {"params": [_as_one_vector(others)], "weight_decay": 0.0},
+        {"params": vector.pieces(), "weight_decay": config.weight_decay if vector.decays else 0.0} for vector in vectors
     ]
     on_gpu = device.type == "cuda"
     options = {"lr": torch.tensor(config.lr, device=device) if on_gpu else config.lr, "fused": on_gpu}
@@ -31,19 +28,6 @@ def make_optimiser(model: nn.Module, config: TrainingConfig, device: torch.devic
         return torch.optim.SGD(groups, momentum=MOMENTUM, **options)
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
     return kind(groups, capturable=on_gpu, **options)
-
-
-def _as_one_vector(parameters: list[nn.Parameter]) -> nn.Parameter:
-    """A vector whose parts the parameters become, with its gradient."""
-    padded = [F.pad(parameter.detach().flatten(), (0, -parameter.numel() % ALIGNMENT)) for parameter in parameters]
-    vector = nn.Parameter(torch.cat(padded))
-    vector.grad = torch.zeros_like(vector)
-    sizes = [len(part) for part in padded]
-    parts = zip(parameters, vector.detach().split(sizes), vector.grad.split(sizes), strict=True)
-    for parameter, values, gradient in parts:
-        parameter.data = values[: parameter.numel()].view_as(parameter)
-        parameter.grad = gradient[: parameter.numel()].view_as(parameter)
-    return vector
 
 
 def learning_rate(config: TrainingConfig, epoch: float) -> float:

@@ -3,43 +3,50 @@
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models import GraphTransformer
+from training.vectors import WeightVector
 
 
 class WorkingCopy:
     """The model whose layers compute a step, beside the one whose weights the optimiser changes.
 
-    The copy has 16-bit weights: all of them are rounded in one kernel, and their gradients become float32 in one more,
-    where torch.autocast takes a kernel for each weight. Batch norms, buffers and the readout of graphs, which stays in
+    The copy has 16-bit weights: two kernels round all of them, and four more make their gradients float32, where
+    torch.autocast takes a kernel for each weight. Batch norms, buffers and the readout of graphs, which stays in
     float32 (`GraphTransformer.cast`), are those of the model itself.
 
     Args:
-        model: with float32 weights.
+        model: with float32 weights, which become parts of vectors.
         dtype: of the copy's layers; for float32 the copy is the model.
 
     Attributes:
         model: the copy. `refresh` brings it up to date.
+        vectors: all weights, matrices apart from others, and those with a copy apart from those without.
     """
 
     def __init__(self, model: GraphTransformer, dtype: torch.dtype) -> None:
         self.model = model if dtype == torch.float32 else _copy(model, dtype)
-        pairs = zip(model.parameters(), self.model.parameters(), strict=True)
-        self._pairs = [(master, working) for master, working in pairs if master is not working]
+        pairs = list(zip(model.parameters(), self.model.parameters(), strict=True))
+        self.vectors: list[WeightVector] = []
+        for decays in (True, False):
+            kind = [(weight, working) for weight, working in pairs if (weight.dim() > 1) == decays]
+            own = [pair for pair in kind if pair[0] is not pair[1]]
+            shared = [weight for weight, working in kind if weight is working]
+            if own:
+                self.vectors.append(WeightVector.of([one for one, _ in own], [other for _, other in own], decays))
+            if shared:
+                self.vectors.append(WeightVector.of(shared, None, decays))
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Round the weights, and drop old gradients of the copy."""
-        for _, working in self._pairs:
-            working.grad = None
-        _copy_all([working for _, working in self._pairs], [master for master, _ in self._pairs])
+        for vector in self.vectors:
+            vector.refresh()
 
-    @torch.no_grad()
     def collect_gradients(self) -> None:
         """Write the copy's gradients over the model's, which are float32."""
-        found = [(master.grad, working.grad) for master, working in self._pairs if working.grad is not None]
-        _copy_all([target for target, _ in found], [gradient for _, gradient in found])
+        for vector in self.vectors:
+            vector.collect_gradients()
 
 
 def _copy(model: GraphTransformer, dtype: torch.dtype) -> GraphTransformer:
@@ -53,8 +60,3 @@ def _copy(model: GraphTransformer, dtype: torch.dtype) -> GraphTransformer:
         if parameter not in own:
             parameter.data = parameter.data.to(dtype)
     return found
-
-
-def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from models import GraphTransformer
 from training import Trainer, TrainingError
 from training.optimiser import learning_rate, make_optimiser
+from training.precision import WorkingCopy
 
 
 def log_of(folder):
@@ -222,7 +223,8 @@ def test_schedules(make_config):
 
 def test_only_matrices_decay(make_config):
     model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1)
-    matrices, others = make_optimiser(model, make_config().training, torch.device("cpu")).param_groups
+    vectors = WorkingCopy(model, torch.float32).vectors
+    matrices, others = make_optimiser(vectors, make_config().training, torch.device("cpu")).param_groups
     for parameter in model.parameters():
         (vector,) = (matrices if parameter.dim() == 2 else others)["params"]
         for part, whole in ((parameter, vector), (parameter.grad, vector.grad)):

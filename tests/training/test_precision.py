@@ -36,7 +36,8 @@ def plan(graph, dtype):
 
 def step_of(model, graph, labels, dtype, lr=1e-9):
     working = WorkingCopy(model, dtype)
-    optimiser = make_optimiser(model, TrainingConfig(optimizer="sgd", lr=lr, weight_decay=0.0), torch.device("cpu"))
+    config = TrainingConfig(optimizer="sgd", lr=lr, weight_decay=0.0)
+    optimiser = make_optimiser(working.vectors, config, torch.device("cpu"))
     batch = Batch(working.model.prepare(graph, plan(graph, dtype)), labels)
     return Step(model, working, {}, optimiser, None), batch
 

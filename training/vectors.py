@@ -1,0 +1,93 @@
+"""Weights as parts of a few vectors: a step of a small model takes as long as its number of tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ALIGNMENT = 8  # elements: parts of a 16-bit vector start at whole 16 bytes
+# torch's fused optimisers give a block of threads 65,536 elements of one tensor, and a launch 36 tensors.
+CHUNK, LAUNCH_TENSORS = 65_536, 36
+LEAST_PIECE = 4_096  # elements of a tensor
+
+
+@dataclass(frozen=True, eq=False)
+class WeightVector:
+    """Float32 weights one after another, with padding between them.
+
+    Attributes:
+        values, gradients: [n] float32; `parts` and their gradients are views of them. Padding is 0 and stays so.
+        parts: parameters of the model.
+        copy: [n] of another type, whose views are the weights of `copies`; None if the model computes with `parts`.
+        copies: parameters of the copy that computes, one per part.
+        decays: whether weight decay acts on them: matrices.
+    """
+
+    values: Tensor
+    gradients: Tensor
+    parts: list[nn.Parameter]
+    copy: Tensor | None
+    copies: list[nn.Parameter]
+    decays: bool
+
+    @classmethod
+    def of(cls, parts: list[nn.Parameter], copies: list[nn.Parameter] | None, decays: bool) -> "WeightVector":
+        """Make the parameters views of a new vector, and so their copies if there are any."""
+        values = _as_vector(parts)
+        gradients = torch.zeros_like(values)
+        for part, gradient in zip(parts, _views(gradients, parts), strict=True):
+            part.grad = gradient
+        return cls(values, gradients, parts, _as_vector(copies) if copies else None, copies or [], decays)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the weights of the copy, and drop its old gradients."""
+        if self.copy is not None:
+            self.copy.copy_(self.values)
+            for weight in self.copies:
+                weight.grad = None
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Write the copy's gradients over those of the parts; 0 where it has none."""
+        if self.copy is None:
+            return
+        found = []
+        for weight in self.copies:
+            found.append(torch.zeros_like(weight).flatten() if weight.grad is None else weight.grad.reshape(-1))
+            if padding := -weight.numel() % ALIGNMENT:
+                found.append(self.copy.new_zeros(padding))
+        self.gradients.copy_(torch.cat(found))
+
+    def pieces(self) -> list[nn.Parameter]:
+        """The vector as tensors for an optimiser, which changes them in place.
+
+        On a GPU they are as many as fit in a launch of torch's fused ones, so that many blocks of threads share the
+        work; a vector too long for one launch has enough blocks as it is.
+        """
+        length = len(self.values)
+        size = length
+        if self.values.is_cuda and length <= LAUNCH_TENSORS * CHUNK:
+            size = max(LEAST_PIECE, -(-length // (LAUNCH_TENSORS * ALIGNMENT)) * ALIGNMENT)
+        pieces = [nn.Parameter(piece) for piece in self.values.split(size)]
+        for piece, gradient in zip(pieces, self.gradients.split(size), strict=True):
+            piece.grad = gradient
+        return pieces
+
+
+def _as_vector(weights: Sequence[nn.Parameter]) -> Tensor:
+    """A vector whose views the parameters become."""
+    padded = [F.pad(weight.detach().flatten(), (0, -weight.numel() % ALIGNMENT)) for weight in weights]
+    vector = torch.cat(padded)
+    for weight, view in zip(weights, _views(vector, weights), strict=True):
+        weight.data = view
+    return vector
+
+
+def _views(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of a vector in the shapes of the weights."""
+    sizes = [weight.numel() + -weight.numel() % ALIGNMENT for weight in weights]
+    parts = zip(vector.split(sizes), weights, strict=True)
+    return [part[: weight.numel()].view_as(weight) for part, weight in parts]
