@@ -151,9 +151,9 @@ template <Element kElement, typename Traits, bool kKeep>
 struct ForwardConsumer : DenseConsumer<kElement, Traits> {
   using Base = DenseConsumer<kElement, Traits>;
   using typename Base::Panel;
-  using Base::acquire, Base::finish_last, Base::issue_last, Base::issue_tall, Base::issue_wide, Base::lane;
-  using Base::lane_vectors, Base::of_lane, Base::prefetch_rows, Base::release, Base::rows_of, Base::slices;
-  using Base::tall_tiles, Base::warp, Base::warpgroup, Base::wide_tiles;
+  using Base::acquire, Base::add_first_product, Base::finish_last, Base::issue_last, Base::issue_tall;
+  using Base::issue_wide, Base::lane, Base::lane_vectors, Base::of_lane, Base::prefetch_rows, Base::release;
+  using Base::rows_of, Base::slices, Base::tall_tiles, Base::warp, Base::warpgroup, Base::wide_tiles;
   static constexpr int kDim = Traits::kDim;
   static constexpr int kSlice = Traits::kSlice;
   static constexpr bool kSharedH1 = Traits::kSharedH1;
@@ -215,10 +215,8 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
     unpack_loaded<kElement>(acc, loaded_h);
     if constexpr (!kSharedH1) to_frag(frag_attn_out, loaded_attn_out);
     add_vector(acc, lane_vectors + Vectors::kOutBias);
-    warpgroup_fence_operand(acc);             // [5]
     if (kSharedH1) cp_async_wait_group<0>();  // a lane reads what it copied itself
-#pragma unroll
-    for (int i = 0; i < Traits::kFirstTiles; ++i) {
+    add_first_product(acc, [&](int i) -> Frag<kSlice>& {
       if constexpr (kSharedH1) {
 #pragma unroll
         for (int chunk = first_chunk(i); chunk < first_chunk(i + 1); ++chunk) {
@@ -230,19 +228,8 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
           frag_attn_out[first + 6] = four.w;
         }
       }
-      Frag<kSlice>& frag = reinterpret_cast<Frag<kSlice>&>(frag_attn_out[i * kSlice / 4]);
-      warpgroup_fence_operand(frag);  // [5]
-      wide_tiles[i % 2] = acquire(i);
-      wgmma_fence();
-      issue_wide(acc, frag, wide_tiles[i % 2]);
-      if (i > 0) {
-        wgmma_wait_group<1>();
-        release(wide_tiles[(i - 1) % 2]);  // [7]
-      }
-    }
-    wgmma_wait_group<0>();
-    warpgroup_fence_operand(acc);  // [6]
-    release(wide_tiles[(Traits::kFirstTiles - 1) % 2]);
+      return reinterpret_cast<Frag<kSlice>&>(frag_attn_out[i * kSlice / 4]);
+    });
   }
 
   // LayerNorm. With kKeep acc is rounded before, as the backward pass will read it, and stored with its statistics.

@@ -99,9 +99,9 @@ __device__ __forceinline__ void add_column_sums(float* warp_sums, const float (&
 template <Element kElement, typename Traits>
 struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   using Base = DenseConsumer<kElement, Traits>;
-  using Base::acquire, Base::finish_last, Base::issue_last, Base::issue_tall, Base::issue_wide, Base::lane;
-  using Base::lane_vectors, Base::of_lane, Base::prefetch_rows, Base::release, Base::rows_of, Base::slices;
-  using Base::tall_tiles, Base::warp, Base::warpgroup, Base::wide_tiles;
+  using Base::acquire, Base::add_first_product, Base::finish_last, Base::issue_last, Base::issue_tall;
+  using Base::issue_wide, Base::lane, Base::lane_vectors, Base::of_lane, Base::prefetch_rows, Base::release;
+  using Base::rows_of, Base::slices, Base::tall_tiles, Base::warp, Base::warpgroup, Base::wide_tiles;
   static constexpr int kDim = Traits::kDim;
   static constexpr int kSlice = Traits::kSlice;
   // Slices of qkv_grad that are loaded ahead: as many as leave no register spilled.
@@ -125,8 +125,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   }
 
   __device__ __forceinline__ void load_qkv(int slice, const Rows& rows) {
-    load_valid_rows(loaded_qkv[slice % kAhead], p.qkv_grad + 8 * (lane % 4) + slice * kSlice, 3 * kDim,
-              rows);
+    load_valid_rows(loaded_qkv[slice % kAhead], p.qkv_grad + 8 * (lane % 4) + slice * kSlice, 3 * kDim, rows);
   }
 
   // grad and the first slices of qkv_grad.
@@ -142,24 +141,11 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
     unpack_loaded<kElement>(acc, loaded_grad);
     if constexpr (Traits::kFirstTiles > 0) {
       Frag<kSlice> frags[2];
-      warpgroup_fence_operand(acc);  // [5]
-#pragma unroll
-      for (int i = 0; i < Traits::kFirstTiles; ++i) {
-        Frag<kSlice>& frag = frags[i % 2];
-        to_frag(frag, loaded_qkv[i % kAhead]);
+      add_first_product(acc, [&](int i) -> Frag<kSlice>& {
+        to_frag(frags[i % 2], loaded_qkv[i % kAhead]);
         if (i + kAhead < Traits::kFirstTiles) load_qkv(i + kAhead, rows);
-        warpgroup_fence_operand(frag);  // [5]
-        wide_tiles[i % 2] = acquire(i);
-        wgmma_fence();
-        issue_wide(acc, frag, wide_tiles[i % 2]);
-        if (i > 0) {
-          wgmma_wait_group<1>();
-          release(wide_tiles[(i - 1) % 2]);  // [7]
-        }
-      }
-      wgmma_wait_group<0>();
-      warpgroup_fence_operand(acc);  // [6]
-      release(wide_tiles[(Traits::kFirstTiles - 1) % 2]);
+        return frags[i % 2];
+      });
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -192,24 +178,14 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
       const float4 high = *reinterpret_cast<const float4*>(lane_weight + kPermuteGroup * s + 4);
       const float weight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
       float of_weight[8] = {}, of_bias[8] = {};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float2 pair = cvt_f32_x2<kElement>(sum[8 * s + 4 * r + w]);
-          const float two[2] = {pair.x, pair.y};
-#pragma unroll
-          for (int b = 0; b < 2; ++b) {
-            float& grad = acc[16 * s + 4 * w + 2 * r + b];
-            const float n = (two[b] - of_rows.mean[r]) * of_rows.scale[r];
-            of_weight[2 * w + b] += grad * n;
-            of_bias[2 * w + b] += grad;
-            grad *= weight[2 * w + b];
-            total[r] += grad;
-            product[r] += grad * n;
-          }
-        }
-      }
+      visit_group<kElement>(sum, s, [&](int i, int d, int r, float x) {
+        const float n = (x - of_rows.mean[r]) * of_rows.scale[r];
+        of_weight[d] += acc[i] * n;
+        of_bias[d] += acc[i];
+        acc[i] *= weight[d];
+        total[r] += acc[i];
+        product[r] += acc[i] * n;
+      });
       add_column_sums(warp_sums + first_sum + kPermuteGroup * s, of_weight, lane);
       add_column_sums(warp_sums + first_sum + kDim + kPermuteGroup * s, of_bias, lane);
     }
@@ -221,21 +197,11 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
 #pragma unroll
     for (int s = 0; s < kDim / kPermuteGroup; ++s) {
       float of_result[8] = {};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float2 pair = cvt_f32_x2<kElement>(sum[8 * s + 4 * r + w]);
-          const float two[2] = {pair.x, pair.y};
-#pragma unroll
-          for (int b = 0; b < 2; ++b) {
-            float& grad = acc[16 * s + 4 * w + 2 * r + b];
-            const float n = (two[b] - of_rows.mean[r]) * of_rows.scale[r];
-            grad = (grad - total[r] - n * product[r]) * of_rows.scale[r];
-            of_result[2 * w + b] += grad;
-          }
-        }
-      }
+      visit_group<kElement>(sum, s, [&](int i, int d, int r, float x) {
+        const float n = (x - of_rows.mean[r]) * of_rows.scale[r];
+        acc[i] = (acc[i] - total[r] - n * product[r]) * of_rows.scale[r];
+        of_result[d] += acc[i];
+      });
       add_column_sums(warp_sums + first_sum + 2 * kDim + kPermuteGroup * s, of_result, lane);
     }
   }
@@ -252,20 +218,10 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
 #pragma unroll
     for (int s = 0; s < kSlice / kPermuteGroup; ++s) {
       float sums[8] = {};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float2 pair = cvt_f32_x2<kElement>(hidden[8 * s + 4 * r + w]);
-          const float two[2] = {pair.x, pair.y};
-#pragma unroll
-          for (int b = 0; b < 2; ++b) {
-            float& grad = slice[16 * s + 4 * w + 2 * r + b];
-            grad = two[b] > 0.0f ? grad * p.rescale : 0.0f;
-            sums[2 * w + b] += grad;
-          }
-        }
-      }
+      visit_group<kElement>(hidden, s, [&](int j, int d, int, float x) {
+        slice[j] = x > 0.0f ? slice[j] * p.rescale : 0.0f;
+        sums[d] += slice[j];
+      });
       add_column_sums(warp_sums + Sums::kUpBias + i * kSlice + kPermuteGroup * s, sums, lane);
     }
   }

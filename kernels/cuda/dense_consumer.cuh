@@ -78,6 +78,28 @@ struct DenseConsumer {
     wgmma_commit_group();
   }
 
+  // acc += A W^T, the first product, whole; operand(i): slice i of A, which the tensor cores read until slice i + 1 is
+  // issued and waited for.
+  template <typename Operand>
+  __device__ __forceinline__ void add_first_product(Acc<kDim>& acc, Operand operand) {
+    warpgroup_fence_operand(acc);  // [5]
+#pragma unroll
+    for (int i = 0; i < Traits::kFirstTiles; ++i) {
+      Frag<kSlice>& frag = operand(i);
+      warpgroup_fence_operand(frag);  // [5]
+      wide_tiles[i % 2] = acquire(i);
+      wgmma_fence();
+      issue_wide(acc, frag, wide_tiles[i % 2]);
+      if (i > 0) {
+        wgmma_wait_group<1>();
+        release(wide_tiles[(i - 1) % 2]);  // [7]
+      }
+    }
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(acc);  // [6]
+    release(wide_tiles[(Traits::kFirstTiles - 1) % 2]);
+  }
+
   // Slice i of the last product.
   __device__ __forceinline__ void issue_last(int i, const Frag<kDim>& frag) {
     tall_tiles[i % 2] = acquire(Traits::last(i));

@@ -167,6 +167,20 @@ __device__ __forceinline__ void unpack_loaded(float (&acc)[2 * kCount], const u3
   }
 }
 
+// op(i, d, r, x) for all loaded elements x of group s: at index i of an Acc, dimension 32s + 8t + d of row g + 8r.
+template <Element kElement, int kCount, typename Op>
+__device__ __forceinline__ void visit_group(const u32 (&loaded)[kCount], int s, Op op) {
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 two = cvt_f32_x2<kElement>(loaded[8 * s + 4 * r + w]);
+      op(16 * s + 4 * w + 2 * r, 2 * w, r, two.x);
+      op(16 * s + 4 * w + 2 * r + 1, 2 * w + 1, r, two.y);
+    }
+  }
+}
+
 template <Element kElement, int kCount>
 __device__ __forceinline__ void unpack(float (&acc)[2 * kCount], const u32 (&frag)[kCount]) {
 #pragma unroll
