@@ -181,7 +181,7 @@ def dense_block(
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs of the rows, [N, ...]; 16-bit but the statistics.
+    """Rows that the forward kernel keeps for the backward kernel; 16-bit but the statistics.
 
     Attributes:
         h1: [N, d], output of norm 1.

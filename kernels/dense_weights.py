@@ -1,6 +1,7 @@
 """Instances of the dense block's kernels, and weights in their layout (cuda/dense_block.cu, cuda/dense_tiles.cuh)."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -46,7 +47,7 @@ WIDTHS = ", ".join(map(str, DIMS))  # for messages
 
 
 @dataclass(frozen=True)
-class DenseSpec:
+class DenseSpec(ABC):
     """One instance of a kernel with three products after one another: first, hidden units, last.
 
     Attributes:
@@ -64,18 +65,17 @@ class DenseSpec:
     WARP_SUMS: ClassVar[int] = 0  # d floats each, of every consumer warp
 
     @property
+    @abstractmethod
     def first(self) -> int:
         """Inputs of the first product, in units of d."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def last(self) -> int:
         """Outputs of the last product, in units of d."""
-        raise NotImplementedError
 
     @property
     def shape(self) -> Shape:
-        """Of the instance's blocks."""
         return SHAPES[self.dim]
 
     @property

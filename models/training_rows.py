@@ -1,4 +1,4 @@
-"""What a dense block of training does with its rows, forward and backward, apart from the gradients of the weights.
+"""Rows of a dense block of training, forward and backward. Gradients of the weights are `models.dense_training`'s.
 
     s1 = h + attn_out Wout + bout       h1 = norm1(s1)      hidden = relu(h1 Wup + bup)
     s2 = h1 + hidden Wdown + bdown      h2 = norm2(s2)      qkv = h2 Wqkv, of the next block

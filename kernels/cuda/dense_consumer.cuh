@@ -1,5 +1,5 @@
-// What the forward and the backward kernel of the dense block share: products of a consumer warpgroup, and the frame of
-// the kernel. Bracketed numbers: the table "Order that must not change" of dense_block.cu.
+// Products of a consumer warpgroup and the frame of the kernel, for the forward and the backward kernel of the dense
+// block. Bracketed numbers: the table "Order that must not change" of dense_block.cu.
 #pragma once
 #include "common.cuh"
 #include "dense_rows.cuh"

@@ -217,7 +217,7 @@ __device__ __forceinline__ float2 row_sums(const float (&acc)[kCount], Op op) {
   return make_float2(quad_sum(sums[0] + sums[1]), quad_sum(sums[2] + sums[3]));
 }
 
-// Of the two rows of a lane.
+// Statistics of the two rows of a lane.
 struct RowStatistics {
   float mean[2];
   float scale[2];  // 1 / standard deviation
