@@ -18,16 +18,15 @@ class WeightVector:
     """Float32 weights one after another, with padding between them.
 
     Attributes:
-        values, gradients: [n] float32; `parts` and their gradients are views of them. Padding is 0 and stays so.
-        parts: parameters of the model.
-        copy: [n] of another type, whose views are the weights of `copies`; None if the model computes with `parts`.
-        copies: parameters of the copy that computes, one per part.
+        values, gradients: [n] float32; the model's parameters and their gradients are views of them. Padding is 0 and
+            stays so.
+        copy: [n] of another type, whose views are the weights of `copies`; None if the model computes with its own.
+        copies: parameters of the copy that computes, one per parameter of the model.
         decays: whether weight decay acts on them: matrices.
     """
 
     values: Tensor
     gradients: Tensor
-    parts: list[nn.Parameter]
     copy: Tensor | None
     copies: list[nn.Parameter]
     decays: bool
@@ -39,7 +38,7 @@ class WeightVector:
         gradients = torch.zeros_like(values)
         for part, gradient in zip(parts, _views(gradients, parts), strict=True):
             part.grad = gradient
-        return cls(values, gradients, parts, _as_vector(copies) if copies else None, copies or [], decays)
+        return cls(values, gradients, _as_vector(copies) if copies else None, copies or [], decays)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -51,7 +50,7 @@ class WeightVector:
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
-        """Write the copy's gradients over those of the parts; 0 where it has none."""
+        """Write the copy's gradients over those of the model; 0 where it has none."""
         if self.copy is None:
             return
         found = []
