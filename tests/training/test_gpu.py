@@ -1,7 +1,6 @@
 """Training on a GPU: the step as a CUDA graph against eager steps, and resume to the same bits."""
 
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -82,12 +81,16 @@ def fused_model():
     device = torch.device("cuda", 0)
     options = {"device": device, "dtype": torch.bfloat16, "head_dim": 128, "backward": True}
     inputs = model.prepare(graph, kernels.plan_attention(graph, backend="fused3s", **options))
-    fused = FusedTraining(model)
+
+    of_model = FusedTraining(model)
 
     def loss(**parts):
         return model(inputs, **parts).float().square().mean()
 
-    return model, partial(loss, dense=fused.blocks, embed=fused.embed), loss
+    def fused_loss(fused=of_model):
+        return loss(dense=fused.blocks, embed=fused.embed)
+
+    return model, fused_loss, loss
 
 
 def gradients(model, loss):
@@ -117,3 +120,18 @@ def test_gradients_of_fused_layers_are_those_of_the_modules(fused_model):
     model, *losses = fused_model
     found, plain = (torch.cat([each.float().flatten() for each in gradients(model, loss())]) for loss in losses)
     assert (found - plain).norm() < 0.1 * plain.norm()
+
+
+def test_passes_on_several_streams_do_not_disturb_each_other(fused_model):
+    """They share a plan, kernels and weights; each pass packs the weights for itself."""
+    model, loss, _ = fused_model
+    expected = gradients(model, loss())
+    streams = {torch.cuda.Stream(): FusedTraining(model) for _ in range(3)}
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(10):
+        for stream, fused in streams.items():
+            with torch.cuda.stream(stream):
+                found.append(gradients(model, loss(fused)))
+    torch.cuda.synchronize()
+    assert all(all(map(torch.equal, each, expected)) for each in found)

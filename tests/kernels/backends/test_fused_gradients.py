@@ -59,3 +59,50 @@ def test_real_graphs_match_float64(real_graph_dir, name, heads, dim):
     graph = load_real_graph(real_graph_dir, name)
     for reorder in ("none", "auto"):
         assert_gradients(graph, heads, dim, torch.float16, f"{name}, rows in order {reorder}", reorder=reorder)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (8, 8)])
+def test_streams_that_share_a_plan_do_not_disturb_each_other(heads, dim):
+    """Parts of the hub's row and column: partials belong to a call, semaphores to a stream."""
+    graph, options = EDGE_CASES["hub"](), {"device": GPU, "dtype": torch.float16, "head_dim": dim, "num_heads": heads}
+    plan = plan_attention(graph, backend="fused3s", backward=True, **options)
+
+    def inputs():
+        rows = [graph.shape[0], graph.shape[1], graph.shape[1], graph.shape[0]]
+        *leaves, grad = (torch.randn(size, heads, dim, device=GPU).half() for size in rows)
+        return [leaf.requires_grad_() for leaf in leaves], grad
+
+    def gradients(leaves, grad):
+        return torch.autograd.grad(plan(*leaves), leaves, grad)
+
+    calls = [inputs() for _ in range(4)]
+    expected = [gradients(*call) for call in calls]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in calls]
+    found = [[] for _ in calls]
+    for _ in range(25):
+        for stream, call, results in zip(streams, calls, found, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(gradients(*call))
+    torch.cuda.synchronize()
+    for wanted, results in zip(expected, found, strict=True):
+        assert all(all(map(torch.equal, wanted, got)) for got in results)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (8, 8)])
+def test_gradients_on_a_device_that_is_not_current(heads, dim):
+    device = torch.device("cuda", 1)
+    options = {"dtype": torch.float16, "head_dim": dim, "num_heads": heads, "backward": True}
+    plan = plan_attention(EDGE_CASES["hub"](), backend="fused3s", device=GPU, **options)
+    sizes = [plan.shape[0], plan.shape[1], plan.shape[1], plan.shape[0]]
+    tensors = [torch.randn(size, heads, dim, device=GPU).half() for size in sizes]
+
+    def gradients(plan, tensors):
+        *leaves, grad = (tensor.clone().requires_grad_() for tensor in tensors)
+        return torch.autograd.grad(plan(*leaves), leaves, grad.detach())
+
+    expected = gradients(plan, tensors)
+    other = gradients(plan.to(device), [tensor.to(device) for tensor in tensors])
+    assert torch.cuda.current_device() == 0
+    assert all(torch.equal(*pair) for pair in zip(expected, (each.to(GPU) for each in other), strict=True))
