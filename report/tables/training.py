@@ -76,8 +76,8 @@ def score_lines(rows: pd.DataFrame) -> list[list[str]]:
         if exact and run != run.in_float32:
             difference, error = score.minus(exact)
             same = score.minus_by_seed(exact)
-            by_seed = "-" if same is None else f"{same.value:+.4f} ± {same.error:.4f} (n = {same.seeds})"
-            over = f"{difference:+.4f} ± {error:.4f}", by_seed
+            by_seed = "-" if same is None else f"{same.value:+z.4f} ± {same.error:.4f} (n = {same.seeds})"
+            over = f"{difference:+z.4f} ± {error:.4f}", by_seed
         lines.append(
             [
                 *(run.dataset, f"{run.blocks} blocks, d = {run.dim}", run.attention, score.metric),
@@ -98,7 +98,7 @@ def change_lines(rows: pd.DataFrame) -> list[list[str]]:
     return [
         [
             *(run.dataset, run.attention, attention, metric, str(mean.seeds)),
-            *(f"{mean.value:+.5f}", f"{mean.error:.5f}", f"{mean.largest:+.5f}"),
+            *(f"{mean.value:+z.5f}", f"{mean.error:.5f}", f"{mean.largest:+z.5f}"),
         ]
         for (run, attention), (metric, mean) in sorted(inference_changes(rows).items())
     ]
