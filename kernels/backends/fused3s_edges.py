@@ -28,7 +28,7 @@ BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES, DROPOUT = 1, 2, 4,
 
 MOST_LANES = 16  # of a group, unless one head needs more: K and V of wider groups would leave L2 (kernels/NOTES.md)
 RESIDENT_WARPS = 24  # per SM, about what the registers allow
-LEAST_PART_EDGES, MOST_PART_EDGES = 16, 256
+LEAST_PART_EDGES, MOST_PART_EDGES = 16, 64
 
 
 @dataclass(frozen=True)

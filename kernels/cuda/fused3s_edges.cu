@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   int4 item = make_int4(-1, 0, 0, -1);
   if (index < p.num_items) item = __ldg(reinterpret_cast<const int4*>(p.items) + index);
   const int row = item.x, count = item.z;
-  const int* const indices = p.indices + item.y;
+  const int* indices = opaque_pointer(p.indices + item.y);  // of the round
   const int rounds = most_of_warp<kLanes>(count);
   int next_key[kUnroll];
 #pragma unroll
@@ -157,12 +157,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 
   const bool has_head = head < p.num_heads;
   const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load what others load, and store nothing
-  const char* const key = reinterpret_cast<const char*>(p.key + loaded_head * p.key_head_stride);
-  const char* const value = reinterpret_cast<const char*>(p.value + loaded_head * p.value_head_stride);
-  const char* const query_row = reinterpret_cast<const char*>(p.query) + static_cast<i64>(row) * p.query_row_bytes;
+  const int first_dim = kLaneDims * part_of_head;
+  const LaneRows query_rows(p.query + loaded_head * p.query_head_stride + first_dim, p.query_row_bytes);
+  const LaneRows key(p.key + loaded_head * p.key_head_stride + first_dim, p.key_row_bytes);
+  const LaneRows value(p.value + loaded_head * p.value_head_stride + first_dim, p.value_row_bytes);
   float query[kLaneDims];
-  Group::unpack(query, Group::load(reinterpret_cast<const u16*>(query_row) + loaded_head * p.query_head_stride,
-                                   part_of_head, count > 0));
+  Group::unpack(query, Group::load(query_rows.row(row), part_of_head, count > 0));
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) query[d] *= p.scale_log2e;
 
@@ -190,17 +190,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     for (int i = 0; i < kUnroll; ++i) {
       const bool exists = first + i < count;
       edge_key[i] = next_key[i];
-      const i64 k = next_key[i];  // an edge that does not exist has key 0
-      key_words[i] = Group::load(reinterpret_cast<const u16*>(key + k * p.key_row_bytes), part_of_head, true);
-      value_words[i] =
-          Group::load(reinterpret_cast<const u16*>(value + k * p.value_row_bytes), part_of_head, exists);  // [2]
+      const int k = next_key[i];  // an edge that does not exist has key 0
+      key_words[i] = Group::load(key.row(k), part_of_head, true);
+      value_words[i] = Group::load(value.row(k), part_of_head, exists);  // [2]
       if constexpr (Group::kHasFeatures) {
         Group::load_features(features[i], p.features + (first_edge + i) * kFeatures + first_feature,
                              exists && first_feature < kFeatures);
       }
       if constexpr (kTerms & kTypes) type[i] = exists ? __ldg(p.types + first_edge + i) : 0;
-      next_key[i] = first + kUnroll + i < count ? __ldg(indices + first + kUnroll + i) : 0;
+      next_key[i] = first + kUnroll + i < count ? __ldg(indices + kUnroll + i) : 0;
     }
+    indices = opaque_pointer(indices + kUnroll);
     float bias[kOwn] = {}, multiplier[kOwn] = {};
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       if constexpr (kTerms & kTypes) {
         float weight[kLaneDims];
         const i64 start = (static_cast<i64>(type[i]) * p.num_heads + loaded_head) * kDim;
-        Group::unpack(weight, Group::load(p.type_weight + start, part_of_head, true));
+        Group::unpack(weight, Group::load(p.type_weight + start + first_dim, part_of_head, true));
 #pragma unroll
         for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
       }

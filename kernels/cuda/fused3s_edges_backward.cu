@@ -145,11 +145,11 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
         x[i] = pair.x, x[i + 1] = pair.y;
       }
     } else {
-      Base::unpack(x, Base::load(static_cast<const u16*>(output) + head_start, part, exists));
+      Base::unpack(x, Base::load(static_cast<const u16*>(output) + head_start + kLaneDims * part, part, exists));
     }
   }
 
-  // x *= the weight of an edge's type at `address`
+  // x *= the weight of an edge's type, from `address` on
   __device__ static __forceinline__ void weigh(float (&x)[kLaneDims], const u16* address, int part) {
     float weight[kLaneDims];
     Base::unpack(weight, Base::load(address, part, true));
@@ -182,11 +182,6 @@ __device__ __forceinline__ float dot(const float (&x)[kCount], const float (&y)[
   return sum;
 }
 
-// Head `head` of a row.
-__device__ __forceinline__ const u16* head_of_row(const u16* tensor, i64 row, int row_bytes, i64 head_offset) {
-  return reinterpret_cast<const u16*>(reinterpret_cast<const char*>(tensor + head_offset) + row * row_bytes);
-}
-
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms, Pass kPass>
 __device__ __forceinline__ void edge_gradients(const Params& p) {
   using Group = BackwardGroup<kIn, kDim, kHeads, kTerms, kPass>;
@@ -201,7 +196,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   int4 item = make_int4(-1, 0, 0, -1);
   if (index < p.num_items) item = __ldg(reinterpret_cast<const int4*>(p.items) + index);
   const int row = item.x, count = item.z;
-  const int* const indices = p.indices + item.y;
+  const int* indices = opaque_pointer(p.indices + item.y);  // of the round
   const int* const edges = p.edges + item.y;
   const int rounds = most_of_warp<kLanes>(count);
   int next_index[kUnroll], next_edge[kUnroll];
@@ -216,15 +211,19 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   const bool has_head = head < p.num_heads;
   const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load what others load, and store nothing
   const i64 row_head = static_cast<i64>(row) * p.num_heads + loaded_head;
-  const i64 first_offset = loaded_head * p.gathered_first_head_stride;
-  const i64 second_offset = loaded_head * p.gathered_second_head_stride;
+  const auto rows_of = [&](const u16* tensor, i64 head_stride, int row_bytes) {
+    return LaneRows(tensor + loaded_head * head_stride + kLaneDims * part_of_head, row_bytes);
+  };
+  const LaneRows gathered_first = rows_of(p.gathered_first, p.gathered_first_head_stride, p.gathered_first_row_bytes);
+  const LaneRows gathered_second =
+      rows_of(p.gathered_second, p.gathered_second_head_stride, p.gathered_second_row_bytes);
   float own_first[kLaneDims], own_second[kLaneDims];
-  Group::unpack(own_first, Group::load(head_of_row(p.own_first, row, p.own_first_row_bytes,
-                                                   loaded_head * p.own_first_head_stride),
-                                       part_of_head, count > 0));
-  Group::unpack(own_second, Group::load(head_of_row(p.own_second, row, p.own_second_row_bytes,
-                                                    loaded_head * p.own_second_head_stride),
-                                        part_of_head, count > 0));
+  {
+    const LaneRows first = rows_of(p.own_first, p.own_first_head_stride, p.own_first_row_bytes);
+    const LaneRows second = rows_of(p.own_second, p.own_second_head_stride, p.own_second_row_bytes);
+    Group::unpack(own_first, Group::load(first.row(row), part_of_head, count > 0));
+    Group::unpack(own_second, Group::load(second.row(row), part_of_head, count > 0));
+  }
   const float scale_log2e = p.scale * kLog2e;
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) own_first[d] *= scale_log2e;
@@ -261,7 +260,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     if constexpr (kOverRows) of_row = dropout_row(seed, row, loaded_head);
   }
 
-  const u16* const type_weight = p.type_weight + loaded_head * kDim;
+  const char* const row_state = opaque_pointer(reinterpret_cast<const char*>(p.row_state + loaded_head));
+  const int state_bytes = p.num_heads * static_cast<int>(sizeof(float2));
+  const u16* const type_weight = p.type_weight + loaded_head * kDim + kLaneDims * part_of_head;
   const i64 type_stride = static_cast<i64>(p.num_heads) * kDim;
   float sums[Group::kSums] = {};
   for (int first = 0; first < rounds; first += kUnroll) {
@@ -274,20 +275,17 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       const bool exists = first + i < count;
       gathered[i] = next_index[i];
       edge[i] = kOverRows ? static_cast<i64>(item.y) + first + i : next_edge[i];
-      first_words[i] =
-          Group::load(head_of_row(p.gathered_first, gathered[i], p.gathered_first_row_bytes, first_offset),
-                      part_of_head, exists);  // [2]
-      second_words[i] =
-          Group::load(head_of_row(p.gathered_second, gathered[i], p.gathered_second_row_bytes, second_offset),
-                      part_of_head, exists);
+      first_words[i] = Group::load(gathered_first.row(gathered[i]), part_of_head, exists);  // [2]
+      second_words[i] = Group::load(gathered_second.row(gathered[i]), part_of_head, exists);
       if constexpr (Group::kHasFeatures) {
         Group::load_features(features[i], p.features + edge[i] * kFeatures + first_feature, exists && has_features);
       }
       if constexpr (kTerms & kTypes) type[i] = exists ? __ldg(p.types + edge[i]) : 0;
       const int next = first + kUnroll + i;
-      next_index[i] = next < count ? __ldg(indices + next) : 0;
+      next_index[i] = next < count ? __ldg(indices + kUnroll + i) : 0;
       if constexpr (!kOverRows && Group::kHasEdgeData) next_edge[i] = next < count ? __ldg(edges + next) : 0;
     }
+    indices = opaque_pointer(indices + kUnroll);
     float bias[kOwn], multiplier[kOwn], lse[kOwn], delta[kOwn];
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
@@ -301,8 +299,8 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         multiplier[j] = exists ? edge_value<kIn>(p.multiplier, e, p.multiplier_heads, loaded_head) : 0.0f;
       }
       if constexpr (!kOverRows) {
-        const i64 at = static_cast<i64>(Group::own(gathered, lane, j)) * p.num_heads + loaded_head;
-        const float2 state = exists ? __ldg(p.row_state + at) : make_float2(0.0f, 0.0f);
+        const char* const address = row_state + mul_wide_s32(Group::own(gathered, lane, j), state_bytes);
+        const float2 state = exists ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
         lse[j] = state.x, delta[j] = state.y;
       }
     }

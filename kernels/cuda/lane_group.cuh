@@ -12,6 +12,8 @@
 #include "common.cuh"
 #include "ptx/atom.cuh"
 #include "ptx/cvt.cuh"
+#include "ptx/mul_wide.cuh"
+#include "ptx/opaque_pointer.cuh"
 
 constexpr int kWarps = 4;
 constexpr int kUnroll = 4;
@@ -26,6 +28,19 @@ struct __align__(16) Item {
 };
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
+
+// Rows of a tensor, from the first dimension of a lane on. The pointer is opaque, so that a row costs one instruction:
+// the compiler would add head and lane to each row anew.
+struct LaneRows {
+  const char* first;
+  int row_bytes;
+
+  __device__ __forceinline__ LaneRows(const u16* first, int row_bytes)
+      : first(opaque_pointer(reinterpret_cast<const char*>(first))), row_bytes(row_bytes) {}
+  __device__ __forceinline__ const u16* row(int row) const {
+    return reinterpret_cast<const u16*>(first + mul_wide_s32(row, row_bytes));
+  }
+};
 
 // Eight 16-bit dimensions as four words.
 struct Words {
@@ -88,25 +103,25 @@ struct LaneGroup {
     return kOwn == 1 ? __shfl_sync(kFullWarp, x, lane / 4 * 4 + lane_of_edge(i)) : x;
   }
 
-  // Dimensions 8 * part to 8 * part + 7 of a head at `address`, 0 past kDim; all 0 unless `exists`.
+  // Dimensions 8 * part to 8 * part + 7 of a head from `address` on, 0 past kDim; all 0 unless `exists`.
   __device__ static __forceinline__ Words load(const u16* address, int part, bool exists) {
     Words x;
     if constexpr (kLoad_bytes == 16) {
       const bool inside = exists && (kHeadLanes * kLaneDims == kDim || kLaneDims * part < kDim);
-      const uint4 v = inside ? __ldg(reinterpret_cast<const uint4*>(address) + part) : make_uint4(0, 0, 0, 0);
+      const uint4 v = inside ? __ldg(reinterpret_cast<const uint4*>(address)) : make_uint4(0, 0, 0, 0);
       x.word[0] = v.x, x.word[1] = v.y, x.word[2] = v.z, x.word[3] = v.w;
     } else if constexpr (kLoad_bytes == 8) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const bool inside = exists && kLaneDims * part + 4 * i < kDim;
-        const uint2 v = inside ? __ldg(reinterpret_cast<const uint2*>(address) + 2 * part + i) : make_uint2(0, 0);
+        const uint2 v = inside ? __ldg(reinterpret_cast<const uint2*>(address) + i) : make_uint2(0, 0);
         x.word[2 * i] = v.x, x.word[2 * i + 1] = v.y;
       }
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool inside = exists && kLaneDims * part + 2 * i < kDim;
-        x.word[i] = inside ? __ldg(reinterpret_cast<const u32*>(address) + 4 * part + i) : 0;
+        x.word[i] = inside ? __ldg(reinterpret_cast<const u32*>(address) + i) : 0;
       }
     }
     return x;
