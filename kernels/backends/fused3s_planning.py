@@ -69,7 +69,7 @@ def prefers_edges(num_rows: int, num_edges: int, num_tiles: int, num_heads: int,
     if not _is_narrow(num_heads, dim):
         return False
     if dim <= 16:
-        return num_edges < (48 if dim <= 8 else 24) * num_tiles
+        return num_edges < (48 if dim <= 8 else 36) * num_tiles
     return num_edges < 20 * num_tiles and num_edges >= 4 * num_rows
 
 
