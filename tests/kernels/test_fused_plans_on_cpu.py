@@ -28,10 +28,20 @@ def _scattered(edges_per_row: int) -> sp.csr_array:
     return sp.csr_array((torch.ones(len(row)).numpy(), (row.numpy(), col.numpy())), shape=(480, 480 * edges_per_row))
 
 
+def _filled_tiles(edges_per_tile: int) -> sp.csr_array:
+    """One row window of 16 KV tiles of 16 columns, each with so many edges, along its diagonals: no column is empty."""
+    edge = torch.arange(edges_per_tile)
+    col = edge % 16
+    row = (col + edge // 16) % 16
+    tile = torch.zeros(16, 16).index_put((row, col), torch.tensor(1.0))
+    return sp.csr_array(tile.repeat(1, 16).numpy())
+
+
 CHOICE_GRAPHS = {
     "2 edges a row, 16 a tile": lambda: _scattered(2),
     "8 edges a row, 16 a tile": lambda: _scattered(8),
-    "32 edges a tile": lambda: sp.csr_array((torch.eye(16) + torch.eye(16).roll(1, 0)).repeat(1, 16).numpy()),
+    "32 edges a tile": lambda: _filled_tiles(32),
+    "40 edges a tile": lambda: _filled_tiles(40),
     "256 edges a tile": EDGE_CASES["dense"],
 }
 
@@ -78,7 +88,8 @@ def launched_by(monkeypatch, gpu, plan: AttentionPlan, tensors: list[torch.Tenso
     [
         ("2 edges a row, 16 a tile", [(8, 8), (2, 7), (8, 16), (4, 13)], [(1, 8), (1, 128), (4, 32), (2, 64)]),
         ("8 edges a row, 16 a tile", [(8, 8), (8, 16), (4, 32), (2, 31)], [(1, 16), (1, 128), (2, 34), (2, 64)]),
-        ("32 edges a tile", [(8, 8), (2, 3)], [(1, 8), (8, 16), (4, 32), (2, 9)]),
+        ("32 edges a tile", [(8, 8), (2, 3), (8, 16), (2, 9)], [(1, 8), (1, 16), (4, 32), (2, 17)]),
+        ("40 edges a tile", [(8, 8), (2, 3)], [(1, 8), (8, 16), (4, 32), (2, 9)]),
         ("256 edges a tile", [], [(8, 8), (8, 16), (4, 32), (2, 13)]),
     ],
 )
