@@ -104,6 +104,10 @@ class ShapeTimes:
         (row,) = rows.itertuples()
         return f"{row.value:.4f}" if row.status == "ok" else row.status
 
+    def of_one_commit(self, *series: str) -> bool:
+        """Whether all rows of these series are of one commit."""
+        return self.rows.loc[self.rows["series"].isin(series), "commit"].nunique() <= 1
+
     def over_one_head(self, series: str, shape: Shape) -> Ratios | None:
         """Time over that of one head of the same width, or over one call for each head where no head is so wide."""
         base, calls = one_head(shape)

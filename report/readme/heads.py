@@ -69,12 +69,13 @@ def edges(rows: pd.DataFrame) -> str:
             for shape in EDGE_SHAPES
         ]
         lines.append([f"{words}, `{features}`", *cells])
+    apart = "the published code was" if times.of_one_commit(OURS, ANEMOI) else "the published code and the backend were"
     caption = (
         f"Edge data on {gpu(rows)}, by shape of heads: time of `fused3s` with it over the time without; geometric mean "
         "over n graphs, surrogates included, and the slowest of them. `bias` is one number an edge, `low_rank_R` "
         "features of R columns with a weight for keys and values, `types_T` one of T vectors an edge. The data is "
         "bound before timing. anemoi: its Triton forward with an edge tensor [nnz, H, d] over ours with features, and "
-        "the graph on which ours gains least; the published code was measured at another time. `-` was not recorded. "
+        f"the graph on which ours gains least; {apart} measured at another time. `-` was not recorded. "
         "All graphs: [edges.md](results/figures/edges.md)."
     )
     return block(caption, ["edge data", *map(str, EDGE_SHAPES)], lines, 1)

@@ -44,6 +44,7 @@ slowest graph.
 OVER_OURS = """Time of anemoi's Triton forward, which reads an edge tensor [nnz, H, d], over that of `fused3s` with
 features: geometric mean over n graphs, surrogates included, and the graph on which `fused3s` gains least.
 """
+APART = "The backend `anemoi` was measured at another commit than `fused3s`.\n"
 
 
 def heads_tables(rows: pd.DataFrame) -> str:
@@ -89,7 +90,8 @@ def edges_tables(rows: pd.DataFrame) -> str:
                 sections += [title, OVER_NONE, table(["edge data", *map(str, times.shapes)], lines)]
         if lines := anemoi_lines(times, codes):
             head = ["edge data", "shape", "published code", "backend `anemoi`"]
-            sections += [f"## anemoi over `fused3s`, {device}\n", OVER_OURS, table(head, lines)]
+            text = OVER_OURS if times.of_one_commit(OURS, ANEMOI) else f"{OVER_OURS}{APART}"
+            sections += [f"## anemoi over `fused3s`, {device}\n", text, table(head, lines)]
         for series in in_order(times.series):
             for kind in times.rows.loc[times.rows["series"] == series, "edges"].unique():
                 title = f"## Times of {_name(times, series)}, edge data {kind}, {device}\n"

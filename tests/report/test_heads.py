@@ -186,6 +186,19 @@ def test_blocks_of_the_readme():
     assert cells(edges, "published anemoi over ours, `low_rank_11`")[2].startswith("3.54 (n = 1")  # 1.77 ms over 0.5 ms
 
 
+def test_the_text_says_so_where_anemoi_is_of_another_commit():
+    *ours, anemoi = EDGE_ROWS
+    assert (ours[0].backend, anemoi.backend) == ("fused3s", "anemoi")
+    together, apart = frame(EDGE_ROWS), frame([*ours, anemoi.model_copy(update={"commit": "0123abc"})])
+    words = {
+        "readme": "the published code and the backend were measured at another time",
+        "tables": "measured at another commit than `fused3s`",
+    }
+    for rows, said in ((together, False), (apart, True)):
+        found = {"readme": BLOCKS["edges"](rows), "tables": edges_tables(rows)}
+        assert all((words[name] in " ".join(text.split())) == said for name, text in found.items())
+
+
 def test_the_table_of_kernels_has_a_column_of_several_heads_once_they_are_recorded():
     one_head_only = [row(name, "fused3s", 1.0) for name in ("cora", "citeseer", "pubmed")]
     without, both = (BLOCKS["kernel-times"](frame(rows)) for rows in (one_head_only, [*one_head_only, *HEADS]))
