@@ -51,7 +51,6 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_shared.cuh"
-#include "row_window.cuh"
 #include "split_kv.cuh"
 #include "sum_splits.cuh"
 
@@ -128,21 +127,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
   griddepcontrol_wait();  // [1]
   griddepcontrol_launch_dependents();
   gather.start(range.x, count);
-  gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, has_row ? lane_row : -1, ring + kStage_bytes);
+  int rows[decltype(gather)::kRowsPerLane];
+  gather.spread_rows(rows, has_row ? lane_row : -1);
+  gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring + kStage_bytes);
   gather(0, records, ring);
   if constexpr (Window::kDrops) window.start_dropout(lane_row);
 
-  uint4 output[kColumns ? 1 : S::kSlices];
+  typename decltype(gather)::Parts output;
   RowStats stats;
   const i64 row_head = static_cast<i64>(lane_row) * p.num_heads + blockIdx.y;
   if constexpr (!kColumns) {
-    const char* const output_row =
-        static_cast<const char*>(row_output<kDim, kIn>(const_cast<u16*>(p.output), row_head));
-#pragma unroll
-    for (int slice = 0; slice < S::kSlices; ++slice) {
-      const int chunk = first_column / kTileN + 2 * slice + lane / kTileM;
-      output[slice] = RowWindow<kIn, kDim, 1>::load_chunk(output_row, chunk, has_row);
-    }
+    gather.load_rows(output, {const_cast<u16*>(p.output), p.num_heads}, rows);
     const float lse = has_row ? __ldg(p.lse + row_head) : negative_infinity();
     stats.negative_lse = lse == negative_infinity() ? lse : lse * -1.44269504088896f;
   }
@@ -156,7 +151,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
     own_part = shared_address(exchange + dim_warp), other_part = shared_address(exchange + 1 - dim_warp);
   }
   if constexpr (!kColumns) {
-    stats.delta = window.row_delta(output, ring + kStage_bytes);
+    stats.delta = gather.template row_products<kIn>(output, ring + kStage_bytes);
     // As KV tile -1. [11]
     if constexpr (kDimWarps > 1) {
       stats.delta = window.add_part(stats.delta, own_part + kNextPart, other_part + kNextPart, 1 + team);
@@ -196,7 +191,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
   const uint4 split = ld_shared_v4_b32(records + kSplit);  // [5]
   const int number = ld_shared_v4_b32(records + kRange).z;
   if (static_cast<int>(split.x) == kWarp) {
-    if (number >= 0) window.store_output(target, number, first_column);
+    if (number < 0) return;
+    window.round_to(ring);  // [8]
+    __syncwarp();
+    const int row = target.rows.of(number, lane % kTileM);
+    gather.spread_rows(rows, row < target.rows.num_rows ? row : -1);
+#pragma unroll
+    for (int i = 0; i < Window::kGrads; ++i) {
+      gather.store_rows({i ? target.value_grad : target.score_grad, target.row_heads}, rows, ring, i);
+    }
     return;
   }
   window.store_partial(reinterpret_cast<FragmentPair*>(shared.ring[warp]));  // [8]

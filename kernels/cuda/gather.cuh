@@ -34,9 +34,10 @@ struct Stage {
   unsigned char value[kTileKeys * kValueRow_bytes];
 };
 
-// kCount ints, a power of two, from an address aligned to all of them (16 bytes at most).
-template <int kCount>
-__device__ __forceinline__ void load_shared_words(int (&words)[kCount], u32 address) {
+// kCount words, a power of two, from an address aligned to all of them (16 bytes at most).
+template <typename Word, int kCount>
+__device__ __forceinline__ void load_shared_words(Word (&words)[kCount], u32 address) {
+  static_assert(sizeof(Word) == sizeof(u32), "words");
   if constexpr (kCount >= 4) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {

@@ -57,27 +57,6 @@ struct GradientWindow {
     for (int half = 0; half < 2; ++half) own_hash[half] = __shfl_sync(kFullWarp, hash, 8 * half + g);
   }
 
-  // Row pass: <dO, O> of row lane % 16 over the warp's columns, in both of its lanes. `output`: chunks lane / 16,
-  // lane / 16 + 2, ... of the row.
-  __device__ __forceinline__ float row_delta(const uint4 (&output)[kSlices], u32 stage) const {
-    const u32 address = S::tall_address(stage, lane, kTileM - 1);
-    float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      const uint4 grad = ld_shared_v4_b32(S::advance(address, 1, slice));
-      const u32 words[2][4] = {{output[slice].x, output[slice].y, output[slice].z, output[slice].w},
-                               {grad.x, grad.y, grad.z, grad.w}};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 a = cvt_f32_x2<kIn>(words[0][i]), b = cvt_f32_x2<kIn>(words[1][i]);
-        sum.x = fmaf(a.x, b.x, sum.x);
-        sum.y = fmaf(a.y, b.y, sum.y);
-      }
-    }
-    const float both = sum.x + sum.y;
-    return both + __shfl_xor_sync(kFullWarp, both, kTileM);
-  }
-
   // Row pass: lanes i and i + 16 bring those of row i.
   __device__ __forceinline__ void set_stats(RowStats stats) {
 #pragma unroll
@@ -207,20 +186,19 @@ struct GradientWindow {
     }
   }
 
-  // Epilogue of kWarp.
-  __device__ __forceinline__ void store_output(const GradientTarget<kColumns>& target, int window,
-                                               int first_column) const {
+  // Epilogue of kWarp: the gradients, rounded, to the matrices of a stage.
+  __device__ __forceinline__ void round_to(u32 stage) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = target.rows.of(window, 8 * half + g);
+      const u32 address = S::chunk_address(stage, 8 * half + g, 0) + sizeof(u32) * t;
 #pragma unroll
       for (int i = 0; i < kGrads; ++i) {
+        const float factor = i ? p.rescale : p.scale;
 #pragma unroll
-        for (int slice = 0; slice < kSlices; ++slice) {
-          const float* const left = grad[i][2 * slice] + 2 * half;
-          const float* const right = grad[i][2 * slice + 1] + 2 * half;
-          target.template store<kIn, kDim>(i, row, first_column + 2 * kTileN * slice, t, make_float2(left[0], left[1]),
-                                           make_float2(right[0], right[1]));
+        for (int tile = 0; tile < 2 * kSlices; ++tile) {
+          const float* const pair = grad[i][tile] + 2 * half;
+          st_shared_b32(S::advance(address, i, tile / 2) ^ tile % 2 * kChunk_bytes,
+                        cvt_rn_x2<kIn>(pair[0] * factor, pair[1] * factor));
         }
       }
     }

@@ -4,8 +4,10 @@
 #include "fused3s_backward_params.cuh"
 #include "gather.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/cvt.cuh"
 #include "ptx/ld_shared.cuh"
 #include "ptx/opaque_pointer.cuh"
+#include "rows.cuh"
 
 // Sixteen rows of two matrices, and of a row of A^T's tiles the statistics of the softmax. Both matrices have the
 // swizzle of V (fused3s.cu), since ldmatrix reads them, plain and transposed. Padding columns are zero.
@@ -57,9 +59,16 @@ struct Source {
   int row_bytes;
 };
 
+// Gradients of the window's rows, or O of them, from the first column of the warp.
+struct Target {
+  u16* matrix;
+  int row_heads;  // heads from one row to the next
+};
+
 // The producer of a warp's ring. The warp's columns of a row are copied in parts of kCopy_bytes, by kLanesPerRow lanes,
 // a power of two; lanes past the last part copy nothing. A lane copies the same parts of kRowsPerLane neighbouring
-// rows.
+// rows, two lanes for each row of the 16. Rows of O and of the gradients are read and written in the same parts: whole
+// lines, where the fragments of a lane would take a sector at a time.
 template <int kDim, int kDimWarps, bool kStats>
 struct PairGather {
   using S = RowPair<kDim, kDimWarps>;
@@ -68,6 +77,7 @@ struct PairGather {
   static constexpr int kLanesPerRow = kParts == 1 ? 2 : kParts > kWarpSize ? kWarpSize : next_power_of_two(kParts);
   static constexpr int kPartsPerLane = divide_up(kParts, kLanesPerRow);
   static constexpr int kRowsPerLane = kTileKeys * kLanesPerRow / kWarpSize;
+  static constexpr int kPartWords = kCopy_bytes / sizeof(u32);
 
   const BackwardParams& p;
   const Source first, second;
@@ -106,6 +116,18 @@ struct PairGather {
     return opaque_pointer(reinterpret_cast<const char*>(matrix) + first_byte + (part + i * kLanesPerRow) * kCopy_bytes);
   }
 
+  // Part i of the lane in its row n of a stage's first matrix. `row` is a multiple of kPeriod, or inside of one, wherever
+  // a lane has several rows.
+  __device__ __forceinline__ u32 part_address(u32 stage, int i, int n) const {
+    return ((stage + offset[i]) ^ S::Swizzle::value_swizzle(n)) + n * S::kRow_bytes;
+  }
+
+  // The lane's rows of the window. Lanes i and i + 16 bring row i, negative for none.
+  __device__ __forceinline__ void spread_rows(int (&rows)[kRowsPerLane], int window_row) const {
+#pragma unroll
+    for (int n = 0; n < kRowsPerLane; ++n) rows[n] = __shfl_sync(kFullWarp, window_row, row + n);
+  }
+
   // Copies rows of both matrices to a stage; a negative row is not copied.
   __device__ __forceinline__ void copy_rows(const Source& first, const Source& second, const int (&rows)[kRowsPerLane],
                                             u32 stage) const {
@@ -116,8 +138,7 @@ struct PairGather {
 #pragma unroll
       for (int n = 0; n < kRowsPerLane; ++n) {
         const int index = rows[n] | skip[i];  // negative: no copy
-        // `row` is a multiple of kPeriod, or inside of one, wherever a lane has several rows.
-        const u32 target = ((stage + offset[i]) ^ S::Swizzle::value_swizzle(n)) + n * S::kRow_bytes;
+        const u32 target = part_address(stage, i, n);
         cp_async<kCopy_bytes>(target, first_part + static_cast<i64>(rows[n]) * first.row_bytes, index);
         cp_async<kCopy_bytes>(target + S::kMatrix_bytes, second_part + static_cast<i64>(rows[n]) * second.row_bytes,
                               index);
@@ -125,13 +146,87 @@ struct PairGather {
     }
   }
 
-  // One cp.async group: the window's own rows. Lanes i and i + 16 have row i, negative for none.
-  __device__ __forceinline__ void own_rows(const Source& first, const Source& second, int own_row, u32 stage) const {
-    int rows[kRowsPerLane];
-#pragma unroll
-    for (int n = 0; n < kRowsPerLane; ++n) rows[n] = __shfl_sync(kFullWarp, own_row, row + n);
+  // One cp.async group: the window's own rows.
+  __device__ __forceinline__ void own_rows(const Source& first, const Source& second, const int (&rows)[kRowsPerLane],
+                                           u32 stage) const {
     copy_rows(first, second, rows, stage);
     cp_async_commit_group();
+  }
+
+  // The lane's parts of rows in registers.
+  struct Parts {
+    u32 word[kPartsPerLane][kRowsPerLane][kPartWords];
+  };
+
+  // Part i of the lane in a row of the window.
+  __device__ __forceinline__ char* target_part(const Target& target, int row, int i) const {
+    const i64 row_head = static_cast<i64>(row) * target.row_heads + blockIdx.y;
+    return reinterpret_cast<char*>(target.matrix + row_head * kDim) + first_byte + (part + i * kLanesPerRow) * kCopy_bytes;
+  }
+
+  // Rows of `source`; 0 for a negative row.
+  __device__ __forceinline__ void load_rows(Parts& parts, const Target& source, const int (&rows)[kRowsPerLane]) const {
+#pragma unroll
+    for (int i = 0; i < kPartsPerLane; ++i) {
+#pragma unroll
+      for (int n = 0; n < kRowsPerLane; ++n) {
+        if ((rows[n] | skip[i]) >= 0) {
+          load_words(parts.word[i][n], target_part(source, rows[n], i));
+        } else {
+#pragma unroll
+          for (int w = 0; w < kPartWords; ++w) parts.word[i][n][w] = 0;
+        }
+      }
+    }
+  }
+
+  // Products of rows in registers with rows of the second matrix of a stage, over the warp's columns. Lanes i and i + 16
+  // get that of row i.
+  template <Element kIn>
+  __device__ __forceinline__ float row_products(const Parts& parts, u32 stage) const {
+    float sum[kRowsPerLane];
+#pragma unroll
+    for (int n = 0; n < kRowsPerLane; ++n) {
+      float2 pair = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int i = 0; i < kPartsPerLane; ++i) {
+        u32 other[kPartWords];
+        load_shared_words(other, part_address(stage + S::kMatrix_bytes, i, n));
+#pragma unroll
+        for (int w = 0; w < kPartWords; ++w) {
+          const float2 a = cvt_f32_x2<kIn>(parts.word[i][n][w]), b = cvt_f32_x2<kIn>(skip[i] ? 0 : other[w]);
+          pair.x = fmaf(a.x, b.x, pair.x);
+          pair.y = fmaf(a.y, b.y, pair.y);
+        }
+      }
+      sum[n] = pair.x + pair.y;
+    }
+    // Each step halves the rows of a lane; in the end lanes 2r and 2r + 1 have row r.
+#pragma unroll
+    for (int count = kRowsPerLane / 2; count > 0; count /= 2) {
+      const bool upper = lane & 2 * count;
+#pragma unroll
+      for (int n = 0; n < count; ++n) {
+        const float own = upper ? sum[count + n] : sum[n], sent = upper ? sum[n] : sum[count + n];
+        sum[n] = own + __shfl_xor_sync(kFullWarp, sent, 2 * count);
+      }
+    }
+    sum[0] += __shfl_xor_sync(kFullWarp, sum[0], 1);
+    return __shfl_sync(kFullWarp, sum[0], 2 * (lane % kTileM));
+  }
+
+  // Rows of matrix `number` of a stage to `target`; a negative row is not stored.
+  __device__ __forceinline__ void store_rows(const Target& target, const int (&rows)[kRowsPerLane], u32 stage,
+                                             int number) const {
+#pragma unroll
+    for (int i = 0; i < kPartsPerLane; ++i) {
+#pragma unroll
+      for (int n = 0; n < kRowsPerLane; ++n) {
+        u32 words[kPartWords];
+        load_shared_words(words, part_address(stage + number * S::kMatrix_bytes, i, n));
+        if ((rows[n] | skip[i]) >= 0) store_words(target_part(target, rows[n], i), words);
+      }
+    }
   }
 
   // One cp.async group: the rows of KV tile i, whose keys are in `record`, to `stage`; KV tile i + kStages to its own
