@@ -1,9 +1,10 @@
 """Times of the backward pass of attention kernels, beside those of the forward pass that keeps the LSE.
 
 Rows differ in `region`: forward, or backward, which is all kernels from the gradient of the output to those of q, k and
-v. Launched back to back with the L2 cache warm, as in `bench.kernels`; the format of both passes is built once. Inputs
-and the gradient of the output are normal random numbers. The gradients of every row are compared with float64 before a
-time is kept: twice the error of plain torch in the same type is allowed.
+v. Launched back to back with the L2 cache warm, as in `bench.kernels`, both passes by turns, so that their ratio is of
+one clock; the format of both passes is built once. Inputs and the gradient of the output are normal random numbers. The
+gradients of every row are compared with float64 before a time is kept: twice the error of plain torch in the same type
+is allowed.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from bench.gradients import Gradients, float64_gradients, largest_gradient_error
 from bench.kernels import make_cell, refuse_impossible
 from bench.records import Row
 from bench.runner import Cell, GraphBench, UnsupportedInputsError
-from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernel
+from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernels_by_turns
 from bench.traffic import gathered_bytes, gathered_columns
 from configs.bench_schema import BenchConfig, Shape
 from kernels.backends import REGISTRY
@@ -96,19 +97,19 @@ class BackwardBench(GraphBench):
             return found.query, found.key, found.value
 
         error = largest_gradient_error(backward(), problem.expected)
-        run: Callable = forward if cell.region == "forward" else backward
+        runs: dict[str, Callable] = {"forward": forward, "backward": backward}
         reset_peak_memory(self.device)
         before = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
-        run()
+        runs[cell.region]()
         memory = peak_memory_mib(self.device) - before / 2**20
-        spread, timer = time_kernel(run, device=self.device, repeats=self.config.measure.repeats)
+        spreads, timer = time_kernels_by_turns(runs, device=self.device, repeats=self.config.measure.repeats)
         allowed = ALLOWED_OVER_TORCH * problem.torch_error
         checked = {"status": "ok", "relative_error": error}
         if not error <= allowed:  # NaN is wrong too
             reason = f"error {error:.1e} of a row's gradient, allowed {allowed:.1e}"
             checked = {"status": "wrong", "reason": reason, "relative_error": error}
         note = f"{timer}; scale {scale:g}; plain torch's gradients have an error of {problem.torch_error:.1e}"
-        rows = [self.row(cell, **spread.columns(), **checked, note=note)]
+        rows = [self.row(cell, **spreads[cell.region].columns(), **checked, note=note)]
         untimed = replace(cell, launch="none", plan="none")
         note = "one run, without inputs and format; torch's allocator"
         memory_row = Spread.of([memory]).columns()

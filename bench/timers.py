@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -188,13 +188,24 @@ def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 
     Raises:
         CaptureError: the work cannot be captured. Torch's allocator and streams are unchanged.
     """
-    graph = capture(run, torch.device("cuda", torch.cuda.current_device()), launches)
-    _raise_clock(graph)
-    watch = Stopwatch(torch.device("cuda"))
+    return _replays_by_turns([run], [launches], repeats)[0]
+
+
+def _replays_by_turns(runs: Sequence[Callable[[], Any]], launches: Sequence[int], repeats: int) -> list[Spread]:
+    """`time_graph_replays` of each run: a replay of the first, one of the second, ..., and again."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    graphs = [capture(run, device, count) for run, count in zip(runs, launches, strict=True)]
+    for graph in graphs:
+        _raise_clock(graph)
+    watches = [Stopwatch(device) for _ in graphs]
     for _ in range(repeats):
-        with watch.interval():
-            graph.replay()
-    return Spread.of([milliseconds / launches for milliseconds in watch.milliseconds()])
+        for graph, watch in zip(graphs, watches, strict=True):
+            with watch.interval():
+                graph.replay()
+    return [
+        Spread.of([milliseconds / count for milliseconds in watch.milliseconds()])
+        for watch, count in zip(watches, launches, strict=True)
+    ]
 
 
 def _raise_clock(graph: CapturedGraph) -> None:
@@ -213,18 +224,47 @@ def time_kernel(run: Callable[[], Any], *, device: torch.device, repeats: int) -
     """
     if device.type != "cuda":
         return time_passes(run, device=device, repeats=repeats), "clock"
-    once = min(time_passes(run, device=device, repeats=1).median for _ in range(2))  # one alone may be disturbed
+    once = _once(run, device)
     if once > LONG_MS:
         repeats = min(repeats, max(LONG_REPEATS, int(LONG_TOTAL_MS / once)))
     if once < LONG_MS:
-        launches = min(10, math.ceil(REPLAY_MS / once))
         try:
-            return time_graph_replays(run, repeats=repeats, launches=launches), "CUDA graph replays"
+            return time_graph_replays(run, repeats=repeats, launches=_launches(once)), "CUDA graph replays"
         except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
             logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
     # Outside of the handler: the error keeps alive the memory of the failed capture.
     spread = time_passes(run, device=device, repeats=repeats)
     return spread, "CUDA events" if once >= LONG_MS else "CUDA events with launch gaps"
+
+
+def time_kernels_by_turns(
+    runs: Mapping[str, Callable[[], Any]], *, device: torch.device, repeats: int
+) -> tuple[dict[str, Spread], str]:
+    """`time_kernel` of runs whose times are compared, by name: their CUDA graphs are replayed by turns.
+
+    Some kernels make a GPU lower its clock. By turns all runs have the same clock, as where one follows the other.
+    Runs of 10 ms or more, and such that cannot be captured, are timed one after the other.
+    """
+    once = {name: _once(run, device) for name, run in runs.items()} if device.type == "cuda" else {}
+    if once and max(once.values()) < LONG_MS:
+        try:
+            spreads = _replays_by_turns([*runs.values()], [_launches(time) for time in once.values()], repeats)
+            return dict(zip(runs, spreads, strict=True)), "CUDA graph replays by turns"
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            logger.info("timing one after the other: %s", str(error).partition("\n")[0])
+    timed = {name: time_kernel(run, device=device, repeats=repeats) for name, run in runs.items()}
+    timers = dict.fromkeys(timer for _, timer in timed.values())
+    return {name: spread for name, (spread, _) in timed.items()}, ", ".join(timers)
+
+
+def _once(run: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds of a run that the host launches."""
+    return min(time_passes(run, device=device, repeats=1).median for _ in range(2))  # one alone may be disturbed
+
+
+def _launches(once: float) -> int:
+    """Runs of a CUDA graph."""
+    return min(10, math.ceil(REPLAY_MS / once))
 
 
 def time_isolated(

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
   RowStats stats;
   const i64 row_head = static_cast<i64>(lane_row) * p.num_heads + blockIdx.y;
   if constexpr (!kColumns) {
-    gather.load_rows(output, {const_cast<u16*>(p.output), p.num_heads}, rows);
+    gather.load_rows(output, p.output, p.num_heads, rows);
     const float lse = has_row ? __ldg(p.lse + row_head) : negative_infinity();
     stats.negative_lse = lse == negative_infinity() ? lse : lse * -1.44269504088896f;
   }
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
     gather.spread_rows(rows, row < target.rows.num_rows ? row : -1);
 #pragma unroll
     for (int i = 0; i < Window::kGrads; ++i) {
-      gather.store_rows({i ? target.value_grad : target.score_grad, target.row_heads}, rows, ring, i);
+      gather.store_rows(i ? target.value_grad : target.score_grad, target.row_heads, rows, ring, i);
     }
     return;
   }

@@ -59,16 +59,14 @@ struct Source {
   int row_bytes;
 };
 
-// Gradients of the window's rows, or O of them, from the first column of the warp.
-struct Target {
-  u16* matrix;
-  int row_heads;  // heads from one row to the next
-};
-
 // The producer of a warp's ring. The warp's columns of a row are copied in parts of kCopy_bytes, by kLanesPerRow lanes,
 // a power of two; lanes past the last part copy nothing. A lane copies the same parts of kRowsPerLane neighbouring
-// rows, two lanes for each row of the 16. Rows of O and of the gradients are read and written in the same parts: whole
-// lines, where the fragments of a lane would take a sector at a time.
+// rows. The window's rows of O are read in the same parts, and those of the gradients written: whole 128-byte lines,
+// where C fragments would be a sector of each row at a time.
+//
+//   kDim = 128, parts of 16 bytes   lane    0       1      ...   15        16     ...   31
+//                                   part    0       1      ...   15        0      ...   15
+//                                   rows    0 to 7, one after the other    8 to 15
 template <int kDim, int kDimWarps, bool kStats>
 struct PairGather {
   using S = RowPair<kDim, kDimWarps>;
@@ -158,20 +156,21 @@ struct PairGather {
     u32 word[kPartsPerLane][kRowsPerLane][kPartWords];
   };
 
-  // Part i of the lane in a row of the window.
-  __device__ __forceinline__ char* target_part(const Target& target, int row, int i) const {
-    const i64 row_head = static_cast<i64>(row) * target.row_heads + blockIdx.y;
-    return reinterpret_cast<char*>(target.matrix + row_head * kDim) + first_byte + (part + i * kLanesPerRow) * kCopy_bytes;
+  // Byte of part i of the lane in a row of a contiguous matrix [..][row_heads][kDim].
+  __device__ __forceinline__ i64 part_offset(int row, int row_heads, int i) const {
+    const i64 row_head = static_cast<i64>(row) * row_heads + blockIdx.y;
+    return row_head * (kDim * static_cast<int>(sizeof(u16))) + first_byte + (part + i * kLanesPerRow) * kCopy_bytes;
   }
 
-  // Rows of `source`; 0 for a negative row.
-  __device__ __forceinline__ void load_rows(Parts& parts, const Target& source, const int (&rows)[kRowsPerLane]) const {
+  // Rows of a contiguous matrix; 0 for a negative row.
+  __device__ __forceinline__ void load_rows(Parts& parts, const u16* matrix, int row_heads,
+                                            const int (&rows)[kRowsPerLane]) const {
 #pragma unroll
     for (int i = 0; i < kPartsPerLane; ++i) {
 #pragma unroll
       for (int n = 0; n < kRowsPerLane; ++n) {
         if ((rows[n] | skip[i]) >= 0) {
-          load_words(parts.word[i][n], target_part(source, rows[n], i));
+          load_words(parts.word[i][n], reinterpret_cast<const char*>(matrix) + part_offset(rows[n], row_heads, i));
         } else {
 #pragma unroll
           for (int w = 0; w < kPartWords; ++w) parts.word[i][n][w] = 0;
@@ -215,8 +214,8 @@ struct PairGather {
     return __shfl_sync(kFullWarp, sum[0], 2 * (lane % kTileM));
   }
 
-  // Rows of matrix `number` of a stage to `target`; a negative row is not stored.
-  __device__ __forceinline__ void store_rows(const Target& target, const int (&rows)[kRowsPerLane], u32 stage,
+  // Rows of matrix `number` of a stage to a contiguous matrix; a negative row is not stored.
+  __device__ __forceinline__ void store_rows(u16* matrix, int row_heads, const int (&rows)[kRowsPerLane], u32 stage,
                                              int number) const {
 #pragma unroll
     for (int i = 0; i < kPartsPerLane; ++i) {
@@ -224,7 +223,9 @@ struct PairGather {
       for (int n = 0; n < kRowsPerLane; ++n) {
         u32 words[kPartWords];
         load_shared_words(words, part_address(stage + number * S::kMatrix_bytes, i, n));
-        if ((rows[n] | skip[i]) >= 0) store_words(target_part(target, rows[n], i), words);
+        if ((rows[n] | skip[i]) >= 0) {
+          store_words(reinterpret_cast<char*>(matrix) + part_offset(rows[n], row_heads, i), words);
+        }
       }
     }
   }

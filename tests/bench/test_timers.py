@@ -71,6 +71,30 @@ def test_what_no_graph_can_hold_is_timed_with_events(monkeypatch, error):
     assert (spread.repeats, how) == (5, "CUDA events with launch gaps")
 
 
+@pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
+def test_runs_by_turns_that_no_graph_can_hold_are_timed_one_after_the_other(monkeypatch, error):
+    def refuse(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(measure, "_replays_by_turns", refuse)
+    monkeypatch.setattr(measure, "time_graph_replays", refuse)
+    monkeypatch.setattr(measure, "time_passes", lambda run, **options: Spread.of([run()] * options["repeats"]))
+    runs = {"short": lambda: 1.0, "long": lambda: 2.0}
+    spreads, how = measure.time_kernels_by_turns(runs, device=torch.device("cuda"), repeats=5)
+    assert {name: (spread.median, spread.repeats) for name, spread in spreads.items()} == {
+        "short": (1, 5),
+        "long": (2, 5),
+    }
+    assert how == "CUDA events with launch gaps"
+
+
+def test_runs_by_turns_of_a_cpu_are_timed_by_the_clock():
+    runs = {"short": lambda: time.sleep(0.01), "long": lambda: time.sleep(0.03)}
+    spreads, how = measure.time_kernels_by_turns(runs, device=CPU, repeats=3)
+    assert how == "clock"
+    assert 10 <= spreads["short"].median < 30 <= spreads["long"].median
+
+
 @pytest.mark.gpu
 def test_gpu_timer_sees_the_gpu_and_memory_the_tensor():
     device = torch.device("cuda", torch.cuda.current_device())
@@ -122,6 +146,23 @@ assert how == "CUDA graph replays", how
 print(spread.repeats, float(torch.randn(1, generator=torch.Generator(device).manual_seed(0), device=device)) != 0)
 """
     assert run_on_gpu(code).split() == ["30", "True"]
+
+
+@pytest.mark.gpu
+def test_runs_by_turns_have_their_own_times():
+    code = """
+def spin(ms):
+    return lambda: torch.cuda._sleep(int(ms * 1.5e6))
+spreads, how = time_kernels_by_turns({"short": spin(0.2), "long": spin(0.6)}, device=device, repeats=10)
+print(how, spreads["long"].median / spreads["short"].median, spreads["short"].repeats, sep=",")
+how = time_kernels_by_turns({"short": spin(0.2), "long": spin(20)}, device=device, repeats=3)[1]
+print(how)
+"""
+    first, second = run_on_gpu(code).splitlines()
+    how, ratio, repeats = first.split(",")
+    assert (how, repeats) == ("CUDA graph replays by turns", "10")
+    assert float(ratio) == pytest.approx(3, rel=0.1)
+    assert second == "CUDA graph replays, CUDA events"
 
 
 @pytest.mark.gpu

@@ -39,8 +39,8 @@ HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 BY_TEAM = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
 BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
 SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
-# Copies of 4 and 16 bytes, padding columns, one warp and two a team, dropout. An instance takes seconds to compile.
-SHAPES = [(2, HALF, 0.0), (40, BFLOAT, 0.3), (128, HALF, 0.0), (130, BFLOAT, 0.3)]
+# Copies of 4, 8 and 16 bytes, padding columns, one warp and two a team, dropout. An instance takes seconds to compile.
+SHAPES = [(2, HALF, 0.0), (76, HALF, 0.0), (40, BFLOAT, 0.3), (128, HALF, 0.0), (130, BFLOAT, 0.3)]
 
 
 @dataclass(frozen=True)
