@@ -1,4 +1,4 @@
-"""The parts of attention on several ranks, timed one after the other on one GPU (benchmark `parallel`)."""
+"""Attention on several ranks (benchmark `parallel`): its parts, one after the other on one GPU, and runs on several."""
 
 import pandas as pd
 
@@ -8,6 +8,7 @@ from report.frames import latest
 PARTS = ("pack", "own", "halo", "combine")
 KEY = ["device", "dataset", "data_sha256", "order", "ranks", "heads", "dim", "dtype"]
 WHOLE = ["device", "dataset", "data_sha256", "heads", "dim", "dtype"]
+RUN = [*KEY, "link", "variant"]
 
 
 def rank_parts(rows: pd.DataFrame) -> pd.DataFrame:
@@ -21,7 +22,6 @@ def rank_parts(rows: pd.DataFrame) -> pd.DataFrame:
     """
     times = rows[(rows["bench"] == "parallel") & (rows["metric"] == "time") & (rows["link"] == NONE)]
     kept = (times["status"] == "ok") & (times["disturbed"] != "yes")
-    whole = latest(times[kept & (times["ranks"] == 1)], *WHOLE).set_index(WHOLE)["value"].rename("whole")
     found = latest(times.assign(kept=kept)[times["ranks"] > 1], *KEY, "region")
     names = found["region"].str.extract(r"^(?P<part>\w+) of rank (?P<rank>\d+)$")
     found = found.assign(part=names["part"], rank=pd.to_numeric(names["rank"]))
@@ -32,4 +32,31 @@ def rank_parts(rows: pd.DataFrame) -> pd.DataFrame:
     if found.empty:
         return pd.DataFrame(columns=[*KEY, "graph", "rank", *PARTS, "whole"])
     parts = found.pivot_table(index=[*KEY, "graph", "rank"], columns="part", values="value", sort=False)
-    return parts.reindex(columns=list(PARTS)).fillna(0.0).reset_index().join(whole, on=WHOLE)
+    return parts.reindex(columns=list(PARTS)).fillna(0.0).reset_index().join(_whole(rows), on=WHOLE)
+
+
+def runs(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each scheme on several GPUs: RUN, `graph`, `attention` and `exchange`, the ms of the slowest rank (the
+    second NaN where the scheme has no exchange of its own), and `whole`, as in `rank_parts`. Right outputs alone.
+
+    Args:
+        rows: of `report.frames.recorded`.
+    """
+    times = _right_times(rows)
+    found = latest(times[times["link"] != NONE], *RUN, "region")
+    if found.empty:
+        return pd.DataFrame(columns=[*RUN, "graph", "attention", "exchange", "whole"])
+    found = found.replace({"region": {NONE: "attention"}})
+    ms = found.pivot_table(index=[*RUN, "graph"], columns="region", values="value", sort=False)
+    return ms.reindex(columns=["attention", "exchange"]).reset_index().join(_whole(rows), on=WHOLE)
+
+
+def _right_times(rows: pd.DataFrame) -> pd.DataFrame:
+    kept = (rows["bench"] == "parallel") & (rows["metric"] == "time") & (rows["status"] == "ok")
+    return rows[kept & (rows["disturbed"] != "yes")]
+
+
+def _whole(rows: pd.DataFrame) -> pd.Series:
+    """Milliseconds of a whole graph on one rank, by WHOLE."""
+    times = _right_times(rows)
+    return latest(times[times["ranks"] == 1], *WHOLE).set_index(WHOLE)["value"].rename("whole")

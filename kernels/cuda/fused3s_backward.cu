@@ -38,6 +38,7 @@
 //
 //   own rows       reads stage 1 to registers, while group 0 is in flight; then group 1 overwrites stage 1
 //   iteration i    as in fused3s.cu: products, weights and accumulate read stage i % 2, weights record i % 4
+//   kWarp          after the loop: rounded gradients to stage 0, and from there to global memory in whole lines
 //
 // Order that must not change: [1] to [5], [8] and [9] of fused3s.cu, and
 //   [6]  Rows past the last one of a KV tile are never read: they hold old data, and 0 * NaN is NaN. Their statistics
@@ -85,6 +86,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
     fused3s_backward(const __grid_constant__ BackwardParams p) {
   using S = RowPair<kDim, kDimWarps>;
   using Window = GradientWindow<kIn, kDim, kColumns, kDimWarps, kTerms>;
+  using Producer = PairGather<kDim, kDimWarps, kColumns>;
   using Shared = BackwardMemory<kDim, kDimWarps, kWarps>;
   constexpr u32 kStage_bytes = sizeof(S);
   static_assert(kDimWarps == 1 || kDimWarps == 2, "the other warp of a team is 1 - dim_warp");
@@ -112,8 +114,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
   const Source key{p.key, p.key_head_stride, p.key_row_bytes};
   const Source value{p.value, p.value_head_stride, p.value_row_bytes};
   const Source grad_output{p.grad_output, p.grad_head_stride, p.grad_row_bytes};
-  PairGather<kDim, kDimWarps, kColumns> gather(p, kColumns ? query : key, kColumns ? grad_output : value, dim_warp,
-                                               lane);
+  Producer gather(p, kColumns ? query : key, kColumns ? grad_output : value, dim_warp, lane);
   Window window(p, lane);
   const GradientTarget<kColumns> target(p);
 
@@ -127,13 +128,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
   griddepcontrol_wait();  // [1]
   griddepcontrol_launch_dependents();
   gather.start(range.x, count);
-  int rows[decltype(gather)::kRowsPerLane];
+  int rows[Producer::kRowsPerLane];
   gather.spread_rows(rows, has_row ? lane_row : -1);
   gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring + kStage_bytes);
   gather(0, records, ring);
   if constexpr (Window::kDrops) window.start_dropout(lane_row);
 
-  typename decltype(gather)::Parts output;
+  typename Producer::Parts output;
   RowStats stats;
   const i64 row_head = static_cast<i64>(lane_row) * p.num_heads + blockIdx.y;
   if constexpr (!kColumns) {

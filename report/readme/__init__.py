@@ -81,8 +81,8 @@ def marked(name: str, block: str) -> str:
 
 
 def gpus(rows: pd.DataFrame) -> list[str]:
-    """Names of the GPUs that rows were recorded on."""
-    return sorted({*rows.loc[rows["device_type"] == "cuda", "device"]})
+    """Names of the GPUs that rows were recorded on, but for runs on several, of which no table here is."""
+    return sorted({*rows.loc[(rows["device_type"] == "cuda") & (rows["bench"] != "parallel"), "device"]})
 
 
 def of_one_gpu(rows: pd.DataFrame, device: str | None = None) -> pd.DataFrame:

@@ -111,7 +111,7 @@ def test_tables_say_that_they_are_predicted(rows):
         "## Predicted: g, 1K nodes, 4K edges, NVIDIA H200",
         "### Predicted: g, 8x16 (heads x columns)",
     ]
-    assert "No run on several GPUs is recorded yet" in text
+    assert "No predicted case was run on several GPUs" in text
     assert "| NVIDIA H200 | 8x16 | 9 | 10% | 50% |" in text
     assert "| NVLink | `mine.yaml` | by hand | 350 | 20 |" in text
     assert "| metis | 2 | 600 | 1.20 | 3K | 1.50 | 50 | 1.25 | 5.0% |" in text
@@ -146,7 +146,7 @@ def test_predicted_over_measured():
     assert found[["predicted", "measured", "ratio"]].values.tolist() == [[6, 5, 1.2]]  # the later run
     text = predicted_scaling_tables(frame([*ROWS, run(5.0)]))
     assert "| NVIDIA H200 | g | metis | 2 | 8 | 16 | halo | NVLink | attention | none | 6.000 | 5.000 | 1.20 |" in text
-    assert "No run on several GPUs" not in text
+    assert "No predicted case" not in text
 
 
 @pytest.mark.parametrize(
@@ -222,3 +222,19 @@ def test_predicted_over_parts_is_of_the_slowest_rank():
     assert line in predicted_scaling_tables(rows)
     assert predicted_over_parts(frame(MEASURED_PARTS)).empty
     assert predicted_over_parts(frame(predictions)).empty
+
+
+def test_runs_on_several_gpus():
+    measured = [
+        run(10.0, ranks=1, variant="none", link="none", order="none"),
+        run(6.25),
+        run(1.5, region="exchange"),
+        run(8.0, variant="heads"),
+        run(5.0, variant="allgather", status="wrong"),
+    ]
+    text = parallel_tables(frame(measured))
+    assert "## Runs, " in text
+    assert "## Parts" not in text
+    assert "| g | 8x16 | metis | 2 | NVLink | halo | 10.000 | 6.250 | 1.500 | 1.60 |" in text
+    assert "| g | 8x16 | metis | 2 | NVLink | heads | 10.000 | 8.000 | - | 1.25 |" in text
+    assert "allgather" not in text.partition("## Runs")[2]
