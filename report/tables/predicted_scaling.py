@@ -43,8 +43,8 @@ one GPU is recorded is scaled to it.
 """
 MISSING = "-"
 MEASURED = "Predicted over measured time (benchmark `parallel`); above 1 where the prediction is too long."
-NOT_MEASURED = """No predicted case was run on several GPUs: no prediction of an exchange was checked. Runs on GPUs of another kind:
-[parallel.md](parallel.md).
+NOT_MEASURED = """No predicted case was run on several GPUs: no prediction of an exchange was checked. Runs on GPUs of
+another kind: [parallel.md](parallel.md).
 """
 ON_ONE_GPU = """The work of the slowest rank without the exchange, whose parts were timed on one GPU (benchmark
 `parallel`): predicted time in ms, and over the measured one.
