@@ -10,14 +10,14 @@ from report.published_codes import DEVICE
 
 TITLE = """# Backward pass
 
-Drawn by `make reproduce-figures` from the CSVs under `results/`; a ratio is computed here and stored nowhere. Times are
-medians in ms of `fused3s` with fp16 inputs, launched back to back, the L2 cache warm, scores scaled by 1/sqrt(d); CUDA
-graphs of both passes are replayed by turns. The backward pass is all kernels from the gradient of the output to those of
-q, k and v; the forward pass writes the LSE. A time stands only where the gradients of every row have at most twice the
-error of plain torch in fp16; another cell holds its status; `-` was not measured. Bound: bytes of the backward pass over
-those of the forward pass (`bench/traffic.py`): gathers over the graph and over its transpose, and rows of all tensors.
-Other codes: sums of kernel durations at another time ([results/paper](../paper/README.md)); "best" is the fastest of 16
-settings a graph.
+Drawn by `make reproduce-figures` from the CSVs under `results/`; a ratio is computed here and stored nowhere. Times
+are medians in ms of `fused3s` with fp16 inputs, launched back to back, the L2 cache warm, scores scaled by 1/sqrt(d);
+CUDA graphs of both passes are replayed by turns. The backward pass is all kernels from the gradient of the output to
+those of q, k and v; the forward pass writes the LSE. A time stands only where the gradients of every row have at most
+twice the error of plain torch in fp16; another cell holds its status; `-` was not measured. Bound: bytes of the
+backward pass over those of the forward pass (`bench/traffic.py`): gathers over the graph and over its transpose, and
+rows of all tensors. Other codes: sums of kernel durations at another time ([results/paper](../paper/README.md));
+"best" is the fastest of 16 settings a graph.
 """
 
 
