@@ -20,9 +20,8 @@ def rank_parts(rows: pd.DataFrame) -> pd.DataFrame:
     Args:
         rows: of `report.frames.recorded`.
     """
-    times = rows[(rows["bench"] == "parallel") & (rows["metric"] == "time") & (rows["link"] == NONE)]
-    kept = (times["status"] == "ok") & (times["disturbed"] != "yes")
-    found = latest(times.assign(kept=kept)[times["ranks"] > 1], *KEY, "region")
+    times = _times(rows)
+    found = latest(times[(times["link"] == NONE) & (times["ranks"] > 1)], *KEY, "region")
     names = found["region"].str.extract(r"^(?P<part>\w+) of rank (?P<rank>\d+)$")
     found = found.assign(part=names["part"], rank=pd.to_numeric(names["rank"]))
     found = found[found.groupby(KEY)["kept"].transform("all")]
@@ -42,8 +41,8 @@ def runs(rows: pd.DataFrame) -> pd.DataFrame:
     Args:
         rows: of `report.frames.recorded`.
     """
-    times = _right_times(rows)
-    found = latest(times[times["link"] != NONE], *RUN, "region")
+    times = _times(rows)
+    found = latest(times[times["kept"] & (times["link"] != NONE)], *RUN, "region")
     if found.empty:
         return pd.DataFrame(columns=[*RUN, "graph", "attention", "exchange", "whole"])
     found = found.replace({"region": {NONE: "attention"}})
@@ -51,12 +50,13 @@ def runs(rows: pd.DataFrame) -> pd.DataFrame:
     return ms.reindex(columns=["attention", "exchange"]).reset_index().join(_whole(rows), on=WHOLE)
 
 
-def _right_times(rows: pd.DataFrame) -> pd.DataFrame:
-    kept = (rows["bench"] == "parallel") & (rows["metric"] == "time") & (rows["status"] == "ok")
-    return rows[kept & (rows["disturbed"] != "yes")]
+def _times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Times of the benchmark; `kept`: right and undisturbed."""
+    times = rows[(rows["bench"] == "parallel") & (rows["metric"] == "time")]
+    return times.assign(kept=(times["status"] == "ok") & (times["disturbed"] != "yes"))
 
 
 def _whole(rows: pd.DataFrame) -> pd.Series:
     """Milliseconds of a whole graph on one rank, by WHOLE."""
-    times = _right_times(rows)
-    return latest(times[times["ranks"] == 1], *WHOLE).set_index(WHOLE)["value"].rename("whole")
+    times = _times(rows)
+    return latest(times[times["kept"] & (times["ranks"] == 1)], *WHOLE).set_index(WHOLE)["value"].rename("whole")
