@@ -29,7 +29,7 @@ NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of resu
 # unsupported: the backend does not take these inputs or this graph. unavailable: it cannot run on this machine.
 Status = Literal["ok", "unchecked", "wrong", "predicted", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
-    *("kernels", "heads", "edges", "backward", "training", "end_to_end", "preprocessing", "plans"),
+    *("kernels", "heads", "edges", "backward", "layers", "training", "end_to_end", "preprocessing", "plans"),
     *("peak_rates", "sm_active", "stability", "infer", "train", "parallel", "scaling"),
 ]  # also the stem of its CSV
 
@@ -76,14 +76,18 @@ class Row(Provenance):
         checkpoint: file of the weights of a model; "none" for random ones.
         ranks, link: of a graph on several GPUs (benchmarks `parallel` and `scaling`) their number, and what connects
             them: NVLink, InfiniBand, gloo. The scheme is the `variant`, the partition the `order`.
-        dtype, out_dtype: types of the inputs and of the output.
-        backend: attention backend that ran, or the micro-benchmark.
-        variant: version of it: a step of the ablation, an emulated softmax, a load path; the seed of a training run.
+        dtype, out_dtype: types of the inputs and of the output; in the benchmark `layers` of the weights, and of q, k
+            and v.
+        backend: attention backend that ran, or the micro-benchmark; in the benchmark `layers` auto, our layer's choice,
+            or pyg.
+        variant: version of it: a step of the ablation, an emulated softmax, a load path; the seed of a training run;
+            the workload of the benchmark `layers`.
         order: row order that was asked for (`reorder`); order_found: the one that was used, in rows of order_time.
         dense: how the non-attention layers are computed ("auto": fused where it can run).
         launch: eager, or replayed as a CUDA graph, of whole models; of kernels: back_to_back (several launches in a
             row, which may overlap) or isolated (one launch, the GPU idle before it).
-        plan: whether the sparse format was built once (fixed) or within each timed run (rebuilt); of kernels.
+        plan: whether the sparse format was built once (fixed) or within each timed run (rebuilt); of kernels, and of
+            training steps in the benchmark `layers`.
         l2: state of the L2 cache before each run; of kernels.
         scope: what was measured: the whole model, attention alone, one kernel, building the format, the machine.
         region: part of an eager forward pass, see `bench.model_regions`; of a kernel in the benchmark `backward` the

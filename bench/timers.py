@@ -167,16 +167,54 @@ def time_rounds(time_round: Callable[[], list[float]], first: list[float] | None
         time_round: gives the milliseconds of each pass of a round.
         first: those of a round that was timed before.
     """
-    rounds = [first or time_round()]
-    medians = [float(np.median(rounds[0]))]
-    while len(rounds) < MAX_ROUNDS:
-        rounds.append(time_round())
-        newest = float(np.median(rounds[-1]))
-        nearest = min(range(len(medians)), key=lambda nth: abs(medians[nth] - newest))
-        medians.append(newest)
-        if abs(medians[nearest] - newest) <= AGREEMENT * min(medians[nearest], newest):
-            return Rounds(Spread.of(rounds[nearest] + rounds[-1]), tuple(medians), disturbed=False)
-    return Rounds(Spread.of([*chain.from_iterable(rounds)]), tuple(medians), disturbed=True)
+    found = _RoundsSoFar()
+    found.add(first or time_round())
+    while not found.settled:
+        found.add(time_round())
+    return found.rounds()
+
+
+def time_rounds_by_turns(time_round: Callable[[], Mapping[str, list[float]]]) -> dict[str, Rounds]:
+    """`time_rounds` of runs whose times are compared: a round times them by turns, until the times of each agree.
+
+    Args:
+        time_round: gives the milliseconds of each pass of a round, by name of the run.
+    """
+    found: dict[str, _RoundsSoFar] = {}
+    while not found or not all(one.settled for one in found.values()):
+        for name, times in time_round().items():
+            found.setdefault(name, _RoundsSoFar()).add(times)
+    return {name: one.rounds() for name, one in found.items()}
+
+
+class _RoundsSoFar:
+    """Rounds of one run.
+
+    Attributes:
+        agreed: the first two rounds whose medians agree.
+    """
+
+    def __init__(self) -> None:
+        self._times: list[list[float]] = []
+        self._medians: list[float] = []
+        self.agreed: list[float] | None = None
+
+    def add(self, times: list[float]) -> None:
+        newest = float(np.median(times))
+        if self._medians and self.agreed is None:
+            nearest = min(range(len(self._medians)), key=lambda nth: abs(self._medians[nth] - newest))
+            if abs(self._medians[nearest] - newest) <= AGREEMENT * min(self._medians[nearest], newest):
+                self.agreed = self._times[nearest] + times
+        self._times.append(times)
+        self._medians.append(newest)
+
+    @property
+    def settled(self) -> bool:
+        return self.agreed is not None or len(self._times) == MAX_ROUNDS
+
+    def rounds(self) -> Rounds:
+        kept = self.agreed or [*chain.from_iterable(self._times)]
+        return Rounds(Spread.of(kept), tuple(self._medians), disturbed=self.agreed is None)
 
 
 def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 10) -> Spread:

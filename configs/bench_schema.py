@@ -63,14 +63,39 @@ class Shape(NamedTuple):
         return f"{self.heads}x{self.dim}"
 
 
-class BenchDataConfig(Section):
-    """Graphs and their source, see `data.load`."""
+class SourceConfig(Section):
+    """Where graphs come from, see `data.load`."""
 
-    names: Names
     # No measurement is of a surrogate unless that was asked for.
     source: Literal["auto", "official", "file", "synthetic"] = "official"
     root: str = Field(default="datasets", min_length=1)  # relative to the current directory
     batch_size: int = Field(default=1024, ge=1, le=MOST_GRAPHS)  # graphs per batch of a collection
+
+    @field_validator("root")
+    @classmethod
+    def _root_is_a_folder(cls, root: str) -> str:
+        check_folder_name("data.root", root)
+        return root
+
+    def load(self, name: str) -> "LoadedGraph":
+        """A graph without features, which kernels do not read. Errors are those of `data.load`."""
+        import data
+
+        return data.load(name, root=self.root, source=self.source, batch_size=self.batch_size, features=False)
+
+    def check_graphs(self, key: str, names: tuple[str, ...]) -> None:
+        """Raise a ValueError that names `key` for a graph that is neither registered nor a file of its own."""
+        import data  # on use: `import configs` stays light
+
+        if self.source != "file":
+            here = [name for name in names if (Path(self.root) / f"{name}.npz").is_file()]
+            _check_names(key, names, (*data.names(), *here))
+
+
+class BenchDataConfig(SourceConfig):
+    """Graphs and their source."""
+
+    names: Names
 
     @field_validator("names")
     @classmethod
@@ -80,26 +105,10 @@ class BenchDataConfig(Section):
         check_once("data.names", names)
         return names
 
-    @field_validator("root")
-    @classmethod
-    def _root_is_a_folder(cls, root: str) -> str:
-        check_folder_name("data.root", root)
-        return root
-
     @model_validator(mode="after")
     def _names_known(self) -> Self:
-        import data  # on use: `import configs` stays light
-
-        if self.source != "file":
-            here = [name for name in self.names if (Path(self.root) / f"{name}.npz").is_file()]
-            _check_names("data.names", self.names, (*data.names(), *here))
+        self.check_graphs("data.names", self.names)
         return self
-
-    def load(self, name: str) -> "LoadedGraph":
-        """A graph without features, which kernels do not read. Errors are those of `data.load`."""
-        import data
-
-        return data.load(name, root=self.root, source=self.source, batch_size=self.batch_size, features=False)
 
 
 class KernelConfig(Section):

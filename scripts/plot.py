@@ -28,6 +28,7 @@ from report.tables.backward import backward_tables
 from report.tables.beyond import beyond_tables
 from report.tables.heads import edges_tables, heads_tables
 from report.tables.kernels import kernel_tables, launch_tables, memory_tables, rate_tables
+from report.tables.layers import layers_tables
 from report.tables.models import end_to_end_tables
 from report.tables.paper import paper_tables
 from report.tables.parallel import parallel_tables
@@ -58,6 +59,7 @@ FIGURES: dict[str, tuple[Drawer, str]] = {
     ),
 }
 TABLES = {
+    "layers.md": layers_tables,
     "kernels.md": kernel_tables,
     "kernels-launches.md": launch_tables,
     "kernels-memory.md": memory_tables,

@@ -40,6 +40,7 @@ MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--c
 BUILDS = ("preprocessing.py", "--results", f"{MEASURED}/preprocessing.csv", "--config")
 PLANS = ("bench_plans.py", "--results", f"{MEASURED}/plans.csv", "--config")
 PARALLEL = ("bench_parallel.py", "--results", f"{MEASURED}/parallel.csv", "--config")
+LAYERS = ("bench_layers.py", "--results", f"{MEASURED}/layers.csv", "--config", "configs/bench/layers.yaml")
 GRAPHS = ("single", "batched", "more")  # files in configs/bench
 MODEL_GRAPHS = ("single", "batched")  # files in configs/end_to_end
 STEPS_OF_TRAINING = ("bench_training.py", "--results", f"{MEASURED}/training.csv", "--config")
@@ -81,6 +82,7 @@ USES_OF_WEIGHTS = [
 ]
 STEPS: dict[str, list[tuple[str, ...]]] = {
     "smoke": [(*KERNELS, "configs/bench/smoke.yaml"), (*MODELS, "configs/end_to_end/smoke.yaml")],
+    "layers": [LAYERS],
     "peak_rates": [("peak_rates.py", "--results", f"{MEASURED}/peak_rates.csv")],
     "kernels": [(*KERNELS, f"configs/bench/{name}.yaml") for name in GRAPHS],
     "float16_output": [(*KERNELS, f"configs/bench/{name}.yaml", *HALF_OUTPUT) for name in GRAPHS],
@@ -114,7 +116,7 @@ NEEDED = {"superpixels": Path("datasets", "superpixel-bsds500.npz")}
 # Scripts whose graphs --source chooses, unless their configuration does.
 WITH_SOURCE = (
     *("bench_kernels.py", "bench_end_to_end.py", "bench_training.py", "bench_plans.py", "bench_parallel.py"),
-    "preprocessing.py",
+    *("bench_layers.py", "preprocessing.py"),
 )
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

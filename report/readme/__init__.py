@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from report.readme import backward, heads, kernels, models, paper, targets, training
+from report.readme import backward, heads, kernels, layers, models, paper, targets, training
 
 # Markdown of each block, from the rows of one device; a cell that was not recorded is "-".
 BLOCKS: dict[str, Callable[[pd.DataFrame], str]] = {
+    "layers": layers.layers,
     "kernel-times": kernels.times,
     "kernel-speedups": kernels.speedups,
     "kernel-targets": targets.kernels,
@@ -80,13 +81,16 @@ def marked(name: str, block: str) -> str:
     return f"<!-- begin generated: {name} -->\n{block}<!-- end generated: {name} -->"
 
 
+OF_THEIR_OWN_GPU = ("layers", "parallel")  # benchmarks: a table that names its GPU; runs on several, without a table
+
+
 def gpus(rows: pd.DataFrame) -> list[str]:
-    """Names of the GPUs that rows were recorded on, but for runs on several, of which no table here is."""
-    return sorted({*rows.loc[(rows["device_type"] == "cuda") & (rows["bench"] != "parallel"), "device"]})
+    """Names of the GPUs that the tables are of, but for those of OF_THEIR_OWN_GPU."""
+    return sorted({*rows.loc[(rows["device_type"] == "cuda") & ~rows["bench"].isin(OF_THEIR_OWN_GPU), "device"]})
 
 
 def of_one_gpu(rows: pd.DataFrame, device: str | None = None) -> pd.DataFrame:
-    """Rows of the GPU named `device`, by default of the only one.
+    """Rows of the GPU named `device`, by default of the only one, and those of the benchmark `layers` on any GPU.
 
     Raises:
         ValueError: there is no row of that GPU, or rows are of several and none is named.
@@ -96,4 +100,4 @@ def of_one_gpu(rows: pd.DataFrame, device: str | None = None) -> pd.DataFrame:
         raise ValueError(f"--device is needed where rows are not of exactly one GPU; recorded are {found or 'none'}")
     if device is not None and device not in found:
         raise ValueError(f"--device: got {device!r}; recorded are {found or 'none'}")
-    return rows[rows["device"] == (device or found[0])]
+    return rows[(rows["device"] == (device or found[0])) | (rows["bench"] == "layers")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.timers import time_rounds
+from bench.timers import time_rounds, time_rounds_by_turns
 
 
 def timed(*rounds, first=None):
@@ -50,3 +50,19 @@ def test_a_round_timed_before_is_the_first():
     found, left = timed([4.1], [4.1], first=[4.0])
     assert left == [[4.1]]
     assert found.spread.median == 4.05
+
+
+def test_runs_by_turns_go_on_until_the_times_of_each_agree():
+    rounds = [{"a": [1.0], "b": [9.0]}, {"a": [1.01], "b": [5.0]}, {"a": [7.0], "b": [5.1]}, {"a": [1.0], "b": [1.0]}]
+    found = time_rounds_by_turns(lambda: rounds.pop(0))
+    assert len(rounds) == 1
+    assert (found["a"].spread.median, found["a"].disturbed) == (1.005, False)  # its first two that agreed
+    assert (found["b"].spread.median, found["b"].disturbed) == (5.05, False)
+
+
+def test_by_turns_only_the_run_that_never_agrees_is_disturbed():
+    rounds = [{"a": [1.0], "b": [2.0**nth]} for nth in range(9)]
+    found = time_rounds_by_turns(lambda: rounds.pop(0))
+    assert len(rounds) == 4
+    assert (found["a"].disturbed, found["b"].disturbed) == (False, True)
+    assert found["b"].spread.repeats == 5

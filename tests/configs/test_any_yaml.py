@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from configs import Config, ConfigError, TrainConfig, load_config
 from configs.bench_schema import BenchConfig
 from configs.end_to_end_schema import EndToEndConfig
+from configs.layers_bench_schema import LayersBenchConfig
 from configs.parallel_bench_schema import ParallelBenchConfig
 from configs.plan_bench_schema import PlanBenchConfig
 from configs.scaling_schema import ScalingConfig
@@ -29,6 +30,7 @@ DOORS = {  # schema by a file that it loads
     "end_to_end/smoke.yaml": EndToEndConfig,
     "training_bench/single.yaml": TrainingBenchConfig,
     "plan_bench/graphs.yaml": PlanBenchConfig,
+    "bench/layers.yaml": LayersBenchConfig,
     "parallel_bench/single.yaml": ParallelBenchConfig,
     "scaling/single.yaml": ScalingConfig,
 }

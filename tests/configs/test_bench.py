@@ -47,7 +47,7 @@ def test_each_variant_is_one_switch_from_the_one_before():
 
 
 def test_the_other_configurations_load():
-    others = {path.stem: load(path.stem) for path in FOLDER.iterdir()}
+    others = {path.stem: load(path.stem) for path in FOLDER.iterdir() if path.stem != "layers"}  # of its own schema
     assert {name for name, config in others.items() if config.kernel.bench != "kernels"} == {
         "backward",
         "edges",

@@ -6,7 +6,7 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 BENCHES = ("bench_kernels", "bench_end_to_end", "bench_training", "bench_plans", "preprocessing", "sm_active_time")
-MEASURING = (*BENCHES, "peak_rates", "stability")
+MEASURING = (*BENCHES, "bench_layers", "peak_rates", "stability")
 
 
 def call(script: str, *arguments: str):
@@ -57,6 +57,7 @@ def test_without_a_gpu_there_is_a_next_step(script, tmp_path):
         "bench_end_to_end": "end_to_end/single",
         "bench_training": "training_bench/single",
         "bench_plans": "plan_bench/graphs",
+        "bench_layers": "bench/layers",
     }
     config = ["--config", f"configs/{folder[script]}.yaml"] if script in folder else []
     done = call(script, *config, "--results", str(tmp_path / "r.csv"))

@@ -108,6 +108,7 @@ def test_a_full_disk_leaves_what_was_there_and_names_the_file(tmp_path, results,
         ("bench_end_to_end", ("--results", "file/x.csv"), "--results file/x.csv: cannot be written"),
         ("bench_training", ("--results", "file/x.csv"), "--results file/x.csv: cannot be written"),
         ("bench_plans", ("--results", "file/x.csv"), "--results file/x.csv: cannot be written"),
+        ("bench_layers", ("--results", "file/x.csv"), "--results file/x.csv: cannot be written"),
         ("sm_active_time", ("--results", "file/x.csv"), "--results file/x.csv: cannot be written"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
@@ -120,6 +121,7 @@ def test_a_place_that_cannot_be_written_is_found_out_first(tmp_path, monkeypatch
     before = contents(tmp_path)
     configs = {"bench_end_to_end": "end_to_end/smoke", "bench_training": "training_bench/single"}
     configs |= {"bench_plans": "plan_bench/graphs", "bench_kernels": "bench/smoke", "preprocessing": "bench/smoke"}
+    configs |= {"bench_layers": "bench/layers"}
     if script in configs:
         arguments = (*arguments, "--config", ROOT / "configs" / f"{configs[script]}.yaml")
     if script == "sm_active_time":

@@ -1,0 +1,61 @@
+"""What a GPU did during some calls: time in which it was busy, kernels, and how often the host waited for it.
+
+From a trace of CUPTI through torch.profiler, which also sees launches of CuPy and the kernels of CUDA graphs.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+KERNEL = "kernel"
+ON_GPU = (KERNEL, "gpu_memcpy", "gpu_memset")  # categories of events
+# Calls that return when the GPU has caught up. cudaDeviceSynchronize is not among them: the trace itself ends with it.
+WAITS = frozenset({"cudaStreamSynchronize", "cudaEventSynchronize", "cuStreamSynchronize", "cuEventSynchronize"})
+
+
+@dataclass(frozen=True)
+class GpuTrace:
+    """Sums over the traced calls.
+
+    Attributes:
+        busy_ms: time in which at least one kernel, copy or memset ran.
+        kernels: how many ran.
+        waits: calls in which the host waited for the GPU.
+    """
+
+    busy_ms: float
+    kernels: int
+    waits: int
+
+    @classmethod
+    def of(cls, events: Iterable[Mapping[str, Any]]) -> "GpuTrace":
+        """From the events of a Chrome trace, whose times are in microseconds."""
+        intervals, kernels, waits = [], 0, 0
+        for event in events:
+            if event.get("cat") in ON_GPU:
+                intervals.append((event["ts"], event["ts"] + event["dur"]))
+                kernels += event["cat"] == KERNEL
+            waits += event.get("name") in WAITS
+        busy, reached = 0.0, float("-inf")
+        for start, end in sorted(intervals):
+            busy += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        return cls(busy / 1e3, kernels, waits)
+
+
+def trace_gpu(run: Callable[[], Any]) -> GpuTrace:
+    """Trace the work that `run` queues on the GPU. Tracing slows the host down: times are taken without it."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        return GpuTrace.of(json.loads(path.read_bytes())["traceEvents"])

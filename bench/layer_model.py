@@ -1,0 +1,128 @@
+"""The model of `bench.layers` around PyG's layer or ours, a training step of it, and its errors against float64."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from bench.checks import largest_row_error
+from bench.layer_batches import IGNORED, Block, LayerBatch
+from configs.bench_schema import Shape
+from configs.layers_bench_schema import Precision
+
+
+@dataclass(frozen=True)
+class Types:
+    """Types of a precision.
+
+    Attributes:
+        parameters: of weights and features.
+        inputs: of q, k and v.
+    """
+
+    parameters: torch.dtype
+    inputs: torch.dtype
+
+    @property
+    def autocast(self) -> bool:
+        return self.parameters != self.inputs
+
+
+TYPES: dict[Precision, Types] = {
+    "float32": Types(torch.float32, torch.float32),
+    "autocast": Types(torch.float32, torch.bfloat16),
+    "bfloat16": Types(torch.bfloat16, torch.bfloat16),
+}
+
+
+class LayerModel(nn.Module):
+    """Layers of one kind, with LayerNorm and ReLU between them.
+
+    Args:
+        layer: a class with the arguments of `torch_geometric.nn.TransformerConv`.
+        shape: heads and columns of a head; x has as many columns as all heads.
+    """
+
+    def __init__(self, layer: type[nn.Module], shape: Shape, layers: int, edge_dim: int | None) -> None:
+        super().__init__()
+        options = {"heads": shape.heads, "edge_dim": edge_dim}
+        self.layers = nn.ModuleList(layer(shape.width, shape.dim, **options) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(layers - 1))
+
+    def forward(self, batch: LayerBatch) -> Tensor:
+        """[targets of the last block, columns]."""
+        x = run_layer(self.layers[0], batch.x, batch.blocks[0])
+        for norm, layer, block in zip(self.norms, self.layers[1:], batch.blocks[1:], strict=True):
+            x = run_layer(layer, norm(x).relu(), block)
+        return x
+
+
+def run_layer(layer: nn.Module, x: Tensor, block: Block) -> Tensor:
+    is_square = block.num_sources == block.num_targets
+    return layer(x if is_square else (x, x[: block.num_targets]), block.edge_index, block.edge_attr)
+
+
+class TrainingStep:
+    """Forward pass, loss, backward pass and fused AdamW.
+
+    Args:
+        capturable: whether a CUDA graph can capture it.
+    """
+
+    def __init__(self, model: LayerModel, types: Types, capturable: bool = False) -> None:
+        self.model, self.types = model, types
+        self.device = next(model.parameters()).device
+        self.optimiser = torch.optim.AdamW(model.parameters(), fused=True, capturable=capturable)
+
+    def __call__(self, batch: LayerBatch) -> Tensor:
+        """The model's output before the step, [targets of the last block, columns]."""
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.types.autocast):
+            output = self.model(batch)
+            loss = cross_entropy(output.float(), batch.labels, ignore_index=IGNORED)
+        loss.backward()
+        self.optimiser.step()
+        return output.detach()
+
+
+class LayerErrors(NamedTuple):
+    """Against the same weights and inputs in float64.
+
+    Attributes:
+        output: largest error of a row, see `bench.checks.largest_row_error`.
+        gradients: of all weights together: norm of the difference over the norm.
+    """
+
+    output: float
+    gradients: float
+
+
+def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, types: Types) -> LayerErrors:
+    """Errors of the layer on the first block.
+
+    Args:
+        exact: the layer in float64, of any weights.
+        batch: features in the type of the layer's weights.
+    """
+    exact.load_state_dict(layer.state_dict())
+    double = batch.to(batch.x.device, torch.float64)
+    rows, columns = batch.blocks[0].num_targets, batch.x.shape[1]
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(rows, columns, generator=generator).to(batch.x.device)
+    with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=types.autocast):
+        output = run_layer(layer, batch.x, batch.blocks[0])
+    found = _gradients(layer, output, cotangent)
+    expected = run_layer(exact, double.x, double.blocks[0])
+    right = _gradients(exact, expected, cotangent)
+    return LayerErrors(
+        largest_row_error(output.detach(), expected.detach()), ((found - right).norm() / right.norm()).item()
+    )
+
+
+def _gradients(layer: nn.Module, output: Tensor, cotangent: Tensor) -> Tensor:
+    """Of all weights, in one float64 vector in the order of their names."""
+    weights = [weight for _, weight in sorted(layer.named_parameters())]
+    gradients = torch.autograd.grad(output, weights, cotangent.to(output.dtype))
+    return torch.cat([gradient.double().flatten() for gradient in gradients])

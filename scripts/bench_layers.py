@@ -1,0 +1,92 @@
+"""Time training steps of PyG's TransformerConv and of ours, and append the measurements to the results CSV. See
+bench/layers.py.
+
+    python scripts/bench_layers.py --config configs/bench/layers.yaml [--set data.only=[cora, molecules-32]]
+        [--set section.key=value ...] [--results FILE]
+
+Cells that the file already holds are not measured again. Exit status: 0; 1 if a layer was wrong or a cell failed; 2 if
+a graph could not be loaded or anything else stopped the run.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
+import typer
+
+from bench import cli, runner
+from bench.layer_batches import LoadedWorkload
+from bench.layers import CAPTURED, FINISHED, OURS, PYG, LayersBench, precision_of, pyg_layer
+from bench.records import Row, check_results_file, finished
+from configs.layers_bench_schema import LayersBenchConfig
+
+HEAD = (
+    *("workload", "rows", "edges", "precision", "PyG ms", "ours ms", "PyG / ours", "captured ms", "PyG / captured"),
+    *("GPU busy: PyG", "ours", "captured", "kernels: PyG", "ours", "captured", "waits: ours"),
+    *("error: PyG", "ours", "captured", "attention", "status"),
+)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/bench/layers.yaml.")],
+    overrides: cli.Overrides = None,
+    results: cli.Results = Path("results/local/layers.csv"),  # ignored by git
+    again: cli.Again = False,
+) -> None:
+    """Time training steps of PyG's layer and of ours."""
+    with runner.user_errors(results):
+        settings = cli.read_config(config, overrides, LayersBenchConfig)
+        check_results_file(results)
+        device = runner.gpu("steps are timed on an NVIDIA GPU")
+        pyg_layer()  # an error before anything is loaded
+        done = finished(runner.recorded(results, again), FINISHED)
+        graph = cache(settings.data.load)  # several workloads have the same one
+
+        def load(name: str) -> LoadedWorkload:
+            workload = settings.data.workloads[name]
+            return LoadedWorkload.of(name, workload, graph(workload.graph))
+
+        args = (LayersBench, settings, config, load, results, done, device, HEAD, table_line)
+        raise typer.Exit(runner.run_bench(*args))
+
+
+def table_line(rows: list[Row]) -> list[str]:
+    """Line of the final table, from the rows of a cell."""
+    found = {((row.backend, row.launch), row.metric): row for row in rows}
+    first = rows[0]
+
+    def number(side: tuple[str, str], metric: str, form: str) -> str:
+        row = found.get((side, metric))
+        return "" if row is None else cli.number(row.value, form)
+
+    def ratio(side: tuple[str, str]) -> str:
+        theirs, ours = found.get((PYG, "time")), found.get((side, "time"))
+        if theirs is None or ours is None or theirs.value is None or ours.status != "ok":
+            return ""
+        return f"{theirs.value / ours.value:.2f}"
+
+    sides = (PYG, OURS, CAPTURED)
+    errors = (found.get((side, "time")) for side in sides)
+    times = [row for row in rows if row.metric == "time"]
+    problems = [f"{row.backend} {row.launch}: {cli.outcome(row)}" for row in times if row.status != "ok"]
+    problems += ["disturbed"] * any(row.disturbed == "yes" for row in times)
+    return [
+        *(first.variant, f"{first.nodes:,}", f"{first.nnz:,}", precision_of(first)),
+        *(number(PYG, "time", ".2f"), number(OURS, "time", ".2f"), ratio(OURS)),
+        *(number(CAPTURED, "time", ".2f"), ratio(CAPTURED)),
+        *(number(side, "gpu_busy", ".2f") for side in sides),
+        *(number(side, "gpu_kernels", ".0f") for side in sides),
+        number(OURS, "host_waits", ".1f"),
+        *("" if row is None else cli.number(row.relative_error, ".1e") for row in errors),
+        first.note.partition(";")[0].removeprefix("attention by "),
+        "; ".join(problems) or "ok",
+    ]
+
+
+if __name__ == "__main__":
+    app()

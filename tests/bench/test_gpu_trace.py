@@ -1,0 +1,45 @@
+"""Busy time, kernels and waits, from traces written by hand and from a GPU."""
+
+import pytest
+import torch
+
+from bench.gpu_trace import GpuTrace, trace_gpu
+
+
+def event(cat, start, length, name="work"):
+    return {"cat": cat, "ts": start, "dur": length, "name": name, "ph": "X"}
+
+
+def test_time_in_which_several_kernels_run_counts_once():
+    events = [
+        event("kernel", 100.0, 50.0),
+        event("kernel", 120.0, 10.0),  # inside the first
+        event("gpu_memcpy", 140.0, 30.0),  # overlaps it
+        event("gpu_memset", 300.0, 5.0),
+        event("cpu_op", 0.0, 1000.0),
+        event("gpu_user_annotation", 0.0, 1000.0),
+        {"name": "process_name", "ph": "M"},
+    ]
+    assert GpuTrace.of(events) == GpuTrace(busy_ms=0.075, kernels=2, waits=0)
+    assert GpuTrace.of(reversed(events)) == GpuTrace.of(events)
+    assert GpuTrace.of([]) == GpuTrace(0.0, 0, 0)
+
+
+def test_waits_of_the_host_are_counted_but_for_the_end_of_the_trace():
+    names = ["cudaStreamSynchronize", "cudaEventSynchronize", "cudaLaunchKernel", "cudaDeviceSynchronize"]
+    assert GpuTrace.of(event("cuda_runtime", 0.0, 1.0, name) for name in names).waits == 2
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_traced():
+    x = torch.ones(1 << 20, device="cuda")
+
+    def run():
+        for _ in range(5):
+            (x * 2).sum().item()
+
+    run()
+    found = trace_gpu(run)
+    assert found.kernels >= 10
+    assert found.waits >= 5
+    assert 0 < found.busy_ms < 1000

@@ -1,0 +1,357 @@
+"""Batches of the layer benchmark, its checks and rows, on the CPU with small graphs; the captured loop on stand-ins."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import kernels
+from bench import captured_loop, layers
+from bench.captured_loop import CapturedLoop
+from bench.layer_batches import LoadedWorkload, draw_batches
+from bench.layer_model import TYPES, LayerModel, TrainingStep, first_layer_errors
+from bench.layers import CAPTURED, FINISHED, OURS, PYG, LayersBench
+from bench.provenance import provenance
+from bench.records import finished
+from configs.bench_schema import Shape
+from configs.layers_bench_schema import LayersBenchConfig, LayersDataConfig, Workload
+from models import FusedTransformerConv
+
+CPU = torch.device("cpu")
+SHAPE = Shape(2, 4)
+
+pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
+
+
+def loaded(graph="cora", **workload) -> LoadedWorkload:
+    own = {"name": graph, "source": "synthetic", "batch_size": 30, "features": False}
+    return LoadedWorkload.of("mine", Workload(graph=graph, **workload), data.load(**own))
+
+
+def draw(graph="cora", layers=3, count=2, **workload):
+    return draw_batches(loaded(graph, **workload), layers=layers, columns=SHAPE.width, count=count, seed=0)
+
+
+def edges_of(graph) -> set[tuple[int, int]]:
+    """(key, query) of each edge."""
+    return {*zip(*(ends.tolist() for ends in graph.edges()), strict=True)}
+
+
+def pairs(block) -> list[tuple[int, int]]:
+    return [*zip(*block.edge_index.tolist(), strict=True)]
+
+
+def test_a_whole_graph_is_one_batch_with_one_block_for_all_layers():
+    problem = loaded(edge_dim=3)
+    (batch,) = draw_batches(problem, layers=3, columns=8, count=5, seed=0)
+    assert len(batch.blocks) == 3
+    assert len(batch.distinct_blocks) == 1
+    block = batch.blocks[0]
+    found = pairs(block)
+    assert len(found) == problem.meta.num_edges
+    assert {*found} == edges_of(problem.graph)
+    assert block.num_sources == block.num_targets == len(batch.x) == len(batch.labels) == problem.meta.num_nodes
+    assert block.edge_attr.shape == (problem.meta.num_edges, 3)
+    assert batch.x.shape[1] == 8
+    assert 0 <= batch.labels.min() <= batch.labels.max() < 8
+
+
+def test_every_step_gets_other_molecules():
+    problem = loaded("ogbg-molhiv", batch=6)
+    first, second = draw("ogbg-molhiv", batch=6)
+    sizes = {*problem.graph.batch_num_nodes().tolist()}
+    for batch in (first, second):
+        (block,) = batch.distinct_blocks
+        # No edge leaves its molecule: the parts that are connected are as large as molecules.
+        count, part = parts_of(block)
+        assert count == 6
+        assert {*np.bincount(part)} <= sizes
+        assert block.edge_attr is None
+    assert first.x.shape != second.x.shape or not torch.equal(first.blocks[0].edge_index, second.blocks[0].edge_index)
+
+
+def parts_of(block):
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    source, target = block.edge_index.numpy()
+    shape = (block.num_targets, block.num_sources)
+    return connected_components(coo_array((np.ones(len(source)), (target, source)), shape), directed=False)
+
+
+def test_sampled_blocks_chain_from_the_outermost_neighbours_to_the_seeds():
+    problem = loaded(seeds=40, fan_out=[4, 2])
+    assert problem.graph.in_degrees().max() > 4  # the fan-outs bind
+    for batch in draw_batches(problem, layers=2, columns=8, count=3, seed=0):
+        outer, inner = batch.blocks
+        assert (inner.num_targets, len(batch.labels)) == (40, 40)
+        assert outer.num_targets == inner.num_sources
+        assert len(batch.x) == outer.num_sources
+        for block, fan_out in ((outer, 2), (inner, 4)):
+            source, target = block.edge_index.numpy()
+            assert len({*pairs(block)}) == block.edge_index.shape[1]  # no edge twice
+            assert np.bincount(target).max() <= fan_out
+            assert source.max() < block.num_sources
+            assert target.max() < block.num_targets
+            assert (np.diff(target) >= 0).all()
+            assert {*range(block.num_targets, block.num_sources)} <= {*source}  # each new node is a neighbour
+
+
+def test_sampled_edges_are_edges_of_the_graph():
+    """On a graph whose nodes tell their ids by their degree: node n has n keys, 0 .. n - 1."""
+    import dgl
+
+    nodes = 12
+    query = np.repeat(np.arange(nodes), np.arange(nodes))
+    key = np.concatenate([np.arange(n) for n in range(nodes)])
+    graph = dgl.graph((key, query), num_nodes=nodes, idtype=torch.int32).formats("csc")
+    meta = SimpleNamespace(num_nodes=nodes)
+    problem = LoadedWorkload(graph, meta, name="mine", workload=Workload(graph="mine", seeds=nodes, fan_out=[200]))
+    (batch,) = draw_batches(problem, layers=1, columns=4, count=1, seed=0)
+    (block,) = batch.blocks
+    # With 200 draws with replacement of at most 11 neighbours all are found: the block is the graph, renumbered.
+    assert block.num_sources == block.num_targets == nodes
+    degree = np.bincount(block.edge_index[1].numpy(), minlength=nodes)
+    assert sorted(degree) == [*range(nodes)]
+    assert {(degree[source], degree[target]) for source, target in pairs(block)} == {
+        (low, high) for high in range(nodes) for low in range(high)
+    }
+
+
+def test_samples_of_the_real_graph_have_the_sizes_that_the_readme_was_measured_with(real_graph_dir):
+    own = data.load("ogbn-arxiv", path=real_graph_dir / "single" / "ogbn-arxiv.npz", features=False)
+    expected = {(1024, (15, 10, 5)): (33_000, 21_000, 4_700), (8192, (20, 15)): (145_000, 41_000)}
+    for (seeds, fan_out), edges in expected.items():
+        problem = LoadedWorkload.of("mine", Workload(graph="ogbn-arxiv", seeds=seeds, fan_out=fan_out), own)
+        (batch,) = draw_batches(problem, layers=len(fan_out), columns=8, count=1, seed=0)
+        assert [block.edge_index.shape[1] for block in batch.blocks] == pytest.approx(edges, rel=0.05)
+
+
+def test_new_edges_are_new_tensors_shared_by_the_layers():
+    (batch,) = draw()
+    new = batch.with_new_edges()
+    assert len(new.distinct_blocks) == 1
+    assert new.blocks[0].edge_index is not batch.blocks[0].edge_index
+    assert torch.equal(new.blocks[0].edge_index, batch.blocks[0].edge_index)
+    assert new.x is batch.x
+
+
+def test_more_seeds_than_nodes_are_an_error():
+    with pytest.raises(ValueError, match="seeds = 5000: cora has 2708 nodes"):
+        draw(seeds=5000, fan_out=[2])
+
+
+def make_models(edge_dim, dtype, layers=2):
+    from torch_geometric.nn import TransformerConv
+
+    torch.manual_seed(0)
+    exact = LayerModel(TransformerConv, SHAPE, layers, edge_dim).double()
+    found = []
+    for layer in (FusedTransformerConv, TransformerConv):
+        model = LayerModel(layer, SHAPE, layers, edge_dim).to(dtype)
+        model.load_state_dict(exact.state_dict())
+        found.append(model)
+    return *found, exact
+
+
+@pytest.mark.parametrize("workload", [{}, {"edge_dim": 3}, {"seeds": 20, "fan_out": [3, 2], "edge_dim": 2}])
+def test_both_models_with_the_same_weights_train_alike(workload):
+    """In float64: the same outputs over several steps, so the same losses, gradients and optimiser."""
+    batches = [batch.to(CPU, torch.float64) for batch in draw(layers=2, **workload)]
+    ours, theirs, _ = make_models(workload.get("edge_dim"), torch.float64)
+    types = replace(TYPES["float32"], parameters=torch.float64, inputs=torch.float64)
+    steps = [TrainingStep(model, types) for model in (ours, theirs)]
+    for batch in batches * 2:
+        one, other = (step(batch) for step in steps)
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(one, make_models(workload.get("edge_dim"), torch.float64)[0](batch))  # weights moved
+
+
+@pytest.mark.parametrize("precision", TYPES)
+def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
+    types = TYPES[precision]
+    batch = draw(seeds=30, fan_out=[3, 2], layers=2)[0].to(CPU, types.parameters)
+    ours, theirs, exact = make_models(None, types.parameters)
+    for model in (ours, theirs):
+        errors = first_layer_errors(model.layers[0], exact.layers[0], batch, types)
+        assert 0 < errors.output < layers.ALLOWED[types.inputs].output
+        assert 0 < errors.gradients < layers.ALLOWED[types.inputs].gradients
+        assert layers.checked(errors, types)["status"] == "ok"
+
+    class Damaged(FusedTransformerConv):
+        def forward(self, x, *arguments):
+            output = super().forward(x, *arguments)
+            return torch.cat([output[:-1], 1.5 * output[-1:]])
+
+    damaged = Damaged(SHAPE.width, SHAPE.dim, heads=SHAPE.heads).to(types.parameters)
+    errors = first_layer_errors(damaged, exact.layers[0], batch, types)
+    assert layers.checked(errors, types)["status"] == "wrong"
+    nan = errors._replace(output=float("nan"))
+    assert layers.checked(nan, types)["status"] == "wrong"
+
+
+CONFIG = LayersBenchConfig(
+    data=LayersDataConfig(
+        source="synthetic",
+        batch_size=20,
+        workloads={
+            "cora": Workload(graph="cora"),
+            "molecules": Workload(graph="ogbg-molhiv", batch=4, edge_dim=2, captured=True),
+            "sampled": Workload(graph="cora", seeds=20, fan_out=(3, 2)),
+        },
+    ),
+    model={"shape": "2x4", "layers": 3},
+    measure={"pool": 2, "steps": 2, "repeats": 1},
+)
+
+
+def bench(name: str, config: LayersBenchConfig = CONFIG) -> LayersBench:
+    workload = config.data.workloads[name]
+    problem = LoadedWorkload.of(name, workload, config.data.load(workload.graph))
+    return LayersBench(problem, config, "layers.yaml", provenance(CPU), CPU)
+
+
+def test_a_cell_has_a_row_of_each_layer_in_every_precision():
+    found = bench("molecules")
+    rows = [row for _, some in found.measure(()) for row in some]
+    kinds = [(row.dtype, row.out_dtype, (row.backend, row.launch), row.status) for row in rows]
+    assert kinds == [
+        (dtype, out_dtype, layer, status)
+        for dtype, out_dtype in (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"))
+        for layer, status in ((OURS, "ok"), (PYG, "ok"), (CAPTURED, "unavailable"))
+    ]
+    assert {(row.bench, row.variant, row.dataset, row.data_source) for row in rows} == {
+        ("layers", "molecules", "ogbg-molhiv", "synthetic")
+    }
+    assert {(row.edges, row.plan, row.heads, row.dim, row.blocks, row.graphs) for row in rows} == {
+        ("features_2", "rebuilt", 2, 8, 3, 4)
+    }
+    assert {row.nnz for row in rows} == {round(sum(one.num_edges for one in found.batches) / 2)}
+    timed = [row for row in rows if row.status == "ok"]
+    assert all(0 < row.p10 <= row.value <= row.p90 and 0 <= row.relative_error < 0.05 for row in timed)
+    assert all("torch_geometric 2" in row.note for row in timed if row.backend == "pyg")
+    assert all("attention by " in row.note for row in timed if row.backend == "auto")
+    assert not any(some for _, some in found.measure(finished(rows, FINISHED)))
+
+
+def test_a_whole_graph_keeps_its_edges_and_samples_bring_new_ones():
+    for name, plan, blocks, seen in (("cora", "fixed", 3, 1), ("sampled", "rebuilt", 2, None)):
+        found = bench(name)
+        cell = found.cells(CONFIG)[0]
+        assert (found.columns(cell)["plan"], found.columns(cell)["blocks"]) == (plan, blocks)
+        tensors = {id(found._renewed(found.batches[0]).blocks[0].edge_index) for _ in range(3)}
+        assert len(tensors) == seen or seen is None
+        renewed = found._renewed(found.batches[0])
+        assert (renewed is found.batches[0]) == (plan == "fixed")
+
+
+def test_a_layer_that_fails_or_is_wrong_leaves_the_other_ones_time(monkeypatch):
+    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"precisions": ("float32",)})})
+    found = bench("sampled", config)
+
+    class Wrong(FusedTransformerConv):
+        def forward(self, *arguments):
+            return super().forward(*arguments) * 1.01
+
+    monkeypatch.setattr(layers, "FusedTransformerConv", Wrong)
+    ((_, (ours, theirs)),) = found.measure(())
+    assert (ours.status, theirs.status) == ("wrong", "ok")
+    assert "allowed 1.0e-04" in ours.reason
+    assert ours.value > 0
+
+    class Failing(FusedTransformerConv):
+        def forward(self, *arguments):
+            raise MemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(layers, "FusedTransformerConv", Failing)
+    ((_, (ours, theirs)),) = found.measure(())
+    assert (ours.status, ours.value, theirs.status) == ("oom", None, "ok")
+
+
+class PlanOnCpu(kernels.AttentionPlan):
+    """A plan that is made anew in place: of the contract of PlanRoom what the layers use."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "backend", "reference")
+
+    def __call__(self, *arguments, edges=None, **options):
+        if edges is not None:  # features of columns of padding belong to no edge
+            options["edges"] = kernels.EdgeData(features=edges.features[self.kept])
+        return self.current(*arguments, **options)
+
+
+class RoomOnCpu:
+    def __init__(self, shape, num_edges, *, device, dtype, head_dim, num_heads, edge_data, backward):
+        assert backward
+        self.shape, self.num_edges, self.edge_data, self.plan = shape, num_edges, edge_data, PlanOnCpu()
+
+    def fill(self, edge_index):
+        from scipy.sparse import coo_array
+
+        assert edge_index.shape == (2, self.num_edges)
+        kept = edge_index[0] >= 0
+        source, target = edge_index[:, kept].numpy()
+        matrix = coo_array((np.ones(len(source), np.int8), (target, source)), self.shape)
+        plan = kernels.plan_attention(matrix, backend="reference", edge_data=self.edge_data)
+        object.__setattr__(self.plan, "kept", kept)
+        object.__setattr__(self.plan, "current", plan)
+
+
+def replayed(run, device):
+    run()  # warms up
+    return SimpleNamespace(replay=run)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"graph": "ogbg-molhiv", "batch": 5},
+        {"graph": "ogbg-molhiv", "batch": 5, "edge_dim": 2},
+        {"graph": "cora", "seeds": 20, "fan_out": [3, 2]},
+    ],
+)
+def test_padded_batches_train_as_the_batches_themselves(monkeypatch, workload):
+    monkeypatch.setattr(kernels, "PlanRoom", RoomOnCpu, raising=False)
+    monkeypatch.setattr(captured_loop, "capture", replayed)
+    batches = [batch.to(CPU, torch.float64) for batch in draw(layers=2, count=4, **workload)]
+    assert len({len(batch.x) for batch in batches}) > 1
+    types = replace(TYPES["float32"], parameters=torch.float64, inputs=torch.float64)
+    eager, _, _ = make_models(workload.get("edge_dim"), torch.float64)
+    captured, _, _ = make_models(workload.get("edge_dim"), torch.float64)
+    weights = {name: weight.clone() for name, weight in eager.state_dict().items()}
+    step, inner = TrainingStep(eager, types), TrainingStep(captured, types)
+    loop = CapturedLoop(inner, batches, SHAPE, torch.float64)
+    captured.load_state_dict(weights)  # the warm-up was a step
+    inner.optimiser.state.clear()
+    for batch in batches:
+        torch.testing.assert_close(loop(batch), step(batch), rtol=1e-9, atol=1e-9)
+    for one, other in zip(captured.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_batch_that_is_too_large_for_the_loop_is_refused(monkeypatch):
+    monkeypatch.setattr(kernels, "PlanRoom", RoomOnCpu, raising=False)
+    monkeypatch.setattr(captured_loop, "capture", replayed)
+    small, large = (draw("ogbg-molhiv", layers=2, batch=size, count=1)[0] for size in (2, 20))
+    model, _, _ = make_models(None, torch.float32)
+    loop = CapturedLoop(TrainingStep(model, TYPES["float32"]), [small], SHAPE, torch.float32)
+    with pytest.raises(ValueError, match=r"batch: got \d+ rows or edges; the loop was captured for \d+ at most"):
+        loop(large)
+
+
+def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
+    monkeypatch.setattr(kernels, "PlanRoom", RoomOnCpu, raising=False)
+    monkeypatch.setattr(captured_loop, "capture", replayed)
+    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"precisions": ("float32",)})})
+    ((_, rows),) = bench("molecules", config).measure(())
+    assert [((row.backend, row.launch), row.status) for row in rows] == [(OURS, "ok"), (PYG, "ok"), (CAPTURED, "ok")]
+    assert 0 < rows[2].relative_error < 1e-4
+    assert rows[2].value > 0
+
+    original = CapturedLoop.__call__
+    monkeypatch.setattr(CapturedLoop, "__call__", lambda self, batch: original(self, batch) * 1.1)
+    ((_, rows),) = bench("molecules", config).measure(())
+    assert [row.status for row in rows] == ["ok", "ok", "wrong"]
