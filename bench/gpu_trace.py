@@ -50,7 +50,11 @@ class GpuTrace:
 
 
 def trace_gpu(run: Callable[[], Any]) -> GpuTrace:
-    """Trace the work that `run` queues on the GPU. Tracing slows the host down: times are taken without it."""
+    """Trace the work that `run` queues on the GPU. Tracing slows the host down: times are taken without it.
+
+    Raises:
+        RuntimeError: no kernel was seen.
+    """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
@@ -58,4 +62,7 @@ def trace_gpu(run: Callable[[], Any]) -> GpuTrace:
     with TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        return GpuTrace.of(json.loads(path.read_bytes())["traceEvents"])
+        trace = GpuTrace.of(json.loads(path.read_bytes())["traceEvents"])
+    if not trace.kernels:
+        raise RuntimeError("the trace holds no kernel: nothing was queued, or CUPTI may not trace on this machine")
+    return trace

@@ -22,11 +22,12 @@ from bench.layers import CAPTURED, FINISHED, OURS, PYG, LayersBench, precision_o
 from bench.records import Row, check_results_file, finished
 from configs.layers_bench_schema import LayersBenchConfig
 
+# Several numbers in a column: of PyG's layer, of ours, and of our captured loop where it was timed.
 HEAD = (
-    *("workload", "rows", "edges", "precision", "PyG ms", "ours ms", "PyG / ours", "captured ms", "PyG / captured"),
-    *("GPU busy: PyG", "ours", "captured", "kernels: PyG", "ours", "captured", "waits: ours"),
-    *("error: PyG", "ours", "captured", "attention", "status"),
+    *("workload", "precision", "ms: PyG", "ours", "captured", "PyG / ours", "captured", "GPU busy ms", "kernels"),
+    *("host waits", "error", "attention", "status"),
 )
+SIDES = (PYG, OURS, CAPTURED)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -58,32 +59,27 @@ def main(
 def table_line(rows: list[Row]) -> list[str]:
     """Line of the final table, from the rows of a cell."""
     found = {((row.backend, row.launch), row.metric): row for row in rows}
-    first = rows[0]
+    times = [found.get((side, "time")) for side in SIDES]
 
-    def number(side: tuple[str, str], metric: str, form: str) -> str:
-        row = found.get((side, metric))
-        return "" if row is None else cli.number(row.value, form)
+    def ratio(ours: Row | None) -> str:
+        is_right = times[0] and times[0].value and ours and ours.status == "ok"
+        return f"{times[0].value / ours.value:.2f}" if is_right else ""
 
-    def ratio(side: tuple[str, str]) -> str:
-        theirs, ours = found.get((PYG, "time")), found.get((side, "time"))
-        if theirs is None or ours is None or theirs.value is None or ours.status != "ok":
-            return ""
-        return f"{theirs.value / ours.value:.2f}"
+    def numbers(metric: str, form: str) -> str:
+        return " / ".join(
+            f"{row.value:{form}}" for side in SIDES if (row := found.get((side, metric))) and row.value is not None
+        )
 
-    sides = (PYG, OURS, CAPTURED)
-    errors = (found.get((side, "time")) for side in sides)
-    times = [row for row in rows if row.metric == "time"]
-    problems = [f"{row.backend} {row.launch}: {cli.outcome(row)}" for row in times if row.status != "ok"]
-    problems += ["disturbed"] * any(row.disturbed == "yes" for row in times)
+    timed = [row for row in times if row]
+    problems = [f"{row.backend} {row.launch}: {cli.outcome(row)}" for row in timed if row.status != "ok"]
+    problems += ["disturbed"] * any(row.disturbed == "yes" for row in timed)
     return [
-        *(first.variant, f"{first.nodes:,}", f"{first.nnz:,}", precision_of(first)),
-        *(number(PYG, "time", ".2f"), number(OURS, "time", ".2f"), ratio(OURS)),
-        *(number(CAPTURED, "time", ".2f"), ratio(CAPTURED)),
-        *(number(side, "gpu_busy", ".2f") for side in sides),
-        *(number(side, "gpu_kernels", ".0f") for side in sides),
-        number(OURS, "host_waits", ".1f"),
-        *("" if row is None else cli.number(row.relative_error, ".1e") for row in errors),
-        first.note.partition(";")[0].removeprefix("attention by "),
+        *(rows[0].variant, precision_of(rows[0])),
+        *("" if row is None else cli.number(row.value, ".2f") for row in times),
+        *(ratio(row) for row in times[1:]),
+        *(numbers("gpu_busy", ".2f"), numbers("gpu_kernels", ".0f"), numbers("host_waits", ".1f")),
+        " / ".join(f"{row.relative_error:.1e}" for row in timed if row.relative_error is not None),
+        rows[0].note.partition(";")[0].removeprefix("attention by "),
         "; ".join(problems) or "ok",
     ]
 

@@ -73,7 +73,13 @@ def fill(text: str, rows: pd.DataFrame) -> str:
             raise MarkerError(f"generated: {name}: no such block; allowed are {', '.join(BLOCKS)}")
         if found.count(name) > 1:
             raise MarkerError(f"generated: {name}: stands {found.count(name)} times; once is allowed")
-    return MARKED.sub(lambda match: marked(match["name"], BLOCKS[match["name"]](rows)), text)
+    others = rows[rows["bench"] != "layers"]  # perhaps of another GPU
+
+    def computed(match: re.Match) -> str:
+        name = match["name"]
+        return marked(name, BLOCKS[name](rows if name == "layers" else others))
+
+    return MARKED.sub(computed, text)
 
 
 def marked(name: str, block: str) -> str:

@@ -15,7 +15,7 @@ worst row of the first layer's output against PyG's layer in float64 with the sa
 model's output). A time of ours stands only where it is within the bounds of `bench/layers.py`.
 """
 HEAD = (
-    *("workload", "rows", "edges", "layer", "ms", "p10 to p90", "PyG over it", "GPU busy, ms", "kernels", "waits"),
+    *("workload", "layer", "rows", "edges", "ms", "p10 to p90", "PyG over it", "GPU busy, ms", "kernels", "waits"),
     *("error", "notes"),
 )
 NAMES = {PYG: "PyG", OURS: "ours", CAPTURED: "ours, one CUDA graph"}
@@ -27,7 +27,7 @@ def layers_tables(rows: pd.DataFrame) -> str:
     sections = [TITLE]
     for precision, words in PRECISIONS.items():
         if lines := _lines(times, precision):
-            sections += [f"## {words}, {times.device}\n", table(HEAD, lines, 1)]
+            sections += [f"## {words}, {times.device}\n", table(HEAD, lines, 2)]
     return "\n".join(sections)
 
 
@@ -41,13 +41,8 @@ def _lines(times: LayerTimes, precision: tuple[str, str]) -> list[list[str]]:
                 continue
             lines.append(
                 [
-                    *(
-                        words_of(workload),
-                        f"{time.nodes:,}",
-                        f"{time.nnz:,}",
-                        name,
-                        times.cell(workload, precision, layer),
-                    ),
+                    *(words_of(workload), name, f"{time.nodes:,}", f"{time.nnz:,}"),
+                    times.cell(workload, precision, layer),
                     "-" if pd.isna(time.value) else f"{time.p10:.2f} to {time.p90:.2f}",
                     "-" if ratio is None or layer == PYG else f"{ratio:.2f}",
                     *(
