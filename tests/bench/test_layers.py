@@ -189,6 +189,21 @@ def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
     damaged = Damaged(SHAPE.width, SHAPE.dim, heads=SHAPE.heads).to(types.parameters)
     errors = first_layer_errors(damaged, exact.layers[0], batch, types)
     assert layers.checked(errors, types)["status"] == "wrong"
+
+    class Backwards(FusedTransformerConv):
+        """With the right output and wrong gradients."""
+
+        def forward(self, *arguments):
+            output = super().forward(*arguments)
+            output.register_hook(lambda gradient: 1.5 * gradient)
+            return output
+
+    torch.manual_seed(0)
+    backwards = Backwards(SHAPE.width, SHAPE.dim, heads=SHAPE.heads).to(types.parameters)
+    errors = first_layer_errors(backwards, exact.layers[0], batch, types)
+    assert errors.output < layers.ALLOWED[types.inputs].output
+    assert errors.gradients == pytest.approx(0.5, rel=0.05)
+    assert layers.checked(errors, types)["status"] == "wrong"
     nan = errors._replace(output=float("nan"))
     assert layers.checked(nan, types)["status"] == "wrong"
 
