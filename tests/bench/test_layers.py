@@ -370,3 +370,19 @@ def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
     monkeypatch.setattr(CapturedLoop, "__call__", lambda self, batch: original(self, batch) * 1.1)
     ((_, rows),) = bench("molecules", config).measure(())
     assert [row.status for row in rows] == ["ok", "ok", "wrong"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CONFIG.data.workloads)
+def test_on_a_gpu_every_layer_is_right_and_traced(name):
+    workload, device = CONFIG.data.workloads[name], torch.device("cuda")
+    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"shape": "8x16"})})
+    problem = LoadedWorkload.of(name, workload, config.data.load(workload.graph))
+    for _, rows in LayersBench(problem, config, "layers.yaml", provenance(device), device).measure(()):
+        found = {((row.backend, row.launch), row.metric): row for row in rows}
+        sides = [OURS, PYG] + [CAPTURED] * workload.captured
+        assert [found[side, "time"].status for side in sides] == ["ok"] * len(sides), rows
+        for side in sides:
+            time, busy, kernels = (found[side, metric].value for metric in ("time", "gpu_busy", "gpu_kernels"))
+            assert 0 < busy < 20 * time
+            assert kernels >= 10
