@@ -34,6 +34,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .edges import rows_of_edges
+
 KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/fused3s.cu
 TILE_KEYS = 16
 # int32 words of struct KVTile
@@ -106,15 +108,15 @@ class Schedule:
         work_items: [num_blocks, warps, 56] int32 struct WorkItem: the first KV tile of a warp and their number, the
             window, the keys of the last tile; KWARP, KBLOCK or the split, with the first split of the window and their
             number; and copies of the first two KV tiles. Window -1: the warp has nothing to do.
-        num_splits: splits of all windows.
-        windows: number of windows that one warp, one block, and several blocks take.
-        heuristic: the sizes that the windows were shared out by.
+        num_splits: splits of all windows, or more.
+        windows: number of windows that one warp, one block, and several blocks take; None where the host does not know.
+        heuristic: the sizes that the windows were shared out by; likewise.
     """
 
     work_items: torch.Tensor
     num_splits: int
-    windows: tuple[int, int, int]
-    heuristic: SplitHeuristic
+    windows: tuple[int, int, int] | None
+    heuristic: SplitHeuristic | None
 
     @property
     def num_blocks(self) -> int:
@@ -193,17 +195,20 @@ class TileSlots:
     slot_places: torch.Tensor
 
 
-def make_tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> TileSlots:
-    """Slots of the arrays of `make_kv_tiles`. Complete on the device when it returns."""
+def make_tile_slots(
+    kv_tiles: torch.Tensor, tile_offset: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor
+) -> TileSlots:
+    """Slots of the arrays of `make_kv_tiles`, made from a CSR pattern whose columns ascend in each row."""
     row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
+    column = kv_tiles[tile, (place % 16).long()].long()
+    # Edges of a row and column ascend in the CSR, and by KV tile and key in the slots: two stable sorts meet.
+    width = int(column.max()) + 1 if len(column) else 1
+    slot = torch.sort(row * width + column, stable=True).indices
+    edge = torch.sort(rows_of_edges(indptr, len(indices)) * width + indices.long(), stable=True).indices
     slot_edges = torch.empty_like(row, dtype=torch.int32)
-    # A stable sort of the slots by row is CSR order: KV tiles ascend in a row, and keys in a KV tile.
-    slot_edges[torch.sort(row, stable=True).indices] = torch.arange(len(row), dtype=torch.int32, device=row.device)
+    slot_edges[slot] = edge.int()
     per_tile = torch.bincount(tile, minlength=kv_tiles.shape[0])
-    tile_slots = torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int()
-    if row.is_cuda:  # the kernel reads them before griddepcontrol.wait
-        torch.cuda.current_stream(row.device).synchronize()
-    return TileSlots(tile_slots, slot_edges, place)
+    return TileSlots(torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int(), slot_edges, place)
 
 
 def _edges_of_tiles(

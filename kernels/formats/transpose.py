@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from .edges import rows_of_edges
-from .gpu_reverse import find_reverse
 
 
 @dataclass(frozen=True, eq=False)
 class TransposedCSR:
-    """A^T of a pattern without repeated edges.
+    """A^T of a pattern.
 
     Attributes:
         indptr: [num_cols + 1] int64.
@@ -39,28 +38,3 @@ def transpose_csr(
     if row_ids is not None:
         rows = row_ids.to(rows.device)[rows]
     return TransposedCSR(transposed, rows.int(), edge.int())
-
-
-def find_transpose(
-    indptr: torch.Tensor, indices: torch.Tensor, num_cols: int, row_ids: torch.Tensor | None = None
-) -> tuple[TransposedCSR, bool]:
-    """The transpose, and whether the pattern is symmetric; False with `row_ids`. Waits for a GPU.
-
-    On a GPU a symmetric pattern and its transpose share arrays.
-
-    Args:
-        indptr, indices, row_ids: as for `transpose_csr`; contiguous.
-    """
-    may_be_symmetric = row_ids is None and len(indptr) == num_cols + 1
-    if may_be_symmetric and indptr.is_cuda:
-        reverse = find_reverse(indptr, indices)
-        if reverse is not None:
-            return TransposedCSR(indptr, indices, reverse), True
-        may_be_symmetric = False
-    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
-    return transposed, may_be_symmetric and is_symmetric(indptr, indices, transposed)
-
-
-def is_symmetric(indptr: torch.Tensor, indices: torch.Tensor, transposed: TransposedCSR) -> bool:
-    """Whether A equals A^T."""
-    return torch.equal(indptr, transposed.indptr) and torch.equal(indices, transposed.indices)
