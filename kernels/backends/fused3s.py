@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..edge_data import EdgeTerms
+from ..formats.gpu_csr import MOST_EDGES
 from ..formats.gpu_schedule import BlockShape, ScheduleInputs
 from ..formats.schedule import TileSlots
 from ..fragments import WARP_SIZE
@@ -139,6 +140,7 @@ class Fused3SBackend(CudaBackend):
     data_type = Fused3SData
     writes_lse = True
     reorders = True
+    takes_edge_lists = True
     takes_edges = True
     takes_dropout = True
     has_backward = True
@@ -148,16 +150,13 @@ class Fused3SBackend(CudaBackend):
             return None
         return f"it takes torch.float16 and torch.bfloat16, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
 
+    def most_edges(self, inputs: InputSpec) -> int | None:
+        return MOST_EDGES  # numbered by the planning kernels
+
     def build(
-        self,
-        graph: Any,
-        device: torch.device,
-        inputs: InputSpec,
-        perm: torch.Tensor | None = None,
-        check: bool | None = None,
+        self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> Fused3SData:
-        """As `Backend.build`, also for an `EdgeList`; `check`: see `plan_graph`."""
-        data = plan_graph(graph, device, inputs, _block_shapes(gpu_limits(device), inputs), perm, check)
+        data = plan_graph(graph, device, inputs, _block_shapes(gpu_limits(device), inputs), perm)
         _compile(data, device, inputs)
         return data
 
@@ -165,6 +164,10 @@ class Fused3SBackend(CudaBackend):
         data = replan(data, device, inputs, _block_shapes(gpu_limits(device), inputs))
         _compile(data, device, inputs)
         return data
+
+    def raise_graph_errors(self, data: Fused3SData) -> None:
+        if data.progress is not None:
+            data.progress.plan(data, waits=True)
 
     def describe(self, data: Fused3SData) -> str:
         data, lines = data.ready(), []

@@ -107,7 +107,7 @@ def build_edge_kernel_data(
     num_heads: int,
     dim: int,
 ) -> EdgeKernelData:
-    """Items of a CSR pattern whose columns ascend in each row, for such heads, by torch."""
+    """Items of a CSR pattern (`formats.edges.canonical_csr`) for such heads, by torch."""
     return EdgeKernelData(indices, items_for_heads(indptr, indices.numel(), row_ids, device, num_heads, dim))
 
 

@@ -1,9 +1,9 @@
 """Plans of `fused3s`: what a plan consists of for given inputs, and how it is made from a graph.
 
 On a GPU, kernels make plans from an edge list or a CSR (formats/gpu_plan.py), and the host does not wait: arrays have
-room for the most that there can be. Where it waits for an answer anyway, to check the ids (`check`), the arrays are cut
-to what is used; without, this happens at a later call, once the GPU has come so far. A wait more is needed where the
-choice of the kernel takes the number of KV tiles (`kernel_choice`), outside of captures.
+room for the most that there can be. A call cuts them to what is used once the GPU has come so far, and then raises
+errors in the ids. The host waits for a graph on the CPU; and outside of captures where the choice of the kernel takes
+the number of KV tiles (`kernel_choice`).
 
 Elsewhere, and for graphs without rows or columns, torch makes the same plan (formats/torch_plan.py).
 """
@@ -14,14 +14,15 @@ from typing import ClassVar
 import torch
 
 from ..formats.bsb import BSB
-from ..formats.csr import CSRPattern, as_tensor
-from ..formats.edge_list import EdgeList, bad_edge, check_edge_index
+from ..formats.csr import CSRPattern, as_tensor, csr_from_edges
+from ..formats.edge_list import EdgeList, check_ids
+from ..formats.edges import canonical_csr
 from ..formats.gpu_csr import MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource, PlanNumber
 from ..formats.gpu_edges import gpu_csr_of_tiles
 from ..formats.gpu_plan import GPUPlan, PlanForm, PlanSizes, ScheduleForm
 from ..formats.gpu_schedule import ScheduleInputs, most_tiles_of, windows_of
 from ..formats.schedule import Schedule, TileSlots, csr_of_tiles, make_kv_tiles, make_tile_slots
-from ..formats.torch_plan import TILE, sorted_csr, tiles_of_csr
+from ..formats.torch_plan import TILE, tiles_of_csr
 from ..formats.transpose import TransposedCSR
 from ..runtime.launch import stream_handle
 from ..runtime.semaphores import is_capturing
@@ -34,8 +35,6 @@ from .fused3s_gradients import GradientData, compile_gradients
 from .fused3s_shapes import COMMON_DIM
 from .kernel_choice import GraphSize, takes_edges
 
-# Graphs of up to so many edges are checked at once outside of captures: their plan takes the GPU up to about 0.3 ms.
-CHECKED_EDGES = 1 << 20
 Graph = BSB | CSRPattern | EdgeList
 
 
@@ -53,8 +52,8 @@ class Fused3SData:
         size: what decides between the kernels.
         by_edge: the graph as cuda/fused3s_edges.cu reads it; None where no input of the plan takes that kernel.
         offsets: [num_rows + 1] int64, first edge of each row; None with `by_edge`.
-        edge_ids: [num_edges] int32, the number of each edge of `by_edge` in the edge list or CSR that the plan was made
-            from; None for plans without edge data.
+        edge_ids: [num_edges] int32, the number of each edge of `by_edge` in the edge list or CSR that kernels made the
+            plan from; None for other plans, and for those without edge data.
         slots: where the edges are in the KV tiles; None for plans without edge data.
         backward: for the backward pass; None for plans without one.
     """
@@ -114,9 +113,12 @@ class PlanProgress:
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(numbers.device))
 
-    def plan(self, bounded: Fused3SData) -> Fused3SData:
+    def plan(self, bounded: Fused3SData, waits: bool = False) -> Fused3SData:
+        """The exact plan; `bounded` where it is not known yet, unless the host `waits` for it."""
         if self.exact is None:
-            if not self._event.query():
+            if waits:
+                self._event.synchronize()
+            elif not self._event.query():
                 return bounded
             self.exact = self._made.exact(self._numbers.tolist())
             self._made = None
@@ -162,7 +164,6 @@ def plan_graph(
     inputs: InputSpec,
     shapes: ScheduleInputs,
     perm: torch.Tensor | None = None,
-    check: bool | None = None,
 ) -> Fused3SData:
     """Plan of a graph, queued on torch's current stream, and the kernels of the backward pass compiled.
 
@@ -170,8 +171,6 @@ def plan_graph(
         graph: repeated edges of a CSR or an edge list count as often as they occur.
         shapes: what the forward pass's schedule depends on besides the graph.
         perm: as for `Backend.build`.
-        check: wait for the GPU and raise for ids out of range; False: raise at a later call. None: as True outside of
-            captures for up to CHECKED_EDGES edges.
 
     Raises:
         ValueError: the graph is malformed, or beyond what the kernels take; the text says what it would need.
@@ -181,7 +180,7 @@ def plan_graph(
         perm = perm.to(device)
         row_ids = perm.new_full((windows_of(len(perm)) * TILE[0],), len(perm))  # no row pads the last window
         row_ids[: len(perm)] = perm
-    return _plan_rows(graph, device, inputs, shapes, row_ids, check)
+    return _plan_rows(graph, device, inputs, shapes, row_ids)
 
 
 def replan(data: Fused3SData, device: torch.device, inputs: InputSpec, shapes: ScheduleInputs) -> Fused3SData:
@@ -194,7 +193,7 @@ def replan(data: Fused3SData, device: torch.device, inputs: InputSpec, shapes: S
     else:
         offsets, indices = csr_of_tiles(data.kv_tiles, data.tile_offset)
     graph = CSRPattern(offsets[: data.num_rows + 1], indices, shape)
-    made = _plan_rows(graph, device, inputs, shapes, data.row_ids, check=None)
+    made = _plan_rows(graph, device, inputs, shapes, data.row_ids)
     return made if data.edge_ids is None else replace(made, edge_ids=data.edge_ids)
 
 
@@ -204,10 +203,9 @@ def _plan_rows(
     inputs: InputSpec,
     shapes: ScheduleInputs,
     row_ids: torch.Tensor | None,
-    check: bool | None,
 ) -> Fused3SData:
     if device.type == "cuda" and all(graph.shape):
-        return plan_by_kernels(graph, device, inputs, shapes, row_ids, check)
+        return plan_by_kernels(graph, device, inputs, shapes, row_ids)
     return plan_by_torch(graph, device, inputs, shapes, row_ids)
 
 
@@ -215,9 +213,8 @@ def plan_by_torch(
     graph: Graph, device: torch.device, inputs: InputSpec, shapes: ScheduleInputs, row_ids: torch.Tensor | None
 ) -> Fused3SData:
     """On any device; raises for damaged graphs."""
-    pattern = CSRPattern(*graph.to(device).to_csr(), graph.shape) if isinstance(graph, BSB) else graph
-    offsets, indices, edge_ids = sorted_csr(pattern, device)
-    (num_rows, num_cols), num_edges = graph.shape, _edges_of(pattern)
+    offsets, indices = canonical_csr(csr_from_edges(graph) if isinstance(graph, EdgeList) else graph, device)
+    (num_rows, num_cols), num_edges = graph.shape, indices.numel()
     heads, dim = inputs.num_heads, inputs.head_dim
     size = GraphSize(num_rows, num_cols, num_edges)
     kernels, tiles = Kernels.of(size, inputs), None
@@ -232,7 +229,7 @@ def plan_by_torch(
         kv_tiles, tile_offset = tiles
         schedule = shapes.schedule_by_torch(*tiles, most_tiles_of(num_edges, num_rows))
         if inputs.edge_data:
-            slots = make_tile_slots(*tiles, offsets, indices)
+            slots = make_tile_slots(*tiles)
     if kernels.edges:
         by_edge = build_edge_kernel_data(offsets, indices, rows, device, heads, dim or COMMON_DIM)
     if inputs.backward:
@@ -247,7 +244,6 @@ def plan_by_torch(
     return Fused3SData(
         *(kv_tiles, tile_offset, row_ids, schedule, size, by_edge),
         offsets=offsets if by_edge else None,
-        edge_ids=edge_ids if inputs.edge_data else None,
         slots=slots,
         backward=backward,
     )
@@ -259,14 +255,10 @@ def plan_by_kernels(
     inputs: InputSpec,
     shapes: ScheduleInputs,
     row_ids: torch.Tensor | None = None,
-    check: bool | None = None,
 ) -> Fused3SData:
     """On a GPU, for a graph with rows and columns."""
     made = queue_plan(graph, device, inputs, shapes, row_ids)
-    may_wait = not _captures(device)
-    if check is None:
-        check = may_wait and made.size.num_edges <= CHECKED_EDGES
-    return made.checked() if check else made.unchecked(follows=may_wait)
+    return made.checked() if _is_on_cpu(graph) else made.unchecked(follows=not _captures(device))
 
 
 def queue_plan(
@@ -338,7 +330,7 @@ class MadePlan:
         """The plan cut to what is used, from the first PlanNumber.COUNTS numbers; raises for ids out of range."""
         plan, sizes = self.plan, PlanSizes.of(numbers, self.plan.form)
         if sizes.bad_edge or sizes.bad_offset:
-            raise _damage(self._graph, plan.device, sizes)
+            raise _damage(self._graph, plan.device)
         form = plan.form
         tiles = [sizes.num_tiles(bool(side), form) for side in range(form.tile_sides)]
         schedules = [
@@ -392,7 +384,6 @@ def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSo
         offsets, indices = gpu_csr_of_tiles(tiles, bsb.tcb_row_offset, bsb.nnz)
         source = EdgeSource(indices, offsets[: num_rows + 1])
     elif isinstance(graph, EdgeList):
-        check_edge_index(graph.edge_index)
         edge_index = graph.edge_index.to(device)
         source = EdgeSource(edge_index if edge_index.stride(1) == 1 else edge_index.contiguous())
     else:
@@ -407,8 +398,8 @@ def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSo
             )
     if num_cols > MOST_IDS:
         raise ValueError(
-            f"graph: got {num_cols} columns; fused3s takes up to {MOST_IDS}; split the columns into several graphs, and "
-            "combine their outputs by the log-sum-exp"
+            f"graph: got {num_cols} columns; fused3s takes up to {MOST_IDS}; split the columns into several graphs, "
+            "and combine their outputs by the log-sum-exp"
         )
     return source
 
@@ -423,20 +414,22 @@ def _check_csr_arrays(offsets: torch.Tensor, indices: torch.Tensor, num_rows: in
             raise TypeError(f"{name}: got {each.dtype}; torch.int32 and torch.int64 are allowed")
 
 
-def _damage(graph: Graph | None, device: torch.device, sizes: PlanSizes) -> ValueError:
+def _damage(graph: Graph | None, device: torch.device) -> ValueError:
     """The error of a graph with ids out of range."""
-    if isinstance(graph, EdgeList):
-        return bad_edge(graph, graph.num_edges - sizes.bad_edge)
-    if graph is not None:
-        try:
-            sorted_csr(graph, device)
-        except ValueError as error:
-            return error
-    return ValueError("graph: an offset or a column is out of range")
+    try:
+        if isinstance(graph, EdgeList):
+            check_ids(graph)
+        elif graph is not None:
+            canonical_csr(graph, device)
+    except ValueError as error:
+        return error
+    return ValueError("graph: an offset or an id is out of range (its arrays were changed since it was planned)")
 
 
-def _edges_of(graph: CSRPattern | EdgeList) -> int:
-    return graph.num_edges if isinstance(graph, EdgeList) else as_tensor(graph.indices).numel()
+def _is_on_cpu(graph: Graph) -> bool:
+    if isinstance(graph, BSB):
+        return graph.device.type == "cpu"
+    return not as_tensor(graph.edge_index if isinstance(graph, EdgeList) else graph.indices).is_cuda
 
 
 def _captures(device: torch.device) -> bool:

@@ -3,8 +3,10 @@
 //   plan_count    checks all ids and counts the edges of each row and column
 //   plan_offsets  their prefix sums
 //   plan_place    each edge of an edge list to some place of its row
-//   plan_sort     the edges of each row by column, and repeated ones in the order given; kColumns: the edges of each
-//                 column by their place in the CSR. The sort of the rows hands each edge to its column.
+//   plan_sort     the edges of each row; kColumns: of each column. The sort of the rows hands each edge to its column.
+//
+// In a row the columns ascend, then once more those of the edges that repeat one, and so on: the copies of an edge, in
+// the order given. In a column of the transpose the rows do.
 //
 // Atomics place edges in no certain order within a row; the sorts, by keys of which no two are equal, leave one order.
 // An edge list skips edges with an id out of range, and so do all kernels behind; a damaged CSR has no edges.
@@ -220,11 +222,66 @@ struct Side {
     }
   }
 
-  // Whether two keys are the same edge of the matrix.
+  // Whether two keys of a row, or column, are the same edge of the matrix.
   __device__ static __forceinline__ bool repeats(u64 key, u64 before) {
-    return !kColumns && key >> kEdgeBits == before >> kEdgeBits;
+    constexpr u64 kMask = kColumns ? (1ull << kIdBits) - 1 : ~((1ull << kEdgeBits) - 1);
+    return ((key ^ before) & kMask) == 0;
   }
 };
+
+// Stores sorted keys with copies of edges, row by row. Each round stores one copy of each edge, and leaves the others.
+// Not inlined: it is rare, and would take registers from the rest.
+template <typename Sides, typename Group>
+__device__ __noinline__ void store_copies(const Sides& side, int window, const i64* smem_begin, u64* keys,
+                                             const Group& group) {
+  for (int row = 0; row < kTileM; ++row) {
+    i64 place = smem_begin[row];
+    u64* const row_keys = keys + (place - smem_begin[0]);
+    int count = static_cast<int>(smem_begin[row + 1] - place);
+    while (count > 0) {
+      if (side.repeats(row_keys[0], row_keys[count - 1])) {  // copies of one edge
+        for (int i = group.rank; i < count; i += Group::kThreads) side.store(place + i, window, row_keys[i]);
+        break;
+      }
+      int left = 0;
+      u64 before_chunk = kNoKey;
+      for (int first = 0; first < count; first += Group::kThreads) {
+        const int i = first + group.rank;
+        const bool exists = i < count;
+        const u64 key = exists ? row_keys[i] : 0, before = i == first ? before_chunk : exists ? row_keys[i - 1] : 0;
+        before_chunk = row_keys[min(first + Group::kThreads, count) - 1];
+        const bool repeats = exists && i > 0 && side.repeats(key, before);
+        int num_stored, num_left;
+        const int stored = group.count_below(exists && !repeats, num_stored);
+        const int own_left = left + group.count_below(repeats, num_left);
+        if (exists && !repeats) side.store(place + stored, window, key);
+        place += num_stored;
+        left += num_left;
+        group.sync();  // all have read the keys that the others overwrite
+        if (repeats) row_keys[own_left] = key;
+      }
+      group.sync();
+      count = left;
+    }
+  }
+}
+
+// Stores sorted keys.
+template <typename Sides, typename Group>
+__device__ __forceinline__ void store_window(const Sides& side, int window, const i64* smem_begin, int count, u64* keys,
+                                             const Group& group) {
+  bool repeats = false;
+  for (int i = group.rank + 1; i < count; i += Group::kThreads) {
+    repeats |= keys[i] >> kWindowShift == keys[i - 1] >> kWindowShift && side.repeats(keys[i], keys[i - 1]);
+  }
+  int num_repeats;
+  group.count_below(repeats, num_repeats);
+  if (num_repeats) {
+    store_copies(side, window, smem_begin, keys, group);
+  } else {
+    for (int i = group.rank; i < count; i += Group::kThreads) side.store(smem_begin[0] + i, window, keys[i]);
+  }
+}
 
 // Sorts `count` keys of shared memory, `padded` with kNoKey, unless they ascend.
 template <typename Group>
@@ -238,19 +295,14 @@ __device__ __forceinline__ void sort_unless_ascending(u64* smem_keys, int count,
 }
 
 template <typename Sides, typename Group>
-__device__ __forceinline__ bool sort_window(const Sides& side, int window, const i64* smem_begin, int count,
+__device__ __forceinline__ void sort_window(const Sides& side, int window, const i64* smem_begin, int count,
                                             u64* smem_keys, const Group& group) {
   const int padded = round_up_to_power_of_two(count);
   for (int i = group.rank; i < padded; i += Group::kThreads) {
     smem_keys[i] = i < count ? side.load(smem_begin, i) : kNoKey;
   }
   sort_unless_ascending(smem_keys, count, padded, group);
-  bool repeats = false;
-  for (int i = group.rank; i < count; i += Group::kThreads) {
-    repeats |= i > 0 && side.repeats(smem_keys[i], smem_keys[i - 1]);
-    side.store(smem_begin[0] + i, window, smem_keys[i]);
-  }
-  return repeats;
+  store_window(side, window, smem_begin, count, smem_keys, group);
 }
 
 // Merges sorted runs of `run` keys in pairs.
@@ -279,7 +331,7 @@ __device__ __forceinline__ void merge_runs(const u64* source, u64* target, int c
 
 // The same as sort_window for more keys than shared memory has.
 template <typename Sides>
-__device__ __forceinline__ bool sort_large_window(const Sides& side, int window, const i64* smem_begin, int count,
+__device__ __forceinline__ void sort_large_window(const Sides& side, int window, const i64* smem_begin, int count,
                                                   u64* smem_keys, const BlockGroup<kWarps>& group) {
   u64* source = side.keys() + smem_begin[0];
   u64* target = side.p.spare_keys + smem_begin[0];
@@ -298,12 +350,7 @@ __device__ __forceinline__ bool sort_large_window(const Sides& side, int window,
     u64* const merged = target;
     target = source, source = merged;
   }
-  bool repeats = false;
-  for (int i = group.rank; i < count; i += kThreads) {
-    repeats |= i > 0 && side.repeats(source[i], source[i - 1]);
-    side.store(smem_begin[0] + i, window, source[i]);
-  }
-  return repeats;
+  store_window(side, window, smem_begin, count, source, group);
 }
 
 // Grid: at least ceil(windows / block_windows).
@@ -331,13 +378,12 @@ __global__ void __launch_bounds__(kThreads) plan_sort(const __grid_constant__ Pa
   const auto count_of = [&](int place) {
     return static_cast<int>(smem_begin[(place + 1) * kTileM] - smem_begin[place * kTileM]);
   };
-  bool repeats = false;
   const int window = first_window + warp;
   if (warp < p.block_windows && window < num_windows) {
     const int count = count_of(warp);
     if (count <= kWarpKeys) {
       u64* const keys = smem_keys + warp * kWarpKeys;
-      repeats |= sort_window(side, window, smem_begin + warp * kTileM, count, keys, warp_group);
+      sort_window(side, window, smem_begin + warp * kTileM, count, keys, warp_group);
     }
   }
   __syncthreads();
@@ -345,9 +391,11 @@ __global__ void __launch_bounds__(kThreads) plan_sort(const __grid_constant__ Pa
     const int count = count_of(place);
     if (count <= kWarpKeys) continue;
     const i64* const begin = smem_begin + place * kTileM;
-    repeats |= count <= kBlockKeys ? sort_window(side, first_window + place, begin, count, smem_keys, block_group)
-                                   : sort_large_window(side, first_window + place, begin, count, smem_keys, block_group);
+    if (count <= kBlockKeys) {
+      sort_window(side, first_window + place, begin, count, smem_keys, block_group);
+    } else {
+      sort_large_window(side, first_window + place, begin, count, smem_keys, block_group);
+    }
     __syncthreads();  // smem_keys is free again
   }
-  if (repeats) p.numbers[kRepeats] = 1;
 }

@@ -24,7 +24,6 @@ struct IndexOf<true> {
 enum PlanNumber {
   kBadOffset,  // num_rows + 1 less the first offset of a CSR that is wrong; 0: none
   kBadEdge,    // num_edges less the first edge with an id out of range; 0: none
-  kRepeats,    // 1: an edge is repeated
   kSchedules = 8,
   kRowItems = kSchedules + 3 * 16,
   kCounts = kRowItems + 8,  // what lies behind

@@ -38,7 +38,7 @@ static_assert(kBlockKeys * 32 == kRangeColumns && kWarps * kWarpKeys <= kBlockKe
 struct Params {
   int* tiles[2];           // kWrite: [num_windows + 1] first KV tile of each window; else [num_windows] KV tiles, written
   const i64* offsets[2];   // [num_rows + 1]  first edge of each row
-  const int* indices[2];   // [num_edges]  columns of each row ascending
+  const int* indices[2];   // [num_edges]  columns of each row ascending, then once more those of the second copies, ...
   int* kv_tiles[2];        // [most_tiles + 2][24]  kWrite: every word of the KV tiles and of two behind is written
   int num_rows[2];
   int num_cols[2];         // at most 2^28
@@ -64,11 +64,6 @@ struct WindowEdges {
       if (smem_row_begin[row + step] <= begin + edge) row += step;
     }
     return row;
-  }
-
-  // Whether an edge with this column has `level` edges or more with the same row and column in front.
-  __device__ __forceinline__ bool is_repeat(int edge, int column, int level) const {
-    return edge >= level && __ldg(indices + begin + edge - level) == column && row(edge - level) == row(edge);
   }
 };
 
@@ -151,18 +146,35 @@ __device__ __forceinline__ int sort_window(const WindowEdges& edges, const Windo
   return put_keys<kWrite>(tiles, keys, edges.count, 0, group);
 }
 
-// The same by bitmaps of ranges of columns, in smem_words [kRangeColumns / 32]. `smem_rank` [kRangeGroups]: slot of the
-// first column of each 128 columns.
+// The same by bitmaps of ranges of columns.
+//   smem_words   [kRangeColumns / 32]
+//   smem_rank    [kRangeGroups]  slot of the first column of each 128 columns
+//   smem_copies  [2][kTileM]     first edge of each row of this level and above; of the next level
 template <bool kWrite>
 __device__ __forceinline__ int mark_window(const WindowEdges& edges, const WindowTiles& tiles, u32* smem_words,
-                                           int* smem_rank, const BlockGroup<kWarps>& group) {
+                                           int* smem_rank, int (*smem_copies)[kTileM],
+                                           const BlockGroup<kWarps>& group) {
   int slots = 0;
+  if (group.rank < kTileM) smem_copies[0][group.rank] = static_cast<int>(edges.smem_row_begin[group.rank] - edges.begin);
   for (int level = 0;; ++level) {
-    int higher[1] = {0}, num_higher[1];  // edges of a higher level
-    for (int i = group.rank; i < edges.count; i += kThreads) {
-      higher[0] += edges.is_repeat(i, edges.column(i), level + 1);
+    // A level ends in front of the first column that does not ascend.
+    int* const smem_own = smem_copies[level % 2];
+    int* const smem_next = smem_copies[1 - level % 2];
+    if (group.rank < kTileM) {
+      smem_next[group.rank] = static_cast<int>(edges.smem_row_begin[group.rank + 1] - edges.begin);
     }
-    group.exclusive_sums(higher, num_higher);
+    __syncthreads();
+    for (int i = group.rank + 1; i < edges.count; i += kThreads) {
+      if (edges.column(i) > edges.column(i - 1)) continue;
+      const int row = edges.row(i);
+      if (i > smem_own[row] && edges.row(i - 1) == row) red_min_shared_s32(shared_address(smem_next + row), i);
+    }
+    __syncthreads();
+    int num_higher = 0;  // edges of a higher level
+    for (int row = 0; row < kTileM; ++row) {
+      num_higher += static_cast<int>(edges.smem_row_begin[row + 1] - edges.begin) - smem_next[row];
+    }
+    const auto has_level = [&](int edge) { return level == 0 || edge >= smem_own[edges.row(edge)]; };
     for (int base = 0; base < edges.num_cols; base += kRangeColumns) {
       const int num_groups = divide_up(min(kRangeColumns, edges.num_cols - base), kGroupColumns);
       for (int i = group.rank; i < kGroupWords * num_groups; i += kThreads) smem_words[i] = 0;
@@ -174,7 +186,7 @@ __device__ __forceinline__ int mark_window(const WindowEdges& edges, const Windo
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           const u32 c = column[i] - base;  // no column, or one in front of the range: at least 2^31
-          if (c < kRangeColumns && (level == 0 || edges.is_repeat(first + i * kThreads, column[i], level))) {
+          if (c < kRangeColumns && has_level(first + i * kThreads)) {
             red_or_shared_b32(shared_address(smem_words + c / 32), 1u << c % 32);
           }
         }
@@ -211,7 +223,7 @@ __device__ __forceinline__ int mark_window(const WindowEdges& edges, const Windo
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
             const u32 c = column[i] - base;
-            if (c < kRangeColumns && (level == 0 || edges.is_repeat(first + i * kThreads, column[i], level))) {
+            if (c < kRangeColumns && has_level(first + i * kThreads)) {
               const int group_of = c / kGroupColumns, word = c / 32 % kGroupWords;
               int slot = smem_rank[group_of] + popc(smem_words[c / 32] & lanes_below(c % 32));
 #pragma unroll
@@ -226,13 +238,13 @@ __device__ __forceinline__ int mark_window(const WindowEdges& edges, const Windo
         __syncthreads();  // the bitmap is read no more
       }
     }
-    if (num_higher[0] == 0) return slots;
-    if (num_higher[0] > kBlockKeys) continue;
+    if (num_higher == 0) return slots;
+    if (num_higher > kBlockKeys) continue;
 
     int num_keys = 0;
     for (int first = 0; first < edges.count; first += kThreads) {
       const int i = first + group.rank, column = edges.column(i);
-      const bool repeats = i < edges.count && edges.is_repeat(i, column, level + 1);
+      const bool repeats = i < edges.count && i >= smem_next[edges.row(i)];
       int total;
       const int place = num_keys + group.count_below(repeats, total);
       if (repeats) smem_words[place] = static_cast<u32>(column) << kRowBits | edges.row(i);
@@ -261,6 +273,7 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
   __shared__ int smem_rank[kRangeGroups];
   __shared__ i64 smem_row_begin[kBlockRows + 1];
   __shared__ int smem_sums[kWarps];
+  __shared__ int smem_copies[2][kTileM];
   const int side = blockIdx.y;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int num_windows = divide_up(p.num_rows[side], kTileM), block_windows = p.block_windows[side];
@@ -298,7 +311,7 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
     const WindowTiles tiles = cleared_tiles<kWrite>(p, side, first_window + place, block_group);
     const bool sorts = edges.num_cols > kRangeColumns && edges.count <= kBlockKeys;
     const int slots = sorts ? sort_window<kWrite>(edges, tiles, smem_words, block_group)
-                            : mark_window<kWrite>(edges, tiles, smem_words, smem_rank, block_group);
+                            : mark_window<kWrite>(edges, tiles, smem_words, smem_rank, smem_copies, block_group);
     if (!kWrite && threadIdx.x == 0) p.tiles[side][first_window + place] = divide_up(slots, kTileK);
     __syncthreads();  // smem_words is free again
   }

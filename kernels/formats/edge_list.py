@@ -24,36 +24,41 @@ class EdgeList:
         return self.edge_index.shape[1]
 
 
-def check_edge_list(edges: EdgeList) -> None:
-    """Raise for an edge list that is malformed, or has an id out of range; waits for a GPU.
+def edges_from_torch(matrix: torch.Tensor) -> EdgeList:
+    """Edges of a 2-D `torch.sparse_coo` or `torch.sparse_csc` tensor in stored order, on its device, without waiting
+    for a GPU: every stored entry is an edge, whatever its value, and a COO tensor need not be coalesced.
 
     Raises:
-        TypeError, ValueError: the text names the first edge, its ids and what is allowed.
+        ValueError: the offsets of a CSC tensor on the CPU are damaged.
     """
-    check_edge_index(edges.edge_index)
-    columns, rows = edges.edge_index
-    num_rows, num_cols = edges.shape
-    is_padding = (rows == -1) & (columns == -1)
-    wrong = ((rows < 0) | (rows >= num_rows) | (columns < 0) | (columns >= num_cols)) & ~is_padding
-    if bool(wrong.any()):
-        raise bad_edge(edges, int(torch.nonzero(wrong)[0, 0]))
+    if matrix.layout == torch.sparse_coo:
+        return EdgeList(matrix._indices().flip(0), tuple(matrix.shape))  # `indices()` refuses repeated entries
+    offsets, rows = matrix.ccol_indices(), matrix.row_indices()
+    if not offsets.is_cuda:
+        _check_offsets(offsets, rows.numel())
+    place = torch.arange(rows.numel(), dtype=offsets.dtype, device=offsets.device)
+    columns = torch.searchsorted(offsets[1:], place, right=True)
+    return EdgeList(torch.stack([columns.to(rows.dtype), rows]), tuple(matrix.shape))
 
 
-def check_edge_index(edge_index: torch.Tensor) -> None:
-    """Raise for a tensor that is no edge list, without reading it."""
-    if not isinstance(edge_index, torch.Tensor):
-        raise TypeError(f"edge_index: got {type(edge_index).__name__}; a torch.Tensor [2, E] is needed")
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"edge_index: got {edge_index.dtype}; torch.int32 and torch.int64 are allowed")
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index: got shape {tuple(edge_index.shape)}; [2, E] is needed: columns, then rows")
+def check_ids(edges: EdgeList) -> None:
+    """Raise a ValueError that names the row of edge_index with ids out of range. Waits for a GPU once."""
+    if not edges.num_edges:
+        return
+    bounds = torch.stack(edges.edge_index.aminmax(dim=1), 1).tolist()
+    names = ("0 (sources)", edges.shape[1], "columns"), ("1 (targets)", edges.shape[0], "rows")
+    for (low, high), (name, size, what) in zip(bounds, names, strict=True):
+        if low < 0 or high >= size:
+            raise ValueError(
+                f"edge_index: row {name} holds ids from {low} to {high}; the graph of shape {edges.shape} has {size} "
+                f"{what}, so that 0 to {size - 1} are allowed"
+            )
 
 
-def bad_edge(edges: EdgeList, edge: int) -> ValueError:
-    """The error of an edge with an id out of range."""
-    column, row = edges.edge_index[:, edge].tolist()
-    num_rows, num_cols = edges.shape
-    return ValueError(
-        f"edge_index: edge {edge} is ({column}, {row}); columns from 0 to {num_cols - 1} and rows from 0 to "
-        f"{num_rows - 1} are allowed, and (-1, -1) for an edge that does not count"
-    )
+def _check_offsets(offsets: torch.Tensor, num_edges: int) -> None:
+    ascends = bool((offsets.diff() >= 0).all())
+    if not (ascends and int(offsets[0]) == 0 and int(offsets[-1]) == num_edges):
+        raise ValueError(
+            f"graph: ccol_indices of the torch.sparse_csc tensor must ascend from 0 to {num_edges}, the number of its "
+            f"row_indices; got {offsets.tolist() if len(offsets) < 10 else f'{offsets[:4].tolist()} ...'}"
+        )

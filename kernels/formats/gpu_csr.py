@@ -1,7 +1,7 @@
 """CSR of a matrix and of its transpose, from an edge list or a CSR, by the kernels of cuda/plan_csr.cu.
 
-Edges are sorted by row, then by column; repeated ones stay, in the order given. Nothing waits for the GPU: all sizes
-come from what the host knows, and what only the GPU knows is in `numbers` (`PlanNumber`).
+The edges are in the order of `canonical_csr`. Nothing waits for the GPU: all sizes come from what the host knows, and
+what only the GPU knows is in `numbers` (`PlanNumber`).
 """
 
 import struct
@@ -31,7 +31,6 @@ class PlanNumber(IntEnum):
 
     BAD_OFFSET = 0
     BAD_EDGE = 1
-    REPEATS = 2
     SCHEDULES = 8
     ROW_ITEMS = 56
     COUNTS = 64

@@ -50,24 +50,17 @@ def gpu_csr_of_tiles(
 
 
 def queue_tile_slots(
-    slots: TileSlots,
-    kv_tiles: torch.Tensor,
-    tile_offset: torch.Tensor,
-    offsets: torch.Tensor,
-    indices: torch.Tensor,
-    numbers: torch.Tensor,
+    slots: TileSlots, kv_tiles: torch.Tensor, tile_offset: torch.Tensor, offsets: torch.Tensor
 ) -> None:
     """Fill the slots of KV tiles that were made from a CSR, on torch's current stream.
 
     Args:
         slots: for as many KV tiles and edges as there can be.
         kv_tiles, tile_offset: as above, with at least one row.
-        offsets: [num_rows + 1] int64; indices: [nnz] int32, columns ascending in each row, repeated ones too.
-        numbers: `GPUCSR.numbers` of it.
+        offsets: [num_rows + 1] int64 of the CSR.
     """
-    slots_arrays = (slots.tile_slots, slots.slot_edges, slots.slot_places)
-    arrays = (offsets, kv_tiles, tile_offset, indices, numbers, *slots_arrays)
-    _launch(WRITE_SLOTS, *arrays, num_rows=len(offsets) - 1)
+    arrays = (slots.tile_slots, slots.slot_edges, slots.slot_places)
+    _launch(WRITE_SLOTS, offsets, kv_tiles, tile_offset, None, *arrays, num_rows=len(offsets) - 1)
 
 
 def _launch(
@@ -75,11 +68,11 @@ def _launch(
     offsets: torch.Tensor,
     kv_tiles: torch.Tensor,
     tile_offset: torch.Tensor,
-    *others: torch.Tensor,
+    *others: torch.Tensor | None,
     num_rows: int,
 ) -> None:
     num_windows = len(tile_offset) - 1
-    tensors = (offsets, kv_tiles, tile_offset, *others, *(None,) * (5 - len(others)))
+    tensors = (offsets, kv_tiles, tile_offset, *others, *(None,) * (4 - len(others)))
     scalars = SCALARS.pack(num_windows, num_rows)
     grid = grid_of(num_windows, WARPS)
     launch_kernel(get_kernel(spec, offsets.device.index), grid, WARPS * WARP_SIZE, tensors, scalars)

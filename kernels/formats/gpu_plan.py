@@ -203,8 +203,7 @@ class GPUPlan:
         if self.row_items:
             queue_row_items(self.row_items, self.offsets[: len(self.row_items)], row_ids, self.csr.numbers)
         if self.slots:
-            tiles = self.kv_tiles[0], self.tile_offset[0]
-            queue_tile_slots(self.slots, *tiles, self.offsets[0], self.csr.indices, self.csr.numbers)
+            queue_tile_slots(self.slots, self.kv_tiles[0], self.tile_offset[0], self.offsets[0])
         if self.device.type == "cuda":
             next_waits(self.device.index)  # the attention kernels read a plan before griddepcontrol.wait
 

@@ -34,8 +34,6 @@ from dataclasses import dataclass
 
 import torch
 
-from .edges import rows_of_edges
-
 KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/fused3s.cu
 TILE_KEYS = 16
 # int32 words of struct KVTile
@@ -160,11 +158,13 @@ def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
     columns, num_tiles = columns.view(-1, TILE_KEYS), bitmap.shape[0]
     tiles = torch.empty((num_tiles + 2, TILE_WORDS), dtype=torch.int32, device=bitmap.device)
     tiles[num_tiles:] = -1
+    slot = torch.arange(TILE_KEYS, dtype=torch.int16, device=bitmap.device)
     for first in range(0, num_tiles, TILES_AT_A_TIME):
         part = slice(first, min(first + TILES_AT_A_TIME, num_tiles))
-        keys = columns[part].clone()
-        keys[:, 1:].masked_fill_(keys.diff(dim=1) == 0, -1)  # BSB pads a window by repeating its last column
-        tiles[part, KEYS] = keys
+        occupied = bitmap[part].view(torch.int16).squeeze(-1)  # a row's bits of the slots
+        for rows in (8, 4, 2, 1):
+            occupied = occupied[:, :rows] | occupied[:, rows:]
+        tiles[part, KEYS] = torch.where(occupied >> slot & 1 == 1, columns[part], -1)  # no row has a slot that pads
         # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
         row_pairs = bitmap[part].view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32)
         tiles[part, BITMAP] = row_pairs.view(torch.int32)
@@ -195,18 +195,12 @@ class TileSlots:
     slot_places: torch.Tensor
 
 
-def make_tile_slots(
-    kv_tiles: torch.Tensor, tile_offset: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor
-) -> TileSlots:
-    """Slots of the arrays of `make_kv_tiles`, made from a CSR pattern whose columns ascend in each row."""
+def make_tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> TileSlots:
+    """Slots of the arrays of `make_kv_tiles`."""
     row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
-    column = kv_tiles[tile, (place % 16).long()].long()
-    # Edges of a row and column ascend in the CSR, and by KV tile and key in the slots: two stable sorts meet.
-    width = int(column.max()) + 1 if len(column) else 1
-    slot = torch.sort(row * width + column, stable=True).indices
-    edge = torch.sort(rows_of_edges(indptr, len(indices)) * width + indices.long(), stable=True).indices
     slot_edges = torch.empty_like(row, dtype=torch.int32)
-    slot_edges[slot] = edge.int()
+    # A stable sort of the slots by row is CSR order: KV tiles ascend in a row, and keys in a KV tile.
+    slot_edges[torch.sort(row, stable=True).indices] = torch.arange(len(row), dtype=torch.int32, device=row.device)
     per_tile = torch.bincount(tile, minlength=kv_tiles.shape[0])
     return TileSlots(torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int(), slot_edges, place)
 

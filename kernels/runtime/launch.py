@@ -67,10 +67,10 @@ def next_waits(device_index: int) -> None:
     """Let the next kernel that may overlap, on torch's current stream of this GPU, start after all that is queued now.
 
     Kernels with programmatic dependent launch read a plan before griddepcontrol.wait, and only that instruction makes
-    what the kernels in front wrote visible. One launch without overlap behind the kernels that write a plan is enough: it
-    starts when they are done and their writes visible, and whatever overlaps starts after it, or after a kernel that
-    did. In a capture the same holds within the graph, since a graph does not overlap what is launched in front of it.
-    Work on other streams waits for an event in any case, which nothing overlaps.
+    what the kernels in front wrote visible. One launch without overlap behind the kernels that write a plan is enough:
+    it starts when they are done and their writes visible, and whatever overlaps starts after it, or after a kernel
+    that did. In a capture the same holds within the graph, since a graph does not overlap what is launched in front of
+    it. Work on other streams waits for an event in any case, which nothing overlaps.
     """
     _waiting.add((device_index, stream_handle(device_index)))
 

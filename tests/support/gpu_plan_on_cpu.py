@@ -25,7 +25,7 @@ WRITTEN = {
     "plan_whole_rows": {0, 1},
     "plan_edges<Edges::kCount>": {0},
     "plan_edges<Edges::kCsr>": {3},
-    "plan_edges<Edges::kSlots>": {5, 6, 7},
+    "plan_edges<Edges::kSlots>": {4, 5, 6},
 }
 
 

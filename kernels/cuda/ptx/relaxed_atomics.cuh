@@ -6,6 +6,10 @@ __device__ __forceinline__ void red_or_shared_b32(u32 address, u32 bits) {
   asm volatile("red.relaxed.cta.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
 }
 
+__device__ __forceinline__ void red_min_shared_s32(u32 address, int x) {
+  asm volatile("red.relaxed.cta.shared.min.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 __device__ __forceinline__ void red_or_global_b32(int* address, u32 bits) {
   asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }

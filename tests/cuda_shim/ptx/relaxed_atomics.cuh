@@ -12,6 +12,16 @@ SHIM_UNSEEN inline void red_or_shared_b32(u32 address, u32 bits, shim::Site site
   memcpy(place, &word, 4);
 }
 
+SHIM_UNSEEN inline void red_min_shared_s32(u32 address, int x, shim::Site site = shim::Site::here()) {
+  shim::pause(site);
+  void* const place = shim::shared_pointer(address, 4, 4, site);
+  shim::shared_read(place, 4, shim::own_lane(), site);
+  int word;
+  memcpy(&word, place, 4);
+  word = x < word ? x : word;
+  memcpy(place, &word, 4);
+}
+
 inline void red_or_global_b32(int* address, u32 bits, shim::Site site = shim::Site::here()) {
   shim::pause(site);
   shim::check_global(address, 4, site);
