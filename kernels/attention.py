@@ -47,6 +47,7 @@ from typing import Any
 import torch
 
 from .arguments import check_dtype, check_flag, check_integer, check_word, resolve_device
+from .autocast import input_type
 from .backends import REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
 from .edge_data import EdgeData
@@ -208,14 +209,11 @@ def sparse_attention(
     inputs = (q, k, v, edge_key_weight, edge_value_weight, edge_type_weight)
     if isinstance(edges, EdgeData):
         inputs += (edges.bias, edges.multiplier, edges.features)
-    dtype = q.dtype
-    if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(q.device.type)
     plan = plan_attention(
         graph,
         backend=backend,
         device=q.device,
-        dtype=dtype,
+        dtype=input_type(q.dtype, q.device.type),
         head_dim=q.shape[-1],
         num_heads=q.shape[1] if q.dim() == 3 else 1,
         out_dtype=out_dtype,

@@ -178,9 +178,9 @@ def _attention_backward(
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     *terms, clamp, dropout = terms
     side_by_side = False  # the results of an operator share no memory
-    call = (backend, data, scale, clamp, dropout, wanted, side_by_side, grad_output, query, key, value, output, lse)
+    call = (backend, data, scale, clamp, dropout, tuple(wanted), side_by_side)
     with fresh_semaphores():
-        found = gradients(*call, *terms)
+        found = gradients(*call, grad_output, query, key, value, output, lse, *terms)
     return [gradient.contiguous() for gradient in found if gradient is not None]
 
 

@@ -131,7 +131,7 @@ class AttentionPlan:
         differentiated = not backend.autograd and is_differentiated(q, k, v, *terms)
         plan = self._differentiable() if differentiated else self
         with_lse = return_lse or differentiated
-        if torch.compiler.is_compiling() and not backend.traceable:
+        if not backend.traceable and _is_traced():
             output, lse = attend_as_operator(plan._operands, q, k, v, scale, out_dtype, with_lse, *terms)
         else:
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
@@ -336,6 +336,11 @@ class AttentionPlan:
                 f"a plan of backend {self.backend} cannot be {verb}: it holds objects of another library; "
                 "build it anew with plan_attention"
             )
+
+
+def _is_traced() -> bool:
+    """Whether torch.compile, make_fx or a FakeTensorMode stands between a call and its kernels."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _check_tensors(

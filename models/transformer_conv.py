@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from kernels import AttentionPlan, BoundEdges, EdgeData
 from kernels.edge_data import MAX_FEATURES
+from kernels.side_by_side import RowParts
+from models.joint_projection import project
 from models.planned_edges import plan_edge_index, require_gradients
 
 
@@ -81,6 +83,9 @@ class FusedTransformerConv(nn.Module):
         self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
         self.lin_skip = nn.Linear(targets, out_width, bias=bias)  # also without root_weight, as in PyG's state dict
         self.lin_beta = nn.Linear(3 * out_width, 1, bias=False) if self.beta else None
+        of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
+        self._parts = RowParts(of_head, of_head, of_head, *of_root)  # of all projections, where they share x
+        self._source_parts, self._target_parts = RowParts(of_head, of_head), RowParts(of_head, *of_root)
 
     def reset_parameters(self) -> None:
         for layer in self.children():
@@ -137,22 +142,29 @@ class FusedTransformerConv(nn.Module):
         plan = edge_index
         if not isinstance(plan, AttentionPlan):
             plan = self.plan(edge_index, (len(source), len(target)))
-        query, key, value = (
-            layer(nodes).view(-1, self.heads, self.out_channels)
-            for layer, nodes in ((self.lin_query, target), (self.lin_key, source), (self.lin_value, source))
-        )
+        query, key, value, root = self._project(source, target)
         terms = self._edge_terms(edge_attr, query)
         rate = self.dropout if self.training else 0.0
         out = plan(query, key, value, scale=1 / math.sqrt(self.out_channels), dropout=rate, **terms)
         require_gradients(out, query, plan.backend)
         out = out.flatten(1) if self.concat else out.mean(dim=1)
-        if self.root_weight:
-            root = self.lin_skip(target)
+        if root is not None:
             if self.lin_beta is None:
                 return out + root
             gate = self.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
             out = gate * root + (1 - gate) * out
         return out
+
+    def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """query, key and value, [rows, H, C] each, and the root's term [N, H C] or [N, C]; None without."""
+        roots = (self.lin_skip,) if self.root_weight else ()
+        if source is target:
+            layers = (self.lin_query, self.lin_key, self.lin_value, *roots)
+            query, key, value, *root = project(source, layers, self._parts)
+        else:
+            query, *root = project(target, (self.lin_query, *roots), self._target_parts)
+            key, value = project(source, (self.lin_key, self.lin_value), self._source_parts)
+        return query, key, value, root[0] if root else None
 
     def _edge_terms(self, edge_attr: Tensor | BoundEdges | None, query: Tensor) -> dict[str, object]:
         """Keywords of the plan for the edge features."""
