@@ -4,16 +4,19 @@ Reverse mode, once: double backward, forward mode and vmap raise an error. Backe
 this (`Backend.autograd`).
 """
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch._C import DispatchKey
 
 from .backends.base import Backend, Gradients
 from .dropout import Dropout
 from .edge_data import EdgeTerms
+from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side
 
 DIFFERENTIABLE = tuple(field.name for field in fields(Gradients))
@@ -114,21 +117,54 @@ def gradients(
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients in the order of DIFFERENTIABLE, None where not `wanted`."""
     names, edges = _names(wanted), join_terms(terms, clamp, rate)
-    tensors = (grad_output, query, key, value, output, lse)
-    found = backend.attend_backward(data, *tensors, scale, edges, names, side_by_side)
+    if backend.autograd:
+        found = _differentiate_again(backend, data, grad_output, query, key, value, output.dtype, scale, edges, names)
+    else:
+        tensors = (grad_output, query, key, value, output, lse)
+        found = backend.attend_backward(data, *tensors, scale, edges, names, side_by_side)
     return tuple([getattr(found, name) if name in names else None for name in DIFFERENTIABLE])
+
+
+def _differentiate_again(
+    backend: Backend,
+    data: Any,
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out_dtype: torch.dtype,
+    scale: float,
+    edges: EdgeTerms | None,
+    names: frozenset[str],
+) -> Gradients:
+    """Gradients by autograd through a second forward pass, where an operator hid the first from autograd."""
+    with _autograd_active():
+        given = {"query": query, "key": key, "value": value}
+        if edges is not None:
+            given |= dict(zip(FLOAT_TERMS, _float_terms(edges), strict=True))
+        leaves = {name: given[name].detach().requires_grad_() for name in names}
+        if edges is not None:
+            edges = replace(edges, **{name: leaf for name, leaf in leaves.items() if name in FLOAT_TERMS})
+        tensors = (leaves.get(name, given[name]) for name in DIFFERENTIABLE[:3])
+        lse = query.new_empty(query.shape[:2], dtype=torch.float32) if backend.writes_lse else None
+        output = _attend(Call(backend, data, scale, out_dtype, lse, edges), *tensors)
+        found = torch.autograd.grad(output, list(leaves.values()), grad_output)
+    return Gradients(**dict(zip(leaves, found, strict=True)))
+
+
+@contextmanager
+def _autograd_active() -> Iterator[None]:
+    """Autograd also inside of an operator's kernel, where the dispatcher has switched it off."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA, DispatchKey.AutogradFunctionality):
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
 
 
 @lru_cache
 def _names(wanted: tuple[bool, ...]) -> frozenset[str]:
     return frozenset(name for name, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted)
-
-
-def refuse_double_backward(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"backend {name} has no second derivatives, and a gradient of its gradient is asked for (create_graph=True): "
-        "use backend='reference'"
-    )
 
 
 class Call(NamedTuple):

@@ -26,7 +26,7 @@ from kernels.backends.base import InputSpec
 from kernels.backends.reference import Edges, ReferenceBackend
 
 DOUBLE = torch.float64
-BACKENDS = ["reference", "dgl", "csr_unfused", "pyg"]
+BACKENDS = ["reference", "dgl", "csr_unfused", "scatter", "pyg"]
 SCALE = 0.3
 pytestmark = pytest.mark.usefixtures("one_thread")
 close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)

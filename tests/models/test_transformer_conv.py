@@ -13,7 +13,7 @@ from kernels import EdgeData, plan_attention
 from models import planned_edges
 from models.transformer_conv import FusedTransformerConv
 
-BACKENDS = ["reference", "csr_unfused", "dgl"]
+BACKENDS = ["reference", "csr_unfused", "scatter", "dgl"]
 SWITCHES = list(itertools.product((True, False), repeat=4))  # concat, beta, bias, root_weight
 
 
