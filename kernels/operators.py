@@ -126,8 +126,8 @@ def _foreign_object(backend: str, number: int) -> Any:
     record = _foreign.get(number)
     if record is None:
         raise RuntimeError(
-            f"a traced program calls a plan of backend {backend} that is gone: its format belongs to another library, so "
-            "that the program cannot hold it; keep the plan, or trace a plan of another backend"
+            f"a traced program calls a plan of backend {backend} that is gone: its format belongs to another library, "
+            "and the program cannot hold it; keep the plan, or trace a plan of another backend"
         )
     return record
 

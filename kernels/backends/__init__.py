@@ -1,8 +1,8 @@
 """Attention backends; `REGISTRY` is the only list of them.
 
-"auto" takes the first with `Backend.in_auto` that can run, so these come fastest first; on a GPU those that compute head
-by head come behind the others where there are several heads. The rest are baselines, which run only where they are
-named.
+"auto" takes the first with `Backend.in_auto` that can run, so these come fastest first; on a GPU those that compute
+head by head come behind the others where there are several heads. The rest are baselines, which run only where they
+are named.
 """
 
 from .anemoi import AnemoiBackend

@@ -72,7 +72,8 @@ class Backend(ABC):
         takes_edges: whether `attend` takes `edges`.
         takes_dropout: whether `attend` takes `edges.dropout`, and `edges` with nothing else.
         autograd: whether autograd differentiates `attend`, which is made of torch calls.
-        has_backward: whether `attend_backward` exists, for backends without `autograd`. A backend with neither computes the forward pass only.
+        has_backward: whether `attend_backward` exists, for backends without `autograd`. A backend with neither computes
+            the forward pass only.
         traceable: whether torch.compile traces into `attend`; the others are one operator to it (kernels/operators.py).
     """
 

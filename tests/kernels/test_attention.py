@@ -31,7 +31,7 @@ FLOAT32_BACKENDS = [
     "reference",
     "csr_unfused",
     "scatter",
-]  # these convert 16-bit inputs, the others compute in them
+]  # convert 16-bit inputs; the others keep them
 
 
 def inputs(rows: int, cols: int, heads: int = 2, dim: int = 16, dtype=torch.float32) -> tuple[torch.Tensor, ...]:
