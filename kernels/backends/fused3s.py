@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..edge_data import EdgeTerms
+from ..formats.csr import MAX_DIM as MOST_EDGES
 from ..formats.gpu_schedule import BlockShape, ScheduleInputs
 from ..formats.schedule import TileSlots
 from ..fragments import WARP_SIZE
@@ -146,6 +147,11 @@ class Fused3SBackend(CudaBackend):
         if dtype in HALF_TYPES and 1 <= head_dim <= MAX_DIM:
             return None
         return f"it takes torch.float16 and torch.bfloat16, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
+
+    def most_edges(self, inputs: InputSpec) -> int | None:
+        # KV tiles alone have no number of an edge; the edge kernel, the transpose and the slots of edge data do.
+        is_narrow = inputs.num_heads > 1 and (inputs.head_dim or COMMON_DIM) <= NARROW_DIM
+        return MOST_EDGES if is_narrow or inputs.edge_data or inputs.backward else None
 
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None

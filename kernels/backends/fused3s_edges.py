@@ -108,7 +108,7 @@ def build_edge_kernel_data(
     num_heads: int,
     dim: int,
 ) -> EdgeKernelData:
-    """Items of a distinct CSR pattern (`formats.edges.distinct_csr`) for such heads."""
+    """Items of a distinct CSR pattern (`formats.edges.canonical_csr`) for such heads."""
     return EdgeKernelData(indices, items_for_heads(indptr, indices.numel(), row_ids, device, num_heads, dim))
 
 

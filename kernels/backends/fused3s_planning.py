@@ -14,7 +14,7 @@ import torch
 
 from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor
-from ..formats.edges import distinct_csr
+from ..formats.edges import canonical_csr
 from ..formats.gpu_columns import rows_by_column
 from ..formats.gpu_edges import gpu_csr_of_tiles, make_gpu_tile_slots
 from ..formats.gpu_plan import PlanSizes, QueuedPlan, queue_plan
@@ -128,7 +128,7 @@ def _plan_by_torch(
     kv_tiles, tile_offset = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap), bsb.tcb_row_offset
     (schedule,) = make_schedules(kv_tiles, tile_offset, shapes)
     prefers = prefers_edges(graph.shape[0], bsb.nnz, bsb.num_tcbs, inputs.num_heads, inputs.head_dim)
-    csr = distinct_csr(graph, device) if prefers or inputs.edge_data or inputs.backward else None
+    csr = canonical_csr(graph, device) if prefers or inputs.edge_data or inputs.backward else None
     slots = _tile_slots(kv_tiles, tile_offset, bsb.nnz) if inputs.edge_data else None
     data = Fused3SData(kv_tiles, tile_offset, row_ids, schedule, *graph.shape, slots=slots)
     data = _with_other_forms(data, csr, device, inputs)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..edge_data import EdgeTerms
-from ..formats.edges import distinct_csr, rows_of_edges
+from ..formats.csr import MAX_DIM as MOST_EDGES
+from ..formats.edges import canonical_csr, rows_of_edges
 from .base import Backend, InputSpec, dropout_factors
 from .csr_unfused import CSR
 
@@ -31,8 +32,11 @@ class ScatterBackend(Backend):
             return "no NVIDIA GPU found, or this PyTorch has no CUDA"
         return None
 
+    def most_edges(self, inputs: InputSpec) -> int | None:
+        return MOST_EDGES if inputs.backward else None  # the transpose numbers them
+
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
-        indptr, indices = distinct_csr(graph, device)
+        indptr, indices = canonical_csr(graph, device)
         data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
         return data.with_transpose() if inputs.backward else data
 

@@ -158,11 +158,13 @@ def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
     columns, num_tiles = columns.view(-1, TILE_KEYS), bitmap.shape[0]
     tiles = torch.empty((num_tiles + 2, TILE_WORDS), dtype=torch.int32, device=bitmap.device)
     tiles[num_tiles:] = -1
+    slot = torch.arange(TILE_KEYS, dtype=torch.int16, device=bitmap.device)
     for first in range(0, num_tiles, TILES_AT_A_TIME):
         part = slice(first, min(first + TILES_AT_A_TIME, num_tiles))
-        keys = columns[part].clone()
-        keys[:, 1:].masked_fill_(keys.diff(dim=1) == 0, -1)  # BSB pads a window by repeating its last column
-        tiles[part, KEYS] = keys
+        occupied = bitmap[part].view(torch.int16).squeeze(-1)  # a row's bits of the slots
+        for rows in (8, 4, 2, 1):
+            occupied = occupied[:, :rows] | occupied[:, rows:]
+        tiles[part, KEYS] = torch.where(occupied >> slot & 1 == 1, columns[part], -1)  # no row has a slot that pads
         # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
         row_pairs = bitmap[part].view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32)
         tiles[part, BITMAP] = row_pairs.view(torch.int32)

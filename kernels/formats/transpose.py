@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from .edges import rows_of_edges
+from .edges import is_distinct, rows_of_edges
 from .gpu_reverse import find_reverse
 
 
 @dataclass(frozen=True, eq=False)
 class TransposedCSR:
-    """A^T of a pattern without repeated edges.
+    """A^T of a pattern.
 
     Attributes:
         indptr: [num_cols + 1] int64.
@@ -26,7 +26,7 @@ class TransposedCSR:
 def transpose_csr(
     indptr: torch.Tensor, indices: torch.Tensor, num_cols: int, row_ids: torch.Tensor | None = None
 ) -> TransposedCSR:
-    """The transpose of a CSR pattern whose rows and columns ascend. Does not wait for a GPU.
+    """The transpose of a CSR pattern. Does not wait for a GPU.
 
     Args:
         indptr: [num_rows + 1] int64.
@@ -46,13 +46,13 @@ def find_transpose(
 ) -> tuple[TransposedCSR, bool]:
     """The transpose, and whether the pattern is symmetric; False with `row_ids`. Waits for a GPU.
 
-    On a GPU a symmetric pattern and its transpose share arrays.
+    On a GPU a symmetric pattern without repeated edges and its transpose share arrays.
 
     Args:
         indptr, indices, row_ids: as for `transpose_csr`; contiguous.
     """
     may_be_symmetric = row_ids is None and len(indptr) == num_cols + 1
-    if may_be_symmetric and indptr.is_cuda:
+    if may_be_symmetric and indptr.is_cuda and is_distinct(indptr, indices, (num_cols, num_cols)):
         reverse = find_reverse(indptr, indices)
         if reverse is not None:
             return TransposedCSR(indptr, indices, reverse), True

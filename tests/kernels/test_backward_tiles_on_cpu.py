@@ -23,12 +23,12 @@ from kernels.backends.fused3s_backward import (
 )
 from kernels.dropout import Dropout
 from kernels.formats.csr import csr_pattern
-from kernels.formats.edges import distinct_csr
+from kernels.formats.edges import canonical_csr
 from kernels.formats.row_order import permute_rows
 from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
-from tests.cuda_shim.oracle import GRAPHS, inputs
+from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, inputs
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
@@ -86,7 +86,7 @@ def build(graph, heads, dim, reordered=False):
         perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
         pattern = permute_rows(pattern, perm)
     forward = REGISTRY["fused3s"].build(pattern, device, InputSpec(HALF, dim, heads), perm)
-    pieces = (forward.kv_tiles, forward.tile_offset, forward.row_ids, *distinct_csr(pattern, device))
+    pieces = (forward.kv_tiles, forward.tile_offset, forward.row_ids, *canonical_csr(pattern, device))
     return build_backward_data(*pieces, graph.shape[1], heads, dim)
 
 
@@ -109,7 +109,7 @@ def run(monkeypatch, graph, case: GradientCase, variant: Variant, **options):
 
 @pytest.mark.parametrize(("dim", "dtype", "rate"), SHAPES)
 def test_gradients_match_float64(monkeypatch, dim, dtype, rate):
-    for number, (name, make_graph) in enumerate(GRAPHS.items()):
+    for number, (name, make_graph) in enumerate(MULTIGRAPHS.items()):
         graph = make_graph()
         variant = VARIANTS[(number + dim // 2) % len(VARIANTS)]
         case = make_case(graph, dim, dtype, variant, rate)

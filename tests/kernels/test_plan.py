@@ -178,6 +178,7 @@ def test_plans_with_edge_data_are_moved_saved_and_loaded_whole(plannable, reorde
     data = plan.data
     tensors = [data.kv_tiles, data.tile_offset, data.schedule.work_items, data.by_edge.indices]
     tensors += [data.by_edge.work.items, data.by_edge.work.parts, plan.edge_order.edge_of_csr]
+    tensors += [plan.edge_order.num_self_loops]
     tensors += [data.slots.tile_slots, data.slots.slot_edges, data.slots.slot_places]
     tensors += [] if data.row_ids is None else [data.row_ids]
     assert plan.nbytes == sum(tensor.nbytes for tensor in tensors)
