@@ -280,6 +280,8 @@ def _warn_of_slower_backend(name: str, reason: str) -> None:
         SlowerBackendWarning,
         stacklevel=4,
     )
+
+
 def _is_checked(num_edges: int) -> bool:
     """Whether a graph on a GPU is checked at once without being asked to."""
     return num_edges <= CHECKED_EDGES and not torch.cuda.is_current_stream_capturing()
