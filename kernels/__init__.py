@@ -10,7 +10,7 @@ Direction: rows of A are queries, columns are keys. For a DGLGraph a node attend
 
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
 from .edge_data import BoundEdges, EdgeData
-from .errors import BackendUnavailableError, KernelCompileError, UnsupportedGraphError
+from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .formats.bsb import BSB
 from .side_by_side import split_qkv
 
@@ -22,6 +22,7 @@ __all__ = [
     "BoundEdges",
     "EdgeData",
     "KernelCompileError",
+    "SlowerBackendWarning",
     "UnsupportedGraphError",
     "list_backends",
     "plan_attention",

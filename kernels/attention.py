@@ -19,23 +19,26 @@ O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 
 
 Gradients, of the output by q, k, v, edge data and weights:
 
-* `fused3s` has a backward pass of its own; of `dgl`, `csr_unfused`, `reference`, `pyg`, `flex_attention` and
-  `sdpa_padded` autograd makes it. The others raise an error where an input requires a gradient.
-* `fused3s` has first derivatives in reverse mode. Double backward, forward mode (jvp) and vmap raise an error;
-  `reference` has them. The log-sum-exp carries no gradient.
+* `fused3s` has a backward pass of its own; of `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`,
+  `flex_attention` and `sdpa_padded` autograd makes it. The others raise an error where an input requires a gradient.
+* `fused3s` and `dgl` have first derivatives in reverse mode. Double backward, forward mode (jvp) and vmap raise an
+  error; `reference` has them. The log-sum-exp carries no gradient.
 * A row without an edge, or with scores of -inf only, has a gradient of 0. A score beyond the clamp passes none on.
 
-Dropout, by `fused3s`, `dgl`, `csr_unfused`, `reference` and `pyg`: each weight of the softmax is 0 with probability
-`dropout`, for each head by itself, and otherwise divided by 1 - dropout. The mask depends on the seed, the edge's row
-and column and the head alone (`kernels.dropout`), so all backends have the same one, and repeated edges share theirs.
+Dropout, by `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference` and `pyg`: each weight of the softmax is 0 with the
+probability `dropout`, for each head by itself, and otherwise divided by 1 - dropout. The mask depends on the seed, the
+edge's row and column and the head alone (`kernels.dropout`), so all backends have the same one, and repeated edges
+share theirs.
 
 Under torch.autocast q, k, v, edge data and weights are cast to its type, as the inputs of torch's
 scaled_dot_product_attention are: all floating-point types but float64. The output then has that type, unless
 `out_dtype` names another.
 
-torch.compile takes the attention of a CUDA backend as one operator, without a graph break (`kernels.operators`).
+torch.compile takes the attention of a backend that it cannot trace as one operator, without a graph break
+(`kernels.operators`).
 
-Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `csr_unfused`, `reference` and `pyg`:
+Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference` and
+`pyg`:
 
 * It comes in the graph's own edge order.
 * The clamp comes last: it turns a bias of -inf into a score of -c. Without one, such an edge has weight 0, and a row
@@ -43,16 +46,18 @@ Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `c
 """
 
 import logging
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .arguments import check_dtype, check_flag, check_integer, check_word, resolve_device
+from .autocast import input_type
 from .backends import REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
 from .edge_data import EdgeData
-from .errors import BackendUnavailableError, UnsupportedGraphError
+from .errors import BackendUnavailableError, SlowerBackendWarning, UnsupportedGraphError
 from .formats.csr import csr_from_edges
 from .formats.edge_list import EdgeList, check_ids
 from .formats.edge_order import edge_order
@@ -62,6 +67,8 @@ from .plan import DTYPES, AttentionPlan
 
 logger = logging.getLogger(__name__)
 
+FASTEST = "fused3s"
+_warned: set[str] = set()  # reasons; one warning each
 MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
 CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at once: it is planned as soon as it is queued
 
@@ -112,7 +119,8 @@ def plan_attention(
             where the host waits for the plan the next time, and never reads or writes out of bounds. None: now for up
             to CHECKED_EDGES (16,384) edges, unless a CUDA graph is captured. Graphs on the CPU are checked now in any
             case, and so are those for other backends.
-        backend: a name of `list_backends()`, or "auto" for the fastest that can run; the log says which that is.
+        backend: a name of `list_backends()`, or "auto" for the fastest that can run; the log says which that is, and
+            on a GPU a `SlowerBackendWarning` why it is not `fused3s`.
         device: where q, k and v will be; default the GPU where there is one.
         dtype, head_dim, num_heads, out_dtype: q, k, v and the output, where known. "auto" then takes a backend that
             accepts them, the schedule is made for them, and the kernel is compiled now instead of at the first call.
@@ -235,15 +243,12 @@ def sparse_attention(
     inputs = (q, k, v, edge_key_weight, edge_value_weight, edge_type_weight)
     if isinstance(edges, EdgeData):
         inputs += (edges.bias, edges.multiplier, edges.features)
-    dtype = q.dtype
-    if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(q.device.type)
     plan = plan_attention(
         graph,
         shape=shape,
         backend=backend,
         device=q.device,
-        dtype=dtype,
+        dtype=input_type(q.dtype, q.device.type),
         head_dim=q.shape[-1],
         num_heads=q.shape[1] if q.dim() == 3 else 1,
         out_dtype=out_dtype,
@@ -255,6 +260,26 @@ def sparse_attention(
 
 def _can_reorder(device: torch.device) -> bool:
     return any(backend.reorders and not backend.unavailable(device) for backend in REGISTRY.values())
+
+
+def _fastest_first(device: torch.device, num_heads: int) -> list[Backend]:
+    """The backends of "auto". On a CPU a pass a head costs no more than one for all."""
+    backends = [backend for backend in REGISTRY.values() if backend.in_auto]
+    if device.type == "cuda" and num_heads > 1:
+        backends.sort(key=lambda backend: backend.head_by_head)
+    return backends
+
+
+def _warn_of_slower_backend(name: str, reason: str) -> None:
+    if reason in _warned:
+        return
+    _warned.add(reason)
+    warnings.warn(
+        f"attention runs with the backend {name} and not with {FASTEST}, which is several times faster: {reason}. "
+        f"(backend={name!r} in place of 'auto' takes it without this warning.)",
+        SlowerBackendWarning,
+        stacklevel=4,
+    )
 
 
 def _is_checked(num_edges: int) -> bool:
@@ -287,14 +312,17 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
         return backend.unsupported(inputs.dtype, inputs.head_dim)
 
     if name == "auto":
-        passed_over = []
-        for backend in (backend for backend in REGISTRY.values() if backend.in_auto):
+        passed_over = {}
+        for backend in _fastest_first(device, inputs.num_heads):
             reason = backend.unavailable(device) or unsupported(backend)
             if reason is None:
-                because = f" ({'; '.join(passed_over)})" if passed_over else ""
-                logger.info("attention backend: %s on %s%s", backend.name, device, because)
+                because = "; ".join(f"not {other}: {why}" for other, why in passed_over.items())
+                logger.info("attention backend: %s on %s%s", backend.name, device, f" ({because})" if because else "")
+                if device.type == "cuda" and FASTEST in passed_over:
+                    _warn_of_slower_backend(backend.name, passed_over[FASTEST])
                 return backend
-            passed_over.append(f"not {backend.name}: {reason}")
+            passed_over[backend.name] = reason
+        passed_over = [f"not {other}: {why}" for other, why in passed_over.items()]
         hint = "" if reorder == "none" else "reorder='none' needs no such backend; "
         raise BackendUnavailableError(f"no attention backend can run on {device}: {hint}{'; '.join(passed_over)}")
     if name not in REGISTRY:

@@ -4,22 +4,27 @@ Reverse mode, once: double backward, forward mode and vmap raise an error. Backe
 this (`Backend.autograd`).
 """
 
-from dataclasses import fields
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch.autograd import forward_ad
+from torch._C import DispatchKey
 
 from .backends.base import Backend, Gradients
 from .dropout import Dropout
 from .edge_data import EdgeTerms
-from .side_by_side import lie_side_by_side
+from .once_differentiable import refuse_double_backward
+from .side_by_side import is_transformed, lie_side_by_side
 
 DIFFERENTIABLE = tuple(field.name for field in fields(Gradients))
 FLOAT_TERMS = DIFFERENTIABLE[3:]  # fields of EdgeTerms, after query, key and value
 NUM_TERMS = len(FLOAT_TERMS) + 2  # and types, seed
 
 Terms = tuple[torch.Tensor | None, ...]
+NO_TERMS: Terms = (None,) * NUM_TERMS
 
 
 def is_differentiated(
@@ -31,7 +36,7 @@ def is_differentiated(
             return True
         if edges is not None and any(term is not None and term.requires_grad for term in _float_terms(edges)):
             return True
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return is_transformed()
 
 
 def attend_with_gradients(
@@ -52,17 +57,18 @@ def attend_with_gradients(
         lse: [num_rows, H] float32, filled; it has no gradient.
         query, key, value, scale, out_dtype, edges: as in `Backend.attend`.
     """
-    terms, clamp, rate = split_terms(edges)
-    return _Attention.apply(backend, data, scale, out_dtype, clamp, rate, lse, query, key, value, *terms)
+    call = Call(backend, data, scale, out_dtype, lse, edges)
+    terms = () if edges is None else split_terms(edges)[0]
+    function = _TransformedAttention if torch._C._are_functorch_transforms_active() else _Attention
+    return function.apply(call, query, key, value, *terms)
 
 
 def split_terms(edges: EdgeTerms | None) -> tuple[Terms, float | None, float]:
     """The tensors of the terms (FLOAT_TERMS, types, the dropout's seed), the clamp, and the dropout's rate or 0."""
     if edges is None:
-        return (None,) * NUM_TERMS, None, 0.0
-    dropout = edges.dropout
-    terms = (*_float_terms(edges), edges.types, None if dropout is None else dropout.seed)
-    return terms, edges.clamp, 0.0 if dropout is None else dropout.rate
+        return NO_TERMS, None, 0.0
+    seed = None if edges.dropout is None else edges.dropout.seed
+    return (*_float_terms(edges), edges.types, seed), edges.clamp, _rate(edges)
 
 
 def join_terms(terms: Terms, clamp: float | None, rate: float) -> EdgeTerms | None:
@@ -110,53 +116,94 @@ def gradients(
     *terms: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients in the order of DIFFERENTIABLE, None where not `wanted`."""
-    names = frozenset(name for name, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted)
-    edges = join_terms(terms, clamp, rate)
-    tensors = (grad_output, query, key, value, output, lse)
-    found = backend.attend_backward(data, *tensors, scale, edges, names, side_by_side)
-    return tuple(getattr(found, name) if name in names else None for name in DIFFERENTIABLE)
+    names, edges = _names(wanted), join_terms(terms, clamp, rate)
+    if backend.autograd:
+        found = _differentiate_again(backend, data, grad_output, query, key, value, output.dtype, scale, edges, names)
+    else:
+        tensors = (grad_output, query, key, value, output, lse)
+        found = backend.attend_backward(data, *tensors, scale, edges, names, side_by_side)
+    return tuple([getattr(found, name) if name in names else None for name in DIFFERENTIABLE])
 
 
-def refuse_double_backward(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"backend {name} has no second derivatives, and a gradient of its gradient is asked for (create_graph=True): "
-        "use backend='reference'"
-    )
+def _differentiate_again(
+    backend: Backend,
+    data: Any,
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out_dtype: torch.dtype,
+    scale: float,
+    edges: EdgeTerms | None,
+    names: frozenset[str],
+) -> Gradients:
+    """Gradients by autograd through a second forward pass, where an operator hid the first from autograd."""
+    with _autograd_active():
+        given = {"query": query, "key": key, "value": value}
+        if edges is not None:
+            given |= dict(zip(FLOAT_TERMS, _float_terms(edges), strict=True))
+        leaves = {name: given[name].detach().requires_grad_() for name in names}
+        if edges is not None:
+            edges = replace(edges, **{name: leaf for name, leaf in leaves.items() if name in FLOAT_TERMS})
+        tensors = (leaves.get(name, given[name]) for name in DIFFERENTIABLE[:3])
+        lse = query.new_empty(query.shape[:2], dtype=torch.float32) if backend.writes_lse else None
+        output = _attend(Call(backend, data, scale, out_dtype, lse, edges), *tensors)
+        found = torch.autograd.grad(output, list(leaves.values()), grad_output)
+    return Gradients(**dict(zip(leaves, found, strict=True)))
+
+
+@contextmanager
+def _autograd_active() -> Iterator[None]:
+    """Autograd also inside of an operator's kernel, where the dispatcher has switched it off."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA, DispatchKey.AutogradFunctionality):
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
+
+
+@lru_cache
+def _names(wanted: tuple[bool, ...]) -> frozenset[str]:
+    return frozenset(name for name, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted)
+
+
+class Call(NamedTuple):
+    """What autograd does not differentiate; the tensors of `edges` are passed to it beside."""
+
+    backend: Backend
+    data: Any
+    scale: float
+    out_dtype: torch.dtype
+    lse: torch.Tensor
+    edges: EdgeTerms | None
 
 
 class _Attention(torch.autograd.Function):
-    """(backend, data, scale, out_dtype, clamp, rate, lse, query, key, value, *terms) -> output."""
+    """(call, query, key, value, *terms) -> output; no terms without edge data.
+
+    `forward` takes ctx: with `setup_context` torch binds the arguments to the signature of `forward` in Python at every
+    call, which takes longer than a launch.
+    """
 
     @staticmethod
     def forward(
-        backend: Backend,
-        data: Any,
-        scale: float,
-        out_dtype: torch.dtype,
-        clamp: float | None,
-        rate: float,
-        lse: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *terms: torch.Tensor | None,
+        ctx: Any, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *terms: torch.Tensor | None
     ) -> torch.Tensor:
-        return attend(backend, data, query, key, value, scale, out_dtype, lse, terms, clamp, rate)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        backend, data, scale, _, clamp, rate, lse, query, key, value, *terms = inputs
-        ctx.call = (backend, data, scale, clamp, rate)
-        ctx.save_for_backward(query, key, value, output, lse, *terms)
+        output = _attend(call, query, key, value)
+        _save(ctx, call, query, key, value, terms, output)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[7 : 7 + len(DIFFERENTIABLE)]
-        side_by_side = all(wanted[:3]) and lie_side_by_side(*ctx.saved_tensors[:3])
+        needed = ctx.needs_input_grad[1 : 1 + len(DIFFERENTIABLE)]
+        query, key, value, output, lse, *terms = ctx.saved_tensors
+        wanted = (*needed, *(False,) * (len(DIFFERENTIABLE) - len(needed)))
+        side_by_side = all(wanted[:3]) and lie_side_by_side(query, key, value)
         watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
         run = _Gradients.apply if watched else gradients
-        found = run(*ctx.call, wanted, side_by_side, grad_output, *ctx.saved_tensors)
-        return (*(None,) * 7, *found, None, None)
+        tensors = (grad_output, query, key, value, output, lse, *(terms or NO_TERMS))
+        found = run(*ctx.call, wanted, side_by_side, *tensors)
+        return (None, *found, None, None) if terms else (None, *found[:3])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -164,9 +211,45 @@ class _Attention(torch.autograd.Function):
             f"backend {ctx.call[0].name} has no forward-mode derivative: use reverse mode, or backend='reference'"
         )
 
+
+class _TransformedAttention(_Attention):
+    """`_Attention` in the form that the transforms of torch.func ask for."""
+
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
-        _refuse_vmap(backend.name)
+    def forward(
+        call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *terms: torch.Tensor | None
+    ) -> torch.Tensor:
+        edges = join_terms(terms, call.edges.clamp, _rate(call.edges)) if terms else None  # unwrapped by the transform
+        return _attend(call._replace(edges=edges), query, key, value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        call, query, key, value, *terms = inputs
+        _save(ctx, call, query, key, value, terms, output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], call: Call, *inputs: Any) -> NoReturn:
+        _refuse_vmap(call.backend.name)
+
+
+def _attend(call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    backend, data, scale, out_dtype, lse, edges = call
+    # Only backends with `takes_edges` know the last argument.
+    return backend.attend(data, query, key, value, scale, out_dtype, lse, *(() if edges is None else (edges,)))
+
+
+def _save(
+    ctx: Any,
+    call: Call,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: Sequence[torch.Tensor | None],
+    output: torch.Tensor,
+) -> None:
+    edges = call.edges
+    ctx.call = (call.backend, call.data, call.scale, None if edges is None else edges.clamp, _rate(edges))
+    ctx.save_for_backward(query, key, value, output, call.lse, *terms)
 
 
 class _Gradients(torch.autograd.Function):
@@ -198,6 +281,10 @@ def _refuse_vmap(name: str) -> NoReturn:
         f"backend {name} cannot be batched by vmap: put the batch into the heads, [N, H, d], or into the graph as "
         "diagonal blocks"
     )
+
+
+def _rate(edges: EdgeTerms | None) -> float:
+    return 0.0 if edges is None or edges.dropout is None else edges.dropout.rate
 
 
 def _float_terms(edges: EdgeTerms) -> Terms:

@@ -100,21 +100,23 @@ class EdgeTerms:
         return map_tensors(self, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
-def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None) -> BoundEdges:
+def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, check_values: bool = True) -> BoundEdges:
     """Check edge data and sort it into a backend's order.
 
     Args:
         data: on the device of `order`.
         order: edge order of the graph.
         backend_order: [nnz] int64, the CSR position of each edge of the backend's format; None: CSR order.
+        check_values: whether to look for NaN and infinities, which waits for the GPU. Types are always checked: kernels
+            take them for addresses.
 
     Raises:
         ValueError, TypeError: a tensor is wrong; the text names it, what it got and what is allowed.
     """
     if not isinstance(data, EdgeData):
         raise TypeError(f"edges: got {type(data).__name__}; an EdgeData is needed, or what bind_edges made of one")
-    bias = _per_head("bias", data.bias, order)
-    multiplier = _per_head("multiplier", data.multiplier, order)
+    bias = _per_head("bias", data.bias, order, check_values)
+    multiplier = _per_head("multiplier", data.multiplier, order, check_values)
     features, types, num_types = data.features, data.types, 0
     if features is not None:
         _check_edges("features", features, order)
@@ -124,11 +126,12 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None) -
                 f"features: got shape {tuple(features.shape)}; [E, r] with r from 1 to {MAX_FEATURES} is allowed "
                 "(a linear map of wider features to few columns belongs in front)"
             )
-        _check_values("features", features)
+        if check_values:
+            _check_values("features", features)
     if types is not None:
         num_types = _check_types(types, order)
 
-    edge = order.edge_of_csr if backend_order is None else order.edge_of_csr[backend_order]
+    edge = edge_permutation(order, backend_order)
     bias, multiplier, features, types = (
         None if tensor is None else tensor.index_select(0, edge) for tensor in (bias, multiplier, features, types)
     )
@@ -136,6 +139,11 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None) -
         num_features = features.shape[1]
         features = functional.pad(features, (0, MAX_FEATURES - num_features))[:, :num_features]
     return BoundEdges(order, bias, multiplier, features, None if types is None else types.to(torch.uint8), num_types)
+
+
+def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:
+    """[nnz] int64: the caller's edge of each edge of a backend's format."""
+    return order.edge_of_csr if backend_order is None else order.edge_of_csr[backend_order]
 
 
 def edge_terms(
@@ -222,7 +230,7 @@ def make_dropout(rate: float, seed: torch.Tensor | int | None, device: torch.dev
     return Dropout(rate, seed)
 
 
-def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder) -> torch.Tensor | None:
+def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder, check_values: bool) -> torch.Tensor | None:
     """The checked bias or multiplier as [E, 1] or [E, H]."""
     if tensor is None:
         return None
@@ -230,7 +238,8 @@ def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder) -> torch
     _check_float(name, tensor)
     if tensor.dim() > 2:
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; [E] or [E, H] is allowed")
-    _check_values(name, tensor)
+    if check_values:
+        _check_values(name, tensor)
     return tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
 
 

@@ -1,4 +1,4 @@
-"""Errors that a caller can act on. Wrong arguments are plain ValueError and TypeError."""
+"""Errors and warnings that a caller can act on. Wrong arguments are plain ValueError and TypeError."""
 
 
 class BackendUnavailableError(RuntimeError):
@@ -11,3 +11,7 @@ class KernelCompileError(RuntimeError):
 
 class UnsupportedGraphError(ValueError):
     """The backend runs here and takes the inputs, but not this graph; the text says what the graph would need."""
+
+
+class SlowerBackendWarning(UserWarning):
+    """On a GPU backend "auto" has to leave `fused3s` for a slower one. The text says why; once a process and reason."""

@@ -13,14 +13,17 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from itertools import count
 from typing import Any, NoReturn, get_args, get_type_hints
+from weakref import WeakValueDictionary
 
 import torch
 
-from .autograd import DIFFERENTIABLE, attend, gradients, refuse_double_backward, split_terms
+from .autograd import DIFFERENTIABLE, attend, gradients, split_terms
 from .backends import REGISTRY
 from .backends.base import Backend
 from .edge_data import EdgeTerms
+from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
@@ -45,9 +48,9 @@ class Operands:
 
     Attributes:
         tensors: all tensors of the record.
-        numbers: its integers.
+        numbers: its integers; of an object of another library the number under which this process knows it.
         layout: JSON of the backend and the record: "t" for the next tensor, "n" for the next number, {"fields": [...]}
-            for a record, a list for a tuple, {"is": value} for anything else.
+            for a record, a list for a tuple, {"is": value} for anything else, "foreign" for such an object.
     """
 
     tensors: list[torch.Tensor]
@@ -56,6 +59,10 @@ class Operands:
 
     @classmethod
     def of(cls, backend: str, record: Any) -> "Operands":
+        if REGISTRY[backend].data_type is None:
+            number = next(_numbers)
+            _foreign[number] = record
+            return cls([], [number], json.dumps({"backend": backend, "record": "foreign"}))
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
 
@@ -82,6 +89,8 @@ class Operands:
         return REGISTRY[backend], make(iter(tensors), iter(numbers))
 
 
+_foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
+_numbers = count()
 Maker = Callable[[Iterator[torch.Tensor], Iterator[int]], Any]
 
 
@@ -108,7 +117,19 @@ def _maker(layout: str) -> tuple[str, Maker]:
 
     content = json.loads(layout)
     backend = content["backend"]
+    if content["record"] == "foreign":
+        return backend, lambda tensors, numbers: _foreign_object(backend, next(numbers))
     return backend, maker(content["record"], REGISTRY[backend].data_type)
+
+
+def _foreign_object(backend: str, number: int) -> Any:
+    record = _foreign.get(number)
+    if record is None:
+        raise RuntimeError(
+            f"a traced program calls a plan of backend {backend} that is gone: its format belongs to another library, "
+            "and the program cannot hold it; keep the plan, or trace a plan of another backend"
+        )
+    return record
 
 
 def attend_as_operator(
@@ -178,9 +199,9 @@ def _attention_backward(
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     *terms, clamp, dropout = terms
     side_by_side = False  # the results of an operator share no memory
-    call = (backend, data, scale, clamp, dropout, wanted, side_by_side, grad_output, query, key, value, output, lse)
+    call = (backend, data, scale, clamp, dropout, tuple(wanted), side_by_side)
     with fresh_semaphores():
-        found = gradients(*call, *terms)
+        found = gradients(*call, grad_output, query, key, value, output, lse, *terms)
     return [gradient.contiguous() for gradient in found if gradient is not None]
 
 
@@ -220,7 +241,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _differentiate(ctx: Any, grad_output: torch.Tensor, grad_lse: None) -> tuple[Any, ...]:
     numbers, layout, scale, with_lse, clamp, dropout = ctx.call
-    if not with_lse:
+    if not with_lse and not REGISTRY[_maker(layout)[0]].autograd:
         raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
     query, key, value, output, lse, *rest = ctx.saved_tensors
     terms, plan_tensors = rest[:8], rest[8:]

@@ -82,8 +82,9 @@ class AttentionPlan:
             return_lse: return (output, lse): lse is float32, q's shape without d, the natural logarithm of the sum of
                 exp(s) over each row's edges, -inf for a row without one; s is the scaled score with all edge terms.
                 It carries no gradient. For backends with `writes_lse`.
-            edges: what `bind_edges` returned; or an EdgeData, which is bound at every call, and the call then waits
-                for the GPU. This and the next four are for plans made with edge_data=True.
+            edges: what `bind_edges` returned; or an EdgeData, which is bound at every call. Its values are not checked
+                then: a NaN reaches the rows whose edges have it. Types are, for which the call waits for the GPU. This
+                and the next four are for plans made with edge_data=True.
             edge_key_weight, edge_value_weight: [H, d, r], q's type.
             edge_type_weight: [T, H, d], q's type.
             clamp: positive bound of the scores, with or without other edge data.
@@ -123,15 +124,25 @@ class AttentionPlan:
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
         terms = ()  # not None: only backends with `takes_edges` know the argument
         if dropout or not (edges is edge_key_weight is edge_value_weight is edge_type_weight is clamp is None):
-            of_edges = (edges, edge_key_weight, edge_value_weight, edge_type_weight, clamp)
-            terms = (self._edge_terms(*of_edges, q, dropout, dropout_seed),)
+            terms = (
+                self.edge_terms(
+                    q,
+                    edges=edges,
+                    edge_key_weight=edge_key_weight,
+                    edge_value_weight=edge_value_weight,
+                    edge_type_weight=edge_type_weight,
+                    clamp=clamp,
+                    dropout=dropout,
+                    dropout_seed=dropout_seed,
+                ),
+            )
         has_heads = q.dim() == 3
         if not has_heads:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
         differentiated = not backend.autograd and is_differentiated(q, k, v, *terms)
         plan = self._differentiable() if differentiated else self
         with_lse = return_lse or differentiated
-        if torch.compiler.is_compiling() and not backend.traceable:
+        if not backend.traceable and _is_traced():
             output, lse = attend_as_operator(plan._operands, q, k, v, scale, out_dtype, with_lse, *terms)
         else:
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
@@ -141,11 +152,15 @@ class AttentionPlan:
             output, lse = output.squeeze(1), lse.squeeze(1) if return_lse else None
         return (output, lse) if return_lse else output
 
-    def bind_edges(self, data: EdgeData) -> BoundEdges:
+    def bind_edges(self, data: EdgeData, *, check_values: bool = True) -> BoundEdges:
         """Check the edge data of this plan's graph and sort it into the backend's order, once for many calls.
 
-        The checks wait for the GPU. The result holds copies, serves this plan and those that `for_inputs` makes of it,
-        and carries gradients back to `data`: where that is trained, bind it anew at each step.
+        The result holds copies, serves this plan and those that `for_inputs` makes of it, and carries gradients back to
+        `data`: where that is trained, bind it anew at each step.
+
+        Args:
+            check_values: look for NaN and infinities, for which this waits for the GPU, as for the check of types.
+                False: a NaN reaches the rows whose edges have it.
 
         Raises:
             ValueError, TypeError: the plan was made without edge_data=True, or a tensor is wrong (length, device, type,
@@ -153,12 +168,13 @@ class AttentionPlan:
         """
         if self.edge_order is None:
             raise ValueError("edges: this plan keeps no edge order; make it with plan_attention(..., edge_data=True)")
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        waits = check_values or getattr(data, "types", None) is not None
+        if waits and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ValueError(
                 "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
                 "before the capture with plan.bind_edges(data)"
             )
-        return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data))
+        return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data), check_values)
 
     def for_inputs(
         self,
@@ -301,25 +317,29 @@ class AttentionPlan:
             )
         return self.with_backward()
 
-    def _edge_terms(
+    def edge_terms(
         self,
-        edges: BoundEdges | EdgeData | None,
-        key_weight: torch.Tensor | None,
-        value_weight: torch.Tensor | None,
-        type_weight: torch.Tensor | None,
-        clamp: float | None,
         query: torch.Tensor,
-        dropout: float,
-        dropout_seed: torch.Tensor | int | None,
-    ) -> EdgeTerms:
-        has_edge_data = not (edges is key_weight is value_weight is type_weight is clamp is None)
+        *,
+        edges: BoundEdges | EdgeData | None = None,
+        edge_key_weight: torch.Tensor | None = None,
+        edge_value_weight: torch.Tensor | None = None,
+        edge_type_weight: torch.Tensor | None = None,
+        clamp: float | None = None,
+        dropout: float = 0.0,
+        dropout_seed: torch.Tensor | int | None = None,
+    ) -> EdgeTerms | None:
+        """The checked edge data, weights and dropout of a call, as backends take them; None for a call without."""
+        has_edge_data = not (edges is edge_key_weight is edge_value_weight is edge_type_weight is clamp is None)
+        if not (has_edge_data or dropout):
+            return None
         if has_edge_data and self.edge_order is None:
             raise ValueError(
                 "edges: this plan takes no edge data, weights for it or a clamp; make it with "
                 "plan_attention(..., edge_data=True)"
             )
         if edges is not None and not isinstance(edges, BoundEdges):
-            edges = self.bind_edges(edges)
+            edges = self.bind_edges(edges, check_values=False)
         elif edges is not None and edges.order is not self.edge_order:
             raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
         dropped = None
@@ -328,7 +348,7 @@ class AttentionPlan:
                 able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_dropout)
                 raise ValueError(f"dropout: got {dropout}; backend {self.backend} has no dropout, these have: {able}")
             dropped = make_dropout(float(dropout), dropout_seed, query.device)
-        return edge_terms(edges, key_weight, value_weight, type_weight, clamp, query, dropped)
+        return edge_terms(edges, edge_key_weight, edge_value_weight, edge_type_weight, clamp, query, dropped)
 
     def _require_data(self, verb: str) -> None:
         if REGISTRY[self.backend].data_type is None:
@@ -336,6 +356,11 @@ class AttentionPlan:
                 f"a plan of backend {self.backend} cannot be {verb}: it holds objects of another library; "
                 "build it anew with plan_attention"
             )
+
+
+def _is_traced() -> bool:
+    """Whether torch.compile, make_fx or a FakeTensorMode stands between a call and its kernels."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _check_tensors(

@@ -1,79 +1,85 @@
-"""Plans for layers that get a graph at every call: PyG's edge_index, and the sparse matrices of `dgl.sparse`."""
+"""Plans and edge features for layers that get a graph at every call, as PyG's layers do."""
 
-from typing import Any
-
-import scipy.sparse
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from kernels import AttentionPlan, plan_attention
+from kernels import AttentionPlan, BoundEdges, EdgeData, plan_attention
+from models.tensor_memo import TensorMemo
 
-# edge_index -> (its version, {shape and options: plan}). An entry lives as long as its tensor, for all layers.
-_PLANS = WeakTensorKeyDictionary()
+LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
+_plans = TensorMemo()  # edge_index -> {shape and options: plan}, for all layers
+_bound = TensorMemo()  # edge features -> {their type in the call: BoundEdges of the latest plan}
 
 
-def plan_edge_index(edge_index: Tensor, shape: tuple[int, int], **options: Any) -> AttentionPlan:
-    """The plan of an edge_index, made at the first call with this tensor and kept until the tensor is freed or changed.
-
-    A tensor made in inference mode has no version to tell a change by: it is planned at every call.
+def plan_edge_index(
+    edge_index: Tensor,
+    shape: tuple[int, int],
+    *,
+    backend: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    num_heads: int,
+    edge_data: bool = False,
+    backward: bool = False,
+    cache: bool = True,
+) -> AttentionPlan:
+    """The plan of an edge_index, made at the first call with this tensor and kept until it is freed or changed.
 
     Args:
-        edge_index: [2, E] integers: sources (keys), then targets (queries), as in PyG. Edge data keep the order of its
-            columns.
+        edge_index: [2, E] int32 or int64: sources (keys), then targets (queries), as in PyG; or a torch.sparse CSR, CSC
+            or COO tensor whose rows are the targets (`adj_t`). Edge data keep the order of the columns, or of the
+            stored entries.
         shape: (targets, sources).
-        options: of `kernels.plan_attention`.
+        backward: whether gradients are wanted; a plan that is kept serves calls with and without.
+        cache: False: make a plan at every call.
+        backend, dtype, head_dim, num_heads, edge_data: of `kernels.plan_attention`.
 
     Raises:
-        TypeError, ValueError: edge_index is no such tensor, has ids out of range, or repeats an edge.
+        TypeError, ValueError: edge_index is no such tensor, or has ids out of range.
     """
-    if not isinstance(edge_index, Tensor):
+    if not isinstance(edge_index, Tensor) or edge_index.layout not in LAYOUTS:
         raise TypeError(
-            f"edge_index: got {type(edge_index).__name__}; a [2, E] tensor of integers or an AttentionPlan is needed"
+            f"edge_index: got {type(edge_index).__name__}; an edge_index [2, E], an adj_t as torch.sparse CSR, CSC or "
+            "COO tensor, or an AttentionPlan is needed"
         )
-    if edge_index.is_inference():
-        return _plan(edge_index, shape, options)
-    version, plans = _PLANS.get(edge_index, (None, {}))
-    if version != edge_index._version:
-        plans = {}
-        _PLANS[edge_index] = (edge_index._version, plans)
-    key = (shape, *sorted(options.items()))
-    if key not in plans:
-        plans[key] = _plan(edge_index, shape, options)
-    return plans[key]
-
-
-def _plan(edge_index: Tensor, shape: tuple[int, int], options: dict[str, Any]) -> AttentionPlan:
-    is_integer = not (edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool)
-    if edge_index.layout != torch.strided or edge_index.dim() != 2 or len(edge_index) != 2 or not is_integer:
-        raise ValueError(
-            f"edge_index: got {edge_index.dtype} of shape {tuple(edge_index.shape)} and layout {edge_index.layout}; "
-            "a dense [2, E] tensor of integers is needed: sources, then targets"
+    plans = _plans.results(edge_index) if cache else {}
+    key = (shape, backend, dtype, head_dim, num_heads, edge_data)
+    plan = plans.get(key)
+    if plan is None:
+        plan = plans[key] = plan_attention(
+            _graph_of(edge_index, shape),
+            shape=shape,
+            backend=backend,
+            device=edge_index.device,
+            dtype=dtype,
+            head_dim=head_dim,
+            num_heads=num_heads,
+            edge_data=edge_data,
+            backward=backward,
         )
-    source, target = edge_index.long()
-    for name, ids, size in (("0 (sources)", source, shape[1]), ("1 (targets)", target, shape[0])):
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-            raise ValueError(
-                f"edge_index: row {name} holds ids from {int(ids.min())} to {int(ids.max())}; "
-                f"the features have {size} rows"
-            )
-    return plan_coo(target, source, shape, device=edge_index.device, name="edge_index", **options)
+    return plan
 
 
-def plan_coo(row: Tensor, col: Tensor, shape: tuple[int, int], *, name: str, **options: Any) -> AttentionPlan:
-    """The plan of the edges (row, col), [E] int64 queries and keys; edge data keep their order.
+def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, cache: bool = True) -> BoundEdges:
+    """Edge features [E, r] as calls of a plan take them, made at the first call and kept like plans.
 
-    Raises:
-        ValueError: an edge is repeated. PyG and `dgl.sparse` count it twice, and a plan once.
+    Args:
+        dtype: type of q.
+        cache: False: bind them at every call, as is done anyway with those that autograd records.
     """
-    repeated = row.numel() - torch.unique(row * shape[1] + col).numel()
-    if repeated:
-        raise ValueError(
-            f"{name}: {repeated} of its {row.numel()} edges repeat an earlier one, which attention here would count "
-            "once; merge them first (torch_geometric.utils.coalesce, dgl.to_simple or SparseMatrix.coalesce)"
-        )
-    ones = torch.ones(row.numel(), dtype=torch.int8).numpy()
-    return plan_attention(scipy.sparse.coo_array((ones, (row.cpu().numpy(), col.cpu().numpy())), shape), **options)
+    kept = cache and not (features.requires_grad or torch.compiler.is_compiling())
+    results = _bound.results(features) if kept else {}
+    bound = results.get(dtype)
+    if bound is None or bound.order is not plan.edge_order:
+        bound = results[dtype] = plan.bind_edges(EdgeData(features=features.to(dtype)), check_values=False)
+    return bound
+
+
+def values_as_features(edge_index: Tensor) -> Tensor | None:
+    """The values of an adj_t that PyG takes for edge features: those with columns."""
+    if edge_index.layout == torch.strided or not edge_index.dense_dim():
+        return None
+    return edge_index._values() if edge_index.layout == torch.sparse_coo else edge_index.values()
 
 
 def require_gradients(output: Tensor, query: Tensor, backend: str) -> None:
@@ -87,3 +93,24 @@ def require_gradients(output: Tensor, query: Tensor, backend: str) -> None:
             f"attention backend {backend} has no backward pass: call the layer under torch.no_grad() or "
             "torch.inference_mode(), or take a differentiable backend ('fused3s', 'reference')"
         )
+
+
+def _graph_of(edge_index: Tensor, shape: tuple[int, int]) -> Tensor:
+    """What `plan_attention` takes: a sparse tensor whose values have columns becomes one without."""
+    if edge_index.layout == torch.strided:
+        return edge_index
+    size = tuple(edge_index.shape[:2])
+    if size != shape:
+        raise ValueError(
+            f"edge_index: got a sparse adj_t of {size[0]} targets and {size[1]} sources; the features have "
+            f"{shape[0]} and {shape[1]}"
+        )
+    if not edge_index.dense_dim():
+        return edge_index
+    if edge_index.layout == torch.sparse_coo:
+        return edge_index._indices().flip(0)
+    is_csr = edge_index.layout == torch.sparse_csr
+    offsets = edge_index.crow_indices() if is_csr else edge_index.ccol_indices()
+    ids = edge_index.col_indices() if is_csr else edge_index.row_indices()
+    make = torch.sparse_csr_tensor if is_csr else torch.sparse_csc_tensor
+    return make(offsets, ids, ids, size, check_invariants=False)

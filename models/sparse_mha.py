@@ -6,8 +6,8 @@ parameters, same numbers.
     h = mha(plan, h)
 
 The example has heads last: column c * num_heads + h of a projection is column c of head h. The rows of the three
-weights are permuted to heads first, so that the columns of a head are contiguous. That is [3 D, D] numbers a call, less
-than the [N, 3 D] of a permuted projection, and no copy of the weights can become stale.
+weights are permuted to heads first where they are joined, so that the columns of a head are contiguous. That is
+[3 D, D] numbers a call, less than the [N, 3 D] of a permuted projection, and no copy of the weights can become stale.
 """
 
 from typing import Any
@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fused3s_dgl import import_dgl
-from kernels import AttentionPlan
-from models.planned_edges import plan_coo, require_gradients
+from kernels import AttentionPlan, plan_attention, split_qkv
+from kernels.autocast import input_type
+from models.planned_edges import require_gradients
 
 
 class SparseMHA(nn.Module):
@@ -46,8 +47,6 @@ class SparseMHA(nn.Module):
         self.k_proj = nn.Linear(hidden_size, hidden_size)
         self.v_proj = nn.Linear(hidden_size, hidden_size)
         self.out_proj = nn.Linear(hidden_size, hidden_size)
-        heads_first = torch.arange(hidden_size).view(self.head_dim, num_heads).T.flatten()
-        self.register_buffer("heads_first", heads_first, persistent=False)
 
     def plan(self, graph: Any) -> AttentionPlan:
         """The plan of a graph, for `forward`.
@@ -59,7 +58,6 @@ class SparseMHA(nn.Module):
 
         Raises:
             TypeError: `graph` is neither.
-            ValueError: the graph repeats an edge.
         """
         if isinstance(graph, import_dgl().DGLGraph):
             (col, row), shape = graph.edges(), (graph.num_dst_nodes(), graph.num_src_nodes())
@@ -71,16 +69,15 @@ class SparseMHA(nn.Module):
                 "DGLGraph (for any other graph: kernels.plan_attention)"
             )
         weight = self.q_proj.weight
-        return plan_coo(
-            row.long(),
-            col.long(),
-            shape,
-            name="graph",
+        return plan_attention(
+            torch.stack([col, row]),
+            shape=shape,
             backend=self.backend,
             device=weight.device,
-            dtype=weight.dtype,
+            dtype=input_type(weight.dtype, weight.device.type),
             head_dim=self.head_dim,
             num_heads=self.num_heads,
+            backward=torch.is_grad_enabled() and weight.requires_grad,
         )
 
     def forward(self, graph: Any, h: Tensor) -> Tensor:
@@ -94,9 +91,14 @@ class SparseMHA(nn.Module):
         """
         plan = graph if isinstance(graph, AttentionPlan) else self.plan(graph)
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        weight = torch.cat([layer.weight[self.heads_first] for layer in layers])
-        bias = torch.cat([layer.bias[self.heads_first] for layer in layers])
-        q, k, v = F.linear(h, weight, bias).unflatten(1, (3, self.num_heads, self.head_dim)).unbind(1)
+        weight = torch.cat([self._heads_first(layer.weight) for layer in layers]).flatten(0, 1)
+        bias = torch.cat([self._heads_first(layer.bias) for layer in layers]).flatten()
+        q, k, v = split_qkv(F.linear(h, weight, bias), self.num_heads)
         out = plan(q, k, v, scale=self.scaling)
         require_gradients(out, q, plan.backend)
-        return F.linear(out.flatten(1), self.out_proj.weight[:, self.heads_first], self.out_proj.bias)
+        weight = self._heads_first(self.out_proj.weight.t()).flatten(0, 1)
+        return torch.addmm(self.out_proj.bias, out.flatten(1), weight)
+
+    def _heads_first(self, rows: Tensor) -> Tensor:
+        """[D, ..] with rows in the example's order -> [H, D / H, ..]."""
+        return rows.unflatten(0, (self.head_dim, self.num_heads)).transpose(0, 1)

@@ -9,14 +9,16 @@ PyTorch Geometric itself is not needed. With W = lin_edge.weight, an edge adds W
 and a_ij apart (`EdgeData.features`), so that no tensor [E, H, C] is made.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from kernels import AttentionPlan, BoundEdges, EdgeData
+from kernels import AttentionPlan, BoundEdges
+from kernels.autocast import input_type
 from kernels.edge_data import MAX_FEATURES
-from models.planned_edges import plan_edge_index, require_gradients
+from kernels.side_by_side import RowParts
+from models.edge_attention import attend_edges
+from models.joint_projection import project
+from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 
 
 class FusedTransformerConv(nn.Module):
@@ -34,6 +36,8 @@ class FusedTransformerConv(nn.Module):
         bias: whether the projections have one.
         root_weight: whether the transformed features of the node itself are added.
         backend: attention backend, see `kernels.list_backends`.
+        cache: whether `forward` keeps the plan of an edge_index for the next call with the same tensor; False: it plans
+            at every call.
 
     Raises:
         ValueError: an argument is out of range.
@@ -52,6 +56,7 @@ class FusedTransformerConv(nn.Module):
         root_weight: bool = True,
         *,
         backend: str = "auto",
+        cache: bool = True,
     ) -> None:
         super().__init__()
         sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
@@ -73,6 +78,7 @@ class FusedTransformerConv(nn.Module):
         self.edge_dim = edge_dim
         self.root_weight = root_weight
         self.backend = backend
+        self.cache = cache
         width = heads * out_channels
         out_width = width if concat else out_channels
         self.lin_key = nn.Linear(sources, width, bias=bias)
@@ -81,30 +87,42 @@ class FusedTransformerConv(nn.Module):
         self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
         self.lin_skip = nn.Linear(targets, out_width, bias=bias)  # also without root_weight, as in PyG's state dict
         self.lin_beta = nn.Linear(3 * out_width, 1, bias=False) if self.beta else None
+        of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
+        self._parts = RowParts(of_head, of_head, of_head, *of_root)  # of all projections, where they share x
+        self._source_parts, self._target_parts = RowParts(of_head, of_head), RowParts(of_head, *of_root)
+        self.reset_parameters()  # a second draw, as in PyG's layer: the same seed gives the same weights
 
     def reset_parameters(self) -> None:
         for layer in self.children():
             layer.reset_parameters()
 
-    def plan(self, edge_index: Tensor, num_nodes: int | tuple[int, int]) -> AttentionPlan:
-        """The plan that `forward` makes of an edge_index, to pass in its place.
+    def plan(self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool = False) -> AttentionPlan:
+        """The plan that `forward` makes of an edge_index, to pass in its place: for the type of the weights, or under
+        torch.autocast for its type.
 
         Args:
-            edge_index: [2, E] integers on the layer's device, sources and targets.
+            edge_index: as in `forward`.
             num_nodes: N, or (sources, targets).
+            backward: build what the backward pass reads, too; otherwise the first call with gradients does.
 
         Raises:
             TypeError, ValueError: see `models.planned_edges.plan_edge_index`.
         """
         sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        weight = self.lin_query.weight
+        return self._plan(edge_index, (targets, sources), input_type(weight.dtype, weight.device.type), backward)
+
+    def _plan(self, edge_index: Tensor, shape: tuple[int, int], dtype: torch.dtype, backward: bool) -> AttentionPlan:
         return plan_edge_index(
             edge_index,
-            (targets, sources),
+            shape,
             backend=self.backend,
-            dtype=self.lin_query.weight.dtype,
+            dtype=dtype,
             head_dim=self.out_channels,
             num_heads=self.heads,
             edge_data=self.edge_dim is not None,
+            backward=backward,
+            cache=self.cache,
         )
 
     def forward(
@@ -118,14 +136,18 @@ class FusedTransformerConv(nn.Module):
 
         Args:
             x: [N, F], or ([sources, F], [targets, F']).
-            edge_index: [2, E] integers, sources and targets, each edge once; or the plan of one. The plan of a tensor
-                is kept and used again for the same tensor, by all layers with the same heads.
-            edge_attr: [E, edge_dim] in the order of edge_index; or `plan.bind_edges(EdgeData(features=edge_attr))`,
-                checked and reordered once for many calls.
+            edge_index: [2, E] int32 or int64, sources and targets; repeated edges count as often as they occur. Or
+                `adj_t`, a torch.sparse CSR, CSC or COO tensor [targets, sources]; or a plan. The plan of a tensor is
+                kept and used again for the same tensor, by all layers with the same heads. Changes that torch counts
+                are noticed. Writes through NumPy, `.data`, DLPack or the storage are not, and the layer computes with
+                the old graph then: after such a write pass `edge_index.clone()`, or make the layer with cache=False.
+            edge_attr: [E, edge_dim] in the order of edge_index, or of the stored entries of adj_t, whose values serve
+                where edge_attr is None and they have columns; kept in the plan's order as plans are. Or
+                `plan.bind_edges(EdgeData(features=edge_attr))`. A NaN gives NaN in the row of its edge, as in PyG.
             return_attention_weights: None; the weights are never stored.
 
         Raises:
-            TypeError, ValueError: an argument is wrong, or an edge is repeated.
+            TypeError, ValueError: an argument is wrong.
             RuntimeError: a gradient is wanted, and the backend has no backward pass.
         """
         if return_attention_weights is not None:
@@ -134,39 +156,75 @@ class FusedTransformerConv(nn.Module):
                 "torch_geometric.nn.TransformerConv with the same state dict to look at them"
             )
         source, target = (x, x) if isinstance(x, Tensor) else x
+        query, key, value, root = self._project(source, target)
+        if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
+            edge_attr = values_as_features(edge_index)
+        self._check_edge_attr(edge_attr)
+        out = self._attend(query, key, value, edge_index, edge_attr)
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if root is None:
+            return out
+        if self.lin_beta is None:
+            return out + root
+        gate = self.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
+        return gate * root + (1 - gate) * out
+
+    def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """query, key and value, [rows, H, C] each, and the root's term [N, H C] or [N, C]; None without."""
+        roots = (self.lin_skip,) if self.root_weight else ()
+        if source is target:
+            layers = (self.lin_query, self.lin_key, self.lin_value, *roots)
+            query, key, value, *root = project(source, layers, self._parts)
+        else:
+            query, *root = project(target, (self.lin_query, *roots), self._target_parts)
+            key, value = project(source, (self.lin_key, self.lin_value), self._source_parts)
+        return query, key, value, root[0] if root else None
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        edge_index: Tensor | AttentionPlan,
+        edge_attr: Tensor | BoundEdges | None,
+    ) -> Tensor:
+        """[N, H, C]; see `forward`."""
+        scale = self.out_channels**-0.5
+        dropout = self.dropout if self.training else 0.0
+        weight = None
+        if self.lin_edge is not None:
+            weight = self.lin_edge.weight.to(query.dtype).view(self.heads, self.out_channels, self.edge_dim)
         plan = edge_index
         if not isinstance(plan, AttentionPlan):
-            plan = self.plan(edge_index, (len(source), len(target)))
-        query, key, value = (
-            layer(nodes).view(-1, self.heads, self.out_channels)
-            for layer, nodes in ((self.lin_query, target), (self.lin_key, source), (self.lin_value, source))
-        )
-        terms = self._edge_terms(edge_attr, query)
-        rate = self.dropout if self.training else 0.0
-        out = plan(query, key, value, scale=1 / math.sqrt(self.out_channels), dropout=rate, **terms)
+            if torch.compiler.is_compiling():
+                return attend_edges(
+                    *(query, key, value, edge_index),
+                    backend=self.backend,
+                    cache=self.cache,
+                    scale=scale,
+                    features=None if weight is None else edge_attr.to(query.dtype),
+                    key_weight=weight,
+                    value_weight=weight,
+                    dropout=dropout,
+                )
+            shape = (query.shape[0], key.shape[0])
+            plan = self._plan(edge_index, shape, query.dtype, backward=query.requires_grad or key.requires_grad)
+        if weight is None:
+            out = plan(query, key, value, scale=scale, dropout=dropout)
+        else:
+            if isinstance(edge_attr, Tensor):
+                edge_attr = bind_features(plan, edge_attr, query.dtype, cache=self.cache)
+            terms = {"edges": edge_attr, "edge_key_weight": weight, "edge_value_weight": weight}
+            out = plan(query, key, value, scale=scale, dropout=dropout, **terms)
         require_gradients(out, query, plan.backend)
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
-        if self.root_weight:
-            root = self.lin_skip(target)
-            if self.lin_beta is None:
-                return out + root
-            gate = self.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
-            out = gate * root + (1 - gate) * out
         return out
 
-    def _edge_terms(self, edge_attr: Tensor | BoundEdges | None, query: Tensor) -> dict[str, object]:
-        """Keywords of the plan for the edge features."""
+    def _check_edge_attr(self, edge_attr: Tensor | BoundEdges | None) -> None:
         if (edge_attr is None) != (self.lin_edge is None):
             got = "none" if edge_attr is None else "some"
             raise ValueError(f"edge_attr: got {got}, and the layer was made with edge_dim={self.edge_dim}")
-        if self.lin_edge is None:
-            return {}
-        if isinstance(edge_attr, Tensor):
-            if edge_attr.dim() != 2 or edge_attr.shape[1] != self.edge_dim:
-                raise ValueError(f"edge_attr: got shape {tuple(edge_attr.shape)}; [E, {self.edge_dim}] is needed")
-            edge_attr = EdgeData(features=edge_attr.to(query.dtype))
-        weight = self.lin_edge.weight.to(query.dtype).view(self.heads, self.out_channels, self.edge_dim)
-        return {"edges": edge_attr, "edge_key_weight": weight, "edge_value_weight": weight}
+        if isinstance(edge_attr, Tensor) and (edge_attr.dim() != 2 or edge_attr.shape[1] != self.edge_dim):
+            raise ValueError(f"edge_attr: got shape {tuple(edge_attr.shape)}; [E, {self.edge_dim}] is needed")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"

@@ -1,7 +1,8 @@
 """Attention backends; `REGISTRY` is the only list of them.
 
-"auto" takes the first with `Backend.in_auto` that can run, so these come fastest first. The others are baselines, which
-run only where they are named.
+"auto" takes the first with `Backend.in_auto` that can run, so these come fastest first; on a GPU those that compute
+head by head come behind the others where there are several heads. The rest are baselines, which run only where they
+are named.
 """
 
 from .anemoi import AnemoiBackend
@@ -15,6 +16,7 @@ from .fused3s import Fused3SBackend
 from .fused3s_paper import Fused3SPaperBackend
 from .pyg import PyGBackend
 from .reference import ReferenceBackend
+from .scatter import ScatterBackend
 from .sdpa_padded import SDPAPaddedBackend
 
 REGISTRY: dict[str, Backend] = {
@@ -24,6 +26,7 @@ REGISTRY: dict[str, Backend] = {
         Fused3SPaperBackend(),
         DGLBackend(),
         CSRUnfusedBackend(),
+        ScatterBackend(),
         ReferenceBackend(),
         DFGNNTilingBackend(),
         DFGNNHyperBackend(),

@@ -66,13 +66,15 @@ class Backend(ABC):
         data_type: type of what `build` returns; None where that holds objects of another library, which cannot be
             moved or saved.
         in_auto: whether "auto" may take it; baselines run only where they are named.
+        head_by_head: whether a call takes as many passes as there are heads.
         writes_lse: whether `attend` fills `lse`.
         reorders: whether `build` takes a row order.
         takes_edge_lists: whether `build` for a GPU takes an `EdgeList`, too, and checks its ids there.
         takes_edges: whether `attend` takes `edges`.
         takes_dropout: whether `attend` takes `edges.dropout`, and `edges` with nothing else.
         autograd: whether autograd differentiates `attend`, which is made of torch calls.
-        has_backward: whether `attend_backward` exists. A backend with neither computes the forward pass only.
+        has_backward: whether `attend_backward` exists, for backends without `autograd`. A backend with neither computes
+            the forward pass only.
         traceable: whether torch.compile traces into `attend`; the others are one operator to it (kernels/operators.py).
     """
 
@@ -80,6 +82,7 @@ class Backend(ABC):
     summary: str
     data_type: type | None = None
     in_auto: bool = True
+    head_by_head: bool = False
     writes_lse: bool = False
     reorders: bool = False
     takes_edge_lists: bool = False

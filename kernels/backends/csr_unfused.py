@@ -61,8 +61,10 @@ class CSRUnfusedBackend(Backend):
     name = "csr_unfused"
     summary = "SDDMM, softmax and SpMM over CSR as separate torch calls, cuSPARSE on a GPU; float32 and float64"
     data_type = CSR
+    head_by_head = True
     takes_edges = True
     takes_dropout = True
+    traceable = False  # torch.compile knows neither torch's sparse products nor its reduction of segments
 
     def unavailable(self, device: torch.device) -> str | None:
         if device.type not in ("cpu", "cuda"):

@@ -9,6 +9,7 @@ from fused3s_dgl import dgl_has_cuda, import_dgl
 
 from ..edge_data import EdgeTerms
 from ..formats.bsb import BSB
+from ..once_differentiable import once_differentiable
 from .base import Backend, InputSpec, dropout_factors
 
 
@@ -17,6 +18,7 @@ class DGLBackend(Backend):
     summary = "DGL's message passing: u_dot_v, edge_softmax, u_mul_e_sum; on a GPU where DGL has CUDA"
     takes_edges = True
     takes_dropout = True
+    traceable = False
 
     def unavailable(self, device: torch.device) -> str | None:
         if importlib.util.find_spec("dgl") is None:
@@ -50,6 +52,7 @@ class DGLBackend(Backend):
         from dgl import ops
         from dgl.nn.functional import edge_softmax
 
+        query, key, value, edges = once_differentiable(self.name, query, key, value, edges)
         # DGL's CPU kernels take no 16-bit floats.
         if query.dtype.itemsize == 2:
             query, key, value = query.float(), key.float(), value.float()

@@ -20,6 +20,7 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
+from ..side_by_side import new_side_by_side
 from .cuda import LOAD_BYTES, MAX_DIM, aligned_rows
 from .fused3s_edges import DROPOUT
 from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
@@ -267,10 +268,9 @@ def launch_backward(
 def new_gradients(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, side_by_side: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory for the gradients of three tensors [.., H, d], contiguous or as parts of one tensor [N, 3, H, d]."""
+    """Memory for the gradients of three tensors [.., H, d], contiguous or as parts of one tensor."""
     if side_by_side:
-        num_rows, num_heads, dim = query.shape
-        return query.new_empty((num_rows, 3, num_heads, dim)).unbind(1)
+        return new_side_by_side(query)
     return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value))
 
 

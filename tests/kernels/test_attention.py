@@ -24,9 +24,14 @@ PYG = pytest.param(
         importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed"
     ),
 )
-CPU_BACKENDS = ["dgl", "reference", "csr_unfused", "sdpa_padded", PYG]
-SPARSE_BACKENDS = ["dgl", "reference", "csr_unfused", PYG]  # a NaN stays in the rows that use it
-FLOAT32_BACKENDS = ["dgl", "reference", "csr_unfused"]  # these convert 16-bit inputs, the others compute in them
+CPU_BACKENDS = ["dgl", "reference", "csr_unfused", "scatter", "sdpa_padded", PYG]
+SPARSE_BACKENDS = ["dgl", "reference", "csr_unfused", "scatter", PYG]  # a NaN stays in the rows that use it
+FLOAT32_BACKENDS = [
+    "dgl",
+    "reference",
+    "csr_unfused",
+    "scatter",
+]  # convert 16-bit inputs; the others keep them
 
 
 def inputs(rows: int, cols: int, heads: int = 2, dim: int = 16, dtype=torch.float32) -> tuple[torch.Tensor, ...]:

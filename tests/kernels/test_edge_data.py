@@ -26,7 +26,7 @@ from kernels.backends.base import InputSpec
 from kernels.backends.reference import Edges, ReferenceBackend
 
 DOUBLE = torch.float64
-BACKENDS = ["reference", "dgl", "csr_unfused", "pyg"]
+BACKENDS = ["reference", "dgl", "csr_unfused", "scatter", "pyg"]
 SCALE = 0.3
 pytestmark = pytest.mark.usefixtures("one_thread")
 close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
@@ -369,8 +369,22 @@ def test_wrong_edge_data_is_named(name):
     with pytest.raises(ValueError, match=message) as caught:
         plan.bind_edges(data)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=message):
-        plan(*TENSORS, edges=data)
+    if not name.startswith(("nan", "infinite")):
+        with pytest.raises(ValueError, match=message):
+            plan(*TENSORS, edges=data)
+
+
+@pytest.mark.parametrize("name", ["bias", "multiplier", "features"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_takes_a_nan_to_the_rows_whose_edges_have_it(backend, name):
+    skip_if_missing(backend)
+    plan, edge = planned(backend, GRAPH), 9
+    data = getattr(DATA, name).clone()
+    data[edge] = torch.nan
+    arguments = ARGUMENTS | {"edges": replace(DATA, **{name: data}), "clamp": None}
+    is_nan = plan(*TENSORS, **arguments).isnan().flatten(1)
+    assert torch.equal(is_nan.any(1).nonzero().flatten(), torch.tensor([int(GRAPH.tocoo().row[edge])]))
+    assert is_nan.any(1).equal(is_nan.all(1))
 
 
 WRONG_CALLS = {

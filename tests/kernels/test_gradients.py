@@ -32,7 +32,7 @@ from kernels.dropout import Dropout, kept_edges
 from kernels.runtime.cuda_graph import capture
 
 DOUBLE = torch.float64
-AUTOGRAD = ["reference", "dgl", "csr_unfused", "pyg"]  # made of torch calls, with edge data
+AUTOGRAD = ["reference", "dgl", "csr_unfused", "scatter", "pyg"]  # made of torch calls, with edge data
 BACKENDS = [*AUTOGRAD, "formula"]
 SCALE = 0.3
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -514,6 +514,7 @@ class TestDropout:
 GPU_BACKENDS = {
     "reference": (DOUBLE, 1e-8),
     "csr_unfused": (DOUBLE, 1e-8),
+    "scatter": (DOUBLE, 1e-8),
     "pyg": (DOUBLE, 1e-8),
     "fused3s": (torch.float16, 5e-3),
 }

@@ -83,7 +83,7 @@ def operator_arguments(case: Case, terms: bool) -> tuple[tuple[Any, ...], tuple[
     if terms:
         query, bound = case.tensors[0], case.plan.bind_edges(case.data)
         seed = torch.tensor([5], device=query.device)
-        edges = case.plan._edge_terms(bound, *case.weights.values(), query, 0.3, seed)
+        edges = case.plan.edge_terms(query, edges=bound, **case.weights, dropout=0.3, dropout_seed=seed)
     given, clamp, rate = split_terms(edges)
     given = [None if term is None else term.detach() for term in given]
     for term in given:

@@ -1,0 +1,135 @@
+"""`scatter`: message passing in plain torch, all heads at once: gather by edge, softmax over each row, sum by row.
+
+The formula of PyG's TransformerConv, without its package: "auto" takes it on a GPU for several heads where `fused3s`
+cannot run, since cuSPARSE (`csr_unfused`) computes head by head. Q, K, V and the message of every edge are
+materialised.
+
+Sums run over segments of CSR order, and over those of A^T in the backward pass: no atomics, so bitwise reproducible.
+16-bit inputs are converted to float32 at each call.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..edge_data import EdgeTerms
+from ..formats.csr import MAX_DIM as MOST_EDGES
+from ..formats.edges import canonical_csr, rows_of_edges
+from .base import Backend, InputSpec, dropout_factors
+from .csr_unfused import CSR
+
+
+class ScatterBackend(Backend):
+    name = "scatter"
+    summary = "gather, softmax and segment sums in plain torch, all heads at once; any device"
+    data_type = CSR
+    takes_edges = True
+    takes_dropout = True
+    traceable = False  # torch.compile does not know torch's reduction of segments
+
+    def unavailable(self, device: torch.device) -> str | None:
+        if device.type == "cuda" and not torch.cuda.is_available():
+            return "no NVIDIA GPU found, or this PyTorch has no CUDA"
+        return None
+
+    def most_edges(self, inputs: InputSpec) -> int | None:
+        return MOST_EDGES if inputs.backward else None  # the transpose numbers them
+
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
+        indptr, indices = canonical_csr(graph, device)
+        data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
+        return data.with_transpose() if inputs.backward else data
+
+    def rebuild(self, data: CSR, device: torch.device, inputs: InputSpec) -> CSR:
+        return data.with_transpose() if inputs.backward else data
+
+    def attend(
+        self,
+        data: CSR,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out_dtype: torch.dtype,
+        lse: torch.Tensor | None = None,
+        edges: EdgeTerms | None = None,
+    ) -> torch.Tensor:
+        if query.dtype.itemsize == 2:
+            query, key, value = query.float(), key.float(), value.float()
+            edges = None if edges is None else edges.to(torch.float32)
+        edges = EdgeTerms() if edges is None else edges
+        rows = _Segments(data.row, data.indptr, None)
+        columns = _Segments(data.indices, None, None)
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            transpose = data.with_transpose().transpose
+            columns = _Segments(data.indices, transpose.indptr, transpose.edge)
+
+        keys, values = _Gather.apply(key, columns), _Gather.apply(value, columns)  # [nnz, H, d]
+        if edges.type_weight is not None:
+            keys = keys * edges.type_weight[edges.types.long()]
+        if edges.key_weight is not None:
+            keys = keys + torch.einsum("er,hdr->ehd", edges.features, edges.key_weight)
+        if edges.value_weight is not None:
+            values = values + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
+        score = (_Gather.apply(query, rows) * keys).sum(-1) * scale  # [nnz, H]
+        if edges.multiplier is not None:
+            score = score * edges.multiplier
+        if edges.bias is not None:
+            score = score + edges.bias
+        if edges.clamp is not None:
+            score = score.clamp(-edges.clamp, edges.clamp)
+        weight = _softmax(score, rows)
+        if edges.dropout is not None:
+            weight = weight * dropout_factors(edges.dropout, data.row, data.indices, query)
+        return _SegmentSum.apply(weight[..., None] * values, rows).to(out_dtype)
+
+
+class _Segments(NamedTuple):
+    """Edges by their row or column.
+
+    Attributes:
+        of_edge: [nnz] int64, the row or column of each edge.
+        indptr: [num + 1] int64, the segment of each; None where no sum is needed.
+        order: [nnz], the edge of each place of the segments; None for the order of the edges.
+    """
+
+    of_edge: torch.Tensor
+    indptr: torch.Tensor | None
+    order: torch.Tensor | None
+
+
+def _softmax(score: torch.Tensor, rows: _Segments) -> torch.Tensor:
+    """Softmax over each row's edges of `score` [nnz, H]; a row with only -inf scores gets zeros."""
+    maximum = torch.segment_reduce(score.detach(), "max", offsets=rows.indptr, unsafe=True)
+    maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
+    weight = torch.exp(score - maximum.index_select(0, rows.of_edge))
+    total = _SegmentSum.apply(weight, rows)
+    return weight / _Gather.apply(torch.where(total == 0, 1.0, total), rows)
+
+
+class _Gather(torch.autograd.Function):
+    """The row of `values` [num, ..] of each edge: [nnz, ..]."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, segments: _Segments) -> torch.Tensor:
+        ctx.segments = segments
+        return values.index_select(0, segments.of_edge)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _SegmentSum.apply(grad, ctx.segments), None
+
+
+class _SegmentSum(torch.autograd.Function):
+    """The sums of `values` [nnz, ..] over the edges of each row or column: [num, ..]."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, segments: _Segments) -> torch.Tensor:
+        ctx.segments = segments
+        if segments.order is not None:
+            values = values.index_select(0, segments.order)
+        return torch.segment_reduce(values.contiguous(), "sum", offsets=segments.indptr, unsafe=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _Gather.apply(grad, ctx.segments), None

@@ -1,0 +1,69 @@
+"""Errors in place of derivatives that a backend does not have, and that autograd would leave out in silence."""
+
+from dataclasses import fields, replace
+from typing import Any, NoReturn
+
+import torch
+
+from .edge_data import EdgeTerms
+from .side_by_side import is_transformed
+
+
+def refuse_double_backward(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"backend {name} has no second derivatives, and a gradient of its gradient is asked for (create_graph=True): "
+        "use backend='reference'"
+    )
+
+
+def once_differentiable(
+    name: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, edges: EdgeTerms | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, EdgeTerms | None]:
+    """The inputs of a backend whose functions have first derivatives that autograd cannot differentiate; theirs raise.
+
+    Raises:
+        NotImplementedError: forward mode or a transform of torch.func runs.
+    """
+    if is_transformed():
+        raise NotImplementedError(
+            f"backend {name} has neither forward-mode derivatives nor transforms of torch.func (grad, vmap, jvp): use "
+            "torch.autograd.grad, or backend='reference'"
+        )
+    terms = {} if edges is None else {field.name: getattr(edges, field.name) for field in fields(edges)}
+    given = {"query": query, "key": key, "value": value} | terms
+    watched = [each for each, value in given.items() if isinstance(value, torch.Tensor) and value.requires_grad]
+    if not watched or not torch.is_grad_enabled():
+        return query, key, value, edges
+    given |= zip(watched, _Once.apply(name, *[given[each] for each in watched]), strict=True)
+    if edges is not None:
+        edges = replace(edges, **{each: given[each] for each in terms})
+    return given["query"], given["key"], given["value"], edges
+
+
+class _Once(torch.autograd.Function):
+    """(name, *tensors) -> the tensors, whose gradients have an error for a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.name = name
+        ctx.save_for_backward(*tensors)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            gradients = _Refusal.apply(ctx.name, len(gradients), *gradients, *ctx.saved_tensors)
+        return None, *gradients
+
+
+class _Refusal(torch.autograd.Function):
+    """(name, count, *tensors) -> the first `count` tensors; all of them are inputs of the error's node."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.name = name
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
+        refuse_double_backward(ctx.name)

@@ -1,0 +1,41 @@
+"""Results kept with a tensor: made once, used again while the tensor lives and does not change."""
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Entry(NamedTuple):
+    tensor: weakref.ref
+    stamp: tuple[int, int]
+    results: dict[Any, Any]
+
+
+class TensorMemo:
+    """A dictionary of results for each tensor object.
+
+    Changes that torch counts are noticed (in-place operations, also through views, and `.data = other`). Writes through
+    `.data`, NumPy, DLPack or the storage are not: torch counts none of these.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}  # by id
+
+    def results(self, tensor: Tensor) -> dict[Any, Any]:
+        """The results of a tensor, empty if it is new or has changed; of one made in inference mode, whose changes
+        torch does not count, always a new dictionary."""
+        if tensor.is_inference():
+            return {}
+        key, entries = id(tensor), self._entries
+        stamp = (tensor._version, tensor.data_ptr() if tensor.layout == torch.strided else 0)
+        entry = entries.get(key)
+        if entry is None or entry.tensor() is not tensor or entry.stamp != stamp:
+
+            def forget(reference: weakref.ref) -> None:
+                if key in entries and entries[key].tensor is reference:
+                    del entries[key]
+
+            entry = entries[key] = _Entry(weakref.ref(tensor, forget), stamp, {})
+        return entry.results
