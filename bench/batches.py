@@ -1,23 +1,26 @@
-"""A model over all batches of a collection: the next batch is loaded and planned while the GPU computes."""
+"""A model over all batches of a collection, by replays of a CUDA graph that assembles, plans and computes a batch; or
+eagerly, where the next batch is loaded and planned while the GPU computes."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bench.timers import Spread, mark, milliseconds_between
-from data.csr_batches import CsrBatch
+from data.csr_batches import CsrBatch, CsrBatches, GraphRange
 from data.prefetch import made_ahead
 from kernels import AttentionPlan
 from kernels.formats.csr import CSRPattern
-from models import GraphInputs, GraphTransformer
+from models import Execution, GraphInputs, GraphTransformer
 from models.graph_inputs import pattern_of
+from training.padded_batches import PaddedBatches
 
 # Batches whose outputs the host has not taken yet: a batch's memory is kept until the GPU is done with it.
 MOST_QUEUED = 4
@@ -26,7 +29,7 @@ SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
 
 Plan = Callable[[CSRPattern], AttentionPlan]
 Forward = Callable[[GraphInputs], Tensor]
-Take = Callable[[CsrBatch, np.ndarray], None]  # of the logits [rows, classes] float32 of a batch
+Take = Callable[[GraphRange, np.ndarray], None]  # of the logits [rows, classes] float32 of a batch
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Pass:
 
     Attributes:
         seconds: from the first batch's assembly to the last output in host memory.
-        forward: milliseconds of each batch's forward pass, on a GPU between two CUDA events: launch gaps count.
+        forward: milliseconds of each batch's forward pass, on a GPU between two CUDA events: launch gaps count, and
+            assembly and plan where the CUDA graph has them.
     """
 
     seconds: float
@@ -47,8 +51,35 @@ class Pass:
         return sum(self.forward) / 1e3 / self.seconds
 
 
+class Runner(Protocol):
+    """Runs a model over a collection."""
+
+    def run(self, take: Take) -> Pass:
+        """One pass; `take` gets the logits in the order of the batches. Call it under `torch.inference_mode()`."""
+
+
+class ReplayRunner:
+    """Replays one CUDA graph for each batch.
+
+    Args:
+        padded: batches that the graph assembles, with room for each of `graphs`.
+        execution: the captured pass over them.
+    """
+
+    def __init__(self, graphs: CsrBatches, padded: PaddedBatches, execution: Execution) -> None:
+        self._graphs, self._padded, self._execution = graphs, padded, execution
+
+    def run(self, take: Take) -> Pass:
+        passes = ((batch, partial(self._replay, batch)) for batch in self._graphs.ranges())
+        return run_pass(passes, take, self._padded.ids.device)
+
+    def _replay(self, batch: GraphRange) -> Tensor:
+        self._padded.load(np.arange(batch.first, batch.last))
+        return self._execution.run()
+
+
 class BatchRunner:
-    """Runs a model over a collection, with a plan for each batch.
+    """Runs a model over a collection eagerly, with a plan for each batch.
 
     On a GPU batches are assembled and planned on a stream of their own, while forward passes run on the current one.
 
@@ -68,19 +99,9 @@ class BatchRunner:
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
 
     def run(self, take: Take) -> Pass:
-        """One pass; `take` gets the logits in the order of the batches. Call it under `torch.inference_mode()`."""
-        start = time.perf_counter()
         prepared = self._prepared()
-        queued: deque[_Queued] = deque()
-        times = []
         with made_ahead(prepared, MADE_AHEAD) if self.by_thread else nullcontext(prepared) as each:
-            for batch, inputs in each:
-                queued.append(_Queued(batch, inputs, self.forward, self.device))
-                while queued and (len(queued) > MOST_QUEUED or queued[0].done()):
-                    times.append(queued.popleft().give(take))
-            while queued:
-                times.append(queued.popleft().give(take))
-        return Pass(time.perf_counter() - start, tuple(times))
+            return run_pass(((batch, partial(self.forward, inputs)) for batch, inputs in each), take, self.device)
 
     def _prepared(self) -> Iterator[tuple[CsrBatch, GraphInputs]]:
         batches = iter(self.batches)
@@ -95,13 +116,27 @@ class BatchRunner:
             yield batch, inputs
 
 
+def run_pass(passes: Iterable[tuple[GraphRange, Callable[[], Tensor]]], take: Take, device: torch.device) -> Pass:
+    """Queue the forward pass of each batch, and hand over its logits as soon as they are there."""
+    start = time.perf_counter()
+    queued: deque[_Queued] = deque()
+    times = []
+    for batch, forward in passes:
+        queued.append(_Queued(batch, forward, device))
+        while queued and (len(queued) > MOST_QUEUED or queued[0].done()):
+            times.append(queued.popleft().give(take))
+    while queued:
+        times.append(queued.popleft().give(take))
+    return Pass(time.perf_counter() - start, tuple(times))
+
+
 class _Queued:
     """A forward pass on the current stream, and the copy of its logits to the host."""
 
-    def __init__(self, batch: CsrBatch, inputs: GraphInputs, forward: Forward, device: torch.device) -> None:
-        self._batch, self._inputs = batch, inputs  # other streams must not get their memory before the pass is over
+    def __init__(self, batch: GraphRange, forward: Callable[[], Tensor], device: torch.device) -> None:
+        self._batch, self._forward = batch, forward  # other streams must not get its inputs' memory before it is over
         self._start = mark(device)
-        logits = forward(inputs)
+        logits = forward()
         self._stop = mark(device)
         self._copied: Any = None
         logits = logits[: batch.last_row - batch.first_row]  # those behind are of a padded batch
@@ -155,7 +190,7 @@ class SetRun:
         return Spread.of([milliseconds for one in self.passes for milliseconds in one.forward])
 
 
-def run_set(runner: BatchRunner, take: Take, repeats: int) -> tuple[Pass, ...]:
+def run_set(runner: Runner, take: Take, repeats: int) -> tuple[Pass, ...]:
     """A pass whose logits `take` gets, then up to `repeats` passes for the time alone, as many as SHORT_PASS_S allows.
 
     Where it allows none, the first pass is the timed one: what it took to write the predictions counts then.

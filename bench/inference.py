@@ -147,9 +147,10 @@ def measure(source: Source, request: Request) -> Measured:
 
 def make_execution(source: Source, attention: Attention) -> Execution:
     """The model on the source's (first) inputs, as `runtime` and the source allow it to run."""
+    inputs = source.inputs(attention)  # decides why_eager
     execution = prepare_execution(
         source.model,
-        source.inputs(attention),
+        inputs,
         backend=attention.backend,
         dense=source.dense,
         cuda_graph=False if source.why_eager else source.subject.config.runtime.cuda_graph,

@@ -14,17 +14,17 @@ from rich.text import Text
 from torch import Tensor
 
 from bench import cli
-from bench.batches import BatchRunner, Plan, SetRun, run_set
-from bench.padded_batches import PaddedBatches, ReplayedForward
+from bench.batches import BatchRunner, Forward, Plan, ReplayRunner, SetRun, run_set
 from bench.subject import Subject
 from configs import Config
 from data import LoadedGraph
-from data.csr_batches import CsrBatch, CsrBatches
+from data.csr_batches import CsrBatches, GraphRange
 from kernels import AttentionPlan
-from kernels.plan_room import with_room
+from kernels.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphTransformer
 from models.graph_inputs import Attention as AnyAttention
 from models.graph_inputs import pattern_of
+from training.padded_batches import PaddedBatches, padding_refused
 
 Write = Callable[[np.ndarray], None]  # of the next rows of the logits, float32
 
@@ -42,7 +42,7 @@ class Source(Protocol):
         model: the one that is measured, on the subject's device and in its dtype.
         all_rows: labels and splits of all rows that are predicted; None on a rank that reports nothing.
         dense: implementation of the layers around attention, as `runtime.dense`.
-        why_eager: why a pass cannot be a CUDA graph; None if it can.
+        why_eager: why a pass cannot be a CUDA graph, once `inputs` were made; None if it can.
     """
 
     subject: Subject
@@ -54,8 +54,9 @@ class Source(Protocol):
     def plan(self) -> Attention:
         """Attention over the graph, or over the first batch, by the configured backend."""
 
-    def inputs(self, attention: Attention) -> GraphInputs:
-        """Inputs of the graph, or of the first batch."""
+    def inputs(self, attention: Attention) -> GraphInputs | Callable[[], GraphInputs]:
+        """Inputs of the graph, or of the first batch; a function that makes those of the batch that is loaded, if one
+        CUDA graph can run for all of them."""
 
     def predict(self, execution: Execution, attention: Attention, write: Write) -> SetRun | None:
         """`write` gets the logits of all rows in their order, where the run is reported. Of batches: their times."""
@@ -110,42 +111,56 @@ class OneGraph:
 class AllBatches:
     """All graphs of a collection, a plan for each batch.
 
+    Args:
+        why_eager: why the passes cannot be CUDA graphs, whatever the batches are.
+
     Raises:
         ValueError: the features do not fit the model.
     """
 
-    why_eager: str | None = "the batches differ in size"
-
-    def __init__(self, subject: Subject, model: GraphTransformer) -> None:
-        loaded, batch_size = subject.loaded, subject.config.data.batch_size
-        model.check_features(loaded.graph)
-        self.subject, self.model, self.all_rows = subject, model, loaded
-        self.dense = subject.config.runtime.dense
-        batches = CsrBatches(loaded, batch_size, subject.device)
-        self._batches: CsrBatches | PaddedBatches = batches
-        self._kept_on, self._num_graphs = batches.kept_on, batches.num_graphs
-        if subject.config.runtime.cuda_graph is True:
-            self._batches, self.why_eager = PaddedBatches(batches), None
+    def __init__(self, subject: Subject, model: GraphTransformer, why_eager: str | None = None) -> None:
+        model.check_features(subject.loaded.graph)
+        self.subject, self.model, self.all_rows = subject, model, subject.loaded
+        self.dense, self.why_eager = subject.config.runtime.dense, why_eager
+        self._batches = CsrBatches(subject.loaded, subject.batch_size, subject.device)
         self._first = next(iter(self._batches))
+        self._padded: PaddedBatches | None = None
 
     def plan(self) -> AttentionPlan:
         attention = self.subject.config.attention
         return self.subject.plan(pattern_of(self._first), attention.backend, self.subject.dtype, attention.reorder)
 
-    def inputs(self, attention: AttentionPlan) -> GraphInputs:
-        """Inputs of the first batch; for a CUDA graph with a plan that has room for the others."""
-        if isinstance(self._batches, PaddedBatches):
-            try:
-                attention = with_room(attention, self._batches.room)
-            except ValueError as error:
-                raise ValueError(
-                    f"runtime.cuda_graph = True with several batches: {error}; use auto or false"
-                ) from error
-        return self.model.prepare_batch(self._first, attention)
+    def inputs(self, attention: AttentionPlan) -> GraphInputs | Callable[[], GraphInputs]:
+        """Of the padded batch that is loaded, at first the first one; of the first one as it is where a pass cannot be
+        a CUDA graph."""
+        asked = self.subject.config.runtime.cuda_graph
+        if asked is False:
+            self.why_eager = "as configured"
+        elif not self.why_eager and (refused := self._make_padded(attention.backend)):
+            self.why_eager = f"chosen by auto; {refused}"
+            if asked is True:
+                raise ValueError(f"runtime.cuda_graph = True with several batches: {refused}; use auto or false")
+        return self._padded.inputs if self._padded else self.model.prepare_batch(self._first, attention)
+
+    def _make_padded(self, backend: str) -> str | None:
+        """Why there are no padded batches; None if there are."""
+        subject, batches = self.subject, self._batches
+        if subject.device.type != "cuda":
+            return f"a CUDA graph needs an NVIDIA GPU, and the model is on {subject.device}"
+        if refused := padding_refused(self.model, backend, subject.config.attention.reorder, batches):
+            return refused
+        size = batches.largest_size([np.arange(each.first, each.last) for each in batches.ranges()])
+        try:
+            padded = PaddedBatches(batches, size, self.model, subject.room(size))
+        except CaptureError as error:
+            return str(error)
+        padded.load(np.arange(self._first.first, self._first.last))
+        self._padded = padded
+        return None
 
     def predict(self, execution: Execution, attention: AttentionPlan, write: Write) -> SetRun:
         """`write` gets the logits; then up to `runtime.repeats` passes are timed."""
-        dense, config, num_graphs = execution.dense, self.subject.config, self._num_graphs
+        dense, config, batches = execution.dense, self.subject.config, self._batches
         plan = partial(
             self.subject.plan, backend=attention.backend, dtype=self.subject.dtype, reorder=config.attention.reorder
         )
@@ -153,21 +168,22 @@ class AllBatches:
         def forward(inputs: GraphInputs) -> Tensor:
             return execution.model(inputs, dense.blocks, dense.embed)
 
-        replayed = ReplayedForward(execution, forward) if execution.captured else None
-        runner = self._runner(execution.model, plan, replayed or forward)
+        if execution.captured:
+            runner = ReplayRunner(batches, self._padded, execution)
+        else:
+            runner = self._runner(execution.model, plan, forward)
         dense.check_weights()
-        cli.console.print(Text(f"predicting {num_graphs:,} graphs in {len(self._batches):,} batches"))
-        with cli.progress(len(self._batches)) as advance:
+        num_graphs = batches.num_graphs
+        cli.console.print(Text(f"predicting {num_graphs:,} graphs in {len(batches):,} batches"))
+        with cli.progress(len(batches)) as advance:
             shown = _Throttle(advance)
 
-            def take(batch: CsrBatch, logits: np.ndarray) -> None:
+            def take(batch: GraphRange, logits: np.ndarray) -> None:
                 write(logits)
                 shown.advance(f"graph {batch.last:,} of {num_graphs:,}", is_last=batch.last == num_graphs)
 
             passes = run_set(runner, take, config.runtime.repeats)
-        if replayed and replayed.num_eager:
-            cli.console.print(Text(f"{replayed.num_eager:,} passes of larger batches ran without the CUDA graph"))
-        return SetRun(passes, num_graphs, len(self._batches), config.data.batch_size, self._kept_on)
+        return SetRun(passes, num_graphs, len(batches), batches.batch_size, batches.kept_on)
 
     def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor:
         parts = []
@@ -175,9 +191,9 @@ class AllBatches:
         runner.run(lambda batch, logits: parts.append(torch.from_numpy(logits)))
         return torch.cat(parts)
 
-    def _runner(self, model: GraphTransformer, plan: Plan, forward: Callable[[GraphInputs], Tensor]) -> BatchRunner:
+    def _runner(self, model: GraphTransformer, plan: Plan, forward: Forward) -> BatchRunner:
         # A collection on a GPU leaves the host nothing but launches.
-        return BatchRunner(self._batches, model, plan, forward, by_thread=self._kept_on.type == "cpu")
+        return BatchRunner(self._batches, model, plan, forward, by_thread=self._batches.kept_on.type == "cpu")
 
 
 class _Throttle:

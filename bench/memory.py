@@ -72,7 +72,8 @@ def model_remedies(config: Config, meta: GraphMeta) -> str:
 
 def run_remedies(config: Config, meta: GraphMeta, dtype: torch.dtype) -> str:
     model = config.model
-    remedies = [f"a smaller data.batch_size than {config.data.batch_size}"] if meta.num_graphs > 1 else []
+    batch_size = config.data.graphs_per_batch(meta.num_graphs, meta.num_nodes)
+    remedies = [f"a smaller data.batch_size than {batch_size}"] if meta.num_graphs > 1 else []
     remedies += [f"a smaller model.pos_enc than {model.pos_enc}"] if model.pos_enc > 64 else []
     remedies.append(f"a smaller model.dim than {model.dim}")
     remedies += ["attention.dtype: float16 or bfloat16"] if dtype == torch.float32 else []

@@ -83,7 +83,7 @@ class ShareOfBatches:
     The batches are consecutive: the outputs of the ranks follow one another.
     """
 
-    why_eager = AllBatches.why_eager
+    why_eager = "a collection on several ranks runs eagerly"
 
     def __init__(self, config: Config, group: Group) -> None:
         if config.runtime.cuda_graph is True:
@@ -95,11 +95,14 @@ class ShareOfBatches:
         self.subject = _subject(config, group, loaded)
         self.all_rows = loaded if group.is_first else None
         self.dense = config.runtime.dense
-        self._share = share_of_batches(loaded, config.data.batch_size, group)
+        batch_size = self.subject.batch_size
+        if config.data.batch_size == "auto":  # a batch for each rank
+            batch_size = min(batch_size, -(-loaded.meta.num_graphs // group.size))
+        self._share = share_of_batches(loaded, batch_size, group)
         self.model = self.subject.model(self.subject.dtype)
 
     def plan(self) -> AttentionPlan:
-        self._own = AllBatches(replace(self.subject, loaded=self._share), self.model)
+        self._own = AllBatches(replace(self.subject, loaded=self._share), self.model, self.why_eager)
         return self._own.plan()
 
     def inputs(self, attention: AttentionPlan) -> GraphInputs:

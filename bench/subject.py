@@ -13,7 +13,9 @@ from bench.memory import data_remedies, memory_for, model_remedies
 from configs import Config
 from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
+from data.csr_batches import BatchSize
 from models import GraphTransformer
+from training.padded_batches import Room, make_room
 from training.setup import build_model
 from training.weights import Weights, find_weights, load_weights, named_weights
 
@@ -33,6 +35,10 @@ class Subject:
         """Rows (nodes of a node task, graphs of a graph task) and classes of the logits."""
         meta = self.loaded.meta
         return meta.num_nodes if meta.task == "node" else meta.num_graphs, meta.num_classes
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.data.graphs_per_batch(self.loaded.meta.num_graphs, self.loaded.meta.num_nodes)
 
     def model(self, dtype: torch.dtype) -> GraphTransformer:
         """A model of its own on the device, for inference."""
@@ -56,6 +62,12 @@ class Subject:
             reorder=reorder,
             edge_data=model.edge_features != "none",
         )
+
+    def room(self, size: BatchSize) -> Room:
+        """Room for the plans of padded batches."""
+        model = self.config.model
+        options = {"head_dim": model.head_dim, "num_heads": model.heads, "backward": False}
+        return make_room(size, device=self.device, dtype=self.dtype, **options)
 
 
 def load_subject(config: Config) -> Subject:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from configs.paths import check_folder_name, check_label
 
 MOST_GRAPHS = 10**9  # of a batch, and batches
+BATCH_NODES = 200_000  # of a batch that fills a GPU
 MAX_HEAD_DIM = 256  # largest head dimension that the attention kernels hold in registers
 MIN_DIM = 4  # the readout has a layer of width dim / 4
 FUSED_DIMS = (64, 80, 96, 128, 160, 192, 256)  # widths that the fused dense block supports (see models.dense)
@@ -40,7 +41,9 @@ class DataConfig(Section):
     source: Literal["auto", "official", "file", "synthetic"] = "auto"
     root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
     path: str | None = None  # the user's own graph file; without it, source: file reads <root>/<name>.npz
-    batch_size: int = Field(default=1024, ge=1, le=MOST_GRAPHS)  # graphs per batch, for data sets of many small graphs
+    # Graphs per batch, for data sets of many small graphs; auto: about 200,000 nodes, for batches: all, whose default
+    # it is.
+    batch_size: int | Literal["auto"] = 1024
     batches: int | Literal["all"] = 1  # batches that inference goes over; training goes over all
     order: Literal["dataset", "random"] = "dataset"  # order in which graphs are taken
     split: Literal["train", "val", "test"] | None = None  # null: the choice of the published run
@@ -57,12 +60,35 @@ class DataConfig(Section):
         check_folder_name("data.root", root)
         return root
 
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_size_of_all(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and settings.get("batches") == "all":
+            return {"batch_size": "auto"} | settings
+        return settings
+
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _batch_size_counted(cls, size: Any) -> Any:
+        if size != "auto" and (type(size) is not int or not 1 <= size <= MOST_GRAPHS):
+            raise ValueError(f"data.batch_size = {size!r}: allowed are 1 to {MOST_GRAPHS}, and auto")
+        return size
+
     @field_validator("batches", mode="before")
     @classmethod
     def _batches_counted(cls, batches: Any) -> Any:
         if batches != "all" and (type(batches) is not int or not 1 <= batches <= MOST_GRAPHS):
             raise ValueError(f"data.batches = {batches!r}: allowed are 1, 2, 3, ... and all")
         return batches
+
+    @model_validator(mode="after")
+    def _batches_agree(self) -> Self:
+        if self.batch_size == "auto" and self.batches != "all":
+            raise ValueError(
+                f"data.batch_size = 'auto' and data.batches = {self.batches!r}: auto is for batches: all; a number of "
+                "graphs is needed"
+            )
+        return self
 
     @model_validator(mode="after")
     def _source_agrees(self) -> Self:
@@ -80,6 +106,12 @@ class DataConfig(Section):
     def reads_file(self) -> bool:
         """Whether the graph is a file of the user's, which may have any name."""
         return self.source == "file" or self.path is not None
+
+    def graphs_per_batch(self, num_graphs: int, num_nodes: int) -> int:
+        """batch_size; "auto": batches of about BATCH_NODES nodes, and of as many graphs each."""
+        if self.batch_size != "auto":
+            return self.batch_size
+        return -(-num_graphs // max(1, round(num_nodes / BATCH_NODES)))
 
     def load_arguments(self) -> dict[str, Any]:
         """Arguments of `data.load` for the graphs of all batches, as far as this section has them."""
@@ -325,6 +357,8 @@ class TrainConfig(Config):
                 f"model.checkpoint = {self.model.checkpoint!r}: training starts from random weights; allowed are auto "
                 "and null (to continue a run: --resume)"
             )
+        if self.data.batch_size == "auto":
+            problems.append("data.batch_size = 'auto': training needs a number of graphs")
         for key, default in (("order", "dataset"), ("split", None)):
             if (value := getattr(self.data, key)) != default:
                 shown = "null" if default is None else default

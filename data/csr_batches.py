@@ -1,8 +1,9 @@
 """Batches of graphs of a collection as CSR tensors on a device, without a DGLGraph: slices where the graphs follow one
-another, else a gather."""
+another, else a gather; and gathers of one size, which a CUDA graph can capture."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,9 @@ from data.packed import compact
 if TYPE_CHECKING:
     import torch
 
-PADDING_ROWS = 64
+ROW_MULTIPLE = 64  # of the rows of a padded batch
+PADDING_ROWS = 64  # most rows of a graph of padding: a mean over thousands of rows would take longer than the model
+SPREAD = 4.0  # standard deviations above the mean size that a padded batch of random graphs has room for
 KEPT_SHARE = 0.5  # of a GPU's free memory that a collection may take to be kept there
 
 
@@ -35,8 +38,8 @@ class BatchArrays:
     graph_starts: "torch.Tensor"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class CsrBatch(BatchArrays):
+@dataclass(frozen=True, kw_only=True)
+class GraphRange:
     """The graphs `first` .. `last` - 1 of a collection.
 
     Attributes:
@@ -49,32 +52,27 @@ class CsrBatch(BatchArrays):
     last_row: int
 
 
-def padded(batch: CsrBatch, num_rows: int, num_graphs: int) -> CsrBatch:
-    """The batch with `num_rows` rows, of which those behind its own are zeros without edges, and with a number of
-    graphs that depends on `num_rows` and `num_graphs` alone.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CsrBatch(BatchArrays, GraphRange):
+    """The arrays of a range of graphs."""
 
-    The further graphs have PADDING_ROWS rows at most: torch's mean of one graph with thousands of rows would take
-    longer than the model.
 
-    Raises:
-        ValueError: the batch has more rows or graphs.
+@dataclass(frozen=True)
+class BatchSize:
+    """What padded batches have room for.
+
+    Attributes:
+        graphs: of the collection; all_graphs: with those that the rows of padding form.
+        rows: nodes.
     """
-    import torch
-    from torch.nn.functional import pad
 
-    rows, graphs = len(batch.features), len(batch.graph_starts)
-    if rows > num_rows or graphs > num_graphs:
-        raise ValueError(
-            f"num_rows, num_graphs: got {num_rows} and {num_graphs}; the batch has {rows} rows of {graphs} graphs"
-        )
-    further = torch.arange(num_graphs + -(-num_rows // PADDING_ROWS) - graphs, device=batch.graph_starts.device)
-    starts = (rows + PADDING_ROWS * further).clamp_(max=num_rows)
-    return replace(
-        batch,
-        indptr=pad(batch.indptr, (0, num_rows - rows), value=len(batch.col)),
-        features=pad(batch.features, (0, 0, 0, num_rows - rows)),
-        graph_starts=torch.cat([batch.graph_starts, starts]),
-    )
+    graphs: int
+    rows: int
+    edges: int
+
+    @property
+    def all_graphs(self) -> int:
+        return self.graphs + -(-self.rows // PADDING_ROWS)
 
 
 class CsrBatches:
@@ -106,6 +104,8 @@ class CsrBatches:
         self.num_rows = self.num_graphs if self._rows_are_graphs else int(self._first_node[-1])
         arrays = {"indptr": indptr, "col": col, "features": compact(graph.ndata["feat"])}
         arrays["starts"] = torch.from_numpy(self._first_node)
+        table = np.stack([self._first_node[:-1], self.sizes, self._first_edge[:-1], self.edge_counts])
+        arrays["table"] = torch.from_numpy(np.pad(table, ((0, 0), (0, 1))))  # the last column is no graph
         if "feat" in graph.edata:
             arrays["edge_features"] = compact(graph.edata["feat"])
         if device.type == "cuda":
@@ -119,8 +119,17 @@ class CsrBatches:
         return -(-self.num_graphs // self.batch_size)
 
     def __iter__(self) -> Iterator[CsrBatch]:
+        return (self.batch(each.first, each.last) for each in self.ranges())
+
+    def ranges(self) -> Iterator[GraphRange]:
+        """The graphs of each batch, without their arrays."""
         for first in range(0, self.num_graphs, self.batch_size):
-            yield self.batch(first, min(first + self.batch_size, self.num_graphs))
+            yield self._range(first, min(first + self.batch_size, self.num_graphs))
+
+    def _range(self, first: int, last: int) -> GraphRange:
+        nodes = (int(self._first_node[graph]) for graph in (first, last))
+        first_row, last_row = (first, last) if self._rows_are_graphs else nodes
+        return GraphRange(first=first, last=last, first_row=first_row, last_row=last_row)
 
     def batch(self, first: int, last: int) -> CsrBatch:
         """The graphs `first` .. `last` - 1, queued on the current stream of the device.
@@ -132,12 +141,8 @@ class CsrBatches:
             raise ValueError(f"graphs {first} to {last}: 0 to {self.num_graphs} are allowed, in this order")
         node, last_node = (int(self._first_node[graph]) for graph in (first, last))
         edge, last_edge = (int(self._first_edge[graph]) for graph in (first, last))
-        first_row, last_row = (first, last) if self._rows_are_graphs else (node, last_node)
         return CsrBatch(
-            first=first,
-            last=last,
-            first_row=first_row,
-            last_row=last_row,
+            **vars(self._range(first, last)),
             indptr=self._part("indptr", node, last_node + 1).long() - edge,
             col=self._part("col", edge, last_edge) - node,
             features=self._part("features", node, last_node),
@@ -156,7 +161,7 @@ class CsrBatches:
         sizes, counts = self.sizes[ids], self.edge_counts[ids]
         # One copy brings all that the device needs to know; the host keeps the sums, so that nothing waits for them.
         table = torch.from_numpy(np.stack([self._first_node[ids], sizes, self._first_edge[ids], counts]))
-        first_node, sizes_there, first_edge, counts_there = self._to(table, self.kept_on)
+        first_node, sizes_there, first_edge, counts_there = to_device(table, self.kept_on)
         starts = sizes_there.cumsum(0) - sizes_there
         nodes = _rows_of(first_node, sizes_there, starts, int(sizes.sum()))
         edges = _rows_of(first_edge, counts_there, counts_there.cumsum(0) - counts_there, int(counts.sum()))
@@ -172,14 +177,91 @@ class CsrBatches:
             graph_starts=self._to(starts),
         )
 
+    def padded(self, ids: "torch.Tensor", size: BatchSize) -> BatchArrays:
+        """As `picked` without edge features, and with shapes that depend on `size` alone: nothing waits, and a CUDA
+        graph can capture it.
+
+        Rows behind those of the graphs are zeros without edges; they form graphs of PADDING_ROWS rows at most, or of
+        none, so that there are `size.all_graphs`. Entries of `col` behind the last edge are -1.
+
+        Args:
+            ids: [size.graphs] int64 on `kept_on`: graphs of the collection that `size` has room for; `num_graphs`
+                stands for no graph.
+        """
+        import torch
+        from torch.nn.functional import pad
+
+        arrays = self._arrays
+        first_node, sizes, first_edge, counts = arrays["table"][:, ids]
+        row_ends = sizes.cumsum(0)
+        moved = first_node - (row_ends - sizes)
+        nodes, graph, has_node = _gathered_rows(moved, row_ends, size.rows)
+        edge_ends = counts.cumsum(0)
+        edges, graph, has_edge = _gathered_rows(first_edge - (edge_ends - counts), edge_ends, size.edges)
+        degrees = (arrays["indptr"][nodes + 1] - arrays["indptr"][nodes]).long().where(has_node, 0)
+        col = arrays["col"] if len(arrays["col"]) else arrays["col"].new_zeros(1)
+        further = PADDING_ROWS * torch.arange(size.all_graphs - size.graphs, device=ids.device)
+        return BatchArrays(
+            indptr=pad(degrees.cumsum(0), (1, 0)),
+            col=(col[edges] - moved[graph].to(col.dtype)).where(has_edge, -1),
+            features=arrays["features"][nodes].where(has_node[:, None], 0),
+            edge_features=None,
+            graph_starts=torch.cat([row_ends - sizes, (row_ends[-1] + further).clamp_(max=size.rows)]),
+        )
+
+    def largest_size(self, batches: Sequence[np.ndarray]) -> BatchSize:
+        """Room for each of these batches, whose elements are ids of graphs."""
+        rows, edges = (max(int(counts[ids].sum()) for ids in batches) for counts in (self.sizes, self.edge_counts))
+        return _rounded(max(map(len, batches)), rows, edges)
+
+    def likely_size(self, ids: np.ndarray, batch_size: int) -> BatchSize:
+        """Room for nearly all batches of `batch_size` graphs that are drawn from `ids` at random, and for each graph
+        alone: SPREAD standard deviations above the mean, or what the largest graphs need, whichever is less."""
+        graphs = min(batch_size, len(ids))
+        found = []
+        for counts in (self.sizes[ids], self.edge_counts[ids]):
+            likely = math.ceil(graphs * counts.mean() + SPREAD * math.sqrt(graphs) * counts.std())
+            most = int(np.partition(counts, len(counts) - graphs)[len(counts) - graphs :].sum())
+            found.append(min(most, max(likely, int(counts.max()))))
+        return _rounded(graphs, *found)
+
+    def fits(self, ids: np.ndarray, size: BatchSize) -> bool:
+        """Whether a batch of `size` has room for these graphs."""
+        sums = len(ids), self.sizes[ids].sum(), self.edge_counts[ids].sum()
+        return all(used <= room for used, room in zip(sums, (size.graphs, size.rows, size.edges), strict=True))
+
     def _part(self, key: str, first: int, last: int) -> "torch.Tensor":
         return self._to(self._arrays[key][first:last])
 
-    def _to(self, array: "torch.Tensor", device: "torch.device | None" = None) -> "torch.Tensor":
-        device = device or self.device
-        if device.type == "cuda" and not array.is_cuda:
-            array = array.pin_memory()  # other memory is copied while the host waits
-        return array.to(device, non_blocking=True)
+    def _to(self, array: "torch.Tensor") -> "torch.Tensor":
+        return to_device(array, self.device)
+
+
+def to_device(array: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
+    """The array on a device; the host does not wait for the copy."""
+    if device.type == "cuda" and not array.is_cuda:
+        array = array.pin_memory()  # other memory is copied while the host waits
+    return array.to(device, non_blocking=True)
+
+
+def _rounded(graphs: int, rows: int, edges: int) -> BatchSize:
+    return BatchSize(graphs, max(1, -(-rows // ROW_MULTIPLE)) * ROW_MULTIPLE, max(1, edges))
+
+
+def _gathered_rows(
+    moved: "torch.Tensor", ends: "torch.Tensor", total: int
+) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    """For [total] rows: the row of the collection that each takes, its graph, and whether it has one, or is padding.
+
+    Args:
+        moved: [B] row of the collection minus row of the batch; ends: [B] last row of the batch, plus one.
+    """
+    import torch
+
+    row = torch.arange(total, device=ends.device)
+    graph = torch.searchsorted(ends, row, right=True).clamp_(max=len(ends) - 1)
+    is_used = row < ends[-1]
+    return (row + moved[graph]).where(is_used, 0), graph, is_used
 
 
 def _rows_of(first: "torch.Tensor", counts: "torch.Tensor", starts: "torch.Tensor", total: int) -> "torch.Tensor":

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels.residual_norm import CHUNK, MOST_COLUMNS, ColumnSums, relu_backward_
 from models.beside import Beside
+from models.embedding import embed_one_hot
 from models.graph_inputs import GraphInputs
 from models.graph_transformer import Block, DenseBlock, GraphTransformer, Readout
 from models.training_rows import Rows, rows_of_passes
@@ -59,11 +60,12 @@ class FusedTraining:
         self.blocks: list[DenseBlock] = [partial(self._run, i) for i in range(len(model.blocks))]
 
     def embed(self, inputs: GraphInputs) -> Tensor:
-        """Begins a pass: node features -> [N, d]. Categorical features take the model's own embedding."""
+        """Begins a pass: node features -> [N, d]."""
         self.begin()
-        linear = self._model.embedding.linear if self._model.embedding.cardinalities is None else None
-        if linear is None:
-            return self._model.embed(inputs)
+        embedding = self._model.embedding
+        if embedding.cardinalities is not None:
+            return embed_one_hot(embedding, inputs.features)
+        linear = embedding.linear
         features = self._model.embedding_input(inputs)
         weight = F.pad(linear.weight, (0, features.shape[1] - linear.in_features))
         return _Linear.apply(features, weight, linear.bias)

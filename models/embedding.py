@@ -75,10 +75,20 @@ def pack_embedding(embedding: FeatureEmbedding) -> Callable[[GraphInputs], Tenso
     if len(table) > MAX_ONE_HOT:
         return lambda inputs: embedding(inputs.features)
     weight = aligned_columns(table.T.clone())
+    return lambda inputs: F.linear(one_hot_rows(embedding, inputs.features, weight), weight)
 
-    def embed(inputs: GraphInputs) -> Tensor:
-        values = inputs.features + embedding.first
-        one_hot = torch.zeros((len(values), weight.shape[1]), dtype=weight.dtype, device=weight.device)
-        return F.linear(one_hot.scatter_(1, values, 1), weight)
 
-    return embed
+def embed_one_hot(embedding: FeatureEmbedding, features: Tensor) -> Tensor:
+    """Categorical features [N, C] -> [N, d] as the product of one-hot rows and the table, which is fast in both
+    directions: the gradient of an EmbeddingBag sorts all values. The table as it is where it has too many rows."""
+    table = embedding.table.weight
+    if len(table) > MAX_ONE_HOT:
+        return embedding(features)
+    weight = aligned_columns(table.T)
+    return F.linear(one_hot_rows(embedding, features, weight), weight)
+
+
+def one_hot_rows(embedding: FeatureEmbedding, features: Tensor, weight: Tensor) -> Tensor:
+    """[N, V] in the type of the weight [d, V], V >= the number of values: a 1 for the value of each column."""
+    rows = torch.zeros((len(features), weight.shape[1]), dtype=weight.dtype, device=weight.device)
+    return rows.scatter_(1, features + embedding.first, 1)

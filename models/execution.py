@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.runtime.cuda_graph import CaptureError, capture
+from kernels.runtime.cuda_graph import CapturedGraph, CaptureError, capture
 from models.dense import Dense, DensePath, choose_dense
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_transformer import GraphTransformer
@@ -22,15 +22,17 @@ class Execution:
     """A model on one graph, ready to run.
 
     Attributes:
+        inputs: those that an eager pass reads.
         dense: implementation of the non-attention layers, and why it was chosen.
-        captured: the CUDA graph; None for eager execution.
+        captured: the CUDA graph; None for eager execution. Its replays read the tensors of `inputs` again (to run on
+            other features, copy them there), or make inputs anew, if a function makes them.
         graph_reason: why there is a CUDA graph, or none.
     """
 
     model: GraphTransformer
     inputs: GraphInputs
     dense: Dense
-    captured: "CapturedForward | None"
+    captured: CapturedGraph[Tensor] | None
     graph_reason: str
 
     @property
@@ -56,30 +58,9 @@ class Execution:
         return self.model(inputs, self.dense.blocks, self.dense.embed)
 
 
-class CapturedForward:
-    """The work of `run` as a CUDA graph, captured once for the tensors (and shapes) that `run` reads.
-
-    A replay reads the same tensors again: to run on other features of the same graph, copy them into `inputs.features`.
-
-    Raises:
-        CudaGraphError: the work cannot be captured, for example because the backend waits for the GPU.
-    """
-
-    def __init__(self, run: Callable[[], Tensor], backend: str, device: torch.device) -> None:
-        try:
-            self._graph = capture(run, device)
-        except CaptureError as error:
-            raise CudaGraphError(
-                f"a forward pass with the attention backend {backend} cannot be captured in a CUDA graph: {error}"
-            ) from error
-
-    def replay(self) -> Tensor:
-        return self._graph.replay()
-
-
 def prepare_execution(
     model: GraphTransformer,
-    inputs: GraphInputs,
+    inputs: GraphInputs | Callable[[], GraphInputs],
     *,
     backend: str,
     dense: Literal["auto"] | DensePath = "auto",
@@ -90,7 +71,8 @@ def prepare_execution(
     Call it under `torch.inference_mode()`, and again after loading other weights.
 
     Args:
-        model, inputs: on one device; `inputs` come from `model.prepare`.
+        model: on the device of the inputs.
+        inputs: from `model.prepare`; or a function that makes them, which a captured pass begins with.
         backend: name of the attention backend, for messages.
         dense: see `models.dense`.
         cuda_graph: whether to capture the pass; "auto": if possible.
@@ -99,16 +81,29 @@ def prepare_execution(
         DenseUnavailableError, CudaGraphError: the requested execution is not available; the text is the reason.
     """
     chosen = choose_dense(model, dense)
-    eager = Execution(model, inputs, chosen, None, "as configured")
+    make = inputs if callable(inputs) else lambda: inputs
+    eager = Execution(model, make(), chosen, None, "as configured")
     if cuda_graph is False:
         return eager
     asked = "chosen by auto" if cuda_graph == "auto" else "as configured"
+
+    def run() -> Tensor:
+        return model(make(), chosen.blocks, chosen.embed)
+
     try:
-        device = inputs.features.device
-        if device.type != "cuda":
-            raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {device}")
-        return replace(eager, captured=CapturedForward(eager.eager, backend, device), graph_reason=asked)
+        return replace(eager, captured=_captured(run, backend, model.device), graph_reason=asked)
     except CudaGraphError as error:
         if cuda_graph is True:
             raise
         return replace(eager, graph_reason=f"{asked}; {error}")
+
+
+def _captured(run: Callable[[], Tensor], backend: str, device: torch.device) -> CapturedGraph[Tensor]:
+    if device.type != "cuda":
+        raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {device}")
+    try:
+        return capture(run, device)
+    except CaptureError as error:
+        raise CudaGraphError(
+            f"a forward pass with the attention backend {backend} cannot be captured in a CUDA graph: {error}"
+        ) from error

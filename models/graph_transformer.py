@@ -38,6 +38,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from kernels import BoundEdges, split_qkv
 from kernels.arguments import check_integer, check_rate, check_word
@@ -394,9 +395,26 @@ def _check_inputs(name: str, features: int | Sequence[int]) -> None:
 
 
 def mean_nodes(h: Tensor, inputs: GraphInputs) -> Tensor:
-    """Mean over the nodes of each graph, [N, d] -> [G, d], zero for a graph without nodes.
+    """Mean over the nodes of each graph, [N, d] -> [G, d], zero for a graph without nodes."""
+    return _MeanNodes.apply(h, inputs.nodes, inputs.graph_starts)
+
+
+class _MeanNodes(torch.autograd.Function):
+    """(h [N, d], nodes [N], graph starts [G]) -> [G, d].
 
     embedding_bag over the rows of h: one kernel that sums in float32 (a float16 sum would stagnate) and without
-    atomics, so that results are reproducible.
+    atomics, so that results are reproducible. Its own gradient would sort the nodes, which are in order.
     """
-    return F.embedding_bag(inputs.nodes, h, inputs.graph_starts, mode="mean")
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, nodes: Tensor, graph_starts: Tensor) -> Tensor:
+        ctx.save_for_backward(nodes, graph_starts)
+        return F.embedding_bag(nodes, h, graph_starts, mode="mean")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        nodes, starts = ctx.saved_tensors
+        sizes = F.pad(starts, (0, 1), value=len(nodes)).diff()
+        graph = torch.searchsorted(starts, nodes, right=True) - 1  # of equal starts the last: the others have no nodes
+        return (grad / sizes.clamp(min=1)[:, None])[graph], None, None

@@ -201,7 +201,7 @@ class PartTask:
 
     def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
         """Logits and labels of the split's rows of all ranks, on all ranks."""
-        own = forward(self.static.inputs)[self.ids[part]], self.labels[self.ids[part]]
+        own = forward(self.static)[self.ids[part]], self.labels[self.ids[part]]
         logits, labels = (gather_uneven(each, self.group) for each in own)
         return logits, labels
 
@@ -228,22 +228,21 @@ class SharedGraphsTask:
         if part == "valid" and part not in self.kept:
             self.kept[part] = list(self._prepared(part, None))
         classes = self.task.model.readout.classes.weight
-        found = [(classes.new_empty(0, len(classes)), self.task.labels[:0].to(classes.device))]
+        found = [(classes.new_empty(0, len(classes)), self.task.labels[:0])]
         for share in self.kept[part] if part in self.kept else self._prepared(part, None):
             if share.inputs is not None:
-                found.append((forward(share.inputs), share.labels))
+                found.append((forward(share), share.labels))
         logits, labels = (gather_uneven(torch.cat(each), self.group) for each in zip(*found, strict=True))
         return logits, labels
 
     def _prepared(self, part: str, seed: list[int] | None) -> Iterator[Share]:
         """Batches of the same graphs as one process has."""
-        task, ids = self.task, self.task.order(part, seed)
-        for first in range(0, len(ids), task.batch_size):
-            batch = ids[first : first + task.batch_size]
+        task = self.task
+        for batch in task.order(part, seed):
             own = np.array_split(batch, self.group.size)[self.group.rank]
-            labels = task.labels[torch.from_numpy(own)]
-            weight = known_labels(labels) / max(known_labels(task.labels[torch.from_numpy(batch)]), 1)
-            yield Share(task.inputs(own) if own.size else None, labels.to(task.device), weight)
+            labels, of_all = (task.labels[torch.from_numpy(ids).to(task.device)] for ids in (own, batch))
+            weight = known_labels(labels) / max(known_labels(of_all), 1)
+            yield Share(task.inputs(own) if own.size else None, labels, weight)
 
 
 def known_labels(labels: Tensor) -> int:

@@ -13,20 +13,31 @@ from torch import Tensor, nn
 from configs import TrainConfig
 from configs.resolve import resolve_device
 from data import LoadedGraph
+from data.csr_batches import BatchSize
 from kernels.runtime.cuda_graph import CaptureError
 from models import GraphTransformer
+from training.captured_graphs import CapturedGraphs, capture_refused
 from training.checkpoint import Best, identity, load_state, save_state
 from training.errors import TrainingError
 from training.log import EpochRecord, TrainingLog
 from training.metrics import loss_of, score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
+from training.padded_batches import Room
 from training.precision import WorkingCopy
-from training.setup import build_model, dense_path, model_parts, plan_for_training, resolve_precision
+from training.setup import (
+    build_model,
+    dense_path,
+    model_parts,
+    plan_for_training,
+    resolve_precision,
+    room_for_training,
+)
 from training.step import CapturedStep, Step
 from training.tasks import Plan, Task, make_task
 from training.weights import TrainedWeights, save_weights
 
 LAST, BEST = "last.pt", "best.safetensors"
+Runner = Step | CapturedStep | CapturedGraphs
 
 
 @dataclass(frozen=True)
@@ -126,7 +137,7 @@ class Trainer:
         self.kept, self.finished = self.done, finished
         if ranks:
             ranks.check(self.identity | {"epochs done": self.done, "attention": self.backend}, model)
-        self.runner: Step | CapturedStep
+        self.runner: Runner
         self.runner, self.graph_reason = (self.step, "the run is over") if finished else self._captured()
         self.stop = self._all_stop = False
         self.result: TrainResult | None = None
@@ -134,7 +145,7 @@ class Trainer:
     @property
     def captured(self) -> bool:
         """Whether the step is a CUDA graph."""
-        return isinstance(self.runner, CapturedStep)
+        return not isinstance(self.runner, Step)
 
     @property
     def weights_path(self) -> Path:
@@ -256,24 +267,34 @@ class Trainer:
         self.backend = plan.backend
         return plan
 
-    def _captured(self) -> tuple[Step | CapturedStep, str]:
+    def _captured(self) -> tuple[Runner, str]:
         """The step as a CUDA graph where runtime.cuda_graph and the task allow it, and the reason."""
         asked = self.config.runtime.cuda_graph
         if asked is False:
             return self.step, "as configured"
         chosen = "as configured" if asked is True else "chosen by auto"
-        refused = None
-        if self.device.type != "cuda":
-            refused = f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
-        elif self.ranks:
-            refused = "the ranks exchange rows and gradients within a step"
-        elif self.task.static is None:
-            refused = "each batch has a graph of its own"
-        else:
+        refused = self._capture_refused()
+        if refused is None:
             try:
-                return CapturedStep(self.step, self.task.static), chosen
+                if self.task.static is not None:
+                    return CapturedStep(self.step, self.task.static), chosen
+                runner = CapturedGraphs(self.step, self.task, self._room)
+                size = f"{runner.size.rows:,} nodes and {runner.size.edges:,} edges"
+                return runner, f"{chosen}; batches are padded to {size}, and larger ones run eagerly"
             except CaptureError as error:
                 refused = str(error)
         if asked is True:
             raise TrainingError(f"runtime.cuda_graph = True: {refused}; use auto or false")
         return self.step, f"{chosen}; {refused}"
+
+    def _capture_refused(self) -> str | None:
+        if self.device.type != "cuda":
+            return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
+        if self.ranks:
+            return "the ranks exchange rows and gradients within a step"
+        if self.task.static is None:
+            return capture_refused(self.step, self.task, self.backend, self.config.attention.reorder)
+        return None
+
+    def _room(self, size: BatchSize, backward: bool) -> Room:
+        return room_for_training(size, self.config, self.device, self.precision, backward)

@@ -7,10 +7,12 @@ import torch
 import kernels
 from configs import Config
 from data import GraphMeta
+from data.csr_batches import BatchSize
 from models import GraphTransformer
 from models.dense import DensePath
 from models.dense_training import FusedTraining, fused_training_readout, fused_training_unavailable
 from models.graph_transformer import finish_and_project, finish_last
+from training.padded_batches import Room, make_room
 
 
 def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphTransformer:
@@ -46,6 +48,16 @@ def plan_for_training(
         reorder=config.attention.reorder,
         edge_data=config.model.edge_features != "none",
         backward=True,
+    )
+
+
+def room_for_training(
+    size: BatchSize, config: Config, device: torch.device, precision: torch.dtype, backward: bool
+) -> Room:
+    """Room for the plans of padded batches."""
+    model = config.model
+    return make_room(
+        size, device=device, dtype=precision, head_dim=model.head_dim, num_heads=model.heads, backward=backward
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.runtime.cuda_graph import CapturedGraph, capture
-from models import GraphInputs, GraphTransformer
+from models import GraphTransformer
 from training.metrics import loss_of
 from training.precision import WorkingCopy
 from training.tasks import Batch
@@ -57,11 +57,11 @@ class Step:
         return loss.detach()
 
     @torch.no_grad()
-    def evaluate(self, inputs: GraphInputs) -> Tensor:
+    def evaluate(self, batch: Batch) -> Tensor:
         """Logits without dropout."""
         self.working.model.eval()
         self.working.refresh()
-        return self.working.model(inputs, **self.parts)
+        return self.working.model(batch.inputs, **self.parts)
 
 
 class CapturedStep:
@@ -73,25 +73,25 @@ class CapturedStep:
 
     def __init__(self, step: Step, batch: Batch) -> None:
         self.batch = batch
-        with _unchanged(step):  # the calls before a capture are steps, too
+        with unchanged(step):  # the calls before a capture are steps, too
             self.train: CapturedGraph = capture(lambda: step(batch), step.device)
-        self.evaluation: CapturedGraph = capture(lambda: step.evaluate(batch.inputs), step.device)
+        self.evaluation: CapturedGraph = capture(lambda: step.evaluate(batch), step.device)
 
     def __call__(self, batch: Batch) -> Tensor:
-        self._check(batch.inputs)
+        self._check(batch)
         return self.train.replay()
 
-    def evaluate(self, inputs: GraphInputs) -> Tensor:
-        self._check(inputs)
+    def evaluate(self, batch: Batch) -> Tensor:
+        self._check(batch)
         return self.evaluation.replay()
 
-    def _check(self, inputs: GraphInputs) -> None:
-        if inputs is not self.batch.inputs:
+    def _check(self, batch: Batch) -> None:
+        if batch.inputs is not self.batch.inputs:
             raise ValueError("batch: a captured step runs on the batch that it was captured for")
 
 
 @contextmanager
-def _unchanged(step: Step) -> Iterator[None]:
+def unchanged(step: Step) -> Iterator[None]:
     """Weights, optimiser, loss scale and random numbers are afterwards what they were, in the same tensors."""
     tensors = [*step.model.parameters(), *step.model.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]

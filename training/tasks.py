@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,15 +10,13 @@ import torch
 from torch import Tensor
 
 from data import LoadedGraph
-from data.csr_batches import CsrBatches
+from data.csr_batches import CsrBatches, to_device
 from models import Attention, GraphInputs, GraphTransformer
 from models.graph_inputs import pattern_of
-from training.ahead import SideStream
 from training.metrics import UNKNOWN, labels_of
 
 PARTS = ("train", "valid", "test")
 Plan = Callable[[Any], Attention]  # of a DGLGraph or a CSRPattern
-Forward = Callable[[GraphInputs], Tensor]
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,9 @@ class Batch:
 
     inputs: GraphInputs
     labels: Tensor
+
+
+Forward = Callable[[Batch], Tensor]
 
 
 class Task(Protocol):
@@ -92,7 +94,7 @@ class NodesTask:
         yield self.static
 
     def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
-        return forward(self.static.inputs)[self.ids[part]], self.labels[self.ids[part]]
+        return forward(self.static)[self.ids[part]], self.labels[self.ids[part]]
 
 
 class GraphsTask:
@@ -107,22 +109,21 @@ class GraphsTask:
         model.check_features(loaded.graph)
         self.device = model.device
         self.graphs = CsrBatches(loaded, batch_size, self.device)
-        self.labels, self.ids = labels, loaded.splits
+        self.ids = loaded.splits
+        unknown = torch.full_like(labels[:1], torch.nan if labels.is_floating_point() else UNKNOWN)
+        self.labels = torch.cat([labels, unknown]).to(self.device)  # the last is of no graph
         self.sizes = {part: len(ids) for part, ids in self.ids.items()}
         self.model, self.plan, self.batch_size = model, plan, batch_size
         self.steps = -(-self.sizes["train"] // batch_size)
-        self.kept: dict[str, list[Batch]] = {}  # of evaluation, which are the same in each epoch
-        self._side = SideStream(self.device)
+        self.kept = list(self._batches("valid", None))  # the same in each epoch
         self.inputs(self.ids["train"][:1].numpy())  # a backend that cannot run is an error now
 
-    def batches(self, seed: list[int]) -> Iterator[Batch]:
-        return self._prepared("train", seed)
+    def batches(self, seed: list[int]) -> "Iterator[GraphsBatch]":
+        return self._batches("train", seed)
 
     def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
-        if part == "valid" and part not in self.kept:
-            self.kept[part] = list(self._prepared(part, None))
-        batches = self.kept[part] if part in self.kept else self._prepared(part, None)
-        found = [(forward(batch.inputs), batch.labels) for batch in batches]
+        batches = self.kept if part == "valid" else self._batches(part, None)
+        found = [(forward(batch), batch.labels) for batch in batches]
         return torch.cat([logits for logits, _ in found]), torch.cat([labels for _, labels in found])
 
     def inputs(self, ids: np.ndarray) -> GraphInputs:
@@ -130,14 +131,27 @@ class GraphsTask:
         batch = self.graphs.picked(ids)
         return self.model.prepare_batch(batch, self.plan(pattern_of(batch)))
 
-    def order(self, part: str, seed: list[int] | None) -> np.ndarray:
-        """Graphs of a split, shuffled unless the seed is None."""
+    def order(self, part: str, seed: list[int] | None) -> list[np.ndarray]:
+        """Graphs of each batch of a split, shuffled unless the seed is None."""
         ids = self.ids[part].numpy()
-        return ids if seed is None else np.random.default_rng(seed).permutation(ids)
+        ids = ids if seed is None else np.random.default_rng(seed).permutation(ids)
+        return [ids[first : first + self.batch_size] for first in range(0, len(ids), self.batch_size)]
 
-    def _prepared(self, part: str, seed: list[int] | None) -> Iterator[Batch]:
-        ids = self.order(part, seed)
-        batches = (ids[first : first + self.batch_size] for first in range(0, len(ids), self.batch_size))
-        return self._side.made(
-            Batch(self.inputs(batch), self.labels[torch.from_numpy(batch)].to(self.device)) for batch in batches
-        )
+    def _batches(self, part: str, seed: list[int] | None) -> "Iterator[GraphsBatch]":
+        return (GraphsBatch(self, ids) for ids in self.order(part, seed))
+
+
+class GraphsBatch:
+    """A `Batch` of the graphs `ids` [B], whose tensors are made when they are first asked for: a captured step reads
+    the ids alone."""
+
+    def __init__(self, task: GraphsTask, ids: np.ndarray) -> None:
+        self._task, self.ids = task, ids
+
+    @cached_property
+    def inputs(self) -> GraphInputs:
+        return self._task.inputs(self.ids)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        return self._task.labels[to_device(torch.from_numpy(self.ids), self._task.device)]

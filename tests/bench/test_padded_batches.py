@@ -1,23 +1,17 @@
-"""Batches at one size: they predict what the collection as a whole predicts, also with one plan for all of them."""
-
-from contextlib import nullcontext
-from functools import partial
+"""Padded batches: they predict what the collection as a whole predicts, also by one CUDA graph for all of them."""
 
 import numpy as np
 import pytest
 import torch
-from poison import poisoned_buffers
+from reference_room import CalledAgain, ReferenceRoom
 
 import data
-from bench.batches import BatchRunner
-from bench.padded_batches import PaddedBatches, ReplayedForward
-from data.csr_batches import CsrBatches, padded
+from bench.batches import BatchRunner, ReplayRunner
+from data.csr_batches import CsrBatches
 from kernels import plan_attention
-from kernels.plan_room import with_room
 from models import Execution, GraphTransformer, prepare_execution
 from models.dense import choose_dense
-from models.graph_inputs import pattern_of
-from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
+from training.padded_batches import PaddedBatches, make_room, padding_refused
 
 CPU, HEADS = torch.device("cpu"), 2
 
@@ -41,10 +35,10 @@ def with_meta(loaded, **changes):
     return data.LoadedGraph(loaded.graph, data.GraphMeta(**(vars(loaded.meta) | changes)))
 
 
-def model_for(loaded, task="graph", dim=16):
+def model_for(loaded, task="graph", dim=16, **options):
     torch.manual_seed(0)
     features = 5 if loaded.graph.ndata["feat"].is_floating_point() else (4, 4)
-    sizes = {"in_features": features, "num_classes": 3, "dim": dim, "heads": HEADS, "blocks": 2}
+    sizes = {"in_features": features, "num_classes": 3, "dim": dim, "heads": HEADS, "blocks": 2} | options
     return GraphTransformer(task=task, **sizes).eval()
 
 
@@ -53,84 +47,90 @@ def reference_plan(graph):
 
 
 def predictions(runner):
+    """Logits of all graphs, in their order."""
     found = []
     with torch.inference_mode():
-        runner.run(lambda batch, logits: found.append(logits))
-    return torch.from_numpy(np.concatenate(found))
+        runner.run(lambda batch, logits: found.append(torch.from_numpy(logits)))
+    return torch.cat(found)
+
+
+def padded_batches(loaded, model, room=ReferenceRoom, device=CPU):
+    graphs = CsrBatches(loaded, 8, device)
+    size = graphs.largest_size([np.arange(each.first, each.last) for each in graphs.ranges()])
+    shape = {"device": device, "dtype": model.dtype, "head_dim": model.head_dim, "num_heads": HEADS}
+    return graphs, PaddedBatches(graphs, size, model, room((size.rows, size.rows), size.edges, **shape))
 
 
 @pytest.mark.parametrize("task", ["graph", "node"])
 def test_padded_batches_predict_what_the_whole_predicts(loaded, task):
-    loaded, model = with_meta(loaded, task=task), model_for(loaded, task)
+    loaded = with_meta(loaded, task=task)
+    model = model_for(loaded, task)
     with torch.no_grad():
         expected = model(model.prepare(loaded.graph, reference_plan(loaded.graph)))
-    batches = PaddedBatches(CsrBatches(loaded, 8, CPU))
-    assert len(batches) == 7
-    num_graphs = 8 + -(-batches.num_rows // 64)
-    assert {(len(batch.features), len(batch.graph_starts)) for batch in batches} == {(batches.num_rows, num_graphs)}
-    for batch in batches:
-        starts = [*batch.graph_starts.tolist(), batches.num_rows]
-        assert max(np.diff(starts)[batch.last - batch.first :]) <= 64
-    runner = BatchRunner(batches, model, reference_plan, model, by_thread=False)
-    torch.testing.assert_close(predictions(runner), expected, atol=2e-5, rtol=0)
+    graphs, padded = padded_batches(loaded, model)
+    padded.load(np.arange(8))
+    again = CalledAgain(lambda: model(padded.inputs()), CPU)
+    execution = Execution(model, padded.inputs(), choose_dense(model, "plain"), again, "")
+    runner = ReplayRunner(graphs, padded, execution)
+    for _ in range(2):
+        torch.testing.assert_close(predictions(runner), expected, atol=2e-5, rtol=0)
+    assert padded.room.fills == 2 + 2 * 7
 
 
-def test_a_batch_larger_than_the_padded_one(loaded):
-    batch = CsrBatches(loaded, 8, CPU).batch(0, 8)
-    rows = len(batch.features)
-    for sizes in ((rows - 1, 8), (rows, 7)):
-        with pytest.raises(ValueError, match=f"num_rows, num_graphs: got .*; the batch has {rows} rows of 8 graphs"):
-            padded(batch, *sizes)
+def test_graphs_that_do_not_fit_are_not_loaded(loaded):
+    graphs, padded = padded_batches(loaded, model_for(loaded))
+    padded.load(np.arange(3))
+    before = padded.ids.clone()
+    assert before.tolist() == [0, 1, 2, *[50] * 5]
+    most = graphs.sizes.argmax()
+    for ids in (np.arange(9), np.full(8, most)):
+        assert not padded.load(ids)
+    assert torch.equal(padded.ids, before)
 
 
-def fused_plan(graph, device):
-    return plan_attention(graph, backend="fused3s", device=device, dtype=torch.float16, head_dim=32, num_heads=HEADS)
-
-
-def by_one_plan(loaded, device, cuda_graph, around):
-    """Predictions by one plan with room, and by a plan for each batch, inside of contexts of `around`; the number of
-    batches that did not fit."""
-    model = model_for(loaded, dim=64).to(device).cast(torch.float16)
-    batches = PaddedBatches(CsrBatches(loaded, 8, device))
-    first = next(iter(batches))
-
-    def plan(graph):
-        return fused_plan(graph, device)
-
-    with torch.inference_mode():
-        inputs = model.prepare_batch(first, with_room(plan(pattern_of(first)), batches.room))
-        if cuda_graph:
-            execution = prepare_execution(model, inputs, backend="fused3s", dense="plain", cuda_graph=True)
-        else:
-            execution = Execution(model, inputs, choose_dense(model, "plain"), None, "on a CPU")
-    forward = ReplayedForward(execution, model)
-    runners = [BatchRunner(batches, model, plan, each, by_thread=False) for each in (forward, model)]
-    with around():
-        return *map(predictions, runners), forward.num_eager
-
-
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
-@pytest.mark.usefixtures("one_thread")
-def test_one_plan_and_its_inputs_serve_all_batches(loaded, monkeypatch):
-    with cuda_on_cpu():
-        found, expected, num_eager = by_one_plan(loaded, CPU, False, partial(poisoned_buffers, monkeypatch))
-    assert torch.equal(found, expected)
-    assert num_eager < 7
-
-
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
-@pytest.mark.usefixtures("one_thread")
-def test_batches_that_do_not_fit_run_eagerly(loaded, monkeypatch):
-    monkeypatch.setattr("bench.padded_batches.refill_", lambda room, plan: False)
-    with cuda_on_cpu():
-        found, expected, num_eager = by_one_plan(loaded, CPU, False, partial(poisoned_buffers, monkeypatch))
-    assert torch.equal(found, expected)
-    assert num_eager == 7
+@pytest.mark.parametrize(
+    ("backend", "reorder", "options", "reason"),
+    [
+        ("csr_unfused", "none", {}, "backend is csr_unfused"),
+        ("fused3s", "rcm", {}, "reorder = 'rcm'"),
+        ("fused3s", "none", {"pos_enc": 3}, "Laplacian eigenvectors"),
+        ("fused3s", "none", {"edge_features": "bias", "edge_in_features": 3}, "edge features"),
+        ("fused3s", "none", {}, None),
+    ],
+)
+def test_what_cannot_be_padded_is_named(loaded, backend, reorder, options, reason):
+    model = model_for(loaded, **options)
+    found = padding_refused(model, backend, reorder, CsrBatches(loaded, 8, CPU))
+    assert found is None if reason is None else reason in found
 
 
 @pytest.mark.gpu
-def test_gpu_one_cuda_graph_serves_all_batches(loaded):
-    device = torch.device("cuda", torch.cuda.current_device())
-    found, expected, num_eager = by_one_plan(loaded, device, True, nullcontext)
-    assert torch.equal(found, expected)
-    assert num_eager < 7
+def test_gpu_a_collection_on_the_host_is_named(loaded, monkeypatch):
+    monkeypatch.setattr("data.csr_batches.KEPT_SHARE", 0.0)
+    model = model_for(loaded).to(gpu())
+    assert "too large for the memory" in padding_refused(model, "fused3s", "none", CsrBatches(loaded, 8, gpu()))
+
+
+def gpu():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", ["graph", "node"])
+def test_gpu_one_cuda_graph_serves_all_batches(loaded, task):
+    loaded = with_meta(loaded, task=task)
+    model = model_for(loaded, task, dim=64).to(gpu()).cast(torch.float16)
+    graphs = CsrBatches(loaded, 8, gpu())
+    size = graphs.largest_size([np.arange(each.first, each.last) for each in graphs.ranges()])
+    shape = {"device": gpu(), "dtype": torch.float16, "head_dim": model.head_dim, "num_heads": HEADS}
+    with torch.inference_mode():
+        padded = PaddedBatches(graphs, size, model, make_room(size, backward=False, **shape))
+        padded.load(np.arange(8))
+        execution = prepare_execution(model, padded.inputs, backend="fused3s", dense="plain", cuda_graph=True)
+
+    def plan(graph):
+        return plan_attention(graph, backend="fused3s", **shape)
+
+    expected = predictions(BatchRunner(graphs, model, plan, model, by_thread=False))
+    for _ in range(2):
+        torch.testing.assert_close(predictions(ReplayRunner(graphs, padded, execution)), expected, atol=2e-3, rtol=0)

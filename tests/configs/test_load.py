@@ -148,6 +148,9 @@ def test_sha_names_the_resolved_values_not_the_way_they_were_given(write):
         ("attention.dtype=fp16", ["attention.dtype = 'fp16'", "'float16'"]),
         ("runtime.device=gpu", ["runtime.device = 'gpu'", "auto, cpu, cuda"]),
         ("attention.reorder=rmc", ["attention.reorder = 'rmc'", "did you mean 'rcm'", "'communities'"]),
+        ("data.batch_size=0", ["data.batch_size = 0", "allowed are 1 to 1000000000, and auto"]),
+        ("data.batch_size=1e3", ["data.batch_size = 1000.0", "and auto"]),
+        ("data.batch_size=all", ["data.batch_size = 'all'", "and auto"]),
         ("runtime.cuda_graph=3", ["runtime.cuda_graph = 3", "True, False or 'auto'"]),
         ("runtime.cuda_graph=yess", ["runtime.cuda_graph = 'yess'", "True, False or 'auto'"]),
         ("runtime.dense=fuse", ["runtime.dense = 'fuse'", "did you mean 'fused'", "'compiled'"]),
@@ -190,6 +193,7 @@ def test_wrong_value_is_named_with_what_is_allowed(write, override, parts):
         ),
         (["data.name=zinc", "data.split=val", "data.path=a.npz"], ["data.split = 'val'", "data.path = 'a.npz'"]),
         (["data.name=zinc", "data.split=val", "data.source=file"], ["data.split = 'val'", "data.source = 'file'"]),
+        (["data.name=zinc", "data.batch_size=auto"], ["data.batch_size = 'auto'", "data.batches = 1"]),
         (["attention.backend=fused3s_paper", "runtime.device=cpu"], ["'fused3s_paper'", "runtime.device = 'cpu'"]),
         (
             ["attention.reorder=auto", "attention.backend=dgl"],
@@ -268,3 +272,36 @@ def test_order_and_split_of_a_collection(write, overrides):
 def test_the_published_run_is_the_default_of_order_and_split():
     section = Config(data={"name": "zinc"}).data
     assert (section.batch_size, section.order, section.split) == (1024, "dataset", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch_size"),
+    [
+        ({"batches": "all"}, "auto"),
+        ({"batches": "all", "batch_size": "auto"}, "auto"),
+        ({"batches": "all", "batch_size": 512}, 512),
+        ({"batches": 3}, 1024),
+    ],
+)
+def test_all_batches_follow_the_nodes_unless_a_number_of_graphs_is_given(settings, batch_size):
+    section = Config(data={"name": "zinc", **settings}).data
+    assert section.batch_size == batch_size
+    assert Config.model_validate(Config(data={"name": "zinc", **settings}).model_dump()).data == section
+
+
+def test_batches_of_about_as_many_nodes():
+    section = Config(data={"name": "zinc", "batches": "all"}).data
+    for graphs, nodes in ((41_127, 1_049_163), (10, 300), (7, 7_000_000), (1_000, 299_000), (1_000, 301_000)):
+        size = section.graphs_per_batch(graphs, nodes)
+        assert 1 <= size <= graphs
+        batches = -(-graphs // size)
+        if size < graphs:
+            assert nodes / batches < 300_000 or size == 1
+            assert nodes / batches > 133_000
+        assert graphs > (batches - 1) * size  # the last one is not empty
+    assert section.graphs_per_batch(41_127, 1_049_163) == 8_226
+
+
+def test_training_takes_a_number_of_graphs():
+    with pytest.raises(ValueError, match=r"data\.batch_size = 'auto': training needs a number of graphs"):
+        TrainConfig(data={"name": "zinc", "batches": "all"})

@@ -128,6 +128,77 @@ def test_picked_graphs_are_dgls_batch_of_them(monkeypatch, directed, kept_share,
         assert torch.equal(found.graph_starts.cpu(), sizes.cumsum(0) - sizes)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("directed", [False, True])
+def test_padded_batches_are_dgls_batch_of_their_graphs_and_padding(directed, device):
+    graphs = random_graphs(3, directed)
+    batches = CsrBatches(loaded_from(graphs, "graph"), 4, torch.device(device))
+    size = batches.largest_size([np.arange(10)])
+    assert size.rows % 64 == 0
+    for ids in ([7, 0, 3, 0], [5], list(range(10)), []):
+        expected = import_dgl().batch([graphs[i] for i in ids] or [import_dgl().graph(([], []), num_nodes=0)])
+        there = torch.tensor([*ids, *[10] * (size.graphs - len(ids))], device=device)  # 10 is no graph
+        found = batches.padded(there, size)
+        assert {array.device.type for array in vars(found).values() if array is not None} == {device}
+        num_rows, num_edges = expected.num_nodes(), expected.num_edges()
+        assert (len(found.indptr), len(found.col), len(found.features)) == (size.rows + 1, size.edges, size.rows)
+        degrees = found.indptr.cpu().diff()
+        assert (degrees[num_rows:] == 0).all()
+        assert (found.col[num_edges:] == -1).all()
+        rows = torch.repeat_interleave(torch.arange(size.rows), degrees)
+        edges = list(zip(rows.tolist(), found.col[:num_edges].tolist(), strict=True))
+        assert edges == sorted(edges)
+        if ids:
+            assert set(edges) == edges_of(expected).keys()
+            assert torch.equal(found.features[:num_rows].cpu().long(), expected.ndata["feat"])
+        assert not found.features[num_rows:].any()
+        sizes = found.graph_starts.new_tensor([graphs[i].num_nodes() for i in ids])
+        ends = [*found.graph_starts[1:].tolist(), size.rows]
+        assert torch.equal(found.graph_starts[: len(ids)], sizes.cumsum(0) - sizes)
+        assert len(found.graph_starts) == size.all_graphs
+        of_padding = [end - start for start, end in zip(found.graph_starts.tolist(), ends, strict=True)][len(ids) :]
+        assert sum(of_padding) == size.rows - num_rows
+        assert min(of_padding) >= 0
+        assert max(of_padding) <= csr_batches.PADDING_ROWS
+
+
+def featured(graph):
+    graph.ndata["feat"] = torch.ones(graph.num_nodes(), 1)
+    graph.edata["feat"] = torch.ones(graph.num_edges(), 1)
+    return graph
+
+
+def test_sizes_of_padded_batches():
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 40, 300)
+    sizes[7] = 900
+    graphs = [featured(import_dgl().graph((torch.arange(n - 1), torch.arange(1, n)), num_nodes=n)) for n in sizes]
+    batches = CsrBatches(loaded_from(graphs, "graph"), 8, torch.device("cpu"))
+    ids = np.delete(np.arange(300), 7)
+    likely = batches.likely_size(ids, 64)
+    for seed in range(200):
+        assert batches.fits(np.random.default_rng(seed).permutation(ids)[:64], likely)
+    assert likely.rows < 1.4 * 64 * batches.sizes[ids].mean()
+    assert not batches.fits(ids[:65], likely)
+    assert not batches.fits(np.append(ids[:63], 7), likely)
+    assert batches.fits(np.array([7]), batches.likely_size(np.arange(300), 2))  # each graph alone
+    for every in (299, 5000):
+        whole = batches.likely_size(ids, every)
+        assert batches.fits(ids, whole)
+        assert whole.rows - batches.sizes[ids].sum() < 64
+    exact = batches.largest_size([ids[:64], ids[64:]])
+    assert exact.edges == max(batches.edge_counts[ids[:64]].sum(), batches.edge_counts[ids[64:]].sum())
+    assert 0 <= exact.rows - max(batches.sizes[ids[:64]].sum(), batches.sizes[ids[64:]].sum()) < 64
+
+
+def test_a_collection_without_edges_is_padded():
+    graphs = [featured(import_dgl().graph(([], []), num_nodes=n, idtype=torch.int32)) for n in (3, 1)]
+    batches = CsrBatches(loaded_from(graphs, "graph"), 2, torch.device("cpu"))
+    size = batches.largest_size([np.arange(2)])
+    found = batches.padded(torch.tensor([1, 0]), size)
+    assert (found.col.tolist(), found.indptr.max().item(), found.features.sum().item()) == ([-1], 0, 4)
+
+
 def test_a_set_that_data_load_gives(tmp_path):
     """From a file, into the model; the predictions of the batches are those of the whole."""
     rng = np.random.default_rng(0)

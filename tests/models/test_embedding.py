@@ -1,10 +1,11 @@
 """Packed embedding against the plain module, for floats and for categories."""
 
+import numpy as np
 import pytest
 import torch
 
 from models import embedding
-from models.embedding import pack_embedding
+from models.embedding import FeatureEmbedding, embed_one_hot, pack_embedding
 from models.graph_inputs import aligned_columns
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -80,3 +81,20 @@ def test_rows_are_whole_sixteen_bytes(dtype, columns):
     assert torch.equal(aligned[:, :5], matrix)
     assert not aligned[:, 5:].any()
     assert aligned_columns(aligned) is aligned
+
+
+@pytest.mark.parametrize("cardinalities", [(3, 1, 2), (600, 500)])
+def test_one_hot_rows_and_their_gradient_are_those_of_a_table_in_float64(cardinalities):
+    """Also of a table with too many rows to be expanded."""
+    torch.manual_seed(0)
+    layer = FeatureEmbedding(cardinalities, 8)
+    features = torch.stack([torch.randint(values, (50,)) for values in cardinalities], 1)
+    weights = torch.randn(50, 8)
+    (gradient,) = torch.autograd.grad((embed_one_hot(layer, features) * weights).sum(), layer.table.weight)
+    table, first = layer.table.weight.detach().double(), np.cumsum([0, *cardinalities[:-1]])
+    rows = features.numpy() + first
+    torch.testing.assert_close(embed_one_hot(layer, features).double(), table[rows].sum(1), atol=1e-5, rtol=0)
+    expected = np.zeros(table.shape)
+    for column in rows.T:
+        np.add.at(expected, column, weights.double().numpy())
+    torch.testing.assert_close(gradient.double(), torch.from_numpy(expected), atol=1e-5, rtol=0)

@@ -1,7 +1,6 @@
 """Execution of the model: plain, compiled and fused non-attention layers, and CUDA graphs, all with equal outputs."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,31 +143,13 @@ def test_an_unavailable_cuda_graph_is_an_error(make_graph, make_model):
         prepared(make_model(), make_graph(), cuda_graph=True)
 
 
-def test_a_pass_is_captured_once_and_then_replayed(monkeypatch):
-    calls = []
-
-    def replay():
-        calls.append("replay")
-        return logits
-
-    def capture(run, device):
-        calls.append(f"capture on {device}")
-        return SimpleNamespace(replay=replay)
-
-    logits = torch.zeros(1)
-    monkeypatch.setattr(execution, "capture", capture)
-    captured = execution.CapturedForward(lambda: logits, "fused3s", GPU)
-    assert captured.replay() is captured.replay() is logits
-    assert calls == ["capture on cuda:0", "replay", "replay"]
-
-
 def test_a_failed_capture_names_the_backend(monkeypatch):
     def refuse(run, device):
         raise CaptureError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(execution, "capture", refuse)
     with pytest.raises(CudaGraphError) as caught:
-        execution.CapturedForward(lambda: None, "pyg", GPU)
+        execution._captured(lambda: None, "pyg", GPU)
     assert str(caught.value) == (
         "a forward pass with the attention backend pyg cannot be captured in a CUDA graph: "
         "operation not permitted when stream is capturing"

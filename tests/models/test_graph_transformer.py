@@ -2,7 +2,9 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tolerance import torch_same_types
@@ -180,6 +182,14 @@ def test_mean_of_many_nodes_in_float16_does_not_stagnate(make_graph, make_model,
     inputs = make_model().to(device).prepare(graph, plan(graph))
     ones = torch.ones(9000, 2, dtype=torch.float16, device=device)  # a sum in float16 would stay at 2048
     assert torch.equal(mean_nodes(ones, inputs), torch.ones_like(ones[:1]))
+
+
+def test_gradient_of_the_mean_of_each_graph():
+    sizes = [3, 0, 0, 5, 1, 0]
+    starts = torch.tensor([0, *np.cumsum(sizes)[:-1]])
+    inputs = SimpleNamespace(nodes=torch.arange(9), graph_starts=starts)
+    h = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda h: mean_nodes(h, inputs), h)
 
 
 def test_an_empty_graph_in_a_batch_has_a_mean_of_zero(make_graph, make_model):

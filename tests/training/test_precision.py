@@ -84,7 +84,7 @@ def test_changes_below_the_resolution_of_16_bits_add_up():
 def test_evaluation_reads_the_newest_weights():
     model, graph, labels = make()
     step, batch = step_of(model, graph, labels, torch.bfloat16)
-    old = step.evaluate(batch.inputs)
+    old = step.evaluate(batch)
     with torch.no_grad():
         model.readout.classes.bias += 1
-    torch.testing.assert_close(step.evaluate(batch.inputs), old + 1, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(step.evaluate(batch), old + 1, rtol=0.02, atol=0.02)

@@ -1,0 +1,71 @@
+"""Steps on batches of graphs as CUDA graphs."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from data.csr_batches import BatchSize
+from kernels.runtime.cuda_graph import CapturedGraph, capture
+from training.metrics import UNKNOWN
+from training.padded_batches import PaddedBatches, Room, padding_refused
+from training.step import Step, unchanged
+from training.tasks import Batch, GraphsBatch, GraphsTask
+
+
+class CapturedGraphs:
+    """`Step` on batches of graphs as two CUDA graphs, a step and an evaluation. Each assembles a batch of one size,
+    plans its attention and computes it; its only input are the ids of the graphs.
+
+    A batch that is larger runs eagerly. Dropout draws other masks than in an eager step, whose batches have other
+    shapes.
+
+    Args:
+        make_room: a plan with room for batches of a size, with its backward pass if the second argument is True.
+
+    Attributes:
+        size: of the batches of a step.
+        num_eager: steps that ran eagerly.
+
+    Raises:
+        CaptureError: no plan with room takes the model's heads, or a layer waits for the GPU.
+    """
+
+    def __init__(self, step: Step, task: GraphsTask, make_room: Callable[[BatchSize, bool], Room]) -> None:
+        self.step, self.num_eager = step, 0
+        graphs, model, train = task.graphs, step.working.model, task.ids["train"].numpy()
+        self.size = graphs.likely_size(train, task.batch_size)
+        evaluated = graphs.largest_size([*task.order("valid", None), *task.order("test", None)])
+        self._train = PaddedBatches(graphs, self.size, model, make_room(self.size, True))
+        self._evaluation = PaddedBatches(graphs, evaluated, model, make_room(evaluated, False))
+        self._labels = task.labels
+        self._train.load(train[:1])  # any that fits
+        with unchanged(step):  # the calls before a capture are steps, too
+            self._captured_step: CapturedGraph[Tensor] = capture(lambda: step(self._batch(self._train)), step.device)
+        self._captured_evaluation: CapturedGraph[Tensor] = capture(
+            lambda: step.evaluate(self._batch(self._evaluation)), step.device
+        )
+
+    def __call__(self, batch: GraphsBatch) -> Tensor:
+        if not self._train.load(batch.ids):
+            self.num_eager += 1
+            return self.step(batch)
+        return self._captured_step.replay()
+
+    def evaluate(self, batch: GraphsBatch) -> Tensor:
+        self._evaluation.load(batch.ids)
+        return self._captured_evaluation.replay()[: len(batch.ids)].clone()  # the next replay overwrites it
+
+    def _batch(self, padded: PaddedBatches) -> Batch:
+        labels, further = self._labels[padded.ids], padded.size.all_graphs - padded.size.graphs
+        unknown = torch.nan if labels.is_floating_point() else UNKNOWN
+        rows = (0, 0, 0, further) if labels.dim() == 2 else (0, further)
+        return Batch(padded.inputs(), pad(labels, rows, value=unknown))
+
+
+def capture_refused(step: Step, task: GraphsTask, backend: str, reorder: str) -> str | None:
+    """Why batches cannot be padded to one size, which a captured step needs; None if they can."""
+    if any(isinstance(layer, nn.BatchNorm1d) for layer in step.model.modules()):
+        return "batch norm would count the rows of padding"
+    return padding_refused(step.working.model, backend, reorder, task.graphs)

@@ -1,0 +1,90 @@
+"""A model over batches of a collection of graphs at one size, so that one CUDA graph serves all of them.
+
+batches = PaddedBatches(collection, collection.likely_size(ids, 512), model, room)
+graph = capture(lambda: model(batches.inputs()), device)
+batches.load(ids)                                     # the only input of the CUDA graph
+logits = graph.replay()[: len(ids)]                   # the rows behind are of padding
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import kernels
+from data.csr_batches import BatchSize, CsrBatches, to_device
+from kernels.runtime.cuda_graph import CaptureError
+from models.graph_inputs import Attention, GraphInputs
+from models.graph_transformer import GraphTransformer
+
+
+class Room(Protocol):
+    """A plan in arrays of fixed size and address: `kernels.PlanRoom`."""
+
+    plan: Attention
+
+    def fill(self, edges: tuple[Tensor, Tensor]) -> None:
+        """Plan (indptr [num_rows + 1], indices [num_edges]) in place; entries from indptr[-1] on are -1, no edges."""
+
+
+class PaddedBatches:
+    """Assembles and plans batches without waiting for the device.
+
+    Args:
+        graphs: the collection, kept on the model's device.
+        size: of each batch.
+        room: for `size.rows` rows and columns and `size.edges` edges.
+
+    Attributes:
+        ids: [size.graphs] int64, graphs of the batch; the collection's number of graphs stands for no graph.
+    """
+
+    def __init__(self, graphs: CsrBatches, size: BatchSize, model: GraphTransformer, room: Room) -> None:
+        self.graphs, self.size, self.model, self.room = graphs, size, model, room
+        self.ids = torch.full((size.graphs,), graphs.num_graphs, device=model.device)
+
+    def load(self, ids: np.ndarray) -> bool:
+        """Queue the copy of the graphs `ids` to the device; False, and no change, if they do not fit."""
+        if not self.graphs.fits(ids, self.size):
+            return False
+        padded = np.full(self.size.graphs, self.graphs.num_graphs)
+        padded[: len(ids)] = ids
+        self.ids.copy_(to_device(torch.from_numpy(padded), self.ids.device))
+        return True
+
+    def inputs(self) -> GraphInputs:
+        """Inputs of the model for the graphs of the last `load`. A CUDA graph can capture it: replays read `ids`."""
+        batch = self.graphs.padded(self.ids, self.size)
+        self.room.fill((batch.indptr, batch.col))
+        return self.model.prepare_batch(batch, self.room.plan)
+
+
+def padding_refused(model: GraphTransformer, backend: str, reorder: str, graphs: CsrBatches) -> str | None:
+    """Why batches of this collection cannot be padded to one size on the device; None if they can."""
+    if backend != "fused3s":
+        return f"the attention backend is {backend}, and fused3s alone plans a graph without waiting for the GPU"
+    if reorder != "none":
+        return f"attention.reorder = {reorder!r}: an order of rows is searched for on the host"
+    if model.pos_enc:
+        return "the model has Laplacian eigenvectors, which are computed on the host"
+    if model.edge_features != "none":
+        return "the model has edge features, which padded batches do not hold"
+    if graphs.kept_on.type != model.device.type:
+        return f"the collection is too large for the memory of {model.device}, and batches come from the host"
+    return None
+
+
+def make_room(size: BatchSize, *, device: torch.device, **inputs: Any) -> Room:
+    """A plan with room for batches of a size.
+
+    Args:
+        inputs: dtype, head_dim, num_heads and backward, as of `kernels.plan_attention`.
+
+    Raises:
+        CaptureError: no plan with room takes these inputs.
+    """
+    try:
+        return kernels.PlanRoom((size.rows, size.rows), size.edges, device=device, **inputs)
+    except ValueError as error:
+        raise CaptureError(str(error)) from error
