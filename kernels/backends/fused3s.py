@@ -15,11 +15,11 @@ from ..formats.gpu_schedule import BlockShape, ScheduleInputs
 from ..formats.schedule import TileSlots
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
 from .base import Gradients, InputSpec
-from .cuda import HALF_TYPES, LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs
+from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs
 from .fused3s_edges import (
     BIAS,
     KEY_FEATURES,
@@ -42,6 +42,7 @@ WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
 WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
 SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of the GPU one
+WARP_COLUMNS = 64  # of one float32 head: wider ones go to teams of warps, or few warps' rings would fill an SM
 GROUP_WIDTH = 64  # most columns of a head group: wider ones leave fewer warps on an SM (kernels/NOTES.md)
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
 # As in cuda/tile_features.cuh and cuda/pack_features.cu:
@@ -55,12 +56,14 @@ class FusedKernelSpec:
     """One instance of cuda/fused3s.cu.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of query, key and value.
+        dtype: torch.float16, torch.bfloat16 or torch.float32, of query, key and value.
         out_dtype: torch.float32 or `dtype`.
         dim: dimensions of a head, an even number up to 256.
-        warps: warps of a thread block.
+        warps: work items of a thread block: warps, or teams of `dim_warps` warps.
         heads: heads of a head group, which a block computes together (cuda/head_group.cuh).
-        terms: bits of enum EdgeTerm (cuda/score_terms.cuh), only with one head a group.
+        terms: bits of enum EdgeTerm (cuda/score_terms.cuh), only with one head a group; float32: dropout alone.
+        one_term: float32: products in one TF32 term in place of three.
+        dim_warps: warps that share the columns of a float32 head.
     """
 
     dtype: torch.dtype
@@ -69,17 +72,28 @@ class FusedKernelSpec:
     warps: int = WARPS
     heads: int = 1
     terms: int = 0
+    one_term: bool = False
+    dim_warps: int = 1
 
     source: ClassVar[str] = "fused3s.cu"
 
     @property
+    def element(self) -> Element:
+        return Element.TF32 if self.one_term else ELEMENTS[self.dtype]
+
+    @property
     def name(self) -> str:
-        return cpp_name("fused3s", self.dtype, self.out_dtype, self.dim, self.heads, self.warps, self.terms)
+        sizes = (self.dim, self.heads, self.dim_warps, self.block_warps)
+        return cpp_name("fused3s", self.element, self.out_dtype, *sizes, self.terms)
+
+    @property
+    def block_warps(self) -> int:
+        return self.warps * self.dim_warps
 
     @property
     def copy_bytes(self) -> int:
         """Bytes of a cp.async, which each row of a head must be aligned to."""
-        return math.gcd(2 * self.dim, LOAD_BYTES)
+        return math.gcd(self.dtype.itemsize * self.dim, LOAD_BYTES)
 
     @property
     def shares_slices(self) -> bool:
@@ -92,9 +106,19 @@ class FusedKernelSpec:
         step = SLICE // 2 if self.shares_slices else SLICE
         return -(-self.heads * step * -(-self.dim // step) // SLICE)
 
+    @property
+    def warp_slices(self) -> int:
+        """Slices of a warp."""
+        return -(-self.slices // self.dim_warps)
+
     @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: the warps' rings, as struct Stage has them."""
+        if self.dtype == torch.float32:
+            value_pitch = 128 * -(-self.warp_slices // 2)
+            key_pitch = value_pitch if self.shares_slices else 64 * self.warp_slices
+            parts = 2048 if self.dim_warps > 1 else 0
+            return self.block_warps * (STAGES * 16 * (key_pitch + value_pitch) + RECORDS * SLOT_BYTES + parts)
         value_pitch = 2 * SLICE * self.slices
         key_pitch = value_pitch if self.heads > 1 else 64 * -(-self.dim // 32)
         stage = 16 * (key_pitch + value_pitch)
@@ -121,9 +145,12 @@ class FusedKernelSpec:
 
     def blocks_per_sm(self, sm_shared_bytes: int) -> int:
         """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
-        width = SLICE * self.slices
-        max_warps = 16 if width <= 64 else 12 if width <= 128 else 8
-        return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
+        width = SLICE * self.warp_slices
+        if self.dtype == torch.float32:
+            max_warps = 16 if width <= 32 else 12 if width <= 64 else 8
+        else:
+            max_warps = 16 if width <= 64 else 12 if width <= 128 else 8
+        return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.block_warps))
 
 
 @dataclass(frozen=True)
@@ -136,7 +163,7 @@ class PackFeaturesSpec:
 
 class Fused3SBackend(CudaBackend):
     name = "fused3s"
-    summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
+    summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16, bf16 and float32"
     data_type = Fused3SData
     writes_lse = True
     reorders = True
@@ -146,9 +173,10 @@ class Fused3SBackend(CudaBackend):
     has_backward = True
 
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
-        if dtype in HALF_TYPES and 1 <= head_dim <= MAX_DIM:
+        if dtype in ELEMENTS and 1 <= head_dim <= MAX_DIM:
             return None
-        return f"it takes torch.float16 and torch.bfloat16, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
+        types = ", ".join(map(str, ELEMENTS))
+        return f"it takes {types}, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
 
     def most_edges(self, inputs: InputSpec) -> int | None:
         return MOST_EDGES  # numbered by the planning kernels
@@ -205,7 +233,8 @@ class Fused3SBackend(CudaBackend):
         if _takes_edge_kernel(data, num_heads, dim, edges):
             return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
         terms = 0 if edges is None else terms_of(edges)
-        spec = kernel_spec(query.dtype, out_dtype, dim, data.schedule.warps, num_heads, terms)
+        element = input_element(query.dtype)
+        spec = kernel_spec(element, out_dtype, dim, data.schedule.warps, num_heads, terms)
         return launch(spec, data, query, key, value, scale, lse, edges)
 
     def attend_backward(
@@ -243,30 +272,46 @@ def heads_of_group(num_heads: int, dim: int) -> int:
 
 @lru_cache  # on small graphs a call takes as long as its launch: no spec is made twice
 def kernel_spec(
-    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, warps: int, num_heads: int = 1, terms: int = 0
+    element: Element, out_dtype: torch.dtype, dim: int, warps: int, num_heads: int = 1, terms: int = 0
 ) -> FusedKernelSpec:
     heads = 1 if terms else heads_of_group(num_heads, dim)
-    return FusedKernelSpec(dtype, out_dtype, dim, warps, heads, terms)
+    spec = FusedKernelSpec(element.dtype, out_dtype, dim, warps, heads, terms, one_term=element == Element.TF32)
+    if element.dtype == torch.float32 and heads == 1:
+        spec = replace(spec, dim_warps=-(-spec.slices * SLICE // WARP_COLUMNS))
+    return spec
 
 
 @lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
 def _block_shapes(gpu: GPULimits, inputs: InputSpec) -> ScheduleInputs:
     """What the schedule depends on besides the graph."""
     dim = _even(inputs.head_dim or COMMON_DIM)
-    dtype, heads = inputs.dtype or torch.float16, heads_of_group(inputs.num_heads, dim)
+    dtype = inputs.dtype or torch.float16
+    element, num_heads = input_element(dtype), inputs.num_heads
+
+    def fits(warps: int) -> bool:
+        """Whether blocks of so many work items run with all inputs that the plan leaves open."""
+        widest = dim if inputs.head_dim else MAX_DIM
+        specs = [kernel_spec(input_element(dtype), dtype, widest, warps, num_heads)]
+        if inputs.dtype is None:
+            specs.append(kernel_spec(Element.FLOAT, torch.float32, widest, warps, num_heads))
+        if inputs.edge_data and dtype != torch.float32:  # the edge-by-edge kernel takes those of float32
+            all_terms = BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES
+            specs.append(FusedKernelSpec(dtype, dtype, widest, warps, terms=all_terms))
+        return all(spec.shared_bytes <= gpu.block_shared_bytes for spec in specs)
 
     def shape_of(warps: int) -> BlockShape:
-        spec = FusedKernelSpec(dtype, inputs.out_dtype or dtype, dim, warps, heads)
-        # The plan must run with the widest head where the head dimension is not known, and with all terms.
-        largest = replace(spec, dim=dim if inputs.head_dim else MAX_DIM)
-        if inputs.edge_data:
-            largest = replace(largest, heads=1, terms=BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES)
-        if largest.shared_bytes > gpu.block_shared_bytes:
-            spec = replace(spec, warps=FEW_WARPS)
-        return BlockShape(spec.warps, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.warps)
+        while warps > 1 and not fits(warps):
+            warps //= 2
+        spec = kernel_spec(element, inputs.out_dtype or dtype, dim, warps, num_heads)
+        return BlockShape(warps, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * warps)
 
-    small, large = shape_of(WARPS), shape_of(FEW_WARPS if dim > WIDE_DIM else WARPS)
-    return ScheduleInputs(-(-inputs.num_heads // heads), gpu.num_sms * SMALL_TILES_PER_SM, small, large)
+    small = shape_of(WARPS)
+    if dtype == torch.float32:
+        large = shape_of(max(1, WARPS // kernel_spec(element, dtype, dim, 1, num_heads).dim_warps))
+    else:
+        large = shape_of(FEW_WARPS if dim > WIDE_DIM else WARPS)
+    num_groups = -(-num_heads // heads_of_group(num_heads, dim))
+    return ScheduleInputs(num_groups, gpu.num_sms * SMALL_TILES_PER_SM, small, large)
 
 
 def _even(dim: int) -> int:
@@ -284,7 +329,7 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
     if _takes_edge_kernel(data, num_heads, dim, None):
         compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
     else:
-        get_kernel(kernel_spec(dtype, out_dtype, dim, data.schedule.warps, num_heads), device.index)
+        get_kernel(kernel_spec(input_element(dtype), out_dtype, dim, data.schedule.warps, num_heads), device.index)
 
 
 def launch(
@@ -304,7 +349,7 @@ def launch(
     Args:
         spec: the instance; its dimension, types and warps must be those of the tensors and of the schedule.
         data: A, on the tensors' GPU.
-        query: [num_rows, H, d] fp16 or bf16, any row and head strides.
+        query: [num_rows, H, d] fp16, bf16 or float32, any row and head strides.
         key, value: [num_cols, H, d], likewise.
         scale: factor of the scores.
         lse: [num_rows, H] float32 contiguous, filled with the log of each row's sum of exp(scale * score), -inf for a
@@ -334,11 +379,11 @@ def launch(
     if num_partials := schedule.num_splits * num_groups:
         # Scratch memory of this call alone: plans may run on several streams.
         partial = query.new_empty(num_partials * spec.partial_floats, dtype=torch.float32)
-        arrived = semaphores(num_partials * spec.warps, query.device)
+        arrived = semaphores(num_partials * spec.block_warps, query.device)
     launch_kernel(
         get_kernel(spec, query.device.index),
         (schedule.num_blocks, num_groups),
-        WARP_SIZE * spec.warps,
+        WARP_SIZE * spec.block_warps,
         (
             *(data.kv_tiles, schedule.work_items, query, key, value, output, lse, partial, arrived, data.row_ids),
             *_edge_tensors(data.slots, edges, packed),
@@ -410,7 +455,7 @@ def _scalars(
         *(np.int32(row * itemsize) for row, _, _ in strides),
         np.int32(num_rows),
         *(np.int32(number) for number in (num_heads, bias_heads, multiplier_heads)),
-        np.uint32(0x80008000 if scale < 0 else 0),
+        np.uint32((0x80008000 if itemsize == 2 else 0x80000000) if scale < 0 else 0),
         np.float32(max(abs(scale) * math.log2(math.e), LEAST_SCALE)),
         np.float32(clamp * math.log2(math.e)),
     )

@@ -15,7 +15,13 @@ constexpr int kTileM = 16;  // rows of A and C: queries of a row window
 constexpr int kTileN = 8;   // columns of B and C: keys of a TCB in SDDMM, output dimensions in SpMM
 constexpr int kTileK = 16;  // columns of A, rows of B: dimensions in SDDMM, keys in SpMM
 
-enum class Element { kHalf, kBFloat16, kFloat };
+// Types of elements in memory, and how tensor cores take them. kFloat as an input: three TF32 terms; kTF32: float32 in
+// memory, one TF32 term (tf32.cuh). Outputs are kHalf, kBFloat16 or kFloat.
+enum class Element { kHalf, kBFloat16, kFloat, kTF32 };
+template <Element kElement>
+constexpr bool kIsWide = kElement == Element::kFloat || kElement == Element::kTF32;
+template <Element kElement>
+constexpr int kElement_bytes = kIsWide<kElement> ? 4 : 2;
 
 __device__ constexpr int divide_up(int x, int y) { return (x + y - 1) / y; }
 

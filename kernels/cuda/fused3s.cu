@@ -78,6 +78,7 @@
 //   scale in the exponent, its sign in Q        8 instructions per KV tile fewer
 //   programmatic dependent launch               1 to 2 us per launch
 #include "common.cuh"
+#include "float_row_window.cuh"
 #include "fused3s_params.cuh"
 #include "gather.cuh"
 #include "head_group.cuh"
@@ -85,25 +86,34 @@
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_shared.cuh"
 #include "row_window.cuh"
+#include "score_mask.cuh"
 #include "split_kv.cuh"
 #include "tile_dropout.cuh"
 #include "tile_features.cuh"
 #include "tile_terms.cuh"
 
 // Warps per SM that registers are left for; no spills. With features and other terms, and where shared memory ends
-// earlier, one step fewer.
-template <int kDim, int kHeads, int kTerms = 0>
+// earlier, one step fewer. float32: as many as shared memory has room for on an H100.
+template <Element kIn, int kDim, int kHeads, int kTerms = 0>
 __device__ constexpr int max_warps() {
   constexpr int kWidth = HeadGroup<kDim, kHeads>::kWidth;
+  if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? 12 : 8;
   constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & (kBias | kMultiplier | kClamp)) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
   return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
 }
 
-template <int kDim, int kHeads, int kWarps>
+// kDim: columns of a head that a warp has.
+template <int kDim, int kHeads, int kWarps, int kBytes = 2>
 struct SharedMemory {
-  Stage<kDim, kHeads> ring[kWarps][kStages];  // at the end: a partial in the ring of each warp, unless kWarp
+  Stage<kDim, kHeads, kBytes> ring[kWarps][kStages];  // at the end: a partial in the ring of each warp, unless kWarp
   unsigned char records[kWarps][kRecords][kRecord_bytes];
+};
+
+// With teams: the parts of the scores behind it.
+template <int kDim, int kWarps, int kDimWarps>
+struct SharedMemoryOfTeams : SharedMemory<kDim, 1, kWarps, sizeof(float)> {
+  ScorePart parts[kWarps / kDimWarps][2][kDimWarps];  // [team][KV tile % 2][warp of the team]
 };
 
 // With edge data: matrices of the warps behind it.
@@ -117,35 +127,58 @@ struct SharedMemoryOfFeatures : SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms
   TileFeaturesMemory<kDim> features[kWarps];
 };
 
-template <Element kIn, Element kOut, int kDim, int kHeads, int kWarps, int kTerms>
-__global__ void __launch_bounds__(kWarps* kWarpSize, max_warps<kDim, kHeads, kTerms>() / kWarps)
+template <bool kCondition, typename Then, typename Else>
+struct Choose {
+  using Type = Then;
+};
+template <typename Then, typename Else>
+struct Choose<false, Then, Else> {
+  using Type = Else;
+};
+
+template <Element kIn, Element kOut, int kDim, int kHeads, int kDimWarps, int kWarps, int kTerms>
+__global__ void __launch_bounds__(kWarps* kWarpSize,
+                                  max_warps<kIn, columns_of_warp<kDim, kDimWarps>(), kHeads, kTerms>() / kWarps)
     fused3s(const __grid_constant__ Params p) {
-  using S = Stage<kDim, kHeads>;
-  using Rows = RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>;
-  using Shared = SharedMemory<kDim, kHeads, kWarps>;
+  constexpr bool kWide = kIsWide<kIn>;
+  constexpr int kBytes = kElement_bytes<kIn>;
+  constexpr int kWidth = columns_of_warp<kDim, kDimWarps>();
+  constexpr int kTeams = kWarps / kDimWarps;
+  using S = Stage<kWidth, kHeads, kBytes>;
+  using Rows =
+      typename Choose<kWide, FloatRowWindow<kIn, kDim, kHeads, kDimWarps>,
+                      RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>>::Type;
+  using Shared = SharedMemory<kWidth, kHeads, kWarps, kBytes>;
   using BlockPartial = Partial<kDim, kHeads>;
   using Terms = TileTerms<kIn, kTerms>;
   static_assert(kTerms == 0 || kHeads == 1, "head groups take no edge data");
+  static_assert(!kWide || (kTerms & ~kDropout) == 0, "other edge data of float32 inputs are fused3s_edges.cu's");
+  static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");
+  static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
   static_assert((kTerms & kTypes) == 0, "types are fused3s_edges.cu's");
   constexpr bool kTransforms = kTerms & (kBias | kMultiplier | kClamp);
   constexpr u32 kStage_bytes = sizeof(S);
   static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
-  static_assert(sizeof(BlockPartial) <= sizeof(Shared::ring[0]), "a partial fits the ring of a warp");
+  static_assert(sizeof(BlockPartial) <= kDimWarps * sizeof(Shared::ring[0]), "a partial fits the rings of a team");
   static_assert(sizeof(Shared::ring) % sizeof(Shared::records[0]) == 0, "record addresses by ^ and &");
 
   extern __shared__ __align__(1024) uint4 smem[];
   Shared& shared = *reinterpret_cast<Shared*>(smem);
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
+  const int team = warp / kDimWarps, dim_warp = warp % kDimWarps;
   const u32 ring = shared_address(shared.ring[warp]);
   const u32 records = shared_address(shared.records[warp]);
 
-  const WorkItem* const item = p.work_items + blockIdx.x * kWarps + warp;
+  const WorkItem* const item = p.work_items + blockIdx.x * kTeams + team;
   cp_async<kChunk_bytes>(records + kChunk_bytes * lane, reinterpret_cast<const char*>(item) + kChunk_bytes * lane,
                          lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
   cp_async_commit_group();
-  for (int stage = 0; stage < kStages; ++stage) zero_padding(shared.ring[warp][stage], heads_of_group<kHeads>(p), lane);
-  Gather<kDim, kHeads> gather(p, lane);
+  for (int stage = 0; stage < kStages; ++stage) {
+    zero_padding(shared.ring[warp][stage], heads_of_group<kHeads>(p),
+                 kDimWarps > 1 ? max(0, min(kWidth, kDim - kWidth * dim_warp)) : kDim, lane);
+  }
+  Gather<kDim, kHeads, kBytes, kWidth> gather(p, lane, kWidth * dim_warp);
   Rows rows(lane, kTransforms ? 1.0f : p.scale_log2e);  // `Terms::apply` scales the scores
   const WindowRows window_rows{p.row_ids, p.num_rows};
 
@@ -164,6 +197,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_warps<kDim, kHeads, kTe
   griddepcontrol_launch_dependents();
   const int count = kHasFeatures<kTerms> ? warp_uniform(range.y) : range.y, num_keys = range.w;
   gather.start(range.x, count);
+  if constexpr (kWide) {
+    if (count == 1 || count == 2) zero_missing_values(shared.ring[warp][count - 1], num_keys, lane);  // [6]
+  }
   using TermsMemory = SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms>;
   Terms terms(p, lane, reinterpret_cast<TermsMemory*>(smem)->terms[kTerms ? warp : 0]);
   if constexpr (kTransforms) terms.start(range.x, count);
@@ -186,11 +222,16 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_warps<kDim, kHeads, kTe
     if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
     [[maybe_unused]] const auto key = reinterpret_cast<unsigned char*>(smem) + (stage - shared_address(smem));
     float limit[2][4];
-    if constexpr (Rows::kFolded) rows.load_mask(limit, record);
+    if constexpr (Rows::kFolded) load_mask(limit, record, rows.g, rows.t);
 #pragma unroll
     for (int batch = 0; batch < Rows::kBatches; ++batch) {
       float score[Rows::kBatch][2][4];
       rows.scores(score, batch, stage);
+      if constexpr (kDimWarps > 1) {
+        using TeamsMemory = SharedMemoryOfTeams<kWidth, kWarps, kDimWarps>;
+        const auto& parts = reinterpret_cast<TeamsMemory*>(smem)->parts[team];
+        rows.add_parts(score[0], shared_address(parts) + i % 2 * sizeof(parts[0]), 1 + team);
+      }
       if constexpr (Rows::kFolded) {
 #pragma unroll
         for (int e = 0; e < 8 * Rows::kBatch; ++e) {
@@ -203,15 +244,22 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_warps<kDim, kHeads, kTe
           __syncwarp();  // the other lanes' values
           terms.apply(score[0], rows.g, rows.t, p.scale_log2e);
         }
-        rows.mask_one(score[0], record);
+        mask_scores(score[0], record, rows.g, rows.t);
       }
-      u32 prob[Rows::kBatch][4];
-      rows.online_softmax(prob, score, batch);
-      rows.accumulate_sums(prob, batch);
-      if constexpr (kTerms & kDropout) dropout.apply(prob[0], record, rows.t);
-      if constexpr (kTerms & kValueFeatures) features.accumulate(rows.out, prob[0], i, key);
-      if constexpr (kHasFeatures<kTerms>) features.advance();
-      rows.accumulate(prob, batch, stage, (i + 1 < count ? kTileKeys : num_keys) - 1);
+      if constexpr (kWide) {
+        float rescale[Rows::kBatch][2];
+        rows.online_softmax(score, rescale, batch);
+        if constexpr (kTerms & kDropout) dropout.apply(score[0], record, rows.t);
+        rows.accumulate(score, rescale, batch, stage);
+      } else {
+        u32 prob[Rows::kBatch][4];
+        rows.online_softmax(prob, score, batch);
+        rows.accumulate_sums(prob, batch);
+        if constexpr (kTerms & kDropout) dropout.apply(prob[0], record, rows.t);
+        if constexpr (kTerms & kValueFeatures) features.accumulate(rows.out, prob[0], i, key);
+        if constexpr (kHasFeatures<kTerms>) features.advance();
+        rows.accumulate(prob, batch, stage, (i + 1 < count ? kTileKeys : num_keys) - 1);
+      }
     }
     __syncwarp();  // [4]
     gather(i + kStages, record ^ kStages * kRecord_bytes, stage);
@@ -229,10 +277,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_warps<kDim, kHeads, kTe
     rows.template store_output<kOut>(p, row);
     return;
   }
-  rows.store_partial(*reinterpret_cast<BlockPartial*>(shared.ring[warp]));  // [8]
+  if constexpr (kDimWarps > 1) bar_sync<kDimWarps * kWarpSize>(1 + team);  // [8]
+  rows.store_partial(*reinterpret_cast<BlockPartial*>(shared.ring[warp - dim_warp]));  // [8]
   const int window = ld_shared_v4_b32(records + kRange).z;
   __syncthreads();  // [9]
-  combine_block<kDim, kHeads, kWarps, kOut>(reinterpret_cast<const char*>(shared.ring), sizeof(shared.ring[0]),
-                                            static_cast<BlockPartial*>(p.partial), p.semaphores, split.x, split.y,
-                                            split.z, p.output, p.lse, p.num_heads, window_rows, window, warp, lane);
+  combine_block<kDim, kHeads, kWarps, kTeams, kIn, kOut>(
+      reinterpret_cast<const char*>(shared.ring), kDimWarps * sizeof(shared.ring[0]),
+      static_cast<BlockPartial*>(p.partial), p.semaphores, split.x, split.y, split.z, p.output, p.lse, p.num_heads,
+      window_rows, window, warp, lane);
 }

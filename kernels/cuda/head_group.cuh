@@ -37,3 +37,9 @@ struct HeadGroup {
     return rest < 0 ? 0 : rest < kTileN ? rest : kTileN;
   }
 };
+
+// Columns of one head that a warp of a team of kDimWarps computes, whole slices; of the last warp some may not exist.
+template <int kDim, int kDimWarps>
+__device__ constexpr int columns_of_warp() {
+  return kDimWarps == 1 ? kDim : divide_up(kDim, 2 * kTileN * kDimWarps) * 2 * kTileN;
+}

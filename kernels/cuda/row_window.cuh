@@ -1,4 +1,4 @@
-// A row window in a warp's registers: Q, the online softmax and O of all heads of the group.
+// A row window in a warp's registers: Q, the online softmax and O of all heads of the group. 16-bit elements.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
@@ -41,8 +41,8 @@ struct RowWindow {
   }
 
   __device__ __forceinline__ void load_query(const Params& p, const int (&row)[2], bool has_keys) {
-    const char* const query =
-        reinterpret_cast<const char*>(p.query + static_cast<i64>(blockIdx.y) * kHeads * p.query_head_stride);
+    const char* const query = reinterpret_cast<const char*>(
+        static_cast<const u16*>(p.query) + static_cast<i64>(blockIdx.y) * kHeads * p.query_head_stride);
     if constexpr (kFolded) {
       load_folded_query(p, query, row, has_keys);
     } else {
@@ -161,32 +161,6 @@ struct RowWindow {
           const u32(&a)[4] = frag_query[slice];
           mma_m16n8k16<kIn>(score[2 * kTileN * i / Group::kHeadDim][tile], a[0], a[1], a[2], a[3], b[tile],
                             b[2 + tile]);
-        }
-      }
-    }
-  }
-
-  // Edges of the lane's eight scores: in C fragments, +infinity where there is one, else -infinity.
-  __device__ __forceinline__ void load_mask(float (&limit)[2][4], u32 record) const {
-    const u32 bits = ld_shared_b32(record + kBitmap + sizeof(u32) * g) >> (2 * t);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int tile = i / 4, half = i / 2 % 2, e = i % 2;
-      limit[tile][2 * half + e] = bits >> (16 * half + 8 * tile + e) & 1 ? -negative_infinity() : negative_infinity();
-    }
-  }
-
-  // One head: the bits are tested in place.
-  __device__ __forceinline__ void mask_one(float (&score)[2][4], u32 record) const {
-    const u32 bits = ld_shared_b32(record + kBitmap + sizeof(u32) * g) >> (2 * t);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = score[tile][2 * half + e];
-          x = bits >> (16 * half + 8 * tile + e) & 1 ? x : negative_infinity();
         }
       }
     }
@@ -331,8 +305,8 @@ struct RowWindow {
         for (int i = 0; i < Group::kSliceHeads; ++i) of_slice[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
         const float* left = out[2 * slice] + 2 * half;
         const float* right = out[2 * slice + 1] + 2 * half;
-        store_row_slice<kDim, kHeads, kOut>(target, in_range, slice, t, p.num_heads, of_slice,
-                                            make_float2(left[0], left[1]), make_float2(right[0], right[1]));
+        store_row_slice<kDim, kHeads, kIn, kOut>(target, in_range, slice, t, p.num_heads, of_slice,
+                                                 make_float2(left[0], left[1]), make_float2(right[0], right[1]));
       }
     }
   }

@@ -31,4 +31,16 @@ struct TileDropout {
       }
     }
   }
+  // As C fragments of both n-tiles.
+  __device__ __forceinline__ void apply(float (&weight)[2][4], u32 record, int t) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int tile = i / 2, e = i % 2;
+      const int key = ld_shared_b32(record + sizeof(int) * (kTileN * tile + 2 * t + e));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (!keeps(of_row[half], key, threshold)) weight[tile][2 * half + e] = 0.0f;
+      }
+    }
+  }
 };

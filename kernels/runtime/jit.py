@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,36 @@ logger = logging.getLogger(__name__)
 
 CUDA_FOLDER = Path(__file__).parents[1] / "cuda"
 OPTIONS = ("--std=c++17",)
-ELEMENTS = {torch.float16: "kHalf", torch.bfloat16: "kBFloat16", torch.float32: "kFloat"}
+
+
+class Element(Enum):
+    """As in cuda/common.cuh: a type in memory, and of float32 inputs the number of TF32 terms of a product."""
+
+    HALF = "kHalf"
+    BFLOAT16 = "kBFloat16"
+    FLOAT = "kFloat"
+    TF32 = "kTF32"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self]
+
+
+DTYPES = {
+    Element.HALF: torch.float16,
+    Element.BFLOAT16: torch.bfloat16,
+    Element.FLOAT: torch.float32,
+    Element.TF32: torch.float32,
+}
+ELEMENTS = {torch.float16: Element.HALF, torch.bfloat16: Element.BFLOAT16, torch.float32: Element.FLOAT}
+
+
+def input_element(dtype: torch.dtype) -> Element:
+    """How tensor cores take inputs of a type: float32 by torch.get_float32_matmul_precision(), in three TF32 terms for
+    "highest", in one for "high"."""
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() == "high":
+        return Element.TF32
+    return ELEMENTS[dtype]
 
 
 class KernelSpec(Protocol):
@@ -45,12 +75,14 @@ class KernelSpec(Protocol):
     def name(self) -> str: ...
 
 
-def cpp_name(function: str, *arguments: torch.dtype | bool | int) -> str:
+def cpp_name(function: str, *arguments: Element | torch.dtype | bool | int) -> str:
     """C++ name of a template instance: `function<Element::kHalf, 128, true>`."""
 
-    def cpp(argument: torch.dtype | bool | int) -> str:
+    def cpp(argument: Element | torch.dtype | bool | int) -> str:
         if isinstance(argument, torch.dtype):
-            return f"Element::{ELEMENTS[argument]}"
+            argument = ELEMENTS[argument]
+        if isinstance(argument, Element):
+            return f"Element::{argument.value}"
         return str(argument).lower()
 
     return f"{function}<{', '.join(map(cpp, arguments))}>"

@@ -91,23 +91,25 @@ static bool run_resident() {
   return reason == 2;
 }
 
-static uint64_t bank_conflicts;  // of the 16-byte loads of the launch
+static uint64_t bank_conflicts;  // of the 8- and 16-byte loads of the launch
 
-// 16-byte loads of a warp are done for eight lanes at a time, which should find their words in different banks: how many
-// of them wait for another one. The lanes' n-th loads belong together.
+// Loads of a warp are done 128 bytes at a time: eight lanes of 16 bytes, or sixteen of 8, which should find their words
+// in different banks: how many of them wait for another one. The lanes' n-th loads belong together.
 static void count_bank_conflicts(const Warp& warp) {
-  for (int first = 0; first < 32; first += 8) {
-    for (size_t n = 0; n < warp.lanes[first]->shared_loads.size(); ++n) {
-      for (int lane = first; lane < first + 8; ++lane) {
-        if (n >= warp.lanes[lane]->shared_loads.size()) continue;
-        const uint32_t address = warp.lanes[lane]->shared_loads[n];
-        for (int other = first; other < lane; ++other) {
-          if (n >= warp.lanes[other]->shared_loads.size()) continue;
-          const uint32_t before = warp.lanes[other]->shared_loads[n];
-          if (address != before && address / 16 % 8 == before / 16 % 8) {
-            ++bank_conflicts;
-            break;
-          }
+  const auto load_of = [&](int lane, size_t n) {
+    const auto& loads = warp.lanes[lane]->shared_loads;
+    return n < loads.size() ? &loads[n] : nullptr;
+  };
+  for (size_t n = 0; n < warp.lanes[0]->shared_loads.size(); ++n) {
+    const uint32_t bytes = warp.lanes[0]->shared_loads[n].bytes;
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const SharedLoad* const own = load_of(lane, n);
+      for (unsigned other = lane / (128 / bytes) * (128 / bytes); own && other < lane; ++other) {
+        const SharedLoad* const before = load_of(other, n);
+        if (before && own->address != before->address && own->address / bytes % (128 / bytes) ==
+                                                             before->address / bytes % (128 / bytes)) {
+          ++bank_conflicts;
+          break;
         }
       }
     }

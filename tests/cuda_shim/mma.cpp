@@ -28,13 +28,36 @@ void mma_m16n8k16(bool is_half, MmaOperands own, Site site) {
   });
 }
 
+void mma_m16n8k8_tf32(MmaOperands own, Site site) {
+  warp_collective("mma.m16n8k8.tf32", 12, 0xffffffffu, own, site, [=](MmaOperands** lanes) {
+    const auto to_tf32 = [](u32 bits) { return __uint_as_float(bits & 0xffffe000u); };
+    float a[16][8];
+    alignas(32) float b[8][8], c[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const MmaOperands& x = *lanes[lane];
+      const int g = lane / 4, t = lane % 4;
+      for (int i = 0; i < 4; ++i) a[g + 8 * (i % 2)][t + 4 * (i / 2)] = to_tf32(x.a[i]);
+      for (int i = 0; i < 2; ++i) b[t + 4 * i][g] = to_tf32(x.b[i]);
+      for (int i = 0; i < 4; ++i) c[mma_c_row(lane, i)][mma_c_column(lane, i)] = x.c[i];
+    }
+    const auto* const b_rows = reinterpret_cast<const Eight*>(b);
+    auto* const c_rows = reinterpret_cast<Eight*>(c);
+    for (int m = 0; m < 16; ++m) {
+      for (int k = 0; k < 8; ++k) c_rows[m] += a[m][k] * b_rows[k];
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 4; ++i) lanes[lane]->c[i] = c[mma_c_row(lane, i)][mma_c_column(lane, i)];
+    }
+  });
+}
+
 void load_matrices(bool is_transposed, u32* r, u32 address, Site site) {
   struct Operands {
     u32* r;
     u32 address;
   } own{r, address};
   pause(site);
-  current->shared_loads.push_back(address);
+  current->shared_loads.push_back({address, 16});
   const char* const name = is_transposed ? "ldmatrix.x4.trans" : "ldmatrix.x4";
   warp_collective(name, is_transposed ? 20 : 22, 0xffffffffu, own, site, [=](Operands** lanes) SHIM_UNSEEN {
     for (int matrix = 0; matrix < 4; ++matrix) {

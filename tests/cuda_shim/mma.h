@@ -45,6 +45,8 @@ struct MmaOperands {
   u32 a[4], b[2];
 };
 void mma_m16n8k16(bool is_half, MmaOperands own, Site site);
+// TF32: the lower 13 bits of A and B are ignored.
+void mma_m16n8k8_tf32(MmaOperands own, Site site);
 
 // ldmatrix.x4, also with .trans.
 void load_matrices(bool is_transposed, u32* r, u32 address, Site site);

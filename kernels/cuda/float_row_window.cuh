@@ -1,0 +1,372 @@
+// A row window of float32 inputs in a warp's registers: Q, the online softmax and O of all heads of the group, or of the
+// columns that a warp of a team has.
+//
+// Fragments of TF32 (ptx/mma_tf32.cuh). Rows of B may be in any order that A shares, and columns of B in any that C
+// shares:
+//
+//   SDDMM   k-steps 2s and 2s + 1: columns 16s to 16s + 15; lane t has 4t and 4t + 1 in the first, 4t + 2 and 4t + 3 in
+//           the second: ld.shared.v4. Of heads that share a slice step j is head j, lane t has its 2t and 2t + 1.
+//   SpMM    k-step i: keys 8i to 8i + 7, lane t has 8i + 2t and the next, as C of SDDMM: E stays in its registers.
+//           n-tile j of a slice: columns 2g + j: ld.shared.v2. Of heads that share a slice n-tile j is head j.
+//
+// kFloat, three terms: products of a low part have sums of their own, since mma cuts sums off at the last place of the
+// largest term. For the same reason O of a KV tile starts at 0, and fp32 adds it to the sum.
+#pragma once
+#include "common.cuh"
+#include "fused3s_params.cuh"
+#include "gather.cuh"
+#include "head_group.cuh"
+#include "ptx/bar_sync.cuh"
+#include "ptx/ld_shared.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma_tf32.cuh"
+#include "ptx/opaque.cuh"
+#include "ptx/st_shared.cuh"
+#include "split_kv.cuh"
+#include "tf32.cuh"
+
+// A warp's part of the scores of a KV tile, as C fragments, for the other warps of its team.
+struct ScorePart {
+  float4 fragment[2][kWarpSize];
+};
+
+template <Element kIn, int kDim, int kHeads, int kDimWarps>
+struct FloatRowWindow {
+  static constexpr bool kThreeTerms = kIn == Element::kFloat;
+  static constexpr int kWidth = columns_of_warp<kDim, kDimWarps>();
+  using S = Stage<kWidth, kHeads, sizeof(float)>;
+  using Group = HeadGroup<kWidth, kHeads>;
+  static constexpr bool kFolded = Group::kFolded;
+  static constexpr bool kSharesSlices = Group::kSliceHeads > 1;
+  static constexpr int kBatch = kSharesSlices || (kFolded && kHeads % 2 == 0 && kDim <= 32) ? 2 : 1;
+  static constexpr int kBatches = divide_up(kHeads, kBatch);
+  static constexpr int kBatchSlices = kBatch * Group::kHeadDim / (2 * kTileN);
+  static constexpr int kSlices = kBatches * kBatchSlices;  // with a last head that only the batch has
+  static constexpr bool kKeepsLow = kThreeTerms && kWidth <= 64 && !kFolded;  // of Q; else registers end
+  static constexpr int kChains = kFolded ? 1 : 2;  // independent sums of mma, for its latency
+
+  const int lane, g, t, dim_warp;
+  const float scale_log2e;
+  u32 query[2 * kSlices][4];  // A fragments; kKeepsLow: the high terms
+  u32 query_low[kKeepsLow ? 2 * kSlices : 1][4];
+  float out[2 * kSlices][4] = {};
+  float max[kBatch * kBatches][2];      // of the scores, not scaled
+  float sum[kBatch * kBatches][2] = {};  // of the lane's keys
+
+  __device__ __forceinline__ FloatRowWindow(int lane, float scale_log2e)
+      : lane(lane), g(lane / 4), t(lane % 4), dim_warp(threadIdx.x / kWarpSize % kDimWarps), scale_log2e(scale_log2e) {
+#pragma unroll
+    for (int i = 0; i < 2 * kBatch * kBatches; ++i) max[i / 2][i % 2] = negative_infinity();
+  }
+
+  __device__ __forceinline__ void load_query(const Params& p, const int (&row)[2], bool has_keys) {
+    const char* const of_group = reinterpret_cast<const char*>(
+        static_cast<const float*>(p.query) + static_cast<i64>(blockIdx.y) * kHeads * p.query_head_stride);
+    const int heads = heads_of_group<kHeads>(p);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      uint4 words[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const char* const of_row = of_group + static_cast<i64>(row[half]) * p.query_row_bytes;
+        const bool exists = has_keys && row[half] < p.num_rows;
+        const int head = Group::head_of(slice);
+        const auto of_head = [&](int head) {
+          return of_row + head * p.query_head_stride * static_cast<i64>(sizeof(float));
+        };
+        if constexpr (kSharesSlices) {
+          const uint2 even = load_pair(of_head(head), 2 * t, exists && head < heads);
+          const uint2 odd = load_pair(of_head(head + 1), 2 * t, exists && head + 1 < heads);
+          words[half] = make_uint4(even.x, even.y, odd.x, odd.y);
+        } else {
+          words[half] = load_four(of_head(head), kWidth * dim_warp + Group::dim_of(slice) + 4 * t,
+                                  exists && (!kFolded || head < heads));
+        }
+      }
+      const uint4 top = words[0], bottom = words[1];
+      const u32 fragments[2][4] = {{top.x, bottom.x, top.y, bottom.y}, {top.z, bottom.z, top.w, bottom.w}};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const u32 x = fragments[i / 4][i % 4] ^ p.sign_bits;
+        u32& high = query[2 * slice + i / 4][i % 4];
+        if constexpr (kKeepsLow) {
+          tf32_split(x, high, query_low[2 * slice + i / 4][i % 4]);
+        } else {
+          high = kThreeTerms ? x : tf32_nearest(x);
+        }
+      }
+    }
+  }
+
+  // Elements `dim` and the next of a row, or the next three; zero past kDim.
+  __device__ static __forceinline__ uint2 load_pair(const char* row, int dim, bool exists) {
+    return exists && dim < kDim ? __ldg(reinterpret_cast<const uint2*>(row) + dim / 2) : make_uint2(0, 0);
+  }
+  __device__ static __forceinline__ uint4 load_four(const char* row, int dim, bool exists) {
+    if constexpr (kDim % 4 == 0) {
+      return exists && dim < kDim ? __ldg(reinterpret_cast<const uint4*>(row) + dim / 4) : make_uint4(0, 0, 0, 0);
+    } else {
+      const uint2 low = load_pair(row, dim, exists), high = load_pair(row, dim + 2, exists);
+      return make_uint4(low.x, low.y, high.x, high.y);
+    }
+  }
+
+  // Keys g and g + 8: B fragments of both k-steps of a slice.
+  __device__ __forceinline__ uint4 load_key(u32 stage, int slice, int tile) const {
+    const u32 row = stage + g * S::kKeyRow_bytes, swizzle = S::key_swizzle(g);
+    const u32 offset = tile * kTileN * S::kKeyRow_bytes;
+    if constexpr (kSharesSlices) {
+      const u32 place = row + (2 * sizeof(float) * t ^ swizzle);
+      const uint2 even = ld_shared_v2_b32(S::advance(place, S::kSlice_bytes * slice) + offset);
+      const uint2 odd = ld_shared_v2_b32(S::advance(place, S::kSlice_bytes * slice + S::kSlice_bytes / 2) + offset);
+      return make_uint4(even.x, even.y, odd.x, odd.y);
+    } else {
+      const u32 place = row + kChunk_bytes * t;  // 64 * slice ^ swizzle
+      return ld_shared_v4_b32((slice % 2 ? place - swizzle : place + swizzle) + S::kSlice_bytes * slice + offset);
+    }
+  }
+
+  // SDDMM of the heads of a batch: C fragments of keys g and g + 8. Rows of K past the last key hold old data; no bit
+  // is set for them.
+  __device__ __forceinline__ void scores(float (&score)[kBatch][2][4], int batch, u32 stage) const {
+    float large[kChains][kBatch][2][4] = {}, small[kChains][kBatch][2][4] = {};
+#pragma unroll
+    for (int i = 0; i < kBatchSlices; ++i) {
+      const int slice = batch * kBatchSlices + i;
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const uint4 words = load_key(stage, slice, tile);
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          const u32 key[2] = {step ? words.z : words.x, step ? words.w : words.y};
+          const int head = kSharesSlices ? step : 2 * kTileN * i / Group::kHeadDim, chain = kChains > 1 ? step : 0;
+          const u32(&a)[4] = query[2 * slice + step];
+          float (&c)[4] = large[chain][head][tile];
+          if constexpr (kThreeTerms) {
+            u32 a_low[4];
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+              if constexpr (kKeepsLow) {
+                a_low[r] = query_low[2 * slice + step][r];
+              } else {
+                a_low[r] = tf32_low(opaque(a[r]));
+              }
+            }
+            float (&c_small)[4] = small[chain][head][tile];
+            mma_tf32(c_small, a_low, key[0], key[1]);
+            mma_tf32(c_small, a, tf32_low(key[0]), tf32_low(key[1]));
+            mma_tf32(c, a, key[0], key[1]);
+          } else {
+            mma_tf32(c, a, tf32_nearest(key[0]), tf32_nearest(key[1]));
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8 * kBatch; ++i) {
+      const int head = i / 8, tile = i / 4 % 2, e = i % 4;
+      const auto total = [=](const float (&c)[kChains][kBatch][2][4]) {
+        return kChains > 1 ? c[0][head][tile][e] + c[kChains - 1][head][tile][e] : c[0][head][tile][e];
+      };
+      score[head][tile][e] = kThreeTerms ? total(large) + total(small) : total(large);
+    }
+  }
+
+  // Adds the parts of all warps of the team, in the same order in each of them. The other place of `parts` is written
+  // while a warp may still read this one.
+  //   parts   [kDimWarps] ScorePart in shared memory
+  __device__ __forceinline__ void add_parts(float (&score)[2][4], u32 parts, int barrier) const {
+    const u32 offset = sizeof(float4) * lane;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const float (&c)[4] = score[tile];
+      st_shared_v4_b32(
+          parts + dim_warp * sizeof(ScorePart) + tile * sizeof(ScorePart::fragment[0]) + offset,
+          make_uint4(__float_as_uint(c[0]), __float_as_uint(c[1]), __float_as_uint(c[2]), __float_as_uint(c[3])));
+    }
+    bar_sync<kDimWarps * kWarpSize>(barrier);
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      float (&c)[4] = score[tile];
+#pragma unroll
+      for (int other = 0; other < kDimWarps; ++other) {
+        const uint4 part = ld_shared_v4_b32(parts + other * sizeof(ScorePart) +
+                                            tile * sizeof(ScorePart::fragment[0]) + offset);
+        const float x[4] = {__uint_as_float(part.x), __uint_as_float(part.y), __uint_as_float(part.z),
+                            __uint_as_float(part.w)};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) c[e] = other ? c[e] + x[e] : x[e];
+      }
+    }
+  }
+
+  // E = exp(scale * (score - max)) in place of the scores; `rescale`: of O and the sums so far, where a maximum grows.
+  // One term: E as mma reads it, so that E adds up to the sum. [7]
+  __device__ __forceinline__ void online_softmax(float (&score)[kBatch][2][4], float (&rescale)[kBatch][2], int batch) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& row_max = max[batch * kBatch + i][half];
+        float new_max = row_max;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) new_max = fmaxf(new_max, score[i][e / 2][2 * half + e % 2]);
+        new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 1));
+        new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 2));
+        // Rounded before it is subtracted, also for the other maxima: one factor for all keys of the row.
+        const float shift = new_max == negative_infinity() ? 0.0f : __fmul_rn(new_max, scale_log2e);
+        rescale[i][half] = ex2_approx_ftz(__fmul_rn(row_max, scale_log2e) - shift);
+        row_max = new_max;
+        const float log2_nearest = kThreeTerms ? 0.0f : 4.98033e-4f;  // of kToNearestTF32
+        float total = 0.0f;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = score[i][e / 2][2 * half + e % 2];
+          x = ex2_approx_ftz(fmaf(x, scale_log2e, log2_nearest - shift));
+          if constexpr (!kThreeTerms) x = __uint_as_float(__float_as_uint(x) & kTF32Bits);
+          total += x;
+        }
+        float& row_total = sum[batch * kBatch + i][half];
+        row_total = fmaf(row_total, rescale[i][half], total);
+      }
+    }
+  }
+
+  // SpMM: O = rescale * O + E V.
+  __device__ __forceinline__ void accumulate(const float (&weight)[kBatch][2][4], const float (&rescale)[kBatch][2],
+                                             int batch, u32 stage) {
+    u32 a[kBatch][2][4], a_low[kBatch][2][4];  // A fragments of both k-steps
+#pragma unroll
+    for (int i = 0; i < 8 * kBatch; ++i) {
+      const int head = i / 8, step = i / 4 % 2, r = i % 4;
+      const u32 x = __float_as_uint(weight[head][step][r % 2 * 2 + r / 2]);
+      if constexpr (kThreeTerms) {
+        tf32_split(x, a[head][step][r], a_low[head][step][r]);
+      } else {
+        a[head][step][r] = x;
+      }
+    }
+    // Rows 2t; key 8i + 2t + e has the same swizzle.
+    const u32 place = stage + sizeof(S::key) + 2 * t * S::kValueRow_bytes +
+                      ((kSharesSlices ? sizeof(float) : 2 * sizeof(float)) * g ^ S::value_swizzle(2 * t));
+#pragma unroll
+    for (int i = 0; i < kBatchSlices; ++i) {
+      const int slice = batch * kBatchSlices + i;
+      u32 value[2][2][2];  // [n-tile][k-step]: B fragments
+#pragma unroll
+      for (int key = 0; key < 4; ++key) {
+        const int step = key / 2, e = key % 2;
+        const u32 offset = (kTileN * step + e) * S::kValueRow_bytes;
+        if constexpr (kSharesSlices) {
+          value[0][step][e] = ld_shared_b32(S::advance(place, S::kSlice_bytes * slice) + offset);
+          value[1][step][e] =
+              ld_shared_b32(S::advance(place, S::kSlice_bytes * slice + S::kSlice_bytes / 2) + offset);
+        } else {
+          const uint2 words = ld_shared_v2_b32(S::advance(place, S::kSlice_bytes * slice) + offset);
+          value[0][step][e] = words.x, value[1][step][e] = words.y;
+        }
+      }
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const int head = kSharesSlices ? tile : 2 * kTileN * i / Group::kHeadDim;
+        const u32(&b)[2][2] = value[tile];
+        float c[4] = {};
+        if constexpr (kThreeTerms) {
+          mma_tf32(c, a_low[head][0], b[0][0], b[0][1]);
+          mma_tf32(c, a_low[head][1], b[1][0], b[1][1]);
+          mma_tf32(c, a[head][0], tf32_low(b[0][0]), tf32_low(b[0][1]));
+          mma_tf32(c, a[head][1], tf32_low(b[1][0]), tf32_low(b[1][1]));
+          mma_tf32(c, a[head][0], b[0][0], b[0][1]);
+          mma_tf32(c, a[head][1], b[1][0], b[1][1]);
+        } else {
+          mma_tf32(c, a[head][0], tf32_nearest(b[0][0]), tf32_nearest(b[0][1]));
+          mma_tf32(c, a[head][1], tf32_nearest(b[1][0]), tf32_nearest(b[1][1]));
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = out[2 * slice + tile][e];
+          x = fmaf(x, rescale[head][e / 2], c[e]);
+        }
+      }
+    }
+  }
+
+  __device__ static __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_m16n8k8_tf32(c, a[0], a[1], a[2], a[3], b0, b1);
+  }
+
+  __device__ __forceinline__ void scale_output(float factor) {
+#pragma unroll
+    for (auto& tile : out) {
+#pragma unroll
+      for (float& x : tile) x *= factor;
+    }
+  }
+
+  __device__ __forceinline__ float row_sum(int head, int half) const {
+    float total = sum[head][half];
+    total += __shfl_xor_sync(kFullWarp, total, 1);
+    return total + __shfl_xor_sync(kFullWarp, total, 2);
+  }
+
+  // Epilogue of kWarp: O / sum to the output.
+  template <Element kOut>
+  __device__ __forceinline__ void store_output(const Params& p, const int (&row)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool in_range = row[half] < p.num_rows;
+      const i64 row_head = static_cast<i64>(row[half]) * p.num_heads + blockIdx.y * kHeads;
+      void* const target = row_output<kDim, kOut>(p.output, row_head);
+      float inverse[kHeads];
+#pragma unroll
+      for (int head = 0; head < kHeads; ++head) {
+        const float total = row_sum(head, half);
+        inverse[head] = inverse_or_zero(total);
+        const bool exists = in_range && (!kFolded || head < heads_of_group<kHeads>(p));
+        if (p.lse && t == 0 && dim_warp == 0 && exists) {
+          p.lse[row_head + head] = log_sum_exp(__fmul_rn(max[head][half], scale_log2e), total);
+        }
+      }
+#pragma unroll
+      for (int slice = 0; slice < S::kSlices; ++slice) {
+        const int place = S::kSlices * dim_warp + slice, head = Group::head_of(slice);
+        if (kDimWarps > 1 && place >= Partial<kDim, kHeads>::kSlices) break;
+        float of_slice[Group::kSliceHeads];
+#pragma unroll
+        for (int i = 0; i < Group::kSliceHeads; ++i) of_slice[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
+        const float* left = out[2 * slice] + 2 * half;
+        const float* right = out[2 * slice + 1] + 2 * half;
+        store_row_slice<kDim, kHeads, kIn, kOut>(target, in_range, place, t, p.num_heads, of_slice,
+                                                 make_float2(left[0], left[1]), make_float2(right[0], right[1]));
+      }
+    }
+  }
+
+  // Epilogue of kBlock and of a split: O, maxima and sums to shared memory.
+  __device__ __forceinline__ void store_partial(Partial<kDim, kHeads>& partial) const {
+#pragma unroll
+    for (int slice = 0; slice < S::kSlices; ++slice) {
+      const int place = S::kSlices * dim_warp + slice;
+      if (kDimWarps > 1 && place >= Partial<kDim, kHeads>::kSlices) break;
+      PartialSlice<Group::kSliceHeads>& target = partial.slices[place];
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float* c = out[2 * slice + tile];
+        target.out[tile][lane] = make_float4(c[0], c[1], c[2], c[3]);
+      }
+#pragma unroll
+      for (int i = 0; i < Group::kSliceHeads; ++i) {
+        const int head = Group::head_of(slice) + i;
+        if (head >= kHeads) continue;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float total = row_sum(head, half);
+          if (t == 0) {
+            target.max[i][8 * half + g] = __fmul_rn(max[head][half], scale_log2e);
+            target.sum[i][8 * half + g] = total;
+          }
+        }
+      }
+    }
+  }
+};
