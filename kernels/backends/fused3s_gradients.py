@@ -72,9 +72,10 @@ def build_gradient_data(
     tiles = edges = None
     if not by_edge:
         if before and before.tiles:
-            tiles = rebuild_backward_data(before.tiles, num_heads, dim)
+            tiles = rebuild_backward_data(before.tiles, num_heads, dim, inputs.dtype)
         else:
-            tiles = build_backward_data(kv_tiles, tile_offset, row_ids, indptr, indices, num_cols, num_heads, dim)
+            of_inputs = num_heads, dim, inputs.dtype
+            tiles = build_backward_data(kv_tiles, tile_offset, row_ids, indptr, indices, num_cols, *of_inputs)
     if by_edge or inputs.edge_data:
         rows = None if row_ids is None else row_ids[:num_rows]
         edges = build_edge_backward_data(indptr, indices, num_cols, device, num_heads, dim or COMMON_DIM, rows)

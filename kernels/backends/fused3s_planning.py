@@ -172,7 +172,7 @@ def plan_by_kernels(
         indptr,
         indices,
         graph.shape,
-        (shapes, *(pass_inputs(device, num_heads, dim) if inputs.backward else ())),
+        (shapes, *(pass_inputs(device, num_heads, dim, inputs.dtype) if inputs.backward else ())),
         looks_for_symmetry=inputs.backward and row_ids is None,
         wants_reverse=may_go_by_edge,
         part_edges=part_edges,
@@ -231,7 +231,7 @@ def _gradient_data(
         if sizes.is_symmetric:
             by_column = PassData(*of_matrix, queued.schedule(BY_COLUMN, sizes, of_matrix[0]))
         else:
-            _, shapes = pass_inputs(device, inputs.num_heads, inputs.head_dim)
+            _, shapes = pass_inputs(device, inputs.num_heads, inputs.head_dim, inputs.dtype)
             by_column = column_pass(*of_columns, num_rows, shapes)
         tiles = BackwardData(by_row, by_column, num_rows, num_cols)
     if by_edge and sizes.is_symmetric:

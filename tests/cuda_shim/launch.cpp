@@ -79,6 +79,7 @@ static void start_block(unsigned slot, unsigned linear) {
     thread.done = thread.waited_for_grid = false;
     thread.waits_for = nullptr;
     thread.shared_loads.clear();
+    thread.shared_loads_of_8.clear();
     ready.push_back(&thread);
   }
 }
@@ -91,20 +92,21 @@ static bool run_resident() {
   return reason == 2;
 }
 
-static uint64_t bank_conflicts;  // of the 16-byte loads of the launch
+static uint64_t bank_conflicts;  // of the 16-byte and 8-byte loads of the launch
 
-// 16-byte loads of a warp are done for eight lanes at a time, which should find their words in different banks: how many
-// of them wait for another one. The lanes' n-th loads belong together.
-static void count_bank_conflicts(const Warp& warp) {
-  for (int first = 0; first < 32; first += 8) {
-    for (size_t n = 0; n < warp.lanes[first]->shared_loads.size(); ++n) {
-      for (int lane = first; lane < first + 8; ++lane) {
-        if (n >= warp.lanes[lane]->shared_loads.size()) continue;
-        const uint32_t address = warp.lanes[lane]->shared_loads[n];
+// Loads of a warp are done for 128 bytes at a time, eight lanes of 16 bytes or sixteen of 8, which should find their
+// words in different banks: how many lanes wait for another one. The lanes' n-th loads belong together.
+static void count_bank_conflicts(const Warp& warp, std::vector<uint32_t> Thread::* loads, uint32_t bytes) {
+  const int at_once = 128 / bytes;
+  for (int first = 0; first < 32; first += at_once) {
+    for (size_t n = 0; n < (warp.lanes[first]->*loads).size(); ++n) {
+      for (int lane = first; lane < first + at_once; ++lane) {
+        if (n >= (warp.lanes[lane]->*loads).size()) continue;
+        const uint32_t address = (warp.lanes[lane]->*loads)[n];
         for (int other = first; other < lane; ++other) {
-          if (n >= warp.lanes[other]->shared_loads.size()) continue;
-          const uint32_t before = warp.lanes[other]->shared_loads[n];
-          if (address != before && address / 16 % 8 == before / 16 % 8) {
+          if (n >= (warp.lanes[other]->*loads).size()) continue;
+          const uint32_t before = (warp.lanes[other]->*loads)[n];
+          if (address != before && address / bytes % at_once == before / bytes % at_once) {
             ++bank_conflicts;
             break;
           }
@@ -116,7 +118,10 @@ static void count_bank_conflicts(const Warp& warp) {
 
 static void check_block(const Block& block) {
   check_canaries(block);
-  for (const Warp& warp : block.warps) count_bank_conflicts(warp);
+  for (const Warp& warp : block.warps) {
+    count_bank_conflicts(warp, &Thread::shared_loads, 16);
+    count_bank_conflicts(warp, &Thread::shared_loads_of_8, 8);
+  }
   if (launch.overlaps && !block.waited_for_grid) end_launch("no thread of a block executed griddepcontrol.wait");
   for (const Barrier& barrier : block.barriers) {
     if (!barrier.waiting.empty()) end_launch("a block ended while threads waited at a barrier");

@@ -8,6 +8,12 @@ __device__ __forceinline__ u32 ld_shared_b32(u32 address) {
   return word;
 }
 
+__device__ __forceinline__ uint2 ld_shared_v2_b32(u32 address) {
+  uint2 words;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address));
+  return words;
+}
+
 __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 address) {
   uint4 words;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"

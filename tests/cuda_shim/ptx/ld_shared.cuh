@@ -9,6 +9,15 @@ SHIM_UNSEEN inline u32 ld_shared_b32(u32 address, shim::Site site = shim::Site::
   memcpy(&word, place, 4);
   return word;
 }
+SHIM_UNSEEN inline uint2 ld_shared_v2_b32(u32 address, shim::Site site = shim::Site::here()) {
+  shim::pause(site);
+  shim::current->shared_loads_of_8.push_back(address);
+  uint2 words;
+  const void* const place = shim::shared_pointer(address, 8, 8, site);
+  shim::shared_read(place, 8, shim::own_lane(), site);
+  memcpy(&words, place, 8);
+  return words;
+}
 SHIM_UNSEEN inline uint4 ld_shared_v4_b32(u32 address, shim::Site site = shim::Site::here()) {
   shim::pause(site);
   shim::current->shared_loads.push_back(address);
