@@ -17,7 +17,7 @@ from ..formats.torch_plan import tiles_of_csr
 from ..formats.transpose import transpose_csr
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.jit import Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
 from ..side_by_side import new_side_by_side
@@ -26,10 +26,10 @@ from .fused3s_edges import DROPOUT
 from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
 
 TEAMS = 4
-FEW_TEAMS = 2  # for heads that two warps share: a block of eight is alone on its SM
-ONE_WARP_DIM = 128  # wider heads are shared by two warps, which have half of the columns each
-# As in cuda/fused3s_backward.cu:
-EXCHANGE_BYTES = 4096  # of a warp: struct Exchange, of two KV tiles
+FEW_TEAMS = 2  # for heads that several warps share: a block of eight is alone on its SM
+WARP_ROW_BYTES = 256  # of a row in one warp: wider heads are shared by two warps or four
+# As in cuda/team.cuh and cuda/fused3s_backward.cu:
+TEAM_BYTES = {1: 0, 2: 4 * 2048, 4: 5 * 2048}  # of struct TeamMemory, by warps
 STATS_BYTES = 128  # of a stage: struct RowStats of 16 rows
 GRADIENTS = frozenset(("query", "key", "value"))
 
@@ -39,14 +39,14 @@ class BackwardKernelSpec:
     """One instance of cuda/fused3s_backward.cu.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16.
+        element: of the inputs and gradients.
         dim: dimensions of a head, an even number up to 256.
         columns: the column pass, over A^T; else the row pass.
         teams: teams of warps of a thread block, each with its own work item.
         terms: DROPOUT or 0.
     """
 
-    dtype: torch.dtype
+    element: Element
     dim: int
     columns: bool
     teams: int = TEAMS
@@ -56,17 +56,24 @@ class BackwardKernelSpec:
 
     @property
     def name(self) -> str:
-        return cpp_name("fused3s_backward", self.dtype, self.dim, self.columns, self.dim_warps, self.warps, self.terms)
+        return cpp_name(
+            "fused3s_backward", self.element, self.dim, self.columns, self.dim_warps, self.warps, self.terms
+        )
 
     @property
     def copy_bytes(self) -> int:
         """Bytes of a cp.async, which each row of a head must be aligned to."""
-        return math.gcd(2 * self.dim, LOAD_BYTES)
+        return math.gcd(self.itemsize * self.dim, LOAD_BYTES)
+
+    @property
+    def itemsize(self) -> int:
+        return self.element.dtype.itemsize
 
     @property
     def dim_warps(self) -> int:
         """Warps of a team, each with its part of the columns."""
-        return 1 if self.dim <= ONE_WARP_DIM else 2
+        row_bytes = self.itemsize * self.dim
+        return 1 if row_bytes <= WARP_ROW_BYTES else 2 if row_bytes <= 2 * WARP_ROW_BYTES else 4
 
     @property
     def warps(self) -> int:
@@ -80,10 +87,10 @@ class BackwardKernelSpec:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: struct BackwardMemory."""
-        stage = 2 * 16 * 2 * SLICE * self.slices + STATS_BYTES
-        exchange = EXCHANGE_BYTES if self.dim_warps > 1 else 0
-        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES + exchange)
+        """Dynamic shared memory of a block: struct BackwardMemory, and TeamMemory of each team."""
+        whole_lines = 4 if self.itemsize == 4 and self.slices == 3 else self.slices
+        stage = 2 * 16 * self.itemsize * SLICE * whole_lines + STATS_BYTES
+        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES) + self.teams * TEAM_BYTES[self.dim_warps]
 
     @property
     def partial_floats(self) -> int:
@@ -92,7 +99,9 @@ class BackwardKernelSpec:
 
     def blocks_per_sm(self, sm_shared_bytes: int) -> int:
         """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
-        if SLICE * self.slices <= 64:
+        if self.itemsize == 4:
+            max_warps = 8
+        elif SLICE * self.slices <= 64:
             max_warps = 12 if self.columns else 16
         else:
             drops_wide = self.terms and self.dim > 112
@@ -142,6 +151,7 @@ def build_backward_data(
     num_cols: int,
     num_heads: int = 1,
     head_dim: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> BackwardData:
     """Format and schedules of both passes, by torch.
 
@@ -150,11 +160,11 @@ def build_backward_data(
         indptr: [num_rows + 1] int64, indices [nnz] int32: CSR pattern of A in the forward pass's order of rows, columns
             ascending.
         num_cols: columns of A.
-        num_heads, head_dim: of the inputs; None where not known.
+        num_heads, head_dim, dtype: of the inputs; None where not known.
     """
     num_rows, num_edges = len(indptr) - 1, indices.numel()
     transposed = transpose_csr(indptr, indices, num_cols, row_ids)
-    of_rows, of_columns = pass_inputs(kv_tiles.device, num_heads, head_dim)
+    of_rows, of_columns = pass_inputs(kv_tiles.device, num_heads, head_dim, dtype)
     column_tiles, column_offset = tiles_of_csr(transposed.indptr, transposed.indices, num_rows)
     by_row = of_rows.schedule_by_torch(kv_tiles, tile_offset, most_tiles_of(num_edges, num_rows))
     by_column = of_columns.schedule_by_torch(column_tiles, column_offset, most_tiles_of(num_edges, num_cols))
@@ -166,30 +176,36 @@ def build_backward_data(
     )
 
 
-def pass_inputs(device: torch.device, num_heads: int, head_dim: int | None) -> tuple[ScheduleInputs, ScheduleInputs]:
-    """What the schedules of row pass and column pass depend on besides the graph."""
-    return _pass_inputs(gpu_limits(device), num_heads, head_dim)
+def pass_inputs(
+    device: torch.device, num_heads: int, head_dim: int | None, dtype: torch.dtype | None = None
+) -> tuple[ScheduleInputs, ScheduleInputs]:
+    """What the schedules of row pass and column pass depend on besides the graph; dtype None: 16 bits."""
+    return _pass_inputs(gpu_limits(device), num_heads, head_dim, dtype)
 
 
 @lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
-def _pass_inputs(gpu: GPULimits, num_heads: int, head_dim: int | None) -> tuple[ScheduleInputs, ScheduleInputs]:
-    return tuple(ScheduleInputs.of_one_shape(num_heads, _teams(gpu, head_dim, columns)) for columns in (False, True))
+def _pass_inputs(
+    gpu: GPULimits, num_heads: int, head_dim: int | None, dtype: torch.dtype | None
+) -> tuple[ScheduleInputs, ScheduleInputs]:
+    element = Element.HALF if dtype is None else input_element(dtype)  # both of float32 have the same sizes
+    return tuple(
+        ScheduleInputs.of_one_shape(num_heads, _teams(gpu, element, head_dim, columns)) for columns in (False, True)
+    )
 
 
-def _teams(gpu: GPULimits, head_dim: int | None, columns: bool) -> BlockShape:
+def _teams(gpu: GPULimits, element: Element, head_dim: int | None, columns: bool) -> BlockShape:
     """Teams of a block, and teams that the GPU runs at once."""
     dim = head_dim or COMMON_DIM
-    teams = TEAMS if dim <= ONE_WARP_DIM else FEW_TEAMS
-    widest = BackwardKernelSpec(torch.float16, dim if head_dim else MAX_DIM, columns, teams)
-    if widest.shared_bytes > gpu.block_shared_bytes:
-        teams = FEW_TEAMS
-    spec = BackwardKernelSpec(torch.float16, dim, columns, teams)
-    return BlockShape(teams, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * teams)
+    spec = BackwardKernelSpec(element, dim, columns, TEAMS)
+    widest = replace(spec, dim=dim if head_dim else MAX_DIM)
+    if spec.dim_warps > 1 or widest.shared_bytes > gpu.block_shared_bytes:
+        spec = replace(spec, teams=FEW_TEAMS)
+    return BlockShape(spec.teams, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.teams)
 
 
 def compile_backward(data: BackwardData, dtype: torch.dtype, dim: int, device: torch.device) -> None:
     """Compile both passes without dropout."""
-    for spec in _specs(data, dtype, dim + dim % 2 * (-dim % 8), None):
+    for spec in _specs(data, input_element(dtype), dim + dim % 2 * (-dim % 8), None):
         get_kernel(spec, device.index)
 
 
@@ -211,7 +227,8 @@ def launch_backward(
     Args:
         data: A, on the tensors' GPU.
         grad_output: [num_rows, H, d] fp16, bf16 or fp32, any strides.
-        query: [num_rows, H, d] fp16 or bf16, any row and head strides.
+        query: [num_rows, H, d] fp16, bf16 or fp32, any row and head strides. fp32: products in TF32 terms by
+            torch.get_float32_matmul_precision(), see `input_element`.
         key, value: [num_cols, H, d], likewise.
         output: [num_rows, H, d] of the forward pass, fp16, bf16 or fp32.
         lse: [num_rows, H] float32 contiguous, of the forward pass.
@@ -230,7 +247,7 @@ def launch_backward(
         grad_output, query, key, value, output = padded
         grads = launch_backward(data, grad_output, query, key, value, output, lse, scale, dropout, wanted)
         return tuple(None if grad is None else grad[..., :dim].contiguous() for grad in grads)
-    specs = _specs(data, query.dtype, dim, dropout)[: 2 if {"key", "value"} & set(wanted) else 1]
+    specs = _specs(data, input_element(query.dtype), dim, dropout)[: 2 if {"key", "value"} & set(wanted) else 1]
     query, key, value = (aligned_rows(each, specs[0].copy_bytes) for each in (query, key, value))
     grad_output = aligned_rows(grad_output.to(query.dtype), specs[0].copy_bytes)
     output = aligned_rows(output.to(query.dtype).contiguous(), specs[0].copy_bytes)
@@ -274,18 +291,18 @@ def new_gradients(
     return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value))
 
 
-def _specs(data: BackwardData, dtype: torch.dtype, dim: int, dropout: Dropout | None) -> list[BackwardKernelSpec]:
+def _specs(data: BackwardData, element: Element, dim: int, dropout: Dropout | None) -> list[BackwardKernelSpec]:
     """Instances of the row pass and of the column pass."""
     terms = 0 if dropout is None else DROPOUT
     return [
-        _spec(dtype, dim, columns, of_pass.schedule.warps, terms)
+        _spec(element, dim, columns, of_pass.schedule.warps, terms)
         for columns, of_pass in ((False, data.by_row), (True, data.by_column))
     ]
 
 
 @lru_cache  # on small graphs a call takes as long as its launches: no spec is made twice
-def _spec(dtype: torch.dtype, dim: int, columns: bool, teams: int, terms: int) -> BackwardKernelSpec:
-    return BackwardKernelSpec(dtype, dim, columns, teams, terms)
+def _spec(element: Element, dim: int, columns: bool, teams: int, terms: int) -> BackwardKernelSpec:
+    return BackwardKernelSpec(element, dim, columns, teams, terms)
 
 
 @lru_cache  # packing them takes as long as half a launch

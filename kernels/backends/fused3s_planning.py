@@ -235,7 +235,8 @@ def plan_by_torch(
     if inputs.backward:
         of_tiles = of_edges = None
         if kernels.tile_gradients:
-            of_tiles = build_backward_data(kv_tiles, tile_offset, row_ids, offsets, indices, num_cols, heads, dim)
+            of_inputs = heads, dim, inputs.dtype
+            of_tiles = build_backward_data(kv_tiles, tile_offset, row_ids, offsets, indices, num_cols, *of_inputs)
         if kernels.edge_gradients:
             arrays = (offsets, indices, num_cols, device)
             of_edges = build_edge_backward_data(*arrays, heads, dim or COMMON_DIM, rows)
@@ -292,7 +293,7 @@ def new_plan(
         tiles = most_tiles_of(size.num_edges, size.num_rows)
         schedules.append(ScheduleForm(False, shapes.num_groups, shapes.shape(tiles)))
     if kernels.tile_gradients:
-        of_passes = pass_inputs(device, heads, dim)
+        of_passes = pass_inputs(device, heads, dim, inputs.dtype)
         schedules += [ScheduleForm(bool(i), each.num_groups, each.large) for i, each in enumerate(of_passes)]
     part_edges = part_edges_for_heads(size.num_edges, device, heads, dim or COMMON_DIM) if kernels.edges else 0
     form = PlanForm(shape, size.num_edges, inputs.backward, tuple(schedules), part_edges, inputs.edge_data)

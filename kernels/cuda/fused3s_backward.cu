@@ -16,15 +16,21 @@
 // as its "keys". Where A is symmetric they are the same arrays. Partials are plain sums (sum_splits.cuh). Pointers and
 // shapes: struct BackwardParams.
 //
-// Grid (num_blocks, H), kWarps warps per block. A work item goes to a team of kDimWarps neighbouring warps. With two,
-// each has half of the columns of everything: gathers, own rows, accumulators. X and Y are sums over all columns, and
-// the warps add each other's part through shared memory (GradientWindow::add_parts), one named barrier a KV tile.
+// Grid (num_blocks, H), kWarps warps per block. A work item goes to a team of kDimWarps neighbouring warps. Each warp of
+// a team has its share of the columns of everything: gathers, own rows, accumulators. X and Y are sums over all columns,
+// and the warps add up their parts through shared memory (team.cuh), with a named barrier a KV tile, or two.
 //
-// Shared memory: struct BackwardMemory                         bytes at kDim 64   128         256
+// kIn: type of all matrices. float32 (kFloat, kTF32) differs in the tensor cores' fragments (window_fragments.cuh), in
+// the layout of rows in a stage (pair_gather.cuh), and in rows past the last one of a KV tile: they are zeros. [6]
+//
+// Shared memory                                                bytes at kDim 64   128         256, 16 bits
+//                                                              float32            64          128
 //   ring [kWarps][kStages]       RowPair: rows and statistics  4,224              8,320       8,320
 //   records [kWarps][kRecords]   a KV tile                     128                128         128
-//   exchange [kTeams][2][2]      parts of X and Y              0                  0           2,048
+//   TeamMemory [kTeams]          parts of X and Y              0                  0           8,192
 //   a warp                                                     8,960              17,152      21,248
+//
+//   float32 at kDim 256: four warps a team, TeamMemory of 10,240 bytes, 19,712 bytes a warp
 //
 // Timeline of a warp. Work item, records and groups are as in fused3s.cu; the window's own rows are the first tile of
 // the ring.
@@ -38,28 +44,31 @@
 //
 //   own rows       reads stage 1 to registers, while group 0 is in flight; then group 1 overwrites stage 1
 //   iteration i    as in fused3s.cu: products, weights and accumulate read stage i % 2, weights record i % 4
-//   kWarp          after the loop: rounded gradients to stage 0, and from there to global memory in whole lines
+//   kWarp          after the loop: gradients to stage 0, and from there to global memory in whole lines
 //
 // Order that must not change: [1] to [5], [8] and [9] of fused3s.cu, and
-//   [6]  Rows past the last one of a KV tile are never read: they hold old data, and 0 * NaN is NaN. Their statistics
-//        are read, but what is computed from them is masked.
-//   [11] Two places for the exchange of a team: with one, a warp could overwrite its part before the other has read it.
+//   [6]  Rows past the last one of a KV tile: 0 * NaN is NaN. 16 bits: they hold old data and are never read. float32:
+//        the producer writes zeros, so that addresses need no minimum. Their statistics are read, but what is computed
+//        from them is masked.
+//   [11] A warp writes its parts again only after a barrier that follows all reads of the last ones: two warps have two
+//        places and one barrier, four have one place and two barriers (team.cuh).
 #include "common.cuh"
 #include "fused3s_backward_params.cuh"
 #include "gradient_window.cuh"
 #include "pair_gather.cuh"
-#include "ptx/bar_sync.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_shared.cuh"
 #include "split_kv.cuh"
 #include "sum_splits.cuh"
+#include "team.cuh"
 
-// Warps per SM that registers are left for; no spills. Twelve warps of 128 columns fit an SM of compute capability 9.0
-// just so.
-template <int kDim, bool kColumns, int kDimWarps, int kTerms>
+// Warps per SM that registers are left for; no spills. Twelve warps of 128 columns, 16 bits, fit an SM of compute
+// capability 9.0 just so. As BackwardKernelSpec.blocks_per_sm.
+template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 __device__ constexpr int max_backward_warps() {
-  constexpr int kWidth = RowPair<kDim, kDimWarps>::kWidth;
+  constexpr int kWidth = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kWidth;
+  if constexpr (kIsWide<kIn>) return 8;
   if (kWidth <= 64) return kColumns ? 12 : 16;
   if (kColumns || kDimWarps > 1) return 8;
 #if __CUDA_ARCH__ == 900
@@ -70,26 +79,22 @@ __device__ constexpr int max_backward_warps() {
   return kTight && kWidth > 112 ? 8 : 12;
 }
 
-template <int kDim, int kDimWarps, int kWarps>
+// With several warps a team, TeamMemory<kDimWarps> of each team follows.
+template <int kBytes, int kDim, int kDimWarps, int kWarps>
 struct BackwardMemory {
-  RowPair<kDim, kDimWarps> ring[kWarps][kStages];  // at the end: the sums of each warp, unless kWarp
+  RowPair<kBytes, kDim, kDimWarps> ring[kWarps][kStages];  // at the end: the sums of each warp, unless kWarp
   unsigned char records[kWarps][kRecords][kRecord_bytes];
 };
 
-template <int kDim, int kWarps>
-struct BackwardMemoryOfTeams : BackwardMemory<kDim, 2, kWarps> {
-  Exchange exchange[kWarps / 2][2][2];  // [team][KV tile % 2][warp of the team]
-};
-
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, int kTerms>
-__global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kColumns, kDimWarps, kTerms>() / kWarps)
+__global__ void
+__launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDimWarps, kTerms>() / kWarps)
     fused3s_backward(const __grid_constant__ BackwardParams p) {
-  using S = RowPair<kDim, kDimWarps>;
+  using S = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>;
   using Window = GradientWindow<kIn, kDim, kColumns, kDimWarps, kTerms>;
-  using Producer = PairGather<kDim, kDimWarps, kColumns>;
-  using Shared = BackwardMemory<kDim, kDimWarps, kWarps>;
+  using Producer = PairGather<kIn, kDim, kDimWarps, kColumns>;
+  using Shared = BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>;
   constexpr u32 kStage_bytes = sizeof(S);
-  static_assert(kDimWarps == 1 || kDimWarps == 2, "the other warp of a team is 1 - dim_warp");
   static_assert((kTerms & ~kDropout) == 0, "the rest is fused3s_edges_backward.cu's");
   static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
   static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");
@@ -109,7 +114,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
                          lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
   cp_async_commit_group();
   for (int stage = 0; stage < kStages; ++stage)
-    zero_padding<kDim, kDimWarps>(shared.ring[warp][stage], first_column, lane);
+    zero_padding(shared.ring[warp][stage], first_column, lane);
   const Source query{p.query, p.query_head_stride, p.query_row_bytes};
   const Source key{p.key, p.key_head_stride, p.key_row_bytes};
   const Source value{p.value, p.value_head_stride, p.value_row_bytes};
@@ -144,19 +149,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
   }
   cp_async_wait_group<kStages - 1>();
   __syncwarp();  // [3]
-  // Parts of this warp and of the other one of the team, and the other place of both.
-  u32 own_part = 0, other_part = 0;
-  constexpr u32 kNextPart = 2 * sizeof(Exchange);
-  if constexpr (kDimWarps > 1) {
-    const Exchange* const exchange = reinterpret_cast<BackwardMemoryOfTeams<kDim, kWarps>*>(smem)->exchange[team][0];
-    own_part = shared_address(exchange + dim_warp), other_part = shared_address(exchange + 1 - dim_warp);
-  }
+  const auto* const team_memory = reinterpret_cast<TeamMemory<kDimWarps>*>(&shared + 1) + team;
+  const Team<kDimWarps> own_team(team_memory, dim_warp, lane, 1 + team);
   if constexpr (!kColumns) {
-    stats.delta = gather.template row_products<kIn>(output, ring + kStage_bytes);
-    // As KV tile -1. [11]
-    if constexpr (kDimWarps > 1) {
-      stats.delta = window.add_part(stats.delta, own_part + kNextPart, other_part + kNextPart, 1 + team);
-    }
+    stats.delta = gather.row_products(output, ring + kStage_bytes);
+    if constexpr (kDimWarps > 1) stats.delta = own_team.add_part(stats.delta);
     window.set_stats(stats);
     // Of a shared window the first warp or team writes them.
     const uint4 split = ld_shared_v4_b32(records + kSplit);
@@ -174,14 +171,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kDim, kC
     __syncwarp();  // [3]
     const int last_row = (i + 1 < count ? kTileKeys : num_keys) - 1;
     float score[2][4], grad_weight[2][4];
-    window.products(score, grad_weight, S::wide_address(stage, lane, last_row));
-    if constexpr (kDimWarps > 1) {
-      const u32 place = i % 2 * kNextPart;
-      window.add_parts(score, grad_weight, own_part + place, other_part + place, 1 + team);
-    }
-    u32 weight[4], grad_score[4];
+    window.products(score, grad_weight, stage, last_row);
+    if constexpr (kDimWarps > 1) own_team.add_parts(score, grad_weight, i);
+    u32 weight[Window::kWeights], grad_score[Window::kWeights];
     window.weights(weight, grad_score, score, grad_weight, record, stage);
-    window.accumulate(weight, grad_score, S::tall_address(stage, lane, last_row));
+    window.accumulate(weight, grad_score, stage, last_row);
     __syncwarp();  // [4]
     gather(i + kStages, record ^ kStages * kRecord_bytes, stage);
     stage = 2 * ring + kStage_bytes - stage;  // the other one

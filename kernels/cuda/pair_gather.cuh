@@ -9,21 +9,47 @@
 #include "ptx/opaque_pointer.cuh"
 #include "rows.cuh"
 
-// Sixteen rows of two matrices, and of a row of A^T's tiles the statistics of the softmax. Both matrices have the
-// swizzle of V (fused3s.cu), since ldmatrix reads them, plain and transposed. Padding columns are zero.
-template <int kDim, int kDimWarps>
+// Rows of one matrix in shared memory, elements of kBytes: row r begins at start(r), and the offset of a 16-byte chunk
+// in it is changed by xor with swizzle(r). 16 bits: as V in fused3s.cu, since ldmatrix reads them, plain and transposed.
+template <int kBytes, int kSlices>
+struct RowLayout {
+  using V = Stage<2 * kTileN * kSlices, 1>;
+  static constexpr u32 kRow_bytes = 32 * kSlices;
+  __device__ static constexpr u32 start(u32 row) { return row * kRow_bytes; }
+  __device__ static constexpr u32 swizzle(u32 row) { return V::value_swizzle(row); }
+  // Address of the chunks that are `slice` slices on from those of `address`, which is swizzled.
+  __device__ static constexpr u32 advance(u32 address, int slice) { return V::advance(address, 32 * slice); }
+};
+
+// float32: rows begin on 128-byte lines; rows of one slice share a line by twos. Loads without bank conflicts:
+//   SDDMM        16 bytes a lane, eight lanes at a time: a slice of rows 2i and 2i + 1
+//   SpMM         8 bytes a lane, sixteen lanes at a time: two chunks of rows 0, 2, 4 and 6, or 1, 3, 5 and 7
+//   PairGather   16 bytes a lane: 128 bytes of a row; of one slice two rows 4i and 4i + 2, or the next ones; of half a
+//                slice rows 4i to 4i + 3
+template <int kSlices>
+struct RowLayout<4, kSlices> {
+  static_assert(kSlices <= 4, "64 columns a warp: more do not fit its registers");
+  static constexpr u32 kRow_bytes = kSlices == 3 ? 256 : 64 * kSlices;
+  __device__ static constexpr u32 start(u32 row) { return kSlices == 1 ? row / 2 * 128 : row * kRow_bytes; }
+  __device__ static constexpr u32 swizzle(u32 row) { return (row ^ row / 2) % 2 * 64 + (row ^ row / 2) / 2 % 2 * 32; }
+  __device__ static constexpr u32 advance(u32 address, int slice) {
+    return (address ^ slice % 2 * 64) + slice / 2 * 128;
+  }
+};
+
+// Sixteen rows of two matrices, and of a row of A^T's tiles the statistics of the softmax. Padding columns are zero.
+template <int kBytes, int kDim, int kDimWarps>
 struct RowPair {
   static constexpr int kSlices = divide_up(kDim, 2 * kTileN * kDimWarps);  // of 16 columns, of one warp
   static constexpr int kWidth = 2 * kTileN * kSlices;
-  using Swizzle = Stage<kWidth, 1>;
-  static constexpr u32 kRow_bytes = 32 * kSlices;
-  static constexpr u32 kMatrix_bytes = kTileKeys * kRow_bytes;
+  using Layout = RowLayout<kBytes, kSlices>;
+  static constexpr u32 kMatrix_bytes = kTileKeys * Layout::kRow_bytes;
   static constexpr u32 kStats = 2 * kMatrix_bytes;
 
   unsigned char matrix[2][kMatrix_bytes];
   RowStats stats[kTileKeys];
 
-  // Addresses for ldmatrix of slice 0. Rows past `last_row` hold old data: the last one is read in their place.
+  // 16 bits: addresses for ldmatrix of slice 0. Rows past `last_row` hold old data: the last one is read in their place.
   //   tall  matrices (rows 0-7, 8-15) x (low, high chunk), rows innermost: A fragments; transposed, B fragments of SpMM
   //   wide  the same, chunks innermost: B fragments of SDDMM, each in neighbouring registers
   __device__ static __forceinline__ u32 tall_address(u32 stage, int lane, int last_row) {
@@ -33,28 +59,29 @@ struct RowPair {
     return chunk_address(stage, min(lane % 8 + lane / 16 * 8, last_row), lane / 8 % 2);
   }
   __device__ static __forceinline__ u32 chunk_address(u32 stage, u32 row, u32 chunk) {
-    return stage + row * kRow_bytes + (chunk * kChunk_bytes ^ Swizzle::value_swizzle(row));
+    return stage + Layout::start(row) + (chunk * kChunk_bytes ^ Layout::swizzle(row));
   }
   __device__ static __forceinline__ u32 advance(u32 lane_address, int matrix, int slice) {
-    return Swizzle::advance(lane_address, 32 * slice) + matrix * kMatrix_bytes;
+    return Layout::advance(lane_address, slice) + matrix * kMatrix_bytes;
   }
 };
 
 // Zeros the chunks that copies leave as they are, or in part. `first`: first column of the warp.
-template <int kDim, int kDimWarps>
-__device__ __forceinline__ void zero_padding(RowPair<kDim, kDimWarps>& stage, int first, int lane) {
-  using S = RowPair<kDim, kDimWarps>;
+template <int kBytes, int kDim, int kDimWarps>
+__device__ __forceinline__ void zero_padding(RowPair<kBytes, kDim, kDimWarps>& stage, int first, int lane) {
+  using S = RowPair<kBytes, kDim, kDimWarps>;
+  using Layout = typename S::Layout;
   if (kDim == kDimWarps * S::kWidth) return;
   const int row = lane % kTileKeys;
-  for (int chunk = max(0, kDim - first) / 8; chunk < 2 * S::kSlices; ++chunk) {
-    const u32 offset = row * S::kRow_bytes + (kChunk_bytes * chunk ^ S::Swizzle::value_swizzle(row));
+  for (int chunk = max(0, kDim - first) * kBytes / kChunk_bytes; chunk < kBytes * S::kSlices; ++chunk) {
+    const u32 offset = Layout::start(row) + (kChunk_bytes * chunk ^ Layout::swizzle(row));
     *reinterpret_cast<uint4*>(stage.matrix[lane / kTileKeys] + offset) = make_uint4(0, 0, 0, 0);
   }
 }
 
 // A matrix whose rows are gathered, from the first column of the warp.
 struct Source {
-  const u16* matrix;
+  const void* matrix;
   i64 head_stride;
   int row_bytes;
 };
@@ -67,11 +94,14 @@ struct Source {
 //   kDim = 128, parts of 16 bytes   lane    0       1      ...   15        16     ...   31
 //                                   part    0       1      ...   15        0      ...   15
 //                                   rows    0 to 7, one after the other    8 to 15
-template <int kDim, int kDimWarps, bool kStats>
+template <Element kIn, int kDim, int kDimWarps, bool kStats>
 struct PairGather {
-  using S = RowPair<kDim, kDimWarps>;
-  static constexpr int kCopy_bytes = kDim % 8 == 0 ? 16 : kDim % 4 == 0 ? 8 : 4;
-  static constexpr int kParts = (kDimWarps > 1 ? S::kWidth : kDim) * static_cast<int>(sizeof(u16)) / kCopy_bytes;
+  static constexpr int kBytes = kElement_bytes<kIn>;
+  using S = RowPair<kBytes, kDim, kDimWarps>;
+  using Layout = typename S::Layout;
+  static constexpr int kRow_bytes = kDim * kBytes;
+  static constexpr int kCopy_bytes = kRow_bytes % 16 == 0 ? 16 : kRow_bytes % 8 == 0 ? 8 : 4;
+  static constexpr int kParts = (kDimWarps > 1 ? S::kWidth : kDim) * kBytes / kCopy_bytes;
   static constexpr int kLanesPerRow = kParts == 1 ? 2 : kParts > kWarpSize ? kWarpSize : next_power_of_two(kParts);
   static constexpr int kPartsPerLane = divide_up(kParts, kLanesPerRow);
   static constexpr int kRowsPerLane = kTileKeys * kLanesPerRow / kWarpSize;
@@ -91,15 +121,15 @@ struct PairGather {
         first(first),
         second(second),
         lane(lane),
-        first_byte(dim_warp * static_cast<int>(S::kWidth * sizeof(u16))),
+        first_byte(dim_warp * S::kWidth * kBytes),
         row(lane / kLanesPerRow * kRowsPerLane),
         part(lane % kLanesPerRow) {
 #pragma unroll
     for (int i = 0; i < kPartsPerLane; ++i) {
       const int index = part + i * kLanesPerRow, byte = index * kCopy_bytes;
       const u32 chunk = byte / kChunk_bytes * kChunk_bytes, rest = byte % kChunk_bytes;
-      skip[i] = index < kParts && first_byte + byte < kDim * static_cast<int>(sizeof(u16)) ? 0 : -1;
-      offset[i] = row * S::kRow_bytes + rest + (chunk ^ S::Swizzle::value_swizzle(row));
+      skip[i] = index < kParts && first_byte + byte < kRow_bytes ? 0 : -1;
+      offset[i] = Layout::start(row) + rest + (chunk ^ Layout::swizzle(row));
     }
   }
 
@@ -110,14 +140,14 @@ struct PairGather {
 
   // Part i of the lane in row 0.
   __device__ __forceinline__ const char* lane_part(const Source& source, int i) const {
-    const u16* const matrix = source.matrix + static_cast<i64>(blockIdx.y) * source.head_stride;
-    return opaque_pointer(reinterpret_cast<const char*>(matrix) + first_byte + (part + i * kLanesPerRow) * kCopy_bytes);
+    const char* const matrix =
+        static_cast<const char*>(source.matrix) + static_cast<i64>(blockIdx.y) * source.head_stride * kBytes;
+    return opaque_pointer(matrix + first_byte + (part + i * kLanesPerRow) * kCopy_bytes);
   }
 
-  // Part i of the lane in its row n of a stage's first matrix. `row` is a multiple of kPeriod, or inside of one, wherever
-  // a lane has several rows.
+  // Part i of the lane in its row n of a stage's first matrix. `row` is a multiple of kRowsPerLane.
   __device__ __forceinline__ u32 part_address(u32 stage, int i, int n) const {
-    return ((stage + offset[i]) ^ S::Swizzle::value_swizzle(n)) + n * S::kRow_bytes;
+    return ((stage + offset[i]) ^ Layout::swizzle(n)) + Layout::start(n);
   }
 
   // The lane's rows of the window. Lanes i and i + 16 bring row i, negative for none.
@@ -126,7 +156,7 @@ struct PairGather {
     for (int n = 0; n < kRowsPerLane; ++n) rows[n] = __shfl_sync(kFullWarp, window_row, row + n);
   }
 
-  // Copies rows of both matrices to a stage; a negative row is not copied.
+  // Copies rows of both matrices to a stage. A negative row is not copied; float32: it is zeros. [6]
   __device__ __forceinline__ void copy_rows(const Source& first, const Source& second, const int (&rows)[kRowsPerLane],
                                             u32 stage) const {
 #pragma unroll
@@ -135,12 +165,19 @@ struct PairGather {
       const char* const second_part = lane_part(second, i);
 #pragma unroll
       for (int n = 0; n < kRowsPerLane; ++n) {
-        const int index = rows[n] | skip[i];  // negative: no copy
         const u32 target = part_address(stage, i, n);
-        cp_async<kCopy_bytes>(target, first_part + static_cast<i64>(rows[n]) * first.row_bytes, index);
-        cp_async<kCopy_bytes>(target + S::kMatrix_bytes, second_part + static_cast<i64>(rows[n]) * second.row_bytes,
-                              index);
+        copy_part(target, first_part + static_cast<i64>(rows[n]) * first.row_bytes, rows[n], skip[i]);
+        copy_part(target + S::kMatrix_bytes, second_part + static_cast<i64>(rows[n]) * second.row_bytes, rows[n],
+                  skip[i]);
       }
+    }
+  }
+
+  __device__ static __forceinline__ void copy_part(u32 target, const char* source, int row, int skip) {
+    if constexpr (kIsWide<kIn>) {
+      cp_async_or_zero<kCopy_bytes>(target, source, row, skip);
+    } else {
+      cp_async<kCopy_bytes>(target, source, row | skip);  // negative: no copy
     }
   }
 
@@ -159,18 +196,18 @@ struct PairGather {
   // Byte of part i of the lane in a row of a contiguous matrix [..][row_heads][kDim].
   __device__ __forceinline__ i64 part_offset(int row, int row_heads, int i) const {
     const i64 row_head = static_cast<i64>(row) * row_heads + blockIdx.y;
-    return row_head * (kDim * static_cast<int>(sizeof(u16))) + first_byte + (part + i * kLanesPerRow) * kCopy_bytes;
+    return row_head * kRow_bytes + first_byte + (part + i * kLanesPerRow) * kCopy_bytes;
   }
 
   // Rows of a contiguous matrix; 0 for a negative row.
-  __device__ __forceinline__ void load_rows(Parts& parts, const u16* matrix, int row_heads,
+  __device__ __forceinline__ void load_rows(Parts& parts, const void* matrix, int row_heads,
                                             const int (&rows)[kRowsPerLane]) const {
 #pragma unroll
     for (int i = 0; i < kPartsPerLane; ++i) {
 #pragma unroll
       for (int n = 0; n < kRowsPerLane; ++n) {
         if ((rows[n] | skip[i]) >= 0) {
-          load_words(parts.word[i][n], reinterpret_cast<const char*>(matrix) + part_offset(rows[n], row_heads, i));
+          load_words(parts.word[i][n], static_cast<const char*>(matrix) + part_offset(rows[n], row_heads, i));
         } else {
 #pragma unroll
           for (int w = 0; w < kPartWords; ++w) parts.word[i][n][w] = 0;
@@ -181,7 +218,6 @@ struct PairGather {
 
   // Products of rows in registers with rows of the second matrix of a stage, over the warp's columns. Lanes i and i + 16
   // get that of row i.
-  template <Element kIn>
   __device__ __forceinline__ float row_products(const Parts& parts, u32 stage) const {
     float sum[kRowsPerLane];
 #pragma unroll
@@ -193,9 +229,15 @@ struct PairGather {
         load_shared_words(other, part_address(stage + S::kMatrix_bytes, i, n));
 #pragma unroll
         for (int w = 0; w < kPartWords; ++w) {
-          const float2 a = cvt_f32_x2<kIn>(parts.word[i][n][w]), b = cvt_f32_x2<kIn>(skip[i] ? 0 : other[w]);
-          pair.x = fmaf(a.x, b.x, pair.x);
-          pair.y = fmaf(a.y, b.y, pair.y);
+          const u32 own_word = parts.word[i][n][w], other_word = skip[i] ? 0 : other[w];
+          if constexpr (kIsWide<kIn>) {
+            float& sum = w % 2 ? pair.y : pair.x;
+            sum = fmaf(__uint_as_float(own_word), __uint_as_float(other_word), sum);
+          } else {
+            const float2 a = cvt_f32_x2<kIn>(own_word), b = cvt_f32_x2<kIn>(other_word);
+            pair.x = fmaf(a.x, b.x, pair.x);
+            pair.y = fmaf(a.y, b.y, pair.y);
+          }
         }
       }
       sum[n] = pair.x + pair.y;
@@ -215,7 +257,7 @@ struct PairGather {
   }
 
   // Rows of matrix `number` of a stage to a contiguous matrix; a negative row is not stored.
-  __device__ __forceinline__ void store_rows(u16* matrix, int row_heads, const int (&rows)[kRowsPerLane], u32 stage,
+  __device__ __forceinline__ void store_rows(void* matrix, int row_heads, const int (&rows)[kRowsPerLane], u32 stage,
                                              int number) const {
 #pragma unroll
     for (int i = 0; i < kPartsPerLane; ++i) {
@@ -224,7 +266,7 @@ struct PairGather {
         u32 words[kPartWords];
         load_shared_words(words, part_address(stage + number * S::kMatrix_bytes, i, n));
         if ((rows[n] | skip[i]) >= 0) {
-          store_words(reinterpret_cast<char*>(matrix) + part_offset(rows[n], row_heads, i), words);
+          store_words(static_cast<char*>(matrix) + part_offset(rows[n], row_heads, i), words);
         }
       }
     }

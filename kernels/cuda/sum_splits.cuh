@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 #include "fused3s_backward_params.cuh"
-#include "pair_gather.cuh"
+#include "rows.cuh"
 #include "split_kv.cuh"
 
 // C fragments of two n-tiles: 16 columns of a window.
@@ -13,16 +13,16 @@ struct FragmentPair {
 // The sums of a split: dQ, or dK and then dV, of all warps of a team.
 template <int kDim, bool kColumns, int kDimWarps>
 struct GradientPartial {
-  static constexpr int kSlices = RowPair<kDim, kDimWarps>::kSlices;
-  static constexpr int kWarpPairs = (kColumns ? 2 : 1) * kSlices;  // of one warp
+  static constexpr int kSlices = divide_up(kDim, 2 * kTileN * kDimWarps);  // as RowPair
+  static constexpr int kWarpPairs = (kColumns ? 2 : 1) * kSlices;          // of one warp
   FragmentPair pairs[kDimWarps * kWarpPairs];
 };
 
 // Where the gradients of a window go.
 template <bool kColumns>
 struct GradientTarget {
-  u16* const score_grad;  // dQ or dK, from dS
-  u16* const value_grad;  // dV, column pass
+  void* const score_grad;  // dQ or dK, from dS
+  void* const value_grad;  // dV, column pass
   const float scale, rescale;
   const WindowRows rows;
   const int row_heads;  // heads from one row to the next
@@ -45,6 +45,15 @@ struct GradientTarget {
     store_slice<kDim, kTileN, kIn>(target, column, count, count - kTileN, t,
                                    make_float2(left.x * factor, left.y * factor),
                                    make_float2(right.x * factor, right.y * factor));
+  }
+
+  // float32: stores columns `column` + 2g and the next of a row.
+  template <int kDim>
+  __device__ __forceinline__ void store_floats(bool of_value, int row, int column, int g, float2 pair) const {
+    if (row >= rows.num_rows || column + 2 * g >= kDim) return;
+    const float factor = of_value ? rescale : scale;
+    const i64 index = (static_cast<i64>(row) * row_heads + blockIdx.y) * kDim + column + 2 * g;
+    store_pair<Element::kFloat>(of_value ? value_grad : score_grad, index, pair.x * factor, pair.y * factor);
   }
 };
 
@@ -75,11 +84,20 @@ __device__ __forceinline__ void sum_partials(PairOf pair_of, int count,
     }
     const int dim_warp = number / Partial::kWarpPairs, rest = number % Partial::kWarpPairs;
     const int column = 2 * kTileN * (dim_warp * Partial::kSlices + rest % Partial::kSlices);
+    const int g = lane / 4, t = lane % 4;
+    if constexpr (kIsWide<kIn>) {  // window_fragments.cuh
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      target.template store<kIn, kDim>(rest / Partial::kSlices, target.rows.of(window, 8 * half + lane / 4), column,
-                                       lane % 4, make_float2(sum[0][2 * half], sum[0][2 * half + 1]),
-                                       make_float2(sum[1][2 * half], sum[1][2 * half + 1]));
+      for (int i = 0; i < 4; ++i) {
+        target.template store_floats<kDim>(rest / Partial::kSlices, target.rows.of(window, i / 2 * 8 + 2 * t + i % 2),
+                                           column, g, make_float2(sum[i / 2][i % 2], sum[i / 2][i % 2 + 2]));
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        target.template store<kIn, kDim>(rest / Partial::kSlices, target.rows.of(window, 8 * half + g), column, t,
+                                         make_float2(sum[0][2 * half], sum[0][2 * half + 1]),
+                                         make_float2(sum[1][2 * half], sum[1][2 * half + 1]));
+      }
     }
   }
 }

@@ -13,7 +13,6 @@ from kernels.backends import REGISTRY, fused3s_backward
 from kernels.backends.base import InputSpec
 from kernels.backends.fused3s_backward import (
     FEW_TEAMS,
-    ONE_WARP_DIM,
     TEAMS,
     BackwardKernelSpec,
     PassData,
@@ -27,6 +26,7 @@ from kernels.formats.edges import canonical_csr
 from kernels.formats.row_order import permute_rows
 from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
+from kernels.runtime.jit import Element, input_element
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, inputs
 
@@ -39,8 +39,12 @@ HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 BY_TEAM = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
 BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
 SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
-# Copies of 4, 8 and 16 bytes, padding columns, one warp and two a team, dropout. An instance takes seconds to compile.
-SHAPES = [(2, HALF, 0.0), (76, HALF, 0.0), (40, BFLOAT, 0.3), (128, HALF, 0.0), (130, BFLOAT, 0.3)]
+# Copies of 4, 8 and 16 bytes, padding columns, one, two and four warps a team, dropout. An instance takes seconds to
+# compile.
+SHAPES = [
+    *[(2, HALF, 0.0), (76, HALF, 0.0), (40, BFLOAT, 0.3), (128, HALF, 0.0), (130, BFLOAT, 0.3)],
+    *[(2, FLOAT, 0.0), (12, FLOAT, 0.3), (40, FLOAT, 0.0), (64, FLOAT, 0.0), (72, FLOAT, 0.3), (200, FLOAT, 0.0)],
+]
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,14 @@ def backward_on_cpu(monkeypatch, mode="late"):
         yield gpu
 
 
+@contextmanager
+def matmul_precision(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 def make_case(graph, dim, dtype, variant: Variant, rate=0.0) -> GradientCase:
     tensors = inputs(graph, variant.heads, dim, dtype, variant.strided)
     dropout = Dropout(rate, torch.tensor([2**40 + 7])) if rate else None
@@ -94,7 +106,8 @@ def run(monkeypatch, graph, case: GradientCase, variant: Variant, **options):
     """Gradients by a schedule of the variant's own."""
 
     def rescheduled(of_pass: PassData) -> PassData:
-        teams = TEAMS if case.query.shape[2] <= ONE_WARP_DIM else FEW_TEAMS
+        spec = BackwardKernelSpec(input_element(case.query.dtype), case.query.shape[2], columns=False)
+        teams = TEAMS if spec.dim_warps == 1 else FEW_TEAMS
         return replace(of_pass, schedule=make_schedule(of_pass.kv_tiles, of_pass.tile_offset, teams, variant.split))
 
     with backward_on_cpu(monkeypatch, variant.mode) as gpu:
@@ -114,6 +127,15 @@ def test_gradients_match_float64(monkeypatch, dim, dtype, rate):
         variant = VARIANTS[(number + dim // 2) % len(VARIANTS)]
         case = make_case(graph, dim, dtype, variant, rate)
         assert_gradients(run(monkeypatch, graph, case, variant), case, f"{name}, {variant}")
+
+
+@pytest.mark.parametrize("dim", [16, 130, 256])
+def test_one_tf32_term(monkeypatch, dim):
+    with matmul_precision("high"):
+        for number, name in enumerate(("hub", "wide", "tall", "empty_rows_and_windows")):
+            graph, variant = GRAPHS[name](), VARIANTS[(number + dim // 2) % len(VARIANTS)]
+            case = make_case(graph, dim, FLOAT, variant)
+            assert_gradients(run(monkeypatch, graph, case, variant), case, f"{name}, {variant}")
 
 
 @pytest.mark.parametrize("name", ["hub", "wide", "tall", "empty_rows_and_windows"])
@@ -179,4 +201,4 @@ def test_a_symmetric_graph_has_one_set_of_tiles(monkeypatch):
 
 @pytest.mark.parametrize("columns", [False, True])
 def test_a_plan_without_a_head_dimension_fits_the_widest(columns):
-    assert BackwardKernelSpec(HALF, 256, columns, TEAMS).shared_bytes <= 227 * 1024
+    assert BackwardKernelSpec(Element.HALF, 256, columns, TEAMS).shared_bytes <= 227 * 1024

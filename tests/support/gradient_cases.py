@@ -6,6 +6,7 @@ import torch
 
 from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout, kept_edges
+from kernels.runtime.jit import Element, input_element
 
 FLOOR = 5e-6  # allowed where torch's error vanishes, as with one edge a row, where dP and delta are equal
 
@@ -16,7 +17,7 @@ class GradientCase:
 
     Attributes:
         row, col: [nnz] int64.
-        query, key, value: [N, H, d] of a 16-bit type.
+        query, key, value: [N, H, d] of a 16-bit type, or float32.
         grad_output: [num_rows, H, d] of the same type.
         output: [num_rows, H, d], rounded to that type; lse: [num_rows, H] float32.
     """
@@ -62,8 +63,16 @@ def expected_gradients(case: GradientCase) -> tuple[torch.Tensor, ...]:
 
 
 def torch_gradients(case: GradientCase, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The two passes with torch: products and sums in float32, P and dS rounded to `dtype`, gradients once more."""
-    return [grad.to(dtype) for grad in _passes(case, torch.float32, dtype, lambda x: x)]
+    """The two passes with torch: products and sums in float32, P and dS rounded to `dtype`, gradients once more.
+
+    float32 under torch.set_float32_matmul_precision("high"): all factors of products cut off to TF32.
+    """
+    operand = cut_to_tf32 if input_element(dtype) is Element.TF32 else lambda x: x
+    return [grad.to(dtype) for grad in _passes(case, torch.float32, dtype, lambda x: x, operand)]
+
+
+def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 def gradient_terms(case: GradientCase) -> list[torch.Tensor]:
@@ -74,21 +83,24 @@ def gradient_terms(case: GradientCase) -> list[torch.Tensor]:
     return _passes(case, torch.float64, torch.float64, torch.abs)
 
 
-def _passes(case: GradientCase, working: torch.dtype, stored: torch.dtype, term) -> list[torch.Tensor]:
+def _passes(
+    case: GradientCase, working: torch.dtype, stored: torch.dtype, term, operand=lambda x: x
+) -> list[torch.Tensor]:
     query, key, value, grad, output = (
         each.to(working) for each in (case.query, case.key, case.value, case.grad_output, case.output)
     )
     row, col = case.row, case.col
+    delta = term(grad * output).sum(-1)
+    query, key, value, grad = (operand(each.contiguous()) for each in (query, key, value, grad))
     score = (query[row] * key[col]).sum(-1) * case.scale
     prob = torch.exp(score - case.lse.to(working)[row])
     grad_weight = term(grad[row] * value[col]).sum(-1)
-    delta = term(grad * output).sum(-1)
     kept = prob
     if case.dropout is not None:
         factor = kept_edges(case.dropout, row, col, query.shape[1]).to(working) / (1 - case.dropout.rate)
         kept, grad_weight = prob * factor, grad_weight * factor
     grad_score = prob * (grad_weight + delta[row] if term is torch.abs else grad_weight - delta[row])
-    grad_score, kept = (each.to(stored).to(working)[..., None] for each in (grad_score, kept))
+    grad_score, kept = (operand(each.to(stored).to(working))[..., None] for each in (grad_score, kept))
     scale = abs(case.scale) if term is torch.abs else case.scale
     return [
         torch.zeros_like(query).index_add(0, row, grad_score * term(key)[col]) * scale,
@@ -98,7 +110,11 @@ def _passes(case: GradientCase, working: torch.dtype, stored: torch.dtype, term)
 
 
 def assert_gradients(grads, case: GradientCase, label: str) -> None:
-    """No row of a gradient is further off than twice torch's worst, relative to the row's terms."""
+    """No row of a gradient is further off than twice torch's worst, relative to the row's terms; with three TF32 terms
+    four times."""
+    factor, floor = 2, FLOOR
+    if input_element(case.query.dtype) is Element.FLOAT:
+        factor, floor = 4, float_floor(case)
     plain = torch_gradients(case, case.query.dtype)
     for name, grad, expected, same_types, terms in zip(
         ("query", "key", "value"), grads, expected_gradients(case), plain, gradient_terms(case), strict=True
@@ -110,12 +126,18 @@ def assert_gradients(grads, case: GradientCase, label: str) -> None:
             continue
         assert torch.isfinite(grad).all(), f"{place} is not finite at {torch.nonzero(~grad.isfinite())[0].tolist()}"
         errors, plain_errors = (_row_errors(each, expected, terms) for each in (grad, same_types))
-        allowed = 2 * plain_errors.max() + FLOOR
+        allowed = factor * plain_errors.max() + floor
         index, head = divmod(int(errors.argmax()), errors.shape[1])
         assert errors.max() <= allowed, (
             f"{place}: row {index}, head {head} is off by {errors.max():.2e} of its terms, allowed {allowed:.2e}; "
             f"got {grad[index, head, :4].tolist()}..., expected {expected[index, head, :4].tolist()}..."
         )
+
+
+def float_floor(case: GradientCase) -> float:
+    """FLOOR for three TF32 terms: weights are off by the error of a score, some units of the sum of its terms."""
+    of_edges = case.query.abs()[case.row] * case.key.abs()[case.col]
+    return 2.0**-22 * (1 + abs(case.scale) * of_edges.sum(-1).max().item() if len(case.row) else 0)
 
 
 def _row_errors(grad: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:

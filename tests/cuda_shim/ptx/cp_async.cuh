@@ -18,6 +18,14 @@ inline void complete_copies(Thread& thread, size_t count) {
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + count);
 }
 
+inline void issue_copy(void* target, const void* source, int bytes, Site site) {
+  Copy copy{target, source, bytes, false};
+  start_copy(copy, site);
+  const bool now = launch.completion == kEarly || (launch.completion == kAnyTime && one_in(3));
+  if (now) complete(copy);
+  current->copies.push_back(copy);
+}
+
 }  // namespace shim
 
 template <int kBytes>
@@ -26,12 +34,18 @@ inline void cp_async(u32 target, const void* source, int index, shim::Site site 
   shim::pause(site);
   if (index < 0) return;
   shim::check_global(source, kBytes, site);
-  shim::Copy copy{shim::shared_pointer(target, kBytes, kBytes, site), source, kBytes, false};
-  shim::start_copy(copy, site);
-  const bool now = shim::launch.completion == shim::kEarly ||
-                   (shim::launch.completion == shim::kAnyTime && shim::one_in(3));
-  if (now) shim::complete(copy);
-  shim::current->copies.push_back(copy);
+  shim::issue_copy(shim::shared_pointer(target, kBytes, kBytes, site), source, kBytes, site);
+}
+
+template <int kBytes>
+inline void cp_async_or_zero(u32 target, const void* source, int index, int skip,
+                             shim::Site site = shim::Site::here()) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "sizes of cp.async");
+  static const char zeros[kBytes] = {};
+  shim::pause(site);
+  if (skip < 0) return;
+  if (index >= 0) shim::check_global(source, kBytes, site);
+  shim::issue_copy(shim::shared_pointer(target, kBytes, kBytes, site), index < 0 ? zeros : source, kBytes, site);
 }
 
 inline void cp_async_commit_group() {

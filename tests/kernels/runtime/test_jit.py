@@ -15,7 +15,7 @@ from kernels.backends.cuda import KernelInstance
 from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from kernels.backends.flashsparse import Kernels
 from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group
-from kernels.backends.fused3s_backward import BackwardKernelSpec
+from kernels.backends.fused3s_backward import FEW_TEAMS, BackwardKernelSpec
 from kernels.backends.fused3s_edges import (
     BIAS,
     CLAMP,
@@ -30,7 +30,7 @@ from kernels.backends.fused3s_edges import TYPES as EDGE_TYPES
 from kernels.backends.fused3s_edges_backward import EdgeBackwardSpec
 from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.runtime import jit
-from kernels.runtime.jit import PtxasReport, compile_ptxas
+from kernels.runtime.jit import Element, PtxasReport, compile_ptxas
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 
@@ -120,13 +120,25 @@ def test_edge_terms_of_fused3s(arch):
 
 def test_gradients():
     """Both forms of the backward pass, and low-rank features in the tile kernel."""
-    wide = [BackwardKernelSpec(HALF, dim, columns) for dim, columns in product((64, 128, 256), (False, True))]
-    wide.append(BackwardKernelSpec(BFLOAT, 128, True, terms=DROPOUT))
+    wide = [BackwardKernelSpec(Element.HALF, dim, columns) for dim, columns in product((64, 128, 256), (False, True))]
+    wide.append(BackwardKernelSpec(Element.BFLOAT16, 128, True, terms=DROPOUT))
     narrow = [EdgeBackwardSpec(HALF, out, 16, 8, terms) for out, terms in product((HALF, None), (0, DROPOUT))]
     features = [FusedKernelSpec(HALF, HALF, dim, terms=FEATURES) for dim in (64, 128)]
     for specs in (wide, narrow, features):
         for spec, report in compile_ptxas(specs, "sm_90").items():
             check(spec, report, "sm_90", registers=255)
+
+
+@every_arch
+def test_gradients_in_float32(arch):
+    """Both numbers of TF32 terms; one, two and four warps a team."""
+    shapes = list(product((16, 48, 64, 128, 256), (Element.FLOAT, Element.TF32), (False, True), (0, DROPOUT)))
+    specs = [
+        BackwardKernelSpec(element, dim, columns, FEW_TEAMS, terms)
+        for (dim, element, columns, terms), _ in shapes_in_turn(shapes, arch)
+    ]
+    for spec, report in compile_ptxas(specs, arch).items():
+        check(spec, report, arch, registers=255)
 
 
 @every_arch

@@ -34,6 +34,7 @@ from kernels.formats.schedule import (
     TILE_WORDS,
     WINDOW,
 )
+from kernels.runtime.jit import Element
 from tests.cuda_shim.cuda_on_cpu import COMPILER, FLAGS, SHIM_FOLDER, paste_source
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
@@ -74,11 +75,13 @@ def test_fused3s():
 
 def test_fused3s_backward():
     equations = []
-    for dim, columns, teams in product(EVEN_DIMS, (False, True), (FEW_TEAMS, TEAMS)):
-        spec = BackwardKernelSpec(torch.float16, dim, columns, teams)
-        memory = f"BackwardMemoryOfTeams<{dim}, {spec.warps}>" if spec.dim_warps > 1 else None
-        memory = memory or f"BackwardMemory<{dim}, 1, {spec.warps}>"
-        equations.append((f"sizeof({memory})", spec.shared_bytes))
+    elements = (Element.HALF, Element.FLOAT)
+    for element, dim, columns, teams in product(elements, EVEN_DIMS, (False, True), (FEW_TEAMS, TEAMS)):
+        spec = BackwardKernelSpec(element, dim, columns, teams)
+        memory = f"sizeof(BackwardMemory<{spec.itemsize}, {dim}, {spec.dim_warps}, {spec.warps}>)"
+        if spec.dim_warps > 1:
+            memory += f" + {teams} * sizeof(TeamMemory<{spec.dim_warps}>)"
+        equations.append((memory, spec.shared_bytes))
         partial = f"GradientPartial<{dim}, {str(columns).lower()}, {spec.dim_warps}>"
         equations.append((f"sizeof({partial})", 4 * spec.partial_floats))
     assert_compiles("fused3s_backward.cu", equations)

@@ -1,0 +1,302 @@
+// The products of a window in fragments of tensor cores: own rows in registers, gathered rows in a stage. 16 bits by
+// ldmatrix and mma.m16n8k16, float32 by ld.shared and mma.m16n8k8 in TF32 (tf32.cuh).
+//
+// "Own" rows are those of the window, "gathered" rows those of a KV tile. A lane has elements of own rows g and g + 8
+// (`half` 0 and 1).
+#pragma once
+#include "common.cuh"
+#include "fused3s_backward_params.cuh"
+#include "pair_gather.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/ld_shared.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/opaque.cuh"
+#include "ptx/prmt.cuh"
+#include "ptx/st_shared.cuh"
+#include "tf32.cuh"
+
+// 16 bits.
+template <Element kIn, int kDim, bool kColumns, int kDimWarps, bool = kIsWide<kIn>>
+struct WindowFragments {
+  using S = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>;
+  static constexpr int kSlices = S::kSlices;
+  static constexpr int kGrads = kColumns ? 2 : 1;
+  static constexpr int kWeights = 4;  // registers of P, and of dS: an A fragment of SpMM
+
+  const int lane, g, t;
+  u32 own[2][kSlices][4];                   // A fragments of both own matrices
+  float grad[kGrads][2 * kSlices][4] = {};  // dQ; dK and dV. Not yet times the scale
+
+  __device__ __forceinline__ explicit WindowFragments(int lane) : lane(lane), g(lane / 4), t(lane % 4) {}
+
+  __device__ __forceinline__ void load_own(u32 stage) {
+    const u32 address = S::tall_address(stage, lane, kTileM - 1);
+#pragma unroll
+    for (int i = 0; i < 2 * kSlices; ++i)
+      ldmatrix_x4(own[i / kSlices][i % kSlices], S::advance(address, i / kSlices, i % kSlices));
+  }
+
+  // SDDMM of both pairs of matrices over the warp's columns: C fragments of gathered rows 0-7 and 8-15.
+  __device__ __forceinline__ void products(float (&score)[2][4], float (&grad_weight)[2][4], u32 stage,
+                                           int last_row) const {
+    const u32 address = S::wide_address(stage, lane, last_row);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) score[e / 4][e % 4] = 0.0f, grad_weight[e / 4][e % 4] = 0.0f;
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+#pragma unroll
+      for (int matrix = 0; matrix < 2; ++matrix) {
+        const u32(&a)[4] = own[matrix][slice];
+        u32 b[4];
+        ldmatrix_x4(b, S::advance(address, matrix, slice));
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+          mma_m16n8k16<kIn>(matrix ? grad_weight[tile] : score[tile], a[0], a[1], a[2], a[3], b[2 * tile],
+                            b[2 * tile + 1]);
+        }
+      }
+    }
+  }
+
+  // Weights of gathered rows 8 * tile + 2t and the next, of own row g + 8 * half, as A registers of SpMM.
+  __device__ static __forceinline__ void pack(u32 (&weight)[kWeights], int tile, int half, const float (&of_rows)[2]) {
+    weight[2 * tile + half] = cvt_rn_x2<kIn>(of_rows[0], of_rows[1]);
+  }
+
+  // Bits 2t and 2t + 1 of byte 2 * half + tile are the edges of an A register; shifted, each is the top bit of the
+  // byte.
+  __device__ __forceinline__ void mask(u32 (&weight)[kWeights], u32 (&grad_score)[kWeights], u32 bits) const {
+    const u32 first = bits << (7 - 2 * t), second = bits << (6 - 2 * t);
+    const u32 edges[4] = {prmt_b32<0xcc88>(first, second), prmt_b32<0xeeaa>(first, second),
+                          prmt_b32<0xdd99>(first, second), prmt_b32<0xffbb>(first, second)};  // [2 * tile + half]
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) weight[i] &= edges[i], grad_score[i] &= edges[i];
+  }
+
+  // SpMM: dQ += dS K; dK += dS^T Q, dV += P^T dO.
+  __device__ __forceinline__ void accumulate(const u32 (&weight)[kWeights], const u32 (&grad_score)[kWeights],
+                                             u32 stage, int last_row) {
+    const u32 address = S::tall_address(stage, lane, last_row);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+#pragma unroll
+      for (int i = 0; i < kGrads; ++i) {
+        const u32(&a)[4] = i ? weight : grad_score;
+        u32 b[4];
+        ldmatrix_x4_trans(b, S::advance(address, i, slice));
+        mma_m16n8k16<kIn>(grad[i][2 * slice], a[0], a[1], a[2], a[3], b[0], b[1]);
+        mma_m16n8k16<kIn>(grad[i][2 * slice + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+      }
+    }
+  }
+
+  // The gradients, times `factor` and rounded, to the matrices of a stage.
+  __device__ __forceinline__ void round_to(u32 stage, const float (&factor)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const u32 address = S::chunk_address(stage, 8 * half + g, 0) + sizeof(u32) * t;
+#pragma unroll
+      for (int i = 0; i < kGrads; ++i) {
+#pragma unroll
+        for (int tile = 0; tile < 2 * kSlices; ++tile) {
+          const float* const pair = grad[i][tile] + 2 * half;
+          st_shared_b32(S::advance(address, i, tile / 2) ^ tile % 2 * kChunk_bytes,
+                        cvt_rn_x2<kIn>(pair[0] * factor[i], pair[1] * factor[i]));
+        }
+      }
+    }
+  }
+};
+
+// float32. Own rows are A of SDDMM, and n of SpMM, whose A is the gathered rows, transposed. Any order of the k indices of
+// a product gives the same sum, as long as A and B share it, and any order of rows and columns is possible where the
+// result is stored. They are chosen so that a lane's elements are neighbours in memory and in registers, and that P and
+// dS need no shuffle.
+//
+//   SDDMM, slice of 16 columns   k = t, t + 4 of k-step 0; of k-step 1    columns 4t, 4t + 1; 4t + 2, 4t + 3
+//   SpMM, eight gathered rows    k = t, t + 4                             gathered rows 2t, 2t + 1, as in C of SDDMM
+//     and a slice                m = g, g + 8                             columns 2g, 2g + 1
+//                                n = 2t, 2t + 1 of n-tile 0; of 1         own rows 2t, 2t + 1; 2t + 8, 2t + 9
+//
+// The first factor of each product, own rows and weights, is rounded to its high part (tf32.cuh). The row pass, whose
+// gradients take half as many registers, keeps both parts of its own rows.
+//
+// The tensor core rounds sums towards zero, which over many products in one accumulator adds up. Large terms are
+// therefore added up in few steps: SDDMM has accumulators of their own for the small terms of tf32.cuh, and the products
+// of a KV tile are added to the gradients outside of the tensor core.
+template <Element kIn, int kDim, bool kColumns, int kDimWarps>
+struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
+  using S = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>;
+  static constexpr int kSlices = S::kSlices;
+  static constexpr int kGrads = kColumns ? 2 : 1;
+  static constexpr int kWeights = 8;  // registers of P, and of dS: B of SpMM, [gathered rows 0-7, 8-15][n-tile][2]
+  static constexpr bool kHasLow = kIn == Element::kFloat;
+  static constexpr u32 kHalf_bytes = S::Layout::start(8);  // eight rows
+
+  const int lane, g, t;
+  static constexpr bool kKeepsLow = kHasLow && !kColumns;
+  u32 own[2][kSlices][8];  // of both own matrices: columns 4t to 4t + 3 of row g, then of row g + 8; kKeepsLow: rounded
+  u32 own_low[2][kKeepsLow ? kSlices : 1][8];
+  float grad[kGrads][2 * kSlices][4] = {};
+
+  __device__ __forceinline__ explicit WindowFragments(int lane) : lane(lane), g(lane / 4), t(lane % 4) {}
+
+  __device__ __forceinline__ void load_own(u32 stage) {
+    const u32 address = S::chunk_address(stage, g, t);
+#pragma unroll
+    for (int matrix = 0; matrix < 2; ++matrix) {
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        load_rows(own[matrix][slice], address, matrix, slice);
+        if constexpr (kKeepsLow) split(own[matrix][slice], own_low[matrix][slice], own[matrix][slice]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void products(float (&score)[2][4], float (&grad_weight)[2][4], u32 stage,
+                                           int /* last_row: the rows behind it are zeros */) const {
+    const u32 address = S::chunk_address(stage, g, t);
+    float sum[2][2][4] = {}, small[2][2][4] = {};  // [matrix][tile]
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+#pragma unroll
+      for (int matrix = 0; matrix < 2; ++matrix) {
+        u32 rows[8];
+        load_rows(rows, address, matrix, slice);
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          const u32* const x = own[matrix][slice] + 2 * step;
+          u32 a[4] = {x[0], x[4], x[1], x[5]}, a_low[4];
+          if constexpr (kKeepsLow) {
+            const u32* const low = own_low[matrix][slice] + 2 * step;
+            a_low[0] = low[0], a_low[1] = low[4], a_low[2] = low[1], a_low[3] = low[5];
+          } else {
+            if constexpr (kHasLow) {  // in each iteration anew
+#pragma unroll
+              for (int r = 0; r < 4; ++r) a[r] = opaque(a[r]);
+            }
+            split(a, a_low, a);
+          }
+#pragma unroll
+          for (int tile = 0; tile < 2; ++tile) {
+            const u32 b[2] = {rows[4 * tile + 2 * step], rows[4 * tile + 2 * step + 1]};
+            const u32 b_low[2] = {low_of(b[0]), low_of(b[1])};
+            mma_small<kIn>(small[matrix][tile], a, a_low, b, b_low);
+            mma_m16n8k8_tf32(sum[matrix][tile], a[0], a[1], a[2], a[3], b[0], b[1]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      score[e / 4][e % 4] = sum[0][e / 4][e % 4] + small[0][e / 4][e % 4];
+      grad_weight[e / 4][e % 4] = sum[1][e / 4][e % 4] + small[1][e / 4][e % 4];
+    }
+  }
+
+  __device__ static __forceinline__ void pack(u32 (&weight)[kWeights], int tile, int half, const float (&of_rows)[2]) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) weight[4 * tile + 2 * half + e] = __float_as_uint(of_rows[e]);
+  }
+
+  // Bit 8 * tile + 2t + e of half-word `half` is the edge of register 4 * tile + 2 * half + e.
+  __device__ __forceinline__ void mask(u32 (&weight)[kWeights], u32 (&grad_score)[kWeights], u32 bits) const {
+    const u32 shifted = bits >> 2 * t;
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) {
+      const bool is_edge = shifted & 1u << (8 * (i / 4) + 16 * (i / 2 % 2) + i % 2);
+      weight[i] = is_edge ? weight[i] : 0;
+      grad_score[i] = is_edge ? grad_score[i] : 0;
+    }
+  }
+
+  __device__ __forceinline__ void accumulate(const u32 (&weight)[kWeights], const u32 (&grad_score)[kWeights],
+                                             u32 stage, int /* last_row: the rows behind it are zeros */) {
+    const u32 even = pair_address(stage, 2 * t), odd = pair_address(stage, 2 * t + 1);
+    u32 high[kGrads][kWeights], low[kGrads][kWeights];
+    split(high[0], low[0], grad_score);
+    if constexpr (kColumns) split(high[1], low[1], weight);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+#pragma unroll
+      for (int i = 0; i < kGrads; ++i) {
+        float sum[2][4] = {};  // [n-tile]
+        u32 a[2][4];           // [gathered rows 0-7, 8-15]
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+          const uint2 first = ld_shared_v2_b32(S::advance(even, i, slice) + tile * kHalf_bytes);
+          const uint2 second = ld_shared_v2_b32(S::advance(odd, i, slice) + tile * kHalf_bytes);
+          a[tile][0] = first.x, a[tile][1] = first.y, a[tile][2] = second.x, a[tile][3] = second.y;
+        }
+        if constexpr (kHasLow) {
+#pragma unroll
+          for (int tile = 0; tile < 2; ++tile) {
+            const u32 a_low[4] = {low_of(a[tile][0]), low_of(a[tile][1]), low_of(a[tile][2]), low_of(a[tile][3])};
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+              const u32* const b = high[i] + 4 * tile + 2 * n;
+              const u32* const b_low = low[i] + 4 * tile + 2 * n;
+              mma_small<kIn>(sum[n], a[tile], a_low, {b[0], b[1]}, {b_low[0], b_low[1]});
+            }
+          }
+        }
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            const u32* const b = high[i] + 4 * tile + 2 * n;
+            mma_m16n8k8_tf32(sum[n], a[tile][0], a[tile][1], a[tile][2], a[tile][3], b[0], b[1]);
+          }
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) grad[i][2 * slice + e / 4][e % 4] += sum[e / 4][e % 4];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void round_to(u32 stage, const float (&factor)[2]) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const u32 address = pair_address(stage, 2 * t + e);
+#pragma unroll
+      for (int i = 0; i < kGrads; ++i) {
+#pragma unroll
+        for (int tile = 0; tile < 2 * kSlices; ++tile) {
+          const float* const c = grad[i][tile] + e;
+          st_shared_v2_b32(S::advance(address, i, tile / 2) + tile % 2 * kHalf_bytes,
+                           make_uint2(__float_as_uint(c[0] * factor[i]), __float_as_uint(c[2] * factor[i])));
+        }
+      }
+    }
+  }
+
+ private:
+  // Columns 2g and 2g + 1 of the first slice of a row.
+  __device__ __forceinline__ u32 pair_address(u32 stage, u32 row) const {
+    return S::chunk_address(stage, row, g / 2) + g % 2 * static_cast<u32>(sizeof(uint2));
+  }
+
+  // Columns 4t to 4t + 3 of a slice, of row g and then of row g + 8.
+  __device__ static __forceinline__ void load_rows(u32 (&words)[8], u32 address, int matrix, int slice) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 four = ld_shared_v4_b32(S::advance(address, matrix, slice) + half * kHalf_bytes);
+      words[4 * half] = four.x, words[4 * half + 1] = four.y;
+      words[4 * half + 2] = four.z, words[4 * half + 3] = four.w;
+    }
+  }
+
+  // Both parts of a first factor; one term: cut off.
+  template <int kCount>
+  __device__ static __forceinline__ void split(u32 (&high)[kCount], u32 (&low)[kCount], const u32 (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const u32 whole = x[i];
+      high[i] = kHasLow ? tf32_rounded(whole) : whole;
+      low[i] = kHasLow ? tf32_low_of_rounded(whole) : 0;
+    }
+  }
+
+  __device__ static __forceinline__ u32 low_of(u32 x) { return kHasLow ? tf32_low(x) : 0; }
+};
