@@ -4,12 +4,12 @@ included: the bits of the plans that torch makes."""
 import pytest
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
+from kernels.formats.gpu_reverse import find_reverse
 from plan_cases import INPUTS, PATTERNS, assert_equal_plans
 
 from kernels.backends import fused3s
 from kernels.backends.fused3s_planning import plan_by_kernels, plan_graph
 from kernels.formats.csr import CSRPattern, csr_pattern
-from kernels.formats.gpu_reverse import find_reverse
 from kernels.formats.row_order import permute_rows
 from kernels.formats.transpose import is_symmetric, transpose_csr
 from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
