@@ -121,7 +121,7 @@ def _attention_of_edges(
         if with_lse and REGISTRY[plan.backend].writes_lse:
             output, lse = plan(query, key, value, scale=scale, return_lse=True, **terms)
         else:
-            output, lse = plan(query, key, value, scale=scale, **terms), _new_lse(query, with_lse)
+            output, lse = plan(query, key, value, scale=scale, **terms), _new_lse(query, with_lse).zero_()
     return output.contiguous(), lse
 
 
@@ -161,7 +161,7 @@ def _attention_of_edges_backward(
 
 
 def _new_lse(query: Tensor, with_lse: bool) -> Tensor:
-    """Memory for the log-sum-exp; backends that autograd differentiates leave it as it is."""
+    """Memory for the log-sum-exp, which backends that autograd differentiates do not have."""
     return query.new_empty(query.shape[:2] if with_lse else (0,), dtype=torch.float32)
 
 

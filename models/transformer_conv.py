@@ -96,20 +96,24 @@ class FusedTransformerConv(nn.Module):
         for layer in self.children():
             layer.reset_parameters()
 
-    def plan(self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool = False) -> AttentionPlan:
+    def plan(
+        self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
+    ) -> AttentionPlan:
         """The plan that `forward` makes of an edge_index, to pass in its place: for the type of the weights, or under
         torch.autocast for its type.
 
         Args:
             edge_index: as in `forward`.
             num_nodes: N, or (sources, targets).
-            backward: build what the backward pass reads, too; otherwise the first call with gradients does.
+            backward: build what the backward pass reads, too. None: where a call now would record gradients.
 
         Raises:
             TypeError, ValueError: see `models.planned_edges.plan_edge_index`.
         """
         sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
         weight = self.lin_query.weight
+        if backward is None:
+            backward = torch.is_grad_enabled() and weight.requires_grad
         return self._plan(edge_index, (targets, sources), input_type(weight.dtype, weight.device.type), backward)
 
     def _plan(self, edge_index: Tensor, shape: tuple[int, int], dtype: torch.dtype, backward: bool) -> AttentionPlan:

@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ from attention_cases import REPEATED, counts_of, dense_attention, load_real_grap
 from tolerance import edges_of, row_errors
 
 from fused3s_dgl import import_dgl
-from kernels import BSB, BackendUnavailableError, list_backends, plan_attention, sparse_attention
+from kernels import (
+    BSB,
+    BackendUnavailableError,
+    SlowerBackendWarning,
+    attention,
+    list_backends,
+    plan_attention,
+    sparse_attention,
+)
 from kernels.attention import _choose
 from kernels.backends import REGISTRY
 from kernels.backends.base import InputSpec
@@ -166,6 +175,44 @@ def test_reference_has_gradients_of_dense_attention():
     expected = torch.autograd.grad((dense * weights)[has_edge].sum(), tensors)
     for found, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(found, torch.nan_to_num(wanted))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Choices for a GPU, where all backends of "auto" but DGL can run."""
+    monkeypatch.setattr(attention, "_warned", set())
+    for backend in REGISTRY.values():
+        reason = "built without CUDA" if backend.name == "dgl" else None
+        monkeypatch.setattr(backend, "unavailable", lambda device, reason=reason: reason)
+    return lambda *inputs: _choose("auto", torch.device("cuda", 0), InputSpec(*inputs), "none").name
+
+
+def test_auto_says_once_for_a_reason_why_it_leaves_fused3s(on_a_gpu, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert on_a_gpu(torch.bfloat16, 64, 8) == "fused3s"
+    for dtype, head_dim, reason in ((torch.float64, 64, "torch.float64"), (torch.bfloat16, 300, "300")):
+        with pytest.warns(SlowerBackendWarning, match=f"backend scatter and not with fused3s.* got .*{reason}"):
+            assert on_a_gpu(dtype, head_dim, 8) == "scatter"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert on_a_gpu(dtype, head_dim, 8) == "scatter"
+    for name in ("fused3s", "fused3s_paper"):
+        monkeypatch.setattr(REGISTRY[name], "unavailable", lambda device: "the package cupy is not installed")
+    with pytest.warns(SlowerBackendWarning, match="scatter and not .* the package cupy is not installed"):
+        assert on_a_gpu(torch.float16, 64, 8) == "scatter"
+
+
+def test_auto_takes_cusparse_for_one_head_and_no_pass_a_head_for_several(on_a_gpu):
+    with pytest.warns(SlowerBackendWarning):
+        assert on_a_gpu(torch.float64, 64, 1) == "csr_unfused"
+    assert on_a_gpu(torch.float64, 64, 2) == "scatter"
+
+
+def test_auto_on_a_cpu_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowerBackendWarning)
+        assert _choose("auto", torch.device("cpu"), InputSpec(torch.float64, 64, 8), "none").name == "dgl"
 
 
 def test_auto_logs_its_choice(caplog):

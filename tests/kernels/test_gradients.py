@@ -338,12 +338,30 @@ class TestWithoutDerivative:
         with pytest.raises(BackendUnavailableError, match="not fused3s_paper: it computes the forward pass only"):
             plan_attention(graph, device="cpu", backward=True)
 
-    def test_double_backward(self):
-        graph, (q, k, v), _ = whole_case()
-        plan = planned("formula", graph)
-        first = torch.autograd.grad(plan(q, k, v).sum(), (q, k), create_graph=True)
-        with pytest.raises(NotImplementedError, match=r"backend formula has no second derivatives, .*'reference'"):
-            (plan(q, k, v).sum() + first[0].square().sum()).backward()
+    @pytest.mark.parametrize("backend", ["formula", "dgl"])
+    def test_double_backward(self, backend):
+        graph, (q, k, v), inputs = whole_case()
+        plan = planned(backend, graph)
+        message = rf"backend {backend} has no second derivatives, .*'reference'"
+        for arguments in ({}, arguments_of(inputs)):
+            output = plan(q, k, v, **arguments)
+            first = torch.autograd.grad(output.sum(), (q, k), create_graph=True)
+            with pytest.raises(NotImplementedError, match=message):
+                (output.sum() + first[0].square().sum()).backward()
+            weight = inputs.weights["edge_key_weight"]
+            if arguments:
+                (of_weight,) = torch.autograd.grad(plan(q, k, v, **arguments).sum(), weight, create_graph=True)
+                with pytest.raises(NotImplementedError, match=message):
+                    torch.autograd.grad(of_weight.square().sum(), v)
+        with pytest.raises(NotImplementedError, match=message):
+            torch.autograd.functional.hessian(lambda q: plan(q, k, v).square().sum(), q)
+
+    def test_transforms_of_torch_func_with_dgl(self):
+        graph, tensors, _ = whole_case()
+        plan = planned("dgl", graph)
+        q, k, v = (tensor.detach() for tensor in tensors)
+        with pytest.raises(NotImplementedError, match=r"backend dgl has neither forward-mode .* backend='reference'"):
+            torch.func.grad(lambda q: plan(q, k, v).sum())(q)
 
     def test_forward_mode(self):
         graph, tensors, _ = whole_case()

@@ -153,6 +153,46 @@ def test_an_edge_index_that_changes_is_planned_anew(planned):
     assert len(planned) == 2
 
 
+def test_other_data_of_the_same_tensor_are_noticed(planned):
+    theirs, ours = layers(7, 5, heads=2)
+    problem = Problem("n_one_past_16")
+    assert_same(theirs, ours, problem.arguments)
+    problem.edge_index.data = problem.edge_index.flip(0)
+    assert_same(theirs, ours, problem.arguments)
+
+
+def test_without_a_cache_every_call_plans(planned):
+    theirs, ours = layers(7, 5, heads=2, edge_dim=3)
+    ours.cache = False
+    problem = Problem("n_one_past_16", edge_dim=3)
+    assert_same(theirs, ours, problem.arguments)
+    problem.edge_index.numpy()[:] = problem.edge_index.flip(0).numpy()
+    problem.edge_attr.numpy()[:] *= 2
+    assert_same(theirs, ours, problem.arguments)
+    assert len(planned) == 2
+
+
+def test_nothing_is_kept_of_a_tensor_that_is_gone():
+    _, ours = layers(7, 5, heads=2, edge_dim=3)
+    problem = Problem("n_one_past_16", edge_dim=3)
+    memos = planned_edges._plans, planned_edges._bound
+    before = [len(memo._entries) for memo in memos]
+    ours(*problem.arguments)
+    assert [len(memo._entries) for memo in memos] == [number + 1 for number in before]
+    del problem.edge_index, problem.edge_attr
+    assert [len(memo._entries) for memo in memos] == before
+
+
+def test_edge_attributes_that_change_are_bound_anew():
+    theirs, ours = layers(7, 5, heads=2, edge_dim=3)
+    problem = Problem("n_one_past_16", edge_dim=3)
+    assert_same(theirs, ours, problem.arguments)
+    problem.edge_attr.mul_(2)
+    assert_same(theirs, ours, problem.arguments)
+    problem.edge_index = problem.edge_index.flip(0)
+    assert_same(theirs, ours, problem.arguments)
+
+
 def test_an_edge_index_made_in_inference_mode(planned):
     theirs, ours = layers(7, 5, heads=2)
     problem = Problem("n_one_past_16")
@@ -176,13 +216,145 @@ def test_a_plan_and_bound_edges_in_place_of_tensors(planned):
     assert len(planned) == 1
 
 
-def test_gradients_are_pygs_through_a_differentiable_backend():
-    theirs, ours = layers(7, 5, heads=2, edge_dim=3, beta=True)
-    problem = Problem("n_one_past_16", edge_dim=3)
+def assert_same_gradients(theirs, ours, arguments):
+    """Of the parameters, of x and of edge_attr."""
+    x, edge_index, edge_attr = arguments
+    found = []
     for layer in (theirs, ours):
-        layer(*problem.arguments).square().sum().backward()
-    for (name, mine), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-9, atol=1e-9, msg=name)
+        nodes = tuple(each.detach().clone().requires_grad_() for each in (x if isinstance(x, tuple) else (x,)))
+        attr = () if edge_attr is None else (edge_attr.detach().clone().requires_grad_(),)
+        out = layer(nodes if isinstance(x, tuple) else nodes[0], edge_index, *attr)
+        names = {"weight": layer.parameters(), "x": nodes, "edge_attr": attr}
+        leaves = [leaf for of_name in names.values() for leaf in of_name if leaf.requires_grad]
+        found.append(torch.autograd.grad(out.square().sum(), leaves, allow_unused=True, materialize_grads=True))
+    for expected, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("concat", "beta", "bias", "root_weight"), SWITCHES)
+def test_gradients_are_pygs(backend, concat, beta, bias, root_weight):
+    switches = {"concat": concat, "beta": beta, "bias": bias, "root_weight": root_weight}
+    for name, edge_dim in (("n_one_past_16", 3), ("wide", None), ("empty_rows_and_windows", None)):
+        problem = Problem(name, edge_dim=edge_dim)
+        widths = 7 if problem.is_square else (7, 7)
+        assert_same_gradients(
+            *layers(widths, 5, heads=2, edge_dim=edge_dim, **switches, backend=backend), problem.arguments
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("edge_dim", [None, 4])
+def test_repeated_edges_count_as_often_as_in_pyg(edge_dim, backend):
+    theirs, ours = layers(7, 6, heads=2, edge_dim=edge_dim, backend=backend)
+    problem = Problem("n_one_past_16", edge_dim=edge_dim)
+    again = torch.randint(problem.edge_index.shape[1], (300,), generator=torch.Generator().manual_seed(5))
+    edge_index = torch.cat([problem.edge_index, problem.edge_index[:, again]], 1)
+    attr = None if edge_dim is None else torch.cat([problem.edge_attr, problem.edge_attr[again].flip(0)])
+    assert_same(theirs, ours, (problem.x, edge_index, attr))
+    assert_same_gradients(theirs, ours, (problem.x, edge_index, attr))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_coo])
+@pytest.mark.parametrize("values", ["ones", "columns"])
+@pytest.mark.parametrize("name", ["n_one_past_16", "wide"])
+def test_a_transposed_adjacency_as_in_pyg(name, values, layout):
+    """edge_attr in the order of the stored entries; values with columns in its place."""
+    from torch_geometric.utils import to_edge_index
+
+    edge_dim = 4
+    problem = Problem(name, edge_dim=edge_dim)
+    theirs, ours = layers(7 if problem.is_square else (7, 7), 6, heads=2, edge_dim=edge_dim)
+    sizes = len(problem.x if problem.is_square else problem.x[1]), len(problem.x if problem.is_square else problem.x[0])
+    attr = problem.edge_attr if values == "columns" else torch.ones(len(problem.edge_attr), dtype=torch.float64)
+    adj_t = sparse(problem.edge_index.flip(0), attr, sizes, layout)
+    stored = None if values == "columns" else torch.randn_like(problem.edge_attr)
+    if layout == torch.sparse_csc:  # which PyG's layer refuses: its edges in stored order stand for it
+        edges, attr = to_edge_index(adj_t)
+        expected = theirs(problem.x, edges.flip(0), attr if stored is None else stored)
+        torch.testing.assert_close(ours(problem.x, adj_t, stored), expected, rtol=1e-10, atol=1e-12)
+    else:
+        assert_same(theirs, ours, (problem.x, adj_t, stored))
+    if values == "columns":
+        torch.testing.assert_close(ours(problem.x, adj_t), ours(*problem.arguments), rtol=1e-10, atol=1e-12)
+
+
+def sparse(indices, values, sizes, layout):
+    """A sparse tensor [*sizes, ..] with its entries in the order of its layout; of COO in the order given."""
+    if layout == torch.sparse_coo:
+        return torch.sparse_coo_tensor(indices, values, (*sizes, *values.shape[1:]), is_coalesced=True)
+    compressed, plain = (0, 1) if layout == torch.sparse_csr else (1, 0)
+    order = torch.argsort(indices[compressed], stable=True)
+    offsets = torch.searchsorted(indices[compressed][order], torch.arange(sizes[compressed] + 1))
+    make = torch.sparse_csr_tensor if layout == torch.sparse_csr else torch.sparse_csc_tensor
+    return make(offsets, indices[plain][order], values[order], check_invariants=False)
+
+
+def test_pygs_own_examples_of_an_adjacency():
+    from torch_geometric.utils import to_torch_csc_tensor
+
+    x1, x2 = torch.randn(4, 7).double(), torch.randn(2, 7).double()
+    edge_index = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
+    for x, sizes in ((x1, (4, 4)), ((x1, x2), (4, 2))):
+        theirs, ours = layers(7 if sizes == (4, 4) else (7, 7), 5, heads=2)
+        adj_t = to_torch_csc_tensor(edge_index, size=sizes).t()
+        assert_same(theirs, ours, (x, adj_t, None))
+        torch.testing.assert_close(ours(x, adj_t), ours(x, edge_index), rtol=1e-10, atol=1e-12)
+
+
+def test_a_nan_in_an_edge_attribute_reaches_its_target_as_in_pyg():
+    problem = Problem("n_one_past_16", edge_dim=4)
+    problem.edge_attr[7] = torch.nan
+    theirs, ours = layers(7, 5, heads=2, edge_dim=4, root_weight=False)
+    out, expected = (layer(*problem.arguments).isnan() for layer in (ours, theirs))
+    assert torch.equal(out, expected)
+    assert out.any(1).sum() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_plans_for_the_type_that_q_has(planned, dtype):
+    """PyG's sums by autocast are in bfloat16, so the bound is that of two roundings."""
+    theirs, ours = layers(7, 16, heads=2, edge_dim=3, dtype=dtype)
+    problem = Problem("n_one_past_16", edge_dim=3, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ours(*problem.arguments)
+        assert torch.equal(out, ours(problem.x, ours.plan(problem.edge_index, len(problem.x)), problem.edge_attr))
+    expected_type = torch.bfloat16 if dtype == torch.float32 else dtype
+    assert (out.dtype, [options["dtype"] for options in planned]) == (expected_type, [expected_type])
+    exact = [each.double() if each.is_floating_point() else each for each in problem.arguments]
+    expected = theirs.double()(*exact)
+    assert relative_error(out, expected) < (2e-2 if dtype == torch.float32 else 1e-12)
+    out.to(dtype).square().sum().backward()
+    assert {parameter.grad.dtype for parameter in ours.parameters()} == {dtype}
+    expected.square().sum().backward()
+    mine, exactly = (torch.cat([each.grad.flatten() for each in layer.parameters()]) for layer in (ours, theirs))
+    assert relative_error(mine, exactly) < (5e-2 if dtype == torch.float32 else 1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"edge_dim": 3}, {"concat": False, "beta": True, "bias": False}])
+def test_the_same_seed_gives_pygs_initial_weights(arguments):
+    states = []
+    for make in (pyg().TransformerConv, FusedTransformerConv):
+        torch.manual_seed(11)
+        states.append(make((4, 7), 5, heads=2, **arguments).state_dict() | {"next": torch.rand(3)})
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_second_derivative_is_right_or_an_error():
+    """Forces: gradients of a loss on gradients."""
+    problem = Problem("n_one_past_16", edge_dim=3)
+
+    def of_forces(layer):
+        x = problem.x.clone().requires_grad_()
+        (force,) = torch.autograd.grad(layer(x, *problem.arguments[1:]).square().sum(), x, create_graph=True)
+        leaves = list(layer.parameters())
+        found = torch.autograd.grad(force.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+        return torch.cat([each.flatten() for each in found])
+
+    theirs, ours = layers(7, 5, heads=2, edge_dim=3)
+    assert relative_error(of_forces(ours), of_forces(theirs)) < 1e-10
+    with pytest.raises(NotImplementedError, match="backend dgl has no second derivatives"):
+        of_forces(layers(7, 5, heads=2, edge_dim=3, backend="dgl")[1])
 
 
 def test_missing_gradients_are_an_error_not_silence(planned, monkeypatch):

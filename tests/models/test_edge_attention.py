@@ -1,0 +1,159 @@
+"""The operator of compiled layers: torch's checks of it, and layers without a graph break beside PyG's."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from formula_backend import FormulaBackend
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from kernels import plan_attention
+from kernels.backends import REGISTRY
+from models import planned_edges
+from models.transformer_conv import FusedTransformerConv
+
+FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
+BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula", FUSED]
+close = torch.testing.assert_close
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def formula(monkeypatch) -> Iterator[None]:
+    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    calls = []
+
+    def recorded(*arguments, **options):
+        calls.append(options)
+        return plan_attention(*arguments, **options)
+
+    monkeypatch.setattr(planned_edges, "plan_attention", recorded)
+    return calls
+
+
+def place_of(backend):
+    return {"device": "cuda", "dtype": torch.float16} if backend == "fused3s" else {"dtype": torch.float64}
+
+
+def graph(nodes, edges, edge_dim, backend, seed=0):
+    """x, edge_index with repeated edges, edge_attr or None."""
+    generator, place = torch.Generator().manual_seed(seed), place_of(backend)
+    x = torch.randn(nodes, 8, generator=generator).to(**place).requires_grad_()
+    edge_index = torch.randint(nodes, (2, edges), generator=generator).to(x.device)
+    attr = None
+    if edge_dim:
+        attr = torch.randn(edges, edge_dim, generator=generator).to(**place).requires_grad_()
+    return x, edge_index, attr
+
+
+def results(layer, inputs):
+    """The output, and the gradients of a random sum by the inputs and the parameters."""
+    leaves = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
+    out = layer(*inputs)
+    factors = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
+    return [out, *torch.autograd.grad(out, [*leaves, *layer.parameters()], factors)]
+
+
+def assert_same(found, expected, backend):
+    for left, right in zip(found, expected, strict=True):
+        if backend == "fused3s":
+            assert (left.double() - right.double()).norm() <= 2e-2 * right.double().norm() + 1e-2
+        else:
+            close(left, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("edge_dim", [None, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_layer_takes_new_graphs_and_sizes(planned, backend, edge_dim):
+    pyg = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
+    theirs = pyg.TransformerConv(8, 4, heads=2, edge_dim=edge_dim, beta=True).to(**place_of(backend))
+    ours = FusedTransformerConv(8, 4, heads=2, edge_dim=edge_dim, beta=True, backend=backend).to(**place_of(backend))
+    ours.load_state_dict(theirs.state_dict())
+    counter = CompileCounterWithBackend("inductor" if backend == "fused3s" else "aot_eager")
+    compiled = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
+    frames = []
+    for number, (nodes, edges) in enumerate(((10, 30), (17, 40), (40, 35))):
+        inputs = graph(nodes, edges, edge_dim, backend, number)
+        assert_same(results(compiled, inputs), results(theirs, inputs), backend)
+        assert len(planned) == number + 1, "the backward pass made a plan of its own"
+        frames.append(counter.frame_count)
+    assert frames[0] == frames[-1]
+
+
+@pytest.mark.parametrize("edge_dim", [None, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_layer_takes_a_plan(backend, edge_dim):
+    layer = FusedTransformerConv(8, 4, heads=2, edge_dim=edge_dim, backend=backend).to(**place_of(backend))
+    x, edge_index, attr = graph(17, 40, edge_dim, backend)
+    inputs = x, layer.plan(edge_index, len(x)), attr
+    compiled = torch.compile(layer, backend="inductor" if backend == "fused3s" else "aot_eager", fullgraph=True)
+    assert_same(results(compiled, inputs), results(layer, inputs), backend)
+
+
+def test_a_compiled_layer_drops_weights_as_an_eager_one():
+    layer = FusedTransformerConv(8, 4, heads=2, edge_dim=3, dropout=0.5, backend="formula").double()
+    inputs = graph(17, 40, 3, "formula")
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    found = []
+    for call in (compiled, layer):
+        torch.manual_seed(3)
+        found.append(results(call, inputs))
+    assert_same(*found, "formula")
+    layer.eval()
+    with torch.no_grad():
+        close(compiled(*inputs), layer(*inputs))
+
+
+def test_a_compiled_layer_under_autocast_plans_for_its_type(planned):
+    layer = FusedTransformerConv(8, 4, heads=2, edge_dim=3, backend="formula")
+    x, edge_index, attr = (each if each.dtype == torch.int64 else each.float() for each in graph(17, 40, 3, "formula"))
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = compiled(x, edge_index, attr)
+        assert out.dtype == torch.bfloat16
+        close(out, layer(x, edge_index, attr), rtol=2e-2, atol=2e-2)
+    assert [options["dtype"] for options in planned] == [torch.bfloat16]
+
+
+def test_without_a_cache_a_compiled_layer_plans_at_every_pass(planned):
+    layer = FusedTransformerConv(8, 4, heads=2, backend="formula", cache=False).double()
+    x, edge_index, _ = graph(17, 40, None, "formula")
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for number in (2, 4):
+        found = results(compiled, (x, edge_index))
+        assert len(planned) == number
+        edge_index.numpy()[:] = edge_index.numpy()[::-1].copy()
+    assert_same(found, results(layer, (x, edge_index.flip(0))), "formula")
+
+
+def test_wrong_ids_are_named_by_a_compiled_layer():
+    layer = FusedTransformerConv(8, 4, backend="reference").double()
+    x, edge_index, _ = graph(17, 40, None, "reference")
+    with pytest.raises(ValueError, match=r"row 0 \(sources\) holds ids from .* to 99"):
+        torch.compile(layer, backend="aot_eager", fullgraph=True)(x, edge_index.clamp(min=99))
+
+
+@pytest.mark.parametrize("terms", [False, True])
+@pytest.mark.parametrize("backend", ["formula", "dgl", FUSED])
+def test_torchs_checks_of_the_operators(backend, terms):
+    x, edge_index, features = graph(17, 40, 3, backend)
+    query, key, value = torch.randn(3, 17, 2, 4).to(x).unbind(0)
+    tensors = [each.clone().requires_grad_() for each in (query, key, value)]
+    given = [None, None, None, None, 0.0, 0.5]
+    if terms:
+        weights = torch.randn(2, 2, 4, 3).to(x).unbind(0)
+        weights = [weight.clone().requires_grad_() for weight in weights]
+        given = [features, *weights, torch.tensor([5], device=x.device), 0.3, 0.5]
+    graph_arguments = edge_index, backend, True
+    torch.library.opcheck(torch.ops.fused3s.attention_of_edges, (*tensors, *given, *graph_arguments, True))
+    plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in (*tensors, *given)]
+    output, lse = torch.ops.fused3s.attention_of_edges(*plain, *graph_arguments, True)
+    arguments = (torch.randn_like(output), *plain[:3], output, lse, *plain[3:], *graph_arguments)
+    wanted = [True, False, True] + [terms] * 3
+    torch.library.opcheck(torch.ops.fused3s.attention_of_edges_backward, (*arguments, wanted))
