@@ -54,7 +54,7 @@ def report_table(run: InferenceRun) -> Table:
         "other layers": f"{execution.dense.path} ({execution.dense.reason})",
         "CUDA graph": f"{'yes' if execution.captured else 'no'} ({execution.graph_reason})",
         "precision": dtype_name(subject.dtype),
-        **({} if whole is None else _whole_lines(whole)),
+        **({} if whole is None else _whole_lines(whole, execution.captured is not None)),
         f"forward pass{first}": (
             f"{forward.median:.3f} ms median (p10 {forward.p10:.3f}, p90 {forward.p90:.3f}, {forward.repeats} "
             f"passes){busy}"
@@ -78,7 +78,7 @@ def describe_graphs(meta: GraphMeta) -> str:
     return f", {meta.num_graphs:,} of {meta.collection_size:,} graphs"
 
 
-def _whole_lines(whole: SetRun) -> dict[str, str]:
+def _whole_lines(whole: SetRun, captured: bool) -> dict[str, str]:
     rate, forward = whole.graphs_per_second, whole.forward
     runs = f"{rate.repeats} passes" if rate.repeats > 1 else "1 pass"
     return {
@@ -89,7 +89,7 @@ def _whole_lines(whole: SetRun) -> dict[str, str]:
         "throughput": f"{rate.median:,.0f} graphs/s median (p10 {rate.p10:,.0f}, p90 {rate.p90:,.0f}, {runs})",
         "in forward passes": (
             f"{whole.share.median:.1%} of that time, {forward.median:.3f} ms a batch (p10 {forward.p10:.3f}, p90 "
-            f"{forward.p90:.3f})"
+            f"{forward.p90:.3f}{', with assembly and plan' if captured else ''})"
         ),
     }
 

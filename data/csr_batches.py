@@ -189,24 +189,22 @@ class CsrBatches:
                 stands for no graph.
         """
         import torch
-        from torch.nn.functional import pad
 
-        arrays = self._arrays
-        first_node, sizes, first_edge, counts = arrays["table"][:, ids]
-        row_ends = sizes.cumsum(0)
-        moved = first_node - (row_ends - sizes)
-        nodes, graph, has_node = _gathered_rows(moved, row_ends, size.rows)
-        edge_ends = counts.cumsum(0)
-        edges, graph, has_edge = _gathered_rows(first_edge - (edge_ends - counts), edge_ends, size.edges)
-        degrees = (arrays["indptr"][nodes + 1] - arrays["indptr"][nodes]).long().where(has_node, 0)
+        arrays, table = self._arrays, self._arrays["table"][:, ids]
+        (first_node, first_edge), sizes = table[::2], table[1::2]  # of nodes, of edges
+        ends = sizes.cumsum(1)
+        (row_starts, edge_starts), (row_ends, edge_ends) = ends - sizes, ends
+        moved_node, moved_edge = first_node - row_starts, first_edge - edge_starts
+        nodes, graph, has_node = _gathered_rows(moved_node, row_ends, size.rows + 1)
+        edges, of_edge, has_edge = _gathered_rows(moved_edge, edge_ends, size.edges)
         col = arrays["col"] if len(arrays["col"]) else arrays["col"].new_zeros(1)
         further = PADDING_ROWS * torch.arange(size.all_graphs - size.graphs, device=ids.device)
         return BatchArrays(
-            indptr=pad(degrees.cumsum(0), (1, 0)),
-            col=(col[edges] - moved[graph].to(col.dtype)).where(has_edge, -1),
-            features=arrays["features"][nodes].where(has_node[:, None], 0),
+            indptr=(arrays["indptr"][nodes].long() - moved_edge[graph]).where(has_node, edge_ends[-1]),
+            col=(col[edges] - moved_node[of_edge].to(col.dtype)).where(has_edge, -1),
+            features=arrays["features"][nodes[:-1]].where(has_node[:-1, None], 0),
             edge_features=None,
-            graph_starts=torch.cat([row_ends - sizes, (row_ends[-1] + further).clamp_(max=size.rows)]),
+            graph_starts=torch.cat([row_starts, (row_ends[-1] + further).clamp_(max=size.rows)]),
         )
 
     def largest_size(self, batches: Sequence[np.ndarray]) -> BatchSize:

@@ -9,6 +9,7 @@ Direction: rows of A are queries, columns are keys. For a DGLGraph a node attend
 """
 
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
+from .captured_step import capture_step, copy_padded_
 from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .formats.bsb import BSB
@@ -24,6 +25,8 @@ __all__ = [
     "KernelCompileError",
     "SlowerBackendWarning",
     "UnsupportedGraphError",
+    "capture_step",
+    "copy_padded_",
     "list_backends",
     "plan_attention",
     "sparse_attention",

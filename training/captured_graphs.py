@@ -10,7 +10,7 @@ from data.csr_batches import BatchSize
 from kernels.runtime.cuda_graph import CapturedGraph, capture
 from training.metrics import UNKNOWN
 from training.padded_batches import PaddedBatches, Room, padding_refused
-from training.step import Step, unchanged
+from training.step import Step
 from training.tasks import Batch, GraphsBatch, GraphsTask
 
 
@@ -41,8 +41,7 @@ class CapturedGraphs:
         self._evaluation = PaddedBatches(graphs, evaluated, model, make_room(evaluated, False))
         self._labels = task.labels
         self._train.load(train[:1])  # any that fits
-        with unchanged(step):  # the calls before a capture are steps, too
-            self._captured_step: CapturedGraph[Tensor] = capture(lambda: step(self._batch(self._train)), step.device)
+        self._captured_step: CapturedGraph[Tensor] = step.captured(lambda: step(self._batch(self._train)))
         self._captured_evaluation: CapturedGraph[Tensor] = capture(
             lambda: step.evaluate(self._batch(self._evaluation)), step.device
         )

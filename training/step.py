@@ -1,12 +1,12 @@
 """One step of training and one evaluation pass, eager or as CUDA graphs."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kernels import capture_step
 from kernels.runtime.cuda_graph import CapturedGraph, capture
 from models import GraphTransformer
 from training.metrics import loss_of
@@ -63,6 +63,14 @@ class Step:
         self.working.refresh()
         return self.working.model(batch.inputs, **self.parts)
 
+    def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
+        """A CUDA graph of calls of this step; weights and optimiser are afterwards what they were.
+
+        Raises:
+            CaptureError: a backend or layer waits for the GPU.
+        """
+        return capture_step(run, self.model, self.optimiser, self.scaler)
+
 
 class CapturedStep:
     """`Step` on one batch as two CUDA graphs, a step and an evaluation.
@@ -73,8 +81,7 @@ class CapturedStep:
 
     def __init__(self, step: Step, batch: Batch) -> None:
         self.batch = batch
-        with unchanged(step):  # the calls before a capture are steps, too
-            self.train: CapturedGraph = capture(lambda: step(batch), step.device)
+        self.train: CapturedGraph = step.captured(lambda: step(batch))
         self.evaluation: CapturedGraph = capture(lambda: step.evaluate(batch), step.device)
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -88,27 +95,3 @@ class CapturedStep:
     def _check(self, batch: Batch) -> None:
         if batch.inputs is not self.batch.inputs:
             raise ValueError("batch: a captured step runs on the batch that it was captured for")
-
-
-@contextmanager
-def unchanged(step: Step) -> Iterator[None]:
-    """Weights, optimiser, loss scale and random numbers are afterwards what they were, in the same tensors."""
-    tensors = [*step.model.parameters(), *step.model.buffers()]
-    before = [tensor.detach().clone() for tensor in tensors]
-    moments = {
-        parameter: {name: tensor.clone() for name, tensor in state.items()}
-        for parameter, state in step.optimiser.state.items()
-    }
-    scale, random = step.scaler.state_dict(), torch.cuda.get_rng_state(step.device)
-    try:
-        yield
-    finally:  # also after a capture that failed: eager steps follow
-        with torch.no_grad():
-            for tensor, old in zip(tensors, before, strict=True):
-                tensor.copy_(old)
-            for parameter, state in step.optimiser.state.items():
-                for name, tensor in state.items():
-                    old = moments.get(parameter, {}).get(name)
-                    tensor.zero_() if old is None else tensor.copy_(old)  # zeros: what an optimiser starts from
-        step.scaler.load_state_dict(scale)
-        torch.cuda.set_rng_state(random, step.device)

@@ -50,7 +50,7 @@ def predictions(runner):
     """Logits of all graphs, in their order."""
     found = []
     with torch.inference_mode():
-        runner.run(lambda batch, logits: found.append(torch.from_numpy(logits)))
+        runner.run(lambda batch, logits: found.append(torch.from_numpy(logits.copy())))
     return torch.cat(found)
 
 

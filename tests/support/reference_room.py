@@ -1,31 +1,53 @@
-"""A stand-in for `kernels.PlanRoom` on the CPU: the reference backend over the arrays of the last `fill`."""
+"""Stand-ins on the CPU: the reference backend for a plan with room, and calls for the replays of a CUDA graph."""
 
-from kernels import plan_attention
+import numpy as np
+import scipy.sparse
+import torch
+
+from kernels import captured_step, plan_attention
 from kernels.formats.csr import CSRPattern
 
 
 class ReferenceRoom:
-    """As `kernels.PlanRoom`. `fills` counts the graphs."""
+    """As `kernels.PlanRoom`, for one or several `fills`."""
 
-    def __init__(self, shape, num_edges, *, device, dtype, head_dim, num_heads=1, backward=False):
+    def __init__(self, shape, num_edges, *, device, dtype, head_dim, num_heads=1, out_dtype=None, backward=False):
         self.shape, self.num_edges, self.fills = shape, num_edges, 0
 
     def fill(self, edges):
+        self.fills += 1
+        self.plan = plan_attention(self.pattern(edges), backend="reference", device="cpu")
+
+    def pattern(self, edges):
+        if isinstance(edges, torch.Tensor):
+            key, query = edges[:, edges[0] >= 0].numpy()
+            assert len(key) <= self.num_edges
+            return scipy.sparse.coo_array((np.ones(len(key)), (query, key)), self.shape)
         indptr, indices = edges
-        assert indptr.shape == (self.shape[0] + 1,)
-        assert indices.shape == (self.num_edges,)
+        assert (len(indptr), len(indices)) == (self.shape[0] + 1, self.num_edges)
         used = int(indptr[-1])
         assert (indices[used:] == -1).all()
-        self.fills += 1
-        self._plan = plan_attention(CSRPattern(indptr, indices[:used], self.shape), backend="reference", device="cpu")
-
-    def plan(self, q, k, v, **options):
-        return self._plan(q, k, v, **options)
+        return CSRPattern(indptr, indices[:used], self.shape)
 
 
 class CalledAgain:
-    """A stand-in for a CUDA graph: a replay calls the function."""
+    """As a CUDA graph of `run`: a replay calls it, and writes to the tensor of the first call."""
 
-    def __init__(self, run, device, launches=1):
-        run()
-        self.replay = run
+    def __init__(self, run, device):
+        self.run, self.result = run, run()
+
+    def replay(self):
+        return self.result.copy_(self.run())
+
+
+def capture_steps_on_cpu(monkeypatch, *modules):
+    """`capture_step` of these modules takes models on the CPU."""
+
+    def capture_step(run, *states):
+        with captured_step._restored(states, torch.device("cpu")):
+            return CalledAgain(run, torch.device("cpu"))
+
+    for module in modules:
+        monkeypatch.setattr(module, "capture_step", capture_step)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference_room import CalledAgain, ReferenceRoom
+from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 
 import kernels
 from models import GraphTransformer
-from training import Trainer, TrainingError, captured_graphs
+from training import Trainer, TrainingError, captured_graphs, step
 from training.captured_graphs import CapturedGraphs, capture_refused
 
 
@@ -25,8 +25,7 @@ def captured_on_cpu(monkeypatch):
     monkeypatch.setattr(kernels, "PlanRoom", ReferenceRoom, raising=False)
     monkeypatch.setattr(captured_graphs, "capture", CalledAgain)
     monkeypatch.setattr(Trainer, "_capture_refused", refused)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state))
+    capture_steps_on_cpu(monkeypatch, step)
 
 
 def loss_of_graphs(model, loaded, ids):

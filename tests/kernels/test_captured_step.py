@@ -1,0 +1,207 @@
+"""A loop of one's own captured: what is left of the calls before a capture, tensors of one size, sampled blocks, and
+the example; on a GPU against eager steps."""
+
+import copy
+import importlib.util
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from reference_room import ReferenceRoom, capture_steps_on_cpu
+from torch import nn
+
+import kernels
+from kernels import capture_step, copy_padded_, plan_attention
+from kernels.runtime.cuda_graph import CaptureError
+from models import FusedTransformerConv
+
+CPU = torch.device("cpu")
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "captured_loop.py"
+
+
+def test_a_model_on_the_cpu_is_an_error():
+    with pytest.raises(CaptureError, match="a CUDA graph needs an NVIDIA GPU, and the model is on cpu"):
+        capture_step(lambda: None, nn.Linear(1, 1))
+
+
+def test_rows_and_padding():
+    target = torch.full((5, 2), 7.0)
+    copy_padded_(target, torch.ones(3, 2), torch.nan)
+    assert torch.equal(target[:3], torch.ones(3, 2))
+    assert target[3:].isnan().all()
+    edges = torch.zeros(2, 4, dtype=torch.int64)
+    copy_padded_(edges.T, torch.tensor([[1, 2], [3, 4]]).T, -1)
+    assert edges.tolist() == [[1, 2, -1, -1], [3, 4, -1, -1]]
+    copy_padded_(target, torch.zeros(0, 2))
+    assert not target.any()
+
+
+@pytest.mark.parametrize("shape", [(6, 2), (3, 1), (3,)])
+def test_rows_without_room_are_named(shape):
+    target = torch.zeros(5, 2)
+    with pytest.raises(ValueError, match=r"rows: got shape .*; the target has room for \(5, 2\): up to 5 rows"):
+        copy_padded_(target, torch.ones(shape))
+    assert not target.any()
+
+
+class Blocks(nn.Module):
+    """Three layers over bipartite blocks, whose targets are their first sources."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(FusedTransformerConv(8, 4, heads=2) for _ in range(3))
+
+    def forward(self, x, graphs, sizes):
+        for layer, graph, size in zip(self.layers, graphs, sizes, strict=True):
+            x = layer((x, x[:size]), graph).tanh()
+        return x
+
+
+def sampled(seed, most):
+    """Edges of three blocks with less than `most` (targets, sources) rows each, features of sources, labels."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [int(torch.randint(size // 2, size, (), generator=generator)) for size in most]
+    blocks = []
+    for sources, targets in pairwise(sizes):
+        pairs = torch.rand(sources, targets, generator=generator) < 0.1
+        blocks.append(pairs.nonzero().T.contiguous())
+    x = torch.randn(sizes[0], 8, generator=generator)
+    return blocks, sizes[1:], x, torch.randint(0, 8, (sizes[-1],), generator=generator)
+
+
+def train(model, batches, run):
+    """The losses of steps, and the weights after them."""
+    losses = [run(*batch).item() for batch in batches]
+    return losses, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def updates(model):
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def update(x, graphs, sizes, labels):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(model(x, graphs, sizes), labels)
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return optimiser, update
+
+
+def captured_updates(model, update, optimiser, capture, most, room_of, device):
+    """The update on padded tensors, by replays."""
+    edges = [torch.full((2, 2_000), -1, device=device) for _ in most[1:]]
+    x, labels = torch.zeros(most[0], 8, device=device), torch.full((most[-1],), -100, device=device)
+    labels[0] = 0
+    shapes = [(targets, sources) for sources, targets in pairwise(most)]
+    options = {"device": device, "dtype": torch.float32, "head_dim": 4, "num_heads": 2, "backward": True}
+    rooms = [room_of(shape, 2_000, **options) for shape in shapes]
+
+    def step():
+        for room, of_block in zip(rooms, edges, strict=True):
+            room.fill(of_block)
+        return update(x, [room.plan for room in rooms], most[1:], labels)
+
+    graph = capture(step, model, optimiser)
+
+    def run(blocks, sizes, features, targets):
+        for room, block in zip(edges, blocks, strict=True):
+            copy_padded_(room.T, block.T, -1)
+        copy_padded_(x, features)
+        copy_padded_(labels, targets, -100)
+        return graph.replay()
+
+    return run
+
+
+MOST = (90, 60, 40, 20)
+
+
+def test_sampled_blocks_at_one_size_train_as_they_are(monkeypatch):
+    """Padded rows, columns and edges; weights and moments do not know of the calls before the capture."""
+    capture_steps_on_cpu(monkeypatch, kernels)
+    torch.manual_seed(0)
+    plain = Blocks()
+    padded, batches = copy.deepcopy(plain), [sampled(seed, MOST) for seed in range(5)]
+    _, update = updates(plain)
+
+    def eager(blocks, sizes, x, labels):
+        plans = [
+            layer.plan(block, (sources, targets))
+            for layer, block, sources, targets in zip(plain.layers, blocks, [len(x), *sizes], sizes, strict=False)
+        ]
+        return update(x, plans, sizes, labels)
+
+    expected = train(plain, batches, eager)
+    optimiser, update = updates(padded)
+    run = captured_updates(padded, update, optimiser, kernels.capture_step, MOST, ReferenceRoom, CPU)
+    losses, weights = train(padded, batches, run)
+    assert losses == pytest.approx(expected[0], rel=1e-5)
+    torch.testing.assert_close(weights, expected[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+def test_gpu_captured_blocks_train_as_eager_ones():
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(0)
+    plain = Blocks().to(device)
+    padded = copy.deepcopy(plain)
+    batches = []
+    for seed in range(5):
+        blocks, sizes, x, labels = sampled(seed, MOST)
+        batches.append(([block.to(device) for block in blocks], sizes, x.to(device), labels.to(device)))
+    _, update = updates(plain)
+
+    def eager(blocks, sizes, x, labels):
+        options = {"backend": "reference", "device": device}
+        plans = [
+            plan_attention(edges_of(block, (targets, sources)), **options)
+            for block, sources, targets in zip(blocks, [len(x), *sizes], sizes, strict=False)
+        ]
+        return update(x, plans, sizes, labels)
+
+    def edges_of(block, shape):
+        return ReferenceRoom(shape, 2_000, **dict.fromkeys(("device", "dtype", "head_dim"))).pattern(block.cpu())
+
+    expected = train(plain, batches, eager)
+    optimiser, update = updates(padded)
+    run = captured_updates(padded, update, optimiser, capture_step, MOST, kernels.PlanRoom, device)
+    losses, weights = train(padded, batches, run)
+    assert losses == pytest.approx(expected[0], rel=1e-3)
+    torch.testing.assert_close(weights, expected[1], atol=5e-3, rtol=5e-3)
+
+
+@pytest.fixture
+def example(monkeypatch):
+    pytest.importorskip("torch_geometric")
+    if not hasattr(kernels, "PlanRoom"):
+        monkeypatch.setattr(kernels, "PlanRoom", ReferenceRoom, raising=False)
+    spec = importlib.util.spec_from_file_location("captured_loop", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "captured_loop", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def losses_of_example(example, device, use_graph):
+    torch.manual_seed(0)
+    loader = example.DataLoader(example.molecules(100), batch_size=32)  # the last one has 4 graphs
+    return example.train(loader, device, use_graph)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_example_eagerly_and_captured(example, monkeypatch):
+    expected = losses_of_example(example, CPU, use_graph=False)
+    assert expected[-1] < expected[0]
+    capture_steps_on_cpu(monkeypatch, example)
+    monkeypatch.setattr(example, "PlanRoom", ReferenceRoom)
+    assert losses_of_example(example, CPU, use_graph=True) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.gpu
+def test_gpu_the_example(example):
+    device = torch.device("cuda", torch.cuda.current_device())
+    found, expected = (losses_of_example(example, device, use_graph) for use_graph in (True, False))
+    assert found == pytest.approx(expected, rel=1e-3)
