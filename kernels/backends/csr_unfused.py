@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..edge_data import EdgeTerms
+from ..errors import UnsupportedGraphError
 from ..formats.csr import MAX_DIM as MOST_EDGES
 from ..formats.edges import canonical_csr, rows_of_edges
 from ..formats.transpose import TransposedCSR, transpose_csr
@@ -78,6 +79,12 @@ class CSRUnfusedBackend(Backend):
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
         indptr, indices = canonical_csr(graph, device)
+        (num_rows, num_cols), num_edges = graph.shape, indices.numel()
+        if device.type == "cuda" and num_edges > num_rows * num_cols:
+            raise UnsupportedGraphError(
+                f"unsupported: {num_edges} edges between {num_rows} rows and {num_cols} columns; cuSPARSE takes no more "
+                "entries than the matrix has places, repeated edges among them: use fused3s, dgl or reference"
+            )
         data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
         return data.with_transpose() if inputs.backward else data
 
