@@ -12,7 +12,7 @@ torch.export works, and the exported program holds the plan: it is a program for
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NoReturn, get_args, get_type_hints
 
 import torch
@@ -47,7 +47,7 @@ class Operands:
         tensors: all tensors of the record.
         numbers: its integers.
         layout: JSON of the backend and the record: "t" for the next tensor, "n" for the next number, {"fields": [...]}
-            for a record, a list for a tuple, {"is": value} for anything else.
+            for a record, a list for a tuple, null for None, {"is": value} for anything else.
     """
 
     tensors: list[torch.Tensor]
@@ -59,27 +59,39 @@ class Operands:
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
 
-        def part(value: Any) -> Any:
+        def part(value: Any) -> Any:  # a plan of a new graph in every step takes this time in every step
+            if value is None:
+                return value
             if isinstance(value, torch.Tensor):
                 # torch._dynamo.mark_static_address, whose import takes a second: the CUDA graphs of torch.compile read
                 # the plan where it is, instead of copying it at every replay.
                 value._dynamo_static_input_type = "unguarded"
                 tensors.append(value)
                 return "t"
-            if isinstance(value, int) and not isinstance(value, bool):
+            if type(value) is int:
                 numbers.append(value)
                 return "n"
-            if is_dataclass(value):
-                return {"fields": [part(getattr(value, field.name)) for field in fields(value)]}
-            return [part(each) for each in value] if isinstance(value, tuple) else {"is": value}
+            if type(value) is tuple:
+                return [part(each) for each in value]
+            names = _field_names(type(value))
+            return {"is": value} if names is None else {"fields": [part(getattr(value, name)) for name in names]}
 
-        return cls(tensors, numbers, json.dumps({"backend": backend, "record": part(record)}))
+        return cls(tensors, numbers, _encode({"backend": backend, "record": part(record)}))
 
     @staticmethod
     def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
         """The backend, and the record with these tensors and numbers."""
         backend, make = _maker(layout)
         return REGISTRY[backend], make(iter(tensors), iter(numbers))
+
+
+_encode = json.JSONEncoder(check_circular=False).encode
+
+
+@cache
+def _field_names(record_type: type) -> tuple[str, ...] | None:
+    """Names of the fields of a record type; None for other types."""
+    return tuple(field.name for field in fields(record_type)) if is_dataclass(record_type) else None
 
 
 Maker = Callable[[Iterator[torch.Tensor], Iterator[int]], Any]
@@ -90,6 +102,8 @@ def _maker(layout: str) -> tuple[str, Maker]:
     """The name of the backend of a layout, and what makes its record; each call of an operator needs them."""
 
     def maker(part: Any, hint: Any) -> Maker:
+        if part is None:
+            return lambda tensors, numbers: None
         if part == "t":
             return lambda tensors, numbers: next(tensors)
         if part == "n":
