@@ -12,7 +12,7 @@ torch.export works, and the exported program holds the plan: it is a program for
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import count
 from typing import Any, NoReturn, get_args, get_type_hints
 from weakref import WeakValueDictionary
@@ -50,7 +50,8 @@ class Operands:
         tensors: all tensors of the record.
         numbers: its integers; of an object of another library the number under which this process knows it.
         layout: JSON of the backend and the record: "t" for the next tensor, "n" for the next number, {"fields": [...]}
-            for a record, a list for a tuple, {"is": value} for anything else, "foreign" for such an object.
+            for a record, a list for a tuple, null for None, {"is": value} for anything else, "foreign" for such an
+            object.
     """
 
     tensors: list[torch.Tensor]
@@ -66,21 +67,24 @@ class Operands:
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
 
-        def part(value: Any) -> Any:
+        def part(value: Any) -> Any:  # a plan of a new graph in every step takes this time in every step
+            if value is None:
+                return value
             if isinstance(value, torch.Tensor):
                 # torch._dynamo.mark_static_address, whose import takes a second: the CUDA graphs of torch.compile read
                 # the plan where it is, instead of copying it at every replay.
                 value._dynamo_static_input_type = "unguarded"
                 tensors.append(value)
                 return "t"
-            if isinstance(value, int) and not isinstance(value, bool):
+            if type(value) is int:
                 numbers.append(value)
                 return "n"
-            if is_dataclass(value):
-                return {"fields": [part(getattr(value, field.name)) for field in fields(value)]}
-            return [part(each) for each in value] if isinstance(value, tuple) else {"is": value}
+            if type(value) is tuple:
+                return [part(each) for each in value]
+            names = _field_names(type(value))
+            return {"is": value} if names is None else {"fields": [part(getattr(value, name)) for name in names]}
 
-        return cls(tensors, numbers, json.dumps({"backend": backend, "record": part(record)}))
+        return cls(tensors, numbers, _encode({"backend": backend, "record": part(record)}))
 
     @staticmethod
     def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
@@ -91,6 +95,15 @@ class Operands:
 
 _foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
 _numbers = count()
+_encode = json.JSONEncoder(check_circular=False).encode
+
+
+@cache
+def _field_names(record_type: type) -> tuple[str, ...] | None:
+    """Names of the fields of a record type; None for other types."""
+    return tuple(field.name for field in fields(record_type)) if is_dataclass(record_type) else None
+
+
 Maker = Callable[[Iterator[torch.Tensor], Iterator[int]], Any]
 
 
@@ -99,6 +112,8 @@ def _maker(layout: str) -> tuple[str, Maker]:
     """The name of the backend of a layout, and what makes its record; each call of an operator needs them."""
 
     def maker(part: Any, hint: Any) -> Maker:
+        if part is None:
+            return lambda tensors, numbers: None
         if part == "t":
             return lambda tensors, numbers: next(tensors)
         if part == "n":
