@@ -1,0 +1,88 @@
+"""FusedTransformerConv with the kernels of `fused3s` on the CPU (tests/cuda_shim): the joint projection's strides, and
+gradients that the kernels write into rows which hold the root's, too."""
+
+import pytest
+import torch
+from attention_cases import EDGE_CASES
+
+from models.transformer_conv import FusedTransformerConv
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+# Tiles; edges; heads of 13 columns are padded.
+SHAPES = [(1, 64), (4, 8), (3, 13)]
+
+
+@pytest.fixture
+def unset_memory(monkeypatch):
+    """New memory is NaN, as the shim asks for; without the guards of `poison`, so that rows fill their memory."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        make = getattr(owner, name)
+
+        def unset(*given, make=make, **options):
+            made = make(*given, **options)
+            return made.fill_(torch.nan) if made.is_floating_point() else made
+
+        monkeypatch.setattr(owner, name, unset)
+
+
+@pytest.mark.usefixtures("unset_memory")
+@pytest.mark.parametrize(
+    "switches", [{}, {"concat": False}, {"root_weight": False}, {"beta": True, "bias": False}], ids=str
+)
+@pytest.mark.parametrize(("heads", "width"), SHAPES)
+def test_a_training_step_is_that_of_float64(monkeypatch, heads, width, switches):
+    torch.manual_seed(0)
+    exact = FusedTransformerConv(16, width, heads=heads, **switches, backend="reference").double()
+    layer = FusedTransformerConv(16, width, heads=heads, **switches, backend="fused3s").half()
+    with torch.no_grad():
+        for mine, parameter in zip(layer.parameters(), exact.parameters(), strict=True):
+            parameter.copy_(mine.copy_(parameter))
+    graph = EDGE_CASES["n_one_past_16"]().tocoo()
+    edge_index = torch.stack([torch.from_numpy(graph.col), torch.from_numpy(graph.row)]).long()
+    x = torch.randn(graph.shape[0], 16).half().requires_grad_()
+    joined = []
+    cat = torch.cat
+    with cuda_on_cpu(MODES["late"]):
+        plan = layer.plan(edge_index, len(x))
+        out = layer(x, plan)
+        leaves = [x, *(each for each in layer.parameters())]
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "cat", lambda *given: joined.append(given) or cat(*given))
+            found = torch.autograd.grad(out.float().square().sum(), leaves, allow_unused=True)
+    nodes = x.detach().double().requires_grad_()
+    expected_out = exact(nodes, edge_index)
+    expected = torch.autograd.grad(expected_out.square().sum(), [nodes, *exact.parameters()], allow_unused=True)
+    for mine, correct in zip((out, *found), (expected_out, *expected), strict=True):
+        assert (mine is None) == (correct is None)
+        if mine is not None:
+            assert (mine.double() - correct).norm() <= 1e-2 * correct.norm() + 1e-2
+    if width % 2 == 0 and not switches.get("beta"):
+        assert not joined, "the gradients of q, k, v and root were copied into one tensor"
+
+
+@pytest.mark.usefixtures("unset_memory")
+@pytest.mark.parametrize(("heads", "width"), SHAPES)
+def test_float32_weights_under_autocast_with_edge_attributes(heads, width):
+    torch.manual_seed(0)
+    layer = FusedTransformerConv(16, width, heads=heads, edge_dim=3, backend="fused3s")
+    exact = FusedTransformerConv(16, width, heads=heads, edge_dim=3, backend="reference").double()
+    exact.load_state_dict(layer.state_dict())
+    graph = EDGE_CASES["hub"]().tocoo()
+    edge_index = torch.stack([torch.from_numpy(graph.col), torch.from_numpy(graph.row)]).long()
+    x, attr = torch.randn(graph.shape[0], 16), torch.randn(graph.nnz, 3)
+    with cuda_on_cpu(MODES["late"]):
+        with torch.autocast("cpu", torch.float16):
+            plan = layer.plan(edge_index, len(x))
+            out = layer(x, plan, attr)
+        assert (plan.inputs.dtype, out.dtype) == (torch.float16, torch.float16)
+        out.float().square().sum().backward()
+    expected = exact(x.double(), edge_index, attr.double())
+    expected.square().sum().backward()
+    assert (out.double() - expected).norm() <= 1e-2 * expected.norm()
+    mine, correct = (torch.cat([each.grad.double().flatten() for each in one.parameters()]) for one in (layer, exact))
+    assert (mine - correct).norm() <= 1e-2 * correct.norm()
