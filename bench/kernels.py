@@ -43,7 +43,7 @@ from kernels.backends import REGISTRY
 from kernels.backends.flex_attention import graph_block_mask
 from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import distinct_csr, rows_of_edges
+from kernels.formats.edges import canonical_csr, rows_of_edges
 from kernels.formats.row_order import RowOrder
 from kernels.runtime.cuda_graph import CaptureError
 from kernels.runtime.jit import get_kernel
@@ -295,7 +295,7 @@ def replan(cell: Cell, pattern: CSRPattern, device: torch.device, scale: float) 
     planned = kernels.plan_attention(pattern, backend=cell.backend, device=device)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        indptr, col = distinct_csr(pattern, device)
+        indptr, col = canonical_csr(pattern, device)
         mask = graph_block_mask(rows_of_edges(indptr), col.long(), pattern.shape)
         return replace(planned, data=replace(planned.data, block_mask=mask))(q, k, v, scale=scale, out_dtype=out_dtype)
 

@@ -13,6 +13,7 @@ from .captured_step import capture_step, copy_padded_
 from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, UnsupportedGraphError
 from .formats.bsb import BSB
+from .plan_room import PlanRoom, plan_many
 from .side_by_side import split_qkv
 
 __all__ = [
@@ -23,11 +24,13 @@ __all__ = [
     "BoundEdges",
     "EdgeData",
     "KernelCompileError",
+    "PlanRoom",
     "UnsupportedGraphError",
     "capture_step",
     "copy_padded_",
     "list_backends",
     "plan_attention",
+    "plan_many",
     "sparse_attention",
     "split_qkv",
 ]

@@ -14,6 +14,8 @@ O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 
 * The log-sum-exp of `fused3s` is that of the weights as rounded to the inputs' type: its error is up to 2.5e-4 in fp16
   and 2e-3 in bf16.
 * `scale=None` is 1/sqrt(d), as in torch's scaled_dot_product_attention; the paper's formula is `scale=1.0`.
+* Repeated edges count as often as they occur, as in PyG, DGL and torch: an edge that occurs m times has m times the
+  weight, and with edge data each of the m has its own. `flex_attention` refuses such graphs, for its mask has bits.
 
 Gradients, of the output by q, k, v, edge data and weights:
 
@@ -25,7 +27,7 @@ Gradients, of the output by q, k, v, edge data and weights:
 
 Dropout, by `fused3s`, `dgl`, `csr_unfused`, `reference` and `pyg`: each weight of the softmax is 0 with probability
 `dropout`, for each head by itself, and otherwise divided by 1 - dropout. The mask depends on the seed, the edge's row
-and column and the head alone (`kernels.dropout`), so all backends have the same one.
+and column and the head alone (`kernels.dropout`), so all backends have the same one, and repeated edges share theirs.
 
 Under torch.autocast q, k, v, edge data and weights are cast to its type, as the inputs of torch's
 scaled_dot_product_attention are: all floating-point types but float64. The output then has that type, unless
@@ -35,7 +37,7 @@ torch.compile takes the attention of a CUDA backend as one operator, without a g
 
 Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `csr_unfused`, `reference` and `pyg`:
 
-* It comes in the graph's own edge order. Repeated edges are one edge of A, with the data of the first of them.
+* It comes in the graph's own edge order.
 * The clamp comes last: it turns a bias of -inf into a score of -c. Without one, such an edge has weight 0, and a row
   whose edges all have it gives zeros, with every backend.
 """
@@ -50,16 +52,18 @@ from .arguments import check_dtype, check_flag, check_integer, check_word, resol
 from .backends import REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
 from .edge_data import EdgeData
-from .errors import BackendUnavailableError
-from .formats.bsb import BSB
-from .formats.csr import csr_pattern
+from .errors import BackendUnavailableError, UnsupportedGraphError
+from .formats.csr import csr_from_edges
+from .formats.edge_list import EdgeList, check_ids
 from .formats.edge_order import edge_order
+from .formats.graph_forms import count_edges, graph_record
 from .formats.row_order import check_method, permute_rows
 from .plan import DTYPES, AttentionPlan
 
 logger = logging.getLogger(__name__)
 
 MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
+CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at once: it is planned as soon as it is queued
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ def list_backends(device: torch.device | str | None = None) -> dict[str, Backend
 def plan_attention(
     graph: Any,
     *,
+    shape: tuple[int, int] | None = None,
+    check: bool | None = None,
     backend: str = "auto",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -94,8 +100,18 @@ def plan_attention(
     """Choose a backend and build its sparse format and schedule of `graph` on `device`, once for many calls.
 
     Args:
-        graph: a BSB, a DGLGraph (in-edges: destination nodes are the queries), a scipy.sparse matrix or a
-            torch.sparse_csr tensor (rows are the queries).
+        graph: any of these, whose entries are all edges, repeated ones too. On a GPU, a graph stays there.
+            an edge_index       [2, E] int32 or int64, in any order: sources (keys), then targets (queries), as in PyG
+            (indptr, indices)   CSR arrays of torch, NumPy or CuPy, whose rows are the queries
+            torch.sparse        a 2-D CSR, CSC or COO tensor, coalesced or not, and
+            scipy.sparse        a matrix or array, whose rows are the queries
+            a DGLGraph          in-edges: destination nodes are the queries
+            a BSB
+        shape: (num_rows, num_cols), queries and keys, of an edge_index and of (indptr, indices); others have their own.
+        check: whether to wait for a graph on a GPU and raise errors in its ids now. Otherwise `fused3s` raises them
+            where the host waits for the plan the next time, and never reads or writes out of bounds. None: now for up
+            to CHECKED_EDGES (16,384) edges, unless a CUDA graph is captured. Graphs on the CPU are checked now in any
+            case, and so are those for other backends.
         backend: a name of `list_backends()`, or "auto" for the fastest that can run; the log says which that is.
         device: where q, k and v will be; default the GPU where there is one.
         dtype, head_dim, num_heads, out_dtype: q, k, v and the output, where known. "auto" then takes a backend that
@@ -127,9 +143,18 @@ def plan_attention(
     if (reorder, backend) == ("auto", "auto") and not _can_reorder(device):
         logger.info("rows stay in their order (reorder='auto'): no backend on %s reorders them", device)
         reorder = "none"
+    if check is not None:
+        check_flag("check", check)
     inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
-    pattern = graph if isinstance(graph, BSB) else csr_pattern(graph, edge_data)
+    pattern = graph_record(graph, shape, edge_data)
     chosen = _choose(backend, device, inputs, reorder)
+    num_edges = count_edges(pattern)
+    _check_size(chosen, num_edges, inputs)
+    if isinstance(pattern, EdgeList):
+        if not (chosen.takes_edge_lists and device.type == "cuda" and reorder == "none"):
+            pattern = csr_from_edges(pattern, edge_data)
+        elif not pattern.edge_index.is_cuda:
+            check_ids(pattern)
     order = perm = None
     if reorder != "none":
         from .formats.row_order_search import find_row_order  # the only part that needs SciPy
@@ -139,6 +164,8 @@ def plan_attention(
     if perm is not None:
         pattern = permute_rows(csr_of(pattern), perm)
     data = chosen.build(pattern, device, inputs, perm)  # before the edge order: it names what is wrong with a graph
+    if device.type == "cuda" and (check or (check is None and _is_checked(num_edges))):
+        chosen.raise_graph_errors(data)
     edges = edge_order(pattern, device, perm) if edge_data else None
     return AttentionPlan(chosen.name, pattern.shape, device, inputs, data, order, edges)
 
@@ -149,6 +176,7 @@ def sparse_attention(
     v: torch.Tensor,
     graph: Any,
     *,
+    shape: tuple[int, int] | None = None,
     scale: float | None = None,
     backend: str = "auto",
     out_dtype: torch.dtype | None = None,
@@ -168,8 +196,7 @@ def sparse_attention(
     Args:
         q: [num_rows, d] or [num_rows, H, d]; float16, bfloat16, float32 or float64.
         k, v: [num_cols, d] or [num_cols, H, d], of q's type and device.
-        graph: a BSB, a DGLGraph (in-edges: destination nodes are the queries), a scipy.sparse matrix or a
-            torch.sparse_csr tensor (rows are the queries).
+        graph, shape: as in `plan_attention`.
         scale: factor of the scores; None means 1/sqrt(d).
         backend: a name of `list_backends()`, or "auto" for the fastest that can run.
         out_dtype: type of the result; None means q's type. `fused3s_paper` writes torch.float32 or q's type.
@@ -213,6 +240,7 @@ def sparse_attention(
         dtype = torch.get_autocast_dtype(q.device.type)
     plan = plan_attention(
         graph,
+        shape=shape,
         backend=backend,
         device=q.device,
         dtype=dtype,
@@ -227,6 +255,20 @@ def sparse_attention(
 
 def _can_reorder(device: torch.device) -> bool:
     return any(backend.reorders and not backend.unavailable(device) for backend in REGISTRY.values())
+
+
+def _is_checked(num_edges: int) -> bool:
+    """Whether a graph on a GPU is checked at once without being asked to."""
+    return num_edges <= CHECKED_EDGES and not torch.cuda.is_current_stream_capturing()
+
+
+def _check_size(backend: Backend, num_edges: int, inputs: InputSpec) -> None:
+    most = backend.most_edges(inputs)
+    if most is not None and num_edges > most:
+        raise UnsupportedGraphError(
+            f"unsupported: {num_edges} edges, and backend {backend.name} numbers up to {most} in 32 bits for such "
+            "inputs; split the rows into several graphs"
+        )
 
 
 def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) -> Backend:

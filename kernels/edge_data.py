@@ -34,9 +34,9 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class EdgeData:
     """Tensors of the edges of a graph, in the graph's own edge order, on the plan's device.
 
-    E counts all entries of the graph, repeated ones too. Repeated edges are one edge of A, and the data of the first of
-    them counts, the one with the lowest number. The order is that of a DGLGraph's edge ids; of the stored entries of
-    torch.sparse_csr and SciPy CSR; of `matrix.tocoo()` for any other SciPy format; of `to_csr` for a BSB.
+    E counts all entries of the graph; a repeated edge is an edge of its own, with its own data. The order is that of a
+    DGLGraph's edge ids; of the columns of an edge_index; of the stored entries of torch.sparse tensors, (indptr,
+    indices) and SciPy CSR; of `matrix.tocoo()` for any other SciPy format; of `to_csr` for a BSB.
 
     Attributes:
         bias: [E] or [E, H], q's type, added to the scaled score. -inf: the edge has weight 0, unless a clamp follows.
@@ -73,7 +73,7 @@ class BoundEdges:
 
 @dataclass(frozen=True, eq=False)
 class EdgeTerms:
-    """Edge data and weights of one call, for a backend; distinct edges in the order of its format.
+    """Edge data and weights of one call, for a backend; edges in the order of its format.
 
     Attributes:
         bias, multiplier: [nnz, 1] or [nnz, H], q's type.
@@ -238,14 +238,13 @@ def _check_edges(name: str, tensor: torch.Tensor, order: EdgeOrder) -> None:
     """Raise if it is no tensor with an entry for each of the caller's edges, on the plan's device."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
-    num_edges, num_distinct = order.num_edges, order.edge_of_csr.numel()
+    num_edges = order.num_edges
     got = tensor.shape[0] if tensor.dim() else None
     if got != num_edges:
         reason = ""
-        if got == num_distinct:
-            reason = f"; {got} is the number of distinct edges, and repeated edges count too"
-        elif got == num_edges - order.num_self_loops:
-            reason = f"; data for the {order.num_self_loops} self loops is missing"
+        num_self_loops = int(order.num_self_loops)
+        if got == num_edges - num_self_loops:
+            reason = f"; data for the {num_self_loops} self loops is missing"
         raise ValueError(
             f"{name}: got shape {tuple(tensor.shape)}, but the graph has {num_edges} edges{reason}; "
             f"{num_edges} entries are needed, in the graph's edge order"

@@ -23,7 +23,7 @@ from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
 from .torch_files import read_torch_file
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FILE_VERSION = 3
+FILE_VERSION = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +168,7 @@ class AttentionPlan:
         num_heads: int = 1,
         out_dtype: torch.dtype | None = None,
     ) -> "AttentionPlan":
-        """The plan with a schedule for other inputs; what does not depend on them is shared with this plan."""
+        """The plan of the same graph for other inputs."""
         planned = self.inputs
         return self._rebuilt(InputSpec(dtype, head_dim, num_heads, out_dtype, planned.edge_data, planned.backward))
 

@@ -26,7 +26,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..edge_data import EdgeTerms
-from ..formats.edges import distinct_csr
+from ..formats.edges import canonical_csr
 from .base import Backend, InputSpec
 from .cuda import refuse_gradients
 
@@ -89,7 +89,7 @@ class AnemoiBackend(Backend):
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> AnemoiData:
-        indptr, indices = distinct_csr(graph, device)
+        indptr, indices = canonical_csr(graph, device)
         return self.rebuild(AnemoiData(indices.long(), indptr, None), device, inputs)
 
     def rebuild(self, data: AnemoiData, device: torch.device, inputs: InputSpec) -> AnemoiData:

@@ -68,6 +68,7 @@ class Backend(ABC):
         in_auto: whether "auto" may take it; baselines run only where they are named.
         writes_lse: whether `attend` fills `lse`.
         reorders: whether `build` takes a row order.
+        takes_edge_lists: whether `build` for a GPU takes an `EdgeList`, too, and checks its ids there.
         takes_edges: whether `attend` takes `edges`.
         takes_dropout: whether `attend` takes `edges.dropout`, and `edges` with nothing else.
         autograd: whether autograd differentiates `attend`, which is made of torch calls.
@@ -81,6 +82,7 @@ class Backend(ABC):
     in_auto: bool = True
     writes_lse: bool = False
     reorders: bool = False
+    takes_edge_lists: bool = False
     takes_edges: bool = False
     takes_dropout: bool = False
     autograd: bool = True
@@ -100,18 +102,25 @@ class Backend(ABC):
         """Why the backend cannot take such inputs; None when it can."""
         return None
 
+    def most_edges(self, inputs: InputSpec) -> int | None:
+        """Most edges of a graph for such inputs; None without a limit of its own."""
+        return None
+
     @abstractmethod
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Any:
         """The sparse format of `graph` on `device`, and the kernels compiled where `inputs` names their instance.
 
         Args:
-            graph: a BSB or a `CSRPattern`.
+            graph: a BSB, a `CSRPattern`, or what `takes_edge_lists` names.
             perm: [num_rows] int32 on the CPU, for backends with `reorders`: row i of `graph` is row perm[i] of q and
                 of the output.
 
         Raises:
             UnsupportedGraphError: the backend cannot run this graph on `device`.
         """
+
+    def raise_graph_errors(self, data: Any) -> None:  # noqa: B027 (an optional method)
+        """Wait for `data`, and raise the ValueError of ids out of range, where `build` left that to later."""
 
     def rebuild(self, data: Any, device: torch.device, inputs: InputSpec) -> Any:
         """`data` for other inputs; what both need is shared. The default needs nothing else."""

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ..edge_data import EdgeTerms
-from ..formats.edges import distinct_csr, rows_of_edges
+from ..formats.csr import MAX_DIM as MOST_EDGES
+from ..formats.edges import canonical_csr, rows_of_edges
 from ..formats.transpose import TransposedCSR, transpose_csr
 from ..tensor_record import map_tensors
 from .base import Backend, InputSpec, dropout_factors
@@ -24,8 +25,8 @@ from .base import Backend, InputSpec, dropout_factors
 
 @dataclass(frozen=True, eq=False)
 class CSR:
-    """A without repeated edges: indptr [num_rows + 1], indices and row [nnz], int64; its transpose, int64 too, in
-    plans with a backward pass."""
+    """A: indptr [num_rows + 1], indices and row [nnz], int64; its transpose, int64 too, in plans with a backward pass.
+    Repeated edges are entries of their own: cuSPARSE and MKL take columns that are unsorted and repeated."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
@@ -70,8 +71,11 @@ class CSRUnfusedBackend(Backend):
             return "no NVIDIA GPU found, or this PyTorch has no CUDA"
         return None
 
+    def most_edges(self, inputs: InputSpec) -> int | None:
+        return MOST_EDGES if inputs.backward else None  # the transpose numbers them
+
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
-        indptr, indices = distinct_csr(graph, device)
+        indptr, indices = canonical_csr(graph, device)
         data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
         return data.with_transpose() if inputs.backward else data
 
@@ -164,6 +168,10 @@ class _SampledProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(query: torch.Tensor, key: torch.Tensor, data: CSR, pattern: torch.Tensor, scale: float) -> torch.Tensor:
+        if data.row.numel() > len(query) * len(
+            key
+        ):  # by repeated edges: sampled_addmm refuses more entries than places
+            return scale * (query @ key.t())[data.row, data.indices]
         # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
         return torch.sparse.sampled_addmm(pattern, query, key.t(), beta=0.0, alpha=scale).values()
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from ..errors import UnsupportedGraphError
-from ..formats.edges import distinct_csr, rows_of_edges
+from ..formats.edges import canonical_csr, rows_of_edges
 from ..fragments import WARP_SIZE
 from ..runtime.jit import get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
@@ -41,7 +41,7 @@ HYPER_SHARED_BYTES = 48 * 1024  # what a block gets without opting in to more; t
 
 @dataclass(frozen=True, eq=False)
 class TilingData:
-    """A without repeated edges: indptr [num_rows + 1] int64, indices [nnz] int32."""
+    """A: indptr [num_rows + 1] int64, indices [nnz] int32."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
@@ -49,8 +49,7 @@ class TilingData:
 
 @dataclass(frozen=True, eq=False)
 class HyperData:
-    """A without repeated edges: indptr [num_rows + 1] int64, indices and edge_row [nnz] int32; shared memory of a
-    block."""
+    """A: indptr [num_rows + 1] int64, indices and edge_row [nnz] int32; shared memory of a block."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
@@ -90,7 +89,7 @@ class DFGNNTilingBackend(_DFGNNBackend):
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> TilingData:
-        data = TilingData(*distinct_csr(graph, device))
+        data = TilingData(*canonical_csr(graph, device))
         if inputs.head_dim is not None:
             get_kernel(self.instance(inputs.head_dim), device.index)
         return data
@@ -130,7 +129,7 @@ class DFGNNHyperBackend(_DFGNNBackend):
         return KernelInstance("dfgnn_hyper.cu", "dfgnn_hyper", (vector, -(-head_dim // (vector * WARP_SIZE))))
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> HyperData:
-        indptr, indices = distinct_csr(graph, device)
+        indptr, indices = canonical_csr(graph, device)
         data = HyperData(indptr, indices, rows_of_edges(indptr).int(), hyper_shared_bytes(indptr))
         if inputs.head_dim is not None:
             get_kernel(self.instance(inputs.head_dim), device.index)

@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ..errors import UnsupportedGraphError
-from ..formats.edges import distinct_csr, rows_of_edges
+from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
 from .base import Backend, InputSpec
 
 BLOCK = 128  # FlexAttention's own default
@@ -52,7 +52,12 @@ class FlexAttentionBackend(Backend):
         return None
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> FlexData:
-        indptr, col = distinct_csr(graph, device)
+        indptr, col = canonical_csr(graph, device)
+        if col.numel() and not is_distinct(indptr, col, graph.shape):
+            raise UnsupportedGraphError(
+                "unsupported: the graph repeats edges, and the block mask has one bit for a row and a column; merge "
+                "them (torch_geometric.utils.coalesce, dgl.to_simple), or take another backend, which counts them"
+            )
         row, col = rows_of_edges(indptr), col.long()
         block_mask = graph_block_mask(row, col, graph.shape) if col.numel() else None
         # fullgraph: where torch gives up compiling it must say so, not fall back to dense attention.
@@ -87,7 +92,7 @@ def _own_code(function: FunctionType) -> FunctionType:
 
 
 def graph_block_mask(row: torch.Tensor, col: torch.Tensor, shape: tuple[int, int]) -> BlockMask:
-    """The block mask of the edges (row, col) [nnz] int64, without duplicates, at least one, of a matrix of `shape`.
+    """The block mask of the edges (row, col) [nnz] int64, none repeated, at least one, of a matrix of `shape`.
 
     Raises:
         UnsupportedGraphError: its tables would be too large.

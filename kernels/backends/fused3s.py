@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..edge_data import EdgeTerms
+from ..formats.gpu_csr import MOST_EDGES
 from ..formats.gpu_schedule import BlockShape, ScheduleInputs
 from ..formats.schedule import TileSlots
 from ..fragments import WARP_SIZE
@@ -33,8 +34,9 @@ from .fused3s_edges import (
     whole_rows,
 )
 from .fused3s_gradients import launch_gradients
-from .fused3s_planning import Fused3SData, plan_graph, prefers_edges, replan
-from .fused3s_shapes import COMMON_DIM, NARROW_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
+from .fused3s_planning import Fused3SData, MadePlan, check_size, make_room, plan_graph, replan
+from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
+from .kernel_choice import GraphSize, takes_edges
 
 WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
@@ -138,6 +140,7 @@ class Fused3SBackend(CudaBackend):
     data_type = Fused3SData
     writes_lse = True
     reorders = True
+    takes_edge_lists = True
     takes_edges = True
     takes_dropout = True
     has_backward = True
@@ -147,6 +150,9 @@ class Fused3SBackend(CudaBackend):
             return None
         return f"it takes torch.float16 and torch.bfloat16, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
 
+    def most_edges(self, inputs: InputSpec) -> int | None:
+        return MOST_EDGES  # numbered by the planning kernels
+
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> Fused3SData:
@@ -154,19 +160,38 @@ class Fused3SBackend(CudaBackend):
         _compile(data, device, inputs)
         return data
 
+    def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> MadePlan:
+        """A plan with room for `num_edges` edges, to be filled."""
+        shapes = _block_shapes(gpu_limits(device), inputs)
+        check_size(shape, num_edges, inputs.backward)
+        made = make_room(GraphSize(*shape, num_edges), device, inputs, shapes)
+        _compile(made.bounded, device, inputs)
+        return made
+
     def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
         data = replan(data, device, inputs, _block_shapes(gpu_limits(device), inputs))
         _compile(data, device, inputs)
         return data
 
+    def raise_graph_errors(self, data: Fused3SData) -> None:
+        if data.progress is not None:
+            data.progress.plan(data, waits=True)
+
     def describe(self, data: Fused3SData) -> str:
-        by_warp, by_block, split = data.schedule.windows
-        return (
-            f"{data.tile_offset.numel() - 1} row windows, {data.num_tiles} KV tiles of 16 keys\n  "
-            f"windows by one warp {by_warp}, by one block {by_block}, by several blocks {split} "
-            f"({data.schedule.num_splits} splits)\n  "
-            f"{data.schedule.num_blocks} blocks of {data.schedule.warps} warps a head; {data.schedule.heuristic}"
-        ) + (f"\n  edge by edge: {data.by_edge.work.items.shape[0]} items" if data.by_edge else "")
+        data, lines = data.ready(), []
+        if data.schedule and data.schedule.windows:
+            by_warp, by_block, split = data.schedule.windows
+            lines = [
+                f"{data.tile_offset.numel() - 1} row windows, {len(data.kv_tiles) - 2} KV tiles of 16 keys",
+                f"windows by one warp {by_warp}, by one block {by_block}, by several blocks {split} "
+                f"({data.schedule.num_splits} splits)",
+                f"{data.schedule.num_blocks} blocks of {data.schedule.warps} warps a head; {data.schedule.heuristic}",
+            ]
+        elif data.schedule:
+            lines = [f"room for {len(data.kv_tiles) - 2} KV tiles of 16 keys, {data.schedule.num_blocks} blocks a head"]
+        if data.by_edge:
+            lines.append(f"edge by edge: {data.by_edge.work.items.shape[0]} items")
+        return "\n  ".join(lines)
 
     def attend(
         self,
@@ -179,6 +204,7 @@ class Fused3SBackend(CudaBackend):
         lse: torch.Tensor | None = None,
         edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
+        data = data.ready()
         num_heads, dim = query.shape[1:]
         if dim % 2:  # rows of pairs of elements are what the kernel can copy
             padded = (functional.pad(each, (0, -dim % 8)) for each in (query, key, value))
@@ -204,28 +230,16 @@ class Fused3SBackend(CudaBackend):
         wanted: frozenset[str],
         side_by_side: bool = False,
     ) -> Gradients:
+        data = data.ready()
         tensors = (grad_output, query, key, value, output, lse)
         return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side)
 
 
 def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeTerms | None) -> bool:
-    """Whether a call runs cuda/fused3s_edges.cu, by the measurements in kernels/NOTES.md."""
-    if data.by_edge is None:
-        return False
-    num_edges, num_tiles = data.by_edge.indices.numel(), data.num_tiles
-    if edges is None:
-        return prefers_edges(data.num_rows, num_edges, num_tiles, num_heads, dim)
-    if edges.types is not None:
-        return True  # the other kernel has none
-    # With terms the other kernel computes one head at a time.
-    if edges.features is not None:
-        # Narrow heads: an edge costs about 9 instructions of a warp edge by edge, and a KV tile of up to 16 edges 250.
-        return dim <= NARROW_DIM and (num_heads > 1 or num_edges < 24 * num_tiles)
-    if num_heads == 1:
-        return False
-    if dim <= NARROW_DIM:
-        return num_edges < 96 * num_tiles
-    return num_edges < 20 * num_tiles and num_edges >= 6 * data.num_rows
+    """Whether a call runs cuda/fused3s_edges.cu."""
+    if data.by_edge is None or data.schedule is None:
+        return data.by_edge is not None
+    return takes_edges(data.size, num_heads, dim, 0 if edges is None else terms_of(edges)) is not False
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:

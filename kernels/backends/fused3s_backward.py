@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
@@ -11,11 +11,10 @@ import torch
 from torch.nn import functional
 
 from ..dropout import Dropout
-from ..formats.bsb import BSB
-from ..formats.gpu_plan import make_gpu_plan
-from ..formats.gpu_schedule import BlockShape, ScheduleInputs, make_schedules, wait_for
-from ..formats.schedule import Schedule, make_kv_tiles
-from ..formats.transpose import find_transpose
+from ..formats.gpu_schedule import BlockShape, ScheduleInputs, most_tiles_of
+from ..formats.schedule import Schedule
+from ..formats.torch_plan import tiles_of_csr
+from ..formats.transpose import transpose_csr
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
@@ -23,7 +22,7 @@ from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
 from .cuda import LOAD_BYTES, MAX_DIM, aligned_rows
 from .fused3s_edges import DROPOUT
-from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES, TILE
+from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
 
 TEAMS = 4
 FEW_TEAMS = 2  # for heads that two warps share: a block of eight is alone on its SM
@@ -123,7 +122,7 @@ class BackwardData:
 
     Attributes:
         by_row: A, for the row pass; its KV tiles are those of the forward pass.
-        by_column: A^T, whose rows are in their own order; where A is symmetric and not permuted, the arrays of A.
+        by_column: A^T, whose rows are in their own order.
         num_rows, num_cols: shape of A.
     """
 
@@ -143,52 +142,27 @@ def build_backward_data(
     num_heads: int = 1,
     head_dim: int | None = None,
 ) -> BackwardData:
-    """Format and schedules of both passes. Its arrays are complete on the device when it returns.
+    """Format and schedules of both passes, by torch.
 
     Args:
         kv_tiles, tile_offset, row_ids: of the forward pass (`Fused3SData`).
         indptr: [num_rows + 1] int64, indices [nnz] int32: CSR pattern of A in the forward pass's order of rows, columns
-            ascending, without repeated edges.
+            ascending.
         num_cols: columns of A.
         num_heads, head_dim: of the inputs; None where not known.
     """
-    num_rows = len(indptr) - 1
-    transposed, is_symmetric = find_transpose(indptr, indices, num_cols, row_ids)
-    inputs = pass_inputs(kv_tiles.device, num_heads, head_dim)
-    if is_symmetric:
-        by_row, by_column = make_schedules(kv_tiles, tile_offset, *inputs)
-        passes = PassData(kv_tiles, tile_offset, row_ids, by_row), PassData(kv_tiles, tile_offset, None, by_column)
-    else:
-        (by_row,) = make_schedules(kv_tiles, tile_offset, inputs[0])
-        passes = (
-            PassData(kv_tiles, tile_offset, row_ids, by_row),
-            column_pass(transposed.indptr, transposed.indices, num_rows, inputs[1]),
-        )
-    wait_for(kv_tiles.device)
-    return BackwardData(*passes, num_rows, num_cols)
-
-
-def rebuild_backward_data(data: BackwardData, num_heads: int = 1, head_dim: int | None = None) -> BackwardData:
-    """`data` with schedules for other heads; the rest is shared."""
-    by_row, by_column = (
-        replace(each, schedule=make_schedules(each.kv_tiles, each.tile_offset, inputs)[0])
-        for each, inputs in zip(
-            (data.by_row, data.by_column), pass_inputs(data.by_row.kv_tiles.device, num_heads, head_dim), strict=True
-        )
+    num_rows, num_edges = len(indptr) - 1, indices.numel()
+    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
+    of_rows, of_columns = pass_inputs(kv_tiles.device, num_heads, head_dim)
+    column_tiles, column_offset = tiles_of_csr(transposed.indptr, transposed.indices, num_rows)
+    by_row = of_rows.schedule_by_torch(kv_tiles, tile_offset, most_tiles_of(num_edges, num_rows))
+    by_column = of_columns.schedule_by_torch(column_tiles, column_offset, most_tiles_of(num_edges, num_cols))
+    return BackwardData(
+        PassData(kv_tiles, tile_offset, row_ids, by_row),
+        PassData(column_tiles, column_offset, None, by_column),
+        num_rows,
+        num_cols,
     )
-    wait_for(data.by_row.kv_tiles.device)
-    return replace(data, by_row=by_row, by_column=by_column)
-
-
-def column_pass(indptr: torch.Tensor, indices: torch.Tensor, num_rows: int, inputs: ScheduleInputs) -> PassData:
-    """A^T, a CSR pattern whose rows may be unsorted, as the column pass reads it. The arrays are queued."""
-    made = make_gpu_plan(indptr, indices, (len(indptr) - 1, num_rows), inputs) if indptr.is_cuda else None
-    if made is not None:
-        return PassData(made.kv_tiles, made.tile_offset, None, made.schedule)
-    bsb = BSB.from_csr(indptr, indices, num_rows, TILE)
-    kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
-    (schedule,) = make_schedules(kv_tiles, bsb.tcb_row_offset, inputs)
-    return PassData(kv_tiles, bsb.tcb_row_offset, None, schedule)
 
 
 def pass_inputs(device: torch.device, num_heads: int, head_dim: int | None) -> tuple[ScheduleInputs, ScheduleInputs]:

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from ..dropout import Dropout
 from ..edge_data import EdgeTerms
-from ..formats.gpu_row_items import make_gpu_row_items
 from ..formats.row_items import RowItems, make_row_items
 from ..fragments import WARP_SIZE
 from ..runtime.device import gpu_limits
@@ -108,7 +107,7 @@ def build_edge_kernel_data(
     num_heads: int,
     dim: int,
 ) -> EdgeKernelData:
-    """Items of a distinct CSR pattern (`formats.edges.distinct_csr`) for such heads."""
+    """Items of a CSR pattern (`formats.edges.canonical_csr`) for such heads, by torch."""
     return EdgeKernelData(indices, items_for_heads(indptr, indices.numel(), row_ids, device, num_heads, dim))
 
 
@@ -120,11 +119,8 @@ def items_for_heads(
     num_heads: int,
     dim: int,
 ) -> RowItems:
-    """Items of a CSR pattern for such heads. The arrays are queued."""
-    part_edges = part_edges_for_heads(num_edges, device, num_heads, dim)
-    if indptr.is_cuda and len(indptr) > 1:
-        return make_gpu_row_items(indptr, num_edges, row_ids, part_edges)
-    return make_row_items(indptr, row_ids, part_edges)
+    """Items of a CSR pattern for such heads, by torch."""
+    return make_row_items(indptr, row_ids, part_edges_for_heads(num_edges, device, num_heads, dim))
 
 
 def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, dim: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from ..edge_data import EdgeTerms
 from ..formats.row_items import RowItems
-from ..formats.transpose import TransposedCSR, find_transpose
+from ..formats.transpose import TransposedCSR, transpose_csr
 from ..fragments import WARP_SIZE
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
@@ -123,8 +123,8 @@ def build_edge_backward_data(
     dim: int,
     row_ids: torch.Tensor | None = None,
 ) -> EdgeBackwardData:
-    """A^T of the distinct CSR pattern that `build_edge_kernel_data` takes, for the same heads."""
-    transposed, _ = find_transpose(indptr, indices, num_cols, row_ids)
+    """A^T of the CSR pattern that `build_edge_kernel_data` takes, for the same heads, by torch."""
+    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
     work = items_for_heads(transposed.indptr, indices.numel(), None, device, num_heads, dim)
     return EdgeBackwardData(transposed, work)
 

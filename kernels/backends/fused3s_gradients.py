@@ -11,23 +11,9 @@ from torch.nn import functional
 
 from ..edge_data import EdgeTerms
 from .base import Gradients, InputSpec
-from .fused3s_backward import (
-    BackwardData,
-    build_backward_data,
-    compile_backward,
-    launch_backward,
-    rebuild_backward_data,
-)
+from .fused3s_backward import BackwardData, compile_backward, launch_backward
 from .fused3s_edges import DROPOUT, EdgeKernelData, pad_weights, terms_of
-from .fused3s_edges_backward import (
-    EdgeBackwardData,
-    build_edge_backward_data,
-    compile_edge_backward,
-    launch_edge_backward,
-)
-from .fused3s_shapes import COMMON_DIM, NARROW_DIM
-
-MOST_TILE_EDGES = 96  # several narrow heads go edge by edge where KV tiles have fewer edges
+from .fused3s_edges_backward import EdgeBackwardData, compile_edge_backward, launch_edge_backward
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,45 +27,6 @@ class GradientData:
 
     tiles: BackwardData | None
     edges: EdgeBackwardData | None
-
-
-def goes_by_edge(num_edges: int, num_tiles: int, num_heads: int, dim: int | None) -> bool:
-    """Whether cuda/fused3s_edges_backward.cu is the faster kernel without edge data (kernels/NOTES.md)."""
-    return num_heads > 1 and dim is not None and dim <= NARROW_DIM and num_edges < MOST_TILE_EDGES * num_tiles
-
-
-def build_gradient_data(
-    kv_tiles: torch.Tensor,
-    tile_offset: torch.Tensor,
-    row_ids: torch.Tensor | None,
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    num_cols: int,
-    inputs: InputSpec,
-    before: GradientData | None = None,
-) -> GradientData:
-    """Data for `inputs`, with the kernels compiled where their type is known.
-
-    Args:
-        kv_tiles, tile_offset, row_ids: of the forward pass (`Fused3SData`).
-        indptr, indices: CSR pattern of A in the forward pass's order of rows, without repeated edges.
-        num_cols: columns of A.
-        before: data of other inputs, whose transpose is shared.
-    """
-    device, num_heads, num_rows = kv_tiles.device, inputs.num_heads, len(indptr) - 1
-    dim = inputs.head_dim
-    by_edge = goes_by_edge(indices.numel(), kv_tiles.shape[0] - 2, num_heads, dim)
-    tiles = edges = None
-    if not by_edge:
-        if before and before.tiles:
-            tiles = rebuild_backward_data(before.tiles, num_heads, dim)
-        else:
-            tiles = build_backward_data(kv_tiles, tile_offset, row_ids, indptr, indices, num_cols, num_heads, dim)
-    if by_edge or inputs.edge_data:
-        rows = None if row_ids is None else row_ids[:num_rows]
-        edges = build_edge_backward_data(indptr, indices, num_cols, device, num_heads, dim or COMMON_DIM, rows)
-    compile_gradients(tiles, device, inputs)
-    return GradientData(tiles, edges)
 
 
 def compile_gradients(tiles: BackwardData | None, device: torch.device, inputs: InputSpec) -> None:

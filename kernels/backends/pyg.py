@@ -16,7 +16,7 @@ from typing import Any, Optional
 import torch
 
 from ..edge_data import EdgeTerms
-from ..formats.edges import distinct_csr, rows_of_edges
+from ..formats.edges import canonical_csr, rows_of_edges
 from .base import Backend, InputSpec, dropout_factors
 
 
@@ -41,7 +41,7 @@ class PyGBackend(Backend):
         return None
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> EdgeIndex:
-        indptr, indices = distinct_csr(graph, device)
+        indptr, indices = canonical_csr(graph, device)
         return EdgeIndex(torch.stack([indices.long(), rows_of_edges(indptr)]))
 
     def attend(

@@ -14,7 +14,7 @@ ELEMENTS_PER_CHUNK = 1 << 25  # gathered rows of K or V at a time: 256 MiB in fl
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The distinct edges of A: row, col [nnz] int64."""
+    """The edges of A: row, col [nnz] int64."""
 
     row: torch.Tensor
     col: torch.Tensor
@@ -32,7 +32,7 @@ class ReferenceBackend(Backend):
         return None
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Edges:
-        # Through BSB on every path: one place removes duplicates and checks indices.
+        # Through BSB on every path: one place sorts and checks indices.
         bsb = graph if isinstance(graph, BSB) else BSB.from_graph(graph)
         indptr, col = (array.to(device) for array in bsb.to_csr())
         row = torch.repeat_interleave(torch.arange(bsb.shape[0], device=device), indptr.diff())

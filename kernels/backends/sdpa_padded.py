@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..errors import UnsupportedGraphError
-from ..formats.edges import distinct_csr, rows_of_edges
+from ..formats.edges import canonical_csr, rows_of_edges
 from .base import Backend, InputSpec
 
 MAX_MASK_BYTES = 16 << 30
@@ -61,15 +61,16 @@ class Packing:
         return self.num_items * self.num_queries * self.num_keys * dtype.itemsize
 
     def mask(self, row: torch.Tensor, col: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[num_items, 1, num_queries, num_keys]: 0 on edges, else -inf; all 0 in rows without an edge, whose output is
-        dropped: softmax over nothing would be NaN."""
+        """[num_items, 1, num_queries, num_keys]: log m on an edge that occurs m times, else -inf; all 0 in rows without
+        an edge, whose output is dropped: softmax over nothing would be NaN."""
         query, key = self.row_slot[row], self.col_slot[col]
         shape = (self.num_items * self.num_queries, self.num_keys)
         flat = torch.full(shape, -torch.inf, dtype=dtype, device=row.device)
         has_edge = torch.zeros(flat.shape[0], dtype=torch.bool, device=row.device)
         has_edge[query] = True
         flat[~has_edge] = 0.0
-        flat[query, key % self.num_keys] = 0.0
+        place, count = torch.unique(query * self.num_keys + key % self.num_keys, return_counts=True)
+        flat.view(-1)[place] = count.double().log().to(dtype)
         return flat.view(self.num_items, 1, self.num_queries, self.num_keys)
 
 
@@ -108,7 +109,7 @@ class SDPAPaddedBackend(Backend):
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> PaddedData:
-        indptr, col = distinct_csr(graph, device)
+        indptr, col = canonical_csr(graph, device)
         row, col = rows_of_edges(indptr), col.long()
         packing = Packing.of(row, col, graph.shape)
         _check_size(packing, inputs.dtype or torch.float32)

@@ -10,10 +10,6 @@ constexpr int kWarpItem = -1;    // KWARP
 constexpr int kBlockItem = -2;   // KBLOCK
 constexpr int kSortSegment = 32;  // SORT_SEGMENT, a segment for each warp
 
-// In place of the KV tiles of a window, and besides them:
-constexpr int kDamaged = -1;           // the CSR is damaged
-constexpr int kNotDistinct = 1 << 30;  // a row whose columns do not ascend strictly
-
 template <bool kWide>
 struct IndexOf {
   using Type = int;
@@ -23,25 +19,29 @@ struct IndexOf<true> {
   using Type = i64;
 };
 
-// Numbers of a plan that the host reads, int64.
+// Numbers of a plan that the host may read, int64: of the CSR, then kScheduleNumbers of each schedule, then 2 of the row
+// items of A and of its transpose.
 enum PlanNumber {
-  kDamage,           // 1: the CSR is damaged, and the other numbers are 0
-  kNumTiles,         // KV tiles
-  kIsDistinct,       // 1: the columns of each row ascend strictly
-  kDuplicates,       // repeated edges
-  kNumBlocks,        // of the grid
-  kNumSplits,        // of all windows of several blocks
-  kWarpWindows,      // windows of one warp
-  kSplitWindows,     // windows of several blocks
-  kWarpTiles,        // SplitHeuristic
-  kSplitTiles,       // SplitHeuristic
-  kSegment,          // SplitHeuristic; 0 for None
-  kBlockWarps,       // warps of a block
-  kLeadingBlocks,    // shared blocks in front of the windows of one warp
-  kSharedBlocks,     // blocks of windows of one and several blocks
-  kIsSymmetric,      // 0: the columns of a row do not ascend strictly, or plan_reverse missed the reverse of an edge
-  kSurplus,          // edges above the diagonal less edges below it, of plan_reverse
-  kNumNumbers,
+  kBadOffset,  // num_rows + 1 less the first offset of a CSR that is wrong; 0: none
+  kBadEdge,    // num_edges less the first edge with an id out of range; 0: none
+  kSchedules = 8,
+  kRowItems = kSchedules + 3 * 16,
+  kCounts = kRowItems + 8,  // what lies behind
+};
+
+// Numbers of a schedule.
+enum ScheduleNumber {
+  kNumTiles,       // KV tiles
+  kNumBlocks,      // of the grid
+  kNumSplits,      // of all windows of several blocks
+  kWarpWindows,    // windows of one warp
+  kSplitWindows,   // windows of several blocks
+  kWarpTiles,      // SplitHeuristic
+  kSplitTiles,     // SplitHeuristic
+  kSegment,        // SplitHeuristic; 0 for None
+  kLeadingBlocks,  // shared blocks in front of the windows of one warp
+  kSharedBlocks,   // blocks of windows of one and several blocks
+  kScheduleNumbers = 16,
 };
 
 // Scratch memory of a schedule between plan_schedule and plan_items. `most_blocks`: at least the shared blocks.
@@ -82,16 +82,3 @@ struct EdgeBlock {
   // Edge `i` of a thread, which may be past the last.
   __device__ __forceinline__ i64 edge(int i) const { return first + i * kThreads + threadIdx.x; }
 };
-
-// Last row of [low, high) that starts at the edge or before it.
-__device__ __forceinline__ int row_of(const i64* indptr, i64 edge, int low, int high) {
-  while (high - low > 1) {
-    const int middle = low + (high - low) / 2;
-    if (__ldg(indptr + middle) <= edge) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}

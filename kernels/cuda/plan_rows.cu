@@ -1,8 +1,8 @@
-// Items of the rows of a CSR pattern for fused3s_edges.cu (kernels/formats/row_items.py says how, and is what the tests
-// compare with).
+// Items of the rows of CSR patterns, of A and of its transpose, for fused3s_edges.cu (kernels/formats/row_items.py says
+// how, and is what the tests compare with).
 //
-//   plan_parts        one block: the parts of long rows, and a list of the other rows
-//   plan_whole_rows   a block for each segment of 256 other rows, which it sorts by length
+//   plan_parts        the parts of long rows, and a list of the other rows
+//   plan_whole_rows   a block for each segment of 256 other rows, which it sorts by length; items without work behind
 #include "common.cuh"
 #include "plan_data.cuh"
 #include "thread_group.cuh"
@@ -10,32 +10,48 @@
 constexpr int kWarps = 32;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kThreadRows = 4;  // rows of a thread at a time
+constexpr int kChunk = kThreads * kThreadRows;
 constexpr int kSortWarps = 8;
 constexpr int kSortRows = kSortWarps * kWarpSize;  // SORT_SEGMENT
 
 struct Params {
-  int4* items;         // [num_items]  row, first edge, edges, part (-1: the whole row)
-  int2* parts;         // [num_parts]  first part of the row, parts of the row
-  const i64* indptr;   // [num_rows + 1]
-  const int* row_ids;  // [num_rows]  row of query and output of each row; null: rows in their own order
-  int* whole_rows;     // [num_rows]  scratch
-  i64* numbers;        // [2]  num_parts, and the other rows
-  const i64* plan;     // enum PlanNumber of the same arrays: there are no items if they are no distinct CSR; or null
-  int num_rows;
+  int4* items[2];         // [most_items]  row, first edge, edges, part (-1: the whole row); every element is written
+  int2* parts[2];         // [most_parts]  first part of the row, parts of the row
+  const i64* offsets[2];  // [num_rows + 1]
+  const int* row_ids;     // [num_rows]  row of query and output of each row of A; null: rows in their own order
+  int* whole_rows[2];     // [num_rows]  scratch
+  i64* numbers;           // [kCounts] PlanNumbers: of each pattern its parts, and the other rows
+  int num_rows[2];
+  int most_items[2];
   int part_edges;  // most edges of an item
 };
 
+// Grid: (blocks, patterns). A block counts the parts of all rows in front of its own: with up to some hundred blocks that
+// costs less than a launch for the sums of blocks.
 __global__ void __launch_bounds__(kThreads, 1) plan_parts(const __grid_constant__ Params p) {
   __shared__ int smem_sums[2 * kWarps];
-  const int lane = threadIdx.x % kWarpSize;
+  const int side = blockIdx.y, lane = threadIdx.x % kWarpSize;
   const BlockGroup<kWarps> group = {static_cast<int>(threadIdx.x), smem_sums};
-  const int num_rows = p.plan && !(p.plan[kIsDistinct] && !p.plan[kDamage]) ? 0 : p.num_rows;
-  int num_parts = 0, num_whole = 0;
-  for (int first = 0; first < num_rows; first += kThreads * kThreadRows) {
+  const i64* const offsets = p.offsets[side];
+  const int num_rows = p.num_rows[side];
+  const int* const row_ids = side == 0 ? p.row_ids : nullptr;
+  const int per_block = divide_up(divide_up(num_rows, kChunk), gridDim.x) * kChunk;
+  const i64 begin_row = static_cast<i64>(blockIdx.x) * per_block;
+  const int end_row = static_cast<int>(min(begin_row + per_block, static_cast<i64>(num_rows)));
+  if (begin_row >= num_rows) return;
+  int before[2] = {0, 0}, in_front[2];
+  for (int row = threadIdx.x; row < begin_row; row += kThreads) {
+    const int count = static_cast<int>(offsets[row + 1] - offsets[row]);
+    before[0] += count > p.part_edges ? divide_up(count, p.part_edges) : 0;
+    before[1] += count <= p.part_edges;
+  }
+  group.exclusive_sums(before, in_front);
+  int num_parts = in_front[0], num_whole = in_front[1];
+  for (int first = static_cast<int>(begin_row); first < end_row; first += kChunk) {
     const int first_row = first + kThreadRows * threadIdx.x;
     int begin[kThreadRows + 1], parts[kThreadRows], sum[2] = {0, 0}, total[2];
 #pragma unroll
-    for (int i = 0; i <= kThreadRows; ++i) begin[i] = static_cast<int>(p.indptr[min(first_row + i, num_rows)]);
+    for (int i = 0; i <= kThreadRows; ++i) begin[i] = static_cast<int>(offsets[min(first_row + i, num_rows)]);
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       const int count = begin[i + 1] - begin[i];
@@ -48,19 +64,19 @@ __global__ void __launch_bounds__(kThreads, 1) plan_parts(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < kThreadRows; ++i) {
       const int row = first_row + i, count = begin[i + 1] - begin[i];
-      if (row < num_rows && parts[i] == 0) p.whole_rows[whole++] = row;
+      if (row < num_rows && parts[i] == 0) p.whole_rows[side][whole++] = row;
       for (u32 long_rows = vote_ballot(parts[i] > 0); long_rows; long_rows &= long_rows - 1) {
         const int source = bfind(long_rows & -long_rows);  // the lowest
         const int its_row = __shfl_sync(kFullWarp, row, source), its_begin = __shfl_sync(kFullWarp, begin[i], source);
         const int its_count = __shfl_sync(kFullWarp, count, source);
         const int its_parts = __shfl_sync(kFullWarp, parts[i], source);
         const int first_part = __shfl_sync(kFullWarp, part, source);
-        const int row_id = p.row_ids ? p.row_ids[its_row] : its_row;
+        const int row_id = row_ids ? row_ids[its_row] : its_row;
         for (int j = lane; j < its_parts; j += kWarpSize) {
           const int offset = static_cast<int>(static_cast<i64>(its_count) * j / its_parts);
           const int end = static_cast<int>(static_cast<i64>(its_count) * (j + 1) / its_parts);
-          p.items[first_part + j] = make_int4(row_id, its_begin + offset, end - offset, first_part + j);
-          p.parts[first_part + j] = make_int2(first_part, its_parts);
+          p.items[side][first_part + j] = make_int4(row_id, its_begin + offset, end - offset, first_part + j);
+          p.parts[side][first_part + j] = make_int2(first_part, its_parts);
         }
       }
       part += parts[i];
@@ -68,30 +84,41 @@ __global__ void __launch_bounds__(kThreads, 1) plan_parts(const __grid_constant_
     num_parts += total[0];
     num_whole += total[1];
   }
-  if (threadIdx.x == 0) {
-    p.numbers[0] = num_parts;
-    p.numbers[1] = num_whole;
+  if (threadIdx.x == 0 && end_row == num_rows) {
+    p.numbers[kRowItems + 2 * side] = num_parts;
+    p.numbers[kRowItems + 2 * side + 1] = num_whole;
   }
 }
 
-// Grid: at least ceil(other rows / 256).
+// Grid: (at least ceil(most_items / 256), patterns).
 __global__ void __launch_bounds__(kSortRows) plan_whole_rows(const __grid_constant__ Params p) {
   __shared__ u32 smem_keys[kSortRows];
   __shared__ int smem_sums[kSortWarps];
-  const int num_parts = p.numbers[0], num_whole = p.numbers[1];
+  const int side = blockIdx.y;
+  const i64* const offsets = p.offsets[side];
+  const int* const row_ids = side == 0 ? p.row_ids : nullptr;
+  const int num_parts = p.numbers[kRowItems + 2 * side], num_whole = p.numbers[kRowItems + 2 * side + 1];
   const int first = blockIdx.x * kSortRows, index = first + threadIdx.x;
-  if (first >= num_whole) return;
+  const bool has_place = num_parts + index < p.most_items[side];
+  int4* const item = p.items[side] + num_parts + index;
+  if (first >= num_whole) {
+    if (has_place) *item = make_int4(-1, 0, 0, -1);
+    return;
+  }
   const BlockGroup<kSortWarps> group = {static_cast<int>(threadIdx.x), smem_sums};
   u32 key = 0xffffffffu;  // sorts last
   if (index < num_whole) {
-    const int row = p.whole_rows[index];
-    key = (p.part_edges - static_cast<int>(p.indptr[row + 1] - p.indptr[row])) * kSortRows + threadIdx.x;
+    const int row = p.whole_rows[side][index];
+    key = (p.part_edges - static_cast<int>(offsets[row + 1] - offsets[row])) * kSortRows + threadIdx.x;
   }
   smem_keys[threadIdx.x] = key;
   sort_keys(smem_keys, kSortRows, group);
-  if (index >= num_whole) return;
-  const int row = p.whole_rows[first + static_cast<int>(smem_keys[threadIdx.x] % kSortRows)];
-  const i64 begin = p.indptr[row];
-  p.items[num_parts + index] = make_int4(p.row_ids ? p.row_ids[row] : row, static_cast<int>(begin),
-                                         static_cast<int>(p.indptr[row + 1] - begin), -1);
+  if (index >= num_whole) {
+    if (has_place) *item = make_int4(-1, 0, 0, -1);
+    return;
+  }
+  const int row = p.whole_rows[side][first + static_cast<int>(smem_keys[threadIdx.x] % kSortRows)];
+  const i64 begin = offsets[row];
+  *item = make_int4(row_ids ? row_ids[row] : row, static_cast<int>(begin),
+                    static_cast<int>(offsets[row + 1] - begin), -1);
 }

@@ -2,7 +2,7 @@
 // compare with).
 //
 //   plan_schedule   a block for each schedule: first KV tile of each window, SplitHeuristic, order of the blocks
-//   plan_items      a warp for each work item of a schedule
+//   plan_items      a warp for each work item of a schedule, and for items without work behind them
 //
 // All orders are stable sorts by small numbers, so they do not depend on the order in which threads run.
 #include "common.cuh"
@@ -17,42 +17,30 @@ constexpr int kBins = 32;          // a lane for each
 constexpr int kBinBits = 5;
 constexpr int kItemWarps = 8;
 
-// One of the two shapes of a block that the inputs allow.
-struct BlockShape {
-  int warps;           // of a block
-  int resident_warps;  // that the GPU runs at once
-};
-
 constexpr int kMostSchedules = 3;
 
 // What a schedule depends on besides the graph.
 struct ScheduleInputs {
-  i64 small_tiles;  // below so many KV tiles in all head groups together a graph is small
-  int num_groups;   // head groups
-  BlockShape small;
-  BlockShape large;
+  int side;            // pattern: 0: A, 1: its transpose
+  int is_first;        // 1: the first schedule of its pattern, which writes the offsets
+  int num_groups;      // head groups
+  int warps;           // of a block
+  int resident_warps;  // that the GPU runs at once
+  int most_items;      // work items that there is memory for
 };
 
-struct ScheduleParams {
-  const int* tiles;  // has_offsets: [num_windows + 1] first KV tile of each window; else [num_windows] their number
-  int* tile_offset;  // [num_windows + 1]  first KV tile of each window; written
-  i64* numbers;      // [schedules] enum PlanNumber; every element is written
-  int* scratch;      // [schedules] ScheduleScratch
+struct Params {
+  const int* tiles[2];              // [num_windows]  KV tiles of each window
+  int* tile_offset[2];              // [num_windows + 1]  first KV tile of each window; written by plan_schedule
+  const int* kv_tiles[2];           // [most_tiles + 2][24]  read by plan_items
+  int* work_items[kMostSchedules];  // [most_items][56]  plan_items writes every element
+  i64* numbers;                     // [kCounts] PlanNumbers
+  int* scratch;                     // [schedules] ScheduleScratch
   int most_blocks;
-  int num_windows;  // at least 1
-  int many_blocks;  // MANY_BLOCKS, at most kSortKeys
-  int has_offsets;
+  int most_windows;
+  int num_windows[2];  // at least 1
+  int many_blocks;     // MANY_BLOCKS, at most kSortKeys
   ScheduleInputs inputs[kMostSchedules];
-};
-
-struct ItemParams {
-  int* work_items;         // [num_blocks][warps][56]; every element is written
-  const int* kv_tiles;     // [num_tiles + 2][24]
-  const int* tile_offset;  // [num_windows + 1]
-  const i64* numbers;      // enum PlanNumber
-  int* scratch;            // ScheduleScratch of the schedule
-  int most_blocks;
-  int num_windows;
 };
 
 // SplitHeuristic.of in the same arithmetic.
@@ -64,24 +52,23 @@ struct Heuristic {
 __device__ inline Heuristic heuristic_of(const ScheduleInputs& inputs, i64 num_windows, i64 total, int most,
                                          const int* histogram) {
   const i64 num_groups = inputs.num_groups;
-  const BlockShape shape = num_groups * total < inputs.small_tiles ? inputs.small : inputs.large;
-  const double head_share = static_cast<double>(total) / shape.resident_warps;
+  const double head_share = static_cast<double>(total) / inputs.resident_warps;
   const double share = num_groups * head_share;
   int warp_tiles = 3;
   if (share >= 2) {
     const i64 rank = (num_windows * 7 + 7) / 8;
     int quantile = 0;
     for (i64 count = histogram[0]; count < rank; count += histogram[quantile]) ++quantile;
-    const double waves = static_cast<double>(num_groups * num_windows) / shape.resident_warps;
+    const double waves = static_cast<double>(num_groups * num_windows) / inputs.resident_warps;
     const double part = waves <= 1 ? 1.4 : waves <= 1.4 ? 0.9 : 0.7;
     const int limit = static_cast<int>(fmax(7.0, fmin(part * share, 22.0)));
     warp_tiles = max(2, min(static_cast<int>(rint(1.3 * quantile)), limit));
   }
   i64 by_warp = 0;
   for (int i = 0; i <= warp_tiles; ++i) by_warp += histogram[i];
-  const bool at_once = most <= warp_tiles * shape.warps && num_groups * by_warp <= shape.resident_warps;
-  const int split_tiles = static_cast<int>(fmax(32.0, fmin(1.5 * head_share * shape.warps, 256.0)));
-  return {shape.warps, warp_tiles, split_tiles, at_once && share < 8 ? 0 : kSortSegment};
+  const bool at_once = most <= warp_tiles * inputs.warps && num_groups * by_warp <= inputs.resident_warps;
+  const int split_tiles = static_cast<int>(fmax(32.0, fmin(1.5 * head_share * inputs.warps, 256.0)));
+  return {inputs.warps, warp_tiles, split_tiles, at_once && share < 8 ? 0 : kSortSegment};
 }
 
 // Lane b: how many lanes hold b, of numbers below kBins.
@@ -182,88 +169,63 @@ __device__ __forceinline__ int block_tiles(const int4& block, const int* tile_of
 
 // kSortKeys: a power of two up to 4096. Grid: the schedules.
 template <int kSortKeys>
-__global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_constant__ ScheduleParams p) {
+__global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_constant__ Params p) {
   __shared__ u32 smem_keys[kSortKeys];
   __shared__ int smem_histogram[kWarps][kBins];
   __shared__ int smem_base[kBins];
   __shared__ int smem_sums[3 * kWarps];
-  __shared__ int smem_flags[kWarps];
   __shared__ Heuristic smem_heuristic[1];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const BlockGroup<kWarps> group = {static_cast<int>(threadIdx.x), smem_sums};
-  const ScheduleScratch scratch(p.scratch, p.most_blocks, p.num_windows, blockIdx.x);
-  i64* const numbers = p.numbers + static_cast<i64>(blockIdx.x) * kNumNumbers;
-  int* const tile_offset = blockIdx.x == 0 ? p.tile_offset : scratch.tile_offset;  // blocks share no memory
+  const ScheduleInputs& inputs = p.inputs[blockIdx.x];
+  const int num_windows = p.num_windows[inputs.side];
+  const ScheduleScratch scratch(p.scratch, p.most_blocks, p.most_windows, blockIdx.x);
+  i64* const numbers = p.numbers + kSchedules + blockIdx.x * kScheduleNumbers;
+  const int* const tiles = p.tiles[inputs.side];
+  int* const tile_offset = inputs.is_first ? p.tile_offset[inputs.side] : scratch.tile_offset;  // blocks share no memory
 
   // First KV tile of each window, and a histogram of their numbers of KV tiles.
   int num_tiles = 0, most = 0, bin_count = 0;
-  bool damaged = false, is_distinct = true;
-  for (int first = 0; first < p.num_windows; first += kChunk) {
+  for (int first = 0; first < num_windows; first += kChunk) {
     const int window = first + kThreadWindows * threadIdx.x;
     int count[kThreadWindows], sum[1] = {0}, total[1];
 #pragma unroll
     for (int i = 0; i < kThreadWindows; ++i) {
-      const bool exists = window + i < p.num_windows;
-      count[i] = exists ? p.tiles[window + i] : 0;
-      if (p.has_offsets && exists) count[i] = p.tiles[window + i + 1] - count[i];
-    }
-#pragma unroll
-    for (int i = 0; i < kThreadWindows; ++i) {
-      damaged |= count[i] < 0;
-      if (!p.has_offsets && count[i] >= kNotDistinct) {
-        is_distinct = false;
-        count[i] -= kNotDistinct;
-      }
+      count[i] = window + i < num_windows ? tiles[window + i] : 0;
       most = max(most, count[i]);
-      bin_count += histogram_of_lanes(min(count[i], kBins - 1), window + i < p.num_windows, lane);
+      bin_count += histogram_of_lanes(min(count[i], kBins - 1), window + i < num_windows, lane);
       sum[0] += count[i];
     }
     group.exclusive_sums(sum, total);
     int begin = num_tiles + sum[0];
 #pragma unroll
     for (int i = 0; i < kThreadWindows; ++i) {
-      if (window + i < p.num_windows) tile_offset[window + i] = begin;
+      if (window + i < num_windows) tile_offset[window + i] = begin;
       begin += count[i];
     }
     num_tiles += total[0];
   }
-  if (threadIdx.x == 0) tile_offset[p.num_windows] = num_tiles;
+  if (threadIdx.x == 0) tile_offset[num_windows] = num_tiles;
   sum_histograms(bin_count, smem_histogram, warp, lane);
 #pragma unroll
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
     most = max(most, __shfl_xor_sync(kFullWarp, most, distance));
   }
-  const bool any_damaged = __any_sync(kFullWarp, damaged), any_repeated = __any_sync(kFullWarp, !is_distinct);
-  if (lane == 0) {
-    smem_sums[warp] = most;
-    smem_flags[warp] = any_damaged + 2 * any_repeated;
-  }
+  if (lane == 0) smem_sums[warp] = most;
   __syncthreads();
-  int flags = 0;
-  for (int other = 0; other < kWarps; ++other) {
-    most = max(most, smem_sums[other]);
-    flags |= smem_flags[other];
-  }
-  damaged = flags & 1;
-  is_distinct = !(flags & 2);
-  if (damaged) {
-    for (int i = threadIdx.x; i < kNumNumbers; i += kThreads) numbers[i] = i == kDamage;
-    return;
-  }
-  if (threadIdx.x == 0) {
-    smem_heuristic[0] = heuristic_of(p.inputs[blockIdx.x], p.num_windows, num_tiles, most, smem_histogram[0]);
-  }
+  for (int other = 0; other < kWarps; ++other) most = max(most, smem_sums[other]);
+  if (threadIdx.x == 0) smem_heuristic[0] = heuristic_of(inputs, num_windows, num_tiles, most, smem_histogram[0]);
   __syncthreads();  // also for tile_offset
   const Heuristic heuristic = smem_heuristic[0];
 
   // Windows of one warp, and the shared blocks.
   enum { kByWarp, kBlocks, kSplits };
   int before[3] = {}, split_windows = 0, leading = 0;
-  for (int first = 0; first < p.num_windows; first += kThreads) {
+  for (int first = 0; first < num_windows; first += kThreads) {
     const int window = first + threadIdx.x;
     int count = 0, splits = 0;
     bool by_warp = false;
-    if (window < p.num_windows) {
+    if (window < num_windows) {
       count = tile_offset[window + 1] - tile_offset[window];
       by_warp = count <= heuristic.warp_tiles;
       splits = by_warp ? 0 : divide_up(count, heuristic.split_tiles);
@@ -304,10 +266,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
   }
 
   if (threadIdx.x == 0) {
-    numbers[kDamage] = 0;
     numbers[kNumTiles] = num_tiles;
-    numbers[kIsDistinct] = is_distinct;
-    numbers[kDuplicates] = 0;
     numbers[kNumBlocks] = num_shared + divide_up(num_by_warp, heuristic.warps);
     numbers[kNumSplits] = before[kSplits];
     numbers[kWarpWindows] = num_by_warp;
@@ -315,33 +274,37 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
     numbers[kWarpTiles] = heuristic.warp_tiles;
     numbers[kSplitTiles] = heuristic.split_tiles;
     numbers[kSegment] = heuristic.segment;
-    numbers[kBlockWarps] = heuristic.warps;
     numbers[kLeadingBlocks] = total[1];
     numbers[kSharedBlocks] = num_shared;
-    numbers[kIsSymmetric] = is_distinct;
-    numbers[kSurplus] = 0;
   }
 }
 
-// Work items are in the order of the grid: the leading shared blocks, the windows of one warp, the other shared blocks.
-// Grid: at least ceil(num_blocks * warps / 8).
-__global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid_constant__ ItemParams p) {
+// Work items are in the order of the grid: the leading shared blocks, the windows of one warp, the other shared blocks,
+// and items without work.
+// Grid: (at least ceil(most_items / 8), schedules).
+__global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid_constant__ Params p) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int warps = p.numbers[kBlockWarps];
+  const ScheduleInputs& inputs = p.inputs[blockIdx.y];
+  const i64* const numbers = p.numbers + kSchedules + blockIdx.y * kScheduleNumbers;
+  const int* const tile_offset = p.tile_offset[inputs.side];
+  const int* const kv_tiles = p.kv_tiles[inputs.side];
+  const int warps = inputs.warps;
   const i64 item = static_cast<i64>(blockIdx.x) * kItemWarps + warp;
-  if (item >= p.numbers[kNumBlocks] * warps) return;
-  const ScheduleScratch scratch(p.scratch, p.most_blocks, p.num_windows, 0);
-  const int num_tiles = p.numbers[kNumTiles], num_leading = p.numbers[kLeadingBlocks];
-  const int num_by_warp = p.numbers[kWarpWindows], num_warp_blocks = divide_up(num_by_warp, warps);
+  if (item >= inputs.most_items) return;
+  const ScheduleScratch scratch(p.scratch, p.most_blocks, p.most_windows, blockIdx.y);
+  const int num_tiles = numbers[kNumTiles], num_leading = numbers[kLeadingBlocks];
+  const int num_by_warp = numbers[kWarpWindows], num_warp_blocks = divide_up(num_by_warp, warps);
   const int block = item / warps, place = item % warps;
 
   int begin = num_tiles, count = 0, window = -1, split = kWarpItem, first_split = 0, num_splits = 0;
-  if (block >= num_leading && block < num_leading + num_warp_blocks) {
-    if (p.numbers[kSegment]) {  // sorted within the segment, most KV tiles first
+  if (block >= numbers[kNumBlocks]) {
+    // no work
+  } else if (block >= num_leading && block < num_leading + num_warp_blocks) {
+    if (numbers[kSegment]) {  // sorted within the segment, most KV tiles first
       const int index = (block - num_leading) * warps + place, own = index / kSortSegment * kSortSegment + lane;
       const bool exists = own < num_by_warp;
       const int own_window = exists ? scratch.warp_windows[own] : -1;
-      const int own_count = exists ? p.tile_offset[own_window + 1] - p.tile_offset[own_window] : 0;
+      const int own_count = exists ? tile_offset[own_window + 1] - tile_offset[own_window] : 0;
       u32 equal;
       const u32 above = lanes_above(own_count, exists, equal);
       const int rank = popc(above) + popc(equal & lanes_below(lane));
@@ -355,15 +318,15 @@ __global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid
       if (index < num_by_warp) window = scratch.dealt_windows[index];
     }
     if (window >= 0) {
-      begin = p.tile_offset[window];
-      count = p.tile_offset[window + 1] - begin;
+      begin = tile_offset[window];
+      count = tile_offset[window + 1] - begin;
     }
   } else {
     const int4 shared = scratch.blocks[scratch.block_order[block < num_leading ? block : block - num_warp_blocks]];
     window = shared.x;
-    const int window_begin = p.tile_offset[window], window_count = p.tile_offset[window + 1] - window_begin;
+    const int window_begin = tile_offset[window], window_count = tile_offset[window + 1] - window_begin;
     const int block_begin = window_begin + part_begin(window_count, shared.y, shared.z);
-    const int size = block_tiles(shared, p.tile_offset);
+    const int size = block_tiles(shared, tile_offset);
     begin = block_begin + divide_up(size * place, warps);
     count = block_begin + divide_up(size * (place + 1), warps) - begin;
     split = kBlockItem;
@@ -376,11 +339,11 @@ __global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid
 
   // As the oracle: of an item without KV tiles, the keys of the KV tile in front of `begin`; of none, no keys.
   const int last = begin + count - 1;
-  const bool has_key = lane < kTileK && last >= 0 && p.kv_tiles[static_cast<i64>(last) * kTileWords + lane] >= 0;
+  const bool has_key = lane < kTileK && last >= 0 && kv_tiles[static_cast<i64>(last) * kTileWords + lane] >= 0;
   const int num_keys = popc(vote_ballot(has_key));
   const int words[8] = {begin, count, window, num_keys, split, first_split, num_splits, 0};
-  int* const target = p.work_items + item * kItemWords;
-  const int* const first = p.kv_tiles + static_cast<i64>(begin) * kTileWords;
+  int* const target = p.work_items[blockIdx.y] + item * kItemWords;
+  const int* const first = kv_tiles + static_cast<i64>(begin) * kTileWords;
   int head = lane < kTileWords ? first[lane] : 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) head = lane == kTileWords + i ? words[i] : head;

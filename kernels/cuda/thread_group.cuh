@@ -71,14 +71,14 @@ __device__ __forceinline__ int round_up_to_power_of_two(int n) { return n <= 1 ?
 
 // Bitonic sort, ascending. keys: [count] in shared memory, count a power of two. Starts and ends with a barrier of the
 // group.
-template <typename Group>
-__device__ __forceinline__ void sort_keys(u32* keys, int count, Group group) {
+template <typename Key, typename Group>
+__device__ __forceinline__ void sort_keys(Key* keys, int count, Group group) {
   group.sync();
   for (int width = 2; width <= count; width *= 2) {
     for (int distance = width / 2; distance > 0; distance /= 2) {
       for (int i = group.rank; i < count / 2; i += Group::kThreads) {
         const int low = 2 * i - (i & (distance - 1)), high = low + distance;
-        const u32 first = keys[low], second = keys[high];
+        const Key first = keys[low], second = keys[high];
         const bool ascending = (low & width) == 0;
         if ((first > second) == ascending) keys[low] = second, keys[high] = first;
       }

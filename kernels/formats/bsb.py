@@ -9,6 +9,10 @@ rest, in ascending order, are cut into tensor core blocks (TCB) of c columns:
     . . . . . . . x                    . . | x .                                     00 | 01
     . . . . . x . .                    . x | . .                                     10 | 00
 
+An edge that is repeated counts as often as it occurs, but a bit counts once: the columns of the edges that repeat one
+follow behind all columns of the window, ascending, with the bits of the rows that have a second copy; then those of the
+third copies, and so on.
+
 Rows are queries and columns are keys. For a DGLGraph the rows are destination nodes and the columns source nodes:
 a node attends to the sources of its in-edges.
 """
@@ -43,8 +47,7 @@ class BSB:
     Attributes:
         shape: (num_rows, num_cols): queries and keys.
         tile: (r, c): rows and columns of a TCB; the paper's kernel needs (16, 8).
-        nnz: number of distinct nonzeros.
-        num_duplicates: repeated entries of the input, dropped.
+        nnz: number of edges, repeated ones included.
         tcb_row_offset: [num_row_windows + 1] int32, first TCB of each row window (the paper's `tro`).
         col_sparse_to_dense: [num_tcbs * c] int32, original column of each slot (the paper's `sptd`). Slots that pad
             the last TCB of a window repeat the window's last column.
@@ -55,7 +58,6 @@ class BSB:
     shape: tuple[int, int]
     tile: Tile
     nnz: int
-    num_duplicates: int
     tcb_row_offset: torch.Tensor
     col_sparse_to_dense: torch.Tensor
     bitmap: torch.Tensor
@@ -67,7 +69,7 @@ class BSB:
 
         Args:
             indptr: [num_rows + 1] int32 or int64.
-            indices: [nnz] int32 or int64, unsorted and repeated columns allowed.
+            indices: [nnz] int32 or int64, unsorted and repeated columns allowed; each entry is an edge.
             num_cols: number of columns; None means a square matrix.
             tile: (r, c), r from 1 to 256 and c a multiple of 8 up to 256.
 
@@ -87,8 +89,7 @@ class BSB:
             return cls(
                 shape=(indptr.size - 1, num_cols),
                 tile=(r, c),
-                nnz=built.nnz,
-                num_duplicates=built.num_duplicates,
+                nnz=indices.size,
                 tcb_row_offset=torch.from_dlpack(built.tcb_row_offset),
                 col_sparse_to_dense=torch.from_dlpack(built.col_sparse_to_dense),
                 bitmap=torch.from_dlpack(built.bitmap),
@@ -97,12 +98,12 @@ class BSB:
 
     @classmethod
     def from_scipy(cls, matrix: Any, tile: Tile = PAPER_TILE) -> "BSB":
-        """Build from a SciPy sparse matrix or array; every stored entry is a nonzero."""
+        """Build from a SciPy sparse matrix or array; every stored entry is an edge."""
         return cls._from_pattern(csr_from_scipy(matrix), tile)
 
     @classmethod
     def from_torch(cls, matrix: torch.Tensor, tile: Tile = PAPER_TILE) -> "BSB":
-        """Build from a 2-D `torch.sparse_csr` tensor on any device; every stored entry is a nonzero."""
+        """Build from a 2-D torch.sparse CSR, CSC or COO tensor on any device; every stored entry is an edge."""
         return cls._from_pattern(csr_from_torch(matrix), tile)
 
     @classmethod
@@ -157,10 +158,11 @@ class BSB:
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def to_csr(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The CSR arrays; the exact inverse of `from_csr` for sorted rows without duplicates.
+        """The CSR arrays; the exact inverse of `from_csr` for sorted rows without repeated columns.
 
         Returns:
-            (indptr, indices): [num_rows + 1] int64 and [nnz] int32 on this matrix's device, columns ascending.
+            (indptr, indices): [num_rows + 1] int64 and [nnz] int32 on this matrix's device, the columns of a row in the
+            order of the window's slots: ascending, then ascending once more those that are repeated, and so on.
         """
         r, c = self.tile
         bits = torch.arange(8, device=self.device, dtype=torch.uint8)
@@ -168,7 +170,7 @@ class BSB:
         tcb, local_row, column = torch.nonzero(mask.view(-1, r, c), as_tuple=True)
         counts = self.tcb_row_offset.diff().long()
         window = torch.repeat_interleave(torch.arange(self.num_row_windows, device=self.device), counts)
-        # TCBs ascend in a window and columns in a TCB: a stable sort by row alone also sorts the columns.
+        # TCBs ascend in a window and slots in a TCB: a stable sort by row alone leaves a row's edges in slot order.
         row, by_row = torch.sort(window[tcb] * r + local_row, stable=True)
         indices = self.col_sparse_to_dense.view(-1, c)[tcb, column][by_row]
         indptr = torch.zeros(self.shape[0] + 1, dtype=torch.int64, device=self.device)

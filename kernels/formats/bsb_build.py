@@ -21,8 +21,6 @@ class BSBArrays:
     col_sparse_to_dense: Any
     bitmap: Any
     row_window_order: Any
-    nnz: int
-    num_duplicates: int
 
 
 def build_bsb_arrays(xp: Any, indptr: Any, indices: Any, num_cols: int, tile: tuple[int, int]) -> BSBArrays:
@@ -31,7 +29,7 @@ def build_bsb_arrays(xp: Any, indptr: Any, indices: Any, num_cols: int, tile: tu
     Args:
         xp: `numpy` or `cupy`, the module of both arrays.
         indptr: [num_rows + 1] integer.
-        indices: [nnz] integer, in any order within a row, duplicates allowed.
+        indices: [nnz] integer, in any order within a row; each entry is an edge, repeated ones too.
         num_cols: number of columns.
         tile: (r, c), rows and columns of a TCB.
 
@@ -43,17 +41,16 @@ def build_bsb_arrays(xp: Any, indptr: Any, indices: Any, num_cols: int, tile: tu
     num_windows = -(-num_rows // r)
     window_edge = indptr[xp.minimum(xp.arange(num_windows + 1, dtype=xp.int64) * r, num_rows)].astype(xp.int64)
 
-    tcbs_per_window, columns, bitmaps, nnz = [], [], [], 0
+    tcbs_per_window, columns, bitmaps = [], [], []
     first = 0
     while first < num_windows:
         limit = int(window_edge[first]) + EDGES_PER_PASS
         last = int(xp.searchsorted(window_edge, xp.asarray([limit]), side="right")[0]) - 1
         last = min(max(last, first + 1), num_windows)  # a window is never split, however long
         rows = slice(first * r, min(last * r, num_rows) + 1)
-        *arrays, unique_edges = _compact_windows(xp, indptr[rows], indices, last - first, num_cols, tile)
+        arrays = _compact_windows(xp, indptr[rows], indices, last - first, num_cols, tile)
         for parts, array in zip((tcbs_per_window, columns, bitmaps), arrays, strict=True):
             parts.append(array)
-        nnz += unique_edges
         first = last
 
     counts = _joined(xp, tcbs_per_window, xp.int64)
@@ -68,8 +65,6 @@ def build_bsb_arrays(xp: Any, indptr: Any, indices: Any, num_cols: int, tile: tu
         col_sparse_to_dense=_joined(xp, columns, xp.int32),
         bitmap=_joined(xp, bitmaps, xp.uint8).reshape(-1, r, c // 8),
         row_window_order=sort_row_windows(xp, counts),
-        nnz=nnz,
-        num_duplicates=indices.size - nnz,
     )
 
 
@@ -93,8 +88,8 @@ def _joined(xp: Any, parts: list[Any], dtype: Any) -> Any:
 
 def _compact_windows(
     xp: Any, indptr: Any, indices: Any, num_windows: int, num_cols: int, tile: tuple[int, int]
-) -> tuple[Any, Any, Any, int]:
-    """TCBs per window, slot columns, bitmaps and the number of distinct edges of consecutive row windows."""
+) -> tuple[Any, Any, Any]:
+    """TCBs per window, slot columns and bitmaps of consecutive row windows."""
     r, c = tile
     first_edge, last_edge = int(indptr[0]), int(indptr[-1])
     num_edges = last_edge - first_edge
@@ -103,17 +98,22 @@ def _compact_windows(
     row_starts = (indptr[1:-1] - first_edge).astype(xp.int64)
     row = xp.cumsum(xp.bincount(row_starts, minlength=num_edges + 1)[:num_edges])
 
-    # One sort orders the edges by window, column and row; equal neighbours are duplicates. No overflow: dimensions
-    # are below 2^31, so keys stay below 2^63.
+    # One sort orders the edges by window, column and row; equal neighbours are copies of one edge. No overflow:
+    # dimensions are below 2^31, so keys stay below 2^63.
     column = indices[first_edge:last_edge].astype(xp.int64)
     key = ((row // r) * num_cols + column) * r + row % r
     key.sort()
-    key = key[_starts_run(xp, key)]
     local_row = key % r
     column_key = key // r
 
-    # Distinct (window, column) pairs are the compacted columns.
+    # Distinct (window, column) pairs are the compacted columns; with repeated edges, (window, copy, column) triples.
     starts_column = _starts_run(xp, column_key)
+    first_copy = _starts_run(xp, key)
+    if not bool(first_copy.all()):
+        copy = xp.arange(key.size) - xp.flatnonzero(first_copy)[xp.cumsum(first_copy) - 1]
+        by_copy = xp.argsort(column_key // num_cols * (int(copy.max()) + 1) + copy, kind="stable")
+        local_row, column_key, copy = local_row[by_copy], column_key[by_copy], copy[by_copy]
+        starts_column = _starts_run(xp, column_key) | _starts_run(xp, copy)
     column_of_edge = xp.cumsum(starts_column) - 1
     column_key = column_key[starts_column]
     window, column = column_key // max(num_cols, 1), column_key % max(num_cols, 1)
@@ -133,7 +133,7 @@ def _compact_windows(
     mask = xp.zeros(num_tcbs * r * c, dtype=xp.bool_)  # [num_tcbs, r, c]
     slot_of_edge = slot[column_of_edge]
     mask[(slot_of_edge // c * r + local_row) * c + slot_of_edge % c] = True
-    return tcbs_per_window, slot_column, xp.packbits(mask, bitorder="little"), key.size
+    return tcbs_per_window, slot_column, xp.packbits(mask, bitorder="little")
 
 
 def _starts_run(xp: Any, sorted_keys: Any) -> Any:

@@ -11,16 +11,19 @@ import torch
 
 from fused3s_dgl import import_dgl
 
+from .edge_list import EdgeList, check_ids, edges_from_torch
+
 MAX_DIM = 2**31 - 1  # row and column ids are stored as int32
+SPARSE_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
 @dataclass(frozen=True, eq=False)
 class CSRPattern:
-    """The pattern of a sparse binary matrix A: A[i, indices[indptr[i]:indptr[i+1]]] = 1.
+    """The pattern of a sparse matrix A: row i has the edges to the columns indices[indptr[i]:indptr[i+1]].
 
     Attributes:
         indptr: [num_rows + 1], an integer array of NumPy, CuPy or torch (any device).
-        indices: [nnz], the same kind of array; columns may be unsorted and repeated.
+        indices: [nnz], the same kind of array; columns may be unsorted, and repeated: each entry is an edge of its own.
         shape: (num_rows, num_cols).
         edge_ids: [nnz], the same kind of array: the caller's number of each entry; None: the stored order.
     """
@@ -35,26 +38,50 @@ def csr_from_scipy(matrix: Any, edge_ids: bool = False) -> CSRPattern:
     """Pattern of a SciPy sparse matrix or array: every stored entry is an edge, whatever its value.
 
     Args:
-        edge_ids: number the entries as `matrix.tocoo()` does. Repeated entries of a COO matrix are kept then; `tocsr`
-            adds them up.
+        edge_ids: number the entries as `matrix.tocoo()` does.
     """
     if not edge_ids or matrix.format == "csr":
         csr = matrix.tocsr()
-        return CSRPattern(csr.indptr, csr.indices, tuple(csr.shape))
+        if csr.nnz == matrix.nnz:  # `tocsr` adds up the repeated entries of a COO matrix
+            return CSRPattern(csr.indptr, csr.indices, tuple(csr.shape))
     coo = matrix.tocoo()
     by_row = np.argsort(coo.row, kind="stable")
     indptr = np.concatenate([[0], np.cumsum(np.bincount(coo.row, minlength=coo.shape[0]))])
-    return CSRPattern(indptr, coo.col[by_row], tuple(coo.shape), by_row)
+    return CSRPattern(indptr, coo.col[by_row], tuple(coo.shape), by_row if edge_ids else None)
 
 
-def csr_from_torch(matrix: torch.Tensor) -> CSRPattern:
-    """Pattern of a 2-D `torch.sparse_csr` tensor: every stored entry is an edge, whatever its value."""
-    if matrix.layout != torch.sparse_csr or matrix.dim() != 2:
+def csr_from_torch(matrix: torch.Tensor, edge_ids: bool = False) -> CSRPattern:
+    """Pattern of a 2-D torch.sparse CSR, CSC or COO tensor: every stored entry is an edge, whatever its value.
+
+    Args:
+        edge_ids: number the entries in stored order.
+    """
+    if matrix.dim() != 2 or matrix.layout not in SPARSE_LAYOUTS or matrix.dense_dim():
         raise TypeError(
-            f"graph: got a torch tensor of layout {matrix.layout} with {matrix.dim()} dimensions; "
-            "a 2-D torch.sparse_csr tensor is needed (tensor.to_sparse_csr())"
+            f"graph: got a torch tensor of layout {matrix.layout} with {matrix.dim()} dimensions; 2-D torch.sparse "
+            "CSR, CSC and COO tensors are allowed (tensor.to_sparse_csr()), and in plan_attention, with shape=, an "
+            "edge_index [2, E]"
         )
-    return CSRPattern(matrix.crow_indices(), matrix.col_indices(), tuple(matrix.shape))
+    if matrix.layout == torch.sparse_csr:
+        return CSRPattern(matrix.crow_indices(), matrix.col_indices(), tuple(matrix.shape))
+    return csr_from_edges(edges_from_torch(matrix), edge_ids)
+
+
+def csr_from_edges(edges: EdgeList, edge_ids: bool = False) -> CSRPattern:
+    """Pattern of an edge list, on its device: rows, and columns of a row, ascend. Waits for a GPU, to check the ids.
+
+    Args:
+        edge_ids: keep the place of each edge in the list.
+
+    Raises:
+        ValueError: an id is out of range.
+    """
+    check_ids(edges)
+    num_rows, num_cols = edges.shape
+    col, row = edges.edge_index.long()
+    order = torch.sort(row * num_cols + col, stable=True).indices  # below 2^62: both dimensions are below 2^31
+    indptr = torch.searchsorted(row[order], torch.arange(num_rows + 1, device=row.device))
+    return CSRPattern(indptr, edges.edge_index[0][order], edges.shape, order if edge_ids else None)
 
 
 def csr_from_dgl(graph: Any, edge_ids: bool = False) -> CSRPattern:
@@ -75,7 +102,7 @@ def csr_from_dgl(graph: Any, edge_ids: bool = False) -> CSRPattern:
 
 
 def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
-    """CSR pattern of a DGLGraph, a SciPy sparse matrix or a torch sparse CSR tensor; a pattern is returned as it is.
+    """CSR pattern of a DGLGraph, a SciPy or torch sparse matrix, or an edge list; a pattern is returned as it is.
 
     Args:
         edge_ids: keep the caller's numbers of the edges, where they are not in stored order.
@@ -85,16 +112,19 @@ def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
     """
     if isinstance(graph, CSRPattern):
         return graph
+    if isinstance(graph, EdgeList):
+        return csr_from_edges(graph, edge_ids)
     if isinstance(graph, torch.Tensor):
-        return csr_from_torch(graph)
+        return csr_from_torch(graph, edge_ids)
     package = type(graph).__module__.split(".", maxsplit=1)[0]
     if package == "scipy" and hasattr(graph, "tocsr"):
         return csr_from_scipy(graph, edge_ids)
     if package == "dgl" and isinstance(graph, import_dgl().DGLGraph):
         return csr_from_dgl(graph, edge_ids)
     raise TypeError(
-        f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are kernels.BSB, dgl.DGLGraph, "
-        "a scipy.sparse matrix and a torch.sparse_csr tensor (for bare arrays: BSB.from_csr(indptr, indices))"
+        f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are kernels.BSB, dgl.DGLGraph, a "
+        "scipy.sparse matrix, a torch.sparse CSR, CSC or COO tensor, and in plan_attention, with shape=, an edge_index "
+        "[2, E] and (indptr, indices)"
     )
 
 

@@ -1,8 +1,11 @@
-"""Edge identity: which of the caller's edges each distinct edge of A is.
+"""Edge identity: which of the caller's edges each edge of a format is.
 
-The caller numbers the edges of a graph as its format does: a DGLGraph by edge ids, torch.sparse_csr and SciPy CSR by
-stored order, every other SciPy format by the entries of its COO form, a BSB by its `to_csr`. Repeated edges are one
-edge of A; the first of them, the one with the lowest number, stands for it.
+The caller numbers the edges of a graph as its format does: a DGLGraph by edge ids, an edge_index by its columns,
+torch.sparse tensors and SciPy CSR by stored order, every other SciPy format by the entries of its COO form, a BSB by
+its `to_csr`.
+
+CSR order is the order of `BSB.to_csr`: in each row the columns ascend, then once more those of the edges that repeat
+one, and so on. The copies of an edge are counted in the caller's order.
 """
 
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ import torch
 
 from .bsb import BSB
 from .csr import CSRPattern, as_tensor
+from .edge_list import EdgeList
 from .edges import is_distinct, rows_of_edges
 
 
@@ -19,50 +23,64 @@ class EdgeOrder:
     """The caller's edges in CSR order.
 
     Attributes:
-        num_edges: E, the entries of the graph, repeated ones included.
-        num_self_loops: entries (i, i), repeated ones included.
-        edge_of_csr: [nnz] int64, the caller's edge of each distinct edge; rows, then columns ascending.
+        edge_of_csr: [E] int64, the caller's edge of each edge.
+        num_self_loops: [] int64, the number of edges (i, i).
     """
 
-    num_edges: int
-    num_self_loops: int
     edge_of_csr: torch.Tensor
+    num_self_loops: torch.Tensor
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return self.edge_of_csr.numel()
 
 
-def edge_order(graph: BSB | CSRPattern, device: torch.device, perm: torch.Tensor | None = None) -> EdgeOrder:
-    """The edge order of a valid graph, on `device`.
+def edge_order(graph: BSB | CSRPattern | EdgeList, device: torch.device, perm: torch.Tensor | None = None) -> EdgeOrder:
+    """The edge order of a valid graph, on `device`. Does not wait for a GPU if the graph is an edge list.
 
     Args:
-        graph: a BSB, or a pattern; its `edge_ids` number the caller's edges, without them its stored order does.
+        graph: `edge_ids` of a pattern number the caller's edges, without them its stored order does.
         perm: [num_rows] int32; row i of `graph` is row perm[i] of the caller's matrix, as after `permute_rows`. Only
             the count of self loops depends on it.
 
     Raises:
         ValueError: `edge_ids` does not hold every number from 0 to E - 1 once.
     """
+    if isinstance(graph, EdgeList):
+        col, row = graph.edge_index.to(device).long()
+        return EdgeOrder(_csr_order(row, col, graph.shape[1]), (row == col).sum())
+
     indptr, indices = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
-    indptr, indices = as_tensor(indptr).to(device).long(), as_tensor(indices).to(device)
+    indptr, indices = as_tensor(indptr).to(device).long(), as_tensor(indices).to(device).long()
     num_edges = indices.numel()
     row = rows_of_edges(indptr, num_edges)
     own = row if perm is None else perm.to(device)[row]
-    num_self_loops = int((own == indices).sum())
+    num_self_loops = (own == indices).sum()
 
     edge_ids = None if isinstance(graph, BSB) else graph.edge_ids
     if edge_ids is not None:
         edge_ids = as_tensor(edge_ids).to(device).long()
         _check_edge_ids(edge_ids, num_edges)
-    if is_distinct(indptr, indices, graph.shape):
-        edge_of_csr = torch.arange(num_edges, device=device) if edge_ids is None else edge_ids.clone()
-        return EdgeOrder(num_edges, num_self_loops, edge_of_csr)
-
-    key = row * graph.shape[1] + indices  # below 2^62: both dimensions are below 2^31
+    if isinstance(graph, BSB) or is_distinct(indptr, indices, graph.shape):
+        in_order = torch.arange(num_edges, device=device) if edge_ids is None else edge_ids.clone()
+        return EdgeOrder(in_order, num_self_loops)
     if edge_ids is not None:
-        key = torch.empty_like(key).scatter_(0, edge_ids, key)
-    # `key` is in the caller's order now: after a stable sort the first of a run is the first of the repeated edges.
-    key, edge = torch.sort(key, stable=True)
-    starts_run = torch.ones(num_edges, dtype=torch.bool, device=device)
+        row, indices = (torch.empty_like(each).scatter_(0, edge_ids, each) for each in (row, indices))
+    return EdgeOrder(_csr_order(row, indices, graph.shape[1]), num_self_loops)
+
+
+def _csr_order(row: torch.Tensor, col: torch.Tensor, num_cols: int) -> torch.Tensor:
+    """[E] int64, the edges (row, col) [E] int64 in CSR order. Does not wait for a GPU."""
+    key, edge = torch.sort(row * num_cols + col, stable=True)  # below 2^62: both dimensions are below 2^31
+    starts_run = torch.ones(len(key), dtype=torch.bool, device=key.device)
     starts_run[1:] = key[1:] != key[:-1]
-    return EdgeOrder(num_edges, num_self_loops, edge[starts_run])
+    if not key.is_cuda and bool(starts_run.all()):
+        return edge
+    place = torch.arange(len(key), device=key.device)
+    copy = place - torch.where(starts_run, place, 0).cummax(0).values
+    by_copy = torch.sort(key // max(num_cols, 1) * len(key) + copy, stable=True).indices
+    return edge[by_copy]
 
 
 def _check_edge_ids(edge_ids: torch.Tensor, num_edges: int) -> None:

@@ -1,4 +1,4 @@
-"""CSR and COO views of a graph without repeated edges, for backends that walk edges."""
+"""CSR and COO views of a graph, for backends that walk edges."""
 
 from typing import Any
 
@@ -8,16 +8,17 @@ from .bsb import BSB
 from .csr import CSRPattern, as_tensor
 
 
-def distinct_csr(graph: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(indptr [num_rows + 1] int64, indices [nnz] int32) on `device`, columns ascending in each row, checked.
+def canonical_csr(graph: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(indptr [num_rows + 1] int64, indices [nnz] int32) on `device`, checked; both are copies, which a plan may keep.
 
-    Both are copies, which a plan may keep.
+    The order of the edges is that of `BSB.to_csr` and of `edge_order`: in each row the columns ascend, then once more
+    those of the edges that repeat one, then those of the third copies, and so on.
     """
     if isinstance(graph, CSRPattern):
         indptr, indices = (as_tensor(array).to(device) for array in (graph.indptr, graph.indices))
         if is_distinct(indptr, indices, graph.shape):
             return indptr.to(torch.int64, copy=True), indices.to(torch.int32, copy=True)
-    # BSB sorts, drops repeated edges, and names what is wrong. It takes over 100 bytes an edge on the way back to CSR.
+    # BSB sorts, and names what is wrong. It takes over 100 bytes an edge on the way back to CSR.
     bsb = graph.to(device) if isinstance(graph, BSB) else BSB.from_graph(graph, device=device)
     indptr, indices = bsb.to_csr()
     return indptr, indices.contiguous()

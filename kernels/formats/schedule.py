@@ -106,15 +106,15 @@ class Schedule:
         work_items: [num_blocks, warps, 56] int32 struct WorkItem: the first KV tile of a warp and their number, the
             window, the keys of the last tile; KWARP, KBLOCK or the split, with the first split of the window and their
             number; and copies of the first two KV tiles. Window -1: the warp has nothing to do.
-        num_splits: splits of all windows.
-        windows: number of windows that one warp, one block, and several blocks take.
-        heuristic: the sizes that the windows were shared out by.
+        num_splits: splits of all windows, or more.
+        windows: number of windows that one warp, one block, and several blocks take; None where the host does not know.
+        heuristic: the sizes that the windows were shared out by; likewise.
     """
 
     work_items: torch.Tensor
     num_splits: int
-    windows: tuple[int, int, int]
-    heuristic: SplitHeuristic
+    windows: tuple[int, int, int] | None
+    heuristic: SplitHeuristic | None
 
     @property
     def num_blocks(self) -> int:
@@ -158,11 +158,13 @@ def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
     columns, num_tiles = columns.view(-1, TILE_KEYS), bitmap.shape[0]
     tiles = torch.empty((num_tiles + 2, TILE_WORDS), dtype=torch.int32, device=bitmap.device)
     tiles[num_tiles:] = -1
+    slot = torch.arange(TILE_KEYS, dtype=torch.int16, device=bitmap.device)
     for first in range(0, num_tiles, TILES_AT_A_TIME):
         part = slice(first, min(first + TILES_AT_A_TIME, num_tiles))
-        keys = columns[part].clone()
-        keys[:, 1:].masked_fill_(keys.diff(dim=1) == 0, -1)  # BSB pads a window by repeating its last column
-        tiles[part, KEYS] = keys
+        occupied = bitmap[part].view(torch.int16).squeeze(-1)  # a row's bits of the slots
+        for rows in (8, 4, 2, 1):
+            occupied = occupied[:, :rows] | occupied[:, rows:]
+        tiles[part, KEYS] = torch.where(occupied >> slot & 1 == 1, columns[part], -1)  # no row has a slot that pads
         # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
         row_pairs = bitmap[part].view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32)
         tiles[part, BITMAP] = row_pairs.view(torch.int32)
@@ -194,16 +196,13 @@ class TileSlots:
 
 
 def make_tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> TileSlots:
-    """Slots of the arrays of `make_kv_tiles`. Complete on the device when it returns."""
+    """Slots of the arrays of `make_kv_tiles`."""
     row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
     slot_edges = torch.empty_like(row, dtype=torch.int32)
     # A stable sort of the slots by row is CSR order: KV tiles ascend in a row, and keys in a KV tile.
     slot_edges[torch.sort(row, stable=True).indices] = torch.arange(len(row), dtype=torch.int32, device=row.device)
     per_tile = torch.bincount(tile, minlength=kv_tiles.shape[0])
-    tile_slots = torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int()
-    if row.is_cuda:  # the kernel reads them before griddepcontrol.wait
-        torch.cuda.current_stream(row.device).synchronize()
-    return TileSlots(tile_slots, slot_edges, place)
+    return TileSlots(torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int(), slot_edges, place)
 
 
 def _edges_of_tiles(

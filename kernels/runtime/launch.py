@@ -36,12 +36,17 @@ def launch_kernel(
         scalars: the other members, from `pack_scalars`.
         shared_bytes: dynamic shared memory of a block.
         overlaps: programmatic dependent launch (cuda/ptx/griddepcontrol.cuh), where the GPU has it: the kernel may
-            start before the one in front of it on the stream is done.
+            start before the one in front of it on the stream is done, but for the first one after `next_waits`.
     """
     cupy, driver = _cuda_modules()
     device_index = tensors[0].get_device()
+    stream = stream_handle(device_index)
+    if overlaps and _waiting:
+        key = device_index, stream
+        overlaps = key not in _waiting
+        _waiting.discard(key)
     config = _thread.config(grid, block, shared_bytes, overlaps and _can_overlap(device_index))
-    config.hStream = stream_handle(device_index)
+    config.hStream = stream
     _thread.fill([0 if tensor is None else tensor.data_ptr() for tensor in tensors], scalars)
     if device_index in _thread.devices and torch._C._cuda_getDevice() == device_index:
         (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _thread.kernel_params, 0)
@@ -56,6 +61,18 @@ def launch_kernel(
         _thread.devices.add(device_index)
     if error:
         raise RuntimeError(f"a kernel could not be launched on grid {grid} and block {block}: {error.name}")
+
+
+def next_waits(device_index: int) -> None:
+    """Let the next kernel that may overlap, on torch's current stream of this GPU, start after all that is queued now.
+
+    Kernels with programmatic dependent launch read a plan before griddepcontrol.wait, and only that instruction makes
+    what the kernels in front wrote visible. One launch without overlap behind the kernels that write a plan is enough:
+    it starts when they are done and their writes visible, and whatever overlaps starts after it, or after a kernel
+    that did. In a capture the same holds within the graph, since a graph does not overlap what is launched in front of
+    it. Work on other streams waits for an event in any case, which nothing overlaps.
+    """
+    _waiting.add((device_index, stream_handle(device_index)))
 
 
 def stream_handle(device_index: int) -> int:
@@ -76,6 +93,9 @@ def pack_scalars(*scalars: np.generic) -> bytes:
             raise TypeError(f"scalars: got {scalar!r}, a {type(scalar).__name__}; kernels declare {allowed}")
         packed += bytes(-len(packed) % scalar.itemsize) + scalar.tobytes()
     return packed + bytes(-len(packed) % 8)
+
+
+_waiting: set[tuple[int, int]] = set()  # GPU and stream, see `next_waits`
 
 
 @cache  # imported late, since a machine without a GPU has neither

@@ -1,11 +1,12 @@
 """Dense float64 attention, and the bound that kernels on the CPU are held to: twice the error of plain torch."""
 
 import torch
-from attention_cases import EDGE_CASES, Csr, dense_attention, mask_of
+from attention_cases import EDGE_CASES, REPEATED, Csr, counts_of, dense_attention
 from tolerance import FLOOR, edges_of, row_errors, torch_same_types
 
 # Every edge case; of the hub's 2000 nodes those around the hub, since the oracle is dense.
 GRAPHS = EDGE_CASES | {"hub": lambda: EDGE_CASES["hub"]()[750:1250, 750:1250]}
+MULTIGRAPHS = GRAPHS | REPEATED
 
 
 def inputs(graph: Csr, heads: int, dim: int, dtype: torch.dtype, strided: bool = False) -> list[torch.Tensor]:
@@ -33,13 +34,13 @@ def assert_attention(
     `normalised`: see `torch_same_types`.
     """
     q, k, v = tensors
-    mask = mask_of(graph)
-    expected = dense_attention(q, k, v, mask, scale)
+    counts = counts_of(graph)
+    expected = dense_attention(q, k, v, counts, scale)
     wrong = torch.nonzero(output.isnan() != expected.isnan())
     assert len(wrong) == 0, f"{label}: NaN, or no NaN, at {len(wrong)} wrong places, the first {wrong[0].tolist()}"
     output, expected = output.nan_to_num(), expected.nan_to_num()
     plain = torch_same_types(q, k, v, *edges_of(graph), scale, normalised).to(output.dtype).nan_to_num()
-    terms = dense_attention(q, k, v.abs(), mask, scale).nan_to_num()
+    terms = dense_attention(q, k, v.abs(), counts, scale).nan_to_num()
     errors = row_errors(output, expected, terms)
     allowed = 2 * row_errors(plain, expected, terms).amax() + FLOOR if expected.numel() else FLOOR
     row, head = divmod(int(errors.argmax()), errors.shape[1])
@@ -48,17 +49,18 @@ def assert_attention(
         f"got {output[row, head, :4].tolist()}..., expected {expected[row, head, :4].tolist()}..."
     )
     if lse is not None:
-        _assert_lse(lse, q, k, mask, scale, label)
+        _assert_lse(lse, q, k, counts, scale, label)
 
 
 def _assert_lse(
-    lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, scale: float, label: str
+    lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, counts: torch.Tensor, scale: float, label: str
 ) -> None:
     """Row by row: the kernels take lse from the weights as rounded, whose errors are independent of each other.
 
     A weight w is off by at most u w, and so a row's lse by at most u; four times sqrt(sum (u w)^2) / sum w is far out.
     """
-    score = (torch.einsum("nhd,mhd->nhm", q.double(), k.double()) * scale).masked_fill(~mask[:, None], -torch.inf)
+    score = torch.einsum("nhd,mhd->nhm", q.double(), k.double()) * scale
+    score = torch.where(counts[:, None] > 0, score + counts[:, None].double().log(), -torch.inf)
     expected = torch.logsumexp(score, -1)
     assert torch.equal(lse == -torch.inf, expected == -torch.inf), f"{label}: lse of rows without an edge"
     weight = torch.softmax(score, -1).nan_to_num()

@@ -11,7 +11,7 @@ from kernels import BSB, plan_attention
 from kernels.backends import fused3s_paper
 from kernels.backends.fused3s_paper import PaperKernelSpec
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
-from tests.cuda_shim.oracle import GRAPHS, assert_attention, inputs
+from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
@@ -44,7 +44,7 @@ LAUNCHES = [("late", 2, 0.3, True), ("early", 1, -0.2, False), ("random", 2, 0.0
 
 @pytest.mark.parametrize("spec", PAPER_SPECS, ids=lambda spec: spec.name)
 def test_the_papers_kernel(monkeypatch, spec):
-    for name, make_graph in GRAPHS.items():
+    for name, make_graph in MULTIGRAPHS.items():
         graph = make_graph()
         bsb = BSB.from_scipy(graph)
         for mode, heads, scale, strided in LAUNCHES:
@@ -115,7 +115,7 @@ def check_backend(monkeypatch, backend: str, dtype, out_dtype, dim: int, graphs:
     ],
 )
 def test_flashsparse(monkeypatch, backend, dtype, out_dtype, dim):
-    launched = check_backend(monkeypatch, backend, dtype, out_dtype, dim, GRAPHS | {"long": long_rows}, True)
+    launched = check_backend(monkeypatch, backend, dtype, out_dtype, dim, MULTIGRAPHS | {"long": long_rows}, True)
     kernels = {name.split("<")[0].removeprefix("flashsparse_") for name in launched}
     assert kernels == {"sddmm", "statistics", "normalise", "spmm", "merge"}
 
@@ -138,7 +138,7 @@ def long_rows() -> Csr:
 def test_dfgnn(monkeypatch, backend, dim):
     # A block a row: the graphs with many rows are for few warps.
     many_rows = {"hub", "tall"} if backend == "dfgnn_tiling" and dim > 64 else set()
-    graphs = {name: GRAPHS[name] for name in GRAPHS.keys() - many_rows}
+    graphs = {name: MULTIGRAPHS[name] for name in MULTIGRAPHS.keys() - many_rows}
     launched = check_backend(monkeypatch, backend, FLOAT, FLOAT, dim, graphs, False)
     assert len(set(launched)) == 1
 

@@ -16,7 +16,7 @@ from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout
 from kernels.edge_data import EdgeTerms
 from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import distinct_csr, rows_of_edges
+from kernels.formats.edges import canonical_csr, rows_of_edges
 from kernels.formats.row_order import permute_rows
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
@@ -59,23 +59,24 @@ class Call:
         reordered: bool = False,
         scale: float = 0.4,
     ) -> None:
-        first = graph.first_edge()
-        indptr = torch.nn.functional.pad((first >= 0).sum(1).cumsum(0), (1, 0))
-        pattern, perm = CSRPattern(indptr, torch.nonzero(first >= 0)[:, 1], graph.shape), None
+        order, perm = graph.csr_order(), None
+        indptr = torch.nn.functional.pad(torch.bincount(graph.row, minlength=graph.shape[0]).cumsum(0), (1, 0))
+        pattern = CSRPattern(indptr, graph.col[order], graph.shape, order)
         if reordered:
             perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
             pattern = permute_rows(pattern, perm)
-        indptr, indices = distinct_csr(pattern, first.device)
+        device = torch.device("cpu")
+        indptr, indices = canonical_csr(pattern, device)
         with cuda_on_cpu(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(fused3s_edges, "LEAST_PART_EDGES", part_edges)
             patch.setattr(fused3s_edges, "MOST_PART_EDGES", part_edges)
-            self.forward_data = build_edge_kernel_data(indptr, indices, perm, first.device, heads, dim)
-            self.data = build_edge_backward_data(indptr, indices, graph.shape[1], first.device, heads, dim, perm)
+            self.forward_data = build_edge_kernel_data(indptr, indices, perm, device, heads, dim)
+            self.data = build_edge_backward_data(indptr, indices, graph.shape[1], device, heads, dim, perm)
 
         row, self.col = rows_of_edges(indptr), indices.long()  # in the order of edge data
         self.row = row if perm is None else perm.long()[row]
         self.edges = replace(
-            edge_terms(graph, kind, first[self.row, self.col], heads, dim, dtype),
+            edge_terms(graph, kind, pattern.edge_ids, heads, dim, dtype),
             dropout=None if rate is None else Dropout(rate, torch.tensor([SEED])),
         )
         self.scale = scale

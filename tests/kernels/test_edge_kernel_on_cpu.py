@@ -15,11 +15,11 @@ from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout
 from kernels.edge_data import EdgeTerms
 from kernels.formats.csr import csr_pattern
-from kernels.formats.edges import distinct_csr, rows_of_edges
+from kernels.formats.edges import canonical_csr, rows_of_edges
 from kernels.formats.row_items import make_row_items
 from kernels.formats.row_order import permute_rows
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
-from tests.cuda_shim.oracle import GRAPHS, assert_attention, inputs
+from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
@@ -49,7 +49,7 @@ def run(monkeypatch, graph, tensors, scale, out_dtype, part_edges, mode="late", 
     if reordered:
         perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
         pattern = permute_rows(pattern, perm)
-    indptr, indices = distinct_csr(pattern, tensors[0].device)
+    indptr, indices = canonical_csr(pattern, tensors[0].device)
     data = EdgeKernelData(indices, make_row_items(indptr, perm, part_edges))
     with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
         lse = torch.empty(tensors[0].shape[:2], dtype=FLOAT, device=tensors[0].device)
@@ -58,7 +58,7 @@ def run(monkeypatch, graph, tensors, scale, out_dtype, part_edges, mode="late", 
 
 @pytest.mark.parametrize(("heads", "dim", "dtype", "out_dtype"), SHAPES)
 def test_every_case_matches_float64(monkeypatch, heads, dim, dtype, out_dtype):
-    for name, make_graph in GRAPHS.items():
+    for name, make_graph in MULTIGRAPHS.items():
         graph = make_graph()
         for part_edges, mode, scale, strided, reordered in (
             (1000, "late", 0.3, False, False),
@@ -131,7 +131,7 @@ def test_dropout_by_the_numbers_of_rows_in_the_graph(monkeypatch, heads, dim, fe
     graph = GRAPHS["hub"]()
     tensors = inputs(graph, heads, dim, HALF)
     perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
-    indptr, col = distinct_csr(permute_rows(csr_pattern(graph), perm), perm.device)
+    indptr, col = canonical_csr(permute_rows(csr_pattern(graph), perm), perm.device)
     row = perm.long()[rows_of_edges(indptr)]
     edges = EdgeTerms(dropout=Dropout(0.3, torch.tensor([-(2**35) + 77])))
     if features:

@@ -117,7 +117,7 @@ def test_gradients_without_edge_data(backend):
         packed = torch.randn(graph.shape[0], 3, 6, dtype=DOUBLE, requires_grad=True)
         factors = torch.randn(graph.shape[0], 6, dtype=DOUBLE)
         (found,) = torch.autograd.grad((plan(*packed.unbind(1)) * factors).sum(), packed)
-        dense = dense_edge_attention(*packed[:, :, None].unbind(1), graph.first_edge() >= 0, 6**-0.5)[0]
+        dense = dense_edge_attention(*packed[:, :, None].unbind(1), graph.mask(), 6**-0.5)[0]
         (expected,) = torch.autograd.grad((dense.squeeze(1) * factors).sum(), packed)
         close(found, expected)
 
@@ -422,7 +422,7 @@ class TestDropout:
 
         def dense(q, k, v):
             ones = torch.eye(num_cols, dtype=DOUBLE)[:, None].expand(-1, 3, -1)
-            weights, _ = dense_edge_attention(q, k, ones, graph.first_edge() >= 0, SCALE)  # [N, H, M]
+            weights, _ = dense_edge_attention(q, k, ones, graph.mask(), SCALE)  # [N, H, M]
             return torch.einsum("nhm,nmh,mhd->nhd", weights, kept.double() / (1 - self.RATE), v)
 
         output = plan(*tensors, scale=SCALE, dropout=self.RATE, dropout_seed=self.SEED)

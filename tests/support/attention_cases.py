@@ -51,6 +51,47 @@ EDGE_CASES: dict[str, Callable[[], Csr]] = {
 }
 
 
+def _multigraph(num_rows: int, num_cols: int, num_edges: int, seed: int = 0, symmetric: bool = False) -> Csr:
+    """Edges drawn with replacement, in any order within a row."""
+    generator = np.random.default_rng(seed)
+    row, col = generator.integers(num_rows, size=num_edges), generator.integers(num_cols, size=num_edges)
+    if symmetric:
+        row, col = np.r_[row, col], np.r_[col, row]
+    return _in_rows(row, col, num_rows, num_cols)
+
+
+def _in_rows(row: np.ndarray, col: np.ndarray, num_rows: int, num_cols: int) -> Csr:
+    """CSR that keeps repeated edges."""
+    by_row = np.argsort(row, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=num_rows))])
+    return sp.csr_array((np.ones(row.size, np.int8), col[by_row], indptr), shape=(num_rows, num_cols))
+
+
+def _repeated_hub() -> Csr:
+    """A row with every column three times, a column in every row twice, and few others."""
+    row, col = np.random.default_rng(5).integers(70, size=(2, 60))
+    nodes = np.arange(70)
+    return _in_rows(np.r_[row, np.full(210, 35), nodes, nodes], np.r_[col, np.tile(nodes, 3), np.full(140, 5)], 70, 70)
+
+
+# Graphs with repeated edges; entries of 1, so that `toarray` counts them.
+REPEATED: dict[str, Callable[[], Csr]] = {
+    "repeated": lambda: _multigraph(65, 65, 900),
+    "repeated_hub": _repeated_hub,
+    "repeated_and_symmetric": lambda: _multigraph(40, 40, 300, symmetric=True),
+    "repeated_directed_with_empty_rows": lambda: sp.vstack(
+        [sp.csr_array((35, 90), dtype=np.int8), _multigraph(30, 90, 400)]
+    ).tocsr(),
+    "repeated_wide": lambda: _multigraph(20, 300, 2500),
+    "repeated_tall": lambda: _multigraph(300, 20, 2500),
+    "one_edge_repeated": lambda: _in_rows(np.zeros(50, int), np.zeros(50, int), 1, 1),
+    "one_column_repeated": lambda: _multigraph(
+        40, 1, 90
+    ),  # each copy begins with the column that the last one ends with
+    "one_repeated_edge": lambda: _in_rows(np.r_[np.arange(33), 32], np.r_[np.arange(33), 32], 33, 33),
+}
+
+
 # Single graphs, then batches of small ones.
 REAL_GRAPHS = [
     "cora",
@@ -91,12 +132,21 @@ def load_real_graph(folder: Path, name: str) -> Csr:
 def dense_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Dense float64 attention. q [N, H, d], k, v [M, H, d], mask [N, M] bool -> [N, H, d]."""
+    """Dense float64 attention. q [N, H, d], k, v [M, H, d], mask [N, M] bool or numbers of edges -> [N, H, d].
+
+    An edge that occurs m times has the weight m exp(s).
+    """
     score = torch.einsum("nhd,mhd->hnm", q.double(), k.double()) * scale
-    weight = torch.softmax(score.masked_fill(~mask, -torch.inf), -1)
-    weight = torch.where(mask.any(1)[None, :, None], weight, 0.0)
+    weight = torch.softmax(score.masked_fill(mask == 0, -torch.inf), -1)
+    weight = torch.where(mask.any(1)[None, :, None], weight, 0.0) * mask
+    weight = weight / torch.where(weight.sum(-1, keepdim=True) == 0, 1.0, weight.sum(-1, keepdim=True))
     return torch.einsum("hnm,mhd->nhd", weight, v.double())
 
 
 def mask_of(graph: Csr) -> torch.Tensor:
     return torch.from_numpy(graph.toarray() != 0)
+
+
+def counts_of(graph: Csr) -> torch.Tensor:
+    """[N, M] int64: how often each edge occurs; its entries are 1."""
+    return torch.from_numpy(graph.astype(np.int64).toarray())

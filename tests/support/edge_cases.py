@@ -1,5 +1,6 @@
 """Graphs as edge lists with edge data, the forms in which a caller may hand them in, and dense float64 attention."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -27,12 +28,26 @@ class EdgeList:
     def num_edges(self) -> int:
         return self.row.numel()
 
-    def first_edge(self) -> torch.Tensor:
-        """[num_rows, num_cols]: the first edge of the list at each place; -1 where there is none."""
-        first = np.full(self.shape, -1)
-        for edge, place in reversed(list(enumerate(zip(self.row.tolist(), self.col.tolist(), strict=True)))):
-            first[place] = edge
-        return torch.from_numpy(first)
+    def table(self) -> torch.Tensor:
+        """[num_rows, num_cols, copies]: the edges of the list at each place, in its order; -1 where there are fewer."""
+        places = list(zip(self.row.tolist(), self.col.tolist(), strict=True))
+        counts = Counter(places)
+        table = np.full((*self.shape, max(counts.values(), default=1)), -1)
+        found = Counter()
+        for edge, place in enumerate(places):
+            table[(*place, found[place])] = edge
+            found[place] += 1
+        return torch.from_numpy(table)
+
+    def mask(self) -> torch.Tensor:
+        """[num_rows, num_cols] bool: whether there is an edge."""
+        return self.table()[..., 0] >= 0
+
+    def csr_order(self, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """[E]: the edges row by row, first copies by column, then second ones, and so on; `rows`: the order of rows."""
+        table = self.table().transpose(1, 2)
+        table = table if rows is None else table[rows]
+        return table[table >= 0]
 
 
 def _edge_list(mask: np.ndarray, repeats: int = 0) -> EdgeList:
@@ -116,10 +131,20 @@ def _as_torch_csr(graph: EdgeList) -> tuple[Any, torch.Tensor]:
     return torch.sparse_csr_tensor(indptr, indices, ones, graph.shape, check_invariants=False), order
 
 
+def _as_torch_csc(graph: EdgeList) -> tuple[Any, torch.Tensor]:
+    offsets, indices, order = _compressed(graph.col, graph.row, graph.shape[1])
+    ones = torch.ones(graph.num_edges)
+    return torch.sparse_csc_tensor(offsets, indices, ones, graph.shape, check_invariants=False), order
+
+
+def _as_torch_coo(graph: EdgeList) -> tuple[Any, torch.Tensor]:
+    indices, ones = torch.stack([graph.row, graph.col]), torch.ones(graph.num_edges)
+    return torch.sparse_coo_tensor(indices, ones, graph.shape), torch.arange(graph.num_edges)
+
+
 def _as_bsb(graph: EdgeList) -> tuple[Any, torch.Tensor]:
     matrix, _ = _as_scipy_csr(graph)
-    first = graph.first_edge()
-    return BSB.from_scipy(matrix), first[first >= 0]
+    return BSB.from_scipy(matrix), graph.csr_order()
 
 
 # Each form of an edge list, and the edge of the list for each of the form's own edges [E].
@@ -129,6 +154,8 @@ FORMS: dict[str, Callable[[EdgeList], tuple[Any, torch.Tensor]]] = {
     "scipy_csr": _as_scipy_csr,
     "scipy_csc": _as_scipy_csc,
     "torch_csr": _as_torch_csr,
+    "torch_csc": _as_torch_csc,
+    "torch_coo": _as_torch_coo,
     "bsb": _as_bsb,
 }
 
@@ -274,21 +301,23 @@ def expected_attention(
     scale: float,
     rounded: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`dense_edge_attention` of an edge list: of repeated edges, the first counts."""
-    first = graph.first_edge()
+    """`dense_edge_attention` of an edge list: each copy of an edge is a column of its own, with the same k and v."""
+    table = graph.table()
+    k, v = (each.repeat_interleave(table.shape[2], 0) for each in (k, v))
+    table = table.flatten(1)
     dense = {}
     for field in fields(EdgeData):
         tensor = None if inputs.data is None else getattr(inputs.data, field.name)
         if tensor is None:
             continue
         if tensor.shape[0] == 0:
-            dense[field.name] = tensor.new_zeros(*first.shape, *tensor.shape[1:])
+            dense[field.name] = tensor.new_zeros(*table.shape, *tensor.shape[1:])
         else:
-            dense[field.name] = tensor[first.clamp(min=0)]
+            dense[field.name] = tensor[table.clamp(min=0)]
         if field.name in ("bias", "multiplier") and tensor.dim() == 1:
             dense[field.name] = dense[field.name][..., None]
     weights = {name.removeprefix("edge_"): weight for name, weight in inputs.weights.items()}
-    return dense_edge_attention(q, k, v, first >= 0, scale, **dense, **weights, rounded=rounded)
+    return dense_edge_attention(q, k, v, table >= 0, scale, **dense, **weights, rounded=rounded)
 
 
 def assert_edge_attention(

@@ -7,26 +7,25 @@ import pytest
 import torch
 from poison import poison
 
-from kernels.formats import gpu_columns, gpu_edges, gpu_plan, gpu_reverse, gpu_row_items, gpu_schedule
+from kernels.formats import gpu_csr, gpu_edges, gpu_plan, gpu_row_items
 from tests.cuda_shim import cuda_on_cpu
 from tests.cuda_shim.cuda_on_cpu import MODES, CpuGpu
 
-# Tensors that a kernel writes, by their place.
+# Tensors that a kernel writes, by their place in its parameters.
 WRITTEN = {
-    "plan_tiles<false, false>": {0},
-    "plan_tiles<true, false>": {0},
-    "plan_tiles<false, true>": {3, 4},
-    "plan_tiles<true, true>": {3, 4},
-    "plan_schedule<4096>": {1, 2, 3},
-    "plan_schedule<64>": {1, 2, 3},
-    "plan_reverse<false>": {2, 3},
-    "plan_reverse<true>": {2, 3},
-    "plan_items": {0},
-    **{f"plan_columns<{wide}, {counts}>": {0, 4} for wide in ("false", "true") for counts in ("false", "true")},
-    "plan_parts": {0, 1, 4, 5},
-    "plan_whole_rows": {0},
-    "plan_edges<true>": {0},
-    "plan_edges<false>": {3, 4, 5, 6},
+    "plan_count": {2},
+    "plan_offsets": {3},
+    "plan_place": {2, 4},
+    "plan_sort": {2, 4, 5, 6, 7, 8, 9, 10},
+    "plan_tiles<false>": {0, 1},
+    "plan_tiles<true>": {6, 7},
+    "plan_schedule": {2, 3, 9, 10},
+    "plan_items": {6, 7, 8},
+    "plan_parts": {0, 1, 2, 3, 7, 8, 9},
+    "plan_whole_rows": {0, 1},
+    "plan_edges<Edges::kCount>": {0},
+    "plan_edges<Edges::kCsr>": {3},
+    "plan_edges<Edges::kSlots>": {4, 5, 6},
 }
 
 
@@ -41,11 +40,12 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
 
     def take_back_written(tensor, label, updated):
         name, place = label.split(": tensor ")
-        take_back(tensor, label, updated or int(place.split()[0]) in WRITTEN[name])
+        written = WRITTEN.get(name) or WRITTEN.get(name.partition("<")[0], ())  # (): no planning kernel
+        take_back(tensor, label, updated or int(place.split()[0]) in written)
 
     with monkeypatch.context() as patch:
         patch.setattr("torch.empty", poisoned)
-        for module in (gpu_columns, gpu_edges, gpu_plan, gpu_reverse, gpu_row_items, gpu_schedule):
+        for module in (gpu_csr, gpu_edges, gpu_plan, gpu_row_items):
             patch.setattr(module, "get_kernel", gpu.get_kernel)
             patch.setattr(module, "launch_kernel", gpu.launch_kernel)
         patch.setattr(cuda_on_cpu._GuardedTensor, "take_back", take_back_written)

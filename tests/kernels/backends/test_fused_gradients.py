@@ -7,7 +7,7 @@ from attention_cases import EDGE_CASES, load_real_graph
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
 from kernels import plan_attention
 from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import distinct_csr
+from kernels.formats.edges import canonical_csr
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ REAL_GRAPHS = ["cora", "ogbg-molhiv", "musae-github"]
 
 
 def assert_gradients(graph, heads: int, dim: int, dtype: torch.dtype, label: str, **options) -> None:
-    indptr, indices = distinct_csr(graph, GPU)
+    indptr, indices = canonical_csr(graph, GPU)
     pattern = CSRPattern(indptr, indices, tuple(graph.shape))
     generator = torch.Generator(GPU).manual_seed(dim)
 

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import load_real_graph
+from edge_cases import EdgeList
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ import kernels.formats.schedule
 from fused3s_dgl import import_dgl
 from kernels import BSB
 from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import distinct_csr
+from kernels.formats.edges import canonical_csr
 
 PAPER_TABLE = {  # nodes, nnz, TCB/RW mean and CV, nnz/TCB mean and CV, as printed in the paper's data set table
     "cora": (2_708, 10_556, 7.5, 0.38, 8.3, 0.29),
@@ -46,18 +47,19 @@ def csr_with_duplicates(num_rows: int, rows: np.ndarray, cols: np.ndarray) -> tu
     return indptr, cols[order]
 
 
-def slow_bsb(mask: np.ndarray, r: int, c: int) -> tuple[list[int], list[int], list[np.ndarray]]:
-    """The paper's construction, a window and a block at a time."""
+def slow_bsb(counts: np.ndarray, r: int, c: int) -> tuple[list[int], list[int], list[np.ndarray]]:
+    """The paper's construction, a window and a block at a time; the columns of second copies after all first ones."""
     offset, columns, blocks = [0], [], []
-    for start in range(0, mask.shape[0], r):
-        window = np.zeros((r, mask.shape[1]), dtype=bool)
-        window[: mask.shape[0] - start] = mask[start : start + r]
-        used = np.flatnonzero(window.any(0))
-        for first in range(0, used.size, c):
-            chosen = used[first : first + c]
+    for start in range(0, counts.shape[0], r):
+        window = np.zeros((r, counts.shape[1]), dtype=int)
+        window[: counts.shape[0] - start] = counts[start : start + r]
+        copies = [window >= copy for copy in range(1, window.max(initial=0) + 1)]
+        slots = [(column, copy[:, column]) for copy in copies for column in np.flatnonzero(copy.any(0))]
+        for first in range(0, len(slots), c):
+            chosen = slots[first : first + c]
             block = np.zeros((r, c), dtype=bool)
-            block[:, : chosen.size] = window[:, chosen]
-            columns += [*chosen, *[used[-1]] * (c - chosen.size)]
+            block[:, : len(chosen)] = np.transpose([rows for _, rows in chosen])
+            columns += [*(column for column, _ in chosen), *[slots[-1][0]] * (c - len(chosen))]
             blocks.append(block)
         offset.append(len(blocks))
     return offset, columns, blocks
@@ -70,17 +72,16 @@ def test_arrays_equal_the_papers_construction(edges, tile, dtype):
     indptr, indices = csr_with_duplicates(num_rows, rows, cols)
     bsb = BSB.from_csr(indptr.astype(dtype), indices.astype(dtype), num_cols, tile)
 
-    mask = np.zeros((num_rows, num_cols), dtype=bool)
-    mask[rows, cols] = True
-    offset, columns, blocks = slow_bsb(mask, *tile)
+    counts_of_edges = np.zeros((num_rows, num_cols), dtype=int)
+    np.add.at(counts_of_edges, (rows, cols), 1)
+    offset, columns, blocks = slow_bsb(counts_of_edges, *tile)
     assert bsb.tcb_row_offset.tolist() == offset
     assert bsb.col_sparse_to_dense.tolist() == columns
     found = np.unpackbits(bsb.bitmap.numpy(), axis=-1, bitorder="little").reshape(-1, *tile)
     np.testing.assert_array_equal(found, np.array(blocks, dtype=bool).reshape(-1, *tile))
     counts = np.diff(offset)
     assert bsb.row_window_order.tolist() == sorted(range(len(counts)), key=lambda window: -counts[window])
-    assert bsb.nnz == mask.sum()
-    assert bsb.num_duplicates == rows.size - mask.sum()
+    assert bsb.nnz == rows.size
 
 
 @settings(max_examples=100, deadline=None)
@@ -89,11 +90,12 @@ def test_to_csr_is_the_inverse(edges, tile):
     num_rows, num_cols, rows, cols = edges
     bsb = BSB.from_csr(*csr_with_duplicates(num_rows, rows, cols), num_cols, tile)
     indptr, indices = bsb.to_csr()
-    expected = sp.coo_array((np.ones(rows.size), (rows, cols)), shape=(num_rows, num_cols)).tocsr()
-    expected.sum_duplicates()
-    np.testing.assert_array_equal(indptr.numpy(), expected.indptr)
-    np.testing.assert_array_equal(indices.numpy(), expected.indices)
+    expected = EdgeList(torch.from_numpy(rows), torch.from_numpy(cols), (num_rows, num_cols))
+    counts = np.bincount(rows, minlength=num_rows)
+    np.testing.assert_array_equal(indptr.numpy(), np.concatenate([[0], np.cumsum(counts)]))
+    np.testing.assert_array_equal(indices.numpy(), expected.col[expected.csr_order()])
     assert indptr.dtype == torch.int64
+    assert_same_bits(bsb, BSB.from_csr(indptr, indices, num_cols, tile))
 
 
 @pytest.mark.parametrize("name", ["pubmed", "musae-github"])
@@ -175,22 +177,23 @@ def test_kv_tiles_in_several_parts_are_the_blocks(at_a_time, monkeypatch):
 
 @settings(max_examples=100, deadline=None)
 @given(edge_lists(), st.booleans(), st.sampled_from([np.int32, np.int64, np.uint32]))
-def test_distinct_csr_of_any_pattern(edges, is_sorted, dtype):
+def test_canonical_csr_of_any_pattern(edges, is_sorted, dtype):
     num_rows, num_cols, rows, cols = edges
-    expected = sp.coo_array((np.ones(rows.size), (rows, cols)), shape=(num_rows, num_cols)).tocsr()
-    expected.sum_duplicates()
-    given_arrays = (expected.indptr, expected.indices) if is_sorted else csr_with_duplicates(num_rows, rows, cols)
+    if is_sorted:
+        rows, cols = np.unique(np.stack([rows, cols]), axis=1)
+    given_arrays = csr_with_duplicates(num_rows, rows, cols)
     pattern = CSRPattern(*(array.astype(dtype) for array in given_arrays), (num_rows, num_cols))
-    indptr, indices = distinct_csr(pattern, torch.device("cpu"))
-    np.testing.assert_array_equal(indptr.numpy(), expected.indptr)
-    np.testing.assert_array_equal(indices.numpy(), expected.indices)
+    indptr, indices = canonical_csr(pattern, torch.device("cpu"))
+    expected = EdgeList(torch.from_numpy(rows), torch.from_numpy(cols), (num_rows, num_cols))
+    np.testing.assert_array_equal(indptr.numpy(), given_arrays[0])
+    np.testing.assert_array_equal(indices.numpy(), expected.col[expected.csr_order()])
     assert (indptr.dtype, indices.dtype) == (torch.int64, torch.int32)
 
 
-def test_distinct_csr_of_a_sorted_pattern_is_a_copy_made_without_bsb(monkeypatch):
+def test_canonical_csr_of_a_sorted_pattern_is_a_copy_made_without_bsb(monkeypatch):
     monkeypatch.setattr(BSB, "from_graph", None)  # its way back to CSR takes over 100 bytes an edge
     pattern = CSRPattern(torch.tensor([0, 0, 2, 3, 3]), torch.tensor([1, 3, 0], dtype=torch.int32), (4, 4))
-    indptr, indices = distinct_csr(pattern, torch.device("cpu"))
+    indptr, indices = canonical_csr(pattern, torch.device("cpu"))
     assert (indptr.tolist(), indices.tolist()) == ([0, 0, 2, 3, 3], [1, 3, 0])
     indptr[1], indices[0] = 7, 7
     assert (pattern.indptr.tolist(), pattern.indices.tolist()) == ([0, 0, 2, 3, 3], [1, 3, 0])
@@ -204,9 +207,9 @@ def test_distinct_csr_of_a_sorted_pattern_is_a_copy_made_without_bsb(monkeypatch
         ([0, 1, 2, 4], [0, 1], "indptr: ends with 4"),
     ],
 )
-def test_distinct_csr_names_what_is_wrong(indptr, indices, message):
+def test_canonical_csr_names_what_is_wrong(indptr, indices, message):
     with pytest.raises(ValueError, match=message):
-        distinct_csr(CSRPattern(np.array(indptr), np.array(indices), (3, 3)), torch.device("cpu"))
+        canonical_csr(CSRPattern(np.array(indptr), np.array(indices), (3, 3)), torch.device("cpu"))
 
 
 def assert_same_bits(left: BSB, right: BSB) -> None:
@@ -214,12 +217,7 @@ def assert_same_bits(left: BSB, right: BSB) -> None:
         first, second = getattr(left, name).cpu(), getattr(right, name).cpu()
         assert first.dtype == second.dtype, name
         assert torch.equal(first, second), name
-    assert (left.shape, left.tile, left.nnz, left.num_duplicates) == (
-        right.shape,
-        right.tile,
-        right.nnz,
-        right.num_duplicates,
-    )
+    assert (left.shape, left.tile, left.nnz) == (right.shape, right.tile, right.nnz)
 
 
 @pytest.mark.parametrize("name", PAPER_TABLE)
@@ -272,8 +270,8 @@ def test_every_constructor_gives_the_same_matrix():
 def test_dgl_multigraph_block_and_unused_nodes():
     dgl = import_dgl()
     bsb = BSB.from_dgl(dgl.graph(([0, 0, 2], [1, 1, 1]), num_nodes=5))
-    assert bsb.num_duplicates == 1
-    assert bsb.to_csr()[0].tolist() == [0, 0, 2, 2, 2, 2]
+    assert bsb.nnz == 3
+    assert [array.tolist() for array in bsb.to_csr()] == [[0, 0, 3, 3, 3, 3], [0, 2, 0]]
     block = dgl.create_block(([0, 3], [1, 0]), num_src_nodes=4, num_dst_nodes=2)
     assert BSB.from_dgl(block).shape == (2, 4)
 

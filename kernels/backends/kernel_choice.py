@@ -1,0 +1,85 @@
+"""Which of its two kernels `fused3s` takes: over KV tiles on tensor cores, or edge by edge; by measurements in
+kernels/NOTES.md.
+
+The measure is the number of edges of a KV tile, which only the GPU knows. The host knows a bound: A has a KV tile for
+each 16 of its rows, and for each 16 of its columns, that have edges. Where few have none, a KV tile has at most
+16 * edges / max(rows, columns) edges: molecules and sampled blocks are decided by it. There is no such bound from
+below: the edges of a window may all have columns of their own.
+"""
+
+from dataclasses import dataclass
+
+from .fused3s_edges import DROPOUT, KEY_FEATURES, TYPES, VALUE_FEATURES
+from .fused3s_shapes import NARROW_DIM
+
+ALWAYS, NEVER = float("inf"), 0
+
+
+@dataclass(frozen=True)
+class EdgeLimit:
+    """Calls that go edge by edge: those with fewer edges a KV tile, and with enough edges a row."""
+
+    tile_edges: float
+    row_edges: int = 0
+
+
+# Edges of a KV tile below which calls go edge by edge, by what the call has and the width of its heads.
+ONE_HEAD = EdgeLimit(NEVER)
+FORWARD = ((8, EdgeLimit(48)), (16, EdgeLimit(36)), (NARROW_DIM, EdgeLimit(20, row_edges=4)))
+BACKWARD = ((NARROW_DIM, EdgeLimit(96)),)
+# With terms of edge data the kernel over KV tiles computes one head at a time.
+WITH_TERMS = ((NARROW_DIM, EdgeLimit(96)), (256, EdgeLimit(20, row_edges=6)))
+# Narrow heads: an edge costs about 9 instructions of a warp edge by edge, and a KV tile of up to 16 edges 250.
+WITH_FEATURES = ((NARROW_DIM, EdgeLimit(ALWAYS)),)
+ONE_HEAD_WITH_FEATURES = ((NARROW_DIM, EdgeLimit(24)),)
+
+
+@dataclass(frozen=True)
+class GraphSize:
+    """Sizes that decide.
+
+    Attributes:
+        num_rows, num_cols: of A.
+        num_edges: with repeated ones; for plans with room, as many as there is room for.
+        num_tiles: KV tiles; None where the host did not ask the GPU.
+    """
+
+    num_rows: int
+    num_cols: int
+    num_edges: int
+    num_tiles: int | None = None
+
+
+def takes_edges(
+    size: GraphSize, num_heads: int, dim: int | None, terms: int = 0, backward: bool = False
+) -> bool | None:
+    """Whether a call goes edge by edge; None where that takes the number of KV tiles.
+
+    Args:
+        dim: columns of a head; None where not known: the call then goes over KV tiles.
+        terms: bits of enum EdgeTerm.
+        backward: of the backward pass, whose kernel over KV tiles has no term but dropout.
+    """
+    if terms & TYPES or (backward and terms & ~DROPOUT):
+        return True
+    limit = _limit(num_heads, dim, terms, backward)
+    if limit.tile_edges == ALWAYS:
+        return True
+    if limit.tile_edges == NEVER or size.num_edges < limit.row_edges * size.num_rows:
+        return False
+    if size.num_tiles is not None:
+        return size.num_edges < limit.tile_edges * size.num_tiles
+    most_tile_edges = 16 * size.num_edges / max(1, size.num_rows, size.num_cols)
+    return True if most_tile_edges < limit.tile_edges else None
+
+
+def _limit(num_heads: int, dim: int | None, terms: int, backward: bool) -> EdgeLimit:
+    if dim is None:
+        return EdgeLimit(NEVER)
+    if terms & (KEY_FEATURES | VALUE_FEATURES):
+        limits = WITH_FEATURES if num_heads > 1 else ONE_HEAD_WITH_FEATURES
+    elif num_heads == 1:
+        return ONE_HEAD
+    else:
+        limits = BACKWARD if backward else WITH_TERMS if terms else FORWARD
+    return next((limit for most_dim, limit in limits if dim <= most_dim), EdgeLimit(NEVER))

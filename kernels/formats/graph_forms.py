@@ -1,0 +1,93 @@
+"""The forms in which callers hand in a graph, as the records that plans are made from. Nothing here waits for a GPU."""
+
+import math
+from typing import Any
+
+import torch
+
+from .bsb import BSB
+from .csr import MAX_DIM, SPARSE_LAYOUTS, CSRPattern, csr_pattern
+from .edge_list import EdgeList, edges_from_torch
+
+Graph = BSB | CSRPattern | EdgeList
+
+
+def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> Graph:
+    """A graph without a copy where that is possible, on its device.
+
+    Args:
+        graph: an edge_index [2, E], or (indptr, indices), with `shape`; any form that has a shape of its own.
+        edge_ids: keep the caller's numbers of the edges, where they are not in stored order.
+
+    Raises:
+        TypeError, ValueError: `graph` is no graph, or `shape` is missing, malformed or not the graph's.
+    """
+    if shape is not None:
+        shape = _checked_shape(shape)
+    if isinstance(graph, tuple):
+        return _from_arrays(graph, shape)
+    if isinstance(graph, torch.Tensor) and graph.layout == torch.strided:
+        return _from_edge_index(graph, shape)
+    if isinstance(graph, (BSB, CSRPattern, EdgeList)):
+        found = graph
+    elif _is_coo_or_csc(graph):
+        found = edges_from_torch(graph)
+    else:
+        found = csr_pattern(graph, edge_ids)
+    if shape not in (None, tuple(found.shape)):
+        raise ValueError(f"shape: got {shape}, but the graph is {tuple(found.shape)}; leave it out for such a graph")
+    return found
+
+
+def count_edges(graph: Graph) -> int:
+    """Edges of a graph, from the sizes of its arrays."""
+    if isinstance(graph, BSB):
+        return graph.nnz
+    return graph.num_edges if isinstance(graph, EdgeList) else math.prod(graph.indices.shape)
+
+
+def _is_coo_or_csc(graph: Any) -> bool:
+    if not isinstance(graph, torch.Tensor) or graph.layout not in SPARSE_LAYOUTS or graph.layout == torch.sparse_csr:
+        return False
+    return graph.sparse_dim() == graph.dim() == 2
+
+
+def _from_edge_index(edge_index: torch.Tensor, shape: tuple[int, int] | None) -> EdgeList:
+    if edge_index.dim() != 2 or len(edge_index) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"graph: got a dense {edge_index.dtype} tensor of shape {tuple(edge_index.shape)}; an edge_index is [2, E] "
+            "int32 or int64: sources (keys), then targets (queries). For a dense matrix A: A.to_sparse_csr()"
+        )
+    _require_shape("an edge_index", shape)
+    return EdgeList(edge_index.as_subclass(torch.Tensor), shape)  # of PyG's EdgeIndex the plain tensor
+
+
+def _from_arrays(arrays: tuple[Any, ...], shape: tuple[int, int] | None) -> CSRPattern:
+    if len(arrays) != 2 or not all(hasattr(array, "shape") and len(array.shape) == 1 for array in arrays):
+        got = ", ".join(str(tuple(getattr(array, "shape", ()))) for array in arrays)
+        raise ValueError(
+            f"graph: got a tuple of arrays of shapes {got}; (indptr [num_rows + 1], indices [E]) is needed"
+        )
+    _require_shape("(indptr, indices)", shape)
+    indptr, indices = arrays
+    if len(indptr) != shape[0] + 1:
+        raise ValueError(
+            f"graph: got (indptr, indices) with {len(indptr)} entries of indptr for shape {shape}; {shape[0] + 1}, one "
+            "more than rows, are needed (sources and targets go into torch.stack([sources, targets]))"
+        )
+    return CSRPattern(indptr, indices, shape)
+
+
+def _require_shape(form: str, shape: tuple[int, int] | None) -> None:
+    if shape is None:
+        raise ValueError(
+            f"shape: {form} has no shape of its own; pass shape=(num_rows, num_cols), the rows of q and of k and v"
+        )
+
+
+def _checked_shape(shape: Any) -> tuple[int, int]:
+    if isinstance(shape, (tuple, list)) and len(shape) == 2:
+        num_rows, num_cols = shape
+        if all(type(size) is int and 0 <= size <= MAX_DIM for size in (num_rows, num_cols)):
+            return num_rows, num_cols
+    raise ValueError(f"shape: got {shape!r}; (num_rows, num_cols) is needed, two integers from 0 to {MAX_DIM}")
