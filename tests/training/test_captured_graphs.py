@@ -7,25 +7,32 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_plan_on_cpu import gpu_on_cpu
+from poison import poison
 from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 
 import kernels
 from models import GraphTransformer
+from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
 from training import Trainer, TrainingError, captured_graphs, step
 from training.captured_graphs import CapturedGraphs, capture_refused
 
 
-@pytest.fixture
-def captured_on_cpu(monkeypatch):
+def stand_in_for_captures(monkeypatch, room=ReferenceRoom):
     """Trainers capture their steps."""
 
     def refused(trainer):
         return capture_refused(trainer.step, trainer.task, "fused3s", "none")
 
-    monkeypatch.setattr(kernels, "PlanRoom", ReferenceRoom, raising=False)
+    monkeypatch.setattr(kernels, "PlanRoom", room)
     monkeypatch.setattr(captured_graphs, "capture", CalledAgain)
     monkeypatch.setattr(Trainer, "_capture_refused", refused)
     capture_steps_on_cpu(monkeypatch, step)
+
+
+@pytest.fixture
+def captured_on_cpu(monkeypatch):
+    stand_in_for_captures(monkeypatch)
 
 
 def loss_of_graphs(model, loaded, ids):
@@ -133,3 +140,39 @@ def test_the_report_gives_the_padded_size(graphs, make_config, tmp_path, capture
     assert isinstance(trainer.runner, CapturedGraphs)
     size = trainer.runner.size
     assert f"padded to {size.rows:,} nodes and {size.edges:,} edges" in trainer.graph_reason
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("heads", [1, 4], ids=["KV tiles", "edge by edge"])
+def test_steps_by_the_kernels_with_one_plan_for_all_batches(graphs, make_config, tmp_path, monkeypatch, heads):
+    """The kernels on the CPU (tests/cuda_shim), in float16: gradients of padded batches are those of the reference."""
+
+    def gradients_of(trainer):
+        return torch.cat([parameter.grad.flatten() for parameter in trainer.step.model.parameters()])
+
+    def poisoned(make):
+        def made(*arguments, **options):
+            array = make(*arguments, **options)
+            return array.fill_(poison(array.dtype)) if array.dtype != torch.bool else array
+
+        return made
+
+    makers = {"torch.empty": torch.empty, "torch.empty_like": torch.empty_like}
+    makers["torch.Tensor.new_empty"] = torch.Tensor.new_empty
+    found = []
+    for room in (ReferenceRoom, kernels.PlanRoom):
+        stand_in_for_captures(monkeypatch, room)
+        config = make_config(data__batch_size=4, model__dim=64, model__heads=heads, training__precision="float16")
+        with cuda_on_cpu(), gpu_on_cpu(monkeypatch), monkeypatch.context() as patch:
+            for place, make in makers.items():
+                patch.setattr(place, poisoned(make))
+            trainer = Trainer(config, graphs, tmp_path / room.__name__, seed=0)
+            monkeypatch.setattr(trainer.step.scaler, "step", lambda optimiser: None)
+            steps = [(trainer.runner(batch).item(), gradients_of(trainer)) for batch in trainer.task.batches([0, 1])]
+            found.append((steps, trainer.task.predict(trainer.runner.evaluate, "valid")[0]))
+    (expected, expected_logits), (steps, logits) = found
+    torch.testing.assert_close(logits, expected_logits, atol=5e-3, rtol=0)
+    for (loss, gradient), (expected_loss, expected_gradient) in zip(steps, expected, strict=True):
+        assert loss == pytest.approx(expected_loss, rel=2e-3)
+        assert (gradient - expected_gradient).norm() < 2e-2 * expected_gradient.norm()
