@@ -82,8 +82,8 @@ class CSRUnfusedBackend(Backend):
         (num_rows, num_cols), num_edges = graph.shape, indices.numel()
         if device.type == "cuda" and num_edges > num_rows * num_cols:
             raise UnsupportedGraphError(
-                f"unsupported: {num_edges} edges between {num_rows} rows and {num_cols} columns; cuSPARSE takes no more "
-                "entries than the matrix has places, repeated edges among them: use fused3s, dgl or reference"
+                f"unsupported: {num_edges} edges between {num_rows} rows and {num_cols} columns; cuSPARSE takes no "
+                "more entries than the matrix has places, repeated edges among them: use fused3s, dgl or reference"
             )
         data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
         return data.with_transpose() if inputs.backward else data

@@ -6,8 +6,8 @@
 //
 //   SDDMM   k-steps 2s and 2s + 1: columns 16s to 16s + 15; lane t has 4t and 4t + 1 in the first, 4t + 2 and 4t + 3 in
 //           the second: ld.shared.v4. Of heads that share a slice step j is head j, lane t has its 2t and 2t + 1.
-//   SpMM    k-step i: keys 8i to 8i + 7, lane t has 8i + 2t and the next, as C of SDDMM: E stays in its registers.
-//           n-tile j of a slice: columns 2g + j: ld.shared.v2. Of heads that share a slice n-tile j is head j.
+//   SpMM    k-step i: keys 8i to 8i + 7, lane t has 8i + 2t and the next, as C of SDDMM: E stays in its registers. V is
+//           read by single words: two columns at once would need a move each, since a B fragment is two rows.
 //
 // kFloat, three terms: products of a low part have sums of their own, since mma cuts sums off at the last place of the
 // largest term. For the same reason O of a KV tile starts at 0, and fp32 adds it to the sum.
@@ -38,7 +38,7 @@ struct FloatRowWindow {
   using Group = HeadGroup<kWidth, kHeads>;
   static constexpr bool kFolded = Group::kFolded;
   static constexpr bool kSharesSlices = Group::kSliceHeads > 1;
-  static constexpr int kBatch = kSharesSlices || (kFolded && kHeads % 2 == 0 && kDim <= 32) ? 2 : 1;
+  static constexpr int kBatch = kSharesSlices ? 2 : 1;
   static constexpr int kBatches = divide_up(kHeads, kBatch);
   static constexpr int kBatchSlices = kBatch * Group::kHeadDim / (2 * kTileN);
   static constexpr int kSlices = kBatches * kBatchSlices;  // with a last head that only the batch has
@@ -248,7 +248,7 @@ struct FloatRowWindow {
     }
     // Rows 2t; key 8i + 2t + e has the same swizzle.
     const u32 place = stage + sizeof(S::key) + 2 * t * S::kValueRow_bytes +
-                      ((kSharesSlices ? sizeof(float) : 2 * sizeof(float)) * g ^ S::value_swizzle(2 * t));
+                      (sizeof(float) * g ^ S::value_swizzle(2 * t));
 #pragma unroll
     for (int i = 0; i < kBatchSlices; ++i) {
       const int slice = batch * kBatchSlices + i;
@@ -257,13 +257,10 @@ struct FloatRowWindow {
       for (int key = 0; key < 4; ++key) {
         const int step = key / 2, e = key % 2;
         const u32 offset = (kTileN * step + e) * S::kValueRow_bytes;
-        if constexpr (kSharesSlices) {
-          value[0][step][e] = ld_shared_b32(S::advance(place, S::kSlice_bytes * slice) + offset);
-          value[1][step][e] =
-              ld_shared_b32(S::advance(place, S::kSlice_bytes * slice + S::kSlice_bytes / 2) + offset);
-        } else {
-          const uint2 words = ld_shared_v2_b32(S::advance(place, S::kSlice_bytes * slice) + offset);
-          value[0][step][e] = words.x, value[1][step][e] = words.y;
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+          value[tile][step][e] =
+              ld_shared_b32(S::advance(place, S::kSlice_bytes * slice + S::kSlice_bytes / 2 * tile) + offset);
         }
       }
 #pragma unroll
@@ -336,8 +333,8 @@ struct FloatRowWindow {
         for (int i = 0; i < Group::kSliceHeads; ++i) of_slice[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
         const float* left = out[2 * slice] + 2 * half;
         const float* right = out[2 * slice + 1] + 2 * half;
-        store_row_slice<kDim, kHeads, kIn, kOut>(target, in_range, place, t, p.num_heads, of_slice,
-                                                 make_float2(left[0], left[1]), make_float2(right[0], right[1]));
+        store_row_slice<kDim, kHeads, kOut>(target, in_range, place, t, p.num_heads, of_slice,
+                                            make_float2(left[0], left[1]), make_float2(right[0], right[1]));
       }
     }
   }

@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   rows.store_partial(*reinterpret_cast<BlockPartial*>(shared.ring[warp - dim_warp]));  // [8]
   const int window = ld_shared_v4_b32(records + kRange).z;
   __syncthreads();  // [9]
-  combine_block<kDim, kHeads, kWarps, kTeams, kIn, kOut>(
+  combine_block<kDim, kHeads, kWarps, kTeams, kOut>(
       reinterpret_cast<const char*>(shared.ring), kDimWarps * sizeof(shared.ring[0]),
       static_cast<BlockPartial*>(p.partial), p.semaphores, split.x, split.y, split.z, p.output, p.lse, p.num_heads,
       window_rows, window, warp, lane);

@@ -305,8 +305,8 @@ struct RowWindow {
         for (int i = 0; i < Group::kSliceHeads; ++i) of_slice[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
         const float* left = out[2 * slice] + 2 * half;
         const float* right = out[2 * slice + 1] + 2 * half;
-        store_row_slice<kDim, kHeads, kIn, kOut>(target, in_range, slice, t, p.num_heads, of_slice,
-                                                 make_float2(left[0], left[1]), make_float2(right[0], right[1]));
+        store_row_slice<kDim, kHeads, kOut>(target, in_range, slice, t, p.num_heads, of_slice,
+                                            make_float2(left[0], left[1]), make_float2(right[0], right[1]));
       }
     }
   }

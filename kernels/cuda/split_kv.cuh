@@ -76,37 +76,13 @@ __device__ __forceinline__ void* row_output(void* output, i64 row_head) {
   return static_cast<char*>(output) + row_head * (kDim * static_cast<int>(kOut == Element::kFloat ? 4 : 2));
 }
 
-// Columns of C where V is float32, of the slices of one head: n-tile j of a slice has columns 2g + j, so that a lane has
-// columns 4t to 4t + 3 of a row. Heads that share slices keep the columns of 16 bits.
-template <int kDim, int kHeads, Element kIn>
-constexpr bool kInterleaved = kIsWide<kIn> && HeadGroup<kDim, kHeads>::kSliceHeads == 1;
-
-// Stores columns 4t to 4t + 3 of a slice. `count`: dimensions of the slice that exist, 0 for no row or no head.
-template <int kDim>
-__device__ __forceinline__ void store_four(void* row_output, int offset, int count, int t, float4 x) {
-  float* const target = static_cast<float*>(row_output) + 4 * t + offset;
-  if constexpr (kDim % 4 == 0) {
-    if (4 * t < count) *reinterpret_cast<float4*>(target) = x;
-  } else {
-    if (4 * t < count) *reinterpret_cast<float2*>(target) = make_float2(x.x, x.y);
-    if (4 * t + 2 < count) *reinterpret_cast<float2*>(target + 2) = make_float2(x.z, x.w);
-  }
-}
-
 // Output of a slice for one row: O of the slice's heads is divided by their sums. `num_heads`: of the whole tensor.
-template <int kDim, int kHeads, Element kIn, Element kOut>
+template <int kDim, int kHeads, Element kOut>
 __device__ __forceinline__ void store_row_slice(void* row_output, bool in_range, int slice, int t, int num_heads,
                                                 const float (&inverse)[HeadGroup<kDim, kHeads>::kSliceHeads],
                                                 float2 left, float2 right) {
   using Group = HeadGroup<kDim, kHeads>;
   const bool has_left = in_range && Group::exists(slice, 0, num_heads);
-  if constexpr (kInterleaved<kDim, kHeads, kIn>) {
-    static_assert(kOut == Element::kFloat, "float32 inputs have a float32 output");
-    store_four<kDim>(row_output, Group::head_of(slice) * kDim + Group::dim_of(slice),
-                     has_left ? kDim - Group::dim_of(slice) : 0, t,
-                     make_float4(left.x * inverse[0], right.x * inverse[0], left.y * inverse[0], right.y * inverse[0]));
-    return;
-  }
   const bool has_right = in_range && Group::exists(slice, Group::kSliceHeads - 1, num_heads);
   const float right_inverse = inverse[Group::kSliceHeads - 1];
   store_slice<kDim, Group::kTileGap, kOut>(
@@ -128,7 +104,7 @@ __device__ __forceinline__ float log_sum_exp(float max, float sum) {
 
 // Combines `count` partials of a window, `stride` bytes apart: the warp takes slices warp, warp + kWarps, ... Writes a
 // partial if `result` is given, else the output. The partials are added in their order: the same bits on every run.
-template <int kDim, int kHeads, int kWarps, Element kIn, Element kOut>
+template <int kDim, int kHeads, int kWarps, Element kOut>
 __device__ __forceinline__ void combine(const char* partials, i64 stride, int count, Partial<kDim, kHeads>* result,
                                         void* output, float* lse, int num_heads, const WindowRows& rows, int window,
                                         int warp, int lane) {
@@ -197,7 +173,7 @@ __device__ __forceinline__ void combine(const char* partials, i64 stride, int co
           lse[row_head + Group::head_of(slice) + head] = log_sum_exp(max[head][half], sum[head][half]);
         }
       }
-      store_row_slice<kDim, kHeads, kIn, kOut>(row_output<kDim, kOut>(output, row_head), in_range, slice, t, num_heads,
+      store_row_slice<kDim, kHeads, kOut>(row_output<kDim, kOut>(output, row_head), in_range, slice, t, num_heads,
                                                inverse, make_float2(out[0][2 * half], out[0][2 * half + 1]),
                                                make_float2(out[1][2 * half], out[1][2 * half + 1]));
     }
@@ -223,16 +199,16 @@ __device__ __forceinline__ bool arrive_is_last(int* semaphore, int count, int la
 //   partial         [num_splits][num_groups]
 //   semaphores      [num_splits][num_groups][kWarps]  those of a window's first split count its splits
 //   split           kBlock, or the split
-template <int kDim, int kHeads, int kWarps, int kPartials, Element kIn, Element kOut>
+template <int kDim, int kHeads, int kWarps, int kPartials, Element kOut>
 __device__ __noinline__ void combine_block(const char* block_partials, i64 stride, Partial<kDim, kHeads>* partial,
                                            int* semaphores, int split, int first_split, int num_splits, void* output,
                                            float* lse, int num_heads, WindowRows rows, int window, int warp, int lane) {
   const auto of_group = [](int split) { return static_cast<i64>(split) * gridDim.y + blockIdx.y; };
   Partial<kDim, kHeads>* const result = split == kBlock ? nullptr : partial + of_group(split);
-  combine<kDim, kHeads, kWarps, kIn, kOut>(block_partials, stride, kPartials, result, output, lse, num_heads, rows,
+  combine<kDim, kHeads, kWarps, kOut>(block_partials, stride, kPartials, result, output, lse, num_heads, rows,
                                            window, warp, lane);
   if (!result || !arrive_is_last(semaphores + of_group(first_split) * kWarps + warp, num_splits, lane)) return;
-  combine<kDim, kHeads, kWarps, kIn, kOut>(reinterpret_cast<const char*>(partial + of_group(first_split)),
+  combine<kDim, kHeads, kWarps, kOut>(reinterpret_cast<const char*>(partial + of_group(first_split)),
                                            sizeof(Partial<kDim, kHeads>) * gridDim.y, num_splits, nullptr, output, lse,
                                            num_heads, rows, window, warp, lane);
 }

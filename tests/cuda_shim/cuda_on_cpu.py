@@ -247,7 +247,7 @@ class CpuGpu:
         mode: of the launches to come.
         launched: names of the instances launched so far.
         cpu_seconds: limit of a launch, for kernels that never end.
-        bank_conflicts: of the 16-byte loads from shared memory in all launches so far.
+        bank_conflicts: of the loads from shared memory in all launches so far.
     """
 
     def __init__(self, mode: Mode, folder: Path = CUDA_FOLDER, cpu_seconds: int = 60) -> None:

@@ -91,10 +91,10 @@ static bool run_resident() {
   return reason == 2;
 }
 
-static uint64_t bank_conflicts;  // of the 8- and 16-byte loads of the launch
+static uint64_t bank_conflicts;  // of the loads of the launch
 
-// Loads of a warp are done 128 bytes at a time: eight lanes of 16 bytes, or sixteen of 8, which should find their words
-// in different banks: how many of them wait for another one. The lanes' n-th loads belong together.
+// Loads of a warp are done 128 bytes at a time: eight lanes of 16 bytes, sixteen of 8, all of 4, which should find their
+// words in different banks: how many of them wait for another one. The lanes' n-th loads belong together.
 static void count_bank_conflicts(const Warp& warp) {
   const auto load_of = [&](int lane, size_t n) {
     const auto& loads = warp.lanes[lane]->shared_loads;

@@ -106,7 +106,7 @@ struct Thread {
   void* condition_data = nullptr;
   std::vector<Copy> copies;            // cp.async, oldest first, up to their wait_group
   std::vector<size_t> group_ends;      // of the committed groups among them
-  std::vector<SharedLoad> shared_loads;  // of 8 and 16 bytes, for bank conflicts
+  std::vector<SharedLoad> shared_loads;  // for bank conflicts
 };
 
 // A set of threads that meet. Every arrival gives its size, since threads of the block may have returned.

@@ -45,6 +45,34 @@ SPECS = [
     FusedKernelSpec(HALF, HALF, 2, warps=4, heads=3),
     FusedKernelSpec(HALF, HALF, 40, warps=2, heads=2),
 ]
+# float32: one warp a head, teams of two and four warps, of which the last may have fewer columns; pitches of odd and even
+# numbers of slices; head groups as above.
+SPECS += [
+    FusedKernelSpec(FLOAT, FLOAT, dim, warps, heads, one_term=one_term, dim_warps=dim_warps)
+    for dim, heads, warps, dim_warps, terms in [
+        (2, 1, 4, 1, "1"),
+        (8, 1, 2, 1, "3"),
+        (12, 1, 4, 1, "3"),
+        (16, 1, 4, 1, "1"),
+        (40, 1, 2, 1, "3"),
+        (64, 1, 4, 1, "13"),
+        (72, 1, 2, 2, "3"),
+        (128, 1, 2, 2, "13"),
+        (128, 1, 4, 1, "3"),
+        (200, 1, 1, 4, "3"),
+        (250, 1, 2, 4, "1"),
+        (256, 1, 1, 4, "3"),
+        (2, 3, 4, 1, "3"),
+        (8, 5, 2, 1, "1"),
+        (8, 8, 4, 1, "3"),
+        (10, 4, 4, 1, "3"),
+        (12, 3, 4, 1, "1"),
+        (16, 4, 4, 1, "13"),
+        (32, 2, 2, 1, "3"),
+    ]
+    for one_term in (False, True)
+    if ("1" if one_term else "3") in terms
+]
 BY_WARP = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
 BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
 SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
@@ -106,7 +134,8 @@ def test_every_case_matches_float64(monkeypatch, spec):
             tensors = inputs(graph, variant.num_heads(spec), spec.dim, spec.dtype, variant.strided)
             output, lse = run(monkeypatch, spec, graph, tensors, variant)
             assert output.dtype == spec.out_dtype
-            assert_attention(output, tensors, graph, variant.scale, f"{name}, {variant}", lse=lse)
+            label = f"{name}, {variant}"
+            assert_attention(output, tensors, graph, variant.scale, label, lse=lse, one_term=spec.one_term)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -6,6 +6,9 @@ import torch
 from kernels.backends.reference import edge_softmax_attention
 
 FLOOR = 2e-5  # allowed where PyTorch's error vanishes, as with one edge a row
+# float32 inputs: four times PyTorch's error, since kernels and PyTorch do not round the same numbers (16-bit inputs are
+# exact for both). In three TF32 terms an input keeps 22 bits and more; without one term the error would be 1e-4.
+FLOAT32_FACTOR, FLOAT32_FLOOR = 4, 1e-6
 
 
 NARROW_DIM = 8  # below it, a row's terms may cancel: errors are compared with the terms, for PyTorch as for a kernel
@@ -30,12 +33,16 @@ def torch_same_types(
     col: torch.Tensor,
     scale: float,
     normalised: bool = False,
+    one_term: bool = False,
 ) -> torch.Tensor:
     """Attention with the rounding steps of the paper's precision table: scores and sums in float32, E in q's type.
 
     With `normalised`, E is divided by its row sum before it is rounded, as by backends with a separate softmax kernel;
-    otherwise the output is divided. With float32 inputs all of it is float32.
+    otherwise the output is divided. With float32 inputs all of it is float32; with `one_term`, inputs and E are rounded to
+    TF32.
     """
+    if one_term:
+        q, k, v = map(round_to_tf32, (q, k, v))
     score = torch.cat([(q[r].float() * k[c].float()).sum(-1) for r, c in chunks(row, col)]) * scale
     target = row[:, None].expand_as(score)
     maximum = score.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, target, score, "amax")
@@ -46,8 +53,16 @@ def torch_same_types(
         total = (total > 0).float()
     output = torch.zeros(q.shape, device=q.device)
     for (r, c), w in zip(chunks(row, col), weight.split(CHUNK), strict=True):
-        output.index_add_(0, r, w.to(q.dtype).float()[..., None] * v[c].float())
+        w = round_to_tf32(w) if one_term else w.to(q.dtype).float()
+        output.index_add_(0, r, w[..., None] * v[c].float())
     return torch.where(total[..., None] > 0, output / total[..., None], 0.0)
+
+
+def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 `x` with the 10 bits of fraction of TF32, to nearest, ties to even; NaN and infinity stay."""
+    bits = x.view(torch.int32)
+    rounded = (bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF
+    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
 
 
 CHUNK = 1 << 18

@@ -3,6 +3,7 @@
 
 SHIM_UNSEEN inline u32 ld_shared_b32(u32 address, shim::Site site = shim::Site::here()) {
   shim::pause(site);
+  shim::current->shared_loads.push_back({address, 4});
   u32 word;
   const void* const place = shim::shared_pointer(address, 4, 4, site);
   shim::shared_read(place, 4, shim::own_lane(), site);
