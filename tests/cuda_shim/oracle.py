@@ -82,7 +82,9 @@ def _assert_lse(
         unit = 2**-11 if one_term else torch.finfo(q.dtype).eps / 2
         allowed = unit * (4 * weight.norm(dim=-1)).clamp(max=1) + FLOOR
         if one_term:
-            products = torch.einsum("nhd,mhd->nhm", q.double() ** 2, k.double() ** 2).masked_fill(counts[:, None] == 0, 0.0)
+            products = torch.einsum("nhd,mhd->nhm", q.double() ** 2, k.double() ** 2).masked_fill(
+                counts[:, None] == 0, 0.0
+            )
             allowed += 4 * unit * abs(scale) * products.amax(-1).sqrt()
     error = torch.where(expected.isfinite(), (lse.double() - expected).abs(), 0.0)
     worst = (error - allowed).argmax()
