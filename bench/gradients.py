@@ -21,7 +21,7 @@ def float64_gradients(
 
     Args:
         query, grad_output: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
-        pattern: A without repeated edges.
+        pattern: A; repeated edges count as often as they occur.
         scale: factor of the scores.
 
     Returns:

@@ -126,6 +126,11 @@ class Backend(ABC):
         """`data` for other inputs; what both need is shared. The default needs nothing else."""
         return data
 
+    def sorted_edges(self, data: Any) -> torch.Tensor | None:
+        """[E] integers on the device of `data`: the number of each edge, in CSR order, in the graph that `build` took;
+        None where `build` did not look for it."""
+        return None
+
     def edge_order(self, data: Any) -> torch.Tensor | None:
         """[nnz] int64 on the device of `data`: CSR position of each edge of the format; None where it is CSR order."""
         return None

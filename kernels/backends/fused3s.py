@@ -177,6 +177,9 @@ class Fused3SBackend(CudaBackend):
         if data.progress is not None:
             data.progress.plan(data, waits=True)
 
+    def sorted_edges(self, data: Fused3SData) -> torch.Tensor | None:
+        return data.edge_ids
+
     def describe(self, data: Fused3SData) -> str:
         data, lines = data.ready(), []
         if data.schedule and data.schedule.windows:

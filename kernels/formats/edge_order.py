@@ -36,38 +36,46 @@ class EdgeOrder:
         return self.edge_of_csr.numel()
 
 
-def edge_order(graph: BSB | CSRPattern | EdgeList, device: torch.device, perm: torch.Tensor | None = None) -> EdgeOrder:
+def edge_order(
+    graph: BSB | CSRPattern | EdgeList,
+    device: torch.device,
+    perm: torch.Tensor | None = None,
+    sorted_edges: torch.Tensor | None = None,
+) -> EdgeOrder:
     """The edge order of a valid graph, on `device`. Does not wait for a GPU if the graph is an edge list.
 
     Args:
         graph: `edge_ids` of a pattern number the caller's edges, without them its stored order does.
         perm: [num_rows] int32; row i of `graph` is row perm[i] of the caller's matrix, as after `permute_rows`. Only
             the count of self loops depends on it.
+        sorted_edges: [E] integers, the stored edge of each edge in CSR order, where it is known.
 
     Raises:
         ValueError: `edge_ids` does not hold every number from 0 to E - 1 once.
     """
+    edge_ids = None
     if isinstance(graph, EdgeList):
         col, row = graph.edge_index.to(device).long()
-        return EdgeOrder(_csr_order(row, col, graph.shape[1]), (row == col).sum())
+    else:
+        indptr, col = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
+        indptr, col = as_tensor(indptr).to(device).long(), as_tensor(col).to(device).long()
+        row = rows_of_edges(indptr, col.numel())
+        if isinstance(graph, CSRPattern) and graph.edge_ids is not None:
+            edge_ids = as_tensor(graph.edge_ids).to(device).long()
+            _check_edge_ids(edge_ids, col.numel())
+    num_self_loops = ((row if perm is None else perm.to(device)[row]) == col).sum()
 
-    indptr, indices = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
-    indptr, indices = as_tensor(indptr).to(device).long(), as_tensor(indices).to(device).long()
-    num_edges = indices.numel()
-    row = rows_of_edges(indptr, num_edges)
-    own = row if perm is None else perm.to(device)[row]
-    num_self_loops = (own == indices).sum()
-
-    edge_ids = None if isinstance(graph, BSB) else graph.edge_ids
-    if edge_ids is not None:
-        edge_ids = as_tensor(edge_ids).to(device).long()
-        _check_edge_ids(edge_ids, num_edges)
-    if isinstance(graph, BSB) or is_distinct(indptr, indices, graph.shape):
-        in_order = torch.arange(num_edges, device=device) if edge_ids is None else edge_ids.clone()
-        return EdgeOrder(in_order, num_self_loops)
-    if edge_ids is not None:
-        row, indices = (torch.empty_like(each).scatter_(0, edge_ids, each) for each in (row, indices))
-    return EdgeOrder(_csr_order(row, indices, graph.shape[1]), num_self_loops)
+    if sorted_edges is not None:
+        sorted_edges = sorted_edges.long()
+        return EdgeOrder(sorted_edges if edge_ids is None else edge_ids[sorted_edges], num_self_loops)
+    is_in_order = isinstance(graph, BSB) or (isinstance(graph, CSRPattern) and is_distinct(indptr, col, graph.shape))
+    if is_in_order:
+        return EdgeOrder(
+            torch.arange(len(col), device=device) if edge_ids is None else edge_ids.clone(), num_self_loops
+        )
+    if edge_ids is not None:  # copies in the caller's order, not in that of the pattern
+        row, col = (torch.empty_like(each).scatter_(0, edge_ids, each) for each in (row, col))
+    return EdgeOrder(_csr_order(row, col, graph.shape[1]), num_self_loops)
 
 
 def _csr_order(row: torch.Tensor, col: torch.Tensor, num_cols: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from attention_cases import EDGE_CASES, REAL_GRAPHS, load_real_graph
+from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -63,6 +63,22 @@ def check(monkeypatch, backend, graph, tensors, *, scale, label, out_dtype=None)
     error = assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), scale, label, normalised)
     logger.info("%s: relative error %.1e", label, error)
     return error
+
+
+@pytest.mark.parametrize("backend", EAGER_BACKENDS)
+def test_repeated_edges_count_as_often_as_they_occur(monkeypatch, backend):
+    dtype, out_dtype = EAGER_BACKENDS[backend]
+    for name, make_graph in REPEATED.items():
+        graph = make_graph()
+        tensors = inputs(*graph.shape, 2, 64, dtype)
+        check(monkeypatch, backend, graph, tensors, scale=0.3, label=name, out_dtype=out_dtype)
+
+
+def test_flex_attention_refuses_repeated_edges():
+    if reason := REGISTRY["flex_attention"].unavailable(torch.device("cuda", 0)):
+        pytest.skip(reason)
+    with pytest.raises(UnsupportedGraphError, match=r"the graph repeats edges, .* merge them"):
+        plan_attention(REPEATED["one_repeated_edge"](), backend="flex_attention", device="cuda")
 
 
 @pytest.mark.parametrize("name", REAL_GRAPHS)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_cases import EDGE_CASES, load_real_graph
+from attention_cases import EDGE_CASES, REPEATED, load_real_graph
 
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
 from kernels import plan_attention
@@ -49,7 +49,7 @@ def assert_gradients(graph, heads: int, dim: int, dtype: torch.dtype, label: str
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "dim"), SHAPES)
 def test_every_edge_case_matches_float64(heads, dim, dtype):
-    for name, make_graph in EDGE_CASES.items():
+    for name, make_graph in (EDGE_CASES | REPEATED).items():
         assert_gradients(make_graph(), heads, dim, dtype, name)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from attention_cases import EDGE_CASES, REAL_GRAPHS, load_real_graph
+from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -100,6 +100,12 @@ def test_real_graphs(monkeypatch, kernel, real_graph_dir, name, scale):
 def test_edge_cases(monkeypatch, kernel, edge_case, dtype, out_dtype):
     tensors = inputs(*edge_case.shape, 2, 64, dtype)
     check(monkeypatch, kernel, edge_case, tensors, scale=0.3, label="edge case", out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_repeated_edges_count_as_often_as_they_occur(monkeypatch, kernel, name):
+    graph = REPEATED[name]()
+    check(monkeypatch, kernel, graph, inputs(*graph.shape, 2, 64, torch.float16), scale=0.3, label=name)
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))

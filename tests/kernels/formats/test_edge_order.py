@@ -7,12 +7,18 @@ import pytest
 import scipy.sparse as sp
 import torch
 from edge_cases import EDGE_LISTS, FORMS, EdgeList
+from gpu_plan_on_cpu import gpu_on_cpu
 
+import kernels.formats.edge_list
 from fused3s_dgl import import_dgl
 from kernels import BSB
+from kernels.backends import REGISTRY, fused3s
+from kernels.backends.base import InputSpec
+from kernels.backends.fused3s_planning import plan_by_kernels
 from kernels.formats.csr import CSRPattern, csr_from_scipy, csr_pattern
 from kernels.formats.edge_order import edge_order
 from kernels.formats.row_order import permute_rows
+from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
 
 CPU = torch.device("cpu")
 
@@ -118,3 +124,19 @@ def test_wrong_edge_ids_are_named(edge_ids, message):
     pattern = CSRPattern(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]), (2, 2))
     with pytest.raises(ValueError, match=message):
         edge_order(replace(pattern, edge_ids=torch.tensor(edge_ids)), CPU)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+@pytest.mark.parametrize("name", EDGE_LISTS)
+def test_the_kernels_that_plan_find_the_same_order(monkeypatch, name):
+    """On the CPU (tests/cuda_shim), for an edge list and for a pattern with the caller's numbers."""
+    graph = EDGE_LISTS[name]()
+    listed = kernels.formats.edge_list.EdgeList(torch.stack([graph.col, graph.row]), graph.shape)
+    inputs = InputSpec(torch.float16, 16, 2, edge_data=True)
+    for given in (listed, csr_pattern(FORMS["scipy_coo"](graph)[0], edge_ids=True)):
+        with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
+            shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), inputs)
+            data = plan_by_kernels(given, CPU, inputs, shapes)
+        found = edge_order(given, CPU, sorted_edges=REGISTRY["fused3s"].sorted_edges(data))
+        assert torch.equal(found.edge_of_csr, graph.csr_order())
+        assert found.num_self_loops == (graph.row == graph.col).sum()
