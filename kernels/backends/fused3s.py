@@ -14,17 +14,20 @@ from ..formats.gpu_schedule import BlockShape, ScheduleInputs
 from ..formats.schedule import TileSlots
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.jit import ELEMENTS, cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
+from ..tensor_record import map_tensors
 from .base import Gradients, InputSpec
-from .cuda import HALF_TYPES, LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs
+from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, product_type
 from .fused3s_edges import (
     BIAS,
+    DROPOUT,
     KEY_FEATURES,
     MULTIPLIER,
     VALUE_FEATURES,
     compile_edge_kernel,
+    contiguous,
     dropout_scalars,
     edges_scalars,
     launch_edge_kernel,
@@ -134,7 +137,7 @@ class PackFeaturesSpec:
 
 class Fused3SBackend(CudaBackend):
     name = "fused3s"
-    summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
+    summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16, bf16 and float32"
     data_type = Fused3SData
     writes_lse = True
     reorders = True
@@ -143,9 +146,10 @@ class Fused3SBackend(CudaBackend):
     has_backward = True
 
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
-        if dtype in HALF_TYPES and 1 <= head_dim <= MAX_DIM:
+        if dtype in ELEMENTS and 1 <= head_dim <= MAX_DIM:
             return None
-        return f"it takes torch.float16 and torch.bfloat16, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
+        types = ", ".join(map(str, ELEMENTS))
+        return f"it takes {types}, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
 
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
@@ -179,12 +183,16 @@ class Fused3SBackend(CudaBackend):
         lse: torch.Tensor | None = None,
         edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
+        if (dtype := product_type(query.dtype)) != query.dtype:
+            check_out_dtype(out_dtype, query.dtype)
+            query, key, value = (each.to(dtype) for each in (query, key, value))
+            edges = None if edges is None else edges.to(dtype)
         num_heads, dim = query.shape[1:]
         if dim % 2:  # rows of pairs of elements are what the kernel can copy
             padded = (functional.pad(each, (0, -dim % 8)) for each in (query, key, value))
             edges = None if edges is None else pad_weights(edges, -dim % 8)
             return self.attend(data, *padded, scale, out_dtype, lse, edges)[..., :dim].contiguous()
-        if _takes_edge_kernel(data, num_heads, dim, edges):
+        if _takes_edge_kernel(data, query.dtype, num_heads, dim, edges):
             return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
         terms = 0 if edges is None else terms_of(edges)
         spec = kernel_spec(query.dtype, out_dtype, dim, data.schedule.warps, num_heads, terms)
@@ -204,14 +212,23 @@ class Fused3SBackend(CudaBackend):
         wanted: frozenset[str],
         side_by_side: bool = False,
     ) -> Gradients:
+        if (dtype := product_type(query.dtype)) != query.dtype:
+            tensors = (*(each.to(dtype) for each in (grad_output, query, key, value)), output, lse)
+            edges = None if edges is None else edges.to(dtype)
+            found = launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side=False)
+            return map_tensors(found, lambda gradient: gradient.to(query.dtype))
         tensors = (grad_output, query, key, value, output, lse)
         return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side)
 
 
-def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeTerms | None) -> bool:
+def _takes_edge_kernel(
+    data: Fused3SData, dtype: torch.dtype, num_heads: int, dim: int, edges: EdgeTerms | None
+) -> bool:
     """Whether a call runs cuda/fused3s_edges.cu, by the measurements in kernels/NOTES.md."""
     if data.by_edge is None:
         return False
+    if dtype == torch.float32 and edges is not None and terms_of(edges) & ~DROPOUT:
+        return True  # the other kernel has none of these terms in float32
     num_edges, num_tiles = data.by_edge.indices.numel(), data.num_tiles
     if edges is None:
         return prefers_edges(data.num_rows, num_edges, num_tiles, num_heads, dim)
@@ -275,7 +292,8 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
         return
     dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
     check_out_dtype(out_dtype, dtype)
-    if _takes_edge_kernel(data, num_heads, dim, None):
+    dtype = product_type(dtype)
+    if _takes_edge_kernel(data, dtype, num_heads, dim, None):
         compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
     else:
         get_kernel(kernel_spec(dtype, out_dtype, dim, data.schedule.warps, num_heads), device.index)
@@ -362,7 +380,7 @@ def _edge_tensors(
     places = (None,) * 3 if slots is None else (slots.tile_slots, slots.slot_edges, slots.slot_places)
     features = None if packed is None else whole_rows(edges.features)
     seed = None if edges.dropout is None else edges.dropout.seed
-    return *places, edges.bias, edges.multiplier, features, packed, seed
+    return *places, *contiguous(edges.bias, edges.multiplier), features, packed, seed
 
 
 def pack_features(spec: FusedKernelSpec, edges: EdgeTerms, num_heads: int) -> torch.Tensor:
