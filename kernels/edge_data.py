@@ -58,17 +58,24 @@ class BoundEdges:
     Attributes:
         order: edge order of the plan that it belongs to, and of those that `for_inputs` made from it.
         bias, multiplier: [nnz, 1] or [nnz, H].
-        features: [nnz, r], rows MAX_FEATURES elements apart.
+        padded_features: [nnz, MAX_FEATURES], zero from column `num_features` on: kernels multiply them all.
         types: [nnz] uint8.
         num_types: the largest type plus 1; 0 without types.
+        num_features: r.
     """
 
     order: EdgeOrder
     bias: torch.Tensor | None
     multiplier: torch.Tensor | None
-    features: torch.Tensor | None
+    padded_features: torch.Tensor | None
     types: torch.Tensor | None
     num_types: int
+    num_features: int = 0
+
+    @property
+    def features(self) -> torch.Tensor | None:
+        """[nnz, r], rows MAX_FEATURES elements apart."""
+        return None if self.padded_features is None else self.padded_features[:, : self.num_features]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +84,8 @@ class EdgeTerms:
 
     Attributes:
         bias, multiplier: [nnz, 1] or [nnz, H], q's type.
-        features: [nnz, r], q's type, with at least one of the two weights.
+        features: [nnz, r], q's type, with at least one of the two weights. Where its rows are MAX_FEATURES elements
+            apart, there are zeros between them.
         types: [nnz] uint8, all below T.
         key_weight, value_weight: [H, d, r], q's type.
         type_weight: [T, H, d], q's type.
@@ -135,10 +143,12 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
     bias, multiplier, features, types = (
         None if tensor is None else tensor.index_select(0, edge) for tensor in (bias, multiplier, features, types)
     )
+    num_features = 0
     if features is not None:  # rows of MAX_FEATURES columns: each lane of a kernel loads its own with one instruction
         num_features = features.shape[1]
-        features = functional.pad(features, (0, MAX_FEATURES - num_features))[:, :num_features]
-    return BoundEdges(order, bias, multiplier, features, None if types is None else types.to(torch.uint8), num_types)
+        features = functional.pad(features, (0, MAX_FEATURES - num_features))
+    types = None if types is None else types.to(torch.uint8)
+    return BoundEdges(order, bias, multiplier, features, types, num_types, num_features)
 
 
 def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:
@@ -204,7 +214,7 @@ def edge_terms(
 def cast_floats(given: Any, dtype: torch.dtype) -> Any:
     """A tensor, or the tensors of edge data, in this type; float64, integers and other objects as they are."""
     if isinstance(given, (EdgeData, BoundEdges)):
-        names = ("bias", "multiplier", "features")
+        names = ("bias", "multiplier", "features" if isinstance(given, EdgeData) else "padded_features")
         return replace(given, **{name: cast_floats(getattr(given, name), dtype) for name in names})
     if isinstance(given, torch.Tensor) and given.is_floating_point() and given.dtype != torch.float64:
         return given.to(dtype)

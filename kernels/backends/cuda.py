@@ -86,6 +86,13 @@ def checked_inputs(
     return [aligned_rows(tensor, row_bytes) for tensor in tensors]
 
 
+def product_type(dtype: torch.dtype) -> torch.dtype:
+    """The type that inputs of `fused3s` are rounded to, now: bfloat16 for float32 where
+    torch.get_float32_matmul_precision() is "medium", else their own."""
+    is_rounded = dtype == torch.float32 and torch.get_float32_matmul_precision() == "medium"
+    return torch.bfloat16 if is_rounded else dtype
+
+
 def check_out_dtype(out_dtype: torch.dtype, dtype: torch.dtype) -> None:
     """Raise a ValueError if `out_dtype` is neither float32 nor the inputs' type."""
     if out_dtype not in (torch.float32, dtype):

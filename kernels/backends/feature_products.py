@@ -1,8 +1,11 @@
-"""Products with the weights of low-rank edge features, around the kernel of `fused3s`; see cuda/feature_products.cu."""
+"""Products with the weights of low-rank edge features, around the kernel of `fused3s`.
+
+cuda/feature_products.cu        16-bit tensors
+cuda/feature_products_float.cu  float32
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,10 +15,9 @@ from ..runtime.device import gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 
-# As in cuda/feature_products.cu:
+# As in cuda/feature_rows.cuh:
 WARPS = 8
 ROWS_PER_TILE = 16
-RESIDENT_BLOCKS = 3  # per SM
 FEATURES = 16
 QUAD_LANES = 4
 CHUNK_BYTES = 16
@@ -23,20 +25,24 @@ CHUNK_BYTES = 16
 
 @dataclass(frozen=True)
 class ProjectQuerySpec:
-    """One instance of `project_query` in cuda/feature_products.cu.
+    """One instance of `project_query`.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of query and weight.
+        dtype: torch.float16, torch.bfloat16 or torch.float32, of query and weight.
         dim: dimensions of a head, an even number up to 256.
     """
 
     dtype: torch.dtype
     dim: int
 
-    source: ClassVar[str] = "feature_products.cu"
+    @property
+    def source(self) -> str:
+        return source_of(self.dtype)
 
     @property
     def name(self) -> str:
+        if self.dtype == torch.float32:
+            return cpp_name("project_query_float", self.dim)
         return cpp_name("project_query", self.dtype, self.dim)
 
     @property
@@ -47,10 +53,10 @@ class ProjectQuerySpec:
 
 @dataclass(frozen=True)
 class AddFeaturesSpec:
-    """One instance of `add_features` in cuda/feature_products.cu.
+    """One instance of `add_features`.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of feature sums and weight.
+        dtype: torch.float16, torch.bfloat16 or torch.float32, of feature sums and weight.
         out_dtype: torch.float32 or `dtype`.
         dim: dimensions of a head, an even number up to 256.
     """
@@ -59,16 +65,24 @@ class AddFeaturesSpec:
     out_dtype: torch.dtype
     dim: int
 
-    source: ClassVar[str] = "feature_products.cu"
+    @property
+    def source(self) -> str:
+        return source_of(self.dtype)
 
     @property
     def name(self) -> str:
+        if self.dtype == torch.float32:
+            return cpp_name("add_features_float", self.dim)
         return cpp_name("add_features", self.dtype, self.out_dtype, self.dim)
 
     @property
     def heads(self) -> int:
         """Heads of a block."""
         return heads_of_quad(self.dim * self.out_dtype.itemsize)
+
+
+def source_of(dtype: torch.dtype) -> str:
+    return "feature_products_float.cu" if dtype == torch.float32 else "feature_products.cu"
 
 
 def heads_of_quad(head_bytes: int) -> int:
@@ -80,8 +94,8 @@ def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """u[h, n, c] = sum_d query[n, h, d] weight[h, d, c], queued on torch's current stream.
 
     Args:
-        query: [N, H, d] fp16 or bf16, any row and head strides, d even up to 256; rows aligned to 16 bytes, or to 4
-            where d is not a multiple of 8.
+        query: [N, H, d] fp16, bf16 or float32, any row and head strides, d even up to 256; rows aligned to 16 bytes,
+            or to 4 where their size is no multiple of 16.
         weight: [H, d, r] of query's type, contiguous, r <= 16.
 
     Returns:
@@ -95,7 +109,7 @@ def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     row_stride, head_stride, _ = query.stride()
     launch_kernel(
         get_kernel(spec, query.device.index),
-        _grid(num_rows, num_heads, spec.heads, query.device),
+        _grid(num_rows, num_heads, spec, query.device),
         WARPS * WARP_SIZE,
         (query, weight, projected),
         _project_scalars(head_stride, row_stride * query.itemsize, num_rows, num_heads, weight.shape[2]),
@@ -111,7 +125,7 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
 
     Args:
         output: [N, H, d] contiguous, float32 or of `weight`'s type, d even up to 256; updated in place.
-        feature_sums: [H, N, 16] fp16 or bf16, contiguous, finite; columns from r on do not count.
+        feature_sums: [H, N, 16] fp16, bf16 or float32, contiguous, finite; columns from r on do not count.
         weight: [H, d, r] of the same type, contiguous, r <= 16.
     """
     num_rows, num_heads, dim = output.shape
@@ -120,7 +134,7 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     spec = _add_spec(weight.dtype, output.dtype, dim)
     launch_kernel(
         get_kernel(spec, output.device.index),
-        _grid(num_rows, num_heads, spec.heads, output.device),
+        _grid(num_rows, num_heads, spec, output.device),
         WARPS * WARP_SIZE,
         (output, feature_sums, weight),
         _add_scalars(num_rows, num_heads, weight.shape[2]),
@@ -128,10 +142,13 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     )
 
 
-def _grid(num_rows: int, num_heads: int, heads: int, device: torch.device) -> tuple[int, int]:
+def _grid(
+    num_rows: int, num_heads: int, spec: ProjectQuerySpec | AddFeaturesSpec, device: torch.device
+) -> tuple[int, int]:
     """Head groups, and row blocks: as many as are resident at once, or as have rows."""
-    groups = -(-num_heads // heads)
-    resident = max(1, gpu_limits(device).num_sms * RESIDENT_BLOCKS // groups)
+    groups = -(-num_heads // spec.heads)
+    blocks_per_sm = 2 if spec.dtype == torch.float32 else 3  # kMinBlocks
+    resident = max(1, gpu_limits(device).num_sms * blocks_per_sm // groups)
     return groups, min(-(-num_rows // (WARPS * ROWS_PER_TILE)), resident)
 
 

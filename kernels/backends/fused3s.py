@@ -18,14 +18,17 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
+from ..tensor_record import map_tensors
 from .base import Gradients, InputSpec
-from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs
+from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, product_type
 from .fused3s_edges import (
     BIAS,
+    DROPOUT,
     KEY_FEATURES,
     MULTIPLIER,
     VALUE_FEATURES,
     compile_edge_kernel,
+    contiguous,
     dropout_scalars,
     edges_scalars,
     launch_edge_kernel,
@@ -236,12 +239,16 @@ class Fused3SBackend(CudaBackend):
         edges: EdgeTerms | None = None,
     ) -> torch.Tensor:
         data = data.ready()
+        if (dtype := product_type(query.dtype)) != query.dtype:
+            check_out_dtype(out_dtype, query.dtype)
+            query, key, value = (each.to(dtype) for each in (query, key, value))
+            edges = None if edges is None else edges.to(dtype)
         num_heads, dim = query.shape[1:]
         if dim % 2:  # rows of pairs of elements are what the kernel can copy
             padded = (functional.pad(each, (0, -dim % 8)) for each in (query, key, value))
             edges = None if edges is None else pad_weights(edges, -dim % 8)
             return self.attend(data, *padded, scale, out_dtype, lse, edges)[..., :dim].contiguous()
-        if _takes_edge_kernel(data, num_heads, dim, edges):
+        if _takes_edge_kernel(data, query.dtype, num_heads, dim, edges):
             return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
         terms = 0 if edges is None else terms_of(edges)
         element = input_element(query.dtype)
@@ -263,15 +270,25 @@ class Fused3SBackend(CudaBackend):
         side_by_side: bool = False,
     ) -> Gradients:
         data = data.ready()
+        if (dtype := product_type(query.dtype)) != query.dtype:
+            tensors = (*(each.to(dtype) for each in (grad_output, query, key, value)), output, lse)
+            edges = None if edges is None else edges.to(dtype)
+            found = launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side=False)
+            return map_tensors(found, lambda gradient: gradient.to(query.dtype))
         tensors = (grad_output, query, key, value, output, lse)
         return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side)
 
 
-def _takes_edge_kernel(data: Fused3SData, num_heads: int, dim: int, edges: EdgeTerms | None) -> bool:
+def _takes_edge_kernel(
+    data: Fused3SData, dtype: torch.dtype, num_heads: int, dim: int, edges: EdgeTerms | None
+) -> bool:
     """Whether a call runs cuda/fused3s_edges.cu."""
     if data.by_edge is None or data.schedule is None:
         return data.by_edge is not None
-    return takes_edges(data.size, num_heads, dim, 0 if edges is None else terms_of(edges)) is not False
+    terms = 0 if edges is None else terms_of(edges)
+    if dtype == torch.float32 and terms & ~DROPOUT:
+        return True  # the other kernel has none of these terms in float32
+    return takes_edges(data.size, num_heads, dim, terms) is not False
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
@@ -337,7 +354,8 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
         return
     dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
     check_out_dtype(out_dtype, dtype)
-    if _takes_edge_kernel(data, num_heads, dim, None):
+    dtype = product_type(dtype)
+    if _takes_edge_kernel(data, dtype, num_heads, dim, None):
         compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
     else:
         get_kernel(kernel_spec(input_element(dtype), out_dtype, dim, data.schedule.warps, num_heads), device.index)
@@ -424,7 +442,7 @@ def _edge_tensors(
     places = (None,) * 3 if slots is None else (slots.tile_slots, slots.slot_edges, slots.slot_places)
     features = None if packed is None else whole_rows(edges.features)
     seed = None if edges.dropout is None else edges.dropout.seed
-    return *places, edges.bias, edges.multiplier, features, packed, seed
+    return *places, *contiguous(edges.bias, edges.multiplier), features, packed, seed
 
 
 def pack_features(spec: FusedKernelSpec, edges: EdgeTerms, num_heads: int) -> torch.Tensor:

@@ -35,7 +35,7 @@ class EdgeKernelSpec:
     """One instance of cuda/fused3s_edges.cu.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of query, key and value.
+        dtype: torch.float16, torch.bfloat16 or torch.float32, of query, key and value.
         out_dtype: torch.float32 or `dtype`.
         dim: dimensions of a head, an even number up to 256.
         heads: heads of a lane group, a power of two.
@@ -72,7 +72,7 @@ class EdgeKernelSpec:
     @property
     def copy_bytes(self) -> int:
         """Bytes of a load, which each row of a head must be aligned to."""
-        return math.gcd(2 * self.dim, LOAD_BYTES)
+        return math.gcd(self.dim * self.dtype.itemsize, LOAD_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def launch_edge_kernel(
 
     Args:
         data: A, on the tensors' GPU.
-        query: [num_rows, H, d] fp16 or bf16, any row and head strides, d even.
+        query: [num_rows, H, d] fp16, bf16 or float32, any row and head strides, d even.
         key, value: [num_cols, H, d], likewise.
         scale: factor of the scores.
         lse: [num_rows, H] float32 contiguous, see `fused3s.launch`.
@@ -173,7 +173,7 @@ def launch_edge_kernel(
     if num_parts:
         partial = query.new_empty(num_parts * num_groups * spec.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, query.device)
-    type_weight = None if edges.type_weight is None else edges.type_weight.contiguous()
+    bias, multiplier, types, type_weight = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight)
     features = None if edges.features is None else whole_rows(edges.features)
     projected = feature_sums = None
     if edges.key_weight is not None:  # u = W^T q
@@ -186,14 +186,15 @@ def launch_edge_kernel(
         WARPS * WARP_SIZE,
         (
             *(data.work.items, data.indices, data.work.parts, query, key, value, output, lse, partial, arrived),
-            *(edges.bias, edges.multiplier, edges.types, type_weight, features, projected, feature_sums),
+            *(bias, multiplier, types, type_weight, features, projected, feature_sums),
             None if edges.dropout is None else edges.dropout.seed,
         ),
         edge_kernel_scalars(
             (num_rows, num_items, num_heads),
             edges_scalars(edges),
             dropout_scalars(edges.dropout),
-            scale * math.log2(math.e),
+            scale * score_unit(query.dtype),
+            score_unit(query.dtype),
             query.itemsize,
             query.stride(),
             key.stride(),
@@ -228,13 +229,23 @@ def edges_scalars(edges: EdgeTerms | None) -> tuple[int, int, float]:
     return *heads, edges.clamp or 0.0
 
 
+def score_unit(dtype: torch.dtype) -> float:
+    """kScoreUnit of cuda/score_terms.cuh."""
+    return 1.0 if dtype == torch.float32 else math.log2(math.e)
+
+
 def dropout_scalars(dropout: Dropout | None) -> tuple[int, float]:
     """Members of struct DropoutParams behind the seed: threshold, and factor of the weights that are kept."""
     return (0, 1.0) if dropout is None else (dropout.threshold, 1 / (1 - dropout.rate))
 
 
+def contiguous(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """The tensors as the kernels take those of edge data, which have no strides."""
+    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
+
+
 def whole_rows(features: torch.Tensor) -> torch.Tensor:
-    """[nnz, r] -> [nnz, 16]: the rows that `bind_edges` padded, or a padded copy."""
+    """[nnz, r] -> [nnz, 16]: the rows of `EdgeTerms.features` that are padded with zeros, or a padded copy."""
     num_edges, num_features = features.shape
     end = features.storage_offset() + num_edges * FEATURES
     if features.stride() == (FEATURES, 1) and end * features.itemsize <= features.untyped_storage().nbytes():
@@ -262,6 +273,7 @@ def edge_kernel_scalars(
     edges: tuple[int, int, float],
     dropout: tuple[int, float],
     scale: float,
+    unit: float,
     itemsize: int,
     *strides: tuple[int, int, int],
 ) -> bytes:
@@ -271,6 +283,7 @@ def edge_kernel_scalars(
         sizes: the members from num_rows on, in front of the heads of bias and multiplier.
         edges, dropout: from `edges_scalars` and `dropout_scalars`.
         scale: as the kernel has it.
+        unit: from `score_unit`.
         strides: in elements, of the tensors by row.
     """
     bias_heads, multiplier_heads, clamp = edges
@@ -280,5 +293,5 @@ def edge_kernel_scalars(
         *(np.int64(head) for _, head, _ in strides),
         *(np.int32(row * itemsize) for row, _, _ in strides),
         *(np.int32(number) for number in (*sizes, bias_heads, multiplier_heads)),
-        *(np.float32(scale), np.float32(clamp * math.log2(math.e))),
+        *(np.float32(scale), np.float32(clamp * unit)),
     )

@@ -25,12 +25,14 @@ from .fused3s_edges import (
     VALUE_FEATURES,
     WARPS,
     EdgeKernelData,
+    contiguous,
     dropout_scalars,
     edge_kernel_scalars,
     edges_scalars,
     heads_of_lane_group,
     items_for_heads,
     lanes_of_head,
+    score_unit,
     terms_of,
     whole_rows,
 )
@@ -44,7 +46,7 @@ class EdgeBackwardSpec:
     """One instance of cuda/fused3s_edges_backward.cu.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of query, key, value and their gradients.
+        dtype: torch.float16, torch.bfloat16 or torch.float32, of query, key, value and their gradients.
         out_dtype: torch.float32 or `dtype`, of the output; None for the pass over columns.
         dim: dimensions of a head, an even number up to 256.
         heads: heads of a lane group, a power of two.
@@ -85,7 +87,7 @@ class EdgeBackwardSpec:
     @property
     def copy_bytes(self) -> int:
         """Bytes of a load, which each row of a head must be aligned to."""
-        return math.gcd(2 * self.dim, LOAD_BYTES)
+        return math.gcd(self.dim * self.dtype.itemsize, LOAD_BYTES)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def launch_edge_backward(
         forward_data: A, as for `launch_edge_kernel`.
         data: A^T of the same pattern.
         grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
-        query: [num_rows, H, d] fp16 or bf16, any row and head strides, d even.
+        query: [num_rows, H, d] fp16, bf16 or float32, any row and head strides, d even.
         key, value: [num_cols, H, d], likewise.
         output: [num_rows, H, d], of query's type or float32.
         lse: [num_rows, H] float32.
@@ -173,7 +175,7 @@ def launch_edge_backward(
     )
     num_edges = forward_data.indices.numel()
     features = None if edges.features is None else whole_rows(edges.features)
-    type_weight = None if edges.type_weight is None else edges.type_weight.contiguous()
+    terms = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight)
     projected_query = projected_grad = key_feature_sums = value_feature_sums = None
     if edges.key_weight is not None:  # u = W^T q
         projected_query = project_query(query, edges.key_weight.contiguous())
@@ -181,7 +183,7 @@ def launch_edge_backward(
     if edges.value_weight is not None:  # u' = W'^T dO
         projected_grad = project_query(grad_output, edges.value_weight.contiguous())
         value_feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
-    edge_data = (edges.bias, edges.multiplier, edges.types, type_weight, features, projected_query, projected_grad)
+    edge_data = (*terms, features, projected_query, projected_grad)
 
     def of_edges(is_wanted: bool) -> torch.Tensor | None:
         return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
@@ -272,6 +274,7 @@ def _launch(
             edges_scalars(edges),
             dropout_scalars(edges.dropout),
             scale,
+            score_unit(rows[0].dtype),
             rows[0].itemsize,
             *(tensor.stride() for tensor in rows),
         ),

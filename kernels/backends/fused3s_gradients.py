@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ..edge_data import EdgeTerms
 from .base import Gradients, InputSpec
+from .cuda import product_type
 from .fused3s_backward import BackwardData, compile_backward, launch_backward
 from .fused3s_edges import DROPOUT, EdgeKernelData, pad_weights, terms_of
 from .fused3s_edges_backward import EdgeBackwardData, compile_edge_backward, launch_edge_backward
@@ -31,12 +32,12 @@ class GradientData:
 
 def compile_gradients(tiles: BackwardData | None, device: torch.device, inputs: InputSpec) -> None:
     """Compile the kernels of `inputs` without edge data, where their type is known; edge by edge without `tiles`."""
-    dtype, dim = inputs.dtype, inputs.head_dim
-    if dtype is None or dim is None:
+    dim = inputs.head_dim
+    if inputs.dtype is None or dim is None:
         return
-    even = dim + (-dim % 8 if dim % 2 else 0)
+    dtype, even = product_type(inputs.dtype), dim + (-dim % 8 if dim % 2 else 0)
     if tiles is None:
-        compile_edge_backward(dtype, inputs.out_dtype or dtype, even, inputs.num_heads, device)
+        compile_edge_backward(dtype, inputs.out_dtype or inputs.dtype, even, inputs.num_heads, device)
     else:
         compile_backward(tiles, dtype, even, device)
 

@@ -1,17 +1,11 @@
-// The products with the weights of low-rank edge features, in front of fused3s_edges.cu and behind it; bound by memory.
+// The products with the weights of low-rank edge features, in front of fused3s_edges.cu and behind it, of 16-bit tensors;
+// bound by memory. feature_products_float.cu: of float32.
 //
 //   project_query   u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     C[16 rows, 16 features] = q[16, kDim] W[kDim, 16]
 //   add_features    O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    C[16 rows, kDim] = s[16, 16] W'^T[16, kDim]
 //
 // Grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's heads lie in
 // shared memory as B fragments, zero past kDim, past the last feature and past the last head.
-//
-// Quad: four lanes of a row, t = lane % 4, access 64 bytes of q or O, a chunk of 16 bytes each. Heads of one or two
-// chunks share a quad; longer heads take several quads.
-//
-//   chunks of a head   1              2              3 and more
-//   head of lane t     t              t / 2          0
-//   chunk of lane t    0              t % 2          4 * quad + t
 //
 // The order of the dimensions and of the features in the fragments is the one in which a lane's elements are neighbours
 // in memory; A and B, or B and C, share it. With g = lane / 4:
@@ -21,91 +15,22 @@
 //   add_features    A0, A2                                features 4t to 4t + 3
 //                   column 2t + e of tile n of C          element 2n + e of O's chunk of lane t
 #include "common.cuh"
+#include "elements.cuh"
+#include "feature_rows.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_global.cuh"
 #include "ptx/ld_shared.cuh"
 #include "ptx/mma.cuh"
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kMinBlocks = 3;  // of an SM: registers for the loads in flight; the grid has as many
-constexpr int kFeatures = 16;  // of u and s, zero past the last; one k-step
-constexpr int kQuadLanes = 4;
-constexpr int kChunkWords = 4;
-constexpr int kMostBatch = 2;  // quads whose loads are in flight together
-
-struct ProjectParams {
-  const u16* query;       // [num_rows][H][kDim]  any row and head stride, rows aligned to 16 bytes (kDim % 8 != 0: 4)
-  const u16* weight;      // [H][kDim][num_features]  W, contiguous
-  float* projected;       // [H][num_rows][16]  u; every element is written
-  i64 query_head_stride;  // elements
-  int query_row_bytes;
-  int num_rows;
-  int num_heads;
-  int num_features;  // 1 to 16
-};
-
-struct AddParams {
-  void* output;              // [num_rows][H][kDim]  O, contiguous; read and written
-  const u16* feature_sums;   // [H][num_rows][16]  s
-  const u16* weight;         // [H][kDim][num_features]  W', contiguous
-  int num_rows;
-  int num_heads;
-  int num_features;  // 1 to 16
-};
-
-// Rows of a head of kDim elements in global memory, as quads access them.
-template <int kDim, int kElement_bytes>
-struct HeadRow {
-  static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
-  static constexpr int kWords = kDim * kElement_bytes / 4;
-  static constexpr int kChunks = divide_up(kWords, kChunkWords);
-  static constexpr int kHeads = kChunks == 1 ? 4 : kChunks == 2 ? 2 : 1;  // of a quad
-  static constexpr int kHeadLanes = kQuadLanes / kHeads;
-  static constexpr int kBatches = divide_up(divide_up(kChunks, kQuadLanes), kMostBatch);
-  static constexpr int kBatch = divide_up(divide_up(kChunks, kQuadLanes), kBatches);
-  static constexpr int kQuads = kBatch * kBatches;  // with idle ones at the end
-  static constexpr bool kWholeChunks = kWords % kChunkWords == 0;
-
-  __device__ static constexpr int head_of(int t) { return t / kHeadLanes; }
-  __device__ static constexpr int chunk_of(int quad, int t) { return kQuadLanes * quad + t % kHeadLanes; }
-
-  // A chunk, zero past kDim; all 0 unless `exists`.
-  __device__ static __forceinline__ uint4 load(const void* head, int chunk, bool exists) {
-    if constexpr (kWholeChunks) {
-      const uint4* const address = static_cast<const uint4*>(head) + chunk;
-      return exists && kChunkWords * chunk < kWords ? ld_global_no_allocate_v4_b32(address) : make_uint4(0, 0, 0, 0);
-    } else {
-      u32 words[kChunkWords];
-#pragma unroll
-      for (int i = 0; i < kChunkWords; ++i) {
-        const int word = kChunkWords * chunk + i;
-        words[i] = exists && word < kWords ? static_cast<const u32*>(head)[word] : 0;
-      }
-      return make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  }
-
-  __device__ static __forceinline__ void store(void* head, int chunk, bool exists, const u32 (&words)[kChunkWords]) {
-    if constexpr (kWholeChunks) {
-      if (!exists || kChunkWords * chunk >= kWords) return;
-      st_global_v4_b32(static_cast<uint4*>(head) + chunk, make_uint4(words[0], words[1], words[2], words[3]));
-    } else {
-#pragma unroll
-      for (int i = 0; i < kChunkWords; ++i) {
-        const int word = kChunkWords * chunk + i;
-        if (exists && word < kWords) static_cast<u32*>(head)[word] = words[i];
-      }
-    }
-  }
-};
 
 // Element [head][d][feature] of the weights [H][kDim][num_features], 0 outside of them.
 template <int kDim, typename Params>
 __device__ __forceinline__ u32 load_weight(const Params& p, int head, int d, int feature) {
   const bool exists = head < p.num_heads && d < kDim && feature < p.num_features;
-  return exists ? __ldg(p.weight + (static_cast<i64>(head) * kDim + d) * p.num_features + feature) : 0;
+  const u16* const weight = static_cast<const u16*>(p.weight);
+  return exists ? __ldg(weight + (static_cast<i64>(head) * kDim + d) * p.num_features + feature) : 0;
 }
 
 template <Element kIn, int kDim>
@@ -132,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query(const __gr
 
   const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
   const int head = first_head + Row::head_of(t);
-  const char* const query = reinterpret_cast<const char*>(p.query + head * p.query_head_stride);
+  const char* const query = element_address<kIn>(p.query, head * p.query_head_stride);
   const u32 lane_weight = shared_address(smem_weight + lane);
   const int num_tiles = divide_up(p.num_rows, kTileM);
   for (int tile = blockIdx.y * kWarps + threadIdx.x / kWarpSize; tile < num_tiles; tile += gridDim.y * kWarps) {
@@ -197,9 +122,8 @@ __device__ __forceinline__ void add_product(u32 (&words)[kChunkWords], const flo
 
 template <Element kIn, Element kOut, int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __grid_constant__ AddParams p) {
-  constexpr int kElement_bytes = kOut == Element::kFloat ? 4 : 2;
-  using Row = HeadRow<kDim, kElement_bytes>;
-  constexpr int kChunkDims = kChunkWords * 4 / kElement_bytes;
+  using Row = HeadRow<kDim, kElement_bytes<kOut>>;
+  constexpr int kChunkDims = kChunkWords * 4 / kElement_bytes<kOut>;
   constexpr int kTiles = kChunkDims / 2;                              // of C for a quad
   __shared__ uint4 smem_weight[Row::kQuads * kTiles / 2 * kWarpSize];  // B0, B1 of two tiles
   griddepcontrol_wait();
@@ -234,13 +158,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __gri
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int j = 0; j < Row::kHeads; ++j) {
-        const u16* const source =
-            p.feature_sums + (static_cast<i64>(first_head + j) * p.num_rows + row[half]) * kFeatures;
+        const i64 start = (static_cast<i64>(first_head + j) * p.num_rows + row[half]) * kFeatures + 4 * t;
+        const char* const source = element_address<kIn>(p.feature_sums, start);
         const bool has_sums = first_head + j < p.num_heads && row[half] < p.num_rows;
-        feature_sums[j][half] = has_sums ? ld_global_no_allocate_v2_b32(source + 4 * t) : make_uint2(0, 0);
+        feature_sums[j][half] = has_sums ? ld_global_no_allocate_v2_b32(source) : make_uint2(0, 0);
       }
-      output[half] =
-          static_cast<char*>(p.output) + (static_cast<i64>(row[half]) * p.num_heads + head) * (kDim * kElement_bytes);
+      output[half] = element_address<kOut>(p.output, (static_cast<i64>(row[half]) * p.num_heads + head) * kDim);
       exists[half] = head < p.num_heads && row[half] < p.num_rows;
     }
 #pragma unroll 1

@@ -21,8 +21,8 @@
 //   [3]  A maximum of -infinity is never subtracted: a row without an edge so far would become NaN.
 #include "common.cuh"
 #include "dropout.cuh"
+#include "elements.cuh"
 #include "lane_group.cuh"
-#include "ptx/cvt.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "score_terms.cuh"
@@ -31,20 +31,20 @@ struct Params {
   const Item* items;        // [num_items]
   const int* indices;       // [nnz]  key of each edge
   const int2* parts;        // [num_parts]  first part of the row, and its number of parts
-  const u16* query;         // [num_rows][H][kDim]  16-bit, any row and head stride, rows aligned to kLoad_bytes
-  const u16* key;           // [num_cols][H][kDim]  likewise
-  const u16* value;         // [num_cols][H][kDim]  likewise
+  const void* query;        // [num_rows][H][kDim]  kIn, any row and head stride, rows aligned to kLoad_bytes
+  const void* key;           // [num_cols][H][kDim]  likewise
+  const void* value;         // [num_cols][H][kDim]  likewise
   void* output;             // [num_rows][H][kDim]  contiguous; every element is written
   float* lse;               // [num_rows][H]  log of the sum of exp(scores), -infinity without an edge; may be null
   float* partial;           // [num_parts][num_groups][kPartial]
   int* semaphores;          // [num_parts][num_groups]  0 before and after; those of a row's first part count its parts
-  const u16* bias;          // [nnz][1 or H]
-  const u16* multiplier;    // [nnz][1 or H]
+  const void* bias;          // [nnz][1 or H]
+  const void* multiplier;    // [nnz][1 or H]
   const u8* types;          // [nnz]
-  const u16* type_weight;   // [num_types][H][kDim]  contiguous
-  const u16* features;      // [nnz][16]
+  const void* type_weight;   // [num_types][H][kDim]  contiguous
+  const void* features;      // [nnz][16]
   const float* projected;   // [H][num_rows][16]  u
-  u16* feature_sums;        // [H][num_rows][16]  s, divided by the sum of the weights
+  void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights
   DropoutParams dropout;
   i64 query_head_stride;    // elements
   i64 key_head_stride;
@@ -57,8 +57,8 @@ struct Params {
   int num_heads;
   int bias_heads;        // 1 or H
   int multiplier_heads;  // 1 or H
-  float scale_log2e;     // scale * log2(e)
-  float clamp_log2e;     // largest |s| * log2(e)
+  float scale;           // times kScoreUnit
+  float clamp;           // largest |s|, times kScoreUnit
 };
 
 template <Element kIn, int kDim, int kHeads, int kTerms>
@@ -66,12 +66,16 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   using Base = LaneGroup<kIn, kDim, kHeads>;
   static constexpr int kLanes = Base::kLanes, kLaneFeatures = Base::kLaneFeatures, kOwn = Base::kOwn;
   static constexpr bool kHasFeatures = kTerms & (kKeyFeatures | kValueFeatures);
-  // Blocks of an SM that registers are left for; no spills.
+  // Blocks of an SM that registers are left for; no spills. Rows of float32 in flight take twice as many.
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
-  static constexpr int kMinBlocks = kManyFeatures || (kHasFeatures && kTerms & kTypes && kLaneFeatures == 8) ? 2
-                                    : kHasFeatures || kTerms & kTypes                                       ? 4
-                                    : kTerms && (kOwn > 1 || kDim % 4)                                     ? 5
-                                                                                                            : 6;
+  static constexpr bool kIsLargest =
+      kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>));
+  static constexpr bool kIsLarge = kHasFeatures || kTerms & kTypes;
+  static constexpr int kMinBlocks = kIsLargest                         ? 2
+                                    : kIsWide<kIn>                     ? (kIsLarge ? 3 : 4)
+                                    : kIsLarge                         ? 4
+                                    : kTerms && (kOwn > 1 || kDim % 4) ? 5
+                                                                       : 6;
   // Floats of a lane in a partial, whole float4: O, maximum, sum, and s.
   static constexpr int kLanePartial = divide_up(kLaneDims + 2 + (kTerms & kValueFeatures ? kLaneFeatures : 0), 4) * 4;
   static constexpr int kPartial = kLanes * kLanePartial;
@@ -98,7 +102,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
       x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
     }
     const float shift = softmax.grow(fmaxf(softmax.max, x[kLaneDims]));
-    const float factor = ex2_approx_ftz(x[kLaneDims] - shift);
+    const float factor = exp_score<kIn>(x[kLaneDims] - shift);
     softmax.sum = fmaf(factor, x[kLaneDims + 1], softmax.sum);
 #pragma unroll
     for (int d = 0; d < kLaneDims; ++d) softmax.out[d] = fmaf(factor, x[d], softmax.out[d]);
@@ -112,17 +116,17 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
 };
 
 // The online softmax of a lane's head: O of its eight dimensions and s of its features, not yet divided by the sum.
-template <int kLaneFeatures>
+template <Element kIn, int kLaneFeatures>
 struct Softmax {
   float out[kLaneDims] = {};
   float features[kLaneFeatures] = {};
-  float max = negative_infinity();  // times log2(e)
+  float max = negative_infinity();  // times kScoreUnit
   float sum = 0.0f;
 
   // Takes over a new maximum; returns what weights are shifted by. [3]
   __device__ __forceinline__ float grow(float new_max) {
     const float shift = new_max == negative_infinity() ? 0.0f : new_max;
-    const float factor = ex2_approx_ftz(max - shift);
+    const float factor = exp_score<kIn>(max - shift);
     max = new_max;
     sum *= factor;
 #pragma unroll
@@ -157,14 +161,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 
   const bool has_head = head < p.num_heads;
   const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load what others load, and store nothing
-  const int first_dim = kLaneDims * part_of_head;
-  const LaneRows query_rows(p.query + loaded_head * p.query_head_stride + first_dim, p.query_row_bytes);
-  const LaneRows key(p.key + loaded_head * p.key_head_stride + first_dim, p.key_row_bytes);
-  const LaneRows value(p.value + loaded_head * p.value_head_stride + first_dim, p.value_row_bytes);
+  const int first_dim = Group::first_dim(part_of_head);
+  const auto rows_of = [&](const void* tensor, i64 head_stride, int row_bytes) {
+    return LaneRows(element_address<kIn>(tensor, loaded_head * head_stride + first_dim), row_bytes);
+  };
+  const LaneRows query_rows = rows_of(p.query, p.query_head_stride, p.query_row_bytes);
+  const LaneRows key = rows_of(p.key, p.key_head_stride, p.key_row_bytes);
+  const LaneRows value = rows_of(p.value, p.value_head_stride, p.value_row_bytes);
   float query[kLaneDims];
   Group::unpack(query, Group::load(query_rows.row(row), part_of_head, count > 0));
 #pragma unroll
-  for (int d = 0; d < kLaneDims; ++d) query[d] *= p.scale_log2e;
+  for (int d = 0; d < kLaneDims; ++d) query[d] *= p.scale;
 
   // Features of the lane: u and s of its head from first_feature on.
   const int first_feature = part_of_head * kLaneFeatures;
@@ -173,17 +180,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   if constexpr (kTerms & kKeyFeatures) {
     if (count > 0 && first_feature < kFeatures) {
 #pragma unroll
-      for (int i = 0; i < kLaneFeatures; ++i) projected[i] = __ldg(p.projected + feature_start + i) * p.scale_log2e;
+      for (int i = 0; i < kLaneFeatures; ++i) projected[i] = __ldg(p.projected + feature_start + i) * p.scale;
     }
   }
 
   u32 of_row = 0;
   if constexpr (kTerms & kDropout) of_row = dropout_row(__ldg(p.dropout.seed), row, loaded_head);
 
-  Softmax<kTerms & kValueFeatures ? kLaneFeatures : 1> softmax;
+  Softmax<kIn, kTerms & kValueFeatures ? kLaneFeatures : 1> softmax;
   for (int first = 0; first < rounds; first += kUnroll) {
     const i64 first_edge = static_cast<i64>(item.y) + first;
-    Words key_words[kUnroll], value_words[kUnroll];
+    typename Group::Words key_words[kUnroll], value_words[kUnroll];
     float features[kUnroll][kLaneFeatures];
     int type[kUnroll], edge_key[kUnroll];
 #pragma unroll
@@ -194,7 +201,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       key_words[i] = Group::load(key.row(k), part_of_head, true);
       value_words[i] = Group::load(value.row(k), part_of_head, exists);  // [2]
       if constexpr (Group::kHasFeatures) {
-        Group::load_features(features[i], p.features + (first_edge + i) * kFeatures + first_feature,
+        const i64 start = (first_edge + i) * kFeatures + first_feature;
+        Group::load_features(features[i], element_address<kIn>(p.features, start),
                              exists && first_feature < kFeatures);
       }
       if constexpr (kTerms & kTypes) type[i] = exists ? __ldg(p.types + first_edge + i) : 0;
@@ -218,8 +226,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       Group::unpack(x, key_words[i]);
       if constexpr (kTerms & kTypes) {
         float weight[kLaneDims];
-        const i64 start = (static_cast<i64>(type[i]) * p.num_heads + loaded_head) * kDim;
-        Group::unpack(weight, Group::load(p.type_weight + start + first_dim, part_of_head, true));
+        const i64 start = (static_cast<i64>(type[i]) * p.num_heads + loaded_head) * kDim + first_dim;
+        Group::unpack(weight, Group::load(element_address<kIn>(p.type_weight, start), part_of_head, true));
 #pragma unroll
         for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
       }
@@ -236,7 +244,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
-      const float transformed = transform_score<kTerms>(score[j], bias[j], multiplier[j], p.clamp_log2e);
+      const float transformed = transform_score<kTerms>(score[j], bias[j], multiplier[j], p.clamp, kScoreUnit<kIn>);
       score[j] = exists ? transformed : negative_infinity();
       new_max = fmaxf(new_max, score[j]);
     }
@@ -247,7 +255,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     const float shift = softmax.grow(new_max);
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
-      score[j] = ex2_approx_ftz(score[j] - shift);
+      score[j] = exp_score<kIn>(score[j] - shift);
       softmax.sum += score[j];
       if constexpr (kTerms & kDropout) {
         if (!keeps(of_row, Group::own(edge_key, lane, j), p.dropout.threshold)) score[j] = 0.0f;
@@ -290,13 +298,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   for (int d = 0; d < kLaneDims; ++d) softmax.out[d] *= inverse;
   if constexpr (kTerms & kValueFeatures) {
     if (writes && first_feature < kFeatures) {
-      Group::store_features(p.feature_sums + feature_start, softmax.features, inverse);
+      Group::store_features(element_address<kIn>(p.feature_sums, feature_start), softmax.features, inverse);
     }
   }
   const i64 row_head = static_cast<i64>(row) * p.num_heads + head;
   Group::template store<kOut>(p.output, row_head * kDim, part_of_head, writes, softmax.out);
   if (p.lse && writes && part_of_head == 0) {
-    p.lse[row_head] =
-        softmax.sum == 0.0f ? negative_infinity() : (softmax.max + __log2f(softmax.sum)) * 0.693147180559945f;
+    const float log_sum = __log2f(softmax.sum) * (kScoreUnit<kIn> * kLn2);
+    p.lse[row_head] = softmax.sum == 0.0f ? negative_infinity() : (softmax.max + log_sum) * (1.0f / kScoreUnit<kIn>);
   }
 }

@@ -21,7 +21,7 @@
 //   over rows        q_i, dO_i     k_j, v_j        dq_i without W t_i; t_i; s_i
 //   over columns     k_j, v_j      q_i, dO_i       dk_j; dv_j
 //
-// The pass over rows comes first. It writes lse_i * log2(e) and delta_i side by side for the pass over columns, which
+// The pass over rows comes first. It writes lse_i * kScoreUnit and delta_i side by side for the pass over columns, which
 // gathers them with an edge; and the gradients of the edges.
 //
 // Grid (num_items / kGroupsPerBlock, head groups), as the forward pass.
@@ -32,41 +32,39 @@
 //   [3]  lse of -infinity, where a row has no weight, becomes infinity: p is 0, and -infinity is not subtracted.
 #include "common.cuh"
 #include "dropout.cuh"
+#include "elements.cuh"
 #include "lane_group.cuh"
-#include "ptx/cvt.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "score_terms.cuh"
 
-constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
-
-// "Rows" are those of A in the pass over rows, of A^T in the pass over columns. All tensors of 16 bits have q's type.
+// "Rows" are those of A in the pass over rows, of A^T in the pass over columns. Tensors of type void but O have q's type, kIn.
 struct Params {
   const Item* items;             // [num_items]
   const int* indices;            // [nnz]  gathered row of each edge
   const int* edges;              // [nnz]  place of each edge in edge data; null in the pass over rows: the same
   const int2* parts;             // [num_parts]  first part of the row, and its number of parts
-  const u16* own_first;          // [rows][H][kDim]  q or k, any row and head stride, rows aligned to kLoad_bytes
-  const u16* own_second;         // [rows][H][kDim]  dO or v, likewise
-  const u16* gathered_first;     // [..][H][kDim]  k or q, likewise
-  const u16* gathered_second;    // [..][H][kDim]  v or dO, likewise
+  const void* own_first;          // [rows][H][kDim]  q or k, any row and head stride, rows aligned to kLoad_bytes
+  const void* own_second;         // [rows][H][kDim]  dO or v, likewise
+  const void* gathered_first;     // [..][H][kDim]  k or q, likewise
+  const void* gathered_second;    // [..][H][kDim]  v or dO, likewise
   const void* output;            // [num_rows][H][kDim]  O, contiguous; pass over rows
   const float* lse;              // [num_rows][H]  pass over rows
-  float2* row_state;             // [num_rows][H]  lse * log2(e) and delta; written over rows, read over columns
-  u16* first_gradient;           // [rows][gradient_heads][kDim]  dq without W t, or dk; H heads of each row are written
-  u16* second_gradient;          // [rows][gradient_heads][kDim]  dv, likewise; pass over columns
+  float2* row_state;             // [num_rows][H]  lse * kScoreUnit and delta; written over rows, read over columns
+  void* first_gradient;           // [rows][gradient_heads][kDim]  dq without W t, or dk; H heads of each row are written
+  void* second_gradient;          // [rows][gradient_heads][kDim]  dv, likewise; pass over columns
   float* partial;                // [num_parts][num_groups][kPartial]
   int* semaphores;               // [num_parts][num_groups]  0 before and after; those of a row's first part count
-  const u16* bias;               // [nnz][1 or H]
-  const u16* multiplier;         // [nnz][1 or H]
+  const void* bias;               // [nnz][1 or H]
+  const void* multiplier;         // [nnz][1 or H]
   const u8* types;               // [nnz]
-  const u16* type_weight;        // [num_types][H][kDim]  contiguous
-  const u16* features;           // [nnz][16]
+  const void* type_weight;        // [num_types][H][kDim]  contiguous
+  const void* features;           // [nnz][16]
   const float* projected_query;  // [H][num_rows][16]  u
   const float* projected_grad;   // [H][num_rows][16]  u'
   // Written in the pass over rows, with the terms that they belong to; gradients and weights that are null are not.
-  u16* key_feature_sums;       // [H][num_rows][16]  scale * t
-  u16* value_feature_sums;     // [H][num_rows][16]  s
+  void* key_feature_sums;       // [H][num_rows][16]  scale * t
+  void* value_feature_sums;     // [H][num_rows][16]  s
   float* bias_gradient;        // [nnz][H]  ds
   float* multiplier_gradient;  // [nnz][H]
   float* score_weights;        // [nnz][H]  scale * ds * m
@@ -87,7 +85,7 @@ struct Params {
   int bias_heads;        // 1 or H
   int multiplier_heads;  // 1 or H
   float scale;
-  float clamp_log2e;  // largest |s| * log2(e)
+  float clamp;  // largest |s|, times kScoreUnit
 };
 
 enum class Pass { kRows, kColumns };
@@ -108,9 +106,13 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   // Blocks of an SM that registers are left for; no spills.
   static constexpr int kOtherTerms = kTerms & ~(kKeyFeatures | kValueFeatures | kDropout);
   static constexpr bool kIsLargest =
-      kHasFeatures && (Base::kLaneFeatures > 8 || (Base::kLaneFeatures == 8 && (kOtherTerms || kDim % 4)));
-  static constexpr bool kIsLarge = kHasFeatures || kTerms & kTypes || (kPass == Pass::kColumns && Base::kOwn == 1);
-  static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0;
+      kHasFeatures && (Base::kLaneFeatures > 8 ||
+                       (Base::kLaneFeatures == 8 && (kIsWide<kIn> || kOtherTerms || kDim % 4)) ||
+                       (kIsWide<kIn> && ((kHasKeyFeatures && kHasValueFeatures) || kTerms & kTypes)));
+  static constexpr bool kIsLarge = kHasFeatures || kTerms & kTypes ||
+                                   (kPass == Pass::kColumns ? kIsWide<kIn> || Base::kOwn == 1
+                                                            : kIsWide<kIn> && kOtherTerms && Base::kOwn > 1);
+  static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
   static constexpr int kMinBlocks = kIsLargest ? 2 : kIsLarge ? 3 : kIsSmall ? 5 : 4;
 
   __device__ static __forceinline__ void store_partial(float4* target, const float (&sums)[kSums]) {
@@ -135,7 +137,7 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   template <Element kOut>
   __device__ static __forceinline__ void load_output(float (&x)[kLaneDims], const void* output, i64 head_start,
                                                      int part, bool exists) {
-    if constexpr (kOut == Element::kFloat) {
+    if constexpr (kOut == Element::kFloat && kIn != kOut) {
 #pragma unroll
       for (int i = 0; i < kLaneDims; i += 2) {
         const int d = kLaneDims * part + i;
@@ -145,12 +147,13 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
         x[i] = pair.x, x[i + 1] = pair.y;
       }
     } else {
-      Base::unpack(x, Base::load(static_cast<const u16*>(output) + head_start + kLaneDims * part, part, exists));
+      const void* const address = element_address<kOut>(output, head_start + Base::first_dim(part));
+      Base::unpack(x, Base::load(address, part, exists));
     }
   }
 
   // x *= the weight of an edge's type, from `address` on
-  __device__ static __forceinline__ void weigh(float (&x)[kLaneDims], const u16* address, int part) {
+  __device__ static __forceinline__ void weigh(float (&x)[kLaneDims], const void* address, int part) {
     float weight[kLaneDims];
     Base::unpack(weight, Base::load(address, part, true));
 #pragma unroll
@@ -211,8 +214,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   const bool has_head = head < p.num_heads;
   const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load what others load, and store nothing
   const i64 row_head = static_cast<i64>(row) * p.num_heads + loaded_head;
-  const auto rows_of = [&](const u16* tensor, i64 head_stride, int row_bytes) {
-    return LaneRows(tensor + loaded_head * head_stride + kLaneDims * part_of_head, row_bytes);
+  const auto rows_of = [&](const void* tensor, i64 head_stride, int row_bytes) {
+    const i64 start = loaded_head * head_stride + Group::first_dim(part_of_head);
+    return LaneRows(element_address<kIn>(tensor, start), row_bytes);
   };
   const LaneRows gathered_first = rows_of(p.gathered_first, p.gathered_first_head_stride, p.gathered_first_row_bytes);
   const LaneRows gathered_second =
@@ -224,11 +228,11 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     Group::unpack(own_first, Group::load(first.row(row), part_of_head, count > 0));
     Group::unpack(own_second, Group::load(second.row(row), part_of_head, count > 0));
   }
-  const float scale_log2e = p.scale * kLog2e;
+  const float score_scale = p.scale * kScoreUnit<kIn>;
 #pragma unroll
-  for (int d = 0; d < kLaneDims; ++d) own_first[d] *= scale_log2e;
+  for (int d = 0; d < kLaneDims; ++d) own_first[d] *= score_scale;
 
-  float row_lse = 0.0f, row_delta = 0.0f;  // lse in units of log2(e)
+  float row_lse = 0.0f, row_delta = 0.0f;  // lse times kScoreUnit
   if constexpr (kOverRows) {
     float output[kLaneDims];
     Group::template load_output<kOut>(output, p.output, row_head * kDim, part_of_head, count > 0);
@@ -238,7 +242,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       row_delta += __shfl_xor_sync(kFullWarp, row_delta, distance);
     }
     row_lse = count > 0 ? __ldg(p.lse + row_head) : negative_infinity();
-    row_lse = row_lse == negative_infinity() ? -negative_infinity() : row_lse * kLog2e;  // [3]
+    row_lse = row_lse == negative_infinity() ? -negative_infinity() : row_lse * kScoreUnit<kIn>;  // [3]
   }
 
   // Features of the lane, from first_feature on.
@@ -262,11 +266,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 
   const char* const row_state = opaque_pointer(reinterpret_cast<const char*>(p.row_state + loaded_head));
   const int state_bytes = p.num_heads * static_cast<int>(sizeof(float2));
-  const u16* const type_weight = p.type_weight + loaded_head * kDim + kLaneDims * part_of_head;
+  const void* const type_weight =
+      element_address<kIn>(p.type_weight, loaded_head * kDim + Group::first_dim(part_of_head));
   const i64 type_stride = static_cast<i64>(p.num_heads) * kDim;
   float sums[Group::kSums] = {};
   for (int first = 0; first < rounds; first += kUnroll) {
-    Words first_words[kUnroll], second_words[kUnroll];
+    typename Group::Words first_words[kUnroll], second_words[kUnroll];
     float features[kUnroll][kLaneFeatures];
     int gathered[kUnroll], type[kUnroll];
     i64 edge[kUnroll];
@@ -278,7 +283,8 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       first_words[i] = Group::load(gathered_first.row(gathered[i]), part_of_head, exists);  // [2]
       second_words[i] = Group::load(gathered_second.row(gathered[i]), part_of_head, exists);
       if constexpr (Group::kHasFeatures) {
-        Group::load_features(features[i], p.features + edge[i] * kFeatures + first_feature, exists && has_features);
+        const i64 start = edge[i] * kFeatures + first_feature;
+        Group::load_features(features[i], element_address<kIn>(p.features, start), exists && has_features);
       }
       if constexpr (kTerms & kTypes) type[i] = exists ? __ldg(p.types + edge[i]) : 0;
       const int next = first + kUnroll + i;
@@ -309,12 +315,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       float x[kBatch][kLaneDims], y[kBatch][kLaneDims];
-      float product[kBatch], grad_product[kBatch];  // scale * log2(e) * <q, k>; <dO, v>
+      float product[kBatch], grad_product[kBatch];  // scale * kScoreUnit * <q, k>; <dO, v>
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const int i = j * kBatch + b;
         Group::unpack(x[b], first_words[i]);
-        if constexpr (kTerms & kTypes) Group::weigh(x[b], type_weight + type[i] * type_stride, part_of_head);
+        if constexpr (kTerms & kTypes) Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), part_of_head);
         product[b] = dot(own_first, x[b]);
         Group::unpack(y[b], second_words[i]);
         grad_product[b] = dot(own_second, y[b]);
@@ -323,7 +329,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
           const i64 start = (projected_head + gathered[i]) * kFeatures + first_feature;
           if constexpr (Group::kHasKeyFeatures) {
             if constexpr (!kOverRows) Group::load_projected(query_features, p.projected_query + start, loads);
-            product[b] = fmaf(scale_log2e, dot(query_features, features[i]), product[b]);
+            product[b] = fmaf(score_scale, dot(query_features, features[i]), product[b]);
           }
           if constexpr (Group::kHasValueFeatures) {
             if constexpr (!kOverRows) Group::load_projected(grad_features, p.projected_grad + start, loads);
@@ -335,9 +341,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       Group::sum_over_head(grad_product, lane);
 
       const bool exists = first + Group::own_edge(lane, j) < count;
-      const float score = transform_score<kTerms & ~kClamp>(product[0], bias[j], multiplier[j], 0.0f);
-      const float clamped = transform_score<kTerms & kClamp>(score, 0.0f, 0.0f, p.clamp_log2e);
-      const float weight = exists ? ex2_approx_ftz(clamped - lse[j]) : 0.0f;
+      const float score = transform_score<kTerms & ~kClamp>(product[0], bias[j], multiplier[j], 0.0f, kScoreUnit<kIn>);
+      const float clamped = transform_score<kTerms & kClamp>(score, 0.0f, 0.0f, p.clamp);
+      const float weight = exists ? exp_score<kIn>(clamped - lse[j]) : 0.0f;
       float kept = 1.0f;
       if constexpr (kTerms & kDropout) {
         const int own_gathered = Group::own(gathered, lane, j);
@@ -345,7 +351,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         kept = keeps(hash, kOverRows ? own_gathered : row, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
       }
       float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
-      if constexpr (kTerms & kClamp) score_gradient = fabsf(score) > p.clamp_log2e ? 0.0f : score_gradient;
+      if constexpr (kTerms & kClamp) score_gradient = fabsf(score) > p.clamp ? 0.0f : score_gradient;
       float score_weight = score_gradient;
       if constexpr (kTerms & kMultiplier) score_weight *= multiplier[j];
       const float value_weight = weight * kept;
@@ -354,7 +360,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
           const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
           if (kTerms & kBias && p.bias_gradient) p.bias_gradient[at] = score_gradient;
           if (kTerms & kMultiplier && p.multiplier_gradient) {
-            p.multiplier_gradient[at] = score_gradient * product[0] * kLn2;
+            p.multiplier_gradient[at] = score_gradient * product[0] * (1.0f / kScoreUnit<kIn>);
           }
           if (kTerms & (kKeyFeatures | kTypes) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
           if (kTerms & kValueFeatures && p.value_weights) p.value_weights[at] = value_weight;
@@ -412,12 +418,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         if constexpr (Group::kHasKeyFeatures) {
 #pragma unroll
           for (int i = 0; i < kLaneFeatures; ++i) of_features[i] = sums[Group::kSecond + i];
-          Group::store_features(p.key_feature_sums + start, of_features, p.scale);
+          Group::store_features(element_address<kIn>(p.key_feature_sums, start), of_features, p.scale);
         }
         if constexpr (Group::kHasValueFeatures) {
 #pragma unroll
           for (int i = 0; i < kLaneFeatures; ++i) of_features[i] = sums[Group::kThird + i];
-          Group::store_features(p.value_feature_sums + start, of_features, 1.0f);
+          Group::store_features(element_address<kIn>(p.value_feature_sums, start), of_features, 1.0f);
         }
       }
     }
@@ -443,7 +449,7 @@ struct FeatureParams {
   const float* projected_query;  // [H][num_rows][16]  u; both or neither are null
   const float* value_weights;    // [nnz][H]  D p, and
   const float* projected_grad;   // [H][num_rows][16]  u'; likewise
-  u16* gradient;                 // [nnz][16]  da; every element is written
+  void* gradient;                 // [nnz][16]  da; every element is written
   int num_rows;
   int num_items;
   int num_heads;
@@ -484,8 +490,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) gradients_of_features(const
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       if (first + i >= count) continue;
-      *reinterpret_cast<uint2*>(p.gradient + (first_edge + i) * kFeatures + first_feature) =
-          make_uint2(cvt_rn_x2<kIn>(sums[i][0], sums[i][1]), cvt_rn_x2<kIn>(sums[i][2], sums[i][3]));
+      store_elements<kIn>(element_address<kIn>(p.gradient, (first_edge + i) * kFeatures + first_feature), sums[i]);
     }
   }
 }

@@ -10,6 +10,7 @@
 // last group to arrive combines them in their order, so that the bits are the same on every run.
 #pragma once
 #include "common.cuh"
+#include "elements.cuh"
 #include "ptx/atom.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/mul_wide.cuh"
@@ -35,16 +36,9 @@ struct LaneRows {
   const char* first;
   int row_bytes;
 
-  __device__ __forceinline__ LaneRows(const u16* first, int row_bytes)
-      : first(opaque_pointer(reinterpret_cast<const char*>(first))), row_bytes(row_bytes) {}
-  __device__ __forceinline__ const u16* row(int row) const {
-    return reinterpret_cast<const u16*>(first + mul_wide_s32(row, row_bytes));
-  }
-};
-
-// Eight 16-bit dimensions as four words.
-struct Words {
-  u32 word[kLaneDims / 2];
+  __device__ __forceinline__ LaneRows(const void* first, int row_bytes)
+      : first(opaque_pointer(static_cast<const char*>(first))), row_bytes(row_bytes) {}
+  __device__ __forceinline__ const void* row(int row) const { return first + mul_wide_s32(row, row_bytes); }
 };
 
 template <Element kIn, int kDim, int kHeads>
@@ -54,7 +48,13 @@ struct LaneGroup {
   static constexpr int kLanes = kHeads * kHeadLanes;
   static constexpr int kGroups = kWarpSize / kLanes;  // of a warp
   static_assert(kWarpSize % kLanes == 0, "lane groups of a warp");
-  static constexpr int kLoad_bytes = kDim % 8 == 0 ? 16 : kDim % 4 == 0 ? 8 : 4;
+  static constexpr int kBytes = kElement_bytes<kIn>;
+  static constexpr int kLoad_bytes = kDim * kBytes % 16 == 0 ? 16 : kDim * kBytes % 8 == 0 ? 8 : 4;
+  static constexpr int kLoadDims = kLoad_bytes / kBytes;
+  static constexpr int kLoads = kLaneDims / kLoadDims;  // of a lane's dimensions
+  // Dimensions from a lane to the next, and from a load of a lane to its next.
+  static constexpr int kLaneStep = kIsWide<kIn> ? kLoadDims : kLaneDims;
+  static constexpr int kLoadStep = kIsWide<kIn> ? kHeadLanes * kLoadDims : kLoadDims;
   static constexpr int kLaneFeatures = kHeadLanes >= kFeatures ? 1 : kFeatures / kHeadLanes;
   // Edges of a round whose scores a lane has: with four lanes a head and more, each quad shares them out.
   static constexpr int kOwn = kHeadLanes >= kUnroll ? 1 : kUnroll;
@@ -103,78 +103,52 @@ struct LaneGroup {
     return kOwn == 1 ? __shfl_sync(kFullWarp, x, lane / 4 * 4 + lane_of_edge(i)) : x;
   }
 
-  // Dimensions 8 * part to 8 * part + 7 of a head from `address` on, 0 past kDim; all 0 unless `exists`.
-  __device__ static __forceinline__ Words load(const u16* address, int part, bool exists) {
+  // A lane's dimensions in memory: x[kLoadDims * load + j] is dimension first_dim(part) + kLoadStep * load + j.
+  struct Words {
+    u32 word[kLaneDims * kBytes / 4];
+  };
+  __device__ static constexpr int first_dim(int part) { return kLaneStep * part; }
+  // Whether a load lies in the head; known to the compiler where it does for all lanes.
+  __device__ static __forceinline__ bool is_inside(int part, int load) {
+    return kLaneStep * (kHeadLanes - 1) + kLoadStep * load < kDim || kLaneStep * part + kLoadStep * load < kDim;
+  }
+
+  // The dimensions of lane `part` of a head, from the address of its first one; 0 past kDim; all 0 unless `exists`.
+  __device__ static __forceinline__ Words load(const void* address, int part, bool exists) {
     Words x;
-    if constexpr (kLoad_bytes == 16) {
-      const bool inside = exists && (kHeadLanes * kLaneDims == kDim || kLaneDims * part < kDim);
-      const uint4 v = inside ? __ldg(reinterpret_cast<const uint4*>(address)) : make_uint4(0, 0, 0, 0);
-      x.word[0] = v.x, x.word[1] = v.y, x.word[2] = v.z, x.word[3] = v.w;
-    } else if constexpr (kLoad_bytes == 8) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool inside = exists && kLaneDims * part + 4 * i < kDim;
-        const uint2 v = inside ? __ldg(reinterpret_cast<const uint2*>(address) + i) : make_uint2(0, 0);
-        x.word[2 * i] = v.x, x.word[2 * i + 1] = v.y;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool inside = exists && kLaneDims * part + 2 * i < kDim;
-        x.word[i] = inside ? __ldg(reinterpret_cast<const u32*>(address) + i) : 0;
-      }
+    for (int i = 0; i < kLoads; ++i) {
+      const char* const source = static_cast<const char*>(address) + kLoadStep * kBytes * i;
+      load_words<kLoad_bytes>(x.word + kLoad_bytes / 4 * i, source, exists && is_inside(part, i));
     }
     return x;
   }
 
   __device__ static __forceinline__ void unpack(float (&x)[kLaneDims], const Words& words) {
-#pragma unroll
-    for (int i = 0; i < kLaneDims / 2; ++i) {
-      const float2 pair = cvt_f32_x2<kIn>(words.word[i]);
-      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-    }
+    unpack_words<kIn>(x, words.word);
   }
 
   // kLaneFeatures features of an edge, from an address aligned to them; 0 unless `exists`.
-  __device__ static __forceinline__ void load_features(float (&x)[kLaneFeatures], const u16* address, bool exists) {
-    if constexpr (kLaneFeatures == 1) {
-      x[0] = exists ? cvt_f32_x2<kIn>(__ldg(address)).x : 0.0f;
+  __device__ static __forceinline__ void load_features(float (&x)[kLaneFeatures], const void* address, bool exists) {
+    constexpr int kCount_bytes = kLaneFeatures * kBytes;
+    if constexpr (kCount_bytes < 4) {
+      x[0] = exists ? load_element<kIn>(address) : 0.0f;
     } else {
-      u32 words[kLaneFeatures / 2];
+      constexpr int kStep_bytes = kCount_bytes < 16 ? kCount_bytes : 16;
+      u32 words[kCount_bytes / 4];
 #pragma unroll
-      for (int i = 0; i < kLaneFeatures / 2; ++i) words[i] = 0;
-      if (exists) {
-        if constexpr (kLaneFeatures == 2) {
-          words[0] = __ldg(reinterpret_cast<const u32*>(address));
-        } else if constexpr (kLaneFeatures == 4) {
-          const uint2 v = __ldg(reinterpret_cast<const uint2*>(address));
-          words[0] = v.x, words[1] = v.y;
-        } else {
-#pragma unroll
-          for (int i = 0; i < kLaneFeatures / 8; ++i) {
-            const uint4 v = __ldg(reinterpret_cast<const uint4*>(address) + i);
-            words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
-          }
-        }
+      for (int i = 0; i < kCount_bytes; i += kStep_bytes) {
+        load_words<kStep_bytes>(words + i / 4, static_cast<const char*>(address) + i, exists);
       }
-#pragma unroll
-      for (int i = 0; i < kLaneFeatures / 2; ++i) {
-        const float2 pair = cvt_f32_x2<kIn>(words[i]);
-        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-      }
+      unpack_words<kIn>(x, words);
     }
   }
-  // kLaneFeatures features of a row, times `factor`, to 16-bit elements at an address aligned to two of them.
-  __device__ static __forceinline__ void store_features(u16* target, const float (&x)[kLaneFeatures], float factor) {
+  // kLaneFeatures features of a row, times `factor`, to elements of kIn at an address aligned to them.
+  __device__ static __forceinline__ void store_features(void* target, const float (&x)[kLaneFeatures], float factor) {
+    float products[kLaneFeatures];
 #pragma unroll
-    for (int i = 0; i < kLaneFeatures; i += 2) {
-      const float low = x[i] * factor;
-      if constexpr (kLaneFeatures == 1) {
-        *target = static_cast<u16>(cvt_rn_x2<kIn>(low, 0.0f));
-      } else {
-        *reinterpret_cast<u32*>(target + i) = cvt_rn_x2<kIn>(low, x[i + 1] * factor);
-      }
-    }
+    for (int i = 0; i < kLaneFeatures; ++i) products[i] = x[i] * factor;
+    store_elements<kIn>(target, products);
   }
 
   // Dimensions of the lane in a row of contiguous heads; `exists`: the row and the head do.
@@ -182,27 +156,13 @@ struct LaneGroup {
   __device__ static __forceinline__ void store(void* output, i64 head_start, int part, bool exists,
                                                const float (&x)[kLaneDims]) {
 #pragma unroll
-    for (int i = 0; i < kLaneDims; i += kLoad_bytes / 2) {
-      const int d = kLaneDims * part + i;
-      if (!exists || d >= kDim) continue;
-      if constexpr (kOut == Element::kFloat) {
-        float* const target = static_cast<float*>(output) + head_start + d;
+    for (int i = 0; i < kLoads; ++i) {
+      if (!exists || !is_inside(part, i)) continue;
+      float values[kLoadDims];
 #pragma unroll
-        for (int j = 0; j < kLoad_bytes / 2; j += 2) {
-          *reinterpret_cast<float2*>(target + j) = make_float2(x[i + j], x[i + j + 1]);
-        }
-      } else {
-        u16* const target = static_cast<u16*>(output) + head_start + d;
-        if constexpr (kLoad_bytes == 16) {
-          *reinterpret_cast<uint4*>(target) = make_uint4(cvt_rn_x2<kOut>(x[0], x[1]), cvt_rn_x2<kOut>(x[2], x[3]),
-                                                         cvt_rn_x2<kOut>(x[4], x[5]), cvt_rn_x2<kOut>(x[6], x[7]));
-        } else if constexpr (kLoad_bytes == 8) {
-          *reinterpret_cast<uint2*>(target) =
-              make_uint2(cvt_rn_x2<kOut>(x[i], x[i + 1]), cvt_rn_x2<kOut>(x[i + 2], x[i + 3]));
-        } else {
-          *reinterpret_cast<u32*>(target) = cvt_rn_x2<kOut>(x[i], x[i + 1]);
-        }
-      }
+      for (int j = 0; j < kLoadDims; ++j) values[j] = x[kLoadDims * i + j];
+      const i64 start = head_start + first_dim(part) + kLoadStep * i;
+      store_elements<kOut>(static_cast<char*>(output) + start * kElement_bytes<kOut>, values);
     }
   }
 };

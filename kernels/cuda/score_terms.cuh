@@ -2,10 +2,12 @@
 //
 //   s_ij = clamp(scale * m_ij * <q_i, k_ij> + b_ij, -c, c)
 //
-// Scores are kept times log2(e): the exponential is ex2.
+// Scores of 16-bit inputs are kept times log2(e), since the exponential is ex2. Those of float32 are not: a product with
+// log2(e) rounds them by more than their difference from the maximum, or from the log-sum-exp, is rounded afterwards.
 #pragma once
 #include "common.cuh"
-#include "ptx/cvt.cuh"
+#include "elements.cuh"
+#include "ptx/math.cuh"
 
 // Bits of kTerms.
 enum EdgeTerm {
@@ -18,18 +20,28 @@ enum EdgeTerm {
   kDropout = 64,  // dropout.cuh
 };
 
-// `score`: scale * log2(e) * <q, k>; `clamp_log2e`: c * log2(e). NaN stays NaN.
+constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
+template <Element kIn>
+constexpr float kScoreUnit = kIsWide<kIn> ? 1.0f : kLog2e;
+
+// exp(x / kScoreUnit)
+template <Element kIn>
+__device__ __forceinline__ float exp_score(float x) {
+  return ex2_approx_ftz(kIsWide<kIn> ? x * kLog2e : x);
+}
+
+// `score`: scale * unit * <q, k>; `clamp`: c * unit. NaN stays NaN.
 template <int kTerms>
-__device__ __forceinline__ float transform_score(float score, float bias, float multiplier, float clamp_log2e) {
+__device__ __forceinline__ float transform_score(float score, float bias, float multiplier, float clamp,
+                                                 float unit = kLog2e) {
   if constexpr (kTerms & kMultiplier) score *= multiplier;
-  if constexpr (kTerms & kBias) score = fmaf(bias, 1.44269504088896f, score);
-  if constexpr (kTerms & kClamp)
-    score = score > clamp_log2e ? clamp_log2e : score < -clamp_log2e ? -clamp_log2e : score;
+  if constexpr (kTerms & kBias) score = fmaf(bias, unit, score);
+  if constexpr (kTerms & kClamp) score = score > clamp ? clamp : score < -clamp ? -clamp : score;
   return score;
 }
 
 // Of an edge's values [nnz][heads] that of a head, or the one for all heads.
 template <Element kIn>
-__device__ __forceinline__ float edge_value(const u16* values, i64 edge, int heads, int head) {
-  return cvt_f32_x2<kIn>(__ldg(values + edge * heads + (heads > 1 ? head : 0))).x;
+__device__ __forceinline__ float edge_value(const void* values, i64 edge, int heads, int head) {
+  return load_element<kIn>(element_address<kIn>(values, edge * heads + (heads > 1 ? head : 0)));
 }

@@ -48,7 +48,7 @@ BACKENDS = (
     *(dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: their places.
-UPDATED = {"add_features": (0,), "relu_backward": (0,), "combine_rows": (0, 1)}
+UPDATED = {"add_features": (0,), "add_features_float": (0,), "relu_backward": (0,), "combine_rows": (0, 1)}
 
 
 class CudaError(AssertionError):

@@ -5,7 +5,7 @@ once, with the architectures and element types in turn.
 """
 
 from collections.abc import Iterable
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ import torch
 from kernels import KernelCompileError
 from kernels.backends.cuda import KernelInstance
 from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
+from kernels.backends.feature_products import AddFeaturesSpec, ProjectQuerySpec
 from kernels.backends.flashsparse import Kernels
 from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group
 from kernels.backends.fused3s_backward import FEW_TEAMS, BackwardKernelSpec
@@ -154,6 +155,26 @@ def test_fused3s_edges(arch):
     }
     for spec, report in compile_ptxas(sorted(specs, key=lambda spec: spec.name), arch).items():
         check(spec, report, arch, registers=255 if spec.terms & (EDGE_TYPES | FEATURES) else 96)
+
+
+@every_arch
+def test_float32_edge_by_edge(arch):
+    shapes = [
+        (dim, heads_of_lane_group(heads, dim), terms)
+        for (dim, heads, terms), _ in shapes_in_turn(list(product(LANE_DIMS, (1, 16), LANE_TERMS)), arch)
+    ]
+    forward = [EdgeKernelSpec(FLOAT, FLOAT, *shape) for shape in dict.fromkeys(shapes)]
+    for spec, report in compile_ptxas(forward, arch).items():
+        check(spec, report, arch, registers=255 if spec.terms & (EDGE_TYPES | FEATURES) else 128)
+    backward = [EdgeBackwardSpec(FLOAT, out, *shape) for shape, out in zip(shapes[::2], cycle((FLOAT, None)))]
+    for spec, report in compile_ptxas(list(dict.fromkeys(backward)), arch).items():
+        many = spec.terms & FEATURES and spec.dim <= 8  # 16 features a lane
+        check(spec, report, arch, registers=255, spill_bytes=512 if many else 0)
+    products = [
+        spec for dim in LANE_DIMS for spec in (ProjectQuerySpec(FLOAT, dim), AddFeaturesSpec(FLOAT, FLOAT, dim))
+    ]
+    for spec, report in compile_ptxas(products, arch).items():
+        check(spec, report, arch, registers=128, static_bytes=report.shared_bytes)
 
 
 def test_every_head_dimension_is_compiled_for_some_architecture():

@@ -102,8 +102,9 @@ def test_fused3s_edges():
     bits |= {"kKeyFeatures": KEY_FEATURES, "kValueFeatures": VALUE_FEATURES}
     equations += bits.items()
     for dim, num_heads, terms in product(EVEN_DIMS, (1, 4, 16), (0, BIAS, VALUE_FEATURES, 63)):
-        spec = EdgeKernelSpec(torch.float16, torch.float16, dim, heads_of_lane_group(num_heads, dim), terms)
-        group = f"ForwardGroup<Element::kHalf, {dim}, {spec.heads}, {terms}>"
+        dtype, element = ((torch.float16, "kHalf"), (torch.float32, "kFloat"))[(dim // 2 + num_heads) % 2]
+        spec = EdgeKernelSpec(dtype, dtype, dim, heads_of_lane_group(num_heads, dim), terms)
+        group = f"ForwardGroup<Element::{element}, {dim}, {spec.heads}, {terms}>"
         equations.append((f"{group}::kPartial", spec.partial_floats))
         equations.append((f"{group}::kLanes", spec.lanes))
         equations.append((f"kWarps * {group}::kGroups", spec.groups_per_block))
