@@ -73,20 +73,44 @@ class Operands:
                 value._dynamo_static_input_type = "unguarded"
                 tensors.append(value)
                 return "t"
-            if isinstance(value, int) and not isinstance(value, bool):
+            if type(value) is int:
                 numbers.append(value)
                 return "n"
-            if is_dataclass(value):
-                return {"fields": [part(getattr(value, field.name)) for field in fields(value)]}
-            return [part(each) for each in value] if isinstance(value, tuple) else {"is": value}
+            if value is None:
+                return None
+            if names := _field_names(type(value)):
+                return "fields", *[part(getattr(value, name)) for name in names]
+            if isinstance(value, tuple):
+                return "list", *[part(each) for each in value]
+            return "is", type(value), value  # 1.0 and True are equal
 
-        return cls(tensors, numbers, json.dumps({"backend": backend, "record": part(record)}))
+        return cls(tensors, numbers, _layout(backend, part(record)))
 
     @staticmethod
     def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
         """The backend, and the record with these tensors and numbers."""
         backend, make = _maker(layout)
         return REGISTRY[backend], make(iter(tensors), iter(numbers))
+
+
+@lru_cache  # with a new graph at each step, a plan is made as often as it is called
+def _field_names(record_type: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(record_type)) if is_dataclass(record_type) else ()
+
+
+@lru_cache
+def _layout(backend: str, record: Any) -> str:
+    """The layout of a record whose parts are "t", "n", None or tuples that start with their kind."""
+
+    def in_json(part: Any) -> Any:
+        if not isinstance(part, tuple):
+            return {"is": None} if part is None else part
+        kind, *parts = part
+        if kind == "is":
+            return {"is": parts[1]}
+        return {"fields": [in_json(each) for each in parts]} if kind == "fields" else [in_json(each) for each in parts]
+
+    return json.dumps({"backend": backend, "record": in_json(record)})
 
 
 _foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
