@@ -12,6 +12,7 @@ from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention
 from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .formats.bsb import BSB
+from .plan_room import PlanRoom, plan_many
 from .side_by_side import split_qkv
 
 __all__ = [
@@ -22,10 +23,12 @@ __all__ = [
     "BoundEdges",
     "EdgeData",
     "KernelCompileError",
+    "PlanRoom",
     "SlowerBackendWarning",
     "UnsupportedGraphError",
     "list_backends",
     "plan_attention",
+    "plan_many",
     "sparse_attention",
     "split_qkv",
 ]

@@ -12,7 +12,7 @@ torch.export works, and the exported program holds the plan: it is a program for
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import count
 from typing import Any, NoReturn, get_args, get_type_hints
 from weakref import WeakValueDictionary
@@ -50,7 +50,8 @@ class Operands:
         tensors: all tensors of the record.
         numbers: its integers; of an object of another library the number under which this process knows it.
         layout: JSON of the backend and the record: "t" for the next tensor, "n" for the next number, {"fields": [...]}
-            for a record, a list for a tuple, {"is": value} for anything else, "foreign" for such an object.
+            for a record, a list for a tuple, null for None, {"is": value} for anything else,
+            "foreign" for an object of another library.
     """
 
     tensors: list[torch.Tensor]
@@ -62,11 +63,13 @@ class Operands:
         if REGISTRY[backend].data_type is None:
             number = next(_numbers)
             _foreign[number] = record
-            return cls([], [number], json.dumps({"backend": backend, "record": "foreign"}))
+            return cls([], [number], _encode({"backend": backend, "record": "foreign"}))
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
 
-        def part(value: Any) -> Any:
+        def part(value: Any) -> Any:  # a plan of a new graph in every step takes this time in every step
+            if value is None:
+                return value
             if isinstance(value, torch.Tensor):
                 # torch._dynamo.mark_static_address, whose import takes a second: the CUDA graphs of torch.compile read
                 # the plan where it is, instead of copying it at every replay.
@@ -76,15 +79,12 @@ class Operands:
             if type(value) is int:
                 numbers.append(value)
                 return "n"
-            if value is None:
-                return None
-            if names := _field_names(type(value)):
-                return "fields", *[part(getattr(value, name)) for name in names]
-            if isinstance(value, tuple):
-                return "list", *[part(each) for each in value]
-            return "is", type(value), value  # 1.0 and True are equal
+            if type(value) is tuple:
+                return [part(each) for each in value]
+            names = _field_names(type(value))
+            return {"is": value} if names is None else {"fields": [part(getattr(value, name)) for name in names]}
 
-        return cls(tensors, numbers, _layout(backend, part(record)))
+        return cls(tensors, numbers, _encode({"backend": backend, "record": part(record)}))
 
     @staticmethod
     def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
@@ -93,24 +93,13 @@ class Operands:
         return REGISTRY[backend], make(iter(tensors), iter(numbers))
 
 
-@lru_cache  # with a new graph at each step, a plan is made as often as it is called
-def _field_names(record_type: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(record_type)) if is_dataclass(record_type) else ()
+_encode = json.JSONEncoder(check_circular=False).encode
 
 
-@lru_cache
-def _layout(backend: str, record: Any) -> str:
-    """The layout of a record whose parts are "t", "n", None or tuples that start with their kind."""
-
-    def in_json(part: Any) -> Any:
-        if not isinstance(part, tuple):
-            return {"is": None} if part is None else part
-        kind, *parts = part
-        if kind == "is":
-            return {"is": parts[1]}
-        return {"fields": [in_json(each) for each in parts]} if kind == "fields" else [in_json(each) for each in parts]
-
-    return json.dumps({"backend": backend, "record": in_json(record)})
+@cache
+def _field_names(record_type: type) -> tuple[str, ...] | None:
+    """Names of the fields of a record type; None for other types."""
+    return tuple(field.name for field in fields(record_type)) if is_dataclass(record_type) else None
 
 
 _foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
@@ -123,6 +112,8 @@ def _maker(layout: str) -> tuple[str, Maker]:
     """The name of the backend of a layout, and what makes its record; each call of an operator needs them."""
 
     def maker(part: Any, hint: Any) -> Maker:
+        if part is None:
+            return lambda tensors, numbers: None
         if part == "t":
             return lambda tensors, numbers: next(tensors)
         if part == "n":

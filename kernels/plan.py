@@ -184,7 +184,7 @@ class AttentionPlan:
         num_heads: int = 1,
         out_dtype: torch.dtype | None = None,
     ) -> "AttentionPlan":
-        """The plan with a schedule for other inputs; what does not depend on them is shared with this plan."""
+        """The plan of the same graph for other inputs."""
         planned = self.inputs
         return self._rebuilt(InputSpec(dtype, head_dim, num_heads, out_dtype, planned.edge_data, planned.backward))
 

@@ -1,112 +1,167 @@
-"""A plan whose arrays have room, so that one CUDA graph runs for many graphs: it reads the same addresses at each
-replay, and `refill_` puts the next graph's plan there.
+"""Plans in arrays of fixed size and address, so that one CUDA graph serves many graphs; and many plans in one go.
 
-    kv_tiles          | KV tiles of the graph | unused                         |   num_tiles + 2
-    work_items        | blocks of the graph   | blocks that have nothing to do |   num_blocks
-    by_edge.indices   | edges of the graph    | unused                         |   num_edges, of narrow heads
+    room = PlanRoom((rows, cols), edges, device="cuda", dtype=torch.bfloat16, head_dim=16, num_heads=4, backward=True)
+    room.fill(edge_index)                # queues the planning kernels: in a CUDA graph or outside of one
+    out = room.plan(q, k, v)             # reads what the last fill left
 
-All graphs have the same number of rows, as a batch padded with empty rows has: passes edge by edge have an item a row.
+Neither waits for the GPU. Several narrow heads go edge by edge, whatever the graph: the other choice takes a number
+that only the GPU knows.
 """
 
-import math
-from dataclasses import replace
-from functools import cache
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from .backends.fused3s_edges import EdgeKernelData
-from .backends.fused3s_planning import Fused3SData
-from .formats.schedule import BEGIN, COUNT, ITEM_WORDS, KWARP, NUM_KEYS, SPLIT, SPLITS, WINDOW
-from .plan import AttentionPlan
+from .arguments import check_dtype, check_flag, check_integer, resolve_device
+from .attention import MOST_COLUMNS, plan_attention
+from .backends import REGISTRY
+from .backends.base import InputSpec
+from .errors import BackendUnavailableError
+from .formats.edge_order import EdgeOrder
+from .formats.gpu_csr import EdgeSource, PlanNumber
+from .plan import DTYPES, AttentionPlan
+
+INTEGERS = (torch.int32, torch.int64)
 
 
-def with_room(plan: AttentionPlan, factor: float) -> AttentionPlan:
-    """A plan of the same graph, with room for graphs of `factor` times as many KV tiles, blocks and edges.
+class PlanRoom:
+    """A plan of `fused3s` with room for any graph of one shape with up to `num_edges` edges.
 
-    Raises:
-        ValueError: the factor is below 1; or the plan holds arrays that have no room: of another backend than fused3s,
-            of rows in another order, of edge data, of a backward pass, or of row windows or rows so long that several
-            blocks or warps share them.
+    Attributes:
+        plan: the plan of the last fill, at first of a graph without edges; its arrays keep their addresses. With
+            edge_data=True, `plan.edge_order.edge_of_csr` [num_edges] numbers the edges of the last fill, 0 behind them.
+        shape: (num_rows, num_cols).
+        num_edges: edges that there is room for.
     """
-    if refused := _without_room(plan):
-        raise ValueError(f"plan: {refused}; a plan with room is of fused3s, without these")
-    if not factor >= 1:
-        raise ValueError(f"factor: got {factor}; 1 or more is needed")
 
-    def larger(array: torch.Tensor) -> torch.Tensor:
-        return array.new_zeros((math.ceil(factor * len(array)), *array.shape[1:]))
+    plan: AttentionPlan
+    shape: tuple[int, int]
+    num_edges: int
 
-    data, by_edge = plan.data, plan.data.by_edge
-    if by_edge:
-        items = torch.empty_like(by_edge.work.items)
-        by_edge = EdgeKernelData(larger(by_edge.indices), replace(by_edge.work, items=items))
-    schedule = replace(data.schedule, work_items=larger(data.schedule.work_items))
-    found = replace(plan, data=replace(data, kv_tiles=larger(data.kv_tiles), schedule=schedule, by_edge=by_edge))
-    refill_(found, plan)
-    return found
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        num_edges: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype,
+        head_dim: int,
+        num_heads: int = 1,
+        out_dtype: torch.dtype | None = None,
+        edge_data: bool = False,
+        backward: bool = False,
+    ) -> None:
+        """Allocate the arrays, about 20 bytes an edge and pass edge by edge, and 30 bytes over KV tiles.
+
+        Args:
+            shape: (num_rows, num_cols), both at least 1; graphs with fewer rows are padded with rows without edges.
+            num_edges: most edges of a graph, repeated ones included.
+            device, dtype, head_dim, num_heads, out_dtype, edge_data, backward: as for `plan_attention`.
+
+        Raises:
+            BackendUnavailableError: fused3s cannot run on the device.
+            ValueError, TypeError: it cannot take such inputs, or an argument is wrong.
+        """
+        backend, device = REGISTRY["fused3s"], resolve_device(device)
+        for name, size, least in (("shape[0]", shape[0], 1), ("shape[1]", shape[1], 1), ("num_edges", num_edges, 0)):
+            check_integer(name, size, least, 2**31 - 1)
+        check_dtype("dtype", dtype, DTYPES)
+        check_dtype("out_dtype", out_dtype, DTYPES)
+        check_integer("head_dim", head_dim, 1, MOST_COLUMNS)
+        check_integer("num_heads", num_heads, 1, MOST_COLUMNS)
+        check_flag("edge_data", edge_data)
+        check_flag("backward", backward)
+        if reason := backend.unavailable(device):
+            raise BackendUnavailableError(f"PlanRoom: backend fused3s cannot run: {reason}")
+        if reason := backend.unsupported(dtype, head_dim):
+            raise ValueError(f"PlanRoom: backend fused3s cannot run this: {reason}")
+        inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
+        self.shape, self.num_edges = tuple(shape), num_edges
+        self._made = backend.make_room(self.shape, num_edges, device, inputs)
+        self._source: EdgeSource | None = None
+        none = torch.empty((2, 0), dtype=torch.int64, device=device)
+        self._made.plan.fill(EdgeSource(none))
+        data, order = self._made.unchecked(follows=False), None
+        if edge_data:
+            order = EdgeOrder(data.edge_ids, torch.zeros((), dtype=torch.int64, device=device))
+        self.plan = AttentionPlan(backend.name, self.shape, device, inputs, data, edge_order=order)
+
+    def fill(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Queue the kernels that put a graph's plan into the arrays, on torch's current stream.
+
+        They may be captured in a CUDA graph, which then plans whatever its static `graph` holds at a replay. An edge
+        with an id out of range is left out, and a damaged CSR has no edges, until `check` names them.
+
+        Args:
+            graph: on the room's device; an edge_index [2, e] int32 or int64, columns of A, then rows, where pairs of -1
+                are no edges; or (indptr [num_rows + 1], indices [e]), where indices behind the last offset are none. e
+                is at most `num_edges`.
+
+        Raises:
+            ValueError, TypeError: the arrays have another shape, type or device, or too many edges.
+        """
+        device = self.plan.device
+        if isinstance(graph, tuple):
+            indptr, indices = graph
+            _check_array("indptr", indptr, (self.shape[0] + 1,), device)
+            _check_array("indices", indices, (None,), device)
+            source = EdgeSource(indices.contiguous(), indptr.long().contiguous(), may_end_early=True)
+        else:
+            _check_array("edge_index", graph, (2, None), device)
+            source = EdgeSource(graph if graph.stride(1) == 1 else graph.contiguous())
+        if source.num_edges > self.num_edges:
+            raise ValueError(
+                f"graph: got {source.num_edges} edges, but there is room for {self.num_edges}; make a PlanRoom with "
+                "more, or plan this graph with plan_attention"
+            )
+        self._made.plan.fill(source)
+        self._source = source
+
+    def check(self) -> None:
+        """Wait for the last fill, of a replay too.
+
+        Raises:
+            ValueError: the graph is damaged; the text names its first wrong entry.
+        """
+        bad_offset, bad_edge = self._made.plan.csr.numbers[: PlanNumber.BAD_EDGE + 1].tolist()
+        num_rows, num_cols = self.shape
+        if bad_offset:
+            row = num_rows + 1 - bad_offset
+            raise ValueError(
+                f"indptr: entry {row} is {int(self._source.offsets[row])}; offsets must start with 0, not decrease, "
+                f"and end with at most {self._source.num_edges}, the number of indices"
+            )
+        if bad_edge:
+            edge = self._source.num_edges - bad_edge
+            ids = self._source.ids[..., edge].tolist()
+            allowed = f"columns 0 to {num_cols - 1} and rows 0 to {num_rows - 1} are allowed"
+            raise ValueError(f"graph: edge {edge} is {ids} (column, row); {allowed}, and -1, -1 for no edge")
 
 
-def refill_(room: AttentionPlan, plan: AttentionPlan) -> bool:
-    """Put another graph's plan into a plan of `with_room`; False, and no change, if it does not fit.
-
-    The copies are queued on torch's current stream. Of the tile offsets, which no kernel reads, the first graph's stay:
-    a plan with room can be run, and neither planned anew nor turned into a matrix.
+def plan_many(graphs: Sequence[tuple[Any, tuple[int, int]]], **options: Any) -> list[AttentionPlan]:
+    """Plans of several graphs, such as the blocks of a sampled batch, queued one after the other without a wait.
 
     Args:
-        plan: for the same inputs on the same device, of a graph with as many rows and columns.
-
-    Raises:
-        ValueError: it is not.
+        graphs: of each the graph and its shape, as for `plan_attention`.
+        options: other arguments of `plan_attention`, for all of them. Errors in ids are raised at a later call, unless
+            check=True.
     """
-    if (plan.shape, plan.device, plan.inputs) != (room.shape, room.device, room.inputs):
-        raise ValueError(
-            f"plan: got {plan.shape} on {plan.device} for {plan.inputs}; the plan with room is {room.shape} on "
-            f"{room.device} for {room.inputs}"
-        )
-    if _without_room(plan) or not _fits(room.data, plan.data):
-        return False
-    target, source = room.data.schedule.work_items, plan.data.schedule.work_items
-    room.data.kv_tiles[: len(plan.data.kv_tiles)].copy_(plan.data.kv_tiles)
-    target[: len(source)].copy_(source)
-    if len(source) < len(target):
-        target[len(source) :].copy_(_idle_item(target.device))
-    if room.data.by_edge:
-        to, of = room.data.by_edge, plan.data.by_edge
-        to.indices[: len(of.indices)].copy_(of.indices)
-        to.work.items.copy_(of.work.items)
-    return True
+    check = options.pop("check", None)
+    plans = [plan_attention(graph, shape=shape, check=False, **options) for graph, shape in graphs]
+    if check:
+        for plan in plans:
+            REGISTRY[plan.backend].raise_graph_errors(plan.data)
+    return plans
 
 
-def _without_room(plan: AttentionPlan) -> str | None:
-    """Why a plan holds arrays that have no room; None if it does not."""
-    data = plan.data
-    if not isinstance(data, Fused3SData):
-        return f"of backend {plan.backend}"
-    parts = {
-        "rows in an order of their own": data.row_ids is not None,
-        "edge data": data.slots is not None,
-        "a backward pass": data.backward is not None,
-        "row windows that several blocks share": data.schedule.num_splits > 0,
-        "rows that several warps share": data.by_edge is not None and len(data.by_edge.work.parts) > 0,
-    }
-    return ", ".join(name for name, is_there in parts.items() if is_there) or None
-
-
-def _fits(room: Fused3SData, data: Fused3SData) -> bool:
-    if room.by_edge and not (data.by_edge and len(data.by_edge.indices) <= len(room.by_edge.indices)):
-        return False
-    return (
-        len(data.kv_tiles) <= len(room.kv_tiles)
-        and data.schedule.num_blocks <= room.schedule.num_blocks
-        and data.schedule.warps == room.schedule.warps
-    )
-
-
-@cache
-def _idle_item(device: torch.device) -> torch.Tensor:
-    """[56] int32: a warp without a window."""
-    item = torch.full((ITEM_WORDS,), -1, dtype=torch.int32)  # KV tiles without keys
-    item[[BEGIN, COUNT, NUM_KEYS]] = 0
-    item[SPLITS] = 0
-    item[WINDOW], item[SPLIT] = -1, KWARP
-    return item.to(device)
+def _check_array(name: str, array: Any, shape: tuple[int | None, ...], device: torch.device) -> None:
+    if not isinstance(array, torch.Tensor):
+        raise TypeError(f"{name}: got {type(array).__name__}; a torch.Tensor is needed")
+    wanted = ", ".join("e" if size is None else str(size) for size in shape)
+    if array.dim() != len(shape) or any(size not in (None, got) for size, got in zip(shape, array.shape, strict=True)):
+        raise ValueError(f"{name}: got shape {tuple(array.shape)}; [{wanted}] is needed")
+    if array.dtype not in INTEGERS:
+        raise TypeError(f"{name}: got {array.dtype}; torch.int32 and torch.int64 are allowed")
+    if array.device != device:
+        raise ValueError(f"{name}: on {array.device}, but the room is on {device}; they must share it")

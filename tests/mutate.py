@@ -37,9 +37,8 @@ TARGETS = (
     "kernels/cuda/gather.cuh",
     "kernels/cuda/gradient_window.cuh",
     "kernels/cuda/head_group.cuh",
-    "kernels/cuda/plan_columns.cu",
+    "kernels/cuda/plan_csr.cu",
     "kernels/cuda/plan_edges.cu",
-    "kernels/cuda/plan_reverse.cu",
     "kernels/cuda/plan_rows.cu",
     "kernels/cuda/plan_schedule.cu",
     "kernels/cuda/plan_tiles.cu",
@@ -70,7 +69,7 @@ DENSE_TRAINING_ON_CPU = tuple(
     for test in ("test_every_row", "test_dropout_is_the_mask_of_row_and_unit", "test_no_rows")
 )
 DENSE_ON_CPU = ("tests/kernels/test_dense_block_on_cpu.py::test_every_row", *DENSE_TRAINING_ON_CPU)
-PLANS_ON_CPU = tuple(f"tests/kernels/test_gpu_{name}_on_cpu.py" for name in ("plan", "row_items", "edges", "planning"))
+PLANS_ON_CPU = tuple(f"tests/kernels/test_gpu_{name}_on_cpu.py" for name in ("plan", "planning"))
 FORMATS = ("tests/kernels/formats/test_schedule.py", "tests/kernels/formats/test_bsb.py")
 SUITES = {  # by how a file's name ends; the first that fits
     "plan_room.py": ("tests/kernels/test_plan_room.py",),

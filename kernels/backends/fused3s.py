@@ -34,9 +34,9 @@ from .fused3s_edges import (
     whole_rows,
 )
 from .fused3s_gradients import launch_gradients
-from .fused3s_planning import Fused3SData, plan_graph, replan
+from .fused3s_planning import Fused3SData, MadePlan, check_size, make_room, plan_graph, replan
 from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
-from .kernel_choice import takes_edges
+from .kernel_choice import GraphSize, takes_edges
 
 WARPS = 4
 FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
@@ -159,6 +159,14 @@ class Fused3SBackend(CudaBackend):
         data = plan_graph(graph, device, inputs, _block_shapes(gpu_limits(device), inputs), perm)
         _compile(data, device, inputs)
         return data
+
+    def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> MadePlan:
+        """A plan with room for `num_edges` edges, to be filled."""
+        shapes = _block_shapes(gpu_limits(device), inputs)
+        check_size(shape, num_edges, inputs.backward)
+        made = make_room(GraphSize(*shape, num_edges), device, inputs, shapes)
+        _compile(made.bounded, device, inputs)
+        return made
 
     def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
         data = replan(data, device, inputs, _block_shapes(gpu_limits(device), inputs))

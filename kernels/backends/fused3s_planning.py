@@ -69,9 +69,9 @@ class Fused3SData:
     slots: TileSlots | None = None
     backward: GradientData | None = None
 
-    # Of the object that planning returned, and of no copy: what the GPU finds out, and the stream that memory is of.
+    # Of the object that planning returned, and of no copy: what the GPU finds out, and where memory was allocated.
     progress: ClassVar["PlanProgress | None"] = None
-    stream: ClassVar[int | None] = None
+    made_on: ClassVar[tuple[int, int] | None] = None  # GPU and stream
 
     @property
     def num_rows(self) -> int:
@@ -90,12 +90,10 @@ class Fused3SData:
             ValueError: an id of the graph is out of range.
         """
         data = self if self.progress is None else self.progress.plan(self)
-        if self.stream is not None:
-            device = next(tensors_of(self)).device
-            if stream_handle(device.index) != self.stream:
-                stream = torch.cuda.current_stream(device)
-                for tensor in tensors_of(self):
-                    tensor.record_stream(stream)
+        if self.made_on is not None and stream_handle(self.made_on[0]) != self.made_on[1]:
+            stream = torch.cuda.current_stream(self.made_on[0])
+            for tensor in tensors_of(self):
+                tensor.record_stream(stream)
         return data
 
 
@@ -193,8 +191,7 @@ def replan(data: Fused3SData, device: torch.device, inputs: InputSpec, shapes: S
     else:
         offsets, indices = csr_of_tiles(data.kv_tiles, data.tile_offset)
     graph = CSRPattern(offsets[: data.num_rows + 1], indices, shape)
-    made = _plan_rows(graph, device, inputs, shapes, data.row_ids)
-    return made if data.edge_ids is None else replace(made, edge_ids=data.edge_ids)
+    return _plan_rows(graph, device, inputs, shapes, data.row_ids)
 
 
 def _plan_rows(
@@ -277,6 +274,15 @@ def queue_plan(
     kernels = kernels or Kernels.or_edges(size, inputs)
     made = MadePlan(new_plan(size, kernels, inputs, shapes, device), size, kernels, row_ids, graph)
     made.plan.fill(source, None if row_ids is None else row_ids[: size.num_rows])
+    if inputs.backward:
+        compile_gradients(made.bounded.backward.tiles, device, inputs)
+    return made
+
+
+def make_room(size: GraphSize, device: torch.device, inputs: InputSpec, shapes: ScheduleInputs) -> "MadePlan":
+    """Memory for the plans of graphs of a size, to be filled, and the kernels of the backward pass compiled."""
+    kernels = Kernels.or_edges(size, inputs)
+    made = MadePlan(new_plan(size, kernels, inputs, shapes, device), size, kernels, None, None)
     if inputs.backward:
         compile_gradients(made.bounded.backward.tiles, device, inputs)
     return made
@@ -377,7 +383,7 @@ class MadePlan:
 
 def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSource:
     """The edges of a graph for the kernels; raises for what they do not take."""
-    num_rows, num_cols = graph.shape
+    num_rows = graph.shape[0]
     if isinstance(graph, BSB):
         bsb = BSB.from_graph(graph, TILE, device)
         tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
@@ -390,18 +396,22 @@ def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSo
         offsets, indices = (as_tensor(each).to(device) for each in (graph.indptr, graph.indices))
         _check_csr_arrays(offsets, indices, num_rows)
         source = EdgeSource(indices.contiguous(), offsets.long().contiguous())
+    check_size(graph.shape, source.num_edges, transposes)
+    return source
+
+
+def check_size(shape: tuple[int, int], num_edges: int, transposes: bool) -> None:
+    """Raise a ValueError for graphs that the planning kernels do not take; `transposes`: with a backward pass."""
+    num_rows, num_cols = shape
     most_rows = MOST_IDS if transposes else MOST_ROWS
-    for what, got, most in (("edges", source.num_edges, MOST_EDGES), ("rows", num_rows, most_rows)):
+    for what, got, most in (("edges", num_edges, MOST_EDGES), ("rows", num_rows, most_rows)):
         if got > most:
-            raise ValueError(
-                f"graph: got {got} {what}; fused3s takes up to {most} (split the rows into several graphs)"
-            )
+            raise ValueError(f"graph: got {got} {what}; fused3s takes up to {most}; split the rows into several graphs")
     if num_cols > MOST_IDS:
         raise ValueError(
             f"graph: got {num_cols} columns; fused3s takes up to {MOST_IDS}; split the columns into several graphs, "
             "and combine their outputs by the log-sum-exp"
         )
-    return source
 
 
 def _check_csr_arrays(offsets: torch.Tensor, indices: torch.Tensor, num_rows: int) -> None:
@@ -438,5 +448,5 @@ def _captures(device: torch.device) -> bool:
 
 def _on_stream(data: Fused3SData, device: torch.device) -> Fused3SData:
     if device.type == "cuda":
-        object.__setattr__(data, "stream", stream_handle(device.index))
+        object.__setattr__(data, "made_on", (device.index, stream_handle(device.index)))
     return data

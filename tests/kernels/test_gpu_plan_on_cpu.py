@@ -7,20 +7,25 @@ import pytest
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 
-from kernels.formats import gpu_schedule, schedule
-from kernels.formats.bsb import BSB
-from kernels.formats.edges import is_distinct
-from kernels.formats.gpu_plan import PlanSizes, make_gpu_plan, queue_plan
-from kernels.formats.gpu_schedule import BlockShape, PlanScheduleSpec, ScheduleInputs, grid_of, make_gpu_schedules
-from kernels.formats.schedule import Schedule, SplitHeuristic, make_kv_tiles, make_schedule
+from kernels.formats import gpu_plan, schedule
+from kernels.formats.csr import CSRPattern
+from kernels.formats.edges import canonical_csr
+from kernels.formats.gpu_csr import EdgeSource, PlanNumber, grid_of
+from kernels.formats.gpu_edges import gpu_csr_of_tiles
+from kernels.formats.gpu_plan import GPUPlan, PlanForm, PlanScheduleSpec, PlanSizes, ScheduleForm
+from kernels.formats.gpu_schedule import BlockShape, ScheduleInputs, most_tiles_of, windows_of
+from kernels.formats.row_items import make_row_items
+from kernels.formats.schedule import COUNT, WINDOW, Schedule, SplitHeuristic, make_schedule, make_tile_slots
+from kernels.formats.torch_plan import tiles_of_csr
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES
-from tests.cuda_shim.oracle import GRAPHS
+from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
     pytest.mark.usefixtures("one_thread"),
 ]
 
+CPU = torch.device("cpu")
 # Heads in groups, blocks of small and of other graphs: few and many warps at once.
 INPUTS = {
     "gpu": ScheduleInputs(1, 12 * 132, BlockShape(4, 132 * 16), BlockShape(2, 132 * 8)),
@@ -34,66 +39,77 @@ def csr(graph):
     return torch.from_numpy(graph.indptr).long(), torch.from_numpy(graph.indices.copy()).int()
 
 
-def heuristic_of(tiles, inputs):
-    small = inputs.num_groups * int(tiles.sum()) < inputs.small_tiles
-    shape = inputs.small if small else inputs.large
-    return shape.warps, SplitHeuristic.of(tiles, shape.warps, shape.resident_warps, inputs.num_groups)
-
-
-def assert_schedule(made, kv_tiles, tile_offset, inputs, label):
-    warps, heuristic = heuristic_of(tile_offset.diff(), inputs)
-    expected = make_schedule(kv_tiles, tile_offset, warps, heuristic)
-    assert made.heuristic == expected.heuristic, label
-    assert (made.num_splits, made.windows) == (expected.num_splits, expected.windows), label
-    assert made.work_items.shape == expected.work_items.shape, label
-    assert torch.equal(made.work_items, expected.work_items), label
-    assert made.work_items.is_contiguous(), label
-
-
-def assert_plan(plan, indptr, indices, shape, inputs, label):
-    bsb = BSB.from_csr(indptr, indices, shape[1], (16, 16))
-    kv_tiles = make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
-    assert torch.equal(plan.tile_offset, bsb.tcb_row_offset), label
-    assert torch.equal(plan.kv_tiles, kv_tiles), label
-    assert plan.nnz == bsb.nnz, label
-    assert plan.sizes.num_tiles == bsb.num_tcbs, label
-    assert plan.sizes.is_distinct == (is_distinct(indptr, indices, shape) or not len(indices)), label
-    for made, each in zip(plan.schedules, inputs, strict=True):
-        assert_schedule(made, kv_tiles, bsb.tcb_row_offset, each, f"{label}, {each}")
-
-
 @dataclass
 class Made:
-    """A plan as the host has it at the end."""
+    """A plan as the host has it once it knows the sizes, and its memory."""
 
     kv_tiles: torch.Tensor
     tile_offset: torch.Tensor
     schedules: list[Schedule]
-    sizes: PlanSizes
-    nnz: int
+    plan: GPUPlan
 
     @property
     def schedule(self):
         return self.schedules[0]
 
 
-def check(monkeypatch, indptr, indices, shape, *inputs, mode="late", label=""):
+def check(monkeypatch, indptr, indices, shape, *inputs, mode="late", label="", part_edges=0):
+    """A plan with these schedules, row items and slots, compared with torch; and the launches."""
+    num_rows, num_edges = shape[0], indices.numel()
+    most_tiles = most_tiles_of(num_edges, num_rows)
+    forms = tuple(ScheduleForm(False, each.num_groups, each.shape(most_tiles)) for each in inputs)
+    form = PlanForm(shape, num_edges, False, forms, part_edges, edge_data=part_edges > 0)
     with gpu_on_cpu(monkeypatch, mode) as gpu:
-        queued = queue_plan(indptr, indices, shape, inputs)
-        sizes = queued.sizes()
-        kv_tiles = queued.write_tiles(sizes)
-        schedules = [queued.schedule(which, sizes, kv_tiles) for which in range(len(inputs))]
-        plan = Made(kv_tiles, queued.tile_offset, schedules, sizes, queued.num_distinct(sizes))
-    assert_plan(plan, indptr, indices, shape, inputs, label)
-    return plan, gpu
+        plan = GPUPlan(form, CPU)
+        plan.fill(EdgeSource(indices, indptr.long()))
+    sizes = PlanSizes.of(plan.csr.numbers[: PlanNumber.COUNTS].tolist(), form)
+    offsets, columns = canonical_csr(CSRPattern(indptr, indices, shape), CPU)
+    assert torch.equal(plan.offsets[0], offsets), label
+    assert torch.equal(plan.csr.indices, columns), label
+    if part_edges:
+        expected_items = make_row_items(offsets, None, part_edges)
+        items = sizes.exact_items(0, plan.row_items[0])
+        assert torch.equal(items.items, expected_items.items), label
+        assert torch.equal(items.parts, expected_items.parts), label
+        behind = plan.row_items[0].items[len(items.items) :]
+        assert torch.equal(behind, torch.tensor([-1, 0, 0, -1], dtype=torch.int32).expand_as(behind)), label
+    kv_tiles, tile_offset = tiles_of_csr(indptr, indices, shape[1])
+    num_tiles = sizes.num_tiles(False, form)
+    made = Made(plan.kv_tiles[0][: num_tiles + 2], plan.tile_offset[0], [], plan)
+    assert torch.equal(made.tile_offset, tile_offset), label
+    assert torch.equal(made.kv_tiles, kv_tiles), label
+    assert num_tiles <= most_tiles, label
+    if part_edges:
+        slots = make_tile_slots(kv_tiles, tile_offset)
+        assert torch.equal(plan.slots.tile_slots[: num_tiles + 3], slots.tile_slots), label
+        assert torch.equal(plan.slots.slot_edges, slots.slot_edges), label
+        assert torch.equal(plan.slots.slot_places, slots.slot_places), label
+    for which, each in enumerate(inputs):
+        bounded = plan.schedules[which]
+        got = sizes.exact_schedule(which, bounded, windows_of(num_rows))
+        shape_of = each.shape(most_tiles)
+        heuristic = SplitHeuristic.of(tile_offset.diff(), shape_of.warps, shape_of.resident_warps, each.num_groups)
+        expected = make_schedule(kv_tiles, tile_offset, shape_of.warps, heuristic)
+        assert got.heuristic == expected.heuristic, label
+        assert (got.num_splits, got.windows) == (expected.num_splits, expected.windows), label
+        assert got.work_items.shape == expected.work_items.shape, label
+        assert torch.equal(got.work_items, expected.work_items), label
+        assert got.num_splits <= bounded.num_splits, f"{label}: more splits than there is memory for"
+        behind = bounded.work_items[got.num_blocks :]
+        assert (behind[..., WINDOW] == -1).all(), f"{label}: work behind the last block"
+        assert (behind[..., COUNT] == 0).all(), f"{label}: work behind the last block"
+        made.schedules.append(got)
+    return made, gpu
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_case(monkeypatch, name):
     graph = GRAPHS[name]()
+    if 0 in graph.shape:
+        return  # torch makes the plan
     gpu, *several = INPUTS.values()
-    check(monkeypatch, *csr(graph), graph.shape, gpu, label=name)
-    check(monkeypatch, *csr(graph), graph.shape, *several, mode="random", label=name)
+    check(monkeypatch, *csr(graph), graph.shape, gpu, label=name, part_edges=16)
+    check(monkeypatch, *csr(graph), graph.shape, *several, mode="random", label=name, part_edges=1)
 
 
 def random_csr(lengths, num_cols, seed, kind="distinct"):
@@ -132,10 +148,8 @@ def test_each_way_of_a_window(monkeypatch, name, kind):
     else:
         indptr, indices, shape = random_csr(lengths, num_cols, 1, kind)
     for dtype, mode in ((torch.int32, "late"), (torch.int64, "random")):
-        plan, _ = check(
-            monkeypatch, indptr, indices.to(dtype), shape, INPUTS["gpu"], mode=mode, label=f"{name}, {dtype}"
-        )
-    assert name == "most_columns" or (plan.nnz < len(indices)) == (kind == "repeated")
+        label = f"{name}, {dtype}"
+        check(monkeypatch, indptr, indices.to(dtype), shape, INPUTS["gpu"], mode=mode, label=label, part_edges=40)
 
 
 @pytest.mark.parametrize("name", WINDOWS)
@@ -144,9 +158,7 @@ def test_one_repeated_edge_among_ascending_ones(monkeypatch, name):
     indptr, indices, shape = random_csr(lengths, min(num_cols, 1 << 20), 1)
     longest = int(indptr[int(np.argmax(lengths))])
     indices[longest + 7] = indices[longest + 6]
-    plan, _ = check(monkeypatch, indptr, indices.int(), shape, INPUTS["gpu"])
-    assert plan.nnz == len(indices) - 1
-    assert not plan.sizes.is_distinct
+    check(monkeypatch, indptr, indices.int(), shape, INPUTS["gpu"], part_edges=40)
 
 
 def test_int32_offsets(monkeypatch):
@@ -179,10 +191,10 @@ def test_random_sizes_of_windows(monkeypatch):
 
 def test_more_blocks_and_windows_than_a_sort_takes(monkeypatch):
     """Sorted chunk by chunk: shared blocks by powers of two, and windows of one warp that are dealt."""
-    monkeypatch.setattr(gpu_schedule, "PLAN_SCHEDULE", PlanScheduleSpec(sort_keys=64))
+    monkeypatch.setattr(gpu_plan, "PLAN_SCHEDULE", PlanScheduleSpec(sort_keys=64))
     for many in (8, 64):
         monkeypatch.setattr(schedule, "MANY_BLOCKS", many)
-        monkeypatch.setattr(gpu_schedule, "MANY_BLOCKS", many)
+        monkeypatch.setattr(gpu_plan, "MANY_BLOCKS", many)
         lengths = np.random.default_rng(many).choice([0, 2, 20, 120], 16 * 150 - 3)
         indptr, indices, shape = random_csr(lengths, 2000, many)
         plan, _ = check(monkeypatch, indptr, indices, shape, INPUTS["one_warp"])
@@ -196,7 +208,7 @@ def test_more_blocks_and_windows_than_a_sort_takes(monkeypatch):
 @pytest.mark.parametrize("many", [1, 4096])
 def test_blocks_of_just_warp_tiles_a_warp_do_not_lead(monkeypatch, many):
     monkeypatch.setattr(schedule, "MANY_BLOCKS", many)
-    monkeypatch.setattr(gpu_schedule, "MANY_BLOCKS", many)
+    monkeypatch.setattr(gpu_plan, "MANY_BLOCKS", many)
     lengths = [0] * 16 * 5
     lengths[::16] = [16 * 12, 16 * 13, 16 * 12 + 1, 5, 16 * 4]  # warp_tiles is 3, with 4 warps a block
     plan, _ = check(monkeypatch, *random_csr(lengths, 900, 1), INPUTS["gpu"])
@@ -210,81 +222,24 @@ def test_many_windows(monkeypatch):
     assert plan.schedule.windows[0] > 4096
 
 
-def test_arrays_are_as_large_as_they_must_be(monkeypatch):
-    indptr, indices, shape = random_csr([40] * 100, 300, 8)
-    plan, gpu = check(monkeypatch, indptr, indices, shape, INPUTS["half_full"])
-    for tensor in (plan.kv_tiles, plan.schedule.work_items):
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes
-    assert len(gpu.launched) == 4
-    with gpu_on_cpu(monkeypatch) as gpu:
-        others = [INPUTS["one_warp"], INPUTS["small_gpu"]]
-        made = make_gpu_schedules(plan.kv_tiles, plan.tile_offset, *others)
-    assert len(gpu.launched) == 3
-    for each, inputs in zip(made, others, strict=True):
-        assert_schedule(each, plan.kv_tiles, plan.tile_offset, inputs, "another schedule")
-
-
-@pytest.mark.parametrize(
-    ("what", "place", "value"),
-    [
-        ("indptr", 0, 1),
-        ("indptr", -1, 799),
-        ("indptr", -1, 801),
-        ("indptr", 7, 2**40),
-        ("indptr", 21, -5),
-        ("indptr", 30, 3),
-        ("indices", 0, -1),
-        ("indices", 799, 90),
-        ("indices", 15, -(2**31)),
-        ("indices", 33, 2**31 - 1),
-    ],
-)
-def test_damaged_csr(monkeypatch, what, place, value):
-    indptr, indices, shape = random_csr([0] * 5 + [20] * 39 + [20], 90, 9)
-    arrays = {"indptr": indptr, "indices": indices.int()}
-    arrays[what][place] = value
-    with gpu_on_cpu(monkeypatch):
-        assert make_gpu_plan(*arrays.values(), shape, INPUTS["gpu"]) is None
-    with pytest.raises(ValueError, match=what):
-        BSB.from_csr(*arrays.values(), shape[1], (16, 16))
-
-
-def test_offsets_that_do_not_start_at_0(monkeypatch):
-    indptr, indices, shape = random_csr([20] * 40, 90, 9)
-    indptr[0] = 3
-    with gpu_on_cpu(monkeypatch):
-        assert make_gpu_plan(indptr, indices, shape, INPUTS["gpu"]) is None
-
-
 def test_grids():
     assert [grid_of(count, 8)[0] for count in (1, 8, 9, 8 * 31, 8 * 33, 8 * 1000)] == [1, 1, 2, 31, 34, 1024]
 
 
-def test_damage_in_large_windows(monkeypatch):
-    for lengths, num_cols in WINDOWS.values():
-        if max(lengths) >= 60:
-            indptr, indices, shape = random_csr(lengths, num_cols, 1)
-            for value in (-1, num_cols, 2**40):
-                broken = indices.clone()
-                broken[5] = value
-                with gpu_on_cpu(monkeypatch):
-                    assert make_gpu_plan(indptr, broken, shape, INPUTS["gpu"]) is None
+def test_more_rows_than_a_block_counts(monkeypatch):
+    """Several blocks count and number rows, of which some have parts."""
+    lengths = np.random.default_rng(1).choice([0, 1, 3, 17, 100], 9000, p=[0.6, 0.2, 0.1, 0.09, 0.01])
+    for mode in ("late", "random"):
+        check(monkeypatch, *random_csr(lengths, 900, 2), INPUTS["gpu"], mode=mode, part_edges=16)
 
 
-def test_what_the_kernels_do_not_take(monkeypatch):
-    indptr, indices, shape = random_csr([2] * 20, 30, 1)
-    none = torch.zeros(0, dtype=torch.int32)
-    with gpu_on_cpu(monkeypatch) as gpu:
-        assert make_gpu_plan(torch.zeros(1, dtype=torch.int64), none, (0, 5), INPUTS["gpu"]) is None
-        assert make_gpu_plan(torch.zeros(6, dtype=torch.int64), none, (5, 0), INPUTS["gpu"]) is None
-        assert make_gpu_plan(indptr, indices, (19, 30), INPUTS["gpu"]) is None
-        assert make_gpu_plan(indptr, indices.float(), shape, INPUTS["gpu"]) is None
-        assert make_gpu_plan(indptr, indices[None], shape, INPUTS["gpu"]) is None
-        assert make_gpu_plan(indptr, indices, (20, (1 << 28) + 1), INPUTS["gpu"]) is None
-    assert not gpu.launched
-
-
-def test_fewer_indices_than_the_offsets_say(monkeypatch):
-    indptr, indices, shape = random_csr([2] * 20, 30, 1)
-    with gpu_on_cpu(monkeypatch):
-        assert make_gpu_plan(indptr, indices[:0], shape, INPUTS["gpu"]) is None
+@pytest.mark.parametrize("name", MULTIGRAPHS)
+def test_the_edges_of_kv_tiles(monkeypatch, name):
+    graph = MULTIGRAPHS[name]()
+    indptr, indices = csr(graph)
+    tiles = tiles_of_csr(indptr, indices, graph.shape[1])
+    with gpu_on_cpu(monkeypatch, "random"):
+        found = gpu_csr_of_tiles(*tiles, len(indices))
+    expected = canonical_csr(CSRPattern(indptr, indices, graph.shape), CPU)
+    assert torch.equal(found[0][: graph.shape[0] + 1], expected[0])
+    assert torch.equal(found[1], expected[1])

@@ -1,74 +1,124 @@
 """Whole plans of `fused3s` on a GPU: the bits of the plans that torch makes on the CPU, and the waits of the host."""
 
-import warnings
-
 import pytest
 import scipy.sparse as sp
 import torch
-from plan_cases import INPUTS, PATTERNS, assert_equal_plans, random_graph, symmetric
+from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph, symmetric
 
-from kernels.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
-from kernels.backends.fused3s_planning import plan_graph
+from kernels import plan_attention
+from kernels.backends import REGISTRY, fused3s, fused3s_backward, fused3s_edges
+from kernels.backends.fused3s_planning import plan_by_torch, plan_graph
 from kernels.formats.csr import CSRPattern, csr_pattern
+from kernels.formats.edge_list import EdgeList
 from kernels.runtime.device import gpu_limits
+from kernels.runtime.launch import _waiting, stream_handle
 
 pytestmark = pytest.mark.gpu
 
-CPU = torch.device("cpu")
+CPU, HALF = torch.device("cpu"), torch.float16
 LARGE = {
     "symmetric": lambda: symmetric(random_graph(50_000, 50_000, 10, 1)),
     "directed": lambda: random_graph(30_000, 30_000, 30, 2),
     "hubs": lambda: symmetric(
         sp.csr_array(sp.vstack([random_graph(3, 40_000, 20_000, 3), sp.csr_array((39_997, 40_000))]))
     ),
+    "a list with copies": lambda: edge_list(3_000, 400, 2_000_000, 4),
 }
+ALL = PATTERNS | LISTS | {f"large, {name}": make for name, make in LARGE.items()}
 
 
-def on_gpu(graph) -> CSRPattern:
+def on_gpu(graph):
+    if isinstance(graph, EdgeList):
+        return EdgeList(graph.edge_index.cuda(), graph.shape)
     pattern = csr_pattern(graph)
     indptr, indices = (torch.as_tensor(each).cuda() for each in (pattern.indptr, pattern.indices))
     return CSRPattern(indptr, indices, pattern.shape)
 
 
+def exact(data):
+    REGISTRY["fused3s"].raise_graph_errors(data)
+    return data.ready()
+
+
+@pytest.fixture
+def device():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 @pytest.mark.parametrize("key", INPUTS)
-@pytest.mark.parametrize("name", [*PATTERNS, *(f"large, {name}" for name in LARGE)])
-def test_a_plan_has_the_bits_of_torchs(monkeypatch, name, key):
-    graph, inputs = ({f"large, {name}": make for name, make in LARGE.items()} | PATTERNS)[name](), INPUTS[key]
-    device = torch.device("cuda", torch.cuda.current_device())
+@pytest.mark.parametrize("name", ALL)
+def test_a_plan_has_the_bits_of_torchs(monkeypatch, device, name, key):
+    graph, inputs = ALL[name](), INPUTS[key]
     limits = gpu_limits(device)
     for module in (fused3s, fused3s_backward, fused3s_edges):
         monkeypatch.setattr(module, "gpu_limits", lambda device: limits)
     monkeypatch.setattr(fused3s_backward, "get_kernel", lambda spec, device_index: None)  # none for the CPU
     monkeypatch.setattr("kernels.backends.fused3s_edges_backward.get_kernel", lambda spec, device_index: None)
     shapes = fused3s._block_shapes(limits, inputs)
-    expected = plan_graph(csr_pattern(graph), CPU, inputs, shapes)
-    assert_equal_plans(plan_graph(on_gpu(graph), device, inputs, shapes), expected, f"{name}, {key}")
+    expected = plan_by_torch(graph if isinstance(graph, EdgeList) else csr_pattern(graph), CPU, inputs, shapes, None)
+    made = plan_graph(on_gpu(graph), device, inputs, shapes)
+    assert_equal_plans(exact(made), expected, f"{name}, {key}")
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "times"),
-    [
-        ("symmetric", "forward", 1),
-        ("symmetric", "backward", 1),
-        ("symmetric", "narrow_backward", 1),
-        ("symmetric", "edge_data_backward", 1),
-        ("directed", "backward", 2),
-    ],
-)
-def test_the_host_reads_the_sizes_of_a_matrix_once(monkeypatch, name, key, times):
-    """Besides, it waits at the end, which is left out here."""
-    inputs, pattern = INPUTS[key], on_gpu(PATTERNS[name]())
-    device = torch.device("cuda", torch.cuda.current_device())
-    shapes = fused3s._block_shapes(gpu_limits(device), inputs)
-    plan_graph(pattern, device, inputs, shapes)  # compiles
-    monkeypatch.setattr(fused3s_planning, "wait_for", lambda device: None)
-    torch.cuda.set_sync_debug_mode("warn")
+@pytest.mark.parametrize(("num_heads", "dim"), [(1, 128), (4, 16), (8, 16)])
+def test_a_plan_of_an_edge_list_does_not_wait(num_heads, dim):
+    """Molecules: the host decides between the kernels without the number of KV tiles."""
+    graph = edge_list(22_000, 22_000, 46_000)
+    edges, options = graph.edge_index.cuda(), {"dtype": HALF, "head_dim": dim, "num_heads": num_heads, "backward": True}
+    plan_attention(edges, shape=graph.shape, check=False, **options)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            plan_graph(pattern, device, inputs, shapes)
+        plan = plan_attention(edges, shape=graph.shape, check=False, **options)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.synchronize()
-    waits = [each for each in caught if "synchronizing" in str(each.message)]
-    assert len(waits) == times, [str(each.message) for each in waits]
+    query, key, value = (torch.randn(22_000, num_heads, dim, device="cuda", dtype=HALF) for _ in range(3))
+    first = plan(query, key, value)
+    torch.cuda.synchronize()
+    assert torch.equal(plan(query, key, value), first), "the exact plan has other bits than the bounded one"
+    assert plan.data.progress.exact is not None
+
+
+def test_the_first_kernel_behind_a_plan_does_not_overlap(device):
+    graph = edge_list(2000, 2000, 5000)
+    plan = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=64, check=False)
+    waiting = device.index, stream_handle(device.index)
+    assert waiting in _waiting
+    plan(*(torch.randn(2000, 64, device="cuda", dtype=HALF) for _ in range(3)))
+    assert waiting not in _waiting
+
+
+def test_a_plan_survives_use_on_another_stream():
+    """The memory of a plan that is dropped while another stream still reads it is not given to others."""
+    graph = edge_list(20_000, 20_000, 400_000)
+    edges = graph.edge_index.cuda()
+    query, key, value = (torch.randn(20_000, 128, device="cuda", dtype=HALF) for _ in range(3))
+    plan = plan_attention(edges, shape=graph.shape, dtype=HALF, head_dim=128)
+    expected = plan(query, key, value)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        output = plan(query, key, value)
+    size = plan.nbytes
+    del plan
+    for _ in range(20):
+        torch.full((size // 4,), -1, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    assert torch.equal(output, expected)
+
+
+def test_a_dense_graph_is_counted_once(monkeypatch):
+    """Whether narrow heads go edge by edge takes the number of KV tiles: one wait, and the kernel of the CPU's plan."""
+    graph = edge_list(3_000, 400, 600_000)
+    plan = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=16, num_heads=8)
+    assert plan.data.size.num_tiles is not None
+    assert plan.data.by_edge is None
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchronizing") as caught:
+            plan_attention(
+                graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=16, num_heads=8, check=False
+            )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([each for each in caught if "synchronizing" in str(each.message)]) <= 2  # the copy to the GPU is one

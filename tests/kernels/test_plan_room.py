@@ -1,134 +1,231 @@
 """Plans with room, of which one serves many graphs: on the CPU (tests/cuda_shim) and, in a CUDA graph, on a GPU."""
 
-import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
+from gpu_plan_on_cpu import gpu_on_cpu
+from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
 
-from kernels import plan_attention
-from kernels.plan_room import refill_, with_room
+from kernels import PlanRoom, plan_attention, plan_many
+from kernels.backends import REGISTRY
+from kernels.backends.reference import edge_softmax_attention
+from kernels.formats.edge_list import EdgeList
 from kernels.runtime.cuda_graph import capture
+from kernels.tensor_record import tensors_of
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
-from tests.cuda_shim.oracle import assert_attention, inputs
 
-ROWS, SCALE = 200, 0.3
+ROWS, COLS, EDGES = 90, 70, 2500
+HALF = torch.float16
 on_the_shim = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+# A few edges, as many as there is room for, none, hubs with copies.
+GRAPHS = [
+    edge_list(ROWS, COLS, 150, 1),
+    edge_list(ROWS, COLS, EDGES, 2, torch.int32),
+    edge_list(ROWS, COLS, 0),
+    hub_list(ROWS, COLS, 900, 20, 3),
+]
+SHAPES = pytest.mark.parametrize(("heads", "dim"), [(2, 40), (1, 128), (8, 16)], ids=["2x40", "1x128", "8x16"])
 
 
-def graph(seed: int, density: float, rows: int = ROWS - 30) -> sp.csr_array:
-    """`rows` rows with edges among them, then empty rows."""
-    mask = np.zeros((ROWS, ROWS), bool)
-    mask[:rows, :rows] = np.random.default_rng(seed).random((rows, rows)) < density
-    return sp.csr_array(mask)
+def tensors_for(heads, dim, device="cpu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn((size, heads, dim), generator=generator) for size in (ROWS, COLS, COLS))
+    return [each.to(HALF).to(device) for each in (query, key, value)]
 
 
-# The second has fewer KV tiles and blocks than the first, the third more of both; the last has none.
-GRAPHS = [graph(0, 0.1), graph(1, 0.02, 60), graph(2, 0.2, ROWS), sp.csr_array((ROWS, ROWS))]
-SPARSE = [graph(0, 0.02), graph(1, 0.02, 60), graph(2, 0.03, ROWS)]  # narrow heads run edge by edge
+def room_for(heads, dim, device="cpu", **options):
+    return PlanRoom((ROWS, COLS), EDGES, device=device, dtype=HALF, head_dim=dim, num_heads=heads, **options)
 
 
-SHAPES = pytest.mark.parametrize(
-    ("graphs", "heads", "dim"), [(GRAPHS, 2, 32), (GRAPHS, 1, 128), (SPARSE, 8, 16)], ids=["2x32", "1x128", "8x16"]
-)
+def padded(graph: EdgeList, size: int = EDGES) -> torch.Tensor:
+    found = torch.full((2, size), -1, dtype=graph.edge_index.dtype)
+    found[:, : graph.num_edges] = graph.edge_index
+    return found
 
 
-def planned(matrix, heads=2, dim=32, device="cpu", **options):
-    shape = {"dtype": torch.float16, "head_dim": dim, "num_heads": heads}
-    return plan_attention(matrix, backend="fused3s", device=device, **shape, **options)
+def as_csr(graph: EdgeList, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    order = torch.sort(graph.edge_index[1], stable=True).indices
+    counts = torch.bincount(graph.edge_index[1], minlength=ROWS)
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int(), padded(graph, size)[0, _padded_order(order, size)]
 
 
-def addresses(plan):
-    data = plan.data
-    arrays = [data.kv_tiles, data.schedule.work_items]
-    if data.by_edge:
-        arrays += [data.by_edge.indices, data.by_edge.work.items]
-    return [array.data_ptr() for array in arrays]
+def _padded_order(order: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.cat([order, torch.arange(len(order), size)])
+
+
+def expected(graph: EdgeList, tensors):
+    col, row = graph.edge_index.long()
+    return edge_softmax_attention(*(each.double() for each in tensors), row, col, 0.3)
+
+
+def check(output, lse, graph, tensors, label):
+    wanted, wanted_lse = expected(graph, tensors)
+    assert (output.double() - wanted).abs().max() < 4e-3, label
+    finite = wanted_lse.isfinite()
+    assert torch.equal(lse.isfinite(), finite), label
+    assert not finite.any() or (lse.double() - wanted_lse)[finite].abs().max() < 2e-3, label
 
 
 @on_the_shim
 @pytest.mark.parametrize("mode", ["late", "random"])
 @SHAPES
-def test_one_plan_serves_graphs_of_other_sizes(monkeypatch, graphs, heads, dim, mode):
-    with cuda_on_cpu(MODES[mode]) as gpu:
-        room = with_room(planned(graphs[0], heads, dim), 5.0)
-        before = addresses(room)
-        for number in (*range(len(graphs)), 1, 0):
-            assert refill_(room, planned(graphs[number], heads, dim))
-            tensors = inputs(graphs[number], heads, dim, torch.float16)
-            with poisoned_buffers(monkeypatch):
-                output, lse = room(*tensors, scale=SCALE, return_lse=True)
+def test_one_plan_serves_graphs_of_other_sizes(monkeypatch, heads, dim, mode):
+    tensors = tensors_for(heads, dim)
+    with cuda_on_cpu(MODES[mode]) as gpu, gpu_on_cpu(monkeypatch, mode):
+        room = room_for(heads, dim)
+        before = [each.data_ptr() for each in tensors_of(room.plan.data)]
+        for number in (2, *range(len(GRAPHS)), 1, 0):
+            graph = GRAPHS[number]
+            forms = [graph.edge_index, padded(graph), as_csr(graph, graph.num_edges), as_csr(graph, EDGES)]
+            for form in forms if mode == "late" else forms[1:2]:
+                room.fill(form)
+                with poisoned_buffers(monkeypatch):
+                    output, lse = room.plan(*tensors, scale=0.3, return_lse=True)
+                check(output, lse, graph, tensors, f"graph {number}")
+            room.check()
             assert gpu.launched[-1].startswith("fused3s_edges" if dim == 16 else "fused3s<")
-            assert_attention(output, tensors, graphs[number], SCALE, f"graph {number}", lse=lse)
-        assert addresses(room) == before
+        assert [each.data_ptr() for each in tensors_of(room.plan.data)] == before
 
 
 @on_the_shim
-@SHAPES
-def test_a_graph_that_does_not_fit_changes_nothing(graphs, heads, dim):
-    with cuda_on_cpu():
-        small, large = planned(graphs[1], heads, dim), planned(graphs[2], heads, dim)
-        room = with_room(small, 1.0)
-        before = room.data.kv_tiles.clone()
-        assert not refill_(room, large)
-        assert torch.equal(room.data.kv_tiles, before)
-        with pytest.raises(ValueError, match=r"plan: got \(16, 16\) on cpu.*the plan with room is \(200, 200\)"):
-            refill_(room, planned(sp.csr_array(np.eye(16)), heads, dim))
+@pytest.mark.parametrize(("heads", "dim"), [(2, 40), (8, 16)])
+def test_gradients_of_a_plan_with_room(monkeypatch, heads, dim):
+    query, key, value = tensors_for(heads, dim)
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
+        room = room_for(heads, dim, backward=True)
+        for number in (1, 3, 2, 0):
+            graph = GRAPHS[number]
+            room.fill(padded(graph))
+            leaves = [each.clone().requires_grad_() for each in (query, key, value)]
+            with poisoned_buffers(monkeypatch):
+                output = room.plan(*leaves, scale=0.3)
+                output.backward(torch.ones_like(output))
+            exact = [each.double().requires_grad_() for each in (query, key, value)]
+            wanted, _ = expected(graph, exact)
+            gradients = torch.autograd.grad(wanted.sum(), exact, allow_unused=True)
+            for leaf, gradient in zip(leaves, gradients, strict=True):
+                error = (leaf.grad.double() - gradient).abs().max()
+                assert error <= 6e-3 * max(1, gradient.abs().max()), f"graph {number}: {error}"
 
 
 @on_the_shim
-def test_a_graph_that_would_not_run_edge_by_edge_does_not_fit():
-    with cuda_on_cpu():
-        assert not refill_(with_room(planned(SPARSE[0], 8, 16), 9.0), planned(GRAPHS[2], 8, 16))
-
-
-@on_the_shim
-@pytest.mark.parametrize("factor", [0.9, -1, float("nan")])
-def test_room_for_less_than_the_graph(factor):
-    with cuda_on_cpu(), pytest.raises(ValueError, match=f"factor: got {factor}; 1 or more"):
-        with_room(planned(GRAPHS[0]), factor)
+def test_the_edges_of_the_last_fill_are_numbered(monkeypatch):
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
+        room = room_for(4, 8, edge_data=True)
+        for number in (3, 0):
+            room.fill(padded(GRAPHS[number]))
+            edge = room.plan.edge_order.edge_of_csr
+            used = GRAPHS[number].num_edges
+            assert sorted(edge[:used].tolist()) == list(range(used))
+            column, row = GRAPHS[number].edge_index[:, edge[:used].long()]
+            assert (row.diff() >= 0).all()
+            assert torch.equal(column.int(), room.plan.data.by_edge.indices[:used])
+            assert (edge[used:] == 0).all()
 
 
 @on_the_shim
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("graph", "error", "match"),
     [
-        ({"backward": True}, "a backward pass"),
-        ({"edge_data": True}, "edge data"),
-        ({"reorder": "rcm"}, "rows in an order of their own"),
+        (torch.zeros((2, EDGES + 1), dtype=torch.int64), ValueError, f"got {EDGES + 1} edges.*room for {EDGES}"),
+        (torch.zeros((3, 5), dtype=torch.int64), ValueError, r"edge_index: got shape \(3, 5\); \[2, e\]"),
+        (torch.zeros((2, 5)), TypeError, "edge_index: got torch.float32"),
+        ([[0], [0]], TypeError, "edge_index: got list"),
+        ((torch.zeros(4, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)), ValueError, r"indptr: got .*\[91\]"),
+        (torch.zeros((2, 5), dtype=torch.int64, device="meta"), ValueError, "edge_index: on meta, but the room is on"),
     ],
 )
-def test_plans_with_other_arrays_have_no_room(options, reason):
-    with cuda_on_cpu(), pytest.raises(ValueError, match=f"plan: .*{reason}.*a plan with room is of fused3s"):
-        with_room(planned(GRAPHS[1], **options), 2)
+def test_graphs_that_do_not_fit(monkeypatch, graph, error, match):
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch), pytest.raises(error, match=match):
+        room_for(1, 16).fill(graph)
 
 
-def test_other_backends_have_no_room():
-    plan = plan_attention(GRAPHS[0], backend="reference", device="cpu")
-    with pytest.raises(ValueError, match="plan: of backend reference"):
-        with_room(plan, 2)
+@on_the_shim
+def test_the_last_fill_is_checked(monkeypatch):
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
+        room = room_for(1, 16)
+        wrong = GRAPHS[0].edge_index.clone()
+        wrong[0, 33] = COLS
+        room.fill(wrong)
+        with pytest.raises(ValueError, match=rf"edge 33 is \[{COLS}, \d+\] \(column, row\); columns 0 to {COLS - 1}"):
+            room.check()
+        indptr, indices = as_csr(GRAPHS[0], GRAPHS[0].num_edges)
+        indptr[7] = 1000
+        room.fill((indptr, indices))
+        with pytest.raises(ValueError, match=r"indptr: entry [67] is"):
+            room.check()
+        room.fill(GRAPHS[0].edge_index)
+        room.check()
 
 
 @on_the_shim
 @pytest.mark.parametrize(
-    ("rows", "heads", "dim", "reason"),
-    [(16, 1, 128, "row windows that several blocks share"), (1, 8, 8, "rows that several warps share")],
+    ("changed", "match"),
+    [({"shape": (0, 5)}, r"shape\[0\]"), ({"num_edges": -1}, "num_edges"), ({"head_dim": 0}, "head")],
 )
-def test_shared_windows_and_rows_have_no_room(rows, heads, dim, reason):
-    hub = np.zeros((32, 9600), bool)
-    hub[:rows] = True
-    with cuda_on_cpu(), pytest.raises(ValueError, match=reason):
-        with_room(planned(sp.csr_array(hub), heads, dim), 2)
+def test_rooms_that_cannot_be(changed, match):
+    arguments = {"shape": (ROWS, COLS), "num_edges": EDGES, "head_dim": 16} | changed
+    with cuda_on_cpu(), pytest.raises(ValueError, match=match):
+        PlanRoom(arguments.pop("shape"), arguments.pop("num_edges"), device="cpu", dtype=HALF, **arguments)
+
+
+def test_plans_of_many_graphs():
+    plans = plan_many([(each.edge_index, each.shape) for each in GRAPHS], backend="reference", device="cpu")
+    for plan, graph in zip(plans, GRAPHS, strict=True):
+        tensors = [each.double() for each in tensors_for(2, 8)]
+        assert torch.allclose(plan(*tensors, scale=0.3), expected(graph, tensors)[0])
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backward", [False, True])
 @SHAPES
-def test_gpu_one_cuda_graph_runs_for_every_graph(graphs, heads, dim):
-    room = with_room(planned(graphs[0], heads, dim, "cuda"), 5.0)
-    tensors = [each.cuda() for each in inputs(graphs[0], heads, dim, torch.float16)]
-    captured = capture(lambda: room(*tensors, scale=SCALE), tensors[0].device)
-    for matrix in reversed(graphs):
-        plan = planned(matrix, heads, dim, "cuda")
-        assert refill_(room, plan)
-        captured.result.fill_(torch.nan)
-        assert torch.equal(captured.replay(), plan(*tensors, scale=SCALE))
+def test_gpu_filling_and_attention_in_one_cuda_graph(heads, dim, backward):
+    """The bits of a plan that is filled eagerly, graph after graph, and those of the exact plan's forward pass."""
+    room, eager = (room_for(heads, dim, "cuda", backward=backward) for _ in range(2))
+    edges = padded(GRAPHS[0]).long().cuda()
+    tensors = [each.requires_grad_(backward) for each in tensors_for(heads, dim, "cuda")]
+
+    def run(of_room, graph):
+        of_room.fill(graph)
+        output = of_room.plan(*tensors, scale=0.3)
+        return [output, *torch.autograd.grad(output.float().sum(), tensors)] if backward else [output]
+
+    captured = capture(lambda: run(room, edges), edges.device)
+    for graph in (*reversed(GRAPHS), GRAPHS[1], GRAPHS[0]):
+        edges.copy_(padded(graph))
+        for each in captured.result:
+            each.fill_(torch.nan)
+        for got, wanted in zip(captured.replay(), run(eager, edges), strict=True):
+            assert torch.equal(got, wanted)
+        plain = [each.detach() for each in tensors]
+        output, lse = room.plan(*plain, scale=0.3, return_lse=True)
+        assert torch.equal(output, captured.result[0])
+        check(output.cpu(), lse.cpu(), graph, [each.cpu() for each in plain], "replay")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "dim"), [(1, 128), (8, 16)])
+def test_gpu_a_fill_does_not_wait(heads, dim):
+    room, edges = room_for(heads, dim, "cuda", backward=True), padded(GRAPHS[1]).cuda()
+    tensors = [each.requires_grad_() for each in tensors_for(heads, dim, "cuda")]
+    room.plan(*tensors).float().sum().backward()  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        room.fill(edges)
+        room.plan(*tensors).float().sum().backward()
+        plans = plan_many([(edges[:, :2000], (ROWS, COLS))] * 3, dtype=HALF, head_dim=64, backward=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for plan in plans:
+        REGISTRY["fused3s"].raise_graph_errors(plan.data)
+
+
+@pytest.mark.gpu
+def test_gpu_an_error_is_raised_at_a_later_call():
+    edges = GRAPHS[1].edge_index.cuda()
+    edges[0, 99] = COLS
+    plan = plan_attention(edges, shape=(ROWS, COLS), dtype=HALF, head_dim=64, check=False)
+    tensors = tensors_for(1, 64, "cuda")
+    torch.cuda.synchronize()
+    with pytest.raises(ValueError, match=f"edge_index: row 0.*{COLS}"):
+        plan(*tensors)

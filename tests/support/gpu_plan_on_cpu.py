@@ -40,7 +40,7 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
 
     def take_back_written(tensor, label, updated):
         name, place = label.split(": tensor ")
-        written = WRITTEN.get(name) or WRITTEN[name.partition("<")[0]]
+        written = WRITTEN.get(name) or WRITTEN.get(name.partition("<")[0], ())  # (): no planning kernel
         take_back(tensor, label, updated or int(place.split()[0]) in written)
 
     with monkeypatch.context() as patch:

@@ -176,6 +176,19 @@ def test_kv_tiles_in_several_parts_are_the_blocks(at_a_time, monkeypatch):
 
 
 @settings(max_examples=100, deadline=None)
+@given(edge_lists())
+def test_kv_tiles_hold_every_copy_of_an_edge(edges):
+    """A copy's first column may be the last one before it, as padding is."""
+    num_rows, num_cols, rows, cols = edges
+    bsb = BSB.from_csr(*csr_with_duplicates(num_rows, rows, cols), num_cols, (16, 16))
+    kv_tiles = kernels.formats.schedule.make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
+    indptr, indices = kernels.formats.schedule.csr_of_tiles(kv_tiles, bsb.tcb_row_offset)
+    listed = EdgeList(torch.from_numpy(rows), torch.from_numpy(cols), (num_rows, num_cols))
+    np.testing.assert_array_equal(indices, listed.col[listed.csr_order()])
+    assert indptr[: num_rows + 1].tolist() == bsb.to_csr()[0].tolist()
+
+
+@settings(max_examples=100, deadline=None)
 @given(edge_lists(), st.booleans(), st.sampled_from([np.int32, np.int64, np.uint32]))
 def test_canonical_csr_of_any_pattern(edges, is_sorted, dtype):
     num_rows, num_cols, rows, cols = edges
