@@ -50,8 +50,8 @@ class Operands:
         tensors: all tensors of the record.
         numbers: its integers; of an object of another library the number under which this process knows it.
         layout: JSON of the backend and the record: "t" for the next tensor, "n" for the next number, {"fields": [...]}
-            for a record, a list for a tuple, null for None, {"is": value} for anything else, "foreign" for such an
-            object.
+            for a record, a list for a tuple, null for None, {"is": value} for anything else,
+            "foreign" for an object of another library.
     """
 
     tensors: list[torch.Tensor]
@@ -63,7 +63,7 @@ class Operands:
         if REGISTRY[backend].data_type is None:
             number = next(_numbers)
             _foreign[number] = record
-            return cls([], [number], json.dumps({"backend": backend, "record": "foreign"}))
+            return cls([], [number], _encode({"backend": backend, "record": "foreign"}))
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
 
@@ -93,8 +93,6 @@ class Operands:
         return REGISTRY[backend], make(iter(tensors), iter(numbers))
 
 
-_foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
-_numbers = count()
 _encode = json.JSONEncoder(check_circular=False).encode
 
 
@@ -104,6 +102,8 @@ def _field_names(record_type: type) -> tuple[str, ...] | None:
     return tuple(field.name for field in fields(record_type)) if is_dataclass(record_type) else None
 
 
+_foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
+_numbers = count()
 Maker = Callable[[Iterator[torch.Tensor], Iterator[int]], Any]
 
 
