@@ -44,7 +44,7 @@ def test_a_captured_step_is_the_eager_step(request, gpu_config, trained, tmp_pat
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-def test_captured_batches_are_those_of_float64_on_the_cpu(graphs, gpu_config, make_config, trained, tmp_path, heads):
+def test_captured_batches_train_as_the_reference_on_the_cpu(graphs, gpu_config, make_config, trained, tmp_path, heads):
     """Weights and losses of a few steps, in KV tiles and edge by edge."""
     options = {"data__batch_size": 4, "model__dim": 64, "model__heads": heads, "training__epochs": 2}
     options |= {"training__optimizer": "sgd", "training__lr": 0.1}
