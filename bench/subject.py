@@ -61,6 +61,7 @@ class Subject:
             num_heads=model.heads,
             reorder=reorder,
             edge_data=model.edge_features != "none",
+            check=False,  # the loader did
         )
 
     def room(self, size: BatchSize) -> Room:

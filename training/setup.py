@@ -48,6 +48,7 @@ def plan_for_training(
         reorder=config.attention.reorder,
         edge_data=config.model.edge_features != "none",
         backward=True,
+        check=False,  # the loader did
     )
 
 

@@ -24,19 +24,40 @@ def gpu_config(make_config):
     return make
 
 
+@pytest.mark.parametrize("data_set", ["nodes", "graphs"])
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
-def test_a_captured_step_is_the_eager_step(nodes, gpu_config, trained, tmp_path, optimizer, precision):
-    """Also with the schedule, clipping and the loss scale, and nothing is left of the calls before the capture."""
+def test_a_captured_step_is_the_eager_step(request, gpu_config, trained, tmp_path, data_set, optimizer, precision):
+    """Also with the schedule, clipping and the loss scale, and nothing is left of the calls before the capture. The
+    last batch of graphs is smaller."""
+    loaded = request.getfixturevalue(data_set)
     settings = {"training__optimizer": optimizer, "training__precision": precision, "training__warmup_epochs": 2}
-    eager, expected = trained(gpu_config(**settings, runtime__cuda_graph=False), nodes, tmp_path / "eager")
-    captured, records = trained(gpu_config(**settings, runtime__cuda_graph=True), nodes, tmp_path / "captured")
+    settings["data__batch_size"] = 4
+    eager, expected = trained(gpu_config(**settings, runtime__cuda_graph=False), loaded, tmp_path / "eager")
+    captured, records = trained(gpu_config(**settings, runtime__cuda_graph=True), loaded, tmp_path / "captured")
     assert (eager.captured, captured.captured) == (False, True)
     for record, other in zip(records, expected, strict=True):
         assert (record.lr, record.epoch) == (other.lr, other.epoch)
         assert record.loss == pytest.approx(other.loss, rel=2e-2)
         assert record.valid_loss == pytest.approx(other.valid_loss, rel=2e-2)
     assert records[-1].loss < records[0].loss
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_captured_batches_train_as_the_reference_on_the_cpu(graphs, gpu_config, make_config, trained, tmp_path, heads):
+    """Weights and losses of a few steps, in KV tiles and edge by edge."""
+    options = {"data__batch_size": 4, "model__dim": 64, "model__heads": heads, "training__epochs": 2}
+    options |= {"training__optimizer": "sgd", "training__lr": 0.1}
+    captured, records = trained(gpu_config(**options), graphs, tmp_path / "captured")
+    exact, expected = trained(make_config(**options), graphs, tmp_path / "exact")  # float32 layers, float64 attention
+    assert (captured.captured, captured.runner.num_eager) == (True, 0)
+    for record, other in zip(records, expected, strict=True):
+        assert record.loss == pytest.approx(other.loss, rel=2e-2)
+    weights, others = (
+        torch.cat([each.detach().float().flatten().cpu() for each in trainer.step.model.parameters()])
+        for trainer in (captured, exact)
+    )
+    assert (weights - others).norm() < 2e-2 * others.norm()
 
 
 def test_each_replay_drops_other_weights(nodes, gpu_config, trained, tmp_path):
@@ -56,7 +77,7 @@ def test_a_resumed_run_has_the_same_bits(request, gpu_config, trained, tmp_path,
         part.stop = record.epoch == 3
     torch.rand(5, device="cuda")
     rest, _ = trained(config, loaded, tmp_path / "parts", resume=True)
-    assert rest.captured == (data_set == "nodes")
+    assert rest.captured
     for name, tensor in whole.step.model.state_dict().items():
         assert torch.equal(tensor, rest.step.model.state_dict()[name]), name
 
