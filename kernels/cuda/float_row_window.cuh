@@ -5,12 +5,12 @@
 // shares:
 //
 //   SDDMM   k-steps 2s and 2s + 1: columns 16s to 16s + 15; lane t has 4t and 4t + 1 in the first, 4t + 2 and 4t + 3 in
-//           the second: ld.shared.v4. Of heads that share a slice step j is head j, lane t has its 2t and 2t + 1.
+//           the second: ld.shared.v4. Of heads that share slices a k-step is a head; lane t has 2t and 2t + 1 of it.
 //   SpMM    k-step i: keys 8i to 8i + 7, lane t has 8i + 2t and the next, as C of SDDMM: E stays in its registers. V is
 //           read by single words: two columns at once would need a move each, since a B fragment is two rows.
 //
-// kFloat, three terms: products of a low part have sums of their own, since mma cuts sums off at the last place of the
-// largest term. For the same reason O of a KV tile starts at 0, and fp32 adds it to the sum.
+// kFloat, three terms: mma cuts a sum off at the last place of its largest term. So O of a KV tile starts at 0, and fp32
+// adds it to O; in SDDMM of one head, which has many k-steps, the products of the low terms have a sum of their own.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
@@ -38,25 +38,24 @@ struct FloatRowWindow {
   using Group = HeadGroup<kWidth, kHeads>;
   static constexpr bool kFolded = Group::kFolded;
   static constexpr bool kSharesSlices = Group::kSliceHeads > 1;
-  static constexpr int kBatch = kSharesSlices ? 2 : 1;
-  static constexpr int kBatches = divide_up(kHeads, kBatch);
-  static constexpr int kBatchSlices = kBatch * Group::kHeadDim / (2 * kTileN);
-  static constexpr int kSlices = kBatches * kBatchSlices;  // with a last head that only the batch has
+  static constexpr int kBatch = 1, kBatches = kHeads;         // heads are computed one after the other
+  static constexpr int kHeadTiles = Group::kHeadDim / kTileN;  // k-steps of SDDMM and n-tiles of SpMM of a head
   static constexpr bool kKeepsLow = kThreeTerms && kWidth <= 64 && !kFolded;  // of Q; else registers end
-  static constexpr int kChains = kFolded ? 1 : 2;  // independent sums of mma, for its latency
+  static constexpr u32 kTile_bytes = kTileN * sizeof(float);
+  static constexpr int kChains = kFolded ? 1 : 2;  // sums of the large products: for the latency of mma
 
   const int lane, g, t, dim_warp;
   const float scale_log2e;
-  u32 query[2 * kSlices][4];  // A fragments; kKeepsLow: the high terms
-  u32 query_low[kKeepsLow ? 2 * kSlices : 1][4];
-  float out[2 * kSlices][4] = {};
-  float max[kBatch * kBatches][2];      // of the scores, not scaled
-  float sum[kBatch * kBatches][2] = {};  // of the lane's keys
+  u32 query[2 * S::kSlices][4];  // A fragments; kKeepsLow: the high terms
+  u32 query_low[kKeepsLow ? 2 * S::kSlices : 1][4];
+  float out[2 * S::kSlices][4] = {};
+  float max[kHeads][2];       // of the scores, not scaled
+  float sum[kHeads][2] = {};  // of the lane's keys
 
   __device__ __forceinline__ FloatRowWindow(int lane, float scale_log2e)
       : lane(lane), g(lane / 4), t(lane % 4), dim_warp(threadIdx.x / kWarpSize % kDimWarps), scale_log2e(scale_log2e) {
 #pragma unroll
-    for (int i = 0; i < 2 * kBatch * kBatches; ++i) max[i / 2][i % 2] = negative_infinity();
+    for (int i = 0; i < 2 * kHeads; ++i) max[i / 2][i % 2] = negative_infinity();
   }
 
   __device__ __forceinline__ void load_query(const Params& p, const int (&row)[2], bool has_keys) {
@@ -64,7 +63,7 @@ struct FloatRowWindow {
         static_cast<const float*>(p.query) + static_cast<i64>(blockIdx.y) * kHeads * p.query_head_stride);
     const int heads = heads_of_group<kHeads>(p);
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
+    for (int slice = 0; slice < S::kSlices; ++slice) {
       uint4 words[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -111,48 +110,45 @@ struct FloatRowWindow {
     }
   }
 
-  // Keys g and g + 8: B fragments of both k-steps of a slice.
-  __device__ __forceinline__ uint4 load_key(u32 stage, int slice, int tile) const {
+  // Keys g (`half` 0) and g + 8: B fragments of k-steps `tile` of the group's and the next; of heads that share slices
+  // there is no next one.
+  __device__ __forceinline__ uint4 load_key(u32 stage, int tile, int half) const {
     const u32 row = stage + g * S::kKeyRow_bytes, swizzle = S::key_swizzle(g);
-    const u32 offset = tile * kTileN * S::kKeyRow_bytes;
+    const u32 offset = half * kTileN * S::kKeyRow_bytes;
     if constexpr (kSharesSlices) {
-      const u32 place = row + (2 * sizeof(float) * t ^ swizzle);
-      const uint2 even = ld_shared_v2_b32(S::advance(place, S::kSlice_bytes * slice) + offset);
-      const uint2 odd = ld_shared_v2_b32(S::advance(place, S::kSlice_bytes * slice + S::kSlice_bytes / 2) + offset);
-      return make_uint4(even.x, even.y, odd.x, odd.y);
+      const uint2 words = ld_shared_v2_b32(S::advance(row + (2 * sizeof(float) * t ^ swizzle), kTile_bytes * tile) + offset);
+      return make_uint4(words.x, words.y, 0, 0);
     } else {
-      const u32 place = row + kChunk_bytes * t;  // 64 * slice ^ swizzle
-      return ld_shared_v4_b32((slice % 2 ? place - swizzle : place + swizzle) + S::kSlice_bytes * slice + offset);
+      const u32 place = row + kChunk_bytes * t;  // 32 * tile ^ swizzle
+      return ld_shared_v4_b32((tile % 4 ? place - swizzle : place + swizzle) + kTile_bytes * tile + offset);
     }
   }
 
-  // SDDMM of the heads of a batch: C fragments of keys g and g + 8. Rows of K past the last key hold old data; no bit
-  // is set for them.
-  __device__ __forceinline__ void scores(float (&score)[kBatch][2][4], int batch, u32 stage) const {
-    float large[kChains][kBatch][2][4] = {}, small[kChains][kBatch][2][4] = {};
+  // SDDMM of a head: C fragments of keys g and g + 8. Rows of K past the last key hold old data; no bit is set for them.
+  __device__ __forceinline__ void scores(float (&score)[1][2][4], int head, u32 stage) const {
+    float large[kChains][2][4] = {}, small[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < kBatchSlices; ++i) {
-      const int slice = batch * kBatchSlices + i;
+    for (int pair = 0; pair < divide_up(kHeadTiles, 2); ++pair) {
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const uint4 words = load_key(stage, slice, tile);
+      for (int half = 0; half < 2; ++half) {
+        const uint4 words = load_key(stage, kHeadTiles * head + 2 * pair, half);
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          const u32 key[2] = {step ? words.z : words.x, step ? words.w : words.y};
-          const int head = kSharesSlices ? step : 2 * kTileN * i / Group::kHeadDim, chain = kChains > 1 ? step : 0;
-          const u32(&a)[4] = query[2 * slice + step];
-          float (&c)[4] = large[chain][head][tile];
+        for (int i = 0; i < (kHeadTiles > 1 ? 2 : 1); ++i) {
+          const int step = kHeadTiles * head + 2 * pair + i;
+          const u32 key[2] = {i ? words.z : words.x, i ? words.w : words.y};
+          const u32(&a)[4] = query[step];
+          float (&c)[4] = large[i % kChains][half];
           if constexpr (kThreeTerms) {
             u32 a_low[4];
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
               if constexpr (kKeepsLow) {
-                a_low[r] = query_low[2 * slice + step][r];
+                a_low[r] = query_low[step][r];
               } else {
                 a_low[r] = tf32_low(opaque(a[r]));
               }
             }
-            float (&c_small)[4] = small[chain][head][tile];
+            float (&c_small)[4] = kFolded ? c : small[half];
             mma_tf32(c_small, a_low, key[0], key[1]);
             mma_tf32(c_small, a, tf32_low(key[0]), tf32_low(key[1]));
             mma_tf32(c, a, key[0], key[1]);
@@ -163,12 +159,11 @@ struct FloatRowWindow {
       }
     }
 #pragma unroll
-    for (int i = 0; i < 8 * kBatch; ++i) {
-      const int head = i / 8, tile = i / 4 % 2, e = i % 4;
-      const auto total = [=](const float (&c)[kChains][kBatch][2][4]) {
-        return kChains > 1 ? c[0][head][tile][e] + c[kChains - 1][head][tile][e] : c[0][head][tile][e];
-      };
-      score[head][tile][e] = kThreeTerms ? total(large) + total(small) : total(large);
+    for (int i = 0; i < 8; ++i) {
+      float& x = score[0][i / 4][i % 4];
+      x = large[0][i / 4][i % 4];
+      if constexpr (kChains > 1) x += large[1][i / 4][i % 4];
+      if constexpr (kThreeTerms && !kFolded) x += small[i / 4][i % 4];
     }
   }
 
@@ -202,89 +197,70 @@ struct FloatRowWindow {
 
   // E = exp(scale * (score - max)) in place of the scores; `rescale`: of O and the sums so far, where a maximum grows.
   // One term: E as mma reads it, so that E adds up to the sum. [7]
-  __device__ __forceinline__ void online_softmax(float (&score)[kBatch][2][4], float (&rescale)[kBatch][2], int batch) {
+  __device__ __forceinline__ void online_softmax(float (&score)[2][4], float (&rescale)[2], int head) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      float new_max = max[head][half];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float& row_max = max[batch * kBatch + i][half];
-        float new_max = row_max;
+      for (int e = 0; e < 4; ++e) new_max = fmaxf(new_max, score[e / 2][2 * half + e % 2]);
+      new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 1));
+      new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 2));
+      // Rounded before it is subtracted, also from the one before: a row's keys get one factor, whichever maximum was
+      // the first that they met.
+      const float shift = new_max == negative_infinity() ? 0.0f : __fmul_rn(new_max, scale_log2e);
+      rescale[half] = ex2_approx_ftz(__fmul_rn(max[head][half], scale_log2e) - shift);
+      max[head][half] = new_max;
+      const float log2_nearest = kThreeTerms ? 0.0f : 4.98033e-4f;  // of kToNearestTF32
+      float total = 0.0f;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) new_max = fmaxf(new_max, score[i][e / 2][2 * half + e % 2]);
-        new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 1));
-        new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 2));
-        // Rounded before it is subtracted, also for the other maxima: one factor for all keys of the row.
-        const float shift = new_max == negative_infinity() ? 0.0f : __fmul_rn(new_max, scale_log2e);
-        rescale[i][half] = ex2_approx_ftz(__fmul_rn(row_max, scale_log2e) - shift);
-        row_max = new_max;
-        const float log2_nearest = kThreeTerms ? 0.0f : 4.98033e-4f;  // of kToNearestTF32
-        float total = 0.0f;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& x = score[i][e / 2][2 * half + e % 2];
-          x = ex2_approx_ftz(fmaf(x, scale_log2e, log2_nearest - shift));
-          if constexpr (!kThreeTerms) x = __uint_as_float(__float_as_uint(x) & kTF32Bits);
-          total += x;
-        }
-        float& row_total = sum[batch * kBatch + i][half];
-        row_total = fmaf(row_total, rescale[i][half], total);
+      for (int e = 0; e < 4; ++e) {
+        float& x = score[e / 2][2 * half + e % 2];
+        x = ex2_approx_ftz(fmaf(x, scale_log2e, log2_nearest - shift));
+        if constexpr (!kThreeTerms) x = __uint_as_float(__float_as_uint(x) & kTF32Bits);
+        total += x;
       }
+      sum[head][half] = fmaf(sum[head][half], rescale[half], total);
     }
   }
 
-  // SpMM: O = rescale * O + E V.
-  __device__ __forceinline__ void accumulate(const float (&weight)[kBatch][2][4], const float (&rescale)[kBatch][2],
-                                             int batch, u32 stage) {
-    u32 a[kBatch][2][4], a_low[kBatch][2][4];  // A fragments of both k-steps
+  // SpMM of a head: O = rescale * O + E V.
+  __device__ __forceinline__ void accumulate(const float (&weight)[2][4], const float (&rescale)[2], int head, u32 stage) {
+    u32 a[2][4], a_low[2][4];  // A fragments of both k-steps
 #pragma unroll
-    for (int i = 0; i < 8 * kBatch; ++i) {
-      const int head = i / 8, step = i / 4 % 2, r = i % 4;
-      const u32 x = __float_as_uint(weight[head][step][r % 2 * 2 + r / 2]);
+    for (int i = 0; i < 8; ++i) {
+      const int step = i / 4, r = i % 4;
+      const u32 x = __float_as_uint(weight[step][r % 2 * 2 + r / 2]);
       if constexpr (kThreeTerms) {
-        tf32_split(x, a[head][step][r], a_low[head][step][r]);
+        tf32_split(x, a[step][r], a_low[step][r]);
       } else {
-        a[head][step][r] = x;
+        a[step][r] = x;
       }
     }
     // Rows 2t; key 8i + 2t + e has the same swizzle.
-    const u32 place = stage + sizeof(S::key) + 2 * t * S::kValueRow_bytes +
-                      (sizeof(float) * g ^ S::value_swizzle(2 * t));
+    const u32 place = stage + sizeof(S::key) + 2 * t * S::kValueRow_bytes + (sizeof(float) * g ^ S::value_swizzle(2 * t));
 #pragma unroll
-    for (int i = 0; i < kBatchSlices; ++i) {
-      const int slice = batch * kBatchSlices + i;
-      u32 value[2][2][2];  // [n-tile][k-step]: B fragments
+    for (int j = 0; j < kHeadTiles; ++j) {
+      const int tile = kHeadTiles * head + j;
+      u32 b[2][2];  // B fragments of both k-steps
 #pragma unroll
-      for (int key = 0; key < 4; ++key) {
-        const int step = key / 2, e = key % 2;
-        const u32 offset = (kTileN * step + e) * S::kValueRow_bytes;
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-          value[tile][step][e] =
-              ld_shared_b32(S::advance(place, S::kSlice_bytes * slice + S::kSlice_bytes / 2 * tile) + offset);
-        }
+      for (int i = 0; i < 4; ++i) {
+        const u32 key = kTileN * (i / 2) + i % 2;
+        b[i / 2][i % 2] = ld_shared_b32(S::advance(place, kTile_bytes * tile) + key * S::kValueRow_bytes);
+      }
+      float c[4] = {};
+      if constexpr (kThreeTerms) {
+        mma_tf32(c, a_low[0], b[0][0], b[0][1]);
+        mma_tf32(c, a_low[1], b[1][0], b[1][1]);
+        mma_tf32(c, a[0], tf32_low(b[0][0]), tf32_low(b[0][1]));
+        mma_tf32(c, a[1], tf32_low(b[1][0]), tf32_low(b[1][1]));
+        mma_tf32(c, a[0], b[0][0], b[0][1]);
+        mma_tf32(c, a[1], b[1][0], b[1][1]);
+      } else {
+        mma_tf32(c, a[0], tf32_nearest(b[0][0]), tf32_nearest(b[0][1]));
+        mma_tf32(c, a[1], tf32_nearest(b[1][0]), tf32_nearest(b[1][1]));
       }
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const int head = kSharesSlices ? tile : 2 * kTileN * i / Group::kHeadDim;
-        const u32(&b)[2][2] = value[tile];
-        float c[4] = {};
-        if constexpr (kThreeTerms) {
-          mma_tf32(c, a_low[head][0], b[0][0], b[0][1]);
-          mma_tf32(c, a_low[head][1], b[1][0], b[1][1]);
-          mma_tf32(c, a[head][0], tf32_low(b[0][0]), tf32_low(b[0][1]));
-          mma_tf32(c, a[head][1], tf32_low(b[1][0]), tf32_low(b[1][1]));
-          mma_tf32(c, a[head][0], b[0][0], b[0][1]);
-          mma_tf32(c, a[head][1], b[1][0], b[1][1]);
-        } else {
-          mma_tf32(c, a[head][0], tf32_nearest(b[0][0]), tf32_nearest(b[0][1]));
-          mma_tf32(c, a[head][1], tf32_nearest(b[1][0]), tf32_nearest(b[1][1]));
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& x = out[2 * slice + tile][e];
-          x = fmaf(x, rescale[head][e / 2], c[e]);
-        }
-      }
+      for (int e = 0; e < 4; ++e) out[tile][e] = fmaf(out[tile][e], rescale[e / 2], c[e]);
     }
   }
 

@@ -93,11 +93,16 @@
 #include "tile_terms.cuh"
 
 // Warps per SM that registers are left for; no spills. With features and other terms, and where shared memory ends
-// earlier, one step fewer. float32: as many as shared memory has room for on an H100.
+// earlier, one step fewer. float32: at most those that shared memory has room for.
 template <Element kIn, int kDim, int kHeads, int kTerms = 0>
 __device__ constexpr int max_warps() {
   constexpr int kWidth = HeadGroup<kDim, kHeads>::kWidth;
-  if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? 12 : 8;
+#if __CUDA_ARCH__ == 900 || __CUDA_ARCH__ / 100 == 10
+  constexpr int kMediumWarps = 12;
+#else
+  constexpr int kMediumWarps = 8;
+#endif
+  if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
   constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & (kBias | kMultiplier | kClamp)) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
   return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
@@ -247,10 +252,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         mask_scores(score[0], record, rows.g, rows.t);
       }
       if constexpr (kWide) {
-        float rescale[Rows::kBatch][2];
-        rows.online_softmax(score, rescale, batch);
+        float rescale[2];
+        rows.online_softmax(score[0], rescale, batch);
         if constexpr (kTerms & kDropout) dropout.apply(score[0], record, rows.t);
-        rows.accumulate(score, rescale, batch, stage);
+        rows.accumulate(score[0], rescale, batch, stage);
       } else {
         u32 prob[Rows::kBatch][4];
         rows.online_softmax(prob, score, batch);
