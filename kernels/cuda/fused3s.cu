@@ -15,14 +15,24 @@
 // A warp copies K and V by cp.async into a ring of its own. Q, scores, E and O stay in registers. A KV tile with fewer
 // than 16 keys copies only those.
 //
-// Shared memory: struct SharedMemory                         bytes at kDim 64   128      256
-//   ring [kWarps][kStages]    Stage: key, value               2,048 each         4,096    8,192
-//   records [kWarps][kRecords]    a KV tile                   128                128      128
-//   a warp                                                    8,704              16,896   33,280
+// Elements. 16 bits: RowWindow (row_window.cuh), mma.m16n8k16. float32: FloatRowWindow (float_row_window.cuh),
+// mma.m16n8k8 in TF32, three terms a product or one. A row of K or V has the same layout in bytes, whatever its elements;
+// what follows counts chunks of 16 bytes.
+//
+// Teams. Of float32, a head of more than 64 columns would leave few warps on an SM. Its work items go to teams of
+// kDimWarps neighbouring warps, each with whole slices of the columns: of gathers, Q, K, V and O. A score is a sum over
+// all columns, so the warps add each other's parts through shared memory, one named barrier a KV tile. "A warp" above is
+// then a team, and each of its warps has a copy of the records.
+//
+// Shared memory: struct SharedMemory            bytes at 16 bits, kDim 64   128      256      float32, 64 columns a warp
+//   ring [kWarps][kStages]    Stage: key, value  2,048 each                 4,096    8,192    4,096 each
+//   records [kWarps][kRecords]    a KV tile      128                        128      128      128
+//   parts    of the scores, with teams           0                          0        0        1,024 of a warp, two places
+//   a warp                                       8,704                      16,896   33,280   16,896; 18,944 in a team
 //   with edge data, a 16 x 16 matrix of float each of bias and multiplier: 1,024 bytes a warp
 //   with edge features, struct TileFeaturesMemory: 3,232 bytes a warp at kDim 64 and 256, 2,224 at 128
 //
-// Swizzle of K, one head; head groups have that of V, for ldmatrix. A phase of ld.shared.v4 is eight lanes: rows g = 2i
+// Swizzle of K, one head, and float32; 16-bit head groups have that of V, for ldmatrix. A phase of ld.shared.v4 is eight lanes: rows g = 2i
 // and 2i + 1, chunks (16 bytes) 4p to 4p + 3 of both. Odd rows swap their 64-byte halves, so that a phase covers all 32
 // banks. Where a row is an odd number of 64 bytes, rows alternate between the halves by themselves.
 //
@@ -40,6 +50,10 @@
 //   ...
 //   row 7      7    6    5    4     3     2     1     0
 //
+// Swizzle of V in float32. ld.shared.b32 reads 8 columns, two chunks, of rows 2t (or 2t + 1): chunk c of row n lies at
+// c ^ 2 (n / 2 % 4), so that the four rows cover all banks. Rows are whole 128-byte lines. Heads of up to 8 columns that
+// share slices read K by ld.shared.v2, two chunks of rows g to g + 3: c ^ 2 (n % 4).
+//
 // Timeline of a warp. cp.async groups complete in order; wait<n> leaves the latest n in flight.
 //
 //   group      copies                                                       complete
@@ -51,7 +65,7 @@
 //
 //   iteration i    reads                                  in flight        then overwritten
 //   wait<1>                                               group i + 1
-//   scores         K in stage i % 2
+//   scores         K in stage i % 2; with teams, parts i % 2
 //   mask           bitmap in record i % 4
 //   accumulate     V in stage i % 2
 //   gather i + 2   keys in record (i + 2) % 4             + group i + 2    stage i % 2, record i % 4
@@ -63,9 +77,11 @@
 //   [3]  wait, then __syncwarp, then the first read: a lane waits only for its own copies.
 //   [4]  __syncwarp between the last read of a stage or record and the copies to it: other lanes may still read.
 //   [5]  A KV tile copies 96 of 128 bytes of a record: the last 32 of record 0 hold the work item to the end.
-//   [6]  V rows past the last key are never read: they hold old data, and 0 * NaN is NaN.
+//   [6]  V rows past the last key: they hold old data, and 0 * NaN is NaN. 16 bits: they are never read. float32: those
+//        that no KV tile in front fills are zeroed; a NaN of one in front has reached the window's rows already.
 //   [7]  A maximum of -infinity is never subtracted: a row without an edge so far would become NaN.
-//   [8]  store_partial after the loop: then no copy is in flight, and no lane reads the ring.
+//   [8]  store_partial after the loop: then no copy is in flight, and no lane reads the ring. It writes the rings of the
+//        whole team: the barrier waits for its other warps.
 //   [9]  __syncthreads before combine_block: it reads the partials of all warps.
 //   [10] The ^ with sign_bits also where they are 0: with plain copies the compiler repeats the moves before every mma.
 //
@@ -132,6 +148,7 @@ struct SharedMemoryOfFeatures : SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms
   TileFeaturesMemory<kDim> features[kWarps];
 };
 
+// std::conditional.
 template <bool kCondition, typename Then, typename Else>
 struct Choose {
   using Type = Then;

@@ -40,9 +40,9 @@ static_assert(sizeof(WorkItem) == kRecord_bytes + sizeof(KVTile), "`second` in r
 struct Params {
   const KVTile* kv_tiles;      // [num_tiles + 2]
   const WorkItem* work_items;  // [num_blocks][kWarps]
-  const void* query;           // [num_rows][H][kDim]  any row and head stride, rows aligned to kCopy_bytes
-  const void* key;             // [num_cols][H][kDim]  likewise
-  const void* value;           // [num_cols][H][kDim]  likewise
+  const void* query;           // [num_rows][H][kDim] kIn  any row and head stride, rows aligned to kCopy_bytes
+  const void* key;             // [num_cols][H][kDim] kIn  the same
+  const void* value;           // [num_cols][H][kDim] kIn  the same
   void* output;                // [num_rows][H][kDim]  contiguous; every element is written
   float* lse;                  // [num_rows][H]  log of the sum of exp(scores), -infinity without an edge; may be null
   void* partial;               // [num_splits][num_groups] Partial<kDim, kHeads>
@@ -66,7 +66,7 @@ struct Params {
   int num_heads;
   int bias_heads;        // 1 or H
   int multiplier_heads;  // 1 or H
-  u32 sign_bits;         // of a word of Q where the scale is negative, else 0: changes the signs in Q
+  u32 sign_bits;         // sign bits of a word of Q where the scale is negative, else 0: changes the signs in Q
   float scale_log2e;     // |scale| * log2(e)
   float clamp_log2e;     // largest |s| * log2(e)
 };

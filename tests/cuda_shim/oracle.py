@@ -31,8 +31,8 @@ def assert_attention(
     normalised: bool = False,
     one_term: bool = False,
 ) -> None:
-    """`output` is NaN exactly where float64 has NaN, and elsewhere no row is further off than twice torch's worst, or four
-    times with float32 inputs.
+    """`output` is NaN exactly where float64 has NaN, and elsewhere no row is further off than twice torch's worst; with
+    float32 inputs four times.
 
     `normalised`, `one_term`: see `torch_same_types`.
     """
@@ -62,8 +62,7 @@ def _assert_lse(
 ) -> None:
     """Row by row. 16-bit inputs and one TF32 term: the kernels take lse from the weights as rounded, whose errors are
     independent of each other. A weight w is off by at most u w, and so a row's lse by at most u; four times
-    sqrt(sum (u w)^2) / sum w is far out. One term: so are the products of q and k, whose errors are those of two factors.
-    Three terms: as for the output.
+    sqrt(sum (u w)^2) / sum w is far out. One term: so are the products of q and k. Three terms: as for the output.
     """
 
     def lse_in(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,12 +4,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from gradient_cases import attention_with_dropout
 from poison import poisoned_buffers
+from tolerance import edges_of, row_errors
 
 from kernels import plan_attention
 from kernels.backends import REGISTRY, fused3s
 from kernels.backends.base import InputSpec
 from kernels.backends.fused3s import FusedKernelSpec
+from kernels.backends.fused3s_edges import DROPOUT
+from kernels.dropout import Dropout
+from kernels.edge_data import EdgeTerms
 from kernels.formats.csr import csr_pattern
 from kernels.formats.row_order import permute_rows
 from kernels.formats.schedule import SplitHeuristic, make_schedule
@@ -45,8 +50,8 @@ SPECS = [
     FusedKernelSpec(HALF, HALF, 2, warps=4, heads=3),
     FusedKernelSpec(HALF, HALF, 40, warps=2, heads=2),
 ]
-# float32: one warp a head, teams of two and four warps, of which the last may have fewer columns; pitches of odd and even
-# numbers of slices; head groups as above.
+# float32: one warp a head, teams of two and four warps, of which the last may have fewer columns; odd and even numbers
+# of slices; head groups as above.
 SPECS += [
     FusedKernelSpec(FLOAT, FLOAT, dim, warps, heads, one_term=one_term, dim_warps=dim_warps)
     for dim, heads, warps, dim_warps, terms in [
@@ -208,3 +213,39 @@ def test_plans_run_as_a_user_calls_them(monkeypatch, reorder, num_sms, dim, out_
                 output, lse = plan(*tensors, out_dtype=out_dtype, return_lse=True)
             assert_attention(output, tensors, graph, dim**-0.5, repr(plan), lse=lse)
     assert len(gpu.launched) == 2
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("num_sms", [1, 132])
+@pytest.mark.parametrize(("heads", "dim"), [(2, 64), (1, 128), (1, 250), (1, 131)])
+def test_float32_follows_the_precision_of_torch(monkeypatch, precision, num_sms, heads, dim):
+    """Plans made before the precision is set; an odd head is padded."""
+    graph = GRAPHS["hub"]()
+    with cuda_on_cpu(num_sms=num_sms) as gpu:
+        plan = plan_attention(graph, backend="fused3s", device="cpu", dtype=FLOAT, head_dim=dim, num_heads=heads)
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+        tensors = inputs(graph, heads, dim, FLOAT)
+        with poisoned_buffers(monkeypatch):
+            output, lse = plan(*tensors, return_lse=True)
+    element = "kTF32" if precision == "high" else "kFloat"
+    assert [name.split(",")[0] for name in gpu.launched] == [f"fused3s<Element::{element}"]
+    assert_attention(output, tensors, graph, dim**-0.5, repr(plan), lse=lse, one_term=precision == "high")
+
+
+@pytest.mark.parametrize("one_term", [False, True], ids=["highest", "high"])
+@pytest.mark.parametrize(("dim", "warps", "dim_warps"), [(64, 4, 1), (128, 2, 2), (200, 1, 4)])
+def test_dropout_of_float32(monkeypatch, one_term, dim, warps, dim_warps):
+    graph = GRAPHS["wide"]()
+    spec = FusedKernelSpec(FLOAT, FLOAT, dim, warps, terms=DROPOUT, one_term=one_term, dim_warps=dim_warps)
+    tensors = inputs(graph, 2, dim, FLOAT)
+    dropout = Dropout(0.3, torch.tensor([0x1234567890]))
+    for split in (BY_WARP, SPLIT):
+        with cuda_on_cpu(MODES["random"]):
+            data = REGISTRY["fused3s"].build(csr_pattern(graph), torch.device("cpu"), InputSpec(FLOAT, dim, 2))
+            schedule = make_schedule(data.kv_tiles, data.tile_offset, warps, split)
+            edges = EdgeTerms(dropout=dropout)
+            with poisoned_buffers(monkeypatch):
+                output = fused3s.launch(spec, replace(data, schedule=schedule), *tensors, 0.2, None, edges)
+        expected, _ = attention_with_dropout(*(each.double() for each in tensors), *edges_of(graph), 0.2, dropout)
+        error = row_errors(output, expected)
+        assert error.max() <= (2e-3 if one_term else 4e-6)

@@ -38,8 +38,8 @@ def torch_same_types(
     """Attention with the rounding steps of the paper's precision table: scores and sums in float32, E in q's type.
 
     With `normalised`, E is divided by its row sum before it is rounded, as by backends with a separate softmax kernel;
-    otherwise the output is divided. With float32 inputs all of it is float32; with `one_term`, inputs and E are rounded to
-    TF32.
+    otherwise the output is divided. With float32 inputs all of it is float32; with `one_term` inputs and E are rounded
+    to TF32.
     """
     if one_term:
         q, k, v = map(round_to_tf32, (q, k, v))

@@ -18,6 +18,7 @@ from kernels.backends.fused3s_edges import BIAS, CLAMP, MULTIPLIER
 from kernels.formats.csr import csr_pattern
 from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
+from kernels.runtime.jit import Element
 
 CPU = torch.device("cpu")
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -52,6 +53,35 @@ def test_warps_of_a_plan(monkeypatch, make_graph, gpu, dim, warps):
     assert compiled[0].shared_bytes <= gpu.block_shared_bytes
 
 
+@pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
+@pytest.mark.parametrize("make_graph", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("dim", "dim_warps", "most_teams"), [(2, 1, 4), (64, 1, 4), (66, 2, 2), (128, 2, 2), (130, 3, 1), (256, 4, 1)]
+)
+def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, dim, dim_warps, most_teams):
+    """A plan made under one setting of torch.set_float32_matmul_precision has blocks for the other, too."""
+    shapes = {}
+    for precision in ("highest", "high"):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda precision=precision: precision)
+        data, compiled = build(monkeypatch, make_graph(), InputSpec(FLOAT, dim), gpu)
+        (spec,) = compiled
+        assert (spec.one_term, spec.dim_warps) == (precision == "high", dim_warps)
+        assert spec.shared_bytes <= gpu.block_shared_bytes
+        shapes[precision] = data.schedule.work_items.shape
+    assert shapes["highest"] == shapes["high"]
+    if make_graph is LARGE:
+        assert data.schedule.warps == most_teams
+
+
+@pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
+@pytest.mark.parametrize("dim", [64, 128, 256, None])
+def test_plans_without_a_type_take_float32(monkeypatch, dim, gpu):
+    data, _ = build(monkeypatch, SMALL(), InputSpec(None, dim), gpu)
+    for columns in (dim,) if dim else (16, 64, 128, 256):
+        spec = kernel_spec(Element.FLOAT, FLOAT, columns, data.schedule.warps)
+        assert spec.shared_bytes <= gpu.block_shared_bytes
+
+
 def test_heads_count_as_work(monkeypatch):
     one, eight = (
         build(monkeypatch, EDGE_CASES["n_multiple_of_16"](), InputSpec(HALF, 256, heads))[0].schedule.warps
@@ -78,7 +108,7 @@ def test_instances_with_two_warps_fit_every_gpu():
 @pytest.mark.parametrize("dim", [64, 128, 160, 176, 192, 200, 256, None])
 def test_edge_terms_fit_the_gpu_of_the_plan(monkeypatch, dim, gpu):
     data, _ = build(monkeypatch, SMALL(), InputSpec(HALF, dim, 1, FLOAT, edge_data=True), gpu)
-    spec = kernel_spec(HALF, FLOAT, dim or 256, data.schedule.warps, 1, BIAS | MULTIPLIER | CLAMP)
+    spec = kernel_spec(Element.HALF, FLOAT, dim or 256, data.schedule.warps, 1, BIAS | MULTIPLIER | CLAMP)
     assert spec.terms == BIAS | MULTIPLIER | CLAMP
     assert spec.shared_bytes <= gpu.block_shared_bytes
 
@@ -129,7 +159,7 @@ def test_an_instance_that_does_not_fit_tensors_and_schedule_is_refused(monkeypat
         fused3s.launch(FusedKernelSpec(HALF, BFLOAT, 64), data, q, q, q, 1.0)
 
 
-@pytest.mark.parametrize(("gpu", "warps"), [(H200, WARPS), (RTX_4090, FEW_WARPS)])
+@pytest.mark.parametrize(("gpu", "warps"), [(H200, FEW_WARPS), (RTX_4090, 1)])
 def test_a_plan_of_unknown_width_runs_with_the_widest(monkeypatch, gpu, warps):
     data, _ = build(monkeypatch, SMALL(), InputSpec(), gpu)
     assert data.schedule.warps == warps
@@ -156,9 +186,9 @@ def test_a_plan_of_unknown_width_runs_with_the_widest(monkeypatch, gpu, warps):
 )
 def test_heads_of_a_group(num_heads, dim, heads):
     assert heads_of_group(num_heads, dim) == heads
-    spec = kernel_spec(HALF, HALF, dim, WARPS, num_heads)
+    spec = kernel_spec(Element.HALF, HALF, dim, WARPS, num_heads)
     assert spec == FusedKernelSpec(HALF, HALF, dim, WARPS, heads)
-    assert kernel_spec(HALF, HALF, dim, WARPS, num_heads, BIAS).heads == 1
+    assert kernel_spec(Element.HALF, HALF, dim, WARPS, num_heads, BIAS).heads == 1
 
 
 def test_groups_are_as_few_and_as_even_as_their_width_allows():

@@ -5,6 +5,7 @@ once, with the architectures and element types in turn.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
@@ -15,7 +16,7 @@ from kernels.backends.cuda import KernelInstance
 from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from kernels.backends.feature_products import AddFeaturesSpec, ProjectQuerySpec
 from kernels.backends.flashsparse import Kernels
-from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group
+from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group, kernel_spec
 from kernels.backends.fused3s_backward import FEW_TEAMS, BackwardKernelSpec
 from kernels.backends.fused3s_edges import (
     BIAS,
@@ -93,6 +94,28 @@ def registers_of(spec: FusedKernelSpec) -> int:
 def test_fused3s(arch):
     for spec, report in compile_ptxas(fused3s_instances(arch), arch).items():
         check(spec, report, arch, registers_of(spec))
+
+
+# float32: heads of every number of slices and warps, with copies of 8 and 16 bytes, and head groups.
+FLOAT_DIMS = [2, 8, 16, 24, 36, 40, 50, 64, 72, 96, 112, 128, 144, 160, 200, 250, 256]
+FLOAT_GROUPS = [(2, 3), (4, 8), (6, 8), (8, 5), (8, 8), (10, 4), (12, 3), (16, 2), (16, 4), (24, 2), (32, 2)]
+
+
+@pytest.mark.parametrize("arch", [*ARCHS, "sm_100", "sm_120"])
+def test_float32_of_fused3s(arch):
+    """No spills at the shapes of the targets; elsewhere a few words around the loop."""
+    shapes = [(dim, 1) for dim in FLOAT_DIMS] + FLOAT_GROUPS
+    specs = [
+        kernel_spec(element, FLOAT, dim, 1 if dim > 128 else 2, heads)
+        for dim, heads in shapes
+        for element in (jit.Element.FLOAT, jit.Element.TF32)
+    ]
+    dropout = [replace(spec, terms=DROPOUT) for spec in specs if spec.heads == 1 and spec.dim in (64, 128, 256)]
+    for spec, report in compile_ptxas(specs + dropout, arch).items():
+        columns = 16 * spec.warp_slices
+        registers = 128 if columns <= 32 else 168 if arch in ("sm_90", "sm_100") else 255
+        common = (spec.dim, spec.heads) in [(64, 1), (128, 1), (256, 1), (8, 8), (16, 4), (32, 2)]
+        check(spec, report, arch, registers, spill_bytes=0 if common else 72)
 
 
 def shapes_in_turn(shapes: list, arch: str) -> list[tuple]:

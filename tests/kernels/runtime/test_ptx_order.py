@@ -16,6 +16,8 @@ SPECS = [
     FusedKernelSpec(BFLOAT, BFLOAT, 128),
     FusedKernelSpec(HALF, HALF, 72),
     FusedKernelSpec(HALF, FLOAT, 256, warps=2),
+    FusedKernelSpec(FLOAT, FLOAT, 64),
+    FusedKernelSpec(FLOAT, FLOAT, 256, warps=1, dim_warps=4),
 ]
 COPY = re.compile(r"cp\.async\.c[ag]")
 NON_COHERENT_LOAD = re.compile(r"\bld\.global(\.\w+)*\.nc\b")

@@ -65,6 +65,16 @@ def test_fused3s():
         spec = FusedKernelSpec(torch.float16, torch.float32, dim, heads=heads)
         equations.append((f"sizeof(Partial<{dim}, {heads}>)", 4 * spec.partial_floats))
         equations.append((f"HeadGroup<{dim}, {heads}>::kSlices", spec.slices))
+    for dim in EVEN_DIMS:
+        for heads, dim_warps in product((1, 2, 3, 5, 8) if dim <= 64 else (1,), (1, 2, 3, 4)):
+            columns = 16 * -(-dim // (16 * dim_warps)) if dim_warps > 1 else dim
+            if dim_warps > 1 and (heads > 1 or columns * (dim_warps - 1) >= dim):
+                continue
+            spec = FusedKernelSpec(torch.float32, torch.float32, dim, FEW_WARPS, heads, dim_warps=dim_warps)
+            memory = f"SharedMemory<{columns}, {heads}, {spec.block_warps}, 4>"
+            if dim_warps > 1:
+                memory = f"SharedMemoryOfTeams<{columns}, {spec.block_warps}, {dim_warps}>"
+            equations.append((f"sizeof({memory})", spec.shared_bytes))
     words = {"begin": BEGIN, "count": COUNT, "window": WINDOW, "num_keys": NUM_KEYS, "split": SPLIT}
     words |= {"first_split": SPLITS.start, "num_splits": SPLITS.start + 1, "second": SECOND.start}
     equations += [(f"offsetof(WorkItem, {name})", 4 * word) for name, word in words.items()]
