@@ -24,9 +24,12 @@ class TensorMemo:
         self._entries: dict[int, _Entry] = {}  # by id
 
     def results(self, tensor: Tensor) -> dict[Any, Any]:
-        """The results of a tensor, empty if it is new or has changed; of one made in inference mode, whose changes
-        torch does not count, always a new dictionary."""
-        if tensor.is_inference():
+        """The results of a tensor, empty if it is new or has changed.
+
+        A new dictionary at every call for a tensor made in inference mode, whose changes torch does not count; and while
+        a CUDA graph is captured, whose replays must compute the results from what the tensor then holds.
+        """
+        if tensor.is_inference() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return {}
         key, entries = id(tensor), self._entries
         stamp = (tensor._version, tensor.data_ptr() if tensor.layout == torch.strided else 0)

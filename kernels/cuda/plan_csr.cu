@@ -6,7 +6,7 @@
 //   plan_sort     the edges of each row; kColumns: of each column. The sort of the rows hands each edge to its column.
 //
 // In a row the columns ascend, then once more those of the edges that repeat one, and so on: the copies of an edge, in
-// the order given. In a column of the transpose the rows do.
+// the order given. In a column of the transpose the rows do, as `row_ids` names them.
 //
 // Atomics place edges in no certain order within a row; the sorts, by keys of which no two are equal, leave one order.
 // An edge list skips edges with an id out of range, and so do all kernels behind; a damaged CSR has no edges.
@@ -29,7 +29,7 @@ constexpr int kScanThreads = kScanWarps * kWarpSize;
 constexpr int kScanChunk = 4 * kScanThreads;
 constexpr int kScanLoads = 16;  // in flight
 
-// Sort keys, from the highest bit: row of the window 4, column 28, edge 31; column of the window 4, place 31, row 28.
+// Sort keys, from the highest bit: row of the window 4, column 28, edge 31; column of the window 4, row 28, place 31.
 constexpr int kEdgeBits = 31, kIdBits = 28, kWindowShift = kEdgeBits + kIdBits;
 constexpr u64 kNoKey = ~0ull;
 
@@ -213,26 +213,25 @@ struct Side {
 
   // Writes an edge at its place.
   __device__ __forceinline__ void store(i64 place, int window, u64 key) const {
-    const int low = static_cast<int>(key & ((1u << (kColumns ? kIdBits : kEdgeBits)) - 1));
-    const int high = static_cast<int>(key >> (kColumns ? kIdBits : kEdgeBits) & ((1u << (kColumns ? kEdgeBits : kIdBits)) - 1));
+    const int edge = static_cast<int>(key & ((1u << kEdgeBits) - 1));
+    const int id = static_cast<int>(key >> kEdgeBits & ((1u << kIdBits) - 1));
     if constexpr (kColumns) {
-      p.column_indices[place] = low;
-      p.column_edges[place] = high;
+      p.column_indices[place] = id;
+      p.column_edges[place] = edge;
     } else {
-      p.indices[place] = high;
-      if (p.edges) p.edges[place] = low;
+      p.indices[place] = id;
+      if (p.edges) p.edges[place] = edge;
       if (!p.column_keys) return;
       const int row = window * kTileM + static_cast<int>(key >> kWindowShift);
       const u64 row_id = p.row_ids ? __ldg(p.row_ids + row) : row;
-      const i64 target = take_place(p.offsets + p.num_rows + 1 + high, counts_of(p) + p.num_rows + high);
-      p.column_keys[target] = static_cast<u64>(high % kTileM) << kWindowShift | static_cast<u64>(place) << kIdBits | row_id;
+      const i64 target = take_place(p.offsets + p.num_rows + 1 + id, counts_of(p) + p.num_rows + id);
+      p.column_keys[target] = static_cast<u64>(id % kTileM) << kWindowShift | row_id << kEdgeBits | place;
     }
   }
 
   // Whether two keys of a row, or column, are the same edge of the matrix.
   __device__ static __forceinline__ bool repeats(u64 key, u64 before) {
-    constexpr u64 kMask = kColumns ? (1ull << kIdBits) - 1 : ~((1ull << kEdgeBits) - 1);
-    return ((key ^ before) & kMask) == 0;
+    return key >> kEdgeBits == before >> kEdgeBits;
   }
 };
 
@@ -279,7 +278,7 @@ __device__ __forceinline__ void store_window(const Sides& side, int window, cons
                                              const Group& group) {
   bool repeats = false;
   for (int i = group.rank + 1; i < count; i += Group::kThreads) {
-    repeats |= keys[i] >> kWindowShift == keys[i - 1] >> kWindowShift && side.repeats(keys[i], keys[i - 1]);
+    repeats |= side.repeats(keys[i], keys[i - 1]);
   }
   int num_repeats;
   group.count_below(repeats, num_repeats);

@@ -33,15 +33,19 @@ def transpose_csr(
         indices: [nnz] int32.
         row_ids: [num_rows] int32, row of A of each row of the pattern; None for rows in their own order.
     """
-    columns, edge = torch.sort(indices, stable=True)  # rows ascend in a column, since they do in CSR order
-    rows = rows_of_edges(indptr, len(indices))[edge]
+    rows = rows_of_edges(indptr, len(indices))
+    if row_ids is None:  # rows ascend already
+        columns, edge = torch.sort(indices, stable=True)
+    else:
+        rows = row_ids.to(rows.device).long()[rows]
+        by_row = torch.sort(rows, stable=True).indices
+        columns, order = torch.sort(indices[by_row], stable=True)
+        edge = by_row[order]
+    rows = rows[edge]
     starts = torch.ones(len(edge), dtype=torch.bool, device=edge.device)
     starts[1:] = (rows.diff() != 0) | (columns.diff() != 0)
     place = torch.arange(len(edge), device=edge.device)
     copy = place - torch.where(starts, place, 0).cummax(0).values  # neighbours repeat an edge
     by_copy = torch.sort(columns.long() * len(edge) + copy, stable=True).indices
     transposed = torch.searchsorted(columns, torch.arange(num_cols + 1, dtype=columns.dtype, device=columns.device))
-    rows, edge = rows[by_copy], edge[by_copy]
-    if row_ids is not None:
-        rows = row_ids.to(rows.device)[rows]
-    return TransposedCSR(transposed, rows.int(), edge.int())
+    return TransposedCSR(transposed, rows[by_copy].int(), edge[by_copy].int())

@@ -1,6 +1,7 @@
 """Plans of `fused3s` by the planning kernels on the CPU (tests/cuda_shim): the bits of the plans that torch makes."""
 
 import pytest
+import scipy.sparse
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph
@@ -64,6 +65,20 @@ def test_a_plan_of_reordered_rows(planned, key):
     graph = PATTERNS["symmetric"]()
     perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(1)).int()
     planned(permute_rows(csr_pattern(graph), perm), INPUTS[key], key, perm)
+
+
+@pytest.mark.parametrize("num_rows", [1200, 9700])
+def test_a_plan_of_reordered_rows_with_a_hub(planned, num_rows):
+    """Windows of more edges than a warp sorts, and than fit shared memory, whose rows come in another order."""
+    generator = torch.Generator().manual_seed(0)
+    leaf = torch.arange(1, num_rows)
+    row, col = torch.randint(num_rows, (2, 2 * num_rows), generator=generator)
+    rows, cols = torch.cat([0 * leaf, leaf, row, col]), torch.cat([leaf, 0 * leaf, col, row])
+    shape = (num_rows, num_rows)
+    graph = scipy.sparse.coo_array((torch.ones(len(rows), dtype=torch.int8).numpy(), (rows, cols)), shape).tocsr()
+    perm = torch.randperm(num_rows, generator=generator).int()
+    for key in ("backward", "narrow_backward"):
+        planned(permute_rows(csr_pattern(graph), perm), INPUTS[key], key, perm)
 
 
 def test_a_plan_of_a_bsb(planned):
