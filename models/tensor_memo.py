@@ -26,8 +26,8 @@ class TensorMemo:
     def results(self, tensor: Tensor) -> dict[Any, Any]:
         """The results of a tensor, empty if it is new or has changed.
 
-        A new dictionary at every call for a tensor made in inference mode, whose changes torch does not count; and while
-        a CUDA graph is captured, whose replays must compute the results from what the tensor then holds.
+        A new dictionary at every call for a tensor made in inference mode, whose changes torch does not count; and
+        while a CUDA graph is captured, whose replays must compute the results from what the tensor then holds.
         """
         if tensor.is_inference() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return {}

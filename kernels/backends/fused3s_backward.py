@@ -17,7 +17,7 @@ from ..formats.torch_plan import tiles_of_csr
 from ..formats.transpose import transpose_csr
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import Element, cpp_name, get_kernel, input_element
+from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
 from ..side_by_side import new_side_by_side
@@ -28,6 +28,7 @@ from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYT
 TEAMS = 4
 FEW_TEAMS = 2  # for heads that several warps share: a block of eight is alone on its SM
 WARP_ROW_BYTES = 256  # of a row in one warp: wider heads are shared by two warps or four
+FLOAT_WARPS = 8  # per SM, for which the kernel's launch bounds leave registers
 # As in cuda/team.cuh and cuda/fused3s_backward.cu:
 TEAM_BYTES = {1: 0, 2: 4 * 2048, 4: 5 * 2048}  # of struct TeamMemory, by warps
 STATS_BYTES = 128  # of a stage: struct RowStats of 16 rows
@@ -90,23 +91,25 @@ class BackwardKernelSpec:
         """Dynamic shared memory of a block: struct BackwardMemory, and TeamMemory of each team."""
         whole_lines = 4 if self.itemsize == 4 and self.slices == 3 else self.slices
         stage = 2 * 16 * self.itemsize * SLICE * whole_lines + STATS_BYTES
-        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES) + self.teams * TEAM_BYTES[self.dim_warps]
+        records = RECORDS * SLOT_BYTES  # of a warp; those of all begin at a multiple
+        ring = -(-self.warps * STAGES * stage // records) * records
+        return ring + self.warps * records + self.teams * TEAM_BYTES[self.dim_warps]
 
     @property
     def partial_floats(self) -> int:
         """Floats of struct GradientPartial."""
         return (2 if self.columns else 1) * self.dim_warps * self.slices * 16 * SLICE
 
-    def blocks_per_sm(self, sm_shared_bytes: int) -> int:
+    def blocks_per_sm(self, gpu: GPULimits) -> int:
         """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
         if self.itemsize == 4:
-            max_warps = 8
+            max_warps = FLOAT_WARPS
         elif SLICE * self.slices <= 64:
             max_warps = 12 if self.columns else 16
         else:
-            drops_wide = self.terms and self.dim > 112
-            max_warps = 8 if self.columns or self.dim_warps > 1 or drops_wide else 12
-        return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
+            is_tight = self.terms or gpu.capability != (9, 0)
+            max_warps = 8 if self.columns or self.dim_warps > 1 or (is_tight and self.dim > 112) else 12
+        return max(1, min(gpu.sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,20 +190,22 @@ def pass_inputs(
 def _pass_inputs(
     gpu: GPULimits, num_heads: int, head_dim: int | None, dtype: torch.dtype | None
 ) -> tuple[ScheduleInputs, ScheduleInputs]:
-    element = Element.HALF if dtype is None else input_element(dtype)  # both of float32 have the same sizes
     return tuple(
-        ScheduleInputs.of_one_shape(num_heads, _teams(gpu, element, head_dim, columns)) for columns in (False, True)
+        ScheduleInputs.of_one_shape(num_heads, _teams(gpu, head_dim, dtype, columns)) for columns in (False, True)
     )
 
 
-def _teams(gpu: GPULimits, element: Element, head_dim: int | None, columns: bool) -> BlockShape:
+def _teams(gpu: GPULimits, head_dim: int | None, dtype: torch.dtype | None, columns: bool) -> BlockShape:
     """Teams of a block, and teams that the GPU runs at once."""
-    dim = head_dim or COMMON_DIM
-    spec = BackwardKernelSpec(element, dim, columns, TEAMS)
-    widest = replace(spec, dim=dim if head_dim else MAX_DIM)
-    if spec.dim_warps > 1 or widest.shared_bytes > gpu.block_shared_bytes:
+    element = ELEMENTS[dtype or torch.float16]  # blocks with one TF32 term are those with three
+    spec = BackwardKernelSpec(element, head_dim or COMMON_DIM, columns)
+    if spec.dim_warps > 1:
         spec = replace(spec, teams=FEW_TEAMS)
-    return BlockShape(spec.teams, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * spec.teams)
+    # The plan must run with all inputs that it leaves open.
+    widest = replace(spec, dim=head_dim or MAX_DIM, element=element if dtype else Element.FLOAT)
+    while spec.teams > 1 and replace(widest, teams=spec.teams).shared_bytes > gpu.block_shared_bytes:
+        spec = replace(spec, teams=spec.teams // 2)
+    return BlockShape(spec.teams, gpu.num_sms * spec.blocks_per_sm(gpu) * spec.teams)
 
 
 def compile_backward(data: BackwardData, dtype: torch.dtype, dim: int, device: torch.device) -> None:

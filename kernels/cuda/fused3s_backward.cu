@@ -16,9 +16,9 @@
 // as its "keys". Where A is symmetric they are the same arrays. Partials are plain sums (sum_splits.cuh). Pointers and
 // shapes: struct BackwardParams.
 //
-// Grid (num_blocks, H), kWarps warps per block. A work item goes to a team of kDimWarps neighbouring warps. Each warp of
-// a team has its share of the columns of everything: gathers, own rows, accumulators. X and Y are sums over all columns,
-// and the warps add up their parts through shared memory (team.cuh), with a named barrier a KV tile, or two.
+// Grid (num_blocks, H), kWarps warps per block. A work item goes to a team of kDimWarps neighbouring warps, each with
+// its share of the columns of everything: gathers, own rows, accumulators. X and Y are sums over all columns: the warps
+// add up their parts through shared memory (team.cuh), with a named barrier a KV tile, or two.
 //
 // kIn: type of all matrices. float32 (kFloat, kTF32) differs in the tensor cores' fragments (window_fragments.cuh), in
 // the layout of rows in a stage (pair_gather.cuh), and in rows past the last one of a KV tile: they are zeros. [6]
@@ -83,7 +83,7 @@ __device__ constexpr int max_backward_warps() {
 template <int kBytes, int kDim, int kDimWarps, int kWarps>
 struct BackwardMemory {
   RowPair<kBytes, kDim, kDimWarps> ring[kWarps][kStages];  // at the end: the sums of each warp, unless kWarp
-  unsigned char records[kWarps][kRecords][kRecord_bytes];
+  __align__(kRecords * kRecord_bytes) unsigned char records[kWarps][kRecords][kRecord_bytes];
 };
 
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, int kTerms>
@@ -98,7 +98,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   static_assert((kTerms & ~kDropout) == 0, "the rest is fused3s_edges_backward.cu's");
   static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
   static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");
-  static_assert(sizeof(Shared::ring) % sizeof(Shared::records[0]) == 0, "record addresses by ^ and &");
+  static_assert(alignof(Shared) >= sizeof(Shared::records[0]), "record addresses by ^ and &");
 
   extern __shared__ __align__(1024) uint4 smem[];
   Shared& shared = *reinterpret_cast<Shared*>(smem);

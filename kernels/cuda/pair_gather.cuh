@@ -10,7 +10,7 @@
 #include "rows.cuh"
 
 // Rows of one matrix in shared memory, elements of kBytes: row r begins at start(r), and the offset of a 16-byte chunk
-// in it is changed by xor with swizzle(r). 16 bits: as V in fused3s.cu, since ldmatrix reads them, plain and transposed.
+// in it is changed by xor with swizzle(r). 16 bits: as V in fused3s.cu, for ldmatrix, plain and transposed.
 template <int kBytes, int kSlices>
 struct RowLayout {
   using V = Stage<2 * kTileN * kSlices, 1>;
@@ -49,7 +49,7 @@ struct RowPair {
   unsigned char matrix[2][kMatrix_bytes];
   RowStats stats[kTileKeys];
 
-  // 16 bits: addresses for ldmatrix of slice 0. Rows past `last_row` hold old data: the last one is read in their place.
+  // 16 bits: addresses for ldmatrix of slice 0. Rows past `last_row` hold old data: it is read in their place.
   //   tall  matrices (rows 0-7, 8-15) x (low, high chunk), rows innermost: A fragments; transposed, B fragments of SpMM
   //   wide  the same, chunks innermost: B fragments of SDDMM, each in neighbouring registers
   __device__ static __forceinline__ u32 tall_address(u32 stage, int lane, int last_row) {
@@ -140,9 +140,14 @@ struct PairGather {
 
   // Part i of the lane in row 0.
   __device__ __forceinline__ const char* lane_part(const Source& source, int i) const {
-    const char* const matrix =
-        static_cast<const char*>(source.matrix) + static_cast<i64>(blockIdx.y) * source.head_stride * kBytes;
-    return opaque_pointer(matrix + first_byte + (part + i * kLanesPerRow) * kCopy_bytes);
+    const i64 head = static_cast<i64>(blockIdx.y) * source.head_stride;
+    const void* matrix;  // a multiplication by kBytes would cost an instruction
+    if constexpr (kBytes == sizeof(u16)) {
+      matrix = static_cast<const u16*>(source.matrix) + head;
+    } else {
+      matrix = static_cast<const float*>(source.matrix) + head;
+    }
+    return opaque_pointer(static_cast<const char*>(matrix) + first_byte + (part + i * kLanesPerRow) * kCopy_bytes);
   }
 
   // Part i of the lane in its row n of a stage's first matrix. `row` is a multiple of kRowsPerLane.

@@ -3,9 +3,6 @@
 //   x = high + low    high: sign, exponent and 10 bits of the fraction, which is what mma reads of x; low: the rest
 //   a b = high_a high_b + high_a low_b + low_a high_b    and low_a low_b, below 2^-20 |a b|, which is left out
 //
-// What is left out has the sign of a b, and adds up. Where high_a is rounded to nearest instead of cut off, the sign of
-// low_a is random, and sums of products are half as far off.
-//
 // low of an infinity is NaN, and so is any product with it: with three terms an infinity in an input acts as a NaN.
 #pragma once
 #include "common.cuh"
@@ -13,14 +10,6 @@
 
 __device__ __forceinline__ u32 tf32_low(u32 x) {
   return __float_as_uint(__uint_as_float(x) - __uint_as_float(x & 0xffffe000u));
-}
-
-// High part rounded to nearest. The lower 13 bits, which mma ignores, are anything. A NaN may become another number, and
-// stays one in the low part.
-__device__ __forceinline__ u32 tf32_rounded(u32 x) { return x + 0x1000u; }
-
-__device__ __forceinline__ u32 tf32_low_of_rounded(u32 x) {
-  return __float_as_uint(__uint_as_float(x) - __uint_as_float(tf32_rounded(x) & 0xffffe000u));
 }
 
 // C[16, 8] += A[16, 8] * B[8, 8]; fragments as in ptx/mma_tf32.cuh. The small terms come first. kFloat: `a_low`, `b_low` are
@@ -47,15 +36,4 @@ __device__ __forceinline__ u32 tf32_nearest(u32 x) { return __float_as_uint(__ui
 __device__ __forceinline__ void tf32_split(u32 x, u32& high, u32& low) {
   high = tf32_nearest(x) & kTF32Bits;
   low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
-}
-
-// The small terms alone.
-template <Element kElement>
-__device__ __forceinline__ void mma_small(float (&c)[4], const u32 (&a)[4], const u32 (&a_low)[4], const u32 (&b)[2],
-                                          const u32 (&b_low)[2]) {
-  static_assert(kIsWide<kElement>, "16-bit elements have mma_m16n8k16");
-  if constexpr (kElement == Element::kFloat) {
-    mma_m16n8k8_tf32(c, a_low[0], a_low[1], a_low[2], a_low[3], b[0], b[1]);
-    mma_m16n8k8_tf32(c, a[0], a[1], a[2], a[3], b_low[0], b_low[1]);
-  }
 }

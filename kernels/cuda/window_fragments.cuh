@@ -109,22 +109,23 @@ struct WindowFragments {
   }
 };
 
-// float32. Own rows are A of SDDMM, and n of SpMM, whose A is the gathered rows, transposed. Any order of the k indices of
-// a product gives the same sum, as long as A and B share it, and any order of rows and columns is possible where the
-// result is stored. They are chosen so that a lane's elements are neighbours in memory and in registers, and that P and
-// dS need no shuffle.
+// float32. Own rows are A of SDDMM, and n of SpMM, whose A is the gathered rows, transposed. Any order of the k indices
+// of a product gives the same sum, as long as A and B share it, and the m and n indices are rows and columns in any
+// order. They are chosen so that a lane's elements are neighbours in memory and in registers, and that P and dS need no
+// shuffle.
 //
 //   SDDMM, slice of 16 columns   k = t, t + 4 of k-step 0; of k-step 1    columns 4t, 4t + 1; 4t + 2, 4t + 3
 //   SpMM, eight gathered rows    k = t, t + 4                             gathered rows 2t, 2t + 1, as in C of SDDMM
 //     and a slice                m = g, g + 8                             columns 2g, 2g + 1
 //                                n = 2t, 2t + 1 of n-tile 0; of 1         own rows 2t, 2t + 1; 2t + 8, 2t + 9
 //
-// The first factor of each product, own rows and weights, is rounded to its high part (tf32.cuh). The row pass, whose
-// gradients take half as many registers, keeps both parts of its own rows.
+// Own rows and weights are rounded to their high part, and gathered rows are cut off, which costs less (tf32.cuh); with
+// one term all are rounded. The row pass, whose gradients take half as many registers, keeps both parts of its own
+// rows; the column pass makes them anew for each KV tile.
 //
-// The tensor core rounds sums towards zero, which over many products in one accumulator adds up. Large terms are
-// therefore added up in few steps: SDDMM has accumulators of their own for the small terms of tf32.cuh, and the products
-// of a KV tile are added to the gradients outside of the tensor core.
+// The tensor core cuts sums off, which over many products in one accumulator adds up. With three terms large ones are
+// therefore added up in few steps: SDDMM has accumulators of their own for the small terms, and the products of a KV
+// tile are added to the gradients outside of the tensor core.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps>
 struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
   using S = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>;
@@ -134,9 +135,10 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
   static constexpr bool kHasLow = kIn == Element::kFloat;
   static constexpr u32 kHalf_bytes = S::Layout::start(8);  // eight rows
 
-  const int lane, g, t;
   static constexpr bool kKeepsLow = kHasLow && !kColumns;
-  u32 own[2][kSlices][8];  // of both own matrices: columns 4t to 4t + 3 of row g, then of row g + 8; kKeepsLow: rounded
+
+  const int lane, g, t;
+  u32 own[2][kSlices][8];  // of both own matrices: columns 4t to 4t + 3 of row g, then of row g + 8
   u32 own_low[2][kKeepsLow ? kSlices : 1][8];
   float grad[kGrads][2 * kSlices][4] = {};
 
@@ -149,7 +151,15 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         load_rows(own[matrix][slice], address, matrix, slice);
-        if constexpr (kKeepsLow) split(own[matrix][slice], own_low[matrix][slice], own[matrix][slice]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          u32& x = own[matrix][slice][i];
+          if constexpr (kKeepsLow) {
+            tf32_split(x, x, own_low[matrix][slice][i]);
+          } else if constexpr (!kHasLow) {
+            x = tf32_nearest(x);
+          }
+        }
       }
     }
   }
@@ -166,24 +176,27 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
         load_rows(rows, address, matrix, slice);
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-          const u32* const x = own[matrix][slice] + 2 * step;
-          u32 a[4] = {x[0], x[4], x[1], x[5]}, a_low[4];
-          if constexpr (kKeepsLow) {
-            const u32* const low = own_low[matrix][slice] + 2 * step;
-            a_low[0] = low[0], a_low[1] = low[4], a_low[2] = low[1], a_low[3] = low[5];
-          } else {
-            if constexpr (kHasLow) {  // in each iteration anew
+          u32 a[4], a_low[4];
 #pragma unroll
-              for (int r = 0; r < 4; ++r) a[r] = opaque(a[r]);
+          for (int r = 0; r < 4; ++r) {
+            const int i = 2 * step + r / 2 + r % 2 * 4;
+            a[r] = own[matrix][slice][i];
+            if constexpr (kKeepsLow) {
+              a_low[r] = own_low[matrix][slice][i];
+            } else if constexpr (kHasLow) {
+              tf32_split(opaque(a[r]), a[r], a_low[r]);  // in each iteration anew
             }
-            split(a, a_low, a);
           }
 #pragma unroll
           for (int tile = 0; tile < 2; ++tile) {
-            const u32 b[2] = {rows[4 * tile + 2 * step], rows[4 * tile + 2 * step + 1]};
-            const u32 b_low[2] = {low_of(b[0]), low_of(b[1])};
-            mma_small<kIn>(small[matrix][tile], a, a_low, b, b_low);
-            mma_m16n8k8_tf32(sum[matrix][tile], a[0], a[1], a[2], a[3], b[0], b[1]);
+            const u32* const b = rows + 4 * tile + 2 * step;
+            if constexpr (kHasLow) {
+              mma(small[matrix][tile], a_low, b[0], b[1]);
+              mma(small[matrix][tile], a, tf32_low(b[0]), tf32_low(b[1]));
+              mma(sum[matrix][tile], a, b[0], b[1]);
+            } else {
+              mma(sum[matrix][tile], a, tf32_nearest(b[0]), tf32_nearest(b[1]));
+            }
           }
         }
       }
@@ -214,15 +227,22 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
   __device__ __forceinline__ void accumulate(const u32 (&weight)[kWeights], const u32 (&grad_score)[kWeights],
                                              u32 stage, int /* last_row: the rows behind it are zeros */) {
     const u32 even = pair_address(stage, 2 * t), odd = pair_address(stage, 2 * t + 1);
-    u32 high[kGrads][kWeights], low[kGrads][kWeights];
-    split(high[0], low[0], grad_score);
-    if constexpr (kColumns) split(high[1], low[1], weight);
+    u32 b[kGrads][kWeights], b_low[kGrads][kWeights];
+#pragma unroll
+    for (int i = 0; i < kGrads * kWeights; ++i) {
+      const u32 x = (i / kWeights ? weight : grad_score)[i % kWeights];
+      u32 &high = b[i / kWeights][i % kWeights], &low = b_low[i / kWeights][i % kWeights];
+      if constexpr (kHasLow) {
+        tf32_split(x, high, low);
+      } else {
+        high = tf32_nearest(x);
+      }
+    }
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
 #pragma unroll
       for (int i = 0; i < kGrads; ++i) {
-        float sum[2][4] = {};  // [n-tile]
-        u32 a[2][4];           // [gathered rows 0-7, 8-15]
+        u32 a[2][4];  // [gathered rows 0-7, 8-15]
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
           const uint2 first = ld_shared_v2_b32(S::advance(even, i, slice) + tile * kHalf_bytes);
@@ -230,27 +250,36 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
           a[tile][0] = first.x, a[tile][1] = first.y, a[tile][2] = second.x, a[tile][3] = second.y;
         }
         if constexpr (kHasLow) {
+          float sum[2][4] = {};  // [n-tile]
 #pragma unroll
           for (int tile = 0; tile < 2; ++tile) {
-            const u32 a_low[4] = {low_of(a[tile][0]), low_of(a[tile][1]), low_of(a[tile][2]), low_of(a[tile][3])};
+            u32 a_low[4];
+#pragma unroll
+            for (int r = 0; r < 4; ++r) a_low[r] = tf32_low(a[tile][r]);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-              const u32* const b = high[i] + 4 * tile + 2 * n;
-              const u32* const b_low = low[i] + 4 * tile + 2 * n;
-              mma_small<kIn>(sum[n], a[tile], a_low, {b[0], b[1]}, {b_low[0], b_low[1]});
+              const int k = 4 * tile + 2 * n;
+              mma(sum[n], a_low, b[i][k], b[i][k + 1]);
+              mma(sum[n], a[tile], b_low[i][k], b_low[i][k + 1]);
             }
           }
-        }
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
+          for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
-          for (int n = 0; n < 2; ++n) {
-            const u32* const b = high[i] + 4 * tile + 2 * n;
-            mma_m16n8k8_tf32(sum[n], a[tile][0], a[tile][1], a[tile][2], a[tile][3], b[0], b[1]);
+            for (int n = 0; n < 2; ++n) mma(sum[n], a[tile], b[i][4 * tile + 2 * n], b[i][4 * tile + 2 * n + 1]);
+          }
+#pragma unroll
+          for (int e = 0; e < 8; ++e) grad[i][2 * slice + e / 4][e % 4] += sum[e / 4][e % 4];
+        } else {
+#pragma unroll
+          for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) a[tile][r] = tf32_nearest(a[tile][r]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+              mma(grad[i][2 * slice + n], a[tile], b[i][4 * tile + 2 * n], b[i][4 * tile + 2 * n + 1]);
           }
         }
-#pragma unroll
-        for (int e = 0; e < 8; ++e) grad[i][2 * slice + e / 4][e % 4] += sum[e / 4][e % 4];
       }
     }
   }
@@ -287,16 +316,7 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
     }
   }
 
-  // Both parts of a first factor; one term: cut off.
-  template <int kCount>
-  __device__ static __forceinline__ void split(u32 (&high)[kCount], u32 (&low)[kCount], const u32 (&x)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const u32 whole = x[i];
-      high[i] = kHasLow ? tf32_rounded(whole) : whole;
-      low[i] = kHasLow ? tf32_low_of_rounded(whole) : 0;
-    }
+  __device__ static __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_m16n8k8_tf32(c, a[0], a[1], a[2], a[3], b0, b1);
   }
-
-  __device__ static __forceinline__ u32 low_of(u32 x) { return kHasLow ? tf32_low(x) : 0; }
 };

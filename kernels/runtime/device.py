@@ -14,15 +14,22 @@ class GPULimits:
         num_sms: streaming multiprocessors.
         sm_shared_bytes: shared memory of an SM.
         block_shared_bytes: most dynamic shared memory that a block may opt in to.
+        capability: compute capability, (major, minor).
     """
 
     num_sms: int
     sm_shared_bytes: int
     block_shared_bytes: int
+    capability: tuple[int, int] = (9, 0)
 
 
 @cache
 def gpu_limits(device: torch.device) -> GPULimits:
     """Limits of the GPU `device`."""
     gpu = torch.cuda.get_device_properties(device)
-    return GPULimits(gpu.multi_processor_count, gpu.shared_memory_per_multiprocessor, gpu.shared_memory_per_block_optin)
+    return GPULimits(
+        gpu.multi_processor_count,
+        gpu.shared_memory_per_multiprocessor,
+        gpu.shared_memory_per_block_optin,
+        (gpu.major, gpu.minor),
+    )

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from kernels.backends.fused3s_backward import (
     PassData,
     build_backward_data,
     launch_backward,
+    pass_inputs,
 )
 from kernels.dropout import Dropout
 from kernels.formats.csr import csr_pattern
@@ -42,7 +44,8 @@ SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
 # compile.
 SHAPES = [
     *[(2, HALF, 0.0), (76, HALF, 0.0), (40, BFLOAT, 0.3), (128, HALF, 0.0), (130, BFLOAT, 0.3)],
-    *[(2, FLOAT, 0.0), (12, FLOAT, 0.3), (40, FLOAT, 0.0), (64, FLOAT, 0.0), (72, FLOAT, 0.3), (200, FLOAT, 0.0)],
+    *[(2, FLOAT, 0.0), (8, FLOAT, 0.0), (12, FLOAT, 0.3), (40, FLOAT, 0.0), (64, FLOAT, 0.0), (72, FLOAT, 0.3)],
+    (200, FLOAT, 0.0),
 ]
 
 
@@ -137,30 +140,33 @@ def test_one_tf32_term(monkeypatch, dim):
             assert_gradients(run(monkeypatch, graph, case, variant), case, f"{name}, {variant}")
 
 
+@pytest.mark.parametrize("dtype", [HALF, FLOAT])
 @pytest.mark.parametrize("name", ["hub", "wide", "tall", "empty_rows_and_windows"])
-def test_every_schedule(monkeypatch, name):
+def test_every_schedule(monkeypatch, name, dtype):
     graph = GRAPHS[name]()
     for variant in VARIANTS:
-        case = make_case(graph, 2, HALF, variant)
+        case = make_case(graph, 2, dtype, variant)
         assert_gradients(run(monkeypatch, graph, case, variant), case, f"{name}, {variant}")
 
 
 @pytest.mark.parametrize("mode", ["early", "random"])
-def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode):
+@pytest.mark.parametrize(("dim", "dtype"), [(128, HALF), (72, FLOAT), (200, FLOAT)])
+def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode, dim, dtype):
     graph = GRAPHS["wide"]()
-    case = make_case(graph, 128, HALF, VARIANTS[3])
+    case = make_case(graph, dim, dtype, VARIANTS[3])
     first, second = (run(monkeypatch, graph, case, replace(VARIANTS[3], mode=each)) for each in ("late", mode))
     assert all(map(torch.equal, first, second))
 
 
-def test_a_row_without_weight_has_no_gradient(monkeypatch):
+@pytest.mark.parametrize(("dim", "dtype"), [(128, HALF), (64, FLOAT)])
+def test_a_row_without_weight_has_no_gradient(monkeypatch, dim, dtype):
     """LSE -infinity: the row's edges count for nothing, and its values reach no gradient."""
     graph = GRAPHS["n_one_past_16"]()
     kept = graph.copy()
     kept.data[kept.indptr[20] : kept.indptr[21]] = 0
     kept.eliminate_zeros()
     variant = VARIANTS[0]
-    case = make_case(kept, 128, HALF, variant)
+    case = make_case(kept, dim, dtype, variant)
     assert case.lse[20] == -torch.inf
     grads = run(monkeypatch, graph, case, variant)
     assert not grads[0][20].any()
@@ -173,6 +179,22 @@ def test_odd_dimensions_and_float32(monkeypatch):
     wide = replace(case, grad_output=case.grad_output.float(), output=case.output.float())
     grads = run(monkeypatch, graph, wide, VARIANTS[3])
     assert_gradients(grads, case, "127 dimensions")
+
+
+def test_nan_stays_in_its_head_and_window(monkeypatch):
+    """A NaN in a query of float32 reaches the gradients of its own row, and of columns in the windows that gather it."""
+    graph = GRAPHS["n_one_past_16"]()
+    case = make_case(graph, 40, FLOAT, replace(VARIANTS[1], strided=False))
+    clean = run(monkeypatch, graph, case, VARIANTS[1])
+    query = case.query.clone()
+    query[20, 1, 3] = torch.nan
+    grads = run(monkeypatch, graph, replace(case, query=query), VARIANTS[1])
+    assert grads[0][20, 1].isnan().all()
+    assert grads[0].isnan().any(-1).nonzero().tolist() == [[20, 1]]
+    keys = graph[[20]].indices
+    for got, without in zip(grads[1:], clean[1:], strict=True):
+        assert got[keys, 1].isnan().any(-1).all()
+        assert torch.equal(got[:, [0, 2]], without[:, [0, 2]])
 
 
 def test_only_what_is_wanted_runs(monkeypatch):
@@ -195,6 +217,15 @@ def test_the_transpose_of_a_symmetric_graph_has_its_tiles_whatever_the_order_of_
     assert (plain.by_row.schedule.warps, wide.by_row.schedule.warps) == (TEAMS, FEW_TEAMS)
 
 
-@pytest.mark.parametrize("columns", [False, True])
-def test_a_plan_without_a_head_dimension_fits_the_widest(columns):
-    assert BackwardKernelSpec(Element.HALF, 256, columns, TEAMS).shared_bytes <= 227 * 1024
+@pytest.mark.parametrize("block_kb", [227, 163, 99])  # H100, A100, RTX 4090
+@pytest.mark.parametrize("dtype", [HALF, FLOAT, None])
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256, None])
+def test_blocks_fit_all_inputs_that_a_plan_leaves_open(monkeypatch, block_kb, dtype, head_dim):
+    limits = GPULimits(108, sm_shared_bytes=(block_kb + 1) * 1024, block_shared_bytes=block_kb * 1024)
+    monkeypatch.setattr(fused3s_backward, "gpu_limits", lambda device: limits)
+    elements = [Element.HALF, Element.FLOAT] if dtype is None else [input_element(dtype)]
+    dims = [64, 128, 256] if head_dim is None else [head_dim]
+    for columns, shapes in enumerate(pass_inputs(torch.device("cpu"), 1, head_dim, dtype)):
+        for element, dim in product(elements, dims):
+            spec = BackwardKernelSpec(element, dim, bool(columns), shapes.large.warps)
+            assert spec.shared_bytes <= block_kb * 1024, spec

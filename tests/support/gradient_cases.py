@@ -65,14 +65,14 @@ def expected_gradients(case: GradientCase) -> tuple[torch.Tensor, ...]:
 def torch_gradients(case: GradientCase, dtype: torch.dtype) -> list[torch.Tensor]:
     """The two passes with torch: products and sums in float32, P and dS rounded to `dtype`, gradients once more.
 
-    float32 under torch.set_float32_matmul_precision("high"): all factors of products cut off to TF32.
+    float32 under torch.set_float32_matmul_precision("high"): all factors of products rounded to TF32.
     """
-    operand = cut_to_tf32 if input_element(dtype) is Element.TF32 else lambda x: x
+    operand = rounded_to_tf32 if input_element(dtype) is Element.TF32 else lambda x: x
     return [grad.to(dtype) for grad in _passes(case, torch.float32, dtype, lambda x: x, operand)]
 
 
-def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    return (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
 
 
 def gradient_terms(case: GradientCase) -> list[torch.Tensor]:

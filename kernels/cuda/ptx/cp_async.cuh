@@ -24,13 +24,13 @@ __device__ __forceinline__ void cp_async_or_zero(u32 target, const void* source,
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "sizes of cp.async");
   if constexpr (kBytes == 16) {
     asm volatile(
-        "{.reg .pred p, z; setp.ge.s32 p, %3, 0; setp.lt.s32 z, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16, z;}" ::"r"(
-            target),
+        "{.reg .pred p, z; setp.ge.s32 p, %3, 0; setp.lt.s32 z, %2, 0;"
+        " @p cp.async.cg.shared.global [%0], [%1], 16, z;}" ::"r"(target),
         "l"(source), "r"(index), "r"(skip));
   } else {
     asm volatile(
-        "{.reg .pred p, z; setp.ge.s32 p, %3, 0; setp.lt.s32 z, %2, 0; @p cp.async.ca.shared.global [%0], [%1], %4, z;}" ::"r"(
-            target),
+        "{.reg .pred p, z; setp.ge.s32 p, %3, 0; setp.lt.s32 z, %2, 0;"
+        " @p cp.async.ca.shared.global [%0], [%1], %4, z;}" ::"r"(target),
         "l"(source), "r"(index), "r"(skip), "n"(kBytes));
   }
 }

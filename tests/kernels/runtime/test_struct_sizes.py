@@ -86,7 +86,7 @@ def test_fused3s():
 def test_fused3s_backward():
     equations = []
     elements = (Element.HALF, Element.FLOAT)
-    for element, dim, columns, teams in product(elements, EVEN_DIMS, (False, True), (FEW_TEAMS, TEAMS)):
+    for element, dim, columns, teams in product(elements, EVEN_DIMS, (False, True), (1, FEW_TEAMS, TEAMS)):
         spec = BackwardKernelSpec(element, dim, columns, teams)
         memory = f"sizeof(BackwardMemory<{spec.itemsize}, {dim}, {spec.dim_warps}, {spec.warps}>)"
         if spec.dim_warps > 1:
