@@ -13,6 +13,13 @@ O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 
   row whose scores are all below -87 is 0.
 * The log-sum-exp of `fused3s` is that of the weights as rounded to the inputs' type: its error is up to 2.5e-4 in fp16
   and 2e-3 in bf16.
+* float32 inputs of `fused3s` follow torch.get_float32_matmul_precision(), read at each call, forward and backward:
+    highest  products of KV tiles in three TF32 terms. The error of the worst row is up to 4 times plain torch's.
+    high     in one TF32 term, which has 10 bits of a fraction, as float16 has.
+    medium   q, k, v, the output's gradient and edge data are rounded to bfloat16; outputs and gradients are float32.
+  The kernels that go edge by edge (narrow heads on sparse graphs, and all edge data) have the arithmetic of float32
+  with "highest" and "high". With "highest" an infinity in q, k or v acts as a NaN where KV tiles are multiplied. The
+  gradients take the weights from the log-sum-exp s, whose last place, 1.2e-7 |s|, is an error of theirs.
 * `scale=None` is 1/sqrt(d), as in torch's scaled_dot_product_attention; the paper's formula is `scale=1.0`.
 * Repeated edges count as often as they occur, as in PyG, DGL and torch: an edge that occurs m times has m times the
   weight, and with edge data each of the m has its own. `flex_attention` refuses such graphs, for its mask has bits.

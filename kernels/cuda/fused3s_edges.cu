@@ -168,10 +168,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   const LaneRows query_rows = rows_of(p.query, p.query_head_stride, p.query_row_bytes);
   const LaneRows key = rows_of(p.key, p.key_head_stride, p.key_row_bytes);
   const LaneRows value = rows_of(p.value, p.value_head_stride, p.value_row_bytes);
+  const float query_scale = kIsWide<kIn> ? 1.0f : p.scale, score_scale = kIsWide<kIn> ? p.scale : 1.0f;
   float query[kLaneDims];
   Group::unpack(query, Group::load(query_rows.row(row), part_of_head, count > 0));
 #pragma unroll
-  for (int d = 0; d < kLaneDims; ++d) query[d] *= p.scale;
+  for (int d = 0; d < kLaneDims; ++d) query[d] *= query_scale;
 
   // Features of the lane: u and s of its head from first_feature on.
   const int first_feature = part_of_head * kLaneFeatures;
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   if constexpr (kTerms & kKeyFeatures) {
     if (count > 0 && first_feature < kFeatures) {
 #pragma unroll
-      for (int i = 0; i < kLaneFeatures; ++i) projected[i] = __ldg(p.projected + feature_start + i) * p.scale;
+      for (int i = 0; i < kLaneFeatures; ++i) projected[i] = __ldg(p.projected + feature_start + i) * query_scale;
     }
   }
 
@@ -231,20 +232,16 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 #pragma unroll
         for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
       }
-      score[i] = query[0] * x[0];
-#pragma unroll
-      for (int d = 1; d < kLaneDims; ++d) score[i] = fmaf(query[d], x[d], score[i]);
-      if constexpr (kTerms & kKeyFeatures) {
-#pragma unroll
-        for (int j = 0; j < kLaneFeatures; ++j) score[i] = fmaf(projected[j], features[i][j], score[i]);
-      }
+      score[i] = dot(query, x);
+      if constexpr (kTerms & kKeyFeatures) score[i] = add_dot(score[i], projected, features[i]);
     }
     Group::sum_over_head(score, lane);
     float new_max = softmax.max;
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
-      const float transformed = transform_score<kTerms>(score[j], bias[j], multiplier[j], p.clamp, kScoreUnit<kIn>);
+      const float transformed =
+          transform_score<kTerms>(score_scale * score[j], bias[j], multiplier[j], p.clamp, kScoreUnit<kIn>);
       score[j] = exists ? transformed : negative_infinity();
       new_max = fmaxf(new_max, score[j]);
     }

@@ -177,14 +177,6 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   }
 };
 
-template <int kCount>
-__device__ __forceinline__ float dot(const float (&x)[kCount], const float (&y)[kCount]) {
-  float sum = x[0] * y[0];
-#pragma unroll
-  for (int i = 1; i < kCount; ++i) sum = fmaf(x[i], y[i], sum);
-  return sum;
-}
-
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms, Pass kPass>
 __device__ __forceinline__ void edge_gradients(const Params& p) {
   using Group = BackwardGroup<kIn, kDim, kHeads, kTerms, kPass>;
@@ -228,9 +220,10 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     Group::unpack(own_first, Group::load(first.row(row), part_of_head, count > 0));
     Group::unpack(own_second, Group::load(second.row(row), part_of_head, count > 0));
   }
-  const float score_scale = p.scale * kScoreUnit<kIn>;
+  const float own_scale = kIsWide<kIn> ? 1.0f : p.scale * kScoreUnit<kIn>;
+  const float score_scale = kIsWide<kIn> ? p.scale : 1.0f;
 #pragma unroll
-  for (int d = 0; d < kLaneDims; ++d) own_first[d] *= score_scale;
+  for (int d = 0; d < kLaneDims; ++d) own_first[d] *= own_scale;
 
   float row_lse = 0.0f, row_delta = 0.0f;  // lse times kScoreUnit
   if constexpr (kOverRows) {
@@ -315,7 +308,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       float x[kBatch][kLaneDims], y[kBatch][kLaneDims];
-      float product[kBatch], grad_product[kBatch];  // scale * kScoreUnit * <q, k>; <dO, v>
+      float product[kBatch], grad_product[kBatch];  // <q, k>, of 16 bits times scale * kScoreUnit; <dO, v>
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const int i = j * kBatch + b;
@@ -329,7 +322,11 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
           const i64 start = (projected_head + gathered[i]) * kFeatures + first_feature;
           if constexpr (Group::kHasKeyFeatures) {
             if constexpr (!kOverRows) Group::load_projected(query_features, p.projected_query + start, loads);
-            product[b] = fmaf(score_scale, dot(query_features, features[i]), product[b]);
+            if constexpr (kIsWide<kIn>) {
+              product[b] = add_dot(product[b], query_features, features[i]);
+            } else {
+              product[b] = fmaf(own_scale, dot(query_features, features[i]), product[b]);
+            }
           }
           if constexpr (Group::kHasValueFeatures) {
             if constexpr (!kOverRows) Group::load_projected(grad_features, p.projected_grad + start, loads);
@@ -341,7 +338,8 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       Group::sum_over_head(grad_product, lane);
 
       const bool exists = first + Group::own_edge(lane, j) < count;
-      const float score = transform_score<kTerms & ~kClamp>(product[0], bias[j], multiplier[j], 0.0f, kScoreUnit<kIn>);
+      const float scaled = score_scale * product[0];
+      const float score = transform_score<kTerms & ~kClamp>(scaled, bias[j], multiplier[j], 0.0f, kScoreUnit<kIn>);
       const float clamped = transform_score<kTerms & kClamp>(score, 0.0f, 0.0f, p.clamp);
       const float weight = exists ? exp_score<kIn>(clamped - lse[j]) : 0.0f;
       float kept = 1.0f;
@@ -360,7 +358,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
           const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
           if (kTerms & kBias && p.bias_gradient) p.bias_gradient[at] = score_gradient;
           if (kTerms & kMultiplier && p.multiplier_gradient) {
-            p.multiplier_gradient[at] = score_gradient * product[0] * (1.0f / kScoreUnit<kIn>);
+            p.multiplier_gradient[at] = score_gradient * scaled * (1.0f / kScoreUnit<kIn>);
           }
           if (kTerms & (kKeyFeatures | kTypes) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
           if (kTerms & kValueFeatures && p.value_weights) p.value_weights[at] = value_weight;

@@ -167,6 +167,20 @@ struct LaneGroup {
   }
 };
 
+template <int kCount>
+__device__ __forceinline__ float dot(const float (&x)[kCount], const float (&y)[kCount]) {
+  float sum = x[0] * y[0];
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) sum = fmaf(x[i], y[i], sum);
+  return sum;
+}
+template <int kCount>
+__device__ __forceinline__ float add_dot(float sum, const float (&x)[kCount], const float (&y)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum = fmaf(x[i], y[i], sum);
+  return sum;
+}
+
 // total[kFirst + i] += weight * x[i]
 template <int kFirst = 0, int kTotal, int kCount>
 __device__ __forceinline__ void add_weighted(float (&total)[kTotal], float weight, const float (&x)[kCount]) {

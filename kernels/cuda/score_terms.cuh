@@ -2,8 +2,9 @@
 //
 //   s_ij = clamp(scale * m_ij * <q_i, k_ij> + b_ij, -c, c)
 //
-// Scores of 16-bit inputs are kept times log2(e), since the exponential is ex2. Those of float32 are not: a product with
-// log2(e) rounds them by more than their difference from the maximum, or from the log-sum-exp, is rounded afterwards.
+// Scores of 16-bit inputs are kept times log2(e), since the exponential is ex2: a factor of q. Those of float32 are not,
+// and <q, k> has the same bits in the forward pass and in both backward passes: only the difference of a score from the
+// maximum, or from the log-sum-exp, is multiplied.
 #pragma once
 #include "common.cuh"
 #include "elements.cuh"

@@ -407,7 +407,7 @@ OUTLOOK = Section(
             "operand shapes table",
             "TF32 and FP8 operands",
             (),
-            out_of_scope("fp16 and bf16 only; others are refused."),
+            out_of_scope("TF32 products serve float32 inputs, which the comparison does not use; FP8 is not built."),
         ),
         Claim(
             "future work",

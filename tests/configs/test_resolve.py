@@ -89,8 +89,6 @@ def test_each_problem_has_a_line():
     ("sections", "parts"),
     [
         ({"runtime": {"dense": "fused"}}, ["runtime.device = 'auto' (here cuda:0)", "A100 has compute capability 8.0"]),
-        ({"attention": {"reorder": "rcm", "dtype": "float32"}}, ["attention.reorder = 'rcm'", "fused3s: ", "float32"]),
-        ({"attention": {"reorder": "auto", "dtype": "float32"}}, ["attention.reorder = 'auto'", "reorder: none"]),
     ],
     ids=str,
 )
@@ -101,7 +99,17 @@ def test_on_a_gpu_what_it_does_not_take_is_named(sections, parts):
 
 
 @pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize("reorder", ["rcm", "auto"])
+def test_on_a_gpu_without_a_backend_that_reorders_rows(monkeypatch, reorder):
+    monkeypatch.setattr(type(REGISTRY["fused3s"]), "unavailable", lambda self, device: "compute capability 7.5")
+    text = problem(torch.device("cuda", 0), attention={"reorder": reorder})
+    assert text.startswith(f"attention.reorder = '{reorder}'")
+    assert text.endswith("(fused3s: compute capability 7.5); use attention.reorder: none")
+
+
+@pytest.mark.usefixtures("with_gpu")
 def test_on_a_gpu_the_defaults_and_any_order_run():
     for reorder in ("none", "rcm", "auto"):
-        assert problem(torch.device("cuda", 0), attention={"reorder": reorder}) is None
+        for dtype in ("auto", "float32"):
+            assert problem(torch.device("cuda", 0), attention={"reorder": reorder, "dtype": dtype}) is None
     assert problem(torch.device("cuda", 0), runtime={"cuda_graph": True}) is None

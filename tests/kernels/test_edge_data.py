@@ -211,6 +211,21 @@ def test_all_ways_to_bring_edge_data_give_the_same(backend):
     torch.testing.assert_close(plan(*one_head, edges=data, **heads_first), output[:, 0])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_features_of_wider_rows_are_padded_with_zeros(backend):
+    """Kernels multiply whole rows of 16 features: what the caller has behind his own does not matter."""
+    skip_if_missing(backend)
+    graph, tensors, arguments = whole_case()
+    features = arguments["edges"].features
+    wide = torch.full((len(features), 16), torch.nan, dtype=features.dtype)
+    wide[:, : features.shape[1]] = features
+    plan = planned(backend, graph)
+    bound = plan.bind_edges(replace(arguments["edges"], features=wide[:, : features.shape[1]]))
+    assert bound.features.shape[1] == features.shape[1]
+    assert (bound.padded_features[:, features.shape[1] :] == 0).all()
+    assert torch.equal(plan(*tensors, **(arguments | {"edges": bound})), plan(*tensors, **arguments))
+
+
 def test_bound_edges_are_copies():
     graph, tensors, arguments = whole_case()
     plan = planned("reference", graph)
