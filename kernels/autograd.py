@@ -6,7 +6,7 @@ this (`Backend.autograd`).
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,7 +19,7 @@ from .edge_data import EdgeTerms
 from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side
 
-DIFFERENTIABLE = tuple(field.name for field in fields(Gradients))
+DIFFERENTIABLE = Gradients._fields
 FLOAT_TERMS = DIFFERENTIABLE[3:]  # fields of EdgeTerms, after query, key and value
 NUM_TERMS = len(FLOAT_TERMS) + 2  # and types, seed
 
@@ -73,7 +73,7 @@ def split_terms(edges: EdgeTerms | None) -> tuple[Terms, float | None, float]:
 
 def join_terms(terms: Terms, clamp: float | None, rate: float) -> EdgeTerms | None:
     """The inverse of `split_terms`."""
-    if clamp is None and all(term is None for term in terms):
+    if clamp is None and not [term for term in terms if term is not None]:
         return None
     *floats, types, seed = terms
     dropout = None if seed is None else Dropout(rate, seed)
@@ -114,15 +114,13 @@ def gradients(
     output: torch.Tensor,
     lse: torch.Tensor,
     *terms: torch.Tensor | None,
-) -> tuple[torch.Tensor | None, ...]:
-    """Gradients in the order of DIFFERENTIABLE, None where not `wanted`."""
+) -> Gradients:
+    """`backend.attend_backward` of split terms."""
     names, edges = _names(wanted), join_terms(terms, clamp, rate)
     if backend.autograd:
-        found = _differentiate_again(backend, data, grad_output, query, key, value, output.dtype, scale, edges, names)
-    else:
-        tensors = (grad_output, query, key, value, output, lse)
-        found = backend.attend_backward(data, *tensors, scale, edges, names, side_by_side)
-    return tuple([getattr(found, name) if name in names else None for name in DIFFERENTIABLE])
+        return _differentiate_again(backend, data, grad_output, query, key, value, output.dtype, scale, edges, names)
+    tensors = (grad_output, query, key, value, output, lse)
+    return backend.attend_backward(data, *tensors, scale, edges, names, side_by_side)
 
 
 def _differentiate_again(

@@ -140,7 +140,7 @@ class AttentionPlan:
         if not has_heads:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
         differentiated = not backend.autograd and is_differentiated(q, k, v, *terms)
-        plan = self._differentiable() if differentiated else self
+        plan = self.differentiable() if differentiated else self
         with_lse = return_lse or differentiated
         if not backend.traceable and _is_traced():
             output, lse = attend_as_operator(plan._operands, q, k, v, scale, out_dtype, with_lse, *terms)
@@ -305,7 +305,7 @@ class AttentionPlan:
     def _rebuilt(self, inputs: InputSpec) -> "AttentionPlan":
         return replace(self, inputs=inputs, data=REGISTRY[self.backend].rebuild(self.data, self.device, inputs))
 
-    def _differentiable(self) -> "AttentionPlan":
+    def differentiable(self) -> "AttentionPlan":
         """`with_backward`, which cannot be built while a graph is captured or traced."""
         if self.inputs.backward or not REGISTRY[self.backend].trains:
             return self.with_backward()

@@ -31,13 +31,24 @@ def project(x: Tensor, layers: Sequence[nn.Module], parts: RowParts) -> Sequence
         layers: linear maps of F columns.
         parts: of the columns of each.
     """
-    parameters = None if _is_transformed() or x.dim() != 2 else _parameters(layers)
-    if parameters is not None:
-        device_type = x.device.type
-        dtype = input_type(x.dtype, device_type)
-        if dtype is input_type(parameters[0].dtype, device_type):
-            return project_jointly(x.to(dtype), parameters, parts)
+    joint = joint_parameters(x, layers)
+    if joint is not None:
+        dtype, parameters = joint
+        return project_jointly(x.to(dtype), parameters, parts)
     return [layer(x).unflatten(-1, shape) for layer, shape in zip(layers, parts.shapes, strict=True)]
+
+
+def joint_parameters(x: Tensor, layers: Sequence[nn.Module]) -> tuple[torch.dtype, list[Tensor]] | None:
+    """The type of the product of x and the layers, and their weights, then their biases; None where one GEMM cannot
+    stand for them, see `project`."""
+    if _is_transformed() or x.dim() != 2:
+        return None
+    parameters = _parameters(layers)
+    if parameters is None:
+        return None
+    device_type = x.device.type
+    dtype = input_type(x.dtype, device_type)
+    return (dtype, parameters) if dtype is input_type(parameters[0].dtype, device_type) else None
 
 
 def project_jointly(x: Tensor, parameters: Sequence[Tensor], parts: RowParts) -> Sequence[Tensor]:
@@ -48,7 +59,7 @@ def project_jointly(x: Tensor, parameters: Sequence[Tensor], parts: RowParts) ->
     """
     if torch.is_grad_enabled():
         return _Projection.apply(parts, x, *parameters)
-    return parts.split(_product(x, *_join(parameters, parts, x.dtype)))
+    return parts.split(joint_product(x, *join_parameters(parameters, parts, x.dtype)))
 
 
 def _is_transformed() -> bool:
@@ -77,15 +88,38 @@ def _parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
     return weights
 
 
-def _join(parameters: Sequence[Tensor], parts: RowParts, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def join_parameters(parameters: Sequence[Tensor], parts: RowParts, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """The weights as one matrix, and the biases as one vector."""
     count = len(parts.shapes)
-    weight = torch.cat(parameters[:count]).to(dtype)
-    return weight, torch.cat(parameters[count:]).to(dtype) if len(parameters) > count else None
+    weight = torch.cat(parameters[:count])
+    bias = torch.cat(parameters[count:]) if len(parameters) > count else None
+    if weight.dtype is not dtype:
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    return weight, bias
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def joint_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+def parameter_gradients(
+    joint: Tensor, x: Tensor, dtype: torch.dtype, parts: RowParts, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of the parameters, views of two tensors of type `dtype`; None where not `needed`.
+
+    Args:
+        joint: [N, columns], gradient of the product.
+        x: [N, F].
+    """
+    count = len(parts.sizes)
+    found: list[Tensor | None] = [None] * len(needed)
+    if any(needed[:count]):
+        found[:count] = torch.mm(joint.t(), x).to(dtype).split_with_sizes(parts.sizes)
+    if any(needed[count:]):
+        found[count:] = joint.sum(0, dtype=dtype).split_with_sizes(parts.sizes)
+    if not all(needed):
+        found = [each if is_needed else None for each, is_needed in zip(found, needed, strict=True)]
+    return found
 
 
 class _Projection(torch.autograd.Function):
@@ -93,27 +127,20 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parts: RowParts, x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        weight, bias = _join(parameters, parts, x.dtype)
+        weight, bias = join_parameters(parameters, parts, x.dtype)
         ctx.parts = parts
         ctx.save_for_backward(x, weight, *parameters)
-        return parts.split(_product(x, weight, bias))
+        return parts.split(joint_product(x, weight, bias))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *parameters = ctx.saved_tensors
-        parts, dtype = ctx.parts, parameters[0].dtype
-        count = len(gradients)
+        parts = ctx.parts
         if torch.is_grad_enabled():  # a gradient of this gradient may be asked for: no step outside of autograd
-            weight, _ = _join(parameters, parts, x.dtype)
+            weight, _ = join_parameters(parameters, parts, x.dtype)
             joint = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
         else:
             joint = parts.join(gradients)
         _, of_x, *needed = ctx.needs_input_grad
-        found: list[Tensor | None] = [None] * len(parameters)
-        if any(needed[:count]):
-            found[:count] = torch.mm(joint.t(), x).to(dtype).split_with_sizes(parts.sizes)
-        if any(needed[count:]):
-            found[count:] = joint.sum(0, dtype=dtype).split_with_sizes(parts.sizes)
-        if not all(needed):
-            found = [each if is_needed else None for each, is_needed in zip(found, needed, strict=True)]
+        found = parameter_gradients(joint, x, parameters[0].dtype, parts, needed)
         return None, torch.mm(joint, weight) if of_x else None, *found

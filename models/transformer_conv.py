@@ -17,7 +17,8 @@ from kernels.autocast import input_type
 from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
 from models.edge_attention import attend_edges
-from models.joint_projection import project
+from models.joint_layer import LayerCall, attend_jointly, takes_layer
+from models.joint_projection import joint_parameters, project
 from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 
 
@@ -79,6 +80,7 @@ class FusedTransformerConv(nn.Module):
         self.root_weight = root_weight
         self.backend = backend
         self.cache = cache
+        self._scale = out_channels**-0.5
         width = heads * out_channels
         out_width = width if concat else out_channels
         self.lin_key = nn.Linear(sources, width, bias=bias)
@@ -160,11 +162,15 @@ class FusedTransformerConv(nn.Module):
                 "torch_geometric.nn.TransformerConv with the same state dict to look at them"
             )
         source, target = (x, x) if isinstance(x, Tensor) else x
-        query, key, value, root = self._project(source, target)
         if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             edge_attr = values_as_features(edge_index)
         self._check_edge_attr(edge_attr)
-        out = self._attend(query, key, value, edge_index, edge_attr)
+        joint = joint_parameters(source, self._joint_layers()) if source is target else None
+        if joint is not None:
+            out, root = self._attend_jointly(source, *joint, edge_index, edge_attr)
+        else:
+            query, key, value, root = self._project(source, target)
+            out = self._attend(query, key, value, edge_index, edge_attr)
         out = out.flatten(1) if self.concat else out.mean(dim=1)
         if root is None:
             return out
@@ -173,12 +179,48 @@ class FusedTransformerConv(nn.Module):
         gate = self.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
         return gate * root + (1 - gate) * out
 
+    def _joint_layers(self) -> tuple[nn.Module, ...]:
+        """The projections of an x that is source and target."""
+        modules = self._modules  # attributes of a module are looked up in Python
+        layers = modules["lin_query"], modules["lin_key"], modules["lin_value"]
+        return (*layers, modules["lin_skip"]) if self.root_weight else layers
+
+    def _attend_jointly(
+        self,
+        x: Tensor,
+        dtype: torch.dtype,
+        parameters: list[Tensor],
+        edge_index: Tensor | AttentionPlan,
+        edge_attr: Tensor | BoundEdges | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output, and the root's term where it is not in the output; of layers that one GEMM can stand for.
+
+        Args:
+            dtype, parameters: from `joint_parameters`.
+        """
+        plan, num_rows = edge_index, x.shape[0]
+        if not isinstance(plan, AttentionPlan):
+            backward = torch.is_grad_enabled() and (x.requires_grad or any(each.requires_grad for each in parameters))
+            plan = self._plan(plan, (num_rows, num_rows), dtype, backward)
+        if isinstance(edge_attr, Tensor):
+            edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
+        if not takes_layer(plan, x, dtype, self.out_channels, edge_attr):
+            query, key, value, root = self._project(x, x)
+            return self._attend(query, key, value, plan, edge_attr), root
+        adds_root = self.root_weight and self.concat and not self.beta
+        dropout = self.dropout if self.training else 0.0
+        call = LayerCall(plan, self._parts, dtype, self._scale, dropout, edge_attr, adds_root)
+        edge_layer = self.lin_edge
+        out = attend_jointly(call, x, parameters, None if edge_layer is None else edge_layer.weight)
+        if adds_root:
+            return out, None
+        return out if self.root_weight else (*out, None)
+
     def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """query, key and value, [rows, H, C] each, and the root's term [N, H C] or [N, C]; None without."""
         roots = (self.lin_skip,) if self.root_weight else ()
         if source is target:
-            layers = (self.lin_query, self.lin_key, self.lin_value, *roots)
-            query, key, value, *root = project(source, layers, self._parts)
+            query, key, value, *root = project(source, self._joint_layers(), self._parts)
         else:
             query, *root = project(target, (self.lin_query, *roots), self._target_parts)
             key, value = project(source, (self.lin_key, self.lin_value), self._source_parts)
@@ -193,7 +235,7 @@ class FusedTransformerConv(nn.Module):
         edge_attr: Tensor | BoundEdges | None,
     ) -> Tensor:
         """[N, H, C]; see `forward`."""
-        scale = self.out_channels**-0.5
+        scale = self._scale
         dropout = self.dropout if self.training else 0.0
         weight = None
         if self.lin_edge is not None:

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -116,8 +117,12 @@ def forward_only(name: str) -> ValueError:
 def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
     """The tensor itself where each of its rows [..., :] is contiguous and starts on `num_bytes`, as in views of a fused
     [N, 3, H, d] projection; else a contiguous copy."""
-    *strides, last = tensor.stride()
-    num_elements = num_bytes // tensor.itemsize
-    if last == 1 and tensor.data_ptr() % num_bytes == 0 and math.gcd(*strides) % num_elements == 0:
+    if tensor.data_ptr() % num_bytes == 0 and _rows_fit(tensor.stride(), num_bytes // tensor.itemsize):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@lru_cache  # a model calls with the same ones again and again
+def _rows_fit(strides: tuple[int, ...], num_elements: int) -> bool:
+    *others, last = strides
+    return last == 1 and math.gcd(*others) % num_elements == 0

@@ -18,7 +18,6 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
-from ..tensor_record import map_tensors
 from .base import Gradients, InputSpec
 from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, product_type
 from .fused3s_edges import (
@@ -250,7 +249,7 @@ class Fused3SBackend(CudaBackend):
             return self.attend(data, *padded, scale, out_dtype, lse, edges)[..., :dim].contiguous()
         if _takes_edge_kernel(data, query.dtype, num_heads, dim, edges):
             return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
-        terms = 0 if edges is None else terms_of(edges)
+        terms = terms_of(edges)
         element = input_element(query.dtype)
         spec = kernel_spec(element, out_dtype, dim, data.schedule.warps, num_heads, terms)
         return launch(spec, data, query, key, value, scale, lse, edges)
@@ -274,7 +273,7 @@ class Fused3SBackend(CudaBackend):
             tensors = (*(each.to(dtype) for each in (grad_output, query, key, value)), output, lse)
             edges = None if edges is None else edges.to(dtype)
             found = launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side=False)
-            return map_tensors(found, lambda gradient: gradient.to(query.dtype))
+            return Gradients(*[None if gradient is None else gradient.to(query.dtype) for gradient in found])
         tensors = (grad_output, query, key, value, output, lse)
         return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side)
 
@@ -285,7 +284,7 @@ def _takes_edge_kernel(
     """Whether a call runs cuda/fused3s_edges.cu."""
     if data.by_edge is None or data.schedule is None:
         return data.by_edge is not None
-    terms = 0 if edges is None else terms_of(edges)
+    terms = terms_of(edges)
     if dtype == torch.float32 and terms & ~DROPOUT:
         return True  # the other kernel has none of these terms in float32
     return takes_edges(data.size, num_heads, dim, terms) is not False

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES, DROPOUT = 1, 2, 4,
 MOST_LANES = 16  # of a group, unless one head needs more: K and V of wider groups would leave L2 (kernels/NOTES.md)
 RESIDENT_WARPS = 24  # per SM, about what the registers allow
 LEAST_PART_EDGES, MOST_PART_EDGES = 16, 64
+NO_EDGE_TENSORS = (None,) * 8
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class EdgeKernelSpec:
     def name(self) -> str:
         return cpp_name("fused3s_edges", self.dtype, self.out_dtype, self.dim, self.heads, self.terms)
 
-    @property
+    @cached_property  # like the other two: on small graphs a call takes as long as the host's work for it
     def lanes(self) -> int:
         """Lanes of a group."""
         return self.heads * lanes_of_head(self.dim)
 
-    @property
+    @cached_property
     def groups_per_block(self) -> int:
         return WARPS * WARP_SIZE // self.lanes
 
@@ -69,7 +70,7 @@ class EdgeKernelSpec:
         features = max(1, FEATURES // lanes_of_head(self.dim)) if self.terms & VALUE_FEATURES else 0
         return self.lanes * -(-(LANE_DIMS + 2 + features) // 4) * 4
 
-    @property
+    @cached_property
     def copy_bytes(self) -> int:
         """Bytes of a load, which each row of a head must be aligned to."""
         return math.gcd(self.dim * self.dtype.itemsize, LOAD_BYTES)
@@ -160,7 +161,6 @@ def launch_edge_kernel(
     Returns:
         [num_rows, H, d] contiguous, of `out_dtype`.
     """
-    edges = edges or EdgeTerms()
     num_rows, num_heads, dim = query.shape
     spec = _spec(query.dtype, out_dtype, dim, num_heads, terms_of(edges))
     query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=spec.copy_bytes)
@@ -173,26 +173,29 @@ def launch_edge_kernel(
     if num_parts:
         partial = query.new_empty(num_parts * num_groups * spec.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, query.device)
-    bias, multiplier, types, type_weight = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight)
-    features = None if edges.features is None else whole_rows(edges.features)
-    projected = feature_sums = None
-    if edges.key_weight is not None:  # u = W^T q
-        projected = project_query(query, edges.key_weight.contiguous())
-    if edges.value_weight is not None:
-        feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
+    of_edges, feature_sums = NO_EDGE_TENSORS, None
+    if edges is not None:
+        features = None if edges.features is None else whole_rows(edges.features)
+        projected = None
+        if edges.key_weight is not None:  # u = W^T q
+            projected = project_query(query, edges.key_weight.contiguous())
+        if edges.value_weight is not None:
+            feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
+        seed = None if edges.dropout is None else edges.dropout.seed
+        tensors = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight)
+        of_edges = (*tensors, features, projected, feature_sums, seed)
     launch_kernel(
         get_kernel(spec, query.device.index),
         (-(-num_items // spec.groups_per_block), num_groups),
         WARPS * WARP_SIZE,
         (
             *(data.work.items, data.indices, data.work.parts, query, key, value, output, lse, partial, arrived),
-            *(bias, multiplier, types, type_weight, features, projected, feature_sums),
-            None if edges.dropout is None else edges.dropout.seed,
+            *of_edges,
         ),
         edge_kernel_scalars(
             (num_rows, num_items, num_heads),
             edges_scalars(edges),
-            dropout_scalars(edges.dropout),
+            dropout_scalars(None if edges is None else edges.dropout),
             scale * score_unit(query.dtype),
             score_unit(query.dtype),
             query.itemsize,
@@ -207,8 +210,10 @@ def launch_edge_kernel(
     return output
 
 
-def terms_of(edges: EdgeTerms) -> int:
+def terms_of(edges: EdgeTerms | None) -> int:
     """Bits of enum EdgeTerm."""
+    if edges is None:
+        return 0
     given = {
         BIAS: edges.bias,
         MULTIPLIER: edges.multiplier,

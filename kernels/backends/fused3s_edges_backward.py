@@ -1,8 +1,9 @@
 """The backward pass of `fused3s` edge by edge; see cuda/fused3s_edges_backward.cu."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -37,6 +38,7 @@ from .fused3s_edges import (
     whole_rows,
 )
 
+NO_EDGE_TENSORS = (None,) * 14
 FEATURE_LANES = 4  # of an item in `gradients_of_features`
 TYPE_CHUNK = 1 << 22  # elements of [edges, H, d] at a time in `_type_gradient`
 
@@ -71,7 +73,7 @@ class EdgeBackwardSpec:
             return cpp_name("gradients_over_columns", self.dtype, self.dim, self.heads, self.terms)
         return cpp_name("gradients_over_rows", self.dtype, self.out_dtype, self.dim, self.heads, self.terms)
 
-    @property
+    @cached_property
     def groups_per_block(self) -> int:
         return WARPS * WARP_SIZE // (self.heads * lanes_of_head(self.dim))
 
@@ -84,7 +86,7 @@ class EdgeBackwardSpec:
             sums += lane_features * sum(bool(self.terms & term) for term in (KEY_FEATURES, VALUE_FEATURES))
         return self.heads * lanes_of_head(self.dim) * -(-sums // 4) * 4
 
-    @property
+    @cached_property
     def copy_bytes(self) -> int:
         """Bytes of a load, which each row of a head must be aligned to."""
         return math.gcd(self.dim * self.dtype.itemsize, LOAD_BYTES)
@@ -167,45 +169,29 @@ def launch_edge_backward(
         wanted: fields of `Gradients` to compute. `type_weight` takes plain torch, which is not made for speed.
         side_by_side: as in `launch_backward`.
     """
-    edges = edges or EdgeTerms()
     num_rows, num_heads, dim = query.shape
     over_rows, over_columns = _specs(query.dtype, output.dtype, dim, num_heads, terms_of(edges))
-    query, grad_output, key, value = (
-        aligned_rows(tensor, over_rows.copy_bytes) for tensor in (query, grad_output.to(query.dtype), key, value)
-    )
-    num_edges = forward_data.indices.numel()
-    features = None if edges.features is None else whole_rows(edges.features)
-    terms = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight)
-    projected_query = projected_grad = key_feature_sums = value_feature_sums = None
-    if edges.key_weight is not None:  # u = W^T q
-        projected_query = project_query(query, edges.key_weight.contiguous())
-        key_feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
-    if edges.value_weight is not None:  # u' = W'^T dO
-        projected_grad = project_query(grad_output, edges.value_weight.contiguous())
-        value_feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
-    edge_data = (*terms, features, projected_query, projected_grad)
-
-    def of_edges(is_wanted: bool) -> torch.Tensor | None:
-        return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
-
-    bias, multiplier = of_edges("bias" in wanted), of_edges("multiplier" in wanted)
-    score_weights = of_edges("type_weight" in wanted or ("features" in wanted and projected_query is not None))
-    value_weights = of_edges("features" in wanted and projected_grad is not None)
+    if grad_output.dtype is not query.dtype:
+        grad_output = grad_output.to(query.dtype)
+    query, grad_output, key, value = [
+        aligned_rows(tensor, over_rows.copy_bytes) for tensor in (query, grad_output, key, value)
+    ]
+    of_edges = None if edges is None else _EdgeTensors(forward_data, query, grad_output, edges, wanted)
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     of_columns = "key" in wanted or "value" in wanted
-    side_by_side = side_by_side and of_columns and projected_query is None  # add_features takes contiguous rows
+    # add_features takes contiguous rows
+    side_by_side = side_by_side and of_columns and (edges is None or edges.key_weight is None)
     grad_query, grad_key, grad_value = new_gradients(query, key, value, side_by_side)
+    scalars = edges_scalars(edges), dropout_scalars(None if edges is None else edges.dropout), scale
     _launch(
         over_rows,
         forward_data.work,
         (forward_data.indices, None),
         (query, grad_output, key, value),
         (output.contiguous(), lse.contiguous(), row_state, grad_query, None),
-        edge_data,
-        (key_feature_sums, value_feature_sums, bias, multiplier, score_weights, value_weights),
+        NO_EDGE_TENSORS if of_edges is None else of_edges.for_rows,
         num_rows,
-        scale,
-        edges,
+        *scalars,
     )
     if of_columns:
         _launch(
@@ -214,28 +200,83 @@ def launch_edge_backward(
             (data.transposed.indices, data.transposed.edge),
             (key, value, query, grad_output),
             (None, None, row_state, grad_key, grad_value),
-            edge_data,
-            (None,) * 6,
+            NO_EDGE_TENSORS if of_edges is None else of_edges.for_columns,
             num_rows,
-            scale,
-            edges,
+            *scalars,
         )
-    if projected_query is not None and "query" in wanted:  # dq += W t
-        add_features(grad_query, key_feature_sums, edges.key_weight.contiguous())
-    gradients = {
-        "query": lambda: grad_query,
-        "key": lambda: grad_key,
-        "value": lambda: grad_value,
-        "bias": lambda: _for_heads(bias, edges.bias),
-        "multiplier": lambda: _for_heads(multiplier, edges.multiplier),
-        "features": lambda: _feature_gradient(
-            forward_data.work, edges.features, score_weights, projected_query, value_weights, projected_grad
-        ),
-        "key_weight": lambda: _weight_gradient(query, key_feature_sums, edges.key_weight),
-        "value_weight": lambda: _weight_gradient(grad_output, value_feature_sums, edges.value_weight),
-        "type_weight": lambda: _type_gradient(data.transposed, query, key, score_weights, edges),
-    }
-    return Gradients(**{name: gradients[name]() for name in wanted})
+    found = of_rows(grad_query, grad_key, grad_value, wanted)
+    return found if of_edges is None else of_edges.gradients(found, data.transposed, query, key, grad_output)
+
+
+def of_rows(
+    query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, wanted: Collection[str]
+) -> Gradients:
+    """Gradients of the three, those that are wanted."""
+    if "query" not in wanted:
+        query = None
+    return Gradients(query, key if "key" in wanted else None, value if "value" in wanted else None)
+
+
+class _EdgeTensors:
+    """Members of struct Params for edge data: what the passes read, and what the pass over rows writes."""
+
+    def __init__(
+        self,
+        forward_data: EdgeKernelData,
+        query: torch.Tensor,
+        grad_output: torch.Tensor,
+        edges: EdgeTerms,
+        wanted: frozenset[str],
+    ) -> None:
+        num_rows, num_heads, _ = query.shape
+        num_edges = forward_data.indices.numel()
+
+        def of_edges(is_wanted: bool) -> torch.Tensor | None:
+            return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
+
+        self.work, self.edges, self.wanted = forward_data.work, edges, wanted
+        self.projected_query = self.projected_grad = self.key_sums = self.value_sums = None
+        if edges.key_weight is not None:  # u = W^T q
+            self.projected_query = project_query(query, edges.key_weight.contiguous())
+            self.key_sums = query.new_empty((num_heads, num_rows, FEATURES))
+        if edges.value_weight is not None:  # u' = W'^T dO
+            self.projected_grad = project_query(grad_output, edges.value_weight.contiguous())
+            self.value_sums = query.new_empty((num_heads, num_rows, FEATURES))
+        of_features = "features" in wanted
+        self.bias, self.multiplier = of_edges("bias" in wanted), of_edges("multiplier" in wanted)
+        self.score_weights = of_edges("type_weight" in wanted or (of_features and edges.key_weight is not None))
+        self.value_weights = of_edges(of_features and edges.value_weight is not None)
+        features = None if edges.features is None else whole_rows(edges.features)
+        seed = None if edges.dropout is None else edges.dropout.seed
+        terms = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight)
+        read = (*terms, features, self.projected_query, self.projected_grad)
+        sums = (self.key_sums, self.value_sums, self.bias, self.multiplier, self.score_weights, self.value_weights)
+        self.for_rows, self.for_columns = (*read, *sums, seed), (*read, *(None,) * 6, seed)
+
+    def gradients(
+        self,
+        of_rows: Gradients,
+        transposed: TransposedCSR,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        grad_output: torch.Tensor,
+    ) -> Gradients:
+        """All that are wanted, with those of query, key and value; after the passes."""
+        edges, wanted = self.edges, self.wanted
+        if of_rows.query is not None and self.key_sums is not None:  # dq += W t
+            add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
+        found = {
+            "bias": lambda: _for_heads(self.bias, edges.bias),
+            "multiplier": lambda: _for_heads(self.multiplier, edges.multiplier),
+            "features": lambda: _feature_gradient(
+                *(self.work, edges.features, self.score_weights, self.projected_query),
+                *(self.value_weights, self.projected_grad),
+            ),
+            "key_weight": lambda: _weight_gradient(query, self.key_sums, edges.key_weight),
+            "value_weight": lambda: _weight_gradient(grad_output, self.value_sums, edges.value_weight),
+            "type_weight": lambda: _type_gradient(transposed, query, key, self.score_weights, edges),
+        }
+        return of_rows._replace(**{name: make() for name, make in found.items() if name in wanted})
 
 
 def _launch(
@@ -244,13 +285,17 @@ def _launch(
     edges_of_items: tuple[torch.Tensor, torch.Tensor | None],
     rows: tuple[torch.Tensor, ...],
     results: tuple[torch.Tensor | None, ...],
-    edge_data: tuple[torch.Tensor | None, ...],
-    edge_results: tuple[torch.Tensor | None, ...],
+    edge_tensors: tuple[torch.Tensor | None, ...],
     num_rows: int,
+    edges: tuple[int, int, float],
+    dropout: tuple[int, float],
     scale: float,
-    edges: EdgeTerms,
 ) -> None:
-    """One pass; the tuples are neighbouring members of struct Params."""
+    """One pass; the tuples of tensors are neighbouring members of struct Params.
+
+    Args:
+        edges, dropout: from `edges_scalars` and `dropout_scalars`.
+    """
     num_items, num_parts = work.items.shape[0], work.parts.shape[0]
     if num_items == 0:
         return
@@ -260,23 +305,19 @@ def _launch(
     if num_parts:
         partial = rows[0].new_empty(num_parts * num_groups * spec.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, rows[0].device)
-    seed = None if edges.dropout is None else edges.dropout.seed
     launch_kernel(
         get_kernel(spec, rows[0].device.index),
         (-(-num_items // spec.groups_per_block), num_groups),
         WARPS * WARP_SIZE,
-        (
-            *(work.items, *edges_of_items, work.parts, *rows, *results, partial, arrived),
-            *(*edge_data, *edge_results, seed),
-        ),
+        (work.items, *edges_of_items, work.parts, *rows, *results, partial, arrived, *edge_tensors),
         edge_kernel_scalars(
-            (num_rows, num_items, num_heads, results[3].stride(0) // results[3].shape[2]),
-            edges_scalars(edges),
-            dropout_scalars(edges.dropout),
+            (num_rows, num_items, num_heads, results[3].stride(0) // spec.dim),
+            edges,
+            dropout,
             scale,
-            score_unit(rows[0].dtype),
-            rows[0].itemsize,
-            *(tensor.stride() for tensor in rows),
+            score_unit(spec.dtype),
+            spec.dtype.itemsize,
+            *[tensor.stride() for tensor in rows],
         ),
         overlaps=True,
     )

@@ -4,7 +4,7 @@ cuda/fused3s_backward.cu        tensor cores, one head after the other; of the s
 cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -14,7 +14,7 @@ from .base import Gradients, InputSpec
 from .cuda import product_type
 from .fused3s_backward import BackwardData, compile_backward, launch_backward
 from .fused3s_edges import DROPOUT, EdgeKernelData, pad_weights, terms_of
-from .fused3s_edges_backward import EdgeBackwardData, compile_edge_backward, launch_edge_backward
+from .fused3s_edges_backward import EdgeBackwardData, compile_edge_backward, launch_edge_backward, of_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +62,12 @@ def launch_gradients(
         by_edge: the forward pass's, with `data.edges`.
     """
     dim = query.shape[-1]
-    terms = 0 if edges is None else terms_of(edges)
+    terms = terms_of(edges)
     by_tile = data.tiles is not None and not terms & ~DROPOUT
     if by_tile:
         dropout = None if edges is None else edges.dropout
         tensors = (grad_output, query, key, value, output, lse)
-        found = launch_backward(data.tiles, *tensors, scale, dropout, wanted, side_by_side)
-        named = zip(("query", "key", "value"), found, strict=True)
-        return Gradients(**{name: each for name, each in named if name in wanted})
+        return of_rows(*launch_backward(data.tiles, *tensors, scale, dropout, wanted, side_by_side), wanted)
     if dim % 2:  # as in the forward pass
         tensors = (functional.pad(each, (0, -dim % 8)) for each in (grad_output, query, key, value, output))
         padded = None if edges is None else pad_weights(edges, -dim % 8)
@@ -87,4 +85,4 @@ def _without_padding(found: Gradients, dim: int) -> Gradients:
 
     last = {name: cut(getattr(found, name), -1) for name in ("query", "key", "value", "type_weight")}
     middle = {name: cut(getattr(found, name), 1) for name in ("key_weight", "value_weight")}
-    return replace(found, **last, **middle)
+    return found._replace(**last, **middle)

@@ -131,6 +131,11 @@ def _overlap_attributes() -> list:
     return [attribute]
 
 
+@cache
+def _layout(num_pointers: int, scalar_bytes: int) -> struct.Struct:
+    return struct.Struct(f"<{num_pointers}Q{scalar_bytes}s")
+
+
 class _Thread(threading.local):
     """Objects of a launch that a thread makes once, since making them takes longer than filling them.
 
@@ -162,12 +167,10 @@ class _Thread(threading.local):
         return config
 
     def fill(self, pointers: Sequence[int], scalars: bytes) -> None:
-        start = 8 * len(pointers)
-        end = start + len(scalars)
-        if end > self.MOST_BYTES:
-            raise ValueError(f"struct Params: got {end} bytes; {self.MOST_BYTES} at most are allowed")
-        struct.pack_into(f"<{len(pointers)}Q", self.params, 0, *pointers)
-        self.params[start:end] = scalars
+        layout = _layout(len(pointers), len(scalars))
+        if layout.size > self.MOST_BYTES:
+            raise ValueError(f"struct Params: got {layout.size} bytes; {self.MOST_BYTES} at most are allowed")
+        layout.pack_into(self.params, 0, *pointers, scalars)
 
 
 _thread = _Thread()

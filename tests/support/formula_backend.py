@@ -1,7 +1,7 @@
 """A backend with a backward pass of its own that runs on the CPU: the formulas of `reference` behind the interface that
 CUDA backends have."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ class FormulaBackend(ReferenceBackend):
             result, log_sum_exp = edge_softmax_attention(q, k, v, data.edges.row, data.edges.col, scale, terms)
             torch.testing.assert_close(output, result.detach().to(output.dtype))
             torch.testing.assert_close(lse, log_sum_exp.detach().float())
-            names = [field.name for field in fields(Gradients) if field.name in wanted]
+            names = [name for name in Gradients._fields if name in wanted]
             found = torch.autograd.grad(result, [leaves[name] for name in names], grad_output.to(result.dtype))
         return Gradients(**dict(zip(names, found, strict=True)))
 

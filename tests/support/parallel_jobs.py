@@ -74,11 +74,12 @@ class SplitBackend(ReferenceBackend):
             factor = kept_edges(edges.dropout, row, col, q.shape[1]).double() / (1 - edges.dropout.rate)
             kept, grad_weight = weight * factor, grad_weight * factor
         grad_score = scale * weight * (grad_weight - (grad * out).sum(-1)[row])
-        return Gradients(
-            query=torch.zeros_like(q).index_add(0, row, grad_score[..., None] * k[col]).to(query.dtype),
-            key=torch.zeros_like(k).index_add(0, col, grad_score[..., None] * q[row]).to(query.dtype),
-            value=torch.zeros_like(v).index_add(0, col, kept[..., None] * grad[row]).to(query.dtype),
-        )
+        found = {
+            "query": torch.zeros_like(q).index_add(0, row, grad_score[..., None] * k[col]).to(query.dtype),
+            "key": torch.zeros_like(k).index_add(0, col, grad_score[..., None] * q[row]).to(query.dtype),
+            "value": torch.zeros_like(v).index_add(0, col, kept[..., None] * grad[row]).to(query.dtype),
+        }
+        return Gradients(**{name: found[name] for name in wanted})
 
 
 def register_backends() -> None:
