@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.formats.csr import CSRPattern
 
 ELEMENTS = 1 << 25  # gathered at a time: 256 MiB in float64
+ZERO = 1e-9  # of the largest gradient: what float64 leaves of a gradient that is 0
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # of query, key and value
 
@@ -87,11 +88,13 @@ def torch_gradients(
 def largest_gradient_error(gradients: Gradients, expected: Gradients) -> float:
     """Largest error of a row of the three: norm of the difference over the norm of the row, or over the root mean
     square of all rows' norms where that is larger, since a row in which large terms cancel keeps their rounding; of a
-    gradient that is 0 everywhere, as where each row has one edge, the largest one of the three. NaN if one is NaN."""
+    gradient that is 0 everywhere but for rounding, as where each row has one key, the largest one of the three. NaN if
+    one is NaN."""
     sizes = [right.double().flatten(1).norm(dim=1).square().mean().sqrt() for right in expected]
     errors = []
     for got, right, least in zip(gradients, expected, sizes, strict=True):
-        least = least if least > 0 else torch.stack(sizes).max()
+        largest = torch.stack(sizes).max()
+        least = least if least > ZERO * largest else largest
         right = right.double().flatten(1)
         size = right.norm(dim=1)
         difference = (got.double().flatten(1) - right).norm(dim=1)

@@ -18,7 +18,7 @@ import torch
 from ..edge_data import EdgeTerms
 from ..errors import UnsupportedGraphError
 from ..formats.csr import MAX_DIM as MOST_EDGES
-from ..formats.edges import canonical_csr, rows_of_edges
+from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
 from ..formats.transpose import TransposedCSR, transpose_csr
 from ..tensor_record import map_tensors
 from .base import Backend, InputSpec, dropout_factors
@@ -27,7 +27,7 @@ from .base import Backend, InputSpec, dropout_factors
 @dataclass(frozen=True, eq=False)
 class CSR:
     """A: indptr [num_rows + 1], indices and row [nnz], int64; its transpose, int64 too, in plans with a backward pass.
-    Repeated edges are entries of their own: cuSPARSE and MKL take columns that are unsorted and repeated."""
+    Repeated edges are entries of their own, which MKL takes and cuSPARSE does not."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
@@ -79,11 +79,9 @@ class CSRUnfusedBackend(Backend):
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
         indptr, indices = canonical_csr(graph, device)
-        (num_rows, num_cols), num_edges = graph.shape, indices.numel()
-        if device.type == "cuda" and num_edges > num_rows * num_cols:
+        if device.type == "cuda" and indices.numel() and not is_distinct(indptr, indices, graph.shape):
             raise UnsupportedGraphError(
-                f"unsupported: {num_edges} edges between {num_rows} rows and {num_cols} columns; cuSPARSE takes no "
-                "more entries than the matrix has places, repeated edges among them: use fused3s, dgl or reference"
+                "unsupported: the graph repeats edges, which cuSPARSE does not add up; backend='scatter' counts each"
             )
         data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
         return data.with_transpose() if inputs.backward else data

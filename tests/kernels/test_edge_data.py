@@ -24,6 +24,7 @@ from kernels import attention as attention_module
 from kernels.backends import REGISTRY, reference
 from kernels.backends.base import InputSpec
 from kernels.backends.reference import Edges, ReferenceBackend
+from kernels.runtime.cuda_graph import capture
 
 DOUBLE = torch.float64
 BACKENDS = ["reference", "dgl", "csr_unfused", "scatter", "pyg"]
@@ -537,12 +538,16 @@ def test_gpu_edge_data_agrees_with_dense_attention(backend, form):
 
 
 @pytest.mark.gpu
-def test_gpu_capture_takes_bound_edges():
+def test_gpu_capture_binds_edge_data_at_every_replay():
     graph, tensors, arguments = whole_case()
-    plan = plan_attention(graph, backend="reference", device="cuda", edge_data=True)
-    q, k, v = (tensor.cuda() for tensor in tensors)
-    data = EdgeData(bias=arguments["edges"].bias.cuda())
+    plan = plan_attention(graph, backend="fused3s", device="cuda", dtype=torch.float32, edge_data=True)
+    q, k, v = (tensor.float().cuda() for tensor in tensors)
+    data = EdgeData(bias=arguments["edges"].bias.float().cuda())
+    captured = capture(lambda: plan(q, k, v, edges=data), torch.device("cuda", 0))
+    for _ in range(2):
+        data.bias.normal_()
+        assert torch.equal(captured.replay(), plan(q, k, v, edges=data))
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.add(q, q)
         with pytest.raises(ValueError, match="bind it before the capture"):
-            plan(q, k, v, edges=data)
+            plan.bind_edges(data)

@@ -251,7 +251,7 @@ def test_records_keep_the_callers_tensors():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["fused3s", "reference", "csr_unfused", "pyg"])
+@pytest.mark.parametrize("backend", ["fused3s", "reference", "scatter"])  # pyg adds by atomics, in no certain order
 @pytest.mark.parametrize("name", ["repeated", "hub", "empty_rows_and_windows", "wide", "no_edges"])
 def test_gpu_every_form_has_the_same_bits(backend, name):
     if reason := REGISTRY[backend].unavailable(torch.device("cuda", 0)):

@@ -334,8 +334,9 @@ def test_bad_input_is_named(backend):
     q = torch.randn(64, 64, device="cuda").half()
     paper = backend == "fused3s_paper"
     widths = "multiple of 8 up to 256, got " if paper else r"1 to 256 columns a head; got torch\.float16, "
+    wide = q.float() if paper else q.double()
     cases = [
-        (q.float(), {}, r"it takes torch\.float16 and torch\.bfloat16, .*got torch\.float32"),
+        (wide, {}, rf"it takes torch\.float16.* got {wide.dtype}"),
         (torch.randn(64, 264, device="cuda").half(), {}, f"{widths}264"),
         (q, {"out_dtype": torch.bfloat16}, r"out_dtype: got torch\.bfloat16; torch\.float32 and torch\.float16"),
     ]
