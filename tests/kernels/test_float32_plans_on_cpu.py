@@ -9,6 +9,7 @@ from edge_cases import EDGE_LISTS, FORMS, edge_inputs, qkv
 from poison import poisoned_buffers
 
 from kernels import AttentionPlan, BoundEdges, plan_attention
+from kernels.backends import REGISTRY
 from kernels.edge_data import cast_floats
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
@@ -99,6 +100,20 @@ def test_medium_is_bfloat16_with_float32_around_it(monkeypatch, medium, heads, d
     for index, (got, right) in enumerate(zip(found, rounded, strict=True)):
         assert got.dtype == FLOAT
         assert torch.equal(got, right.float()), index
+
+
+def test_medium_has_gradients_of_float32(monkeypatch, medium):
+    """Autograd would cast them, and operators of torch.compile would not."""
+    case = Case(4, 8, None)
+    query, key, value = qkv(case.graph.shape, 4, 8)
+    with cuda_on_cpu(MODES["late"]):
+        plan = case.plan("fused3s", FLOAT)
+        with poisoned_buffers(monkeypatch):
+            output, lse = plan(query, key, value, scale=0.3, return_lse=True)
+            tensors = (case.grad_output, query, key, value, output, lse)
+            wanted = frozenset(("query", "key", "value"))
+            found = REGISTRY["fused3s"].attend_backward(plan.data, *tensors, 0.3, None, wanted)
+    assert {getattr(found, name).dtype for name in wanted} == {FLOAT}
 
 
 def test_medium_has_outputs_of_float32_alone(medium):
