@@ -48,6 +48,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_teardown() -> None:
+    """Processes that share a GPU leave its memory to each other."""
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > 4 << 30:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return

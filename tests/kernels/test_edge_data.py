@@ -516,7 +516,7 @@ def test_a_capture_of_a_cuda_graph_needs_bound_edges(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "pyg"])
+@pytest.mark.parametrize("backend", ["reference", "scatter", "pyg"])
 def test_gpu_edge_data_agrees_with_dense_attention(backend, form):
     skip_if_missing(backend)
     made, order = FORMS[form](EDGE_LISTS["repeated"]())
