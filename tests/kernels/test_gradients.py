@@ -531,7 +531,6 @@ class TestDropout:
 
 GPU_BACKENDS = {
     "reference": (DOUBLE, 1e-8),
-    "csr_unfused": (DOUBLE, 1e-8),
     "scatter": (DOUBLE, 1e-8),
     "pyg": (DOUBLE, 1e-8),
     "fused3s": (torch.float16, 5e-3),
