@@ -41,6 +41,7 @@ struct FloatRowWindow {
   static constexpr int kBatch = 1, kBatches = kHeads;         // heads are computed one after the other
   static constexpr int kHeadTiles = Group::kHeadDim / kTileN;  // k-steps of SDDMM and n-tiles of SpMM of a head
   static constexpr bool kKeepsLow = kThreeTerms && kWidth <= 64 && !kFolded;  // of Q; else registers end
+  static constexpr int kTilesAtOnce = kHeadTiles > 1 ? 2 : 1;  // of SpMM
   static constexpr u32 kTile_bytes = kTileN * sizeof(float);
   static constexpr int kChains = kFolded ? 1 : 2;  // sums of the large products: for the latency of mma
 
@@ -239,28 +240,40 @@ struct FloatRowWindow {
     // Rows 2t; key 8i + 2t + e has the same swizzle.
     const u32 place = stage + sizeof(S::key) + 2 * t * S::kValueRow_bytes + (sizeof(float) * g ^ S::value_swizzle(2 * t));
 #pragma unroll
-    for (int j = 0; j < kHeadTiles; ++j) {
-      const int tile = kHeadTiles * head + j;
-      u32 b[2][2];  // B fragments of both k-steps
+    for (int first = 0; first < kHeadTiles; first += kTilesAtOnce) {
+      u32 b[kTilesAtOnce][2][2];  // B fragments of both k-steps
+      float c[kTilesAtOnce][4] = {};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const u32 key = kTileN * (i / 2) + i % 2;
-        b[i / 2][i % 2] = ld_shared_b32(S::advance(place, kTile_bytes * tile) + key * S::kValueRow_bytes);
+      for (int i = 0; i < 4 * kTilesAtOnce; ++i) {
+        const int j = i / 4, key = kTileN * (i / 2 % 2) + i % 2;
+        const u32 column = S::advance(place, kTile_bytes * (kHeadTiles * head + first + j));
+        b[j][i / 2 % 2][i % 2] = ld_shared_b32(column + key * S::kValueRow_bytes);
       }
-      float c[4] = {};
-      if constexpr (kThreeTerms) {
-        mma_tf32(c, a_low[0], b[0][0], b[0][1]);
-        mma_tf32(c, a_low[1], b[1][0], b[1][1]);
-        mma_tf32(c, a[0], tf32_low(b[0][0]), tf32_low(b[0][1]));
-        mma_tf32(c, a[1], tf32_low(b[1][0]), tf32_low(b[1][1]));
-        mma_tf32(c, a[0], b[0][0], b[0][1]);
-        mma_tf32(c, a[1], b[1][0], b[1][1]);
-      } else {
-        mma_tf32(c, a[0], tf32_nearest(b[0][0]), tf32_nearest(b[0][1]));
-        mma_tf32(c, a[1], tf32_nearest(b[1][0]), tf32_nearest(b[1][1]));
+      // The n-tiles by turns: for the latency of mma.
+#pragma unroll
+      for (int term = kThreeTerms ? 0 : 2; term < 3; ++term) {
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+#pragma unroll
+          for (int j = 0; j < kTilesAtOnce; ++j) {
+            const u32(&x)[2] = b[j][step];
+            if constexpr (!kThreeTerms) {
+              mma_tf32(c[j], a[step], tf32_nearest(x[0]), tf32_nearest(x[1]));
+            } else if (term == 0) {
+              mma_tf32(c[j], a_low[step], x[0], x[1]);
+            } else if (term == 1) {
+              mma_tf32(c[j], a[step], tf32_low(x[0]), tf32_low(x[1]));
+            } else {
+              mma_tf32(c[j], a[step], x[0], x[1]);
+            }
+          }
+        }
       }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out[tile][e] = fmaf(out[tile][e], rescale[e / 2], c[e]);
+      for (int i = 0; i < 4 * kTilesAtOnce; ++i) {
+        float& x = out[kHeadTiles * head + first + i / 4][i % 4];
+        x = fmaf(x, rescale[i % 4 / 2], c[i / 4][i % 4]);
+      }
     }
   }
 
