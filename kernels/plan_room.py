@@ -52,7 +52,7 @@ class PlanRoom:
         edge_data: bool = False,
         backward: bool = False,
     ) -> None:
-        """Allocate the arrays, about 20 bytes an edge and pass edge by edge, and 30 bytes over KV tiles.
+        """Allocate the arrays for the most that `num_edges` edges can need.
 
         Args:
             shape: (num_rows, num_cols), both at least 1; graphs with fewer rows are padded with rows without edges.

@@ -27,6 +27,7 @@ constexpr int kMergeKeys = 16;  // of a thread at a time
 constexpr int kScanWarps = 32;
 constexpr int kScanThreads = kScanWarps * kWarpSize;
 constexpr int kScanChunk = 4 * kScanThreads;
+constexpr int kScanLoads = 16;  // in flight
 
 // Sort keys, from the highest bit: row of the window 4, column 28, edge 31; column of the window 4, place 31, row 28.
 constexpr int kEdgeBits = 31, kIdBits = 28, kWindowShift = kEdgeBits + kIdBits;
@@ -128,7 +129,13 @@ __global__ void __launch_bounds__(kScanThreads) plan_offsets(const __grid_consta
     return;
   }
   int before[1] = {0}, total[1];
-  for (i64 i = threadIdx.x; i < first; i += kScanThreads) before[0] += counts[i];
+  for (i64 i = threadIdx.x; i < first; i += kScanLoads * kScanThreads) {
+    int each[kScanLoads];
+#pragma unroll
+    for (int j = 0; j < kScanLoads; ++j) each[j] = i + j * kScanThreads < first ? counts[i + j * kScanThreads] : 0;
+#pragma unroll
+    for (int j = 0; j < kScanLoads; ++j) before[0] += each[j];
+  }
   group.exclusive_sums(before, total);
   int sum = total[0];
   for (i64 start = first; start < end; start += kScanChunk) {

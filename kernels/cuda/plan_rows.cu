@@ -11,6 +11,7 @@ constexpr int kWarps = 32;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kThreadRows = 4;  // rows of a thread at a time
 constexpr int kChunk = kThreads * kThreadRows;
+constexpr int kLoads = 8;  // in flight
 constexpr int kSortWarps = 8;
 constexpr int kSortRows = kSortWarps * kWarpSize;  // SORT_SEGMENT
 
@@ -40,10 +41,18 @@ __global__ void __launch_bounds__(kThreads, 1) plan_parts(const __grid_constant_
   const int end_row = static_cast<int>(min(begin_row + per_block, static_cast<i64>(num_rows)));
   if (begin_row >= num_rows) return;
   int before[2] = {0, 0}, in_front[2];
-  for (int row = threadIdx.x; row < begin_row; row += kThreads) {
-    const int count = static_cast<int>(offsets[row + 1] - offsets[row]);
-    before[0] += count > p.part_edges ? divide_up(count, p.part_edges) : 0;
-    before[1] += count <= p.part_edges;
+  for (i64 first = threadIdx.x; first < begin_row; first += kLoads * kThreads) {
+    int count[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const i64 row = first + i * kThreads;
+      count[i] = row < begin_row ? static_cast<int>(offsets[row + 1] - offsets[row]) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      before[0] += count[i] > p.part_edges ? divide_up(count[i], p.part_edges) : 0;
+      before[1] += count[i] >= 0 && count[i] <= p.part_edges;
+    }
   }
   group.exclusive_sums(before, in_front);
   int num_parts = in_front[0], num_whole = in_front[1];

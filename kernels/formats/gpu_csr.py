@@ -119,30 +119,25 @@ def queue_csr(csr: GPUCSR, source: EdgeSource, shape: tuple[int, int], row_ids: 
     )
     row_stride = 0 if is_csr else source.ids.stride(0)
 
-    def launch(function: str, *arguments: bool, grid: tuple[int, ...], threads: int, edges: int, rows: int) -> None:
-        kernel = get_kernel(_specs[function, *arguments], index)
-        block_windows = SORT_WARPS if edges <= WARP_EDGES * -(-rows // WINDOW_ROWS) else 1
-        may_end_early = source.may_end_early
-        scalars = SCALARS.pack(edges, row_stride, num_rows, num_cols, block_windows, may_end_early)
-        launch_kernel(kernel, grid, threads, tensors, scalars)
+    def launch(spec: PlanCSRSpec, grid: tuple[int, ...], threads: int, edges: int, block_windows: int = 0) -> None:
+        scalars = SCALARS.pack(edges, row_stride, num_rows, num_cols, block_windows, source.may_end_early)
+        launch_kernel(get_kernel(spec, index), grid, threads, tensors, scalars)
 
-    of_edges = {"threads": EDGE_THREADS, "edges": num_edges, "rows": num_rows}
     if num_edges or is_csr:
-        grid = grid_of(max(num_edges, num_rows + 1 if is_csr else 0), BLOCK_EDGES)
-        launch("plan_count", wide, is_csr, grid=grid, **of_edges)
+        grid = grid_of(max(num_edges, num_rows + 1) if is_csr else num_edges, BLOCK_EDGES)
+        launch(_specs["plan_count", wide, is_csr], grid, EDGE_THREADS, num_edges)
     most = max(shape) if transposes else num_rows
-    grid = (min(SCAN_BLOCKS, -(-(most + 1) // SCAN_CHUNK)), 2 if transposes else 1)
-    launch("plan_offsets", is_csr, grid=grid, threads=SCAN_THREADS, edges=num_edges, rows=num_rows)
+    grid = (min(SCAN_BLOCKS, most // SCAN_CHUNK + 1), 2 if transposes else 1)
+    launch(_specs["plan_offsets", is_csr], grid, SCAN_THREADS, num_edges)
     if num_edges and not is_csr:
-        launch("plan_place", wide, grid=grid_of(num_edges, BLOCK_EDGES), **of_edges)
-    for is_columns in (False, True)[: 2 if transposes else 1]:
-        if most_edges:
-            # The transpose has its keys whatever they were made from: one instance.
-            rows, types = (num_cols, (False, False)) if is_columns else (num_rows, (wide, is_csr))
-            num_windows = -(-rows // WINDOW_ROWS)
-            grid = grid_of(num_windows, SORT_WARPS if most_edges <= WARP_EDGES * num_windows else 1)
-            threads = SORT_WARPS * WARP_SIZE
-            launch("plan_sort", *types, is_columns, grid=grid, threads=threads, edges=most_edges, rows=rows)
+        launch(_specs["plan_place", wide], grid_of(num_edges, BLOCK_EDGES), EDGE_THREADS, num_edges)
+    sorts = [(num_rows, _specs["plan_sort", wide, is_csr, False])]
+    if transposes:  # from keys, whatever those were made from: one instance
+        sorts.append((num_cols, _specs["plan_sort", False, False, True]))
+    for rows, spec in sorts if most_edges else ():
+        num_windows = -(-rows // WINDOW_ROWS)
+        block_windows = SORT_WARPS if most_edges <= WARP_EDGES * num_windows else 1
+        launch(spec, grid_of(num_windows, block_windows), SORT_WARPS * WARP_SIZE, most_edges, block_windows)
 
 
 def grid_of(count: int, per_block: int) -> tuple[int]:
