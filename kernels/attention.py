@@ -55,6 +55,7 @@ Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `c
 import logging
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -148,19 +149,16 @@ def plan_attention(
     device = resolve_device(device)
     check_word("device", device.type, ("cpu", "cuda"))
     check_method(reorder)
-    check_dtype("dtype", dtype, DTYPES)
-    check_dtype("out_dtype", out_dtype, DTYPES)
-    if head_dim is not None:
-        check_integer("head_dim", head_dim, 1, MOST_COLUMNS)
-    check_integer("num_heads", num_heads, 1, MOST_COLUMNS)
-    check_flag("edge_data", edge_data)
-    check_flag("backward", backward)
+    options = dtype, head_dim, num_heads, out_dtype, edge_data, backward
+    try:
+        inputs = _checked_inputs(*options)
+    except TypeError:  # of an option, or there is one that cannot be looked up
+        inputs = _checked_inputs.__wrapped__(*options)
     if (reorder, backend) == ("auto", "auto") and not _can_reorder(device):
         logger.info("rows stay in their order (reorder='auto'): no backend on %s reorders them", device)
         reorder = "none"
     if check is not None:
         check_flag("check", check)
-    inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
     pattern = graph_record(graph, shape, edge_data)
     chosen = _choose(backend, device, inputs, reorder)
     num_edges = count_edges(pattern)
@@ -263,6 +261,25 @@ def sparse_attention(
         backward=torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in inputs),
     )
     return plan(q, k, v, scale=scale, out_dtype=out_dtype, dropout=dropout, dropout_seed=dropout_seed, **edge_arguments)
+
+
+@lru_cache(typed=True)  # a new graph in every step of a training has the same inputs; typed: 1 is no True
+def _checked_inputs(
+    dtype: torch.dtype | None,
+    head_dim: int | None,
+    num_heads: int,
+    out_dtype: torch.dtype | None,
+    edge_data: bool,
+    backward: bool,
+) -> InputSpec:
+    check_dtype("dtype", dtype, DTYPES)
+    check_dtype("out_dtype", out_dtype, DTYPES)
+    if head_dim is not None:
+        check_integer("head_dim", head_dim, 1, MOST_COLUMNS)
+    check_integer("num_heads", num_heads, 1, MOST_COLUMNS)
+    check_flag("edge_data", edge_data)
+    check_flag("backward", backward)
+    return InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
 
 
 def _can_reorder(device: torch.device) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from itertools import count
+from operator import attrgetter
 from typing import Any, NoReturn, get_args, get_type_hints
 from weakref import WeakValueDictionary
 
@@ -50,8 +51,8 @@ class Operands:
         tensors: all tensors of the record.
         numbers: its integers; of an object of another library the number under which this process knows it.
         layout: JSON of the backend and the record: "t" for the next tensor, "n" for the next number, {"fields": [...]}
-            for a record, a list for a tuple, null for None, {"is": value} for anything else,
-            "foreign" for an object of another library.
+            for a record, a list for a tuple, null for None, {"is": value} for anything else, "foreign" for such an
+            object.
     """
 
     tensors: list[torch.Tensor]
@@ -63,28 +64,12 @@ class Operands:
         if REGISTRY[backend].data_type is None:
             number = next(_numbers)
             _foreign[number] = record
-            return cls([], [number], _encode({"backend": backend, "record": "foreign"}))
+            return cls([], [number], json.dumps({"backend": backend, "record": "foreign"}))
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
-
-        def part(value: Any) -> Any:  # a plan of a new graph in every step takes this time in every step
-            if value is None:
-                return value
-            if isinstance(value, torch.Tensor):
-                # torch._dynamo.mark_static_address, whose import takes a second: the CUDA graphs of torch.compile read
-                # the plan where it is, instead of copying it at every replay.
-                value._dynamo_static_input_type = "unguarded"
-                tensors.append(value)
-                return "t"
-            if type(value) is int:
-                numbers.append(value)
-                return "n"
-            if type(value) is tuple:
-                return [part(each) for each in value]
-            names = _field_names(type(value))
-            return {"is": value} if names is None else {"fields": [part(getattr(value, name)) for name in names]}
-
-        return cls(tensors, numbers, _encode({"backend": backend, "record": part(record)}))
+        form: list[Any] = []
+        _take_apart(record, tensors, numbers, form)
+        return cls(tensors, numbers, _layout(backend, tuple(form)))
 
     @staticmethod
     def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
@@ -93,17 +78,71 @@ class Operands:
         return REGISTRY[backend], make(iter(tensors), iter(numbers))
 
 
-_encode = json.JSONEncoder(check_circular=False).encode
+_foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
+_numbers = count()
+
+
+def _take_apart(value: Any, tensors: list[torch.Tensor], numbers: list[int], form: list[Any]) -> None:
+    """Append the tensors and the numbers of a part of a record, and to `form` what `_layout` makes its text of.
+
+    A new graph in every step of a training takes this time in every step.
+    """
+    kind = type(value)
+    if kind is tuple:
+        form.append((tuple, len(value)))
+        parts = value
+    elif (take_parts := _parts_of(kind)) is not None:
+        form.append(kind)
+        parts = take_parts(value)
+    else:
+        parts = (value,)
+    for part in parts:
+        kind = type(part)
+        if part is None:
+            form.append(None)
+        elif isinstance(part, torch.Tensor):
+            # torch._dynamo.mark_static_address, whose import takes a second: the CUDA graphs of torch.compile read the
+            # plan where it is, instead of copying it at every replay.
+            part._dynamo_static_input_type = "unguarded"
+            tensors.append(part)
+            form.append(torch.Tensor)
+        elif kind is int:
+            numbers.append(part)
+            form.append(int)
+        elif kind is tuple or _parts_of(kind) is not None:
+            _take_apart(part, tensors, numbers, form)
+        else:
+            form.append((kind, part))
+
+
+@lru_cache
+def _layout(backend: str, form: tuple[Any, ...]) -> str:
+    """`Operands.layout`; plans of one kind share it."""
+    rest = iter(form)
+
+    def part() -> Any:
+        kind = next(rest)
+        if kind is None:
+            return None
+        if kind in (torch.Tensor, int):
+            return "t" if kind is torch.Tensor else "n"
+        if not isinstance(kind, tuple):
+            return {"fields": [part() for _ in fields(kind)]}
+        kind, value = kind
+        return [part() for _ in range(value)] if kind is tuple else {"is": value}
+
+    return json.dumps({"backend": backend, "record": part()})
 
 
 @cache
-def _field_names(record_type: type) -> tuple[str, ...] | None:
-    """Names of the fields of a record type; None for other types."""
-    return tuple(field.name for field in fields(record_type)) if is_dataclass(record_type) else None
+def _parts_of(record_type: type) -> Callable[[Any], tuple[Any, ...]] | None:
+    """A function that gives the values of the fields of a record type; None for other types."""
+    if not is_dataclass(record_type):
+        return None
+    names = [field.name for field in fields(record_type)]
+    return attrgetter(*names) if len(names) > 1 else lambda record: tuple(getattr(record, name) for name in names)
 
 
-_foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
-_numbers = count()
 Maker = Callable[[Iterator[torch.Tensor], Iterator[int]], Any]
 
 

@@ -124,7 +124,7 @@ class PlanRoom:
         Raises:
             ValueError: the graph is damaged; the text names its first wrong entry.
         """
-        bad_offset, bad_edge = self._made.plan.csr.numbers[: PlanNumber.BAD_EDGE + 1].tolist()
+        bad_offset, bad_edge = self._made.plan.numbers[: PlanNumber.BAD_EDGE + 1].tolist()
         num_rows, num_cols = self.shape
         if bad_offset:
             row = num_rows + 1 - bad_offset

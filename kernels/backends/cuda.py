@@ -3,7 +3,7 @@
 import importlib.util
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -56,6 +56,12 @@ def cuda_unavailable(device: torch.device) -> str | None:
         return "no NVIDIA GPU found, or this PyTorch has no CUDA"
     if device.type != "cuda":
         return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
+    return _lacks(device)
+
+
+@cache  # it takes as long as some launches
+def _lacks(device: torch.device) -> str | None:
+    """What a GPU lacks, itself or in packages."""
     if not _is_installed("cupy"):
         return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
     if not _is_installed("cuda.bindings"):

@@ -13,7 +13,7 @@ from ..dropout import Dropout
 from ..edge_data import EdgeTerms
 from ..formats.row_items import RowItems, make_row_items
 from ..fragments import WARP_SIZE
-from ..runtime.device import gpu_limits
+from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
@@ -126,10 +126,15 @@ def items_for_heads(
 
 def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, dim: int) -> int:
     """Most edges of an item: about as many items as lane groups for such heads are resident at once."""
+    groups, passes = _resident_groups(gpu_limits(device), num_heads, dim)
+    return min(max(num_edges * passes // groups, LEAST_PART_EDGES), MOST_PART_EDGES)
+
+
+@lru_cache
+def _resident_groups(gpu: GPULimits, num_heads: int, dim: int) -> tuple[int, int]:
+    """Lane groups that are resident at once, and how many of them a row takes for all its heads."""
     heads = heads_of_lane_group(num_heads, dim)
-    groups = gpu_limits(device).num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim))
-    share = num_edges * -(-num_heads // heads) // groups
-    return min(max(share, LEAST_PART_EDGES), MOST_PART_EDGES)
+    return gpu.num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim)), -(-num_heads // heads)
 
 
 def compile_edge_kernel(

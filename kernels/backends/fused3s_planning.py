@@ -17,7 +17,7 @@ from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor, csr_from_edges
 from ..formats.edge_list import EdgeList, check_ids
 from ..formats.edges import canonical_csr
-from ..formats.gpu_csr import MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource, PlanNumber
+from ..formats.gpu_csr import COUNTS, GPUCSR, MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource
 from ..formats.gpu_edges import gpu_csr_of_tiles
 from ..formats.gpu_plan import GPUPlan, PlanForm, PlanSizes, ScheduleForm
 from ..formats.gpu_schedule import ScheduleInputs, most_tiles_of, windows_of
@@ -25,6 +25,7 @@ from ..formats.schedule import Schedule, TileSlots, csr_of_tiles, make_kv_tiles,
 from ..formats.torch_plan import TILE, tiles_of_csr
 from ..formats.transpose import TransposedCSR
 from ..runtime.launch import stream_handle
+from ..runtime.readback import Readback
 from ..runtime.semaphores import is_capturing
 from ..tensor_record import tensors_of
 from .base import InputSpec
@@ -104,22 +105,20 @@ class PlanProgress:
         exact: the plan with exact sizes; None where they are not known yet.
     """
 
-    def __init__(self, made: "MadePlan", numbers: torch.Tensor) -> None:
+    def __init__(self, made: "MadePlan") -> None:
         self.exact: Fused3SData | None = None
         self._made: MadePlan | None = made
-        self._numbers = numbers.to("cpu", non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(numbers.device))
+        self._numbers: Readback | None = Readback(made.plan.csr.address_of_numbers, COUNTS, made.plan.device.index)
 
     def plan(self, bounded: Fused3SData, waits: bool = False) -> Fused3SData:
         """The exact plan; `bounded` where it is not known yet, unless the host `waits` for it."""
         if self.exact is None:
             if waits:
-                self._event.synchronize()
-            elif not self._event.query():
+                self._numbers.wait()
+            elif not self._numbers.is_done():
                 return bounded
-            self.exact = self._made.exact(self._numbers.tolist())
-            self._made = None
+            self.exact = self._made.exact(self._numbers.numbers())
+            self._made = self._numbers = None
         return self.exact
 
 
@@ -265,16 +264,16 @@ def queue_plan(
     """Queue the kernels of a plan. Waits where the choice of the kernel takes the number of KV tiles."""
     source = _edge_source(graph, device, inputs.backward)
     size = GraphSize(*graph.shape, source.num_edges)
-    kernels = Kernels.of(size, inputs)
+    rows = None if row_ids is None else row_ids[: size.num_rows]
+    kernels, csr = Kernels.of(size, inputs), None
     if kernels is None and not _captures(device):
-        # The schedule does not matter: it counts the KV tiles.
-        counted = new_plan(size, Kernels(True, False, False, False), InputSpec(), shapes, device)
-        counted.fill(source)
-        sizes = PlanSizes.of(counted.csr.numbers[: PlanNumber.COUNTS].tolist(), counted.form)
-        size = replace(size, num_tiles=sizes.num_tiles(False, counted.form))
+        form = PlanForm(graph.shape, size.num_edges, inputs.backward, (), 0, inputs.edge_data)
+        sorted_edges = GPUPlan(form, device)
+        sorted_edges.fill(source, rows)
+        size, csr = replace(size, num_tiles=sorted_edges.count_tiles()), sorted_edges.csr
     kernels = kernels or Kernels.or_edges(size, inputs)
-    made = MadePlan(new_plan(size, kernels, inputs, shapes, device), size, kernels, row_ids, graph)
-    made.plan.fill(source, None if row_ids is None else row_ids[: size.num_rows])
+    made = MadePlan(new_plan(size, kernels, inputs, shapes, device, csr), size, kernels, row_ids, graph)
+    made.plan.fill(source, rows)
     if inputs.backward:
         compile_gradients(made.bounded.backward.tiles, device, inputs)
     return made
@@ -290,9 +289,14 @@ def make_room(size: GraphSize, device: torch.device, inputs: InputSpec, shapes: 
 
 
 def new_plan(
-    size: GraphSize, kernels: Kernels, inputs: InputSpec, shapes: ScheduleInputs, device: torch.device
+    size: GraphSize,
+    kernels: Kernels,
+    inputs: InputSpec,
+    shapes: ScheduleInputs,
+    device: torch.device,
+    csr: GPUCSR | None = None,
 ) -> GPUPlan:
-    """Memory of a plan."""
+    """Memory of a plan; `csr`: what is sorted already."""
     heads, dim, shape = inputs.num_heads, inputs.head_dim, (size.num_rows, size.num_cols)
     schedules = []
     if kernels.tiles:
@@ -303,7 +307,7 @@ def new_plan(
         schedules += [ScheduleForm(bool(i), each.num_groups, each.large) for i, each in enumerate(of_passes)]
     part_edges = part_edges_for_heads(size.num_edges, device, heads, dim or COMMON_DIM) if kernels.edges else 0
     form = PlanForm(shape, size.num_edges, inputs.backward, tuple(schedules), part_edges, inputs.edge_data)
-    return GPUPlan(form, device)
+    return GPUPlan(form, device, csr)
 
 
 class MadePlan:
@@ -324,13 +328,12 @@ class MadePlan:
 
     def checked(self) -> Fused3SData:
         """The plan with exact sizes. Waits for the GPU, and raises for ids out of range."""
-        return _on_stream(self.exact(self.plan.csr.numbers[: PlanNumber.COUNTS].tolist()), self.plan.device)
+        return _on_stream(self.exact(self.plan.numbers.tolist()), self.plan.device)
 
     def unchecked(self, follows: bool) -> Fused3SData:
         """The bounded plan; `follows`: with exact sizes, or the error, at a call when the GPU has come so far."""
         if follows and self.plan.device.type == "cuda":
-            progress = PlanProgress(self, self.plan.csr.numbers[: PlanNumber.COUNTS])
-            object.__setattr__(self.bounded, "progress", progress)
+            object.__setattr__(self.bounded, "progress", PlanProgress(self))
         return _on_stream(self.bounded, self.plan.device)
 
     def exact(self, numbers: list[int]) -> Fused3SData:
@@ -354,8 +357,8 @@ class MadePlan:
 
     def _data(self, kv_tiles, schedules, row_items, slots) -> Fused3SData:
         plan, kernels, size = self.plan, self._kernels, self.size
-        csr, of_tiles, of_edges = plan.csr, None, None
-        by_edge = EdgeKernelData(csr.indices, row_items[0]) if kernels.edges else None
+        of_tiles = of_edges = None
+        by_edge = EdgeKernelData(plan.csr.indices, row_items[0]) if kernels.edges else None
         if kernels.tile_gradients:
             *_, by_row, by_column = schedules
             of_tiles = BackwardData(
@@ -365,7 +368,7 @@ class MadePlan:
                 size.num_cols,
             )
         if kernels.edge_gradients:
-            transposed = TransposedCSR(plan.offsets[1], csr.column_indices, csr.column_edges)
+            transposed = TransposedCSR(plan.csr.offsets[1], plan.csr.column_indices, plan.csr.column_edges)
             of_edges = EdgeBackwardData(transposed, row_items[1])
         has_gradients = kernels.tile_gradients or kernels.edge_gradients
         return Fused3SData(
@@ -375,8 +378,8 @@ class MadePlan:
             schedules[0] if kernels.tiles else None,
             size,
             by_edge,
-            offsets=plan.offsets[0] if by_edge else None,
-            edge_ids=csr.edges,
+            offsets=plan.csr.offsets[0] if by_edge else None,
+            edge_ids=plan.csr.edges,
             slots=slots,
             backward=GradientData(of_tiles, of_edges) if has_gradients else None,
         )
@@ -391,7 +394,7 @@ def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSo
         offsets, indices = gpu_csr_of_tiles(tiles, bsb.tcb_row_offset, bsb.nnz)
         source = EdgeSource(indices, offsets[: num_rows + 1])
     elif isinstance(graph, EdgeList):
-        edge_index = graph.edge_index.to(device)
+        edge_index = graph.edge_index if graph.edge_index.device == device else graph.edge_index.to(device)
         source = EdgeSource(edge_index if edge_index.stride(1) == 1 else edge_index.contiguous())
     else:
         offsets, indices = (as_tensor(each).to(device) for each in (graph.indptr, graph.indices))
@@ -405,14 +408,15 @@ def check_size(shape: tuple[int, int], num_edges: int, transposes: bool) -> None
     """Raise a ValueError for graphs that the planning kernels do not take; `transposes`: with a backward pass."""
     num_rows, num_cols = shape
     most_rows = MOST_IDS if transposes else MOST_ROWS
+    if num_edges <= MOST_EDGES and num_rows <= most_rows and num_cols <= MOST_IDS:
+        return
     for what, got, most in (("edges", num_edges, MOST_EDGES), ("rows", num_rows, most_rows)):
         if got > most:
             raise ValueError(f"graph: got {got} {what}; fused3s takes up to {most}; split the rows into several graphs")
-    if num_cols > MOST_IDS:
-        raise ValueError(
-            f"graph: got {num_cols} columns; fused3s takes up to {MOST_IDS}; split the columns into several graphs, "
-            "and combine their outputs by the log-sum-exp"
-        )
+    raise ValueError(
+        f"graph: got {num_cols} columns; fused3s takes up to {MOST_IDS}; split the columns into several graphs, and "
+        "combine their outputs by the log-sum-exp"
+    )
 
 
 def _check_csr_arrays(offsets: torch.Tensor, indices: torch.Tensor, num_rows: int) -> None:

@@ -8,6 +8,7 @@ below: the edges of a window may all have columns of their own.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .fused3s_edges import DROPOUT, KEY_FEATURES, TYPES, VALUE_FEATURES
 from .fused3s_shapes import NARROW_DIM
@@ -73,6 +74,7 @@ def takes_edges(
     return True if most_tile_edges < limit.tile_edges else None
 
 
+@lru_cache
 def _limit(num_heads: int, dim: int | None, terms: int, backward: bool) -> EdgeLimit:
     if dim is None:
         return EdgeLimit(NEVER)

@@ -5,6 +5,7 @@ what only the GPU knows is in `numbers` (`PlanNumber`).
 """
 
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
@@ -13,7 +14,7 @@ import torch
 
 from ..fragments import WARP_SIZE
 from ..runtime.jit import cpp_name, get_kernel
-from ..runtime.launch import launch_kernel
+from ..runtime.launch import Launch, address_of
 
 WINDOW_ROWS = 16
 MOST_EDGES = 2**31 - 1
@@ -23,7 +24,7 @@ MOST_ROWS = 1 << 30
 EDGE_THREADS, BLOCK_EDGES = 256, 1024
 SCAN_THREADS, SCAN_CHUNK, SCAN_BLOCKS = 1024, 4096, 128
 SORT_WARPS, WARP_EDGES = 8, 512  # warps of a block, most edges of a window of one warp
-SCALARS = struct.Struct("<2q4i")
+POINTERS, SCALARS = struct.Struct("<12Q"), struct.Struct("<2q4i")  # of struct Params
 
 
 class PlanNumber(IntEnum):
@@ -36,7 +37,10 @@ class PlanNumber(IntEnum):
     COUNTS = 64
 
 
-@dataclass(frozen=True)
+COUNTS = int(PlanNumber.COUNTS)
+
+
+@dataclass(frozen=True, eq=False)
 class PlanCSRSpec:
     """An instance of a kernel of cuda/plan_csr.cu."""
 
@@ -72,79 +76,128 @@ class EdgeSource:
         return self.ids.shape[-1]
 
 
-@dataclass(frozen=True, eq=False)
 class GPUCSR:
-    """Arrays for the CSR of a matrix, and of its transpose.
+    """Memory of the CSR of a matrix A, and of its transpose, and how it is filled.
 
     Attributes:
-        numbers: [PlanNumber.COUNTS and more] int64: PlanNumbers, and scratch for counts behind them.
-        offsets: [num_rows + 1] int64, and those of the transpose [num_cols + 1] behind them.
-        indices: [num_edges] int32, column of each edge; 0 behind the last.
-        edges: [num_edges] int32, number of each edge in the source; None: not wanted.
-        column_indices, column_edges: [num_edges] int32, of the transpose the row of each edge and its place in the CSR;
-            None: no transpose.
+        offsets: [num_rows + 1] int64 of A, and [num_cols + 1] of A^T where wanted: first edge of each row.
+        indices: [most_edges] int32 of A, column of each edge; 0 behind the last.
+        edges: [most_edges] int32 of A, number of each edge in the source; None: not wanted.
+        column_indices, column_edges: [most_edges] int32 of A^T: row of A of each edge, its place in the CSR of A; None:
+            not wanted.
+        zeros: address of the PlanNumbers, behind which kernels count edges, and 32-bit words that are 0 before
+            `launches`.
+        address_of_...: of these arrays, 0 for None.
     """
 
-    numbers: torch.Tensor
-    offsets: torch.Tensor
-    indices: torch.Tensor
-    edges: torch.Tensor | None
-    column_indices: torch.Tensor | None
-    column_edges: torch.Tensor | None
+    @staticmethod
+    def sizes(shape: tuple[int, int], most_edges: int, transposes: bool, wants_edges: bool) -> tuple[int, ...]:
+        """32-bit words of each array: in front an even number, and all but the first two with an element each."""
+        num_rows, num_cols = shape
+        numbers = 2 * COUNTS + (num_rows + num_cols + 1) // 2 * 2
+        offsets = 2 * (num_rows + 1 + (num_cols + 1 if transposes else 0))
+        return (numbers, offsets, *(most_edges,) * (1 + wants_edges + 2 * transposes))
+
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        take: Callable[[], int],
+        shape: tuple[int, int],
+        most_edges: int,
+        transposes: bool,
+        wants_edges: bool,
+    ) -> None:
+        """
+        Args:
+            memory: int32, for arrays of `sizes` among others.
+            take: gives the address of the next array in `memory`; the first are multiples of 8.
+            shape: (num_rows, num_cols), at least 1; num_rows up to MOST_IDS with a transpose, num_cols in any case.
+            most_edges: up to MOST_EDGES.
+        """
+        self._memory, self._shape, self._most_edges = memory, shape, most_edges
+        (num_rows, num_cols), base = shape, memory.data_ptr()
+        self.address_of_numbers, offsets = take(), take()
+        self.zeros = self.address_of_numbers, (offsets - self.address_of_numbers) // 4
+        self.address_of_offsets = (offsets, offsets + 8 * (num_rows + 1))
+        first = (offsets - base) // 4
+        if transposes:
+            end = first + 2 * (num_rows + num_cols + 2)
+            self.offsets = memory[first:end].view(torch.int64).split_with_sizes((num_rows + 1, num_cols + 1))
+        else:
+            self.offsets = (memory[first : first + 2 * (num_rows + 1)].view(torch.int64),)
+
+        def array(address: int) -> torch.Tensor:
+            return memory.as_strided((most_edges,), (1,), (address - base) // 4)
+
+        self.address_of_indices = take()
+        self.indices = array(self.address_of_indices)
+        self.address_of_edges, self.edges = 0, None
+        if wants_edges:
+            self.address_of_edges = take()
+            self.edges = array(self.address_of_edges)
+        self.address_of_column_indices = self.address_of_column_edges = 0
+        self.column_indices = self.column_edges = None
+        if transposes:
+            self.address_of_column_indices, self.address_of_column_edges = take(), take()
+            self.column_indices = array(self.address_of_column_indices)
+            self.column_edges = array(self.address_of_column_edges)
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """[PlanNumber.COUNTS] int64."""
+        first = (self.address_of_numbers - self._memory.data_ptr()) // 4
+        return self._memory[first : first + 2 * COUNTS].view(torch.int64)
+
+    def launches(self, source: EdgeSource, keys: Sequence[int], row_ids: int, device_index: int | None) -> list[Launch]:
+        """The kernels that fill the arrays.
+
+        Args:
+            source: up to `most_edges` edges.
+            keys: addresses [most_edges] int64, scratch: two, and a third with a transpose.
+            row_ids: address [num_rows] int32, row that the transpose names for each row; 0: the row itself.
+        """
+        (num_rows, num_cols), most_edges, num_edges = self._shape, self._most_edges, source.num_edges
+        wide, is_csr, transposes = source.ids.dtype == torch.int64, source.offsets is not None, len(keys) == 3
+        pointers = POINTERS.pack(
+            *(address_of(source.ids), address_of(source.offsets), self.address_of_numbers, self.address_of_offsets[0]),
+            *(keys[0], keys[2] if transposes else 0, keys[1], self.address_of_indices, self.address_of_edges),
+            *(self.address_of_column_indices, self.address_of_column_edges, row_ids),
+        )
+        row_stride, ends_early = 0 if is_csr else source.ids.stride(0), source.may_end_early
+        of_source = SCALARS.pack(num_edges, row_stride, num_rows, num_cols, 0, ends_early)
+        launches = []
+        if num_edges or is_csr:
+            kernel = get_kernel(_specs["plan_count", wide, is_csr], device_index)
+            grid_of_edges = (blocks_of(max(num_edges, num_rows + 1) if is_csr else num_edges, BLOCK_EDGES), 1, 1)
+            launches.append((kernel, grid_of_edges, EDGE_THREADS, pointers, of_source))
+        most = max(num_rows, num_cols) if transposes else num_rows
+        grid = (min(SCAN_BLOCKS, most // SCAN_CHUNK + 1), 1 + transposes, 1)
+        kernel = get_kernel(_specs["plan_offsets", is_csr], device_index)
+        launches.append((kernel, grid, SCAN_THREADS, pointers, of_source))
+        if num_edges and not is_csr:
+            kernel = get_kernel(_specs["plan_place", wide], device_index)
+            launches.append((kernel, grid_of_edges, EDGE_THREADS, pointers, of_source))
+        sorts = [(num_rows, _specs["plan_sort", wide, is_csr, False])]
+        if transposes:  # from keys, whatever those were made from: one instance
+            sorts.append((num_cols, _specs["plan_sort", False, False, True]))
+        for rows, spec in sorts if most_edges else ():
+            num_windows = -(-rows // WINDOW_ROWS)
+            windows = SORT_WARPS if most_edges <= WARP_EDGES * num_windows else 1
+            scalars = SCALARS.pack(most_edges, row_stride, num_rows, num_cols, windows, ends_early)
+            grid = (blocks_of(num_windows, windows), 1, 1)
+            launches.append((get_kernel(spec, device_index), grid, SORT_WARPS * WARP_SIZE, pointers, scalars))
+        return launches
 
 
-def new_numbers(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """Memory for `GPUCSR.numbers`."""
-    return torch.empty(PlanNumber.COUNTS + (sum(shape) + 1) // 2, dtype=torch.int64, device=device)
+def allocate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, list[int]]:
+    """Memory for arrays of so many 32-bit words, one behind the other, and the address of each."""
+    memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+    address, addresses = memory.data_ptr(), []
+    for size in sizes:
+        addresses.append(address)
+        address += 4 * size
+    return memory, addresses
 
 
-def queue_csr(csr: GPUCSR, source: EdgeSource, shape: tuple[int, int], row_ids: torch.Tensor | None) -> None:
-    """Fill the arrays, on torch's current stream.
-
-    Args:
-        source: up to as many edges as the arrays have room for, and at most MOST_EDGES.
-        shape: (num_rows, num_cols), at least 1; num_rows up to MOST_IDS with a transpose, num_cols in any case.
-        row_ids: [num_rows] int32, row that the transpose names for each row; None: the row itself.
-    """
-    (num_rows, num_cols), most_edges, num_edges = shape, csr.indices.numel(), source.num_edges
-    device, wide, is_csr = csr.numbers.device, source.ids.dtype == torch.int64, source.offsets is not None
-    transposes, index = csr.column_indices is not None, device.index
-    csr.numbers.zero_()
-    # Keys of the rows, of the columns, and scratch.
-    keys = torch.empty((3 if transposes else 2, most_edges), dtype=torch.int64, device=device)
-    row_keys, spare_keys, *column_keys = keys.unbind()
-    tensors = (
-        *(source.ids, source.offsets, csr.numbers, csr.offsets, row_keys, column_keys[0] if transposes else None),
-        *(spare_keys, csr.indices, csr.edges, csr.column_indices, csr.column_edges, row_ids),
-    )
-    row_stride = 0 if is_csr else source.ids.stride(0)
-
-    def launch(spec: PlanCSRSpec, grid: tuple[int, ...], threads: int, edges: int, block_windows: int = 0) -> None:
-        scalars = SCALARS.pack(edges, row_stride, num_rows, num_cols, block_windows, source.may_end_early)
-        launch_kernel(get_kernel(spec, index), grid, threads, tensors, scalars)
-
-    if num_edges or is_csr:
-        grid = grid_of(max(num_edges, num_rows + 1) if is_csr else num_edges, BLOCK_EDGES)
-        launch(_specs["plan_count", wide, is_csr], grid, EDGE_THREADS, num_edges)
-    most = max(shape) if transposes else num_rows
-    grid = (min(SCAN_BLOCKS, most // SCAN_CHUNK + 1), 2 if transposes else 1)
-    launch(_specs["plan_offsets", is_csr], grid, SCAN_THREADS, num_edges)
-    if num_edges and not is_csr:
-        launch(_specs["plan_place", wide], grid_of(num_edges, BLOCK_EDGES), EDGE_THREADS, num_edges)
-    sorts = [(num_rows, _specs["plan_sort", wide, is_csr, False])]
-    if transposes:  # from keys, whatever those were made from: one instance
-        sorts.append((num_cols, _specs["plan_sort", False, False, True]))
-    for rows, spec in sorts if most_edges else ():
-        num_windows = -(-rows // WINDOW_ROWS)
-        block_windows = SORT_WARPS if most_edges <= WARP_EDGES * num_windows else 1
-        launch(spec, grid_of(num_windows, block_windows), SORT_WARPS * WARP_SIZE, most_edges, block_windows)
-
-
-def grid_of(count: int, per_block: int) -> tuple[int]:
-    """Grid of at least `count` / `per_block` blocks, at most a sixteenth more.
-
-    Rounded, so that the graphs of a data set share launch configurations, which take longer to make than to use.
-    """
-    blocks = -(-count // per_block)
-    step = 1 << max(0, blocks.bit_length() - 5)
-    return (-(-blocks // step) * step,)
+def blocks_of(count: int, per_block: int) -> int:
+    return -(-count // per_block)

@@ -8,15 +8,14 @@ import torch
 
 from ..fragments import WARP_SIZE
 from ..runtime.jit import get_kernel
-from ..runtime.launch import launch_kernel
-from .gpu_csr import grid_of
-from .schedule import TileSlots
+from ..runtime.launch import Launch, address_of, launch_all
+from .gpu_csr import WINDOW_ROWS, blocks_of
 
 WARPS = 8  # as in cuda/plan_edges.cu
-SCALARS = struct.Struct("<2i")  # behind the pointers of struct Params
+POINTERS, SCALARS = struct.Struct("<7Q"), struct.Struct("<2i")  # of struct Params
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlanEdgesSpec:
     """One instance of cuda/plan_edges.cu."""
 
@@ -41,38 +40,33 @@ def gpu_csr_of_tiles(
         num_edges: edges of the matrix.
     """
     num_windows, device = len(tile_offset) - 1, kv_tiles.device
+    tiles, sizes = (address_of(kv_tiles), address_of(tile_offset)), (num_windows, 16 * num_windows)
     counts = torch.empty(16 * num_windows + 1, dtype=torch.int64, device=device)
-    _launch(COUNT_EDGES, counts, kv_tiles, tile_offset, num_rows=16 * num_windows)
+    launch_all(device.index, [_launch(COUNT_EDGES, (address_of(counts), *tiles), *sizes, device.index)])
     offsets = counts.cumsum(0)
     indices = torch.empty(num_edges, dtype=torch.int32, device=device)
-    _launch(WRITE_CSR, offsets, kv_tiles, tile_offset, indices, num_rows=16 * num_windows)
+    addresses = (address_of(offsets), *tiles, address_of(indices))
+    launch_all(device.index, [_launch(WRITE_CSR, addresses, *sizes, device.index)])
     return offsets, indices
 
 
-def queue_tile_slots(
-    slots: TileSlots, kv_tiles: torch.Tensor, tile_offset: torch.Tensor, offsets: torch.Tensor
-) -> None:
-    """Fill the slots of KV tiles that were made from a CSR, on torch's current stream.
+def slot_launch(
+    slots: tuple[int, int, int], kv_tiles: int, tile_offset: int, offsets: int, num_rows: int, device_index: int | None
+) -> Launch:
+    """The kernel that fills the slots of KV tiles that were made from a CSR; at least one row.
 
     Args:
-        slots: for as many KV tiles and edges as there can be.
-        kv_tiles, tile_offset: as above, with at least one row.
-        offsets: [num_rows + 1] int64 of the CSR.
+        slots: addresses of the arrays of TileSlots, for as many KV tiles and edges as there can be.
+        kv_tiles, tile_offset: addresses of the above.
+        offsets: address [num_rows + 1] int64 of the CSR.
     """
-    arrays = (slots.tile_slots, slots.slot_edges, slots.slot_places)
-    _launch(WRITE_SLOTS, offsets, kv_tiles, tile_offset, None, *arrays, num_rows=len(offsets) - 1)
+    addresses = (offsets, kv_tiles, tile_offset, 0, *slots)
+    return _launch(WRITE_SLOTS, addresses, -(-num_rows // WINDOW_ROWS), num_rows, device_index)
 
 
 def _launch(
-    spec: PlanEdgesSpec,
-    offsets: torch.Tensor,
-    kv_tiles: torch.Tensor,
-    tile_offset: torch.Tensor,
-    *others: torch.Tensor | None,
-    num_rows: int,
-) -> None:
-    num_windows = len(tile_offset) - 1
-    tensors = (offsets, kv_tiles, tile_offset, *others, *(None,) * (4 - len(others)))
-    scalars = SCALARS.pack(num_windows, num_rows)
-    grid = grid_of(num_windows, WARPS)
-    launch_kernel(get_kernel(spec, offsets.device.index), grid, WARPS * WARP_SIZE, tensors, scalars)
+    spec: PlanEdgesSpec, addresses: tuple[int, ...], num_windows: int, num_rows: int, device_index: int | None
+) -> Launch:
+    grid = (blocks_of(num_windows, WARPS), 1, 1)
+    pointers = POINTERS.pack(*addresses, *(0,) * (7 - len(addresses)))
+    return get_kernel(spec, device_index), grid, WARPS * WARP_SIZE, pointers, SCALARS.pack(num_windows, num_rows)

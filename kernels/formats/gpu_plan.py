@@ -23,10 +23,18 @@ import torch
 
 from ..fragments import WARP_SIZE
 from ..runtime.jit import cpp_name, get_kernel
-from ..runtime.launch import launch_kernel, next_waits
-from .gpu_csr import GPUCSR, SORT_WARPS, WARP_EDGES, EdgeSource, PlanNumber, grid_of, new_numbers, queue_csr
-from .gpu_edges import queue_tile_slots
-from .gpu_row_items import most_items_of, most_parts_of, queue_row_items
+from ..runtime.launch import Launch, address_of, launch_all, next_waits
+from .gpu_csr import (
+    GPUCSR,
+    SORT_WARPS,
+    WARP_EDGES,
+    EdgeSource,
+    PlanNumber,
+    allocate,
+    blocks_of,
+)
+from .gpu_edges import slot_launch
+from .gpu_row_items import most_items_of, most_parts_of, row_launches
 from .gpu_schedule import (
     SCHEDULE_NUMBERS,
     BlockShape,
@@ -46,12 +54,12 @@ SCHEDULE_THREADS = 1024
 ITEM_WARPS = 8
 BLOCK_WORDS = 5  # of struct ScheduleScratch for each shared block
 WINDOW_WORDS = 3  # and for each window
-TILE_SCALARS = struct.Struct("<6i")  # behind the pointers of struct Params
-SCHEDULE_SCALARS = struct.Struct("<5i")
+TILE_POINTERS, TILE_SCALARS = struct.Struct("<8Q"), struct.Struct("<6i")  # of struct Params
+SCHEDULE_POINTERS, SCHEDULE_SCALARS = struct.Struct("<11Q"), struct.Struct("<5i")
 INPUT_SCALARS = struct.Struct("<6i")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlanTilesSpec:
     """One instance of `plan_tiles`; `writes`: whether it writes the KV tiles, or counts them."""
 
@@ -64,7 +72,7 @@ class PlanTilesSpec:
         return cpp_name("plan_tiles", self.writes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlanScheduleSpec:
     """`plan_schedule`, which sorts `sort_keys` numbers at a time."""
 
@@ -77,7 +85,7 @@ class PlanScheduleSpec:
         return cpp_name("plan_schedule", self.sort_keys)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlanItemsSpec:
     """`plan_items`."""
 
@@ -138,6 +146,9 @@ class PlanForm:
 class GPUPlan:
     """Memory of a plan, and how it is filled.
 
+    For the host a view of the memory takes as long as a launch: kernels get addresses, and only what calls read is made
+    into tensors.
+
     Attributes:
         form: what it consists of.
         csr: CSR of A and A^T.
@@ -147,119 +158,184 @@ class GPUPlan:
         slots: None without edge data or without KV tiles.
     """
 
-    def __init__(self, form: PlanForm, device: torch.device) -> None:
-        self.form, self.device = form, device
-        edges, sides = form.most_edges, form.tile_sides
-        tiles = [most_tiles_of(edges, form.rows_of(side)) for side in range(sides)]
-        blocks = [most_blocks_of(edges, form.rows_of(each.of_transpose), each.shape.warps) for each in form.schedules]
-        item_sides = (1 + form.transposes) if form.part_edges else 0
-        items = [most_items_of(edges, form.rows_of(side), form.part_edges) for side in range(item_sides)]
-        parts = most_parts_of(edges, form.part_edges) if item_sides else 0
-        has_slots = form.edge_data and sides > 0
-        # Rows of a multiple of 16 bytes come first: the kernels read them whole.
-        arrays = _int32_arrays(
-            device,
-            *((count + 2, TILE_WORDS) for count in tiles),
-            *((count, each.shape.warps, ITEM_WORDS) for count, each in zip(blocks, form.schedules, strict=True)),
-            *((count, 4) for count in items),
-            *((parts, 2) for _ in range(item_sides)),
-            *((edges,) for _ in range(1 + form.edge_data + 2 * form.transposes)),
-            *((windows_of(form.rows_of(side)) + 1,) for side in range(sides)),
-            *(((tiles[0] + 3,), (edges,)) if has_slots else ()),
-        )
-
-        def take(count: int) -> list[torch.Tensor]:
-            return [next(arrays) for _ in range(count)]
-
-        self.kv_tiles, work_items = take(sides), take(len(form.schedules))
-        self.row_items = [
-            RowItems(*each, form.part_edges) for each in zip(take(item_sides), take(item_sides), strict=True)
+    def __init__(self, form: PlanForm, device: torch.device, csr: GPUCSR | None = None) -> None:
+        """csr: of another plan of the same graph, that is filled."""
+        self.form, self.device, self._has_csr = form, device, csr is not None
+        edges, sides, shape, part_edges = form.most_edges, form.tile_sides, form.shape, form.part_edges
+        item_sides = (1 + form.transposes) if part_edges else 0
+        windows = self._windows = [windows_of(rows) for rows in shape[:sides]]
+        tiles = [most_tiles_of(edges, rows) for rows in shape[:sides]]
+        blocks = [
+            (most_blocks_of(edges, shape[each.of_transpose], each.shape.warps), each.shape.warps)
+            for each in form.schedules
         ]
-        indices, *edge_ids = take(1 + form.edge_data)
-        transposed = take(2) if form.transposes else (None, None)
-        self.tile_offset = take(sides)
-        slot_places = torch.empty(edges, dtype=torch.uint8, device=device) if has_slots else None
-        self.slots = TileSlots(*take(2), slot_places) if has_slots else None
+        items = self._most_items = [most_items_of(edges, rows, part_edges) for rows in shape[:item_sides]]
+        parts = most_parts_of(edges, part_edges) if item_sides else 0
+        # Sizes in 32-bit words. Rows of a multiple of 16 bytes come first, for the kernels read them whole; then 8.
+        sizes = [TILE_WORDS * (count + 2) for count in tiles]
+        sizes += [ITEM_WORDS * count * warps for count, warps in blocks]
+        sizes += [4 * count for count in items]
+        sizes += [2 * parts] * item_sides
+        if csr is None:
+            sizes += GPUCSR.sizes(shape, edges, form.transposes, form.edge_data)
+        sizes += [count + 1 for count in windows]
+        if form.edge_data and sides:
+            sizes += (tiles[0] + 3, edges, -(-edges // 4))
+        memory, addresses = allocate(sizes, device)
+        base, take = memory.data_ptr(), iter(addresses).__next__
+        self._kv_tiles = [take() for _ in tiles]
+        self.kv_tiles = [
+            memory.as_strided((count + 2, TILE_WORDS), (TILE_WORDS, 1), (address - base) // 4)
+            for address, count in zip(self._kv_tiles, tiles, strict=True)
+        ]
+        self._work_items = [take() for _ in blocks]
         self.schedules = [
-            Schedule(each, most_splits_of(edges, form.rows_of(of.of_transpose), of.shape), None, None)
-            for each, of in zip(work_items, form.schedules, strict=True)
+            Schedule(
+                memory.as_strided(
+                    (count, warps, ITEM_WORDS), (warps * ITEM_WORDS, ITEM_WORDS, 1), (address - base) // 4
+                ),
+                most_splits_of(edges, shape[each.of_transpose], each.shape),
+                None,
+                None,
+            )
+            for address, (count, warps), each in zip(self._work_items, blocks, form.schedules, strict=True)
         ]
-        rows, cols = form.shape
-        offsets = torch.empty(rows + 1 + (cols + 1 if form.transposes else 0), dtype=torch.int64, device=device)
-        self.offsets = offsets.split_with_sizes((rows + 1, cols + 1)) if form.transposes else (offsets,)
-        edge_ids = edge_ids[0] if edge_ids else None
-        self.csr = GPUCSR(new_numbers(form.shape, device), offsets, indices, edge_ids, *transposed)
+        self._items, self._parts = [take() for _ in items], [take() for _ in items]
+        self.row_items = [
+            RowItems(
+                memory.as_strided((count, 4), (4, 1), (of_items - base) // 4),
+                memory.as_strided((parts, 2), (2, 1), (of_parts - base) // 4),
+                part_edges,
+            )
+            for of_items, count, of_parts in zip(self._items, items, self._parts, strict=True)
+        ]
+        self.csr = csr or GPUCSR(memory, take, shape, edges, form.transposes, form.edge_data)
+        self._tile_offset = [take() for _ in windows]
+        self.tile_offset = [
+            memory.as_strided((count + 1,), (1,), (address - base) // 4)
+            for address, count in zip(self._tile_offset, windows, strict=True)
+        ]
+        self._slots = self.slots = None
+        if form.edge_data and sides:
+            self._slots = slots, slot_edges, places = take(), take(), take()
+            self.slots = TileSlots(
+                memory.as_strided((tiles[0] + 3,), (1,), (slots - base) // 4),
+                memory.as_strided((edges,), (1,), (slot_edges - base) // 4),
+                memory[(places - base) // 4 :].view(torch.uint8)[:edges],
+            )
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """[PlanNumber.COUNTS] int64."""
+        return self.csr.numbers
 
     def fill(self, source: EdgeSource, row_ids: torch.Tensor | None = None) -> None:
         """Queue the kernels on torch's current stream.
 
         Args:
             source: up to `form.most_edges` edges; they are read, and need not be kept.
-            row_ids: [num_rows] int32, as for `queue_csr` and `queue_row_items`.
+            row_ids: [num_rows] int32, row of query and output of each row of A; None for rows in their own order.
         """
-        queue_csr(self.csr, source, self.form.shape, row_ids)
-        if self.form.schedules:
-            self._queue_tiles()
-        if self.row_items:
-            queue_row_items(self.row_items, self.offsets[: len(self.row_items)], row_ids, self.csr.numbers)
-        if self.slots:
-            queue_tile_slots(self.slots, self.kv_tiles[0], self.tile_offset[0], self.offsets[0])
+        form, csr, index, windows = self.form, self.csr, self.device.index, self._windows
+        edges, shape, num_schedules, item_sides = form.most_edges, form.shape, len(form.schedules), len(self._items)
+        most_blocks = most_windows = words = 0
+        if num_schedules:
+            most_blocks = max([most_shared_blocks(edges, rows) for rows in shape[: len(windows)]])
+            most_windows = max(windows)
+            words = (BLOCK_WORDS * most_blocks + WINDOW_WORDS * most_windows + 4) // 4 * 4
+        num_keys = 0 if self._has_csr else 3 if form.transposes else 2
+        sizes = (words * num_schedules, *(2 * edges,) * num_keys, *windows, *shape[:item_sides])
+        memory, (schedules, *scratch) = allocate(sizes, self.device)  # kernels that are queued later may have it
+        keys, scratch = scratch[:num_keys], scratch[num_keys:]
+        row_ids = address_of(row_ids)
+        launches, zeros = [], (0, 0)
+        if not self._has_csr:
+            launches, zeros = csr.launches(source, keys, row_ids, index), csr.zeros
+        if num_schedules:
+            counts, scratch = scratch[: len(windows)], scratch[len(windows) :]
+            launches += self._tile_launches(counts, schedules, most_blocks, most_windows)
+        if item_sides:
+            launches += row_launches(
+                *(self._items, self._parts, csr.address_of_offsets[:item_sides], scratch, shape[:item_sides]),
+                *(self._most_items, form.part_edges, row_ids, csr.address_of_numbers, index),
+            )
+        if self._slots:
+            tiles = self._kv_tiles[0], self._tile_offset[0]
+            launches.append(slot_launch(self._slots, *tiles, csr.address_of_offsets[0], shape[0], index))
+        launch_all(index, launches, zeros)
+        del memory  # not before: it may be used again from now on
         if self.device.type == "cuda":
-            next_waits(self.device.index)  # the attention kernels read a plan before griddepcontrol.wait
+            next_waits(index)  # the attention kernels read a plan before griddepcontrol.wait
 
-    def _queue_tiles(self) -> None:
-        form, csr, index = self.form, self.csr, self.device.index
-        sides, edges = form.tile_sides, form.most_edges
-        rows = [form.rows_of(side) for side in range(sides)]
-        windows = [windows_of(each) for each in rows]
-        per_block = [SORT_WARPS if edges <= WARP_EDGES * each else 1 for each in windows]
-        counts = torch.empty(sum(windows), dtype=torch.int32, device=self.device).split_with_sizes(windows)
-        none, zeros = (None,) * (2 - sides), (0,) * (2 - sides)
-        indices = (csr.indices, csr.column_indices)[:sides]
-        columns = [form.rows_of(1 - side) for side in range(sides)]
-        scalars = TILE_SCALARS.pack(*rows, *zeros, *columns, *zeros, *per_block, *zeros)
-        grid = (max(grid_of(each, of_block)[0] for each, of_block in zip(windows, per_block, strict=True)), sides)
-        csr_arrays = (*self.offsets[:sides], *none, *indices, *none, *self.kv_tiles, *none)
+    def count_tiles(self) -> int:
+        """KV tiles of A, from its CSR. Waits for the GPU."""
+        index, windows = self.device.index, windows_of(self.form.shape[0])
+        counts = torch.empty(windows, dtype=torch.int32, device=self.device)
+        launch_all(index, [self._tiles_launch(COUNT_TILES, [address_of(counts)], [windows], [0])])
+        return int(counts.sum())
 
-        def launch_tiles(spec: PlanTilesSpec, tiles: Sequence[torch.Tensor]) -> None:
-            launch_kernel(get_kernel(spec, index), grid, SORT_WARPS * WARP_SIZE, (*tiles, *none, *csr_arrays), scalars)
+    def _tile_launches(self, counts: Sequence[int], scratch: int, most_blocks: int, most_windows: int) -> list[Launch]:
+        """Kernels of KV tiles and schedules.
 
-        launch_tiles(COUNT_TILES, counts)
-        schedule_arrays, schedule_scalars, most_items = self._schedule_params(counts, windows)
-        count = len(form.schedules)
-        launch = (SCHEDULE_THREADS, schedule_arrays, schedule_scalars)
-        launch_kernel(get_kernel(PLAN_SCHEDULE, index), (count,), *launch)
-        launch_tiles(WRITE_TILES, self.tile_offset)
-        grid_of_items = (*grid_of(max(most_items), ITEM_WARPS), count)
-        launch_kernel(get_kernel(PLAN_ITEMS, index), grid_of_items, ITEM_WARPS * WARP_SIZE, *launch[1:])
-
-    def _schedule_params(
-        self, counts: Sequence[torch.Tensor], windows: list[int]
-    ) -> tuple[tuple[torch.Tensor | None, ...], bytes, list[int]]:
-        form, count = self.form, len(self.schedules)
-        none, zeros = (None,) * (2 - len(windows)), (0,) * (2 - len(windows))
-        most_blocks = max(most_shared_blocks(form.most_edges, form.rows_of(side)) for side in range(len(windows)))
-        words = (BLOCK_WORDS * most_blocks + WINDOW_WORDS * max(windows) + 4) // 4 * 4
-        scratch = torch.empty((count, words), dtype=torch.int32, device=self.device)
-        tensors = (
-            *(*counts, *none, *self.tile_offset, *none, *self.kv_tiles, *none),
-            *(*(each.work_items for each in self.schedules), *(None,) * (MOST_SCHEDULES - count)),
-            *(self.csr.numbers, scratch),
+        Args:
+            counts: addresses [num_windows] int32, scratch.
+            scratch: address of struct ScheduleScratch of each schedule.
+            most_blocks, most_windows: of all schedules.
+        """
+        index, windows, tiles, num_schedules = self.device.index, self._windows, self._kv_tiles, len(self.schedules)
+        none = (0,) * (2 - len(windows))
+        pointers = SCHEDULE_POINTERS.pack(
+            *(*counts, *none, *self._tile_offset, *none, *tiles, *none),
+            *(*self._work_items, *(0,) * (MOST_SCHEDULES - num_schedules), self.csr.address_of_numbers, scratch),
         )
-        scalars = SCHEDULE_SCALARS.pack(most_blocks, max(windows), *windows, *zeros, MANY_BLOCKS)
-        most_items, seen = [], set()
-        for schedule, each in zip(self.schedules, form.schedules, strict=True):
-            most_items.append(schedule.num_blocks * schedule.warps)
-            shape = (each.num_groups, each.shape.warps, each.shape.resident_warps, most_items[-1])
+        scalars, most_items = self._schedule_scalars(most_blocks, most_windows)
+        grid_of_items = (blocks_of(most_items, ITEM_WARPS), num_schedules, 1)
+        return [
+            self._tiles_launch(COUNT_TILES, counts, windows, tiles),
+            (get_kernel(PLAN_SCHEDULE, index), (num_schedules, 1, 1), SCHEDULE_THREADS, pointers, scalars),
+            self._tiles_launch(WRITE_TILES, self._tile_offset, windows, tiles),
+            (get_kernel(PLAN_ITEMS, index), grid_of_items, ITEM_WARPS * WARP_SIZE, pointers, scalars),
+        ]
+
+    def _tiles_launch(
+        self, spec: PlanTilesSpec, counts: Sequence[int], windows: Sequence[int], tiles: Sequence[int]
+    ) -> Launch:
+        """Kernel of the KV tiles of A, and of A^T where the sequences have two elements.
+
+        Args:
+            counts: addresses of KV tiles of each window, to be written; or of the first KV tile of each window.
+            tiles: addresses of the KV tiles, to be written.
+        """
+        form, csr, sides = self.form, self.csr, len(windows)
+        per_block = [SORT_WARPS if form.most_edges <= WARP_EDGES * each else 1 for each in windows]
+        none = (0,) * (2 - sides)
+        indices = (csr.address_of_indices, csr.address_of_column_indices)[:sides]
+        pointers = TILE_POINTERS.pack(
+            *(*counts, *none, *csr.address_of_offsets[:sides], *none, *indices, *none, *tiles, *none)
+        )
+        rows, columns = form.shape[:sides], form.shape[::-1][:sides]
+        scalars = TILE_SCALARS.pack(*rows, *none, *columns, *none, *per_block, *none)
+        grid = (max(map(blocks_of, windows, per_block)), sides, 1)
+        return get_kernel(spec, self.device.index), grid, SORT_WARPS * WARP_SIZE, pointers, scalars
+
+    def _schedule_scalars(self, most_blocks: int, most_windows: int) -> tuple[bytes, int]:
+        """Scalars of struct Params, and the most work items of a schedule."""
+        windows = (*self._windows, 0)[:2]
+        scalars = SCHEDULE_SCALARS.pack(most_blocks, most_windows, *windows, MANY_BLOCKS)
+        most_items, seen = 0, set()
+        for schedule, each in zip(self.schedules, self.form.schedules, strict=True):
+            items = schedule.num_blocks * schedule.warps
+            shape = (each.num_groups, each.shape.warps, each.shape.resident_warps, items)
             scalars += INPUT_SCALARS.pack(each.of_transpose, each.of_transpose not in seen, *shape)
             seen.add(each.of_transpose)
-        scalars += bytes(INPUT_SCALARS.size * (MOST_SCHEDULES - count))
-        return tensors, scalars + bytes(-len(scalars) % 8), most_items
+            most_items = max(most_items, items)
+        scalars += bytes(INPUT_SCALARS.size * (MOST_SCHEDULES - len(self.schedules)))
+        return scalars + bytes(-len(scalars) % 8), most_items
 
 
 @dataclass(frozen=True)
 class PlanSizes:
-    """What the GPU found out, from `GPUCSR.numbers`.
+    """What the GPU found out, from `GPUPlan.numbers`.
 
     Attributes:
         bad_offset: PlanNumber.BAD_OFFSET; bad_edge: PlanNumber.BAD_EDGE.
@@ -308,15 +384,3 @@ class PlanSizes:
         """The used part of the items."""
         num_parts, num_whole = self.row_items[side]
         return RowItems(work.items[: num_parts + num_whole], work.parts[:num_parts], work.part_edges)
-
-
-def _int32_arrays(device: torch.device, *shapes: tuple[int, ...]) -> "Sequence[torch.Tensor]":
-    """Arrays of one allocation."""
-    sizes = []
-    for shape in shapes:
-        size = 1
-        for extent in shape:
-            size *= extent
-        sizes.append(size)
-    parts = torch.empty(sum(sizes), dtype=torch.int32, device=device).split_with_sizes(sizes)
-    return iter([part.view(shape) if len(shape) > 1 else part for part, shape in zip(parts, shapes, strict=True)])

@@ -5,18 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from ..runtime.jit import get_kernel
-from ..runtime.launch import launch_kernel
-from .gpu_csr import SCAN_BLOCKS, SCAN_CHUNK, grid_of
-from .row_items import SORT_SEGMENT, RowItems
+from ..runtime.launch import Launch
+from .gpu_csr import SCAN_BLOCKS, SCAN_CHUNK, blocks_of
+from .row_items import SORT_SEGMENT
 
 PARTS_THREADS = 1024  # as in cuda/plan_rows.cu
-SCALARS = struct.Struct("<5i4x")  # behind the pointers of struct Params
+POINTERS, SCALARS = struct.Struct("<10Q"), struct.Struct("<5i4x")  # of struct Params
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlanRowsSpec:
     """A kernel of cuda/plan_rows.cu."""
 
@@ -38,33 +36,37 @@ def most_parts_of(num_edges: int, part_edges: int) -> int:
     return 2 * (num_edges // part_edges)
 
 
-def queue_row_items(
-    work: Sequence[RowItems],
-    offsets: Sequence[torch.Tensor],
-    row_ids: torch.Tensor | None,
-    numbers: torch.Tensor,
-) -> None:
-    """Fill the items of a matrix, and of its transpose where `work` has two, on torch's current stream.
+def row_launches(
+    items: Sequence[int],
+    parts: Sequence[int],
+    offsets: Sequence[int],
+    whole_rows: Sequence[int],
+    num_rows: Sequence[int],
+    most_items: Sequence[int],
+    part_edges: int,
+    row_ids: int,
+    numbers: int,
+    device_index: int | None,
+) -> list[Launch]:
+    """The kernels that fill the items of a matrix, and of its transpose where the sequences have two elements.
 
     Args:
-        work: for as many items and parts as there can be (`most_items_of`, `most_parts_of`).
-        offsets: [num_rows + 1] int64 of each; at least one row.
-        row_ids: [num_rows] int32, row of query and output of each row of the matrix; None for rows in their own order.
-        numbers: `GPUCSR.numbers`; parts, and rows without parts, are written.
+        items: addresses [most_items, 4] int32 of `RowItems.items`; by `most_items_of`.
+        parts: addresses [most parts, 2] int32 of `RowItems.parts`; by `most_parts_of`.
+        offsets: addresses [num_rows + 1] int64; at least one row.
+        whole_rows: addresses [num_rows] int32, scratch.
+        part_edges: most edges of an item.
+        row_ids: address [num_rows] int32, row of query and output of each row of the matrix; 0 for rows in their own
+            order.
+        numbers: address `CSRArrays.numbers`; parts, and rows without parts, are written.
     """
-    device, count = numbers.device, len(work)
-    num_rows = [len(each) - 1 for each in offsets]
-    whole_rows = torch.empty(sum(num_rows), dtype=torch.int32, device=device).split_with_sizes(num_rows)
-    none = (None,) * (2 - count)
-    tensors = (
-        *(*(each.items for each in work), *none),
-        *(*(each.parts for each in work), *none),
-        *(*offsets, *none, row_ids, *whole_rows, *none, numbers),
-    )
-    zeros = [0] * (2 - count)
-    most_items = [len(each.items) for each in work]
-    scalars = SCALARS.pack(*num_rows, *zeros, *most_items, *zeros, work[0].part_edges)
-    grid = (min(SCAN_BLOCKS, -(-max(num_rows) // SCAN_CHUNK)), count)
-    launch_kernel(get_kernel(PLAN_PARTS, device.index), grid, PARTS_THREADS, tensors, scalars)
-    grid = (*grid_of(max(most_items), SORT_SEGMENT), count)
-    launch_kernel(get_kernel(PLAN_WHOLE_ROWS, device.index), grid, SORT_SEGMENT, tensors, scalars)
+    count = len(items)
+    none = (0,) * (2 - count)
+    pointers = POINTERS.pack(*items, *none, *parts, *none, *offsets, *none, row_ids, *whole_rows, *none, numbers)
+    scalars = SCALARS.pack(*num_rows, *none, *most_items, *none, part_edges)
+    grid_of_parts = (min(SCAN_BLOCKS, blocks_of(max(num_rows), SCAN_CHUNK)), count, 1)
+    grid_of_rows = (blocks_of(max(most_items), SORT_SEGMENT), count, 1)
+    return [
+        (get_kernel(PLAN_PARTS, device_index), grid_of_parts, PARTS_THREADS, pointers, scalars),
+        (get_kernel(PLAN_WHOLE_ROWS, device_index), grid_of_rows, SORT_SEGMENT, pointers, scalars),
+    ]

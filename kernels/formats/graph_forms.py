@@ -53,13 +53,15 @@ def _is_coo_or_csc(graph: Any) -> bool:
 
 
 def _from_edge_index(edge_index: torch.Tensor, shape: tuple[int, int] | None) -> EdgeList:
-    if edge_index.dim() != 2 or len(edge_index) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"graph: got a dense {edge_index.dtype} tensor of shape {tuple(edge_index.shape)}; an edge_index is [2, E] "
             "int32 or int64: sources (keys), then targets (queries). For a dense matrix A: A.to_sparse_csr()"
         )
     _require_shape("an edge_index", shape)
-    return EdgeList(edge_index.as_subclass(torch.Tensor), shape)  # of PyG's EdgeIndex the plain tensor
+    if type(edge_index) is not torch.Tensor:  # PyG's EdgeIndex
+        edge_index = edge_index.as_subclass(torch.Tensor)
+    return EdgeList(edge_index, shape)
 
 
 def _from_arrays(arrays: tuple[Any, ...], shape: tuple[int, int] | None) -> CSRPattern:

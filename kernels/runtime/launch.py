@@ -63,6 +63,66 @@ def launch_kernel(
         raise RuntimeError(f"a kernel could not be launched on grid {grid} and block {block}: {error.name}")
 
 
+Launch = tuple[Any, tuple[int, int, int], int, bytes, bytes]
+
+
+def launch_all(device_index: int, launches: Sequence[Launch], zeros: tuple[int, int] = (0, 0)) -> None:
+    """Queue kernels on torch's current stream, one after the other, and return at once.
+
+    For kernels of memory whose addresses the caller knows: it takes half as long as `launch_kernel` of each.
+
+    Args:
+        launches: of each kernel the CuPy function, the grid, the threads of a block, the pointers that are the first
+            members of its struct Params, and the other members; together at most `_Thread.MOST_BYTES`.
+        zeros: address and number of 32-bit words that are set to 0 first.
+    """
+    cupy, driver = _cuda_modules()
+    stream, current = stream_handle(device_index), torch._C._cuda_getDevice()
+    is_current = device_index in _thread.devices and current == device_index
+    if not is_current:  # as in `launch_kernel`
+        cupy.cuda.runtime.setDevice(device_index)
+        _thread.devices.add(device_index)
+    launch, params, kernel_params = driver.cuLaunchKernel, _thread.params, _thread.kernel_params
+    grid = block = None
+    error = 0
+    if zeros[1]:
+        (error,) = driver.cuMemsetD32Async(zeros[0], 0, zeros[1], stream)
+    for function, grid, block, pointers, scalars in launches if not error else ():
+        members = pointers + scalars
+        params[: len(members)] = members
+        (error,) = launch(_address_of_kernel(function), *grid, block, 1, 1, 0, stream, kernel_params, 0)
+        if error:
+            break
+    if not is_current and current != device_index:
+        cupy.cuda.runtime.setDevice(current)
+    if error:
+        what = f"a kernel could not be launched on grid {grid} and block {block}" if block else "memory was not zeroed"
+        raise RuntimeError(f"{what}: {error.name}")
+
+
+def copy_to_host(target: int, source: int, num_bytes: int, event: torch.cuda.Event, device_index: int) -> None:
+    """Queue a copy from a GPU to pinned memory at an address on torch's current stream, and record `event` behind it.
+
+    A thread that launched on the GPU takes half as long as torch does.
+    """
+    if torch._C._cuda_getDevice() != device_index or not event.cuda_event:
+        with torch.cuda.device(device_index):
+            event.record()  # makes it, for this GPU
+            copy_to_host(target, source, num_bytes, event, device_index)
+        return
+    driver, stream = _cuda_modules()[1], stream_handle(device_index)
+    (error,) = driver.cuMemcpyDtoHAsync(target, source, num_bytes, stream)
+    if not error:
+        (error,) = driver.cuEventRecord(event.cuda_event, stream)
+    if error:
+        raise RuntimeError(f"{num_bytes} bytes could not be copied from cuda:{device_index}: {error.name}")
+
+
+def address_of(tensor: torch.Tensor | None) -> int:
+    """For `launch_all`; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def next_waits(device_index: int) -> None:
     """Let the next kernel that may overlap, on torch's current stream of this GPU, start after all that is queued now.
 
@@ -104,6 +164,12 @@ def _cuda_modules() -> tuple[ModuleType, ModuleType]:
     from cuda.bindings import driver  # CuPy has no call for a launch with attributes
 
     return cupy, driver
+
+
+@cache
+def _address_of_kernel(function: Any) -> int:
+    """On the GPU that the function was loaded for, which must be the current one."""
+    return function.kernel.ptr
 
 
 @cache

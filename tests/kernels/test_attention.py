@@ -25,6 +25,7 @@ from kernels import (
 from kernels.attention import _choose
 from kernels.backends import REGISTRY
 from kernels.backends.base import InputSpec
+from kernels.backends.cuda import _lacks
 from kernels.backends.reference import edge_softmax_attention
 
 PYG = pytest.param(
@@ -270,6 +271,15 @@ def test_unavailable_backend_says_why():
         sparse_attention(q, k, v, random_graph(), backend="fused3s_paper")
 
 
+@pytest.fixture
+def no_gpu_seen():
+    """What GPUs lack is looked for anew, in the test and after it."""
+    _lacks.cache_clear()
+    yield
+    _lacks.cache_clear()
+
+
+@pytest.mark.usefixtures("no_gpu_seen")
 def test_gpu_too_old_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -289,6 +299,7 @@ def test_gpu_too_old_is_named(monkeypatch):
         (set(), None),
     ],
 )
+@pytest.mark.usefixtures("no_gpu_seen")
 def test_missing_cuda_package_is_named(missing, expected, monkeypatch):
     def find_spec(package: str) -> object | None:
         if package.rpartition(".")[0] in missing:

@@ -10,7 +10,7 @@ from gpu_plan_on_cpu import gpu_on_cpu
 from kernels.formats import gpu_plan, schedule
 from kernels.formats.csr import CSRPattern
 from kernels.formats.edges import canonical_csr
-from kernels.formats.gpu_csr import EdgeSource, PlanNumber, grid_of
+from kernels.formats.gpu_csr import EdgeSource
 from kernels.formats.gpu_edges import gpu_csr_of_tiles
 from kernels.formats.gpu_plan import GPUPlan, PlanForm, PlanScheduleSpec, PlanSizes, ScheduleForm
 from kernels.formats.gpu_schedule import BlockShape, ScheduleInputs, most_tiles_of, windows_of
@@ -62,9 +62,9 @@ def check(monkeypatch, indptr, indices, shape, *inputs, mode="late", label="", p
     with gpu_on_cpu(monkeypatch, mode) as gpu:
         plan = GPUPlan(form, CPU)
         plan.fill(EdgeSource(indices, indptr.long()))
-    sizes = PlanSizes.of(plan.csr.numbers[: PlanNumber.COUNTS].tolist(), form)
+    sizes = PlanSizes.of(plan.numbers.tolist(), form)
     offsets, columns = canonical_csr(CSRPattern(indptr, indices, shape), CPU)
-    assert torch.equal(plan.offsets[0], offsets), label
+    assert torch.equal(plan.csr.offsets[0], offsets), label
     assert torch.equal(plan.csr.indices, columns), label
     if part_edges:
         expected_items = make_row_items(offsets, None, part_edges)
@@ -220,10 +220,6 @@ def test_many_windows(monkeypatch):
     lengths = np.random.default_rng(6).choice([0, 0, 0, 1], 16 * 4200 - 5)
     plan, _ = check(monkeypatch, *random_csr(lengths, 900, 7, "repeated"), INPUTS["half_full"])
     assert plan.schedule.windows[0] > 4096
-
-
-def test_grids():
-    assert [grid_of(count, 8)[0] for count in (1, 8, 9, 8 * 31, 8 * 33, 8 * 1000)] == [1, 1, 2, 31, 34, 1024]
 
 
 def test_more_rows_than_a_block_counts(monkeypatch):

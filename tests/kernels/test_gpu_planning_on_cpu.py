@@ -122,7 +122,7 @@ def test_an_edge_with_an_id_out_of_range(monkeypatch, ids, dtype):
                 plan_by_kernels(graph, CPU, INPUTS[key], shapes)
             made = queue_plan(graph, CPU, INPUTS[key], shapes)
             expected = plan_by_kernels(kept, CPU, INPUTS[key], shapes)
-        numbers = made.plan.csr.numbers[: PlanNumber.COUNTS].tolist()
+        numbers = made.plan.numbers.tolist()
         assert 400 - numbers[PlanNumber.BAD_EDGE] == 17
         numbers[PlanNumber.BAD_EDGE] = 0
         exact = made.exact(numbers)
@@ -149,7 +149,7 @@ def test_a_damaged_csr(monkeypatch, what, place, value):
             with pytest.raises(ValueError, match=what):
                 plan_by_kernels(damaged, CPU, INPUTS[key], shapes)
             made = queue_plan(damaged, CPU, INPUTS[key], shapes)
-        for offsets in made.plan.offsets:
+        for offsets in made.plan.csr.offsets:
             assert (offsets == 0).all()
         for work in made.plan.row_items:
             assert sorted(work.items[:, 0].tolist())[-300:] == list(range(300))
@@ -176,7 +176,7 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
                 padded[:, : graph.num_edges] = graph.edge_index
                 padded = padded[:, torch.randperm(padded.shape[1], generator=torch.Generator().manual_seed(number))]
                 made.plan.fill(EdgeSource(padded))
-                exact = made.exact(made.plan.csr.numbers[: PlanNumber.COUNTS].tolist())
+                exact = made.exact(made.plan.numbers.tolist())
                 alone = EdgeList(padded[:, padded[0] >= 0], shape)
                 with monkeypatch.context() as patch:
                     # As the room, whatever the number of edges.
@@ -229,7 +229,7 @@ def test_csr_with_unused_memory_behind(monkeypatch):
         shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), inputs)
         made = make_room(GraphSize(*pattern.shape, len(longer)), CPU, inputs, shapes)
         made.plan.fill(EdgeSource(longer, indptr, may_end_early=True))
-        exact = made.exact(made.plan.csr.numbers[: PlanNumber.COUNTS].tolist())
+        exact = made.exact(made.plan.numbers.tolist())
     assert torch.equal(exact.by_edge.indices[: len(indices)], indices)
     assert (exact.by_edge.indices[len(indices) :] == 0).all()
 
