@@ -56,8 +56,12 @@ def takes_layer(plan: AttentionPlan, x: Tensor, dtype: torch.dtype, head_dim: in
         and plan.shape == (num_rows, num_rows)
         and plan.device == x.device
         and backend.unsupported(dtype, head_dim) is None
-        and (edges is None or (edges.bias is edges.multiplier is edges.types is None and edges.features.dtype is dtype))
+        and (edges is None or (edges.bias is edges.multiplier is edges.types is None and _is_of(edges, dtype)))
     )
+
+
+def _is_of(edges: BoundEdges, dtype: torch.dtype) -> bool:
+    return edges.padded_features is not None and edges.padded_features.dtype is dtype
 
 
 def attend_jointly(
@@ -71,11 +75,15 @@ def attend_jointly(
         parameters: weights of the parts, then as many biases or none.
         edge_weight: [H C, r], of key and value for the features of `call.edges`.
     """
-    given = (x, None if call.edges is None else call.edges.features, edge_weight, *parameters)
+    plan, edges = call.plan, call.edges
+    features = edges.features if edges is not None and edges.padded_features.requires_grad else None
+    given = (x, features, edge_weight, *parameters)
     if torch.is_grad_enabled():
         for each in given:
             if each is not None and each.requires_grad:
-                return _apply_layer(call._replace(plan=call.plan.differentiable()), *given)
+                if not plan.inputs.backward:
+                    call = call._replace(plan=plan.differentiable())
+                return _apply_layer(call, *given)
     return _forward(call, None, *given)
 
 

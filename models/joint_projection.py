@@ -194,11 +194,14 @@ def parameter_gradients(
         x: [N, F].
     """
     count = len(parts.sizes)
-    found: list[Tensor | None] = [None] * len(needed)
+    of_weights: Sequence[Tensor | None] = (None,) * count
+    of_biases: Sequence[Tensor | None] = (None,) * (len(needed) - count)
     if any(needed[:count]):
-        found[:count] = torch.mm(joint.t(), x).to(dtype).split_with_sizes(parts.sizes)
+        weight = torch.mm(joint.t(), x)
+        of_weights = (weight if weight.dtype is dtype else weight.to(dtype)).split_with_sizes(parts.sizes)
     if any(needed[count:]):
-        found[count:] = joint.sum(0, dtype=dtype).split_with_sizes(parts.sizes)
+        of_biases = joint.sum(0, dtype=dtype).split_with_sizes(parts.sizes)
+    found = [*of_weights, *of_biases]
     if not all(needed):
         found = [each if is_needed else None for each, is_needed in zip(found, needed, strict=True)]
     return found
