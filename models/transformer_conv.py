@@ -28,6 +28,9 @@ from models.planned_edges import bind_features, plan_edge_index, require_gradien
 class FusedTransformerConv(nn.Module):
     """TransformerConv with fused sparse attention.
 
+    The weights and biases of the projections are views of one memory, as those of `torch.nn.LSTM` are, so that one GEMM
+    takes them without a copy. Optimisers, `load_state_dict` and `state_dict` see separate parameters.
+
     Args:
         in_channels: columns of x, or (of sources, of targets).
         out_channels: columns C of a head.
