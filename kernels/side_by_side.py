@@ -99,7 +99,8 @@ class RowParts:
         if joint is None or (others and joint.untyped_storage().nbytes() != joint.numel() * joint.itemsize):
             return torch.cat([gradient.flatten(1) for gradient in gradients], 1)
         for gradient, first, size in zip(others, self._firsts[3:], self.sizes[3:], strict=True):
-            joint.narrow(1, first, size).copy_(gradient.flatten(1))
+            part = joint.as_strided((len(gradient), size), (self._pitch, 1), joint.storage_offset() + first)
+            part.copy_(gradient.flatten(1))
         return joint
 
 

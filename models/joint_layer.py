@@ -19,7 +19,7 @@ from kernels.autograd import NO_TERMS, gradients, split_terms
 from kernels.backends import REGISTRY
 from kernels.once_differentiable import refuse_double_backward
 from kernels.side_by_side import RowParts
-from models.joint_projection import join_parameters, joint_product, parameter_gradients
+from models.joint_projection import JointMemory, joint_product, parameter_gradients
 
 OF_ROWS = (True, True, True, False, False)  # wanted of DIFFERENTIABLE: query, key and value; not bias and multiplier
 
@@ -30,6 +30,7 @@ class LayerCall(NamedTuple):
     Attributes:
         plan: of a backend with `has_backward`.
         parts: columns of query, key and value, (H, C) each, and of the root or none.
+        memory: of the parameters, if they are in it.
         dtype: of the products.
         scale, dropout: of the plan's call.
         edges: features alone, of type `dtype`; None without.
@@ -38,6 +39,7 @@ class LayerCall(NamedTuple):
 
     plan: AttentionPlan
     parts: RowParts
+    memory: JointMemory
     dtype: torch.dtype
     scale: float
     dropout: float
@@ -54,8 +56,12 @@ def takes_layer(plan: AttentionPlan, x: Tensor, dtype: torch.dtype, head_dim: in
         and plan.shape == (num_rows, num_rows)
         and plan.device == x.device
         and backend.unsupported(dtype, head_dim) is None
-        and (edges is None or (edges.bias is edges.multiplier is edges.types is None and edges.features.dtype is dtype))
+        and (edges is None or (edges.bias is edges.multiplier is edges.types is None and _is_of(edges, dtype)))
     )
+
+
+def _is_of(edges: BoundEdges, dtype: torch.dtype) -> bool:
+    return edges.padded_features is not None and edges.padded_features.dtype is dtype
 
 
 def attend_jointly(
@@ -69,11 +75,15 @@ def attend_jointly(
         parameters: weights of the parts, then as many biases or none.
         edge_weight: [H C, r], of key and value for the features of `call.edges`.
     """
-    given = (x, None if call.edges is None else call.edges.features, edge_weight, *parameters)
+    plan, edges = call.plan, call.edges
+    features = edges.features if edges is not None and edges.padded_features.requires_grad else None
+    given = (x, features, edge_weight, *parameters)
     if torch.is_grad_enabled():
         for each in given:
             if each is not None and each.requires_grad:
-                return _Layer.apply(call._replace(plan=call.plan.differentiable()), *given)
+                if not plan.inputs.backward:
+                    call = call._replace(plan=plan.differentiable())
+                return _apply_layer(call, *given)
     return _forward(call, None, *given)
 
 
@@ -81,9 +91,10 @@ def _forward(
     call: LayerCall, ctx: Any, x: Tensor, features: Tensor | None, edge_weight: Tensor | None, *parameters: Tensor
 ) -> Tensor | tuple[Tensor, ...]:
     """The result; with `ctx` also what the backward pass reads."""
-    plan, parts, dtype, scale, dropout, bound, adds_root = call
-    x = x.to(dtype)
-    weight, bias = join_parameters(parameters, parts, dtype)
+    plan, parts, memory, dtype, scale, dropout, bound, adds_root = call
+    if x.dtype is not dtype:
+        x = x.to(dtype)
+    weight, bias = memory.join(parameters, parts, dtype)
     query, key, value, *roots = parts.split(joint_product(x, weight, bias))
     edges = ()
     if bound is not None or dropout:
@@ -95,7 +106,8 @@ def _forward(
     if ctx is not None:
         ctx.call, ctx.dtypes = call, (parameters[0].dtype, None if edge_weight is None else edge_weight.dtype)
         terms = split_terms(*edges)[0] if edges else NO_TERMS
-        ctx.save_for_backward(x, weight, query, key, value, output, lse, *terms)
+        # The weights themselves, too: autograd notices there that they changed in the meantime.
+        ctx.save_for_backward(x, weight, query, key, value, output, lse, *terms, *parameters[: len(parts.sizes)])
     if not adds_root:
         return output, *roots
     (root,) = roots
@@ -115,6 +127,7 @@ def _backward(
     """Gradients of the tensors that `_forward` takes."""
     plan, parts = call.plan, call.parts
     of_x, of_features, of_edges, *of_parameters = needed
+    saved = saved[: -len(parts.sizes)]
     wanted = (*OF_ROWS, of_features, of_edges, of_edges, False)
     settings = (REGISTRY[plan.backend], plan.data, call.scale, None, call.dropout, wanted, True)
     found = gradients(*settings, grad_output.view(saved[0].shape), *saved)
@@ -156,3 +169,8 @@ class _LayerGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> NoReturn:
         refuse_double_backward(ctx.name)
+
+
+# Function.apply in the C++ of torch: in front of it comes a search for the dead wrappers of torch.func among the
+# arguments, which takes as long as a launch. `joint_parameters` is None where torch.func runs.
+_apply_layer = super(torch.autograd.Function, _Layer).apply

@@ -2,9 +2,9 @@
 
     x [N, F]  ->  row:   | q: H heads of C | k: H heads of C | v: H heads of C | root |
 
-The parameters stay those of the layers, and each call copies them into one matrix: N rows of x outweigh the copy. The
-backward pass is a GEMM for x, one for all weights and a sum for all biases. Gradients of q, k and v that lie side by
-side (`kernels.side_by_side`) are part of the joint gradient as they are.
+The parameters stay those of the layers. They lie in one memory (`JointMemory`), or each call copies them into one
+matrix: N rows of x outweigh the copy. The backward pass is a GEMM for x, one for all weights and a sum for all biases.
+Gradients of q, k and v that lie side by side (`kernels.side_by_side`) are part of the joint gradient as they are.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 
 from kernels.autocast import input_type
@@ -43,7 +44,7 @@ def joint_parameters(x: Tensor, layers: Sequence[nn.Module]) -> tuple[torch.dtyp
     stand for them, see `project`."""
     if _is_transformed() or x.dim() != 2:
         return None
-    parameters = _parameters(layers)
+    parameters = plain_parameters(layers)
     if parameters is None:
         return None
     device_type = x.device.type
@@ -66,7 +67,7 @@ def _is_transformed() -> bool:
     return torch.compiler.is_compiling() or is_transformed() or torch._C._len_torch_dispatch_stack() > 0
 
 
-def _parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
+def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
     """The weights, then the biases, of layers that are plain and alike; None for others."""
     if _has_any_global_hook():
         return None
@@ -89,7 +90,7 @@ def _parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
 
 
 def join_parameters(parameters: Sequence[Tensor], parts: RowParts, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """The weights as one matrix, and the biases as one vector."""
+    """The weights as one matrix, and the biases as one vector, copied."""
     count = len(parts.shapes)
     weight = torch.cat(parameters[:count])
     bias = torch.cat(parameters[count:]) if len(parameters) > count else None
@@ -98,8 +99,89 @@ def join_parameters(parameters: Sequence[Tensor], parts: RowParts, dtype: torch.
     return weight, bias
 
 
+class JointMemory:
+    """Memory of the parameters of a module's linear layers, which need no copy to be joined; like `flatten_parameters`
+    of torch's recurrent layers.
+
+        | weights, one behind the other | (up to BIAS_ALIGNMENT elements unused) | biases |
+
+    Parameters that are elsewhere at a call (assigned, sharded, shared with other processes) are joined by a copy.
+    Copies of the module and modules read from a file start without it: see `lay`.
+    """
+
+    BIAS_ALIGNMENT = 128  # elements; GEMMs load biases in vectors
+
+    def __init__(self) -> None:
+        self._addresses: list[int] = []
+        self._memory = self._weight = self._bias = None
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return JointMemory, ()
+
+    def lay(self, parameters: Sequence[Tensor] | None) -> None:
+        """Move the parameters into one memory, where they are alike.
+
+        Args:
+            parameters: weights, [.., F] each, then as many biases or none; None: they cannot be joined.
+        """
+        if parameters is not None and [each.data_ptr() for each in parameters] == self._addresses:
+            return
+        self.__init__()
+        if parameters is None or not _can_move(parameters):
+            return
+        weights = [each for each in parameters if each.dim() == 2]
+        num_rows, num_columns = sum(len(each) for each in weights), weights[0].shape[1]
+        size = num_rows * num_columns
+        first_bias = size + -size % self.BIAS_ALIGNMENT
+        memory = weights[0].detach().new_empty(first_bias + num_rows)
+        starts = [0, first_bias]
+        for each in parameters:
+            kind = 2 - each.dim()
+            part = memory.as_strided(each.shape, each.stride(), starts[kind])
+            starts[kind] += each.numel()
+            part.copy_(each.detach())
+            each.data = part
+        self._addresses = [each.data_ptr() for each in parameters]
+        self._memory, self._shape, self._first_bias = memory, (num_rows, num_columns), first_bias
+        self._weight, self._bias = self._views(memory, len(parameters) > len(weights))
+
+    def join(self, parameters: Sequence[Tensor], parts: RowParts, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """`join_parameters`, without a copy where the parameters are in this memory."""
+        if [each.data_ptr() for each in parameters] != self._addresses:
+            return join_parameters(parameters, parts, dtype)
+        if self._memory.dtype is dtype:
+            return self._weight, self._bias
+        return self._views(self._memory.to(dtype), self._bias is not None)
+
+    def _views(self, memory: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+        num_rows, num_columns = self._shape
+        weight = memory.as_strided(self._shape, (num_columns, 1), 0)
+        return weight, memory.as_strided((num_rows,), (1,), self._first_bias) if has_bias else None
+
+
+def _can_move(parameters: Sequence[Tensor]) -> bool:
+    """Whether other memory may take the place of the parameters': columns of one x, one device, no parameter twice,
+    nobody else's memory."""
+    device = parameters[0].device
+    return (
+        device.type in ("cpu", "cuda")
+        and not torch.is_inference_mode_enabled()
+        and len({each.shape[1] for each in parameters if each.dim() == 2}) == 1
+        and len({id(each) for each in parameters}) == len(parameters)
+        and all(
+            type(each) is nn.Parameter
+            and each.device == device
+            and each.is_contiguous()
+            and not each.is_inference()
+            and each.untyped_storage().nbytes() == each.nbytes  # no view of anything
+            and not (device.type == "cpu" and each.is_shared())
+            for each in parameters
+        )
+    )
+
+
 def joint_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    return functional.linear(x, weight, bias)
 
 
 def parameter_gradients(
@@ -112,11 +194,14 @@ def parameter_gradients(
         x: [N, F].
     """
     count = len(parts.sizes)
-    found: list[Tensor | None] = [None] * len(needed)
+    of_weights: Sequence[Tensor | None] = (None,) * count
+    of_biases: Sequence[Tensor | None] = (None,) * (len(needed) - count)
     if any(needed[:count]):
-        found[:count] = torch.mm(joint.t(), x).to(dtype).split_with_sizes(parts.sizes)
+        weight = torch.mm(joint.t(), x)
+        of_weights = (weight if weight.dtype is dtype else weight.to(dtype)).split_with_sizes(parts.sizes)
     if any(needed[count:]):
-        found[count:] = joint.sum(0, dtype=dtype).split_with_sizes(parts.sizes)
+        of_biases = joint.sum(0, dtype=dtype).split_with_sizes(parts.sizes)
+    found = [*of_weights, *of_biases]
     if not all(needed):
         found = [each if is_needed else None for each, is_needed in zip(found, needed, strict=True)]
     return found

@@ -9,6 +9,9 @@ PyTorch Geometric itself is not needed. With W = lin_edge.weight, an edge adds W
 and a_ij apart (`EdgeData.features`), so that no tensor [E, H, C] is made.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,12 +21,15 @@ from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
 from models.edge_attention import attend_edges
 from models.joint_layer import LayerCall, attend_jointly, takes_layer
-from models.joint_projection import joint_parameters, project
+from models.joint_projection import JointMemory, joint_parameters, plain_parameters, project
 from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 
 
 class FusedTransformerConv(nn.Module):
     """TransformerConv with fused sparse attention.
+
+    The weights and biases of the projections are views of one memory, as those of `torch.nn.LSTM` are, so that one GEMM
+    takes them without a copy. Optimisers, `load_state_dict` and `state_dict` see separate parameters.
 
     Args:
         in_channels: columns of x, or (of sources, of targets).
@@ -92,11 +98,25 @@ class FusedTransformerConv(nn.Module):
         of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
         self._parts = RowParts(of_head, of_head, of_head, *of_root)  # of all projections, where they share x
         self._source_parts, self._target_parts = RowParts(of_head, of_head), RowParts(of_head, *of_root)
+        self._memory = JointMemory()
+        self._lay_parameters()
         self.reset_parameters()  # a second draw, as in PyG's layer: the same seed gives the same weights
 
     def reset_parameters(self) -> None:
         for layer in self.children():
             layer.reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedTransformerConv":
+        super()._apply(fn, recurse)  # `to`, `half`, `cuda`: each parameter gets memory of its own
+        self._lay_parameters()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lay_parameters()
+
+    def _lay_parameters(self) -> None:
+        self._memory.lay(plain_parameters(self._joint_layers()))
 
     def plan(
         self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
@@ -209,7 +229,7 @@ class FusedTransformerConv(nn.Module):
             return self._attend(query, key, value, plan, edge_attr), root
         adds_root = self.root_weight and self.concat and not self.beta
         dropout = self.dropout if self.training else 0.0
-        call = LayerCall(plan, self._parts, dtype, self._scale, dropout, edge_attr, adds_root)
+        call = LayerCall(plan, self._parts, self._memory, dtype, self._scale, dropout, edge_attr, adds_root)
         edge_layer = self.lin_edge
         out = attend_jointly(call, x, parameters, None if edge_layer is None else edge_layer.weight)
         if adds_root:

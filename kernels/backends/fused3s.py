@@ -88,11 +88,11 @@ class FusedKernelSpec:
         sizes = (self.dim, self.heads, self.dim_warps, self.block_warps)
         return cpp_name("fused3s", self.element, self.out_dtype, *sizes, self.terms)
 
-    @property
+    @cached_property
     def block_warps(self) -> int:
         return self.warps * self.dim_warps
 
-    @property
+    @cached_property
     def copy_bytes(self) -> int:
         """Bytes of a cp.async, which each row of a head must be aligned to."""
         return math.gcd(self.dtype.itemsize * self.dim, LOAD_BYTES)

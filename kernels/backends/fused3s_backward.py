@@ -61,27 +61,27 @@ class BackwardKernelSpec:
             "fused3s_backward", self.element, self.dim, self.columns, self.dim_warps, self.warps, self.terms
         )
 
-    @property
+    @cached_property
     def copy_bytes(self) -> int:
         """Bytes of a cp.async, which each row of a head must be aligned to."""
         return math.gcd(self.itemsize * self.dim, LOAD_BYTES)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         return self.element.dtype.itemsize
 
-    @property
+    @cached_property
     def dim_warps(self) -> int:
         """Warps of a team, each with its part of the columns."""
         row_bytes = self.itemsize * self.dim
         return 1 if row_bytes <= WARP_ROW_BYTES else 2 if row_bytes <= 2 * WARP_ROW_BYTES else 4
 
-    @property
+    @cached_property
     def warps(self) -> int:
         """Warps of a thread block."""
         return self.teams * self.dim_warps
 
-    @property
+    @cached_property
     def slices(self) -> int:
         """Slices of 16 columns of a warp."""
         return -(-self.dim // (SLICE * self.dim_warps))
@@ -95,7 +95,7 @@ class BackwardKernelSpec:
         ring = -(-self.warps * STAGES * stage // records) * records
         return ring + self.warps * records + self.teams * TEAM_BYTES[self.dim_warps]
 
-    @property
+    @cached_property
     def partial_floats(self) -> int:
         """Floats of struct GradientPartial."""
         return (2 if self.columns else 1) * self.dim_warps * self.slices * 16 * SLICE

@@ -55,7 +55,7 @@ class EdgeKernelSpec:
     def name(self) -> str:
         return cpp_name("fused3s_edges", self.dtype, self.out_dtype, self.dim, self.heads, self.terms)
 
-    @cached_property  # like the other two: on small graphs a call takes as long as the host's work for it
+    @property
     def lanes(self) -> int:
         """Lanes of a group."""
         return self.heads * lanes_of_head(self.dim)
@@ -64,7 +64,7 @@ class EdgeKernelSpec:
     def groups_per_block(self) -> int:
         return WARPS * WARP_SIZE // self.lanes
 
-    @property
+    @cached_property
     def partial_floats(self) -> int:
         """Floats of a partial: O, maximum, sum and features of each lane, in whole float4."""
         features = max(1, FEATURES // lanes_of_head(self.dim)) if self.terms & VALUE_FEATURES else 0

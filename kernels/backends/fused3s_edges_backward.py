@@ -77,7 +77,7 @@ class EdgeBackwardSpec:
     def groups_per_block(self) -> int:
         return WARPS * WARP_SIZE // (self.heads * lanes_of_head(self.dim))
 
-    @property
+    @cached_property
     def partial_floats(self) -> int:
         """Floats of a partial: the sums of each lane in whole float4."""
         lane_features = max(1, FEATURES // lanes_of_head(self.dim))
@@ -358,7 +358,7 @@ def _feature_gradient(
 
 def _weight_gradient(rows: torch.Tensor, feature_sums: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[H, d, r]: the sum over rows of `rows` [N, H, d] times `feature_sums` [H, N, 16]."""
-    return torch.bmm(rows.permute(1, 2, 0), feature_sums)[..., : weight.shape[2]].contiguous()
+    return torch.bmm(rows.permute(1, 2, 0), feature_sums)[..., : weight.shape[2]]
 
 
 def _type_gradient(

@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import EDGE_CASES
+from formula_backend import FormulaBackend
 
 from kernels import EdgeData, plan_attention
+from kernels.backends import REGISTRY
 from models import planned_edges
 from models.transformer_conv import FusedTransformerConv
 
-BACKENDS = ["reference", "csr_unfused", "scatter", "dgl"]
+BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
 SWITCHES = list(itertools.product((True, False), repeat=4))  # concat, beta, bias, root_weight
+
+
+@pytest.fixture(autouse=True)
+def formula(monkeypatch):
+    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
 
 
 def pyg():
@@ -353,8 +360,9 @@ def test_a_second_derivative_is_right_or_an_error():
 
     theirs, ours = layers(7, 5, heads=2, edge_dim=3)
     assert relative_error(of_forces(ours), of_forces(theirs)) < 1e-10
-    with pytest.raises(NotImplementedError, match="backend dgl has no second derivatives"):
-        of_forces(layers(7, 5, heads=2, edge_dim=3, backend="dgl")[1])
+    for backend in ("dgl", "formula"):
+        with pytest.raises(NotImplementedError, match=f"backend {backend} has no second derivatives"):
+            of_forces(layers(7, 5, heads=2, edge_dim=3, backend=backend)[1])
 
 
 def test_missing_gradients_are_an_error_not_silence(planned, monkeypatch):

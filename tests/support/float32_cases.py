@@ -173,7 +173,7 @@ class Float32Call:
 
     def leaves(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """The inputs that have a gradient, by the names of `Gradients`."""
-        names = [field.name for field in fields(Gradients) if field.name not in ROWS]
+        names = [name for name in Gradients._fields if name not in ROWS]
         given = {name: getattr(self.edges, name) for name in names}
         given = {name: self.tensors[name] for name in ROWS} | {name: x for name, x in given.items() if x is not None}
         return {name: each.detach().to(dtype).requires_grad_() for name, each in given.items()}

@@ -1,0 +1,165 @@
+"""A layer as one autograd function, on a backend with a backward pass of its own: what autograd and users do with it,
+and the memory that its parameters share. Its numbers: test_transformer_conv.py; with the fused kernels:
+test_layers_on_cpu.py.
+"""
+
+import copy
+import io
+
+import pytest
+import torch
+from formula_backend import FormulaBackend
+
+from kernels.backends import REGISTRY
+from models import joint_projection
+from models.transformer_conv import FusedTransformerConv
+
+close = torch.testing.assert_close
+NODES = 6
+EDGES = torch.tensor([[0, 1, 2, 3, 3, 5, 0], [1, 2, 0, 3, 4, 1, 4]])
+
+
+@pytest.fixture(autouse=True)
+def formula(monkeypatch):
+    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """Calls that joined the parameters by a copy."""
+    calls = []
+    join = joint_projection.join_parameters
+    monkeypatch.setattr(joint_projection, "join_parameters", lambda *given: calls.append(given) or join(*given))
+    return calls
+
+
+def pair(**options):
+    """A layer on the backend with a backward pass of its own, and the same on one that autograd differentiates."""
+    torch.manual_seed(0)
+    layer = FusedTransformerConv(4, 3, heads=2, backend="formula", **options).double()
+    other = copy.deepcopy(layer)
+    other.backend = "reference"
+    return layer, other
+
+
+def features():
+    return torch.randn(NODES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+def gradients(layer, x, *attr):
+    torch.manual_seed(3)
+    leaves = [each for each in (x, *attr, *layer.parameters()) if each.requires_grad]
+    return torch.autograd.grad(layer(x, EDGES, *attr).square().sum(), leaves)
+
+
+@pytest.mark.parametrize("options", [{}, {"concat": False}, {"beta": True}, {"edge_dim": 2}], ids=str)
+def test_frozen_parameters_and_inputs_get_no_gradient(options):
+    attr = (torch.randn(EDGES.shape[1], 2).double().requires_grad_(),) if options.get("edge_dim") else ()
+    layer, other = pair(**options)
+    for each in (layer, other):
+        for parameter in (each.lin_query.weight, each.lin_skip.bias, *each.lin_value.parameters()):
+            parameter.requires_grad_(False)
+    for x in (features(), features().detach()):
+        for mine, expected in zip(gradients(layer, x, *attr), gradients(other, x, *attr), strict=True):
+            close(mine, expected)
+
+
+def test_dropout_follows_torchs_random_numbers():
+    layer, other = pair(dropout=0.5)
+    found, expected = (gradients(each, features()) for each in (layer, other))
+    for mine, right in zip(found, expected, strict=True):
+        close(mine, right)
+    assert not torch.allclose(found[0], gradients(layer.eval(), features())[0])
+
+
+def test_a_gradient_of_an_expanded_gradient():
+    layer, other = pair()
+    found, expected = (
+        torch.autograd.grad(each(features(), EDGES).sum(), each.lin_key.weight) for each in (layer, other)
+    )
+    close(found, expected)
+
+
+def test_weights_that_change_before_the_backward_pass_are_an_error():
+    layer, _ = pair()
+    loss = layer(features(), EDGES).sum()
+    with torch.no_grad():
+        layer.lin_key.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_hooks_of_parameters_see_gradients_that_are_theirs_alone():
+    layer, other = pair()
+    seen = []
+    layer.lin_value.weight.register_hook(lambda gradient: seen.append(gradient) or 2 * gradient)
+    for each in (layer, other):
+        each(features(), EDGES).square().sum().backward()
+    close(seen[0], other.lin_value.weight.grad)
+    close(layer.lin_value.weight.grad, 2 * other.lin_value.weight.grad)
+    layer.lin_query.weight.grad.zero_()
+    close(layer.lin_key.weight.grad, other.lin_key.weight.grad)
+
+
+def test_parameters_are_not_copied_together(copies):
+    layer, other = pair()
+    rate = {"lr": 0.1}
+    for each in (layer, other):
+        optimiser = torch.optim.AdamW(each.parameters(), **rate)
+        for _ in range(3):
+            optimiser.zero_grad()
+            each(features(), EDGES).square().sum().backward()
+            optimiser.step()
+    for mine, expected in zip(layer.parameters(), other.parameters(), strict=True):
+        close(mine, expected)
+    assert len({each.untyped_storage().data_ptr() for each in layer.parameters()}) == 1
+    assert not [given for given in copies if given[0][0] is layer.lin_query.weight]
+
+
+def test_copies_and_other_types_have_memory_of_their_own(copies):
+    layer, _ = pair()
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+        assert twin(features(), EDGES).abs().max() == 0
+        assert layer(features(), EDGES).abs().max() > 0
+        single = copy.deepcopy(layer).float()
+        close(single(features().float(), EDGES).double(), layer(features(), EDGES), rtol=1e-5, atol=1e-5)
+        with torch.autocast("cpu", torch.bfloat16):
+            close(single(features().float(), EDGES).double(), layer(features(), EDGES), rtol=0.1, atol=0.1)
+    assert not copies
+
+
+@pytest.mark.parametrize("how", ["assign", "pickle", "replaced", "tied", "data"])
+def test_parameters_that_are_elsewhere_count(how):
+    layer, other = pair()
+    state = {name: 2 * tensor for name, tensor in layer.state_dict().items()}
+    if how == "pickle":
+        file = io.BytesIO()
+        torch.save(layer, file)
+        layer = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    for each in (layer, other):
+        if how == "assign":
+            each.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+        elif how == "replaced":
+            each.lin_key.weight = torch.nn.Parameter(state["lin_key.weight"].clone())
+        elif how == "tied":
+            each.lin_key.weight = each.lin_query.weight
+            each.float().double()
+        elif how == "data":
+            each.lin_key.weight.data = state["lin_key.weight"].clone()
+    for mine, expected in zip(gradients(layer, features()), gradients(other, features()), strict=True):
+        close(mine, expected)
+
+
+def test_memory_of_others_stays_theirs():
+    """Parameters that are views, and those that processes share."""
+    layer, _ = pair()
+    flat = torch.randn(layer.lin_key.weight.numel() + 1, dtype=torch.float64)
+    layer.lin_key.weight.data = flat[1:].view_as(layer.lin_key.weight)
+    layer._apply(lambda tensor: tensor)
+    flat.zero_()
+    assert layer.lin_key.weight.abs().max() == 0
+    shared = pair()[0].share_memory()
+    assert all(each.is_shared() for each in shared.parameters())
