@@ -160,7 +160,7 @@ def test_other_inputs_have_another_schedule(plannable):
     for name in ("kv_tiles", "tile_offset", "row_ids"):
         assert torch.equal(getattr(other.data, name), getattr(plan.data, name))
     assert other.order is plan.order
-    assert (plan.data.schedule.warps, other.data.schedule.warps) == (4, 2)
+    assert (plan.data.schedule.warps, other.data.schedule.warps) == (2, 2)  # what the widest heads of float32 fit
     assert other.data.schedule.heuristic != plan.data.schedule.heuristic
     assert_same_plan(other.for_inputs(), plan)
 
