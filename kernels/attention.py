@@ -47,6 +47,7 @@ Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `c
 
 import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -279,12 +280,13 @@ def _can_reorder(device: torch.device) -> bool:
     return any(backend.reorders and not backend.unavailable(device) for backend in REGISTRY.values())
 
 
-def _fastest_first(device: torch.device, num_heads: int) -> list[Backend]:
+def _fastest_first(device: torch.device, num_heads: int) -> Iterator[Backend]:
     """The backends of "auto". On a CPU a pass a head costs no more than one for all."""
-    backends = [backend for backend in REGISTRY.values() if backend.in_auto]
-    if device.type == "cuda" and num_heads > 1:
-        backends.sort(key=lambda backend: backend.head_by_head)
-    return backends
+    last = device.type == "cuda" and num_heads > 1
+    for is_last in (False, True) if last else (None,):
+        for backend in REGISTRY.values():
+            if backend.in_auto and is_last in (None, backend.head_by_head):
+                yield backend
 
 
 def _warn_of_slower_backend(name: str, reason: str) -> None:
