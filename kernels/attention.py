@@ -54,6 +54,7 @@ Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `c
 
 import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -286,13 +287,13 @@ def _can_reorder(device: torch.device) -> bool:
     return any(backend.reorders and not backend.unavailable(device) for backend in REGISTRY.values())
 
 
-def _fastest_first(device: torch.device) -> list[Backend]:
+def _fastest_first(device: torch.device) -> Iterator[Backend]:
     """The backends of "auto". On a CPU a pass a head costs no more than one for all; on a GPU that of cuSPARSE costs
     more, also of one head, and takes no repeated edges."""
-    backends = [backend for backend in REGISTRY.values() if backend.in_auto]
-    if device.type == "cuda":
-        backends.sort(key=lambda backend: backend.head_by_head)
-    return backends
+    for is_last in (False, True) if device.type == "cuda" else (None,):
+        for backend in REGISTRY.values():
+            if backend.in_auto and is_last in (None, backend.head_by_head):
+                yield backend
 
 
 def _warn_of_slower_backend(name: str, reason: str) -> None:

@@ -100,15 +100,15 @@ def _take_apart(value: Any, tensors: list[torch.Tensor], numbers: list[int], for
         kind = type(part)
         if part is None:
             form.append(None)
-        elif isinstance(part, torch.Tensor):
+        elif kind is int:
+            numbers.append(part)
+            form.append(int)
+        elif kind is torch.Tensor or isinstance(part, torch.Tensor):
             # torch._dynamo.mark_static_address, whose import takes a second: the CUDA graphs of torch.compile read the
             # plan where it is, instead of copying it at every replay.
             part._dynamo_static_input_type = "unguarded"
             tensors.append(part)
             form.append(torch.Tensor)
-        elif kind is int:
-            numbers.append(part)
-            form.append(int)
         elif kind is tuple or _parts_of(kind) is not None:
             _take_apart(part, tensors, numbers, form)
         else:

@@ -13,6 +13,7 @@ from .base import Backend
 MAX_DIM = 256
 MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; the kernels without tensor cores are tested from there on too
 HALF_TYPES = (torch.float16, torch.bfloat16)
+NO_GPU = "no NVIDIA GPU found, or this PyTorch has no CUDA"
 LOAD_BYTES = 16  # one lane's load of a row in the fused kernels
 
 
@@ -52,16 +53,18 @@ class KernelInstance:
 
 def cuda_unavailable(device: torch.device) -> str | None:
     """Why no kernel of this repository can run on `device`; None when they can."""
+    if device.type == "cuda":
+        return _lacks(device)
     if not torch.cuda.is_available():
-        return "no NVIDIA GPU found, or this PyTorch has no CUDA"
-    if device.type != "cuda":
-        return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
-    return _lacks(device)
+        return NO_GPU
+    return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
 
 
-@cache  # it takes as long as some launches
+@cache  # for every plan it would take as long as a launch
 def _lacks(device: torch.device) -> str | None:
     """What a GPU lacks, itself or in packages."""
+    if not torch.cuda.is_available():
+        return NO_GPU
     if not _is_installed("cupy"):
         return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
     if not _is_installed("cuda.bindings"):

@@ -316,7 +316,7 @@ class MadePlan:
     Attributes:
         plan: its memory.
         size: what decides between the kernels.
-        bounded: the plan with room for the most that there can be.
+        bounded: the plan with room for the most that there can be; gone with `unchecked`.
     """
 
     def __init__(
@@ -332,9 +332,13 @@ class MadePlan:
 
     def unchecked(self, follows: bool) -> Fused3SData:
         """The bounded plan; `follows`: with exact sizes, or the error, at a call when the GPU has come so far."""
+        bounded = self.bounded
+        del (
+            self.bounded
+        )  # or it and its progress would hold each other, and their memory, until Python looks for cycles
         if follows and self.plan.device.type == "cuda":
-            object.__setattr__(self.bounded, "progress", PlanProgress(self))
-        return _on_stream(self.bounded, self.plan.device)
+            object.__setattr__(bounded, "progress", PlanProgress(self))
+        return _on_stream(bounded, self.plan.device)
 
     def exact(self, numbers: list[int]) -> Fused3SData:
         """The plan cut to what is used, from the first PlanNumber.COUNTS numbers; raises for ids out of range."""

@@ -115,32 +115,25 @@ class GPUCSR:
             most_edges: up to MOST_EDGES.
         """
         self._memory, self._shape, self._most_edges = memory, shape, most_edges
-        (num_rows, num_cols), base = shape, memory.data_ptr()
+        (num_rows, num_cols), base, view, size = shape, memory.data_ptr(), memory.as_strided, (most_edges,)
         self.address_of_numbers, offsets = take(), take()
         self.zeros = self.address_of_numbers, (offsets - self.address_of_numbers) // 4
         self.address_of_offsets = (offsets, offsets + 8 * (num_rows + 1))
-        first = (offsets - base) // 4
-        if transposes:
-            end = first + 2 * (num_rows + num_cols + 2)
-            self.offsets = memory[first:end].view(torch.int64).split_with_sizes((num_rows + 1, num_cols + 1))
-        else:
-            self.offsets = (memory[first : first + 2 * (num_rows + 1)].view(torch.int64),)
-
-        def array(address: int) -> torch.Tensor:
-            return memory.as_strided((most_edges,), (1,), (address - base) // 4)
-
+        wide, first = memory.view(torch.int64), (offsets - base) // 8
+        self.offsets = [wide.as_strided((num_rows + 1,), (1,), first)]
         self.address_of_indices = take()
-        self.indices = array(self.address_of_indices)
+        self.indices = view(size, (1,), (self.address_of_indices - base) // 4)
         self.address_of_edges, self.edges = 0, None
         if wants_edges:
             self.address_of_edges = take()
-            self.edges = array(self.address_of_edges)
+            self.edges = view(size, (1,), (self.address_of_edges - base) // 4)
         self.address_of_column_indices = self.address_of_column_edges = 0
         self.column_indices = self.column_edges = None
         if transposes:
+            self.offsets.append(wide.as_strided((num_cols + 1,), (1,), first + num_rows + 1))
             self.address_of_column_indices, self.address_of_column_edges = take(), take()
-            self.column_indices = array(self.address_of_column_indices)
-            self.column_edges = array(self.address_of_column_edges)
+            self.column_indices = view(size, (1,), (self.address_of_column_indices - base) // 4)
+            self.column_edges = view(size, (1,), (self.address_of_column_edges - base) // 4)
 
     @property
     def numbers(self) -> torch.Tensor:
@@ -191,7 +184,8 @@ class GPUCSR:
 
 def allocate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, list[int]]:
     """Memory for arrays of so many 32-bit words, one behind the other, and the address of each."""
-    memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+    words = sum(sizes)
+    memory = torch.empty(words + words % 2, dtype=torch.int32, device=device)  # to be read as int64, too
     address, addresses = memory.data_ptr(), []
     for size in sizes:
         addresses.append(address)

@@ -1,0 +1,57 @@
+"""Numbers that a GPU found, read without waiting."""
+
+import pytest
+import torch
+
+from kernels.formats.gpu_csr import allocate
+from kernels.runtime.launch import launch_all
+from kernels.runtime.readback import Readback
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def device():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def readback_of(value: int, device: torch.device) -> Readback:
+    numbers = torch.full((5,), value, device=device)
+    return Readback(numbers.data_ptr(), 5, device.index)  # the memory is free before the copy has run
+
+
+def test_gpu_copies_in_flight_are_kept_apart(device):
+    torch.cuda._sleep(20_000_000)
+    found = [readback_of(value, device) for value in range(50)]
+    assert not found[-1].is_done()
+    found[-1].wait()
+    assert all(each.is_done() for each in found)
+    assert [each.numbers() for each in found] == [[value] * 5 for value in range(50)]
+
+
+def test_gpu_memory_of_a_copy_that_nobody_read_is_not_used_before_it_has_run(device):
+    torch.cuda._sleep(20_000_000)
+    for value in range(5):
+        readback_of(value, device)  # given back at once
+    kept = [readback_of(10 + value, device) for value in range(5)]
+    kept[-1].wait()
+    assert [each.numbers() for each in kept] == [[10 + value] * 5 for value in range(5)]
+
+
+def test_gpu_copies_on_another_stream(device):
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        found = readback_of(7, device)
+    torch.cuda.current_stream(device).synchronize()
+    assert not found.is_done()
+    found.wait()
+    assert found.numbers() == [7] * 5
+
+
+def test_gpu_zeros_are_as_many_as_asked_for(device):
+    memory, (first, second) = allocate((6, 4), device)
+    memory.fill_(-1)
+    launch_all(device.index, [], (second, 3))
+    assert memory.tolist() == [-1] * 6 + [0] * 3 + [-1]
+    assert second == first + 24
