@@ -131,5 +131,5 @@ def test_only_wanted_gradients(monkeypatch):
     call = Float32Call.make(EDGE_LISTS["directed"](), 8, 8, "all", 0.4)
     for name in call.leaves(torch.float32):
         _, _, gradients = call.run(monkeypatch, wanted={name})
-        assert {field for field, value in vars(gradients).items() if value is not None} == {name}
+        assert {field for field, value in gradients._asdict().items() if value is not None} == {name}
         assert isinstance(gradients, Gradients)
