@@ -28,7 +28,6 @@ from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYT
 TEAMS = 4
 FEW_TEAMS = 2  # for heads that several warps share: a block of eight is alone on its SM
 WARP_ROW_BYTES = 256  # of a row in one warp: wider heads are shared by two warps or four
-FLOAT_WARPS = 8  # per SM, for which the kernel's launch bounds leave registers
 # As in cuda/team.cuh and cuda/fused3s_backward.cu:
 TEAM_BYTES = {1: 0, 2: 4 * 2048, 4: 5 * 2048}  # of struct TeamMemory, by warps
 STATS_BYTES = 128  # of a stage: struct RowStats of 16 rows
@@ -101,10 +100,12 @@ class BackwardKernelSpec:
         return (2 if self.columns else 1) * self.dim_warps * self.slices * 16 * SLICE
 
     def blocks_per_sm(self, gpu: GPULimits) -> int:
-        """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
+        """Blocks that run on an SM at once; warps by registers are max_backward_warps of the kernel."""
+        width = SLICE * self.slices
         if self.itemsize == 4:
-            max_warps = FLOAT_WARPS
-        elif SLICE * self.slices <= 64:
+            one_term = self.element is Element.TF32
+            max_warps = 16 if width <= 16 else 12 if width <= 32 or (one_term and not self.columns) else 8
+        elif width <= 64:
             max_warps = 12 if self.columns else 16
         else:
             is_tight = self.terms or gpu.capability != (9, 0)
@@ -197,7 +198,7 @@ def _pass_inputs(
 
 def _teams(gpu: GPULimits, head_dim: int | None, dtype: torch.dtype | None, columns: bool) -> BlockShape:
     """Teams of a block, and teams that the GPU runs at once."""
-    element = ELEMENTS[dtype or torch.float16]  # blocks with one TF32 term are those with three
+    element = ELEMENTS[dtype or torch.float16]  # float32: three terms, whatever the precision is now
     spec = BackwardKernelSpec(element, head_dim or COMMON_DIM, columns)
     if spec.dim_warps > 1:
         spec = replace(spec, teams=FEW_TEAMS)

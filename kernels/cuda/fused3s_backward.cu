@@ -68,7 +68,7 @@
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 __device__ constexpr int max_backward_warps() {
   constexpr int kWidth = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kWidth;
-  if constexpr (kIsWide<kIn>) return 8;
+  if (kIsWide<kIn>) return kWidth <= 16 ? 16 : kWidth <= 32 || (kIn == Element::kTF32 && !kColumns) ? 12 : 8;
   if (kWidth <= 64) return kColumns ? 12 : 16;
   if (kColumns || kDimWarps > 1) return 8;
 #if __CUDA_ARCH__ == 900

@@ -204,9 +204,9 @@ def test_auto_says_once_for_a_reason_why_it_leaves_fused3s(on_a_gpu, monkeypatch
         assert on_a_gpu(torch.float16, 64, 8) == "scatter"
 
 
-def test_auto_takes_cusparse_for_one_head_and_no_pass_a_head_for_several(on_a_gpu):
+def test_auto_on_a_gpu_takes_what_counts_repeated_edges_before_cusparse(on_a_gpu):
     with pytest.warns(SlowerBackendWarning):
-        assert on_a_gpu(torch.float64, 64, 1) == "csr_unfused"
+        assert on_a_gpu(torch.float64, 64, 1) == "scatter"
     assert on_a_gpu(torch.float64, 64, 2) == "scatter"
 
 

@@ -182,7 +182,7 @@ def test_odd_dimensions_and_float32(monkeypatch):
 
 
 def test_nan_stays_in_its_head_and_window(monkeypatch):
-    """A NaN in a query of float32 reaches the gradients of its row, and of columns in the windows that gather it."""
+    """A NaN in a float32 query reaches the gradients of its own row, and of columns in the windows that gather it."""
     graph = GRAPHS["n_one_past_16"]()
     case = make_case(graph, 40, FLOAT, replace(VARIANTS[1], strided=False))
     clean = run(monkeypatch, graph, case, VARIANTS[1])

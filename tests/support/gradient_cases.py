@@ -110,11 +110,8 @@ def _passes(
 
 
 def assert_gradients(grads, case: GradientCase, label: str) -> None:
-    """No row of a gradient is further off than twice torch's worst, relative to the row's terms; with three TF32 terms
-    four times."""
-    factor, floor = 2, FLOOR
-    if input_element(case.query.dtype) is Element.FLOAT:
-        factor, floor = 4, float_floor(case)
+    """No row of a gradient is further off than twice torch's worst, float32 four times, relative to the row's terms."""
+    factor, floor = (4, float_floor(case)) if case.query.dtype == torch.float32 else (2, FLOOR)
     plain = torch_gradients(case, case.query.dtype)
     for name, grad, expected, same_types, terms in zip(
         ("query", "key", "value"), grads, expected_gradients(case), plain, gradient_terms(case), strict=True
@@ -135,9 +132,14 @@ def assert_gradients(grads, case: GradientCase, label: str) -> None:
 
 
 def float_floor(case: GradientCase) -> float:
-    """FLOOR for three TF32 terms: weights are off by the error of a score, some units of the sum of its terms."""
-    of_edges = case.query.abs()[case.row] * case.key.abs()[case.col]
-    return 2.0**-22 * (1 + abs(case.scale) * of_edges.sum(-1).max().item() if len(case.row) else 0)
+    """FLOOR of float32: weights are off by the error of a score, some units of its terms. With one TF32 term the errors
+    of the terms are independent of each other."""
+    if not len(case.row):
+        return 0
+    terms = (case.query[case.row] * case.key[case.col]).abs()
+    three_terms = input_element(torch.float32) is Element.FLOAT
+    unit, size = (2.0**-22, terms.sum(-1)) if three_terms else (2.0**-11, terms.norm(dim=-1))
+    return unit * (1 + abs(case.scale) * size.max().item())
 
 
 def _row_errors(grad: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
