@@ -18,7 +18,7 @@ from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
 from .base import Gradients
 from .cuda import LOAD_BYTES, aligned_rows
-from .feature_products import FEATURES, add_features, project_query
+from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients
 from .fused3s_edges import (
     KEY_FEATURES,
@@ -265,18 +265,22 @@ class _EdgeTensors:
         edges, wanted = self.edges, self.wanted
         if of_rows.query is not None and self.key_sums is not None:  # dq += W t
             add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
-        found = {
+        makers = {
             "bias": lambda: _for_heads(self.bias, edges.bias),
             "multiplier": lambda: _for_heads(self.multiplier, edges.multiplier),
             "features": lambda: _feature_gradient(
                 *(self.work, edges.features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
             ),
-            "key_weight": lambda: _weight_gradient(query, self.key_sums, edges.key_weight),
-            "value_weight": lambda: _weight_gradient(grad_output, self.value_sums, edges.value_weight),
             "type_weight": lambda: _type_gradient(transposed, query, key, self.score_weights, edges),
         }
-        return of_rows._replace(**{name: make() for name, make in found.items() if name in wanted})
+        found = {name: make() for name, make in makers.items() if name in wanted}
+        products = {"key_weight": (query, self.key_sums), "value_weight": (grad_output, self.value_sums)}
+        names = [name for name in products if name in wanted]
+        if names:
+            gradients = weight_gradients([products[name] for name in names], edges.features.shape[1])
+            found.update(zip(names, gradients, strict=True))
+        return of_rows._replace(**found)
 
 
 def _launch(
@@ -354,11 +358,6 @@ def _feature_gradient(
             overlaps=True,
         )
     return gradient[:, :num_features]
-
-
-def _weight_gradient(rows: torch.Tensor, feature_sums: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[H, d, r]: the sum over rows of `rows` [N, H, d] times `feature_sums` [H, N, 16]."""
-    return torch.bmm(rows.permute(1, 2, 0), feature_sums)[..., : weight.shape[2]]
 
 
 def _type_gradient(

@@ -3,8 +3,9 @@
 //
 //   project_query   u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     C[16 rows, 16 features] = q[16, kDim] W[kDim, 16]
 //   add_features    O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    C[16 rows, kDim] = s[16, 16] W'^T[16, kDim]
+//   weight_gradient dW[h, d, c] = sum_n q[n, h, d] t[h, n, c]     C[kDim, 16 features] = q^T[kDim, 16] t[16 rows, 16]
 //
-// Grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's heads lie in
+// The first two: grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's heads lie in
 // shared memory as B fragments, zero past kDim, past the last feature and past the last head.
 //
 // The order of the dimensions and of the features in the fragments is the one in which a lane's elements are neighbours
@@ -14,6 +15,12 @@
 //                   column 2t + e of tile n of C          feature 4t + 2n + e
 //   add_features    A0, A2                                features 4t to 4t + 3
 //                   column 2t + e of tile n of C          element 2n + e of O's chunk of lane t
+//   weight_gradient row g, g + 8 of m-tile w of C         the two elements of word w of q's words of lane group g
+//                   column j of n-tile n                  feature 2j + n
+//                   k-steps 2t, 2t + 1, 2t + 8, 2t + 9    rows t, t + 4, t + 8, t + 12 of a tile
+//
+// weight_gradient transposes q and t in registers: a word holds two neighbours of a row, a fragment's register two
+// rows. Its grid: weight_gradient.cuh.
 #include "common.cuh"
 #include "elements.cuh"
 #include "feature_rows.cuh"
@@ -22,6 +29,8 @@
 #include "ptx/ld_global.cuh"
 #include "ptx/ld_shared.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/mul_wide.cuh"
+#include "weight_gradient.cuh"
 
 constexpr int kMinBlocks = 3;  // of an SM: registers for the loads in flight; the grid has as many
 
@@ -206,4 +215,71 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __gri
       }
     }
   }
+}
+
+// Words of a row that a lane loads: lane group g = lane / 4 has kLaneWords neighbours, of 8 * kLaneWords in the slice.
+template <int kDim>
+struct GradientTile : GradientSlice<kDim, sizeof(u16)> {
+  static constexpr int kLaneWords = GradientSlice<kDim, sizeof(u16)>::kDims / kTileM;
+  static constexpr int kNTiles = kFeatures / kTileN;
+  static constexpr int kQuads = kLaneWords * kNTiles;  // C0 to C3 of n-tile quad % 2 of m-tile quad / 2
+  static constexpr int kLanes = kWarpSize;
+  static constexpr int kTileLoads = kTileM / 4;                // rows of a lane
+  static constexpr int kBatch = kLaneWords < 4 ? 2 : 1;  // tiles whose loads are in flight together
+
+  __device__ static __forceinline__ int dim(int quad, int lane, int i) {
+    return 2 * (kLaneWords * (lane / 4) + quad / kNTiles) + i / 2;
+  }
+  __device__ static __forceinline__ int feature(int quad, int lane, int i) {
+    return 2 * (2 * (lane % 4) + i % 2) + quad % kNTiles;
+  }
+};
+
+template <Element kIn, int kDim>
+__global__ void __launch_bounds__(kThreads, kMinBlocks) weight_gradient(const __grid_constant__ WeightGradientParams p) {
+  using Tile = GradientTile<kDim>;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+
+  const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
+  const char* const rows = element_address<kIn>(p.rows[blockIdx.z], Tile::head() * p.head_stride[blockIdx.z]);
+  const char* const feature_sums =
+      element_address<kIn>(p.feature_sums[blockIdx.z], static_cast<i64>(Tile::head()) * p.num_rows * kFeatures);
+  const int row_bytes = p.row_bytes[blockIdx.z];
+  const int first_byte = Tile::first_dim() * static_cast<int>(sizeof(u16)) + 4 * Tile::kLaneWords * g;
+  const int num_tiles = divide_up(p.num_rows, kTileM), stride = gridDim.y * kWarps;
+  float sum[Tile::kQuads][4] = {};
+  for (int tile = blockIdx.y * kWarps + threadIdx.x / kWarpSize; tile < num_tiles; tile += Tile::kBatch * stride) {
+    u32 words[Tile::kBatch][Tile::kTileLoads][Tile::kLaneWords], features[Tile::kBatch][Tile::kTileLoads];
+#pragma unroll
+    for (int batch = 0; batch < Tile::kBatch; ++batch) {
+#pragma unroll
+      for (int i = 0; i < Tile::kTileLoads; ++i) {
+        const u32 row = kTileM * (static_cast<u32>(tile) + batch * stride) + 4 * i + t;  // of the second tile: 2^31 and more
+        const bool exists = row < static_cast<u32>(p.num_rows);
+        const char* const source = rows + mul_wide_s32(static_cast<int>(row), row_bytes);
+        Tile::template load<4 * Tile::kLaneWords>(words[batch][i], source, first_byte, exists);
+        const i64 feature = static_cast<i64>(row) * kFeatures + 2 * g;
+        load_words<4>(&features[batch][i], element_address<kIn>(feature_sums, feature), exists);
+      }
+    }
+#pragma unroll
+    for (int batch = 0; batch < Tile::kBatch; ++batch) {
+      const u32(&b)[Tile::kTileLoads] = features[batch];
+#pragma unroll
+      for (int word = 0; word < Tile::kLaneWords; ++word) {
+        u32 a[Tile::kTileLoads];
+#pragma unroll
+        for (int i = 0; i < Tile::kTileLoads; ++i) a[i] = words[batch][i][word];
+        const u32 a0 = low_halves(a[0], a[1]), a1 = high_halves(a[0], a[1]);
+        const u32 a2 = low_halves(a[2], a[3]), a3 = high_halves(a[2], a[3]);
+        mma_m16n8k16<kIn>(sum[2 * word], a0, a1, a2, a3, low_halves(b[0], b[1]), low_halves(b[2], b[3]));
+        mma_m16n8k16<kIn>(sum[2 * word + 1], a0, a1, a2, a3, high_halves(b[0], b[1]), high_halves(b[2], b[3]));
+      }
+    }
+  }
+  float4 quads[Tile::kQuads];
+#pragma unroll
+  for (int i = 0; i < Tile::kQuads; ++i) quads[i] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+  store_weight_gradient<kIn, Tile>(quads, p);
 }

@@ -1,11 +1,21 @@
-"""cuda/feature_products.cu on the CPU (tests/cuda_shim): the real source and the real launches against float64."""
+"""cuda/feature_products.cu on the CPU (tests/cuda_shim): the real source and the real launches against float64.
+
+Of float32 only the gradients of the weights; tests/kernels/test_float32_edges_on_cpu.py runs the other kernels.
+"""
 
 import pytest
 import torch
 from poison import poisoned_buffers
 
 from kernels.backends import feature_products
-from kernels.backends.feature_products import FEATURES, AddFeaturesSpec, ProjectQuerySpec, add_features, project_query
+from kernels.backends.feature_products import (
+    FEATURES,
+    AddFeaturesSpec,
+    ProjectQuerySpec,
+    add_features,
+    project_query,
+    weight_gradients,
+)
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
 pytestmark = [
@@ -111,11 +121,90 @@ def test_warps_of_many_tiles_and_more_head_groups_than_blocks_at_once(monkeypatc
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
 
 
+GRADIENT_DIMS = [2, 10, 16, 36, 64, 72, 256]
+# Rows, heads, features, multiprocessors and mode: a part of a tile, one row block, and more row blocks than warps.
+GRADIENT_CASES = [
+    (1, 1, 1, 1, "late"),
+    (15, 3, 8, 2, "random"),
+    (16, 8, 11, 1, "early"),
+    (1000, 3, 16, 16, "random"),
+    (1000, 8, 8, 1, "late"),
+    (5000, 1, 11, 16, "early"),
+]
+
+
+def gradient_operands(rows, heads, dim, dtype, strided, seed=0):
+    return strided_query(rows, heads, dim, dtype, strided), randn(heads, rows, FEATURES, dtype=dtype, seed=seed)
+
+
+def sums_over_rows(rows, feature_sums, num_features):
+    return torch.einsum("nhd,hnc->hdc", rows, feature_sums[..., :num_features])
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT, FLOAT], ids=str)
+@pytest.mark.parametrize("dim", GRADIENT_DIMS)
+def test_weight_gradients(monkeypatch, dim, dtype):
+    for turn, (rows, heads, features, num_sms, mode) in enumerate(GRADIENT_CASES):
+        products = [gradient_operands(rows, heads, dim, dtype, turn % 2 == number, number) for number in range(2)]
+        products = products[: 2 - turn % 3 // 2]
+        with cuda_on_cpu(MODES[mode], num_sms=num_sms) as gpu, poisoned_buffers(monkeypatch):
+            gradients = weight_gradients(products, features)
+        assert len(gpu.launched) == 1
+        for number, (gradient, product) in enumerate(zip(gradients, products, strict=True)):
+            label = f"rows {rows}, heads {heads}, features {features}, product {number}"
+            assert gradient.shape == (heads, dim, features), label
+            assert gradient.dtype == dtype, label
+            assert gradient.is_contiguous(), label
+            exact = [each.double() for each in product]
+            expected = sums_over_rows(*exact, features)
+            terms = sums_over_rows(*(each.abs() for each in exact), features)
+            error = (gradient - expected).abs()
+            allowed = rounding(dtype) * expected.abs() + 1e-6 * terms
+            assert (error <= allowed).all(), f"{label}: off by {error.max():.2e}"
+
+
+@pytest.mark.parametrize(("rows", "heads", "dim"), [(5000, 3, 16), (5000, 1, 64)])
+def test_weight_gradients_in_float32_lose_no_more_than_plain_torch(monkeypatch, rows, heads, dim):
+    products = [gradient_operands(rows, heads, dim, FLOAT, False)]
+    with cuda_on_cpu(num_sms=4), poisoned_buffers(monkeypatch):
+        (gradient,) = weight_gradients(products, FEATURES)
+    expected = sums_over_rows(*(each.double() for each in products[0]), FEATURES)
+    plain = (sums_over_rows(*products[0], FEATURES) - expected).abs().max()
+    assert (gradient - expected).abs().max() <= 4 * plain
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_weight_gradients_are_nan_only_where_an_input_is(monkeypatch, dtype):
+    rows, heads, dim, features = 300, 3, 10, 11
+    query, sums = gradient_operands(rows, heads, dim, dtype, True)
+    other = gradient_operands(rows, heads, dim, dtype, False, seed=1)
+    query[299, 1, 3], sums[2, 5, 4] = torch.nan, torch.nan
+    sums[0, :, features:] = torch.nan
+    with cuda_on_cpu(num_sms=4), poisoned_buffers(monkeypatch):
+        gradient, of_other = weight_gradients([(query, sums), other], features)
+    hit = torch.zeros(heads, dim, features, dtype=torch.bool)
+    hit[1, 3, :], hit[2, :, 4] = True, True
+    assert torch.equal(gradient.isnan(), hit)
+    assert not of_other.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT, FLOAT], ids=str)
+def test_weight_gradients_have_the_same_bits_in_every_order(monkeypatch, dtype):
+    products = [gradient_operands(1000, 3, 16, dtype, False)]
+    found = []
+    for mode in MODES.values():
+        with cuda_on_cpu(mode, num_sms=16), poisoned_buffers(monkeypatch):
+            found += weight_gradients(products, 11)
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
 def test_no_rows():
     weight = randn(2, 8, 3, dtype=HALF)
     with cuda_on_cpu() as gpu:
         assert project_query(randn(0, 2, 8, dtype=HALF), weight).shape == (2, 0, FEATURES)
         add_features(randn(0, 2, 8, dtype=HALF), randn(2, 0, FEATURES, dtype=HALF), weight)
+        gradients = weight_gradients([gradient_operands(0, 2, 8, HALF, False)] * 2, 3)
+        assert [gradient.tolist() for gradient in gradients] == [torch.zeros(2, 8, 3).tolist()] * 2
     assert not gpu.launched
 
 
@@ -131,4 +220,6 @@ def test_blocks_fill_the_gpu_once(monkeypatch):
         monkeypatch.setattr(feature_products, "launch_kernel", lambda _, grid, *rest, **options: grids.append(grid))
         for rows in (1, 129, 100_000):
             project_query(torch.empty(rows, 2, 64, dtype=HALF), torch.empty(2, 64, 3, dtype=HALF))
-    assert grids == [(2, 1), (2, 2), (2, 6)]
+        for dtype, dim in ((HALF, 64), (HALF, 72), (FLOAT, 16)):
+            weight_gradients([gradient_operands(5000, 1, dim, dtype, False)] * 2, 3)
+    assert grids == [(2, 1), (2, 2), (2, 6), (1, 6, 2), (2, 3, 2), (1, 4, 2)]

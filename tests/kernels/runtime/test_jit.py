@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from kernels import KernelCompileError
+from kernels.backends import feature_products
 from kernels.backends.cuda import KernelInstance
 from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
-from kernels.backends.feature_products import AddFeaturesSpec, ProjectQuerySpec
+from kernels.backends.feature_products import AddFeaturesSpec, ProjectQuerySpec, WeightGradientSpec
 from kernels.backends.flashsparse import Kernels
 from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group, kernel_spec
 from kernels.backends.fused3s_backward import FEW_TEAMS, BackwardKernelSpec
@@ -201,6 +202,17 @@ def test_float32_edge_by_edge(arch):
     ]
     for spec, report in compile_ptxas(products, arch).items():
         check(spec, report, arch, registers=128, static_bytes=report.shared_bytes)
+
+
+@pytest.mark.parametrize("arch", FLOAT_ARCHS)
+def test_gradients_of_feature_weights(arch):
+    """Registers for the blocks of an SM that the grid has: three, or two of float32."""
+    dtype = (HALF, BFLOAT)[FLOAT_ARCHS.index(arch) % 2]
+    for each, registers in ((dtype, 80), (FLOAT, 128)):
+        specs = [WeightGradientSpec(each, dim) for dim in (2, 10, 16, 24, 34, 36, 64, 256)]
+        for spec, report in compile_ptxas(specs, arch).items():
+            static_bytes = feature_products.WARPS * feature_products.FEATURES * spec.slice_dims * 4 + 4
+            check(spec, report, arch, registers, static_bytes)
 
 
 def test_every_head_dimension_is_compiled_for_some_architecture():
