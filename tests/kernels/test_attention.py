@@ -176,7 +176,7 @@ def test_auto_logs_its_choice(caplog):
 
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "chosen"),
-    [(torch.float32, 64, "dgl"), (torch.float16, 64, "fused3s"), (torch.float16, 260, "dgl")],
+    [(torch.float32, 64, "fused3s"), (torch.float64, 64, "dgl"), (torch.float16, 260, "dgl")],
 )
 def test_auto_passes_over_backends_that_cannot_take_the_inputs(monkeypatch, dtype, head_dim, chosen):
     for backend in REGISTRY.values():
