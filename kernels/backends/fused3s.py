@@ -85,8 +85,9 @@ class FusedKernelSpec:
 
     @property
     def name(self) -> str:
-        sizes = (self.dim, self.heads, self.dim_warps, self.block_warps)
-        return cpp_name("fused3s", self.element, self.out_dtype, *sizes, self.terms)
+        team = (self.dim_warps,) if self.dim_warps > 1 else ()
+        sizes = (self.dim, self.heads, self.block_warps, self.terms, *team)
+        return cpp_name("fused3s", self.element, self.out_dtype, *sizes)
 
     @cached_property
     def block_warps(self) -> int:

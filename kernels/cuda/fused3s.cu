@@ -158,7 +158,7 @@ struct Choose<false, Then, Else> {
   using Type = Else;
 };
 
-template <Element kIn, Element kOut, int kDim, int kHeads, int kDimWarps, int kWarps, int kTerms>
+template <Element kIn, Element kOut, int kDim, int kHeads, int kWarps, int kTerms, int kDimWarps = 1>
 __global__ void __launch_bounds__(kWarps* kWarpSize,
                                   max_warps<kIn, columns_of_warp<kDim, kDimWarps>(), kHeads, kTerms>() / kWarps)
     fused3s(const __grid_constant__ Params p) {

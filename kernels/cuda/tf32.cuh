@@ -3,7 +3,8 @@
 //   x = high + low    high: sign, exponent and 10 bits of the fraction, which is what mma reads of x; low: the rest
 //   a b = high_a high_b + high_a low_b + low_a high_b    and low_a low_b, below 2^-20 |a b|, which is left out
 //
-// low of an infinity is NaN, and so is any product with it: with three terms an infinity in an input acts as a NaN.
+// low of an infinity is NaN, and so is any product with it: with three terms an infinity in an input acts as a NaN. So may
+// a product above 2^11 times the largest float32, since low may have the other sign; smaller ones become infinities.
 #pragma once
 #include "common.cuh"
 #include "ptx/mma_tf32.cuh"

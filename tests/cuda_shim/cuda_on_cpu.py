@@ -150,7 +150,7 @@ def build(source: str, name: str, folder: Path = CUDA_FOLDER) -> ctypes.CDLL:
     _compile(path, text, *includes, "-x", "c++", "-", "-x", "none", str(shim / "shim.o"), what=name)
     library = ctypes.CDLL(str(path))
     library.shim_launch.restype = ctypes.c_char_p
-    library.shim_bank_conflicts.restype = ctypes.c_uint64
+    library.shim_bank_conflicts.restype = library.shim_word_conflicts.restype = ctypes.c_uint64
     library.shim_allocate.restype = ctypes.c_void_p
     library.shim_allocate.argtypes = (ctypes.c_size_t,)
     library.shim_free.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
@@ -247,13 +247,14 @@ class CpuGpu:
         mode: of the launches to come.
         launched: names of the instances launched so far.
         cpu_seconds: limit of a launch, for kernels that never end.
-        bank_conflicts: of the loads from shared memory in all launches so far.
+        bank_conflicts: of the 8- and 16-byte loads from shared memory in all launches so far.
+        word_conflicts: of the 4-byte loads.
     """
 
     def __init__(self, mode: Mode, folder: Path = CUDA_FOLDER, cpu_seconds: int = 60) -> None:
         self.mode, self.folder, self.cpu_seconds = mode, folder, cpu_seconds
         self.launched: list[str] = []
-        self.bank_conflicts = 0
+        self.bank_conflicts = self.word_conflicts = 0
 
     def get_kernel(self, spec: Any, device_index: int | None) -> Any:
         return spec
@@ -301,6 +302,7 @@ class CpuGpu:
             if message:
                 raise CudaError(f"{spec.name}: {message.decode()}")
             self.bank_conflicts += library.shim_bank_conflicts()
+            self.word_conflicts += library.shim_word_conflicts()
             for place, each in enumerate(guarded):
                 if each is not None:
                     updated = place in UPDATED.get(spec.name.split("<")[0], ())

@@ -91,7 +91,7 @@ static bool run_resident() {
   return reason == 2;
 }
 
-static uint64_t bank_conflicts;  // of the loads of the launch
+static uint64_t bank_conflicts, word_conflicts;  // of the loads of 8 and 16 bytes, and of 4 bytes, of the launch
 
 // Loads of a warp are done 128 bytes at a time: eight lanes of 16 bytes, sixteen of 8, all of 4, which should find their
 // words in different banks: how many of them wait for another one. The lanes' n-th loads belong together.
@@ -108,7 +108,7 @@ static void count_bank_conflicts(const Warp& warp) {
         const SharedLoad* const before = load_of(other, n);
         if (before && own->address != before->address && own->address / bytes % (128 / bytes) ==
                                                              before->address / bytes % (128 / bytes)) {
-          ++bank_conflicts;
+          ++(bytes == 4 ? word_conflicts : bank_conflicts);
           break;
         }
       }
@@ -156,7 +156,7 @@ const char* run(const Launch& given, size_t params_bytes, void (*body)(const cha
   random_state = launch.seed * 2 + 1;
   kernel_body = body;
   message.clear();
-  bank_conflicts = 0;
+  bank_conflicts = word_conflicts = 0;
   reset_fibers();
   if (launch.params_bytes != params_bytes) {
     message = format("struct Params: %u bytes given, the kernel takes %zu", launch.params_bytes, params_bytes);
@@ -176,5 +176,6 @@ const char* run(const Launch& given, size_t params_bytes, void (*body)(const cha
 
 #define SHIM_FOR_PYTHON extern "C" __attribute__((visibility("default")))
 SHIM_FOR_PYTHON uint64_t shim_bank_conflicts() { return shim::bank_conflicts; }
+SHIM_FOR_PYTHON uint64_t shim_word_conflicts() { return shim::word_conflicts; }
 SHIM_FOR_PYTHON void* shim_allocate(size_t bytes) { return shim::allocate_guarded(bytes); }
 SHIM_FOR_PYTHON void shim_free(void* pointer, size_t bytes) { shim::free_guarded(pointer, bytes); }

@@ -78,6 +78,9 @@ SPECS += [
     for one_term in (False, True)
     if ("1" if one_term else "3") in terms
 ]
+# 16 bits, three TF32 terms, and one in teams of two warps.
+OF_EACH_ELEMENT = [SPECS[3], FusedKernelSpec(FLOAT, FLOAT, 64), FusedKernelSpec(FLOAT, FLOAT, 128, 2, 1, 0, True, 2)]
+each_element = pytest.mark.parametrize("spec", OF_EACH_ELEMENT, ids=lambda spec: spec.name)
 BY_WARP = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
 BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
 SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
@@ -127,7 +130,8 @@ def run(
         with poisoned_buffers(monkeypatch):
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
             output = fused3s.launch(spec, replace(data, schedule=schedule), q, k, v, variant.scale, lse)
-    assert gpu.bank_conflicts == 0, "the swizzles of K and V spread eight rows over all banks"
+    conflicts = gpu.bank_conflicts, gpu.word_conflicts
+    assert conflicts == (0, 0), "the swizzles of K and V spread the rows of a load over all banks"
     return output, lse
 
 
@@ -143,21 +147,21 @@ def test_every_case_matches_float64(monkeypatch, spec):
             assert_attention(output, tensors, graph, variant.scale, label, lse=lse, one_term=spec.one_term)
 
 
+@each_element
 @pytest.mark.parametrize("mode", MODES)
-def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode):
+def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode, spec):
     graph = GRAPHS["wide"]()
-    spec = SPECS[3]
     tensors = inputs(graph, 2, spec.dim, spec.dtype)
     results = [run(monkeypatch, spec, graph, tensors, Variant(SPLIT, each, 2, 0.2))[0] for each in ("late", mode)]
     assert torch.equal(*results)
 
 
+@each_element
 @pytest.mark.parametrize("split", [BY_WARP, BY_BLOCK, SPLIT], ids=["by_warp", "by_block", "split"])
 @pytest.mark.parametrize("name", ["hub", "wide", "n_one_past_16"])
-def test_every_edge_counts_once(monkeypatch, name, split):
+def test_every_edge_counts_once(monkeypatch, name, split, spec):
     """With q = 0 and v = one-hot of key mod d, the output times the degree is the number of such keys."""
     graph = GRAPHS[name]()
-    spec = SPECS[3]
     q, k, v = (torch.zeros_like(each) for each in inputs(graph, 1, spec.dim, spec.dtype))
     keys = torch.arange(graph.shape[1])
     v[keys, 0, keys % spec.dim] = 1
@@ -168,12 +172,12 @@ def test_every_edge_counts_once(monkeypatch, name, split):
     torch.testing.assert_close(found, counts, rtol=0, atol=1e-3)
 
 
+@each_element
 @pytest.mark.parametrize("split", [BY_WARP, SPLIT], ids=["by_warp", "split"])
 @pytest.mark.parametrize("name", ["n_one_past_16", "wide", "empty_rows_and_windows"])
-def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split):
+def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split, spec):
     """NaN in a row of K or Q reaches exactly the rows with an edge to it, in V at least those."""
     graph = GRAPHS[name]()
-    spec = SPECS[3]
     uses = torch.from_numpy(graph.toarray() != 0)
     key, query = int(uses.sum(0).argmax()), int(uses.sum(1).argmax())
     assert 0 < uses[:, key].sum() < len(uses)
@@ -183,11 +187,26 @@ def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split):
         tensors = inputs(graph, 1, spec.dim, spec.dtype)
         tensors[place][row, 0, spec.dim // 2] = torch.nan
         output, _ = run(monkeypatch, spec, graph, tensors, variant)
-        assert_attention(output, tensors, graph, variant.scale, name)
+        assert_attention(output, tensors, graph, variant.scale, name, one_term=spec.one_term)
     tensors = inputs(graph, 1, spec.dim, spec.dtype)
     tensors[2][key] = torch.nan
     output, _ = run(monkeypatch, spec, graph, tensors, variant)
     assert output[uses[:, key]].isnan().all()
+
+
+@pytest.mark.parametrize("spec", OF_EACH_ELEMENT[1:], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("split", [BY_WARP, SPLIT], ids=["by_warp", "split"])
+def test_scores_that_overflow_to_minus_infinity_have_no_weight(monkeypatch, split, spec):
+    """Column 0 of q is 1e20, that of one key -1e19: as if its edges were not there; a row with no other edge is 0."""
+    graph = GRAPHS["tall"]()
+    q, k, v = inputs(graph, 1, spec.dim, spec.dtype)
+    q[..., 0], k[..., 0] = 1e20, 0.0
+    mask = graph.toarray() != 0
+    key = mask[mask.sum(1) == 1][0].argmax()  # of a row with one edge
+    k[key, 0, 0] = -1e19
+    output, _ = run(monkeypatch, spec, graph, [q, k, v], Variant(split, "late", 1, 0.2))
+    q[..., 0], k[key, 0, 0], mask[:, key] = 0.0, 0.0, False
+    assert_attention(output, [q, k, v], type(graph)(mask), 0.2, "without the key", one_term=spec.one_term)
 
 
 @pytest.mark.parametrize("reorder", ["none", "rcm"])

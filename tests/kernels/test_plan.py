@@ -154,13 +154,13 @@ def test_bytes_are_those_of_all_tensors(plannable):
 
 def test_other_inputs_have_another_schedule(plannable):
     plan = make_plan("fused3s", "hub", reorder="rcm")
-    other = plan.for_inputs(head_dim=256, num_heads=4096)
-    assert other.inputs == InputSpec(None, 256, 4096)
+    other = plan.for_inputs(head_dim=64, num_heads=4096)
+    assert other.inputs == InputSpec(None, 64, 4096)
     assert plan.inputs == InputSpec()
     for name in ("kv_tiles", "tile_offset", "row_ids"):
         assert torch.equal(getattr(other.data, name), getattr(plan.data, name))
     assert other.order is plan.order
-    assert (plan.data.schedule.warps, other.data.schedule.warps) == (2, 2)  # what the widest heads of float32 fit
+    assert (plan.data.schedule.warps, other.data.schedule.warps) == (2, 4)
     assert other.data.schedule.heuristic != plan.data.schedule.heuristic
     assert_same_plan(other.for_inputs(), plan)
 
