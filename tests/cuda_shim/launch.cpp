@@ -79,7 +79,6 @@ static void start_block(unsigned slot, unsigned linear) {
     thread.done = thread.waited_for_grid = false;
     thread.waits_for = nullptr;
     thread.shared_loads.clear();
-    thread.shared_loads_of_8.clear();
     ready.push_back(&thread);
   }
 }
@@ -92,24 +91,25 @@ static bool run_resident() {
   return reason == 2;
 }
 
-static uint64_t bank_conflicts;  // of the 16-byte and 8-byte loads of the launch
+static uint64_t bank_conflicts, word_conflicts;  // of the loads of 8 and 16 bytes, and of 4 bytes, of the launch
 
-// Loads of a warp are done for 128 bytes at a time, eight lanes of 16 bytes or sixteen of 8, which should find their
-// words in different banks: how many lanes wait for another one. The lanes' n-th loads belong together.
-static void count_bank_conflicts(const Warp& warp, std::vector<uint32_t> Thread::* loads, uint32_t bytes) {
-  const int at_once = 128 / bytes;
-  for (int first = 0; first < 32; first += at_once) {
-    for (size_t n = 0; n < (warp.lanes[first]->*loads).size(); ++n) {
-      for (int lane = first; lane < first + at_once; ++lane) {
-        if (n >= (warp.lanes[lane]->*loads).size()) continue;
-        const uint32_t address = (warp.lanes[lane]->*loads)[n];
-        for (int other = first; other < lane; ++other) {
-          if (n >= (warp.lanes[other]->*loads).size()) continue;
-          const uint32_t before = (warp.lanes[other]->*loads)[n];
-          if (address != before && address / bytes % at_once == before / bytes % at_once) {
-            ++bank_conflicts;
-            break;
-          }
+// Loads of a warp are done 128 bytes at a time: eight lanes of 16 bytes, sixteen of 8, all of 4, which should find their
+// words in different banks: how many of them wait for another one. The lanes' n-th loads belong together.
+static void count_bank_conflicts(const Warp& warp) {
+  const auto load_of = [&](int lane, size_t n) {
+    const auto& loads = warp.lanes[lane]->shared_loads;
+    return n < loads.size() ? &loads[n] : nullptr;
+  };
+  for (size_t n = 0; n < warp.lanes[0]->shared_loads.size(); ++n) {
+    const uint32_t bytes = warp.lanes[0]->shared_loads[n].bytes;
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const SharedLoad* const own = load_of(lane, n);
+      for (unsigned other = lane / (128 / bytes) * (128 / bytes); own && other < lane; ++other) {
+        const SharedLoad* const before = load_of(other, n);
+        if (before && own->address != before->address && own->address / bytes % (128 / bytes) ==
+                                                             before->address / bytes % (128 / bytes)) {
+          ++(bytes == 4 ? word_conflicts : bank_conflicts);
+          break;
         }
       }
     }
@@ -118,10 +118,7 @@ static void count_bank_conflicts(const Warp& warp, std::vector<uint32_t> Thread:
 
 static void check_block(const Block& block) {
   check_canaries(block);
-  for (const Warp& warp : block.warps) {
-    count_bank_conflicts(warp, &Thread::shared_loads, 16);
-    count_bank_conflicts(warp, &Thread::shared_loads_of_8, 8);
-  }
+  for (const Warp& warp : block.warps) count_bank_conflicts(warp);
   if (launch.overlaps && !block.waited_for_grid) end_launch("no thread of a block executed griddepcontrol.wait");
   for (const Barrier& barrier : block.barriers) {
     if (!barrier.waiting.empty()) end_launch("a block ended while threads waited at a barrier");
@@ -159,7 +156,7 @@ const char* run(const Launch& given, size_t params_bytes, void (*body)(const cha
   random_state = launch.seed * 2 + 1;
   kernel_body = body;
   message.clear();
-  bank_conflicts = 0;
+  bank_conflicts = word_conflicts = 0;
   reset_fibers();
   if (launch.params_bytes != params_bytes) {
     message = format("struct Params: %u bytes given, the kernel takes %zu", launch.params_bytes, params_bytes);
@@ -179,5 +176,6 @@ const char* run(const Launch& given, size_t params_bytes, void (*body)(const cha
 
 #define SHIM_FOR_PYTHON extern "C" __attribute__((visibility("default")))
 SHIM_FOR_PYTHON uint64_t shim_bank_conflicts() { return shim::bank_conflicts; }
+SHIM_FOR_PYTHON uint64_t shim_word_conflicts() { return shim::word_conflicts; }
 SHIM_FOR_PYTHON void* shim_allocate(size_t bytes) { return shim::allocate_guarded(bytes); }
 SHIM_FOR_PYTHON void shim_free(void* pointer, size_t bytes) { shim::free_guarded(pointer, bytes); }

@@ -57,7 +57,7 @@ void load_matrices(bool is_transposed, u32* r, u32 address, Site site) {
     u32 address;
   } own{r, address};
   pause(site);
-  current->shared_loads.push_back(address);
+  current->shared_loads.push_back({address, 16});
   const char* const name = is_transposed ? "ldmatrix.x4.trans" : "ldmatrix.x4";
   warp_collective(name, is_transposed ? 20 : 22, 0xffffffffu, own, site, [=](Operands** lanes) SHIM_UNSEEN {
     for (int matrix = 0; matrix < 4; ++matrix) {

@@ -85,6 +85,10 @@ struct Copy {
   bool done;
 };
 
+struct SharedLoad {
+  uint32_t address, bytes;
+};
+
 struct Thread {
   jmp_buf context;
   bool started = false;  // the fiber has its stack
@@ -102,8 +106,7 @@ struct Thread {
   void* condition_data = nullptr;
   std::vector<Copy> copies;            // cp.async, oldest first, up to their wait_group
   std::vector<size_t> group_ends;      // of the committed groups among them
-  std::vector<uint32_t> shared_loads;       // addresses of its 16-byte loads, for bank conflicts
-  std::vector<uint32_t> shared_loads_of_8;  // and of its 8-byte loads
+  std::vector<SharedLoad> shared_loads;  // for bank conflicts
 };
 
 // A set of threads that meet. Every arrival gives its size, since threads of the block may have returned.
