@@ -1,26 +1,27 @@
 // The products with the weights of low-rank edge features, in front of fused3s_edges.cu and behind it, of 16-bit tensors;
 // bound by memory. feature_products_float.cu: of float32.
 //
-//   project_query   u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     C[16 rows, 16 features] = q[16, kDim] W[kDim, 16]
-//   add_features    O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    C[16 rows, kDim] = s[16, 16] W'^T[16, kDim]
-//   weight_gradient dW[h, d, c] = sum_n q[n, h, d] t[h, n, c]     C[kDim, 16 features] = q^T[kDim, 16] t[16 rows, 16]
+//   project_query    u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     C[16 rows, 16 features] = q[16, kDim] W[kDim, 16]
+//   add_features     O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    C[16 rows, kDim] = s[16, 16] W'^T[16, kDim]
+//   weight_gradient  dW[h, d, c] = sum_n q[n, h, d] t[h, n, c]     C[kDim, 16 features] = q^T[kDim, 16] t[16 rows, 16]
 //
-// The first two: grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's heads lie in
-// shared memory as B fragments, zero past kDim, past the last feature and past the last head.
+// Of the first two, grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's
+// heads lie in shared memory as B fragments, zero past kDim, past the last feature and past the last head. The grid of
+// weight_gradient: weight_gradient.cuh.
 //
 // The order of the dimensions and of the features in the fragments is the one in which a lane's elements are neighbours
 // in memory; A and B, or B and C, share it. With g = lane / 4:
 //
-//   project_query   k-steps 2 * quad and 2 * quad + 1     A0, A2 of both: the four words of q's chunk of lane t
-//                   column 2t + e of tile n of C          feature 4t + 2n + e
-//   add_features    A0, A2                                features 4t to 4t + 3
-//                   column 2t + e of tile n of C          element 2n + e of O's chunk of lane t
-//   weight_gradient row g, g + 8 of m-tile w of C         the two elements of word w of q's words of lane group g
-//                   column j of n-tile n                  feature 2j + n
-//                   k-steps 2t, 2t + 1, 2t + 8, 2t + 9    rows t, t + 4, t + 8, t + 12 of a tile
+//   project_query    k-steps 2 * quad and 2 * quad + 1      A0, A2 of both: the four words of q's chunk of lane t
+//                    column 2t + e of tile n of C           feature 4t + 2n + e
+//   add_features     A0, A2                                 features 4t to 4t + 3
+//                    column 2t + e of tile n of C           element 2n + e of O's chunk of lane t
+//   weight_gradient  rows g and g + 8 of m-tile w of C      both elements of word kLaneWords * g + w of a row of q
+//                    column j of n-tile n of C              feature 2j + n
+//                    columns 2t, 2t+1, 2t+8, 2t+9 of A      rows t, t + 4, t + 8, t + 12 of a tile of q and t
 //
-// weight_gradient transposes q and t in registers: a word holds two neighbours of a row, a fragment's register two
-// rows. Its grid: weight_gradient.cuh.
+// weight_gradient transposes q and t in registers: a word from memory has two neighbours of one row, a register of a
+// fragment the same element of two rows.
 #include "common.cuh"
 #include "elements.cuh"
 #include "feature_rows.cuh"
@@ -217,14 +218,14 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __gri
   }
 }
 
-// Words of a row that a lane loads: lane group g = lane / 4 has kLaneWords neighbours, of 8 * kLaneWords in the slice.
+// A lane loads kLaneWords neighbouring words of a row of q, of 8 * kLaneWords in the slice, and one word of t.
 template <int kDim>
 struct GradientTile : GradientSlice<kDim, sizeof(u16)> {
   static constexpr int kLaneWords = GradientSlice<kDim, sizeof(u16)>::kDims / kTileM;
   static constexpr int kNTiles = kFeatures / kTileN;
   static constexpr int kQuads = kLaneWords * kNTiles;  // C0 to C3 of n-tile quad % 2 of m-tile quad / 2
   static constexpr int kLanes = kWarpSize;
-  static constexpr int kTileLoads = kTileM / 4;                // rows of a lane
+  static constexpr int kTileLoads = kTileM / 4;          // rows of a lane
   static constexpr int kBatch = kLaneWords < 4 ? 2 : 1;  // tiles whose loads are in flight together
 
   __device__ static __forceinline__ int dim(int quad, int lane, int i) {
@@ -236,7 +237,8 @@ struct GradientTile : GradientSlice<kDim, sizeof(u16)> {
 };
 
 template <Element kIn, int kDim>
-__global__ void __launch_bounds__(kThreads, kMinBlocks) weight_gradient(const __grid_constant__ WeightGradientParams p) {
+__global__ void __launch_bounds__(kThreads, kMinBlocks)
+    weight_gradient(const __grid_constant__ WeightGradientParams p) {
   using Tile = GradientTile<kDim>;
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
@@ -255,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) weight_gradient(const __
     for (int batch = 0; batch < Tile::kBatch; ++batch) {
 #pragma unroll
       for (int i = 0; i < Tile::kTileLoads; ++i) {
-        const u32 row = kTileM * (static_cast<u32>(tile) + batch * stride) + 4 * i + t;  // of the second tile: 2^31 and more
+        const u32 row = kTileM * (static_cast<u32>(tile) + batch * stride) + 4 * i + t;  // may pass 2^31
         const bool exists = row < static_cast<u32>(p.num_rows);
         const char* const source = rows + mul_wide_s32(static_cast<int>(row), row_bytes);
         Tile::template load<4 * Tile::kLaneWords>(words[batch][i], source, first_byte, exists);

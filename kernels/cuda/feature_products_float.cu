@@ -1,13 +1,13 @@
 // The products with the weights of low-rank edge features of feature_products.cu, for float32: on CUDA cores, whose
 // rounding is that of the scores; bound by memory.
 //
-//   project_query   u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     each lane its chunks of q; the lanes of a head then
-//                                                                 share out the features
-//   add_features    O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    each lane its chunks of O
-//   weight_gradient dW[h, d, c] = sum_n q[n, h, d] t[h, n, c]     each lane chunks of q times four features
+//   project_query    u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     each lane its chunks of q; the lanes of a head then
+//                                                                  share out the features
+//   add_features     O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    each lane its chunks of O
+//   weight_gradient  dW[h, d, c] = sum_n q[n, h, d] t[h, n, c]     each lane chunks of q times four features
 //
-// Shared memory of the first two: chunks of W or W', of a lane's four dimensions the 16 features each; zero past kDim, past the last
-// feature and past the last head.
+// Shared memory of the first two: chunks of W or W', of a lane's four dimensions the 16 features each; zero past
+// kDim, past the last feature and past the last head.
 #include "common.cuh"
 #include "feature_rows.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -227,7 +227,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
   griddepcontrol_launch_dependents();
 
   const int lane = threadIdx.x % kWarpSize;
-  const char* const rows = element_address<Element::kFloat>(p.rows[blockIdx.z], Tile::head() * p.head_stride[blockIdx.z]);
+  const i64 head_start = Tile::head() * p.head_stride[blockIdx.z];
+  const char* const rows = element_address<Element::kFloat>(p.rows[blockIdx.z], head_start);
   const char* const feature_sums = element_address<Element::kFloat>(
       p.feature_sums[blockIdx.z], static_cast<i64>(Tile::head()) * p.num_rows * kFeatures);
   const int row_bytes = p.row_bytes[blockIdx.z];
