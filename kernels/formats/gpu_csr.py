@@ -91,12 +91,9 @@ class GPUCSR:
     """
 
     @staticmethod
-    def sizes(shape: tuple[int, int], most_edges: int, transposes: bool, wants_edges: bool) -> tuple[int, ...]:
-        """32-bit words of each array: in front an even number, and all but the first two with an element each."""
-        num_rows, num_cols = shape
-        numbers = 2 * COUNTS + (num_rows + num_cols + 1) // 2 * 2
-        offsets = 2 * (num_rows + 1 + (num_cols + 1 if transposes else 0))
-        return (numbers, offsets, *(most_edges,) * (1 + wants_edges + 2 * transposes))
+    def sizes(most_edges: int, transposes: bool, wants_edges: bool) -> tuple[int, ...]:
+        """32-bit words of each array in the memory that it shares."""
+        return (most_edges,) * (1 + wants_edges + 2 * transposes)
 
     def __init__(
         self,
@@ -109,17 +106,21 @@ class GPUCSR:
     ) -> None:
         """
         Args:
-            memory: int32, for arrays of `sizes` among others.
-            take: gives the address of the next array in `memory`; the first are multiples of 8.
+            memory: int32, for arrays of `sizes` among others. The int64 arrays have memory of their own: torch saves no
+                memory that it reads as two types, which torch.export does with the arrays of a plan.
+            take: gives the address of the next array in `memory`.
             shape: (num_rows, num_cols), at least 1; num_rows up to MOST_IDS with a transpose, num_cols in any case.
             most_edges: up to MOST_EDGES.
         """
-        self._memory, self._shape, self._most_edges = memory, shape, most_edges
+        self._shape, self._most_edges = shape, most_edges
         (num_rows, num_cols), base, view, size = shape, memory.data_ptr(), memory.as_strided, (most_edges,)
-        self.address_of_numbers, offsets = take(), take()
-        self.zeros = self.address_of_numbers, (offsets - self.address_of_numbers) // 4
+        first = COUNTS + (num_rows + num_cols + 1) // 2  # the counts are int32
+        count = first + num_rows + 1 + (num_cols + 1 if transposes else 0)
+        wide = self._wide = torch.empty(count, dtype=torch.int64, device=memory.device)
+        self.address_of_numbers = address_of(wide)
+        self.zeros = self.address_of_numbers, 2 * first
+        offsets = self.address_of_numbers + 8 * first
         self.address_of_offsets = (offsets, offsets + 8 * (num_rows + 1))
-        wide, first = memory.view(torch.int64), (offsets - base) // 8
         self.offsets = [wide.as_strided((num_rows + 1,), (1,), first)]
         self.address_of_indices = take()
         self.indices = view(size, (1,), (self.address_of_indices - base) // 4)
@@ -138,8 +139,7 @@ class GPUCSR:
     @property
     def numbers(self) -> torch.Tensor:
         """[PlanNumber.COUNTS] int64."""
-        first = (self.address_of_numbers - self._memory.data_ptr()) // 4
-        return self._memory[first : first + 2 * COUNTS].view(torch.int64)
+        return self._wide[:COUNTS]
 
     def launches(self, source: EdgeSource, keys: Sequence[int], row_ids: int, device_index: int | None) -> list[Launch]:
         """The kernels that fill the arrays.
@@ -184,8 +184,7 @@ class GPUCSR:
 
 def allocate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, list[int]]:
     """Memory for arrays of so many 32-bit words, one behind the other, and the address of each."""
-    words = sum(sizes)
-    memory = torch.empty(words + words % 2, dtype=torch.int32, device=device)  # to be read as int64, too
+    memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
     address, addresses = memory.data_ptr(), []
     for size in sizes:
         addresses.append(address)

@@ -171,16 +171,16 @@ class GPUPlan:
         ]
         items = self._most_items = [most_items_of(edges, rows, part_edges) for rows in shape[:item_sides]]
         parts = most_parts_of(edges, part_edges) if item_sides else 0
-        # Sizes in 32-bit words. Rows of a multiple of 16 bytes come first, for the kernels read them whole; then 8.
+        # Sizes in 32-bit words. Arrays whose rows the kernels read as 16 bytes come first, then those of 8.
         sizes = [TILE_WORDS * (count + 2) for count in tiles]
         sizes += [ITEM_WORDS * count * warps for count, warps in blocks]
         sizes += [4 * count for count in items]
         sizes += [2 * parts] * item_sides
         if csr is None:
-            sizes += GPUCSR.sizes(shape, edges, form.transposes, form.edge_data)
+            sizes += GPUCSR.sizes(edges, form.transposes, form.edge_data)
         sizes += [count + 1 for count in windows]
         if form.edge_data and sides:
-            sizes += (tiles[0] + 3, edges, -(-edges // 4))
+            sizes += (tiles[0] + 3, edges)
         memory, addresses = allocate(sizes, device)
         base, take = memory.data_ptr(), iter(addresses).__next__
         self._kv_tiles = [take() for _ in tiles]
@@ -217,11 +217,12 @@ class GPUPlan:
         ]
         self._slots = self.slots = None
         if form.edge_data and sides:
-            self._slots = slots, slot_edges, places = take(), take(), take()
+            slots, slot_edges, places = take(), take(), torch.empty(edges, dtype=torch.uint8, device=device)
+            self._slots = slots, slot_edges, address_of(places)
             self.slots = TileSlots(
                 memory.as_strided((tiles[0] + 3,), (1,), (slots - base) // 4),
                 memory.as_strided((edges,), (1,), (slot_edges - base) // 4),
-                memory[(places - base) // 4 :].view(torch.uint8)[:edges],
+                places,
             )
 
     @property

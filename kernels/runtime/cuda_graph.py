@@ -24,11 +24,13 @@ class CapturedGraph(Generic[Result]):
     Attributes:
         graph: the CUDA graph.
         result: result of the last captured call; a replay overwrites its tensors.
+        run: the captured function, which holds what its launches read and write, such as a plan with room.
         semaphores: buffers of the captured split-KV launches, kept alive with the graph.
     """
 
     graph: torch.cuda.CUDAGraph
     result: Result
+    run: Callable[[], Result]
     semaphores: Any
 
     def replay(self) -> Result:
@@ -82,7 +84,7 @@ def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) 
                     f"nothing was queued on {device}: the function works on another device, or not at all"
                 )
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        return CapturedGraph(graph, result, semaphores)
+        return CapturedGraph(graph, result, run, semaphores)
 
 
 def _refuse_synchronisation(run: Callable[[], object]) -> None:

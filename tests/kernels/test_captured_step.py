@@ -14,7 +14,7 @@ from torch import nn
 
 import kernels
 from kernels import capture_step, copy_padded_, plan_attention
-from kernels.runtime.cuda_graph import CaptureError
+from kernels.runtime.cuda_graph import CaptureError, capture
 from models import FusedTransformerConv
 
 CPU = torch.device("cpu")
@@ -205,3 +205,25 @@ def test_gpu_the_example(example):
     device = torch.device("cuda", torch.cuda.current_device())
     found, expected = (losses_of_example(example, device, use_graph) for use_graph in (True, False))
     assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.gpu
+def test_gpu_a_graph_keeps_what_the_captured_function_holds():
+    """Memory of a plan that only the function knows is no one else's while the graph may be replayed."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]], device=device)
+    value = torch.randn(3, 1, 16, device=device).half()
+
+    def captured():
+        room = kernels.PlanRoom((3, 3), 3, device=device, dtype=torch.float16, head_dim=16)
+
+        def run():
+            room.fill(edges)
+            return room.plan(value, value, value)
+
+        return capture(run, device)
+
+    graph = captured()
+    others = [torch.full((64,), 7, device=device) for _ in range(3_000)]
+    assert torch.equal(graph.replay(), value[[2, 0, 1]])
+    assert all((each == 7).all() for each in others)

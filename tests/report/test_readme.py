@@ -64,7 +64,7 @@ def test_a_wrong_marker_is_an_error_that_names_it(text, words):
         fill(text, frame(kernel_rows()))
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "layers"])  # which says so in words
 def test_rows_that_were_not_recorded_are_dashes(name):
     for rows in (frame([row("cora", "fused3s", 1.0)]), frame([])):
         assert re.search(r"^\| --- ", BLOCKS[name](rows), re.M)

@@ -72,7 +72,7 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
 
     def launch_all(device_index, launches, zeros=(0, 0)):
         if zeros[1]:
-            tensor_at(zeros[0])[: zeros[1]] = 0
+            tensor_at(zeros[0]).view(torch.int32)[: zeros[1]] = 0
         for function, grid, block, pointers, scalars in launches:
             tensors = [tensor_at(address) for (address,) in struct.iter_unpack("<Q", pointers)]
             gpu.launch_kernel(function, grid, block, tensors, scalars)
