@@ -42,7 +42,7 @@ class CapturedLoop:
         dtype: of q, k and v.
 
     Raises:
-        BackendUnavailableError: this version has no PlanRoom.
+        BackendUnavailableError: fused3s cannot run on the device.
         CaptureError: the step waits for the GPU.
     """
 
@@ -109,9 +109,7 @@ def _padded(batches: Sequence[LayerBatch]) -> LayerBatch:
     return LayerBatch(x, tuple(blocks[id(block)] for block in first.blocks), labels)
 
 
-def _plan_room(block: Block, shape: Shape, dtype: torch.dtype) -> "kernels.PlanRoom":
-    if not hasattr(kernels, "PlanRoom"):
-        raise kernels.BackendUnavailableError("this version of kernels has no PlanRoom")
+def _plan_room(block: Block, shape: Shape, dtype: torch.dtype) -> kernels.PlanRoom:
     return kernels.PlanRoom(
         (block.num_targets, block.num_sources),
         block.edge_index.shape[1],

@@ -9,6 +9,7 @@ that only the GPU knows.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -117,6 +118,8 @@ class PlanRoom:
             )
         self._made.plan.fill(source)
         self._source = source
+        if self.plan.edge_order is not None:  # edge data that are bound already are in the order of another graph
+            object.__setattr__(self.plan, "edge_order", replace(self.plan.edge_order))
 
     def check(self) -> None:
         """Wait for the last fill, of a replay too.

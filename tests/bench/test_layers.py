@@ -292,6 +292,9 @@ class PlanOnCpu(kernels.AttentionPlan):
     def __init__(self) -> None:
         object.__setattr__(self, "backend", "reference")
 
+    def bind_edges(self, data, check_values=True):
+        return SimpleNamespace(features=data.features, order=self.edge_order)
+
     def __call__(self, *arguments, edges=None, **options):
         if edges is not None:  # features of columns of padding belong to no edge
             options["edges"] = kernels.EdgeData(features=edges.features[self.kept])

@@ -6,6 +6,7 @@ from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
 
+import kernels
 from kernels import PlanRoom, plan_attention, plan_many
 from kernels.backends import REGISTRY
 from kernels.backends.reference import edge_softmax_attention
@@ -121,6 +122,16 @@ def test_the_edges_of_the_last_fill_are_numbered(monkeypatch):
             assert (row.diff() >= 0).all()
             assert torch.equal(column.int(), room.plan.data.by_edge.indices[:used])
             assert (edge[used:] == 0).all()
+
+
+@on_the_shim
+def test_edge_data_of_the_graph_before_are_refused(monkeypatch):
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
+        room = room_for(4, 8, edge_data=True)
+        bound = room.plan.bind_edges(kernels.EdgeData(bias=torch.zeros(EDGES, dtype=torch.float16)))
+        room.fill(padded(GRAPHS[0]))
+        with pytest.raises(ValueError, match="bound by another plan"):
+            room.plan.edge_terms(torch.zeros(1, 4, 8, dtype=torch.float16), edges=bound)
 
 
 @on_the_shim
