@@ -62,6 +62,7 @@ class BoundEdges:
         types: [nnz] uint8.
         num_types: the largest type plus 1; 0 without types.
         num_features: r.
+        features: [nnz, r], the columns of `padded_features` in front, rows MAX_FEATURES elements apart.
     """
 
     order: EdgeOrder
@@ -72,10 +73,9 @@ class BoundEdges:
     num_types: int
     num_features: int = 0
 
-    @property
-    def features(self) -> torch.Tensor | None:
-        """[nnz, r], rows MAX_FEATURES elements apart."""
-        return None if self.padded_features is None else self.padded_features[:, : self.num_features]
+    def __post_init__(self) -> None:
+        features = None if self.padded_features is None else self.padded_features[:, : self.num_features]
+        object.__setattr__(self, "features", features)  # one tensor: what a backend makes of it is kept with it
 
 
 @dataclass(frozen=True, eq=False)

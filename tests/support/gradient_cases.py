@@ -132,14 +132,15 @@ def assert_gradients(grads, case: GradientCase, label: str) -> None:
 
 
 def float_floor(case: GradientCase) -> float:
-    """FLOOR of float32: weights are off by the error of a score, some units of its terms. With one TF32 term the errors
-    of the terms are independent of each other."""
+    """FLOOR of float32: weights are off by the error of a score, some units of its terms, and by that of the
+    log-sum-exp, which is kept in float32. With one TF32 term the errors of the terms are independent of each other."""
     if not len(case.row):
         return 0
     terms = (case.query[case.row] * case.key[case.col]).abs()
     three_terms = input_element(torch.float32) is Element.FLOAT
     unit, size = (2.0**-22, terms.sum(-1)) if three_terms else (2.0**-11, terms.norm(dim=-1))
-    return unit * (1 + abs(case.scale) * size.max().item())
+    lse = case.lse[case.lse.isfinite()].abs().max().item()
+    return unit * (1 + abs(case.scale) * size.max().item()) + 2.0**-24 * lse
 
 
 def _row_errors(grad: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:

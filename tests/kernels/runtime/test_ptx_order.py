@@ -47,6 +47,8 @@ def test_inputs_are_read_after_griddepcontrol_wait(spec):
     (wait,) = (number for number, line in enumerate(lines) if "griddepcontrol.wait" in line)
     loads = [number for number, line in enumerate(lines) if NON_COHERENT_LOAD.search(line)]
     copies = [number for number, line in enumerate(lines) if COPY.search(line)]
-    assert len(loads) >= 2 * -(-spec.dim // 32), "Q is read by non-coherent loads, which asm volatile does not order"
+    assert len(loads) >= 2 * -(-spec.dim // spec.dim_warps // 32), (
+        "Q is read by non-coherent loads, which asm volatile does not order"
+    )
     assert min(loads) > wait, lines[min(loads)]
     assert [number < wait for number in copies[:2]] == [True, False], "only the work item is copied before"
