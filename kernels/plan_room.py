@@ -107,10 +107,10 @@ class PlanRoom:
             indptr, indices = graph
             _check_array("indptr", indptr, (self.shape[0] + 1,), device)
             _check_array("indices", indices, (None,), device)
-            source = EdgeSource(indices.contiguous(), indptr.long().contiguous(), may_end_early=True)
+            source = EdgeSource(indices.contiguous(), indptr.long().contiguous(), has_padding=True)
         else:
             _check_array("edge_index", graph, (2, None), device)
-            source = EdgeSource(graph if graph.stride(1) == 1 else graph.contiguous())
+            source = EdgeSource(graph if graph.stride(1) == 1 else graph.contiguous(), has_padding=True)
         if source.num_edges > self.num_edges:
             raise ValueError(
                 f"graph: got {source.num_edges} edges, but there is room for {self.num_edges}; make a PlanRoom with "

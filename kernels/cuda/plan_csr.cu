@@ -51,7 +51,7 @@ struct Params {
   int num_rows;            // up to 2^28
   int num_cols;            // up to 2^28
   int block_windows;       // windows of a block of plan_sort: 8; 1 where most windows need all of its warps
-  int may_end_early;       // whether a CSR may have fewer edges than `num_edges`, which pad `columns`
+  int has_padding;         // whether pairs of -1 of a list are no edges, and a CSR may end in front of `num_edges`
 };
 
 __device__ __forceinline__ int* counts_of(const Params& p) { return reinterpret_cast<int*>(p.numbers + kCounts); }
@@ -76,7 +76,7 @@ template <bool kWideIndices, bool kIsCsr>
 __global__ void __launch_bounds__(EdgeBlock::kThreads) plan_count(const __grid_constant__ Params p) {
   using Index = typename IndexOf<kWideIndices>::Type;
   int* const counts = counts_of(p);
-  const i64 num_edges = kIsCsr && p.may_end_early ? __ldg(p.row_offsets + p.num_rows) : p.num_edges;
+  const i64 num_edges = kIsCsr && p.has_padding ? __ldg(p.row_offsets + p.num_rows) : p.num_edges;
   const EdgeBlock block(blockIdx.x, p.num_edges);
 #pragma unroll
   for (int i = 0; i < EdgeBlock::kThreadEdges; ++i) {
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(EdgeBlock::kThreads) plan_count(const __grid_c
       const i64 row = edge;
       if (row <= p.num_rows) {
         const i64 begin = __ldg(p.row_offsets + row), end = row < p.num_rows ? __ldg(p.row_offsets + row + 1) : begin;
-        const bool is_last_right = row < p.num_rows || (p.may_end_early ? begin <= p.num_edges : begin == p.num_edges);
+        const bool is_last_right = row < p.num_rows || (p.has_padding ? begin <= p.num_edges : begin == p.num_edges);
         const bool is_right = begin >= 0 && begin <= end && end <= p.num_edges && (row > 0 || begin == 0);
         if (!is_right || !is_last_right) red_max_global_u64(p.numbers + kBadOffset, p.num_rows + 1 - row);
       }
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(EdgeBlock::kThreads) plan_count(const __grid_c
       if (ids.exists(p)) {
         red_add_global_s32(counts + ids.row, 1);
         if (p.column_keys) red_add_global_s32(counts + p.num_rows + ids.column, 1);
-      } else if (!ids.is_padding()) {
+      } else if (!(p.has_padding && ids.is_padding())) {
         red_max_global_u64(p.numbers + kBadEdge, p.num_edges - edge);
       }
     }

@@ -64,12 +64,12 @@ class EdgeSource:
         ids: [2, E] int32 or int64, rows any number of elements apart: columns, then rows of A; or [E], the columns of a
             CSR.
         offsets: [num_rows + 1] int64 of a CSR; None for an edge list.
-        may_end_early: whether a CSR may have fewer than E edges; those behind are padding.
+        has_padding: whether pairs of -1 of an edge list are no edges, and a CSR may have fewer than E edges.
     """
 
     ids: torch.Tensor
     offsets: torch.Tensor | None = None
-    may_end_early: bool = False
+    has_padding: bool = False
 
     @property
     def num_edges(self) -> int:
@@ -156,8 +156,8 @@ class GPUCSR:
             *(keys[0], keys[2] if transposes else 0, keys[1], self.address_of_indices, self.address_of_edges),
             *(self.address_of_column_indices, self.address_of_column_edges, row_ids),
         )
-        row_stride, ends_early = 0 if is_csr else source.ids.stride(0), source.may_end_early
-        of_source = SCALARS.pack(num_edges, row_stride, num_rows, num_cols, 0, ends_early)
+        row_stride, has_padding = 0 if is_csr else source.ids.stride(0), source.has_padding
+        of_source = SCALARS.pack(num_edges, row_stride, num_rows, num_cols, 0, has_padding)
         launches = []
         if num_edges or is_csr:
             kernel = get_kernel(_specs["plan_count", wide, is_csr], device_index)
@@ -176,7 +176,7 @@ class GPUCSR:
         for rows, spec in sorts if most_edges else ():
             num_windows = -(-rows // WINDOW_ROWS)
             windows = SORT_WARPS if most_edges <= WARP_EDGES * num_windows else 1
-            scalars = SCALARS.pack(most_edges, row_stride, num_rows, num_cols, windows, ends_early)
+            scalars = SCALARS.pack(most_edges, row_stride, num_rows, num_cols, windows, has_padding)
             grid = (blocks_of(num_windows, windows), 1, 1)
             launches.append((get_kernel(spec, device_index), grid, SORT_WARPS * WARP_SIZE, pointers, scalars))
         return launches

@@ -109,7 +109,7 @@ def test_few_launches(planned):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("ids", [(-1, 3), (3, -1), (90, 0), (0, 70), (2**31 - 1, 0), (-(2**31), 5)])
+@pytest.mark.parametrize("ids", [(-1, 3), (3, -1), (-1, -1), (90, 0), (0, 70), (2**31 - 1, 0), (-(2**31), 5)])
 def test_an_edge_with_an_id_out_of_range(monkeypatch, ids, dtype):
     """It is named, and a plan that is not checked leaves it out."""
     graph = edge_list(70, 90, 400, dtype=dtype)
@@ -175,7 +175,7 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
                 padded = torch.full((2, min(room, graph.num_edges + 50)), -1, dtype=graph.edge_index.dtype)
                 padded[:, : graph.num_edges] = graph.edge_index
                 padded = padded[:, torch.randperm(padded.shape[1], generator=torch.Generator().manual_seed(number))]
-                made.plan.fill(EdgeSource(padded))
+                made.plan.fill(EdgeSource(padded, has_padding=True))
                 exact = made.exact(made.plan.numbers.tolist())
                 alone = EdgeList(padded[:, padded[0] >= 0], shape)
                 with monkeypatch.context() as patch:
@@ -228,7 +228,7 @@ def test_csr_with_unused_memory_behind(monkeypatch):
     with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
         shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), inputs)
         made = make_room(GraphSize(*pattern.shape, len(longer)), CPU, inputs, shapes)
-        made.plan.fill(EdgeSource(longer, indptr, may_end_early=True))
+        made.plan.fill(EdgeSource(longer, indptr, has_padding=True))
         exact = made.exact(made.plan.numbers.tolist())
     assert torch.equal(exact.by_edge.indices[: len(indices)], indices)
     assert (exact.by_edge.indices[len(indices) :] == 0).all()
