@@ -7,8 +7,8 @@ from report.readme.block import block
 
 COLUMNS = ("PyG", "ours", "ratio")
 NOTHING = (
-    "No step of configs/bench/layers.yaml has been recorded yet: `scripts/bench_layers.py` times them on a GPU."
-    "\n[development.md](results/h100/development.md) has times of some of them from the days when they were written.\n"
+    "No step of configs/bench/layers.yaml has been recorded yet: `scripts/bench_layers.py` times them on a GPU.\n"
+    "[development/h100.md](results/development/h100.md) has times of some of them, of the day they were written.\n"
 )
 
 
