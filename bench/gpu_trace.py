@@ -1,4 +1,4 @@
-"""What a GPU did during some calls: time in which it was busy, kernels, and how often the host waited for it.
+"""A trace of the GPU during some calls: time in which it was busy, kernels, and how often the host waited for it.
 
 From a trace of CUPTI through torch.profiler, which also sees launches of CuPy and the kernels of CUDA graphs.
 """

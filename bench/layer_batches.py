@@ -1,4 +1,4 @@
-"""What a step of `bench.layers` gets: a whole graph, a batch of small graphs, or sampled bipartite blocks.
+"""Inputs of a step of `bench.layers`: a whole graph, a batch of small graphs, or sampled bipartite blocks.
 
 Features, edge features and labels are random. Edges are PyG's edge_index, sources (keys) over targets (queries), sorted
 by target as its loaders give them.

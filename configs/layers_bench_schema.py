@@ -25,7 +25,7 @@ Precision = Literal["float32", "autocast", "bfloat16"]
 
 
 class Workload(Section):
-    """What a training step gets.
+    """Inputs of a training step.
 
     A whole graph, the same in every step; or in every step another batch of small graphs of a collection; or in every
     step other seeds with sampled neighbours, one bipartite block for each layer.

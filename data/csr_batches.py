@@ -59,7 +59,7 @@ class CsrBatch(BatchArrays, GraphRange):
 
 @dataclass(frozen=True)
 class BatchSize:
-    """What padded batches have room for.
+    """Sizes to which batches are padded.
 
     Attributes:
         graphs: of the collection; all_graphs: with those that the rows of padding form.

@@ -288,8 +288,7 @@ def _can_reorder(device: torch.device) -> bool:
 
 
 def _fastest_first(device: torch.device) -> Iterator[Backend]:
-    """The backends of "auto". On a CPU a pass a head costs no more than one for all; on a GPU that of cuSPARSE costs
-    more, also of one head, and takes no repeated edges."""
+    """The backends of "auto". cuSPARSE comes last on a GPU: it runs head by head, and takes no repeated edges."""
     for is_last in (False, True) if device.type == "cuda" else (None,):
         for backend in REGISTRY.values():
             if backend.in_auto and is_last in (None, backend.head_by_head):

@@ -13,15 +13,15 @@ struct BackwardParams {
   const KVTile* kv_tiles;      // of A, or of A^T  [num_tiles + 2]
   const WorkItem* work_items;  // [num_blocks][kTeams]
   const void* query;           // [num_rows][H][kDim]  kIn, any row and head stride, rows aligned to kCopy_bytes
-  const void* key;             // [num_cols][H][kDim]  likewise
-  const void* value;           // [num_cols][H][kDim]  likewise
-  const void* grad_output;     // [num_rows][H][kDim]  likewise
+  const void* key;             // [num_cols][H][kDim]  as query
+  const void* value;           // [num_cols][H][kDim]  as query
+  const void* grad_output;     // [num_rows][H][kDim]  as query
   const void* output;          // [num_rows][H][kDim]  contiguous
   const float* lse;            // [num_rows][H]
   RowStats* row_stats;         // [num_rows][H]  the row pass writes those of rows with an edge
   void* grad_query;            // [num_rows][gradient_heads][kDim]  H heads of each row are written by the row pass
-  void* grad_key;              // [num_cols][gradient_heads][kDim]  likewise, by the column pass
-  void* grad_value;            // [num_cols][gradient_heads][kDim]  likewise, by the column pass
+  void* grad_key;              // [num_cols][gradient_heads][kDim]  by the column pass, as above
+  void* grad_value;            // [num_cols][gradient_heads][kDim]  by the column pass, as above
   void* partial;               // [num_splits][H] GradientPartial
   int* semaphores;             // [num_splits][H][kWarps]  0 before and after
   const int* row_ids;          // [num_windows][16]  rows of each window; null: 16 w, 16 w + 1, ...

@@ -176,8 +176,6 @@ def test_gpu_captured_blocks_train_as_eager_ones():
 @pytest.fixture
 def example(monkeypatch):
     pytest.importorskip("torch_geometric")
-    if not hasattr(kernels, "PlanRoom"):
-        monkeypatch.setattr(kernels, "PlanRoom", ReferenceRoom)
     spec = importlib.util.spec_from_file_location("captured_loop", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "captured_loop", module)
