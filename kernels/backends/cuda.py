@@ -65,22 +65,13 @@ def _lacks(device: torch.device) -> str | None:
     """What a GPU lacks, itself or in packages."""
     if not torch.cuda.is_available():
         return NO_GPU
-    if not _is_installed("cupy"):
+    if importlib.util.find_spec("cupy") is None:
         return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
-    if not _is_installed("cuda.bindings"):
-        return "the package cuda-bindings is not installed (version 13 for CUDA 13, 12 for CUDA 12)"
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
         return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
     return None
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the parent package is missing
-        return False
 
 
 def checked_inputs(

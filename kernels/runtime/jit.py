@@ -116,26 +116,39 @@ def read_source(file_name: str) -> str:
     return paste(file_name)
 
 
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """An instance on a GPU.
+
+    Attributes:
+        address: its CUfunction.
+        function: its CuPy function, which keeps the module loaded.
+    """
+
+    address: int
+    function: Any
+
+
 _lock = threading.Lock()
-_functions: dict[tuple[KernelSpec, int], Any] = {}
+_kernels: dict[tuple[KernelSpec, int], Kernel] = {}
 
 
-def get_kernel(spec: KernelSpec, device_index: int) -> Any:
-    """The CuPy function of an instance on a GPU, compiled and loaded on first use.
+def get_kernel(spec: KernelSpec, device_index: int) -> Kernel:
+    """An instance on a GPU, compiled and loaded on first use.
 
     Raises:
         KernelCompileError: NVRTC refused the source.
     """
-    function = _functions.get((spec, device_index))
-    if function is None:
+    kernel = _kernels.get((spec, device_index))
+    if kernel is None:
         with _lock:
-            function = _functions.get((spec, device_index))
-            if function is None:
-                function = _functions[spec, device_index] = _load(spec, device_index)
-    return function
+            kernel = _kernels.get((spec, device_index))
+            if kernel is None:
+                kernel = _kernels[spec, device_index] = _load(spec, device_index)
+    return kernel
 
 
-def _load(spec: KernelSpec, device_index: int) -> Any:
+def _load(spec: KernelSpec, device_index: int) -> Kernel:
     import cupy
 
     logger.info("compiling %s (on first use; CuPy keeps the result on disk)", spec.name)
@@ -150,10 +163,11 @@ def _load(spec: KernelSpec, device_index: int) -> Any:
             function = module.get_function(spec.name)
             if shared_bytes := getattr(spec, "shared_bytes", 0):
                 _allow_shared_memory(function, spec, shared_bytes, device_index)
+            address = function.kernel.ptr
     except (cupy.cuda.compiler.CompileException, cupy.cuda.nvrtc.NVRTCError) as error:
         raise _compile_error(spec.name, source, str(error)) from error
     logger.info("compiled %s in %.1f s", spec.name, time.perf_counter() - start)
-    return function
+    return Kernel(address, function)
 
 
 def _allow_shared_memory(function: Any, spec: KernelSpec, shared_bytes: int, device_index: int) -> None:

@@ -1,22 +1,31 @@
-"""Launching a CuPy function the way torch launches its own kernels."""
+"""Launching kernels the way torch launches its own: on its current stream, and little slower from Python.
+
+The driver is called through ctypes: CuPy has no call for a launch with attributes, and filling a struct takes less time
+than the objects of a wrapper.
+"""
 
 import ctypes
+import os
 import struct
 import threading
 from collections.abc import Sequence
 from functools import cache
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
 
+from .jit import Kernel
+
 OVERLAP_CAPABILITY = (9, 0)  # least compute capability for programmatic dependent launch
 SCALAR_TYPES = (np.int64, np.uint32, np.int32, np.float32)
+# Of cuda.h: CUlaunchConfig (grid, block, shared memory; stream, attributes; their number), and a CUlaunchAttribute that
+# is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+CONFIG, ATTRIBUTE = struct.Struct("<7I4x2QI4x"), struct.Struct("<I4xi60x")
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 def launch_kernel(
-    function: Any,
+    kernel: Kernel,
     grid: tuple[int, ...],
     block: int,
     tensors: Sequence[torch.Tensor | None],
@@ -28,7 +37,7 @@ def launch_kernel(
     """Queue a kernel on torch's current stream and return at once.
 
     Args:
-        function: a CuPy function, from `kernels.runtime.jit.get_kernel`.
+        kernel: from `kernels.runtime.jit.get_kernel`.
         grid: thread blocks.
         block: threads of a block.
         tensors: the pointers, which are the first members of the kernel's struct Params; all on one GPU, None for a
@@ -38,84 +47,63 @@ def launch_kernel(
         overlaps: programmatic dependent launch (cuda/ptx/griddepcontrol.cuh), where the GPU has it: the kernel may
             start before the one in front of it on the stream is done, but for the first one after `next_waits`.
     """
-    cupy, driver = _cuda_modules()
     device_index = tensors[0].get_device()
     stream = stream_handle(device_index)
     if overlaps and _waiting:
         key = device_index, stream
         overlaps = key not in _waiting
         _waiting.discard(key)
-    config = _thread.config(grid, block, shared_bytes, overlaps and _can_overlap(device_index))
-    config.hStream = stream
+    overlaps = overlaps and _can_overlap(device_index)
     _thread.fill([0 if tensor is None else tensor.data_ptr() for tensor in tensors], scalars)
-    if device_index in _thread.devices and torch._C._cuda_getDevice() == device_index:
-        (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _thread.kernel_params, 0)
-    else:
-        # A thread has no context, not even on its current GPU, until something makes it: autograd's threads have none.
-        # cudaSetDevice makes one; CuPy's and torch's context managers leave it out where the GPU is the current one.
-        current = torch._C._cuda_getDevice()
-        cupy.cuda.runtime.setDevice(device_index)
-        (error,) = driver.cuLaunchKernelEx(config, function.kernel.ptr, _thread.kernel_params, 0)
-        if current != device_index:
-            cupy.cuda.runtime.setDevice(current)
-        _thread.devices.add(device_index)
+    current = _enter(device_index)
+    error = _thread.launch(kernel.address, (*grid, 1, 1), block, shared_bytes, stream, overlaps)
+    _leave(device_index, current)
     if error:
-        raise RuntimeError(f"a kernel could not be launched on grid {grid} and block {block}: {error.name}")
+        raise _launch_error(error, grid, block)
 
 
-Launch = tuple[Any, tuple[int, int, int], int, bytes, bytes]
+Launch = tuple[Kernel, tuple[int, int, int], int, bytes, bytes]
 
 
 def launch_all(device_index: int, launches: Sequence[Launch], zeros: tuple[int, int] = (0, 0)) -> None:
     """Queue kernels on torch's current stream, one after the other, and return at once.
 
-    For kernels of memory whose addresses the caller knows: it takes half as long as `launch_kernel` of each.
+    For kernels of memory whose addresses the caller knows.
 
     Args:
-        launches: of each kernel the CuPy function, the grid, the threads of a block, the pointers that are the first
-            members of its struct Params, and the other members; together at most `_Thread.MOST_BYTES`.
+        launches: of each kernel the function, the grid, the threads of a block, the pointers that are the first members
+            of its struct Params, and the other members; together at most `_Thread.MOST_BYTES`.
         zeros: address and number of 32-bit words that are set to 0 first.
     """
-    cupy, driver = _cuda_modules()
-    stream, current = stream_handle(device_index), torch._C._cuda_getDevice()
-    is_current = device_index in _thread.devices and current == device_index
-    if not is_current:  # as in `launch_kernel`
-        cupy.cuda.runtime.setDevice(device_index)
-        _thread.devices.add(device_index)
-    launch, params, kernel_params = driver.cuLaunchKernel, _thread.params, _thread.kernel_params
+    stream, thread, current = stream_handle(device_index), _thread, _enter(device_index)
+    params, launch, error = thread.params, thread.launch, 0
     grid = block = None
-    error = 0
     if zeros[1]:
-        (error,) = driver.cuMemsetD32Async(zeros[0], 0, zeros[1], stream)
-    for function, grid, block, pointers, scalars in launches if not error else ():
+        error = _driver().cuMemsetD32Async(zeros[0], 0, zeros[1], stream)
+    for kernel, grid, block, pointers, scalars in launches if not error else ():
         members = pointers + scalars
         params[: len(members)] = members
-        (error,) = launch(_address_of_kernel(function), *grid, block, 1, 1, 0, stream, kernel_params, 0)
-        if error:
+        if error := launch(kernel.address, grid, block, 0, stream, False):
             break
-    if not is_current and current != device_index:
-        cupy.cuda.runtime.setDevice(current)
+    _leave(device_index, current)
+    if error and block is None:
+        raise RuntimeError(f"memory was not zeroed: {_error_name(error)}")
     if error:
-        what = f"a kernel could not be launched on grid {grid} and block {block}" if block else "memory was not zeroed"
-        raise RuntimeError(f"{what}: {error.name}")
+        raise _launch_error(error, grid, block)
 
 
 def copy_to_host(target: int, source: int, num_bytes: int, event: torch.cuda.Event, device_index: int) -> None:
-    """Queue a copy from a GPU to pinned memory at an address on torch's current stream, and record `event` behind it.
-
-    A thread that launched on the GPU takes half as long as torch does.
-    """
-    if torch._C._cuda_getDevice() != device_index or not event.cuda_event:
+    """Queue a copy from a GPU to pinned memory at an address on torch's current stream, and record `event` behind it."""
+    if current_gpu() != device_index or not event.cuda_event:
         with torch.cuda.device(device_index):
             event.record()  # makes it, for this GPU
             copy_to_host(target, source, num_bytes, event, device_index)
         return
-    driver, stream = _cuda_modules()[1], stream_handle(device_index)
-    (error,) = driver.cuMemcpyDtoHAsync(target, source, num_bytes, stream)
-    if not error:
-        (error,) = driver.cuEventRecord(event.cuda_event, stream)
+    driver, stream = _driver(), stream_handle(device_index)
+    error = driver.cuMemcpyDtoHAsync_v2(target, source, num_bytes, stream)
+    error = error or driver.cuEventRecord(event.cuda_event, stream)
     if error:
-        raise RuntimeError(f"{num_bytes} bytes could not be copied from cuda:{device_index}: {error.name}")
+        raise RuntimeError(f"{num_bytes} bytes could not be copied from cuda:{device_index}: {_error_name(error)}")
 
 
 def address_of(tensor: torch.Tensor | None) -> int:
@@ -140,6 +128,11 @@ def stream_handle(device_index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device_index)
 
 
+def current_gpu() -> int:
+    """Index of the current GPU, without `torch.cuda.current_device`'s look at whether CUDA is initialised."""
+    return torch._C._cuda_getDevice()
+
+
 def pack_scalars(*scalars: np.generic) -> bytes:
     """The scalar members of a kernel's struct Params, which come after its pointers, in C layout.
 
@@ -158,18 +151,48 @@ def pack_scalars(*scalars: np.generic) -> bytes:
 _waiting: set[tuple[int, int]] = set()  # GPU and stream, see `next_waits`
 
 
-@cache  # imported late, since a machine without a GPU has neither
-def _cuda_modules() -> tuple[ModuleType, ModuleType]:
-    import cupy
-    from cuda.bindings import driver  # CuPy has no call for a launch with attributes
+@cache  # late, since a machine without a GPU has none
+def _driver() -> ctypes.CDLL:
+    library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    address, number, size = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t
+    library.cuLaunchKernelEx.argtypes = (address,) * 4
+    library.cuMemsetD32Async.argtypes = (address, number, size, address)
+    library.cuMemcpyDtoHAsync_v2.argtypes = (address, address, size, address)
+    library.cuEventRecord.argtypes = (address,) * 2
+    library.cuGetErrorName.argtypes = (number, address)
+    return library
 
-    return cupy, driver
+
+def _enter(device_index: int) -> int:
+    """Make a GPU current and return the one that was. A thread has no context, not even on its current GPU, until
+    something makes it: autograd's threads have none. cudaSetDevice makes one; CuPy's and torch's context managers leave
+    it out where the GPU is the current one."""
+    current = current_gpu()
+    if current != device_index or device_index not in _thread.devices:
+        _set_device(device_index)
+        _thread.devices.add(device_index)
+    return current
 
 
-@cache
-def _address_of_kernel(function: Any) -> int:
-    """On the GPU that the function was loaded for, which must be the current one."""
-    return function.kernel.ptr
+def _leave(device_index: int, current: int) -> None:
+    if current != device_index:
+        _set_device(current)
+
+
+def _set_device(index: int) -> None:
+    from cupy.cuda import runtime
+
+    runtime.setDevice(index)
+
+
+def _launch_error(error: int, grid: tuple[int, ...], block: int) -> RuntimeError:
+    return RuntimeError(f"a kernel could not be launched on grid {grid} and block {block}: {_error_name(error)}")
+
+
+def _error_name(error: int) -> str:
+    name = ctypes.c_char_p()
+    _driver().cuGetErrorName(error, ctypes.addressof(name))
+    return name.value.decode() if name.value else f"CUresult {error}"
 
 
 @cache
@@ -177,66 +200,51 @@ def _can_overlap(device_index: int) -> bool:
     return torch.cuda.get_device_capability(device_index) >= OVERLAP_CAPABILITY
 
 
-def _launch_config(grid: tuple[int, ...], block: int, shared_bytes: int, overlaps: bool) -> Any:
-    _, driver = _cuda_modules()
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
-    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-    config.sharedMemBytes = shared_bytes
-    if overlaps:
-        config.attrs, config.numAttrs = _overlap_attributes(), 1
-    return config
-
-
-@cache
-def _overlap_attributes() -> list:
-    _, driver = _cuda_modules()
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    return [attribute]
-
-
 @cache
 def _layout(num_pointers: int, scalar_bytes: int) -> struct.Struct:
     return struct.Struct(f"<{num_pointers}Q{scalar_bytes}s")
 
 
+_overlap = ctypes.create_string_buffer(ATTRIBUTE.pack(PROGRAMMATIC_STREAM_SERIALIZATION, 1), ATTRIBUTE.size)
+_address_of_overlap = ctypes.addressof(_overlap)
+
+
 class _Thread(threading.local):
-    """Objects of a launch that a thread makes once, since making them takes longer than filling them.
+    """Memory of a thread's launches, which the driver copies before it returns.
 
     Attributes:
-        params: memory for struct Params, which a launch copies before it returns.
+        params: struct Params.
         kernel_params: address of the array with the address of `params`.
         devices: GPUs that this thread launched on.
     """
 
     MOST_BYTES = 512
-    MOST_CONFIGS = 512  # grids of as many graphs
 
     def __init__(self) -> None:
-        memory = ctypes.create_string_buffer(self.MOST_BYTES)
-        self.params = memoryview(memory).cast("B")
-        self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
+        config, params = ctypes.create_string_buffer(CONFIG.size), ctypes.create_string_buffer(self.MOST_BYTES)
+        self._config, self.params = memoryview(config).cast("B"), memoryview(params).cast("B")
+        self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        self._address_of_config = ctypes.addressof(config)
         self.kernel_params = ctypes.addressof(self._addresses)
         self.devices: set[int] = set()
-        self._configs: dict[tuple, Any] = {}
-
-    def config(self, grid: tuple[int, ...], block: int, shared_bytes: int, overlaps: bool) -> Any:
-        """The CUlaunchConfig of a launch, but for the stream."""
-        key = (grid, block, shared_bytes, overlaps)
-        config = self._configs.get(key)
-        if config is None:
-            if len(self._configs) >= self.MOST_CONFIGS:
-                self._configs.clear()
-            config = self._configs[key] = _launch_config(*key)
-        return config
 
     def fill(self, pointers: Sequence[int], scalars: bytes) -> None:
         layout = _layout(len(pointers), len(scalars))
         if layout.size > self.MOST_BYTES:
             raise ValueError(f"struct Params: got {layout.size} bytes; {self.MOST_BYTES} at most are allowed")
         layout.pack_into(self.params, 0, *pointers, scalars)
+
+    def launch(
+        self, function: int, grid: tuple[int, ...], block: int, shared_bytes: int, stream: int, overlaps: bool
+    ) -> int:
+        """The CUresult of a launch with the current `params`, on the current GPU.
+
+        Args:
+            grid: of at least three numbers, the first three count.
+        """
+        attributes = _address_of_overlap if overlaps else 0
+        CONFIG.pack_into(self._config, 0, *grid[:3], block, 1, 1, shared_bytes, stream, attributes, overlaps)
+        return _driver().cuLaunchKernelEx(self._address_of_config, function, self.kernel_params, None)
 
 
 _thread = _Thread()

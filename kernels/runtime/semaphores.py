@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .launch import stream_handle
+from .launch import current_gpu, stream_handle
 
 _Buffers = dict[tuple[int, int], torch.Tensor]  # by device index and stream handle
 
@@ -68,7 +68,7 @@ def fresh_semaphores() -> Iterator[None]:
 
 def is_capturing(device: torch.device) -> bool:
     """Whether torch's current stream of the GPU `device` is captured in a CUDA graph."""
-    if device.index == torch.cuda.current_device():
+    if device.index == current_gpu():
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()

@@ -377,20 +377,20 @@ def test_gpu_plan_runs_after_a_move_and_after_loading(reorder, tmp_path):
 @pytest.mark.parametrize("out_dtype", [None, FLOAT])
 def test_gpu_first_call_neither_compiles_nor_synchronises(backend, out_dtype, monkeypatch):
     dtype = HALF if REGISTRY[backend].unsupported(FLOAT, 40) else FLOAT
-    monkeypatch.setattr(jit, "_functions", {})
+    monkeypatch.setattr(jit, "_kernels", {})
     graph = EDGE_CASES["n_one_past_16"]()
     plan = plan_attention(
         graph, backend=backend, device=GPU, dtype=dtype, head_dim=40, num_heads=2, out_dtype=out_dtype
     )
     tensors = inputs(plan, 40, dtype)
     torch.cuda.synchronize()
-    compiled = set(jit._functions)
+    compiled = set(jit._kernels)
     torch.cuda.set_sync_debug_mode("error")
     try:
         plan(*tensors, out_dtype=out_dtype)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert set(jit._functions) == compiled
+    assert set(jit._kernels) == compiled
 
 
 @pytest.mark.gpu

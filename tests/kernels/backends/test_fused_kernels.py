@@ -297,11 +297,11 @@ def test_does_not_wait_for_the_gpu(backend):
 
 
 def test_two_threads_compile_and_run_at_once(monkeypatch, backend):
-    monkeypatch.setattr("kernels.runtime.jit._functions", {})
+    monkeypatch.setattr("kernels.runtime.jit._kernels", {})
     graph = EDGE_CASES["n_one_past_16"]()
     jobs = {dim: inputs(65, 65, 1, dim, torch.float16) for dim in (40, 104)}
     expected = {dim: sparse_attention(*tensors, graph, backend=backend) for dim, tensors in jobs.items()}
-    monkeypatch.setattr("kernels.runtime.jit._functions", {})
+    monkeypatch.setattr("kernels.runtime.jit._kernels", {})
     torch.cuda.synchronize()
     results: dict[int, list[torch.Tensor]] = {dim: [] for dim in jobs}
 
@@ -322,7 +322,7 @@ def test_two_threads_compile_and_run_at_once(monkeypatch, backend):
 
 
 def test_compile_is_reported(monkeypatch, caplog):
-    monkeypatch.setattr("kernels.runtime.jit._functions", {})
+    monkeypatch.setattr("kernels.runtime.jit._kernels", {})
     with caplog.at_level("INFO", logger="kernels"):
         plan_attention(EDGE_CASES["dense"](), backend="auto", dtype=torch.float16, head_dim=48)
     assert "attention backend: fused3s on cuda:0" in caplog.text

@@ -110,7 +110,7 @@ def test_the_device_of_the_plan_is_asked_and_not_the_current_one(monkeypatch, cu
         yield
         now.pop()
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[-1])
+    monkeypatch.setattr("kernels.runtime.semaphores.current_gpu", lambda: now[-1])
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[-1] == 1)
     assert is_capturing(torch.device("cuda", 1))
