@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch._C import DispatchKey
 
-from .backends.base import Backend, Gradients
+from .backends.base import Backend, Gradients, Memory
 from .dropout import Dropout
 from .edge_data import EdgeTerms
 from .once_differentiable import refuse_double_backward
-from .side_by_side import is_transformed, lie_side_by_side
+from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 
 DIFFERENTIABLE = Gradients._fields
 FLOAT_TERMS = DIFFERENTIABLE[3:]  # fields of EdgeTerms, after query, key and value
@@ -106,7 +106,7 @@ def gradients(
     clamp: float | None,
     rate: float,
     wanted: tuple[bool, ...],
-    side_by_side: bool,
+    into: Memory | None,
     grad_output: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -120,7 +120,7 @@ def gradients(
     if backend.autograd:
         return _differentiate_again(backend, data, grad_output, query, key, value, output.dtype, scale, edges, names)
     tensors = (grad_output, query, key, value, output, lse)
-    return backend.attend_backward(data, *tensors, scale, edges, names, side_by_side)
+    return backend.attend_backward(data, *tensors, scale, edges, names, into)
 
 
 def _differentiate_again(
@@ -196,11 +196,12 @@ class _Attention(torch.autograd.Function):
         needed = ctx.needs_input_grad[1 : 1 + len(DIFFERENTIABLE)]
         query, key, value, output, lse, *terms = ctx.saved_tensors
         wanted = (*needed, *(False,) * (len(DIFFERENTIABLE) - len(needed)))
-        side_by_side = all(wanted[:3]) and lie_side_by_side(query, key, value)
+        is_joint = all(wanted[:3]) and lie_side_by_side(query, key, value)
+        into = new_side_by_side(query) if is_joint else None
         watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
         run = _Gradients.apply if watched else gradients
         tensors = (grad_output, query, key, value, output, lse, *(terms or NO_TERMS))
-        found = run(*ctx.call, wanted, side_by_side, *tensors)
+        found = run(*ctx.call, wanted, into, *tensors)
         return (None, *found, None, None) if terms else (None, *found[:3])
 
     @staticmethod

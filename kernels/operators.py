@@ -252,8 +252,7 @@ def _attention_backward(
     """The wanted gradients, in the order of DIFFERENTIABLE."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     *terms, clamp, dropout = terms
-    side_by_side = False  # the results of an operator share no memory
-    call = (backend, data, scale, clamp, dropout, tuple(wanted), side_by_side)
+    call = (backend, data, scale, clamp, dropout, tuple(wanted), None)  # the results of an operator share no memory
     with fresh_semaphores():
         found = gradients(*call, grad_output, query, key, value, output, lse, *terms)
     return [gradient.contiguous() for gradient in found if gradient is not None]

@@ -1,11 +1,12 @@
 """A graph transformer's projections, attention and root term as one autograd function, for backends with a backward
 pass of their own.
 
-    x [N, F]  -> GEMM ->  q | k | v | root  -> attention ->  output [N, H, C]  (+ root)
+    x [N, F]                 -> GEMM ->  root | q | k | v  ->  attention -> output [N, H, C]  (+ root)
+    targets, sources apart   -> GEMM ->  root | q,  GEMM ->  k | v
 
-Backward, gradients of q, k and v in the rows of one tensor, which the root's are copied into; then one GEMM for x, one
-for all weights and a sum for all biases. On small graphs a step takes as long as the host's work for it: one node
-instead of four, and nothing is checked or reshaped twice.
+Backward, the gradients of q, k and v are written into rows with the root's; then one GEMM for x, one for all weights
+and a sum for all biases. On small graphs a step takes as long as the host's work for it: one node instead of four, and
+nothing is checked or reshaped twice.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels import AttentionPlan, BoundEdges
 from kernels.autograd import NO_TERMS, gradients, split_terms
 from kernels.backends import REGISTRY
 from kernels.once_differentiable import refuse_double_backward
 from kernels.side_by_side import RowParts
-from models.joint_projection import JointMemory, joint_product, parameter_gradients
+from models.joint_parameters import JointMemory, parameter_gradients
 
 OF_ROWS = (True, True, True, False, False)  # wanted of DIFFERENTIABLE: query, key and value; not bias and multiplier
 
@@ -29,7 +31,7 @@ class LayerCall(NamedTuple):
 
     Attributes:
         plan: of a backend with `has_backward`.
-        parts: columns of query, key and value, (H, C) each, and of the root or none.
+        parts: columns of the product of each input: the root's or none, then query, key and value, (H, C) each.
         memory: of the parameters, if they are in it.
         dtype: of the products.
         scale, dropout: of the plan's call.
@@ -38,7 +40,7 @@ class LayerCall(NamedTuple):
     """
 
     plan: AttentionPlan
-    parts: RowParts
+    parts: tuple[RowParts, ...]
     memory: JointMemory
     dtype: torch.dtype
     scale: float
@@ -47,14 +49,15 @@ class LayerCall(NamedTuple):
     adds_root: bool
 
 
-def takes_layer(plan: AttentionPlan, x: Tensor, dtype: torch.dtype, head_dim: int, edges: BoundEdges | None) -> bool:
+def takes_layer(
+    plan: AttentionPlan, inputs: Sequence[Tensor], dtype: torch.dtype, head_dim: int, edges: BoundEdges | None
+) -> bool:
     """Whether `attend_jointly` takes such a call; for others the plan's own call has the way, or the error."""
     backend = REGISTRY[plan.backend]
-    num_rows = x.shape[0]
     return (
         backend.has_backward
-        and plan.shape == (num_rows, num_rows)
-        and plan.device == x.device
+        and plan.shape == (inputs[0].shape[0], inputs[-1].shape[0])
+        and plan.device == inputs[0].device == inputs[-1].device
         and backend.unsupported(dtype, head_dim) is None
         and (edges is None or (edges.bias is edges.multiplier is edges.types is None and _is_of(edges, dtype)))
     )
@@ -65,19 +68,19 @@ def _is_of(edges: BoundEdges, dtype: torch.dtype) -> bool:
 
 
 def attend_jointly(
-    call: LayerCall, x: Tensor, parameters: Sequence[Tensor], edge_weight: Tensor | None
+    call: LayerCall, inputs: Sequence[Tensor], parameters: Sequence[Tensor], edge_weight: Tensor | None
 ) -> Tensor | tuple[Tensor, ...]:
     """[N, H C], or [N, H, C] and [N, columns] of the root, see `LayerCall`; for calls that `takes_layer` holds for and
-    parameters from `joint_projection.joint_parameters`.
+    parameters from `joint_parameters`.
 
     Args:
-        x: [N, F].
+        inputs: x [N, F]; or those of the targets, and of the sources.
         parameters: weights of the parts, then as many biases or none.
         edge_weight: [H C, r], of key and value for the features of `call.edges`.
     """
     plan, edges = call.plan, call.edges
     features = edges.features if edges is not None and edges.padded_features.requires_grad else None
-    given = (x, features, edge_weight, *parameters)
+    given = (features, edge_weight, *inputs, *parameters)
     if torch.is_grad_enabled():
         for each in given:
             if each is not None and each.requires_grad:
@@ -88,14 +91,19 @@ def attend_jointly(
 
 
 def _forward(
-    call: LayerCall, ctx: Any, x: Tensor, features: Tensor | None, edge_weight: Tensor | None, *parameters: Tensor
+    call: LayerCall, ctx: Any, features: Tensor | None, edge_weight: Tensor | None, *given: Tensor
 ) -> Tensor | tuple[Tensor, ...]:
     """The result; with `ctx` also what the backward pass reads."""
     plan, parts, memory, dtype, scale, dropout, bound, adds_root = call
-    if x.dtype is not dtype:
-        x = x.to(dtype)
-    weight, bias = memory.join(parameters, parts, dtype)
-    query, key, value, *roots = parts.split(joint_product(x, weight, bias))
+    parameters = given[len(parts) :]
+    joined = memory.join(parameters, parts, dtype)
+    inputs, columns = [], []
+    for x, part, (weight, bias) in zip(given, parts, joined, strict=False):
+        if x.dtype is not dtype:
+            x = x.to(dtype)
+        inputs.append(x)
+        columns += part.split(functional.linear(x, weight, bias))
+    *roots, query, key, value = columns
     edges = ()
     if bound is not None or dropout:
         of_heads = None if edge_weight is None else edge_weight.to(dtype).view(*query.shape[1:], -1)
@@ -107,7 +115,10 @@ def _forward(
         ctx.call, ctx.dtypes = call, (parameters[0].dtype, None if edge_weight is None else edge_weight.dtype)
         terms = split_terms(*edges)[0] if edges else NO_TERMS
         # The weights themselves, too: autograd notices there that they changed in the meantime.
-        ctx.save_for_backward(x, weight, query, key, value, output, lse, *terms, *parameters[: len(parts.sizes)])
+        ctx.num_weights = sum([len(part.sizes) for part in parts])
+        joint_weights = [weight for weight, _ in joined]
+        saved = (query, key, value, output, lse, *terms)
+        ctx.save_for_backward(*parameters[: ctx.num_weights], *inputs, *joint_weights, *saved)
     if not adds_root:
         return output, *roots
     (root,) = roots
@@ -120,30 +131,36 @@ def _backward(
     needed: Sequence[bool],
     grad_output: Tensor,
     grad_root: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
     *saved: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors that `_forward` takes."""
     plan, parts = call.plan, call.parts
-    of_x, of_features, of_edges, *of_parameters = needed
-    saved = saved[: -len(parts.sizes)]
+    count = len(parts)
+    inputs, weights, saved = saved[:count], saved[count : 2 * count], saved[2 * count :]
+    of_features, of_edges, *of_rest = needed
+    joints, columns = [], []
+    for x, part in zip(inputs, parts, strict=True):
+        joint = x.new_empty((x.shape[0], part.pitch))
+        joints.append(joint)
+        columns += part.split(joint)
     wanted = (*OF_ROWS, of_features, of_edges, of_edges, False)
-    settings = (REGISTRY[plan.backend], plan.data, call.scale, None, call.dropout, wanted, True)
+    settings = (REGISTRY[plan.backend], plan.data, call.scale, None, call.dropout, wanted, tuple(columns[-3:]))
     found = gradients(*settings, grad_output.view(saved[0].shape), *saved)
-    of_rows = found[:3] if grad_root is None else (*found[:3], grad_root)
-    joint = parts.join(of_rows)
+    of_roots = () if grad_root is None else (grad_root,)
+    for memory, gradient in zip(columns, (*of_roots, *found[:3]), strict=True):
+        if gradient is not memory:
+            memory.copy_(gradient.view(memory.shape))
     dtype, edge_dtype = dtypes
     return (
-        torch.mm(joint, weight) if of_x else None,
         found[5],
         torch.add(found[6], found[7]).flatten(0, 1).to(edge_dtype) if of_edges else None,
-        *parameter_gradients(joint, x, dtype, parts, of_parameters),
+        *[torch.mm(*each) if of_x else None for *each, of_x in zip(joints, weights, of_rest, strict=False)],
+        *parameter_gradients(list(zip(joints, inputs, parts, strict=True)), dtype, of_rest[count:]),
     )
 
 
 class _Layer(torch.autograd.Function):
-    """(call, x, features, edge_weight, *parameters) -> the result of `_forward`."""
+    """(call, features, edge_weight, *inputs, *parameters) -> the result of `_forward`."""
 
     @staticmethod
     def forward(ctx: Any, call: LayerCall, *given: Tensor | None) -> Tensor | tuple[Tensor, ...]:
@@ -151,11 +168,11 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, grad_root: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        call = ctx.call
+        call, saved = ctx.call, ctx.saved_tensors[ctx.num_weights :]
         run = _LayerGradients.apply if torch.is_grad_enabled() else _backward
         if call.adds_root:
             grad_root = grad_output
-        return None, *run(call, ctx.dtypes, ctx.needs_input_grad[1:], grad_output, grad_root, *ctx.saved_tensors)
+        return None, *run(call, ctx.dtypes, ctx.needs_input_grad[1:], grad_output, grad_root, *saved)
 
 
 class _LayerGradients(torch.autograd.Function):

@@ -21,7 +21,7 @@ from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
 from models.edge_attention import attend_edges
 from models.joint_layer import LayerCall, attend_jointly, takes_layer
-from models.joint_projection import JointMemory, joint_parameters, plain_parameters, project
+from models.joint_parameters import JointMemory, joint_parameters, plain_parameters
 from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 
 
@@ -96,8 +96,8 @@ class FusedTransformerConv(nn.Module):
         self.lin_skip = nn.Linear(targets, out_width, bias=bias)  # also without root_weight, as in PyG's state dict
         self.lin_beta = nn.Linear(3 * out_width, 1, bias=False) if self.beta else None
         of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
-        self._parts = RowParts(of_head, of_head, of_head, *of_root)  # of all projections, where they share x
-        self._source_parts, self._target_parts = RowParts(of_head, of_head), RowParts(of_head, *of_root)
+        self._joint_parts = (RowParts(*of_root, of_head, of_head, of_head),)  # of all projections, where they share x
+        self._parts = (RowParts(*of_root, of_head), RowParts(of_head, of_head))  # of the targets', of the sources'
         self._memory = JointMemory()
         self._lay_parameters()
         self.reset_parameters()  # a second draw, as in PyG's layer: the same seed gives the same weights
@@ -185,12 +185,12 @@ class FusedTransformerConv(nn.Module):
         if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             edge_attr = values_as_features(edge_index)
         self._check_edge_attr(edge_attr)
-        joint = joint_parameters(source, self._joint_layers()) if source is target else None
+        inputs = (target,) if source is target else (target, source)
+        joint = joint_parameters(inputs, self._joint_layers())
         if joint is not None:
-            out, root = self._attend_jointly(source, *joint, edge_index, edge_attr)
+            out, root = self._attend_jointly(inputs, *joint, edge_index, edge_attr)
         else:
-            query, key, value, root = self._project(source, target)
-            out = self._attend(query, key, value, edge_index, edge_attr)
+            out, root = self._attend(source, target, edge_index, edge_attr)
         out = out.flatten(1) if self.concat else out.mean(dim=1)
         if root is None:
             return out
@@ -200,14 +200,14 @@ class FusedTransformerConv(nn.Module):
         return gate * root + (1 - gate) * out
 
     def _joint_layers(self) -> tuple[nn.Module, ...]:
-        """The projections of an x that is source and target."""
+        """The projections, those of targets first."""
         modules = self._modules  # attributes of a module are looked up in Python
         layers = modules["lin_query"], modules["lin_key"], modules["lin_value"]
-        return (*layers, modules["lin_skip"]) if self.root_weight else layers
+        return (modules["lin_skip"], *layers) if self.root_weight else layers
 
     def _attend_jointly(
         self,
-        x: Tensor,
+        inputs: tuple[Tensor, ...],
         dtype: torch.dtype,
         parameters: list[Tensor],
         edge_index: Tensor | AttentionPlan,
@@ -216,37 +216,42 @@ class FusedTransformerConv(nn.Module):
         """Output, and the root's term where it is not in the output; of layers that one GEMM can stand for.
 
         Args:
+            inputs: x, or those of the targets and of the sources.
             dtype, parameters: from `joint_parameters`.
         """
-        plan, num_rows = edge_index, x.shape[0]
+        plan, target, source = edge_index, inputs[0], inputs[-1]
         if not isinstance(plan, AttentionPlan):
-            backward = torch.is_grad_enabled() and (x.requires_grad or any(each.requires_grad for each in parameters))
-            plan = self._plan(plan, (num_rows, num_rows), dtype, backward)
+            backward = torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *parameters))
+            plan = self._plan(plan, (target.shape[0], source.shape[0]), dtype, backward)
         if isinstance(edge_attr, Tensor):
             edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
-        if not takes_layer(plan, x, dtype, self.out_channels, edge_attr):
-            query, key, value, root = self._project(x, x)
-            return self._attend(query, key, value, plan, edge_attr), root
+        if not takes_layer(plan, inputs, dtype, self.out_channels, edge_attr):
+            return self._attend(source, target, plan, edge_attr)
         adds_root = self.root_weight and self.concat and not self.beta
         dropout = self.dropout if self.training else 0.0
-        call = LayerCall(plan, self._parts, self._memory, dtype, self._scale, dropout, edge_attr, adds_root)
+        parts = self._joint_parts if len(inputs) == 1 else self._parts
+        call = LayerCall(plan, parts, self._memory, dtype, self._scale, dropout, edge_attr, adds_root)
         edge_layer = self.lin_edge
-        out = attend_jointly(call, x, parameters, None if edge_layer is None else edge_layer.weight)
+        out = attend_jointly(call, inputs, parameters, None if edge_layer is None else edge_layer.weight)
         if adds_root:
             return out, None
         return out if self.root_weight else (*out, None)
 
-    def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """query, key and value, [rows, H, C] each, and the root's term [N, H C] or [N, C]; None without."""
-        roots = (self.lin_skip,) if self.root_weight else ()
-        if source is target:
-            query, key, value, *root = project(source, self._joint_layers(), self._parts)
-        else:
-            query, *root = project(target, (self.lin_query, *roots), self._target_parts)
-            key, value = project(source, (self.lin_key, self.lin_value), self._source_parts)
-        return query, key, value, root[0] if root else None
-
     def _attend(
+        self,
+        source: Tensor,
+        target: Tensor,
+        edge_index: Tensor | AttentionPlan,
+        edge_attr: Tensor | BoundEdges | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output [N, H, C], and the root's term [N, H C] or [N, C], None without; layer by layer."""
+        of_heads = (self.heads, self.out_channels)
+        query = self.lin_query(target).unflatten(-1, of_heads)
+        key, value = (layer(source).unflatten(-1, of_heads) for layer in (self.lin_key, self.lin_value))
+        root = self.lin_skip(target) if self.root_weight else None
+        return self._attend_heads(query, key, value, edge_index, edge_attr), root
+
+    def _attend_heads(
         self,
         query: Tensor,
         key: Tensor,
@@ -254,7 +259,7 @@ class FusedTransformerConv(nn.Module):
         edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | BoundEdges | None,
     ) -> Tensor:
-        """[N, H, C]; see `forward`."""
+        """[N, H, C]."""
         scale = self._scale
         dropout = self.dropout if self.training else 0.0
         weight = None

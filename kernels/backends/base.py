@@ -32,6 +32,10 @@ class InputSpec:
     backward: bool = False
 
 
+# For the gradients of query, key and value: heads d elements apart, rows a multiple of d, those of the last two alike.
+Memory = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
 class Gradients(NamedTuple):
     """Gradients of one call, None where not wanted; each of the shape and type of its input.
 
@@ -181,7 +185,7 @@ class Backend(ABC):
         scale: float,
         edges: EdgeTerms | None,
         wanted: frozenset[str],
-        side_by_side: bool = False,
+        into: Memory | None = None,
     ) -> Gradients:
         """Gradients of `attend`, for backends with `has_backward`.
 
@@ -191,8 +195,8 @@ class Backend(ABC):
             query, key, value, scale, edges: as in the forward pass.
             output, lse: what it returned.
             wanted: the fields of `Gradients` to compute.
-            side_by_side: query, key and value are parts of one tensor (`kernels.side_by_side`), and their gradients
-                may be, too.
+            into: memory that the gradients of query, key and value may be written to, where all three are wanted. A
+                backend that cannot returns tensors of its own.
         """
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 

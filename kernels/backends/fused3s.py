@@ -18,7 +18,7 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
-from .base import Gradients, InputSpec
+from .base import Gradients, InputSpec, Memory
 from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, product_type
 from .fused3s_edges import (
     BIAS,
@@ -267,16 +267,16 @@ class Fused3SBackend(CudaBackend):
         scale: float,
         edges: EdgeTerms | None,
         wanted: frozenset[str],
-        side_by_side: bool = False,
+        into: Memory | None = None,
     ) -> Gradients:
         data = data.ready()
         if (dtype := product_type(query.dtype)) != query.dtype:
             tensors = (*(each.to(dtype) for each in (grad_output, query, key, value)), output, lse)
             edges = None if edges is None else edges.to(dtype)
-            found = launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side=False)
+            found = launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted)
             return Gradients(*[None if gradient is None else gradient.to(query.dtype) for gradient in found])
         tensors = (grad_output, query, key, value, output, lse)
-        return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, side_by_side)
+        return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, into)
 
 
 def _takes_edge_kernel(

@@ -20,7 +20,7 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
-from ..side_by_side import new_side_by_side
+from .base import Memory
 from .cuda import LOAD_BYTES, MAX_DIM, aligned_rows
 from .fused3s_edges import DROPOUT
 from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
@@ -226,7 +226,7 @@ def launch_backward(
     scale: float,
     dropout: Dropout | None = None,
     wanted: Collection[str] = GRADIENTS,
-    side_by_side: bool = False,
+    into: Memory | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Run both passes on torch's current stream, without waiting for them.
 
@@ -241,11 +241,10 @@ def launch_backward(
         scale: factor of the scores.
         dropout: of the weights, with the seed of the forward pass.
         wanted: names of the gradients that are needed; without "key" and "value" only the row pass runs.
-        side_by_side: the gradients may be parts of one tensor.
+        into: see `Backend.attend_backward`.
 
     Returns:
-        Gradients of query, key and value, of their type, contiguous unless `side_by_side`; None for key and value where
-        the column pass does not run.
+        Gradients of query, key and value, of their type; None for key and value where the column pass does not run.
     """
     num_rows, num_heads, dim = query.shape
     if dim % 2:  # as in the forward pass
@@ -257,15 +256,15 @@ def launch_backward(
     query, key, value = (aligned_rows(each, specs[0].copy_bytes) for each in (query, key, value))
     grad_output = aligned_rows(grad_output.to(query.dtype), specs[0].copy_bytes)
     output = aligned_rows(output.to(query.dtype).contiguous(), specs[0].copy_bytes)
-    grad_query, grad_key, grad_value = new_gradients(query, key, value, side_by_side and len(specs) > 1)
+    grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     row_stats = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
-    scalars = _scalars(
-        *(data.num_rows, data.num_cols, num_heads, grad_query.stride(0) // dim, scale, query.itemsize),
-        *((0, 1.0) if dropout is None else (dropout.threshold, 1 / (1 - dropout.rate))),
-        *(each.stride() for each in (query, key, value, grad_output)),
-    )
+    sizes = data.num_rows, data.num_cols, num_heads
+    factors = 0, 1.0
+    if dropout is not None:
+        factors = dropout.threshold, 1 / (1 - dropout.rate)
+    strides = [each.stride() for each in (query, key, value, grad_output)]
     for spec, of_pass in zip(specs, (data.by_row, data.by_column), strict=False):
-        schedule = of_pass.schedule
+        schedule, pitch = of_pass.schedule, (grad_query if of_pass is data.by_row else grad_key).stride(0)
         if not schedule.num_blocks or not num_heads:
             continue
         partial = arrived = None
@@ -281,20 +280,16 @@ def launch_backward(
                 *(grad_query, grad_key, grad_value, partial, arrived, of_pass.row_ids),
                 None if dropout is None else dropout.seed,
             ),
-            scalars,
+            _scalars(*sizes, pitch // dim, scale, query.itemsize, *factors, *strides),
             shared_bytes=spec.shared_bytes,
             overlaps=True,
         )
     return (grad_query, grad_key, grad_value) if len(specs) > 1 else (grad_query, None, None)
 
 
-def new_gradients(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, side_by_side: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory for the gradients of three tensors [.., H, d], contiguous or as parts of one tensor."""
-    if side_by_side:
-        return new_side_by_side(query)
-    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value))
+def new_gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Memory for the gradients of tensors [.., H, d], contiguous."""
+    return tuple([torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors])
 
 
 def _specs(data: BackwardData, element: Element, dim: int, dropout: Dropout | None) -> list[BackwardKernelSpec]:

@@ -16,7 +16,7 @@ from ..fragments import WARP_SIZE
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
-from .base import Gradients
+from .base import Gradients, Memory
 from .cuda import LOAD_BYTES, aligned_rows
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients
@@ -152,7 +152,7 @@ def launch_edge_backward(
     scale: float,
     edges: EdgeTerms | None,
     wanted: frozenset[str],
-    side_by_side: bool = False,
+    into: Memory | None = None,
 ) -> Gradients:
     """Run the kernels on torch's current stream, without waiting for them. The gradients are bitwise reproducible.
 
@@ -167,7 +167,7 @@ def launch_edge_backward(
         scale: factor of the scores.
         edges: terms of the scores and values, in CSR order.
         wanted: fields of `Gradients` to compute. `type_weight` takes plain torch, which is not made for speed.
-        side_by_side: as in `launch_backward`.
+        into: see `Backend.attend_backward`.
     """
     num_rows, num_heads, dim = query.shape
     over_rows, over_columns = _specs(query.dtype, output.dtype, dim, num_heads, terms_of(edges))
@@ -179,9 +179,9 @@ def launch_edge_backward(
     of_edges = None if edges is None else _EdgeTensors(forward_data, query, grad_output, edges, wanted)
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     of_columns = "key" in wanted or "value" in wanted
-    # add_features takes contiguous rows
-    side_by_side = side_by_side and of_columns and (edges is None or edges.key_weight is None)
-    grad_query, grad_key, grad_value = new_gradients(query, key, value, side_by_side)
+    grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
+    if into and edges is not None and edges.key_weight is not None:
+        (grad_query,) = new_gradients(query)  # add_features takes contiguous rows
     scalars = edges_scalars(edges), dropout_scalars(None if edges is None else edges.dropout), scale
     _launch(
         over_rows,

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..edge_data import EdgeTerms
-from .base import Gradients, InputSpec
+from .base import Gradients, InputSpec, Memory
 from .cuda import product_type
 from .fused3s_backward import BackwardData, compile_backward, launch_backward
 from .fused3s_edges import DROPOUT, EdgeKernelData, pad_weights, terms_of
@@ -54,7 +54,7 @@ def launch_gradients(
     scale: float,
     edges: EdgeTerms | None,
     wanted: frozenset[str],
-    side_by_side: bool,
+    into: Memory | None = None,
 ) -> Gradients:
     """Run the backward pass on torch's current stream, without waiting for it; arguments as `Backend.attend_backward`.
 
@@ -67,14 +67,14 @@ def launch_gradients(
     if by_tile:
         dropout = None if edges is None else edges.dropout
         tensors = (grad_output, query, key, value, output, lse)
-        return of_rows(*launch_backward(data.tiles, *tensors, scale, dropout, wanted, side_by_side), wanted)
+        return of_rows(*launch_backward(data.tiles, *tensors, scale, dropout, wanted, into), wanted)
     if dim % 2:  # as in the forward pass
         tensors = (functional.pad(each, (0, -dim % 8)) for each in (grad_output, query, key, value, output))
         padded = None if edges is None else pad_weights(edges, -dim % 8)
-        found = launch_gradients(data, by_edge, *tensors, lse, scale, padded, wanted, side_by_side=False)
+        found = launch_gradients(data, by_edge, *tensors, lse, scale, padded, wanted)
         return _without_padding(found, dim)
     tensors = (grad_output, query, key, value, output, lse)
-    return launch_edge_backward(by_edge, data.edges, *tensors, scale, edges, wanted, side_by_side)
+    return launch_edge_backward(by_edge, data.edges, *tensors, scale, edges, wanted, into)
 
 
 def _without_padding(found: Gradients, dim: int) -> Gradients:

@@ -37,7 +37,7 @@ struct BackwardParams {
   int num_rows;
   int num_cols;
   int num_heads;       // H
-  int gradient_heads;  // H, or 3 H where the three gradients share a buffer [rows][3][H][kDim]
+  int gradient_heads;  // H, or more where the rows of a gradient hold other columns, too
   float scale_log2e;  // scale * log2(e)
   float scale;
   u32 threshold;  // of the dropout, as in dropout.cuh

@@ -81,7 +81,7 @@ struct Params {
   int num_rows;  // of A
   int num_items;
   int num_heads;         // H
-  int gradient_heads;    // H, or 3 H where the three gradients share a buffer [rows][3][H][kDim]
+  int gradient_heads;    // H, or more where the rows of a gradient hold other columns, too
   int bias_heads;        // 1 or H
   int multiplier_heads;  // 1 or H
   float scale;

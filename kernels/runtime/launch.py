@@ -93,7 +93,7 @@ def launch_all(device_index: int, launches: Sequence[Launch], zeros: tuple[int, 
 
 
 def copy_to_host(target: int, source: int, num_bytes: int, event: torch.cuda.Event, device_index: int) -> None:
-    """Queue a copy from a GPU to pinned memory at an address on torch's current stream, and record `event` behind it."""
+    """Queue a copy from a GPU to pinned memory at an address on torch's current stream, and record `event`."""
     if current_gpu() != device_index or not event.cuda_event:
         with torch.cuda.device(device_index):
             event.record()  # makes it, for this GPU

@@ -9,9 +9,11 @@ import io
 import pytest
 import torch
 from formula_backend import FormulaBackend
+from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 from kernels.backends import REGISTRY
-from models import joint_projection
+from models import joint_parameters, transformer_conv
 from models.transformer_conv import FusedTransformerConv
 
 close = torch.testing.assert_close
@@ -28,8 +30,8 @@ def formula(monkeypatch):
 def copies(monkeypatch):
     """Calls that joined the parameters by a copy."""
     calls = []
-    join = joint_projection.join_parameters
-    monkeypatch.setattr(joint_projection, "join_parameters", lambda *given: calls.append(given) or join(*given))
+    join = joint_parameters.join_parameters
+    monkeypatch.setattr(joint_parameters, "join_parameters", lambda *given: calls.append(given) or join(*given))
     return calls
 
 
@@ -42,14 +44,25 @@ def pair(**options):
     return layer, other
 
 
-def features():
-    return torch.randn(NODES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+@pytest.fixture
+def joint_calls(monkeypatch):
+    """Calls that ran as one function."""
+    calls = []
+    attend = transformer_conv.attend_jointly
+    monkeypatch.setattr(transformer_conv, "attend_jointly", lambda *given: calls.append(given) or attend(*given))
+    return calls
+
+
+def features(rows=NODES, columns=4, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randn(rows, columns, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
 
 
 def gradients(layer, x, *attr):
     torch.manual_seed(3)
-    leaves = [each for each in (x, *attr, *layer.parameters()) if each.requires_grad]
-    return torch.autograd.grad(layer(x, EDGES, *attr).square().sum(), leaves)
+    inputs = (x,) if isinstance(x, torch.Tensor) else x
+    leaves = [each for each in (*inputs, *attr, *layer.parameters()) if each.requires_grad]
+    return torch.autograd.grad(layer(x, EDGES, *attr).float().square().sum(), leaves)
 
 
 @pytest.mark.parametrize("options", [{}, {"concat": False}, {"beta": True}, {"edge_dim": 2}], ids=str)
@@ -163,3 +176,92 @@ def test_memory_of_others_stays_theirs():
     assert layer.lin_key.weight.abs().max() == 0
     shared = pair()[0].share_memory()
     assert all(each.is_shared() for each in shared.parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"concat": False}, {"root_weight": False}, {"bias": False}], ids=str)
+def test_sources_and_targets_apart(options, copies, joint_calls):
+    layer, other = pair(**options)
+    for each in (layer, other):
+        each.lin_skip.requires_grad_(each.root_weight)
+    sources = features(NODES + 2)
+    frozen = layer.lin_value.weight, other.lin_value.weight
+    for targets in (features(NODES), sources[:NODES]):
+        found, expected = (gradients(each, (sources, targets)) for each in (layer, other))
+        for mine, right in zip(found, expected, strict=True):
+            close(mine, right)
+        for each in frozen:
+            each.requires_grad_(not each.requires_grad)
+    assert len(joint_calls) == 2
+    assert not copies
+
+
+def test_sources_and_targets_of_different_widths(copies):
+    torch.manual_seed(0)
+    layer = FusedTransformerConv((3, 4), 3, heads=2, backend="formula").double()
+    other = copy.deepcopy(layer)
+    other.backend = "reference"
+    x = features(NODES + 2, 3), features(NODES, 4)
+    for mine, right in zip(gradients(layer, x), gradients(other, x), strict=True):
+        close(mine, right)
+    assert copies
+
+
+def lora(layer):
+    return nn.Sequential(copy.deepcopy(layer), nn.Identity())
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda module, given, output: 2 * output)
+    return layer
+
+
+def pruned(layer):
+    torch.manual_seed(5)
+    prune.random_unstructured(layer, "weight", 0.5)
+    return layer
+
+
+OTHERS = {
+    "replaced": lora,
+    "hook": hooked,
+    "parametrised": parametrizations.weight_norm,
+    "pruned": pruned,
+    "no_bias": lambda layer: nn.Linear(4, 6, bias=False, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_projections_that_are_not_plain_are_called(name, joint_calls):
+    layer, other = pair()
+    for each in (layer, other):
+        torch.manual_seed(7)
+        each.lin_key = OTHERS[name](each.lin_key)
+    for x in (features(), (features(), features())):
+        for mine, right in zip(gradients(layer, x), gradients(other, x), strict=True):
+            close(mine, right)
+    assert not joint_calls
+
+
+@pytest.mark.parametrize("x_type", [torch.float32, torch.bfloat16])
+def test_autocast_as_of_the_layers(x_type, joint_calls):
+    layer, other = (each.float() for each in pair())
+    x = features(dtype=x_type)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = gradients(layer, x), gradients(other, x)
+    assert joint_calls
+    for mine, right in zip(found, expected, strict=True):
+        assert mine.dtype == right.dtype
+        assert (mine - right).float().norm() <= 3e-2 * right.float().norm()  # sums of bfloat16
+
+
+def test_types_that_do_not_match_are_the_projections_error():
+    layer, _ = pair()
+    with pytest.raises(RuntimeError, match="dtype"):
+        layer(features(dtype=torch.float32), EDGES)
+
+
+def test_checkpointing_recomputes():
+    layer, other = pair()
+    x = features()
+    found = torch.utils.checkpoint.checkpoint(layer, x, EDGES, use_reentrant=False)
+    close(torch.autograd.grad(found.square().sum(), x), torch.autograd.grad(other(x, EDGES).square().sum(), x))

@@ -55,7 +55,7 @@ class FormulaBackend(ReferenceBackend):
         return super().attend(data.edges, query, key, value, scale, out_dtype, lse, edges)
 
     def attend_backward(
-        self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, side_by_side=False
+        self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, into=None
     ) -> Gradients:
         self.wanted.append(wanted)
         assert data.counted.tolist() == [data.edges.row.numel()], "a plan without what the backward pass reads"

@@ -62,9 +62,7 @@ class SplitBackend(ReferenceBackend):
         refuse_gradients(self.name, query, key, value)
         return super().attend(data, query, key, value, scale, out_dtype, lse, edges)
 
-    def attend_backward(
-        self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, side_by_side=False
-    ):
+    def attend_backward(self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, into=None):
         row, col = data.row, data.col
         q, k, v, grad, out = (each.double() for each in (query, key, value, grad_output, output))
         weight = torch.exp(scale * (q[row] * k[col]).sum(-1) - lse.double()[row])
