@@ -60,7 +60,8 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
         TypeError, ValueError: it is no device.
         BackendUnavailableError: this machine has no such GPU.
     """
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # `is_available` takes as long as a launch.
+    found = torch.cuda.device_count() if torch.cuda.is_initialized() or torch.cuda.is_available() else 0
     if device is None:
         device = "cuda" if found else "cpu"
     if isinstance(device, bool) or not isinstance(device, (torch.device, str, int)):

@@ -180,7 +180,7 @@ def plan_attention(
     data = chosen.build(pattern, device, inputs, perm)  # before the edge order: it names what is wrong with a graph
     if device.type == "cuda" and (check or (check is None and _is_checked(num_edges))):
         chosen.raise_graph_errors(data)
-    edges = edge_order(pattern, device, perm, chosen.sorted_edges(data)) if edge_data else None
+    edges = edge_order(pattern, device, chosen.sorted_edges(data)) if edge_data else None
     return AttentionPlan(chosen.name, pattern.shape, device, inputs, data, order, edges)
 
 

@@ -152,7 +152,7 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
 
 
 def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:
-    """[nnz] int64: the caller's edge of each edge of a backend's format."""
+    """[nnz] integers: the caller's edge of each edge of a backend's format."""
     return order.edge_of_csr if backend_order is None else order.edge_of_csr[backend_order]
 
 
@@ -260,13 +260,9 @@ def _check_edges(name: str, tensor: torch.Tensor, order: EdgeOrder) -> None:
     num_edges = order.num_edges
     got = tensor.shape[0] if tensor.dim() else None
     if got != num_edges:
-        reason = ""
-        num_self_loops = int(order.num_self_loops)
-        if got == num_edges - num_self_loops:
-            reason = f"; data for the {num_self_loops} self loops is missing"
         raise ValueError(
-            f"{name}: got shape {tuple(tensor.shape)}, but the graph has {num_edges} edges{reason}; "
-            f"{num_edges} entries are needed, in the graph's edge order"
+            f"{name}: got shape {tuple(tensor.shape)}, but the graph has {num_edges} edges; {num_edges} entries are "
+            "needed, in the graph's edge order, also for self loops that were added to it"
         )
     if tensor.device != order.edge_of_csr.device:
         raise ValueError(

@@ -23,7 +23,7 @@ from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
 from .torch_files import read_torch_file
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FILE_VERSION = 4
+FILE_VERSION = 5
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,7 +85,7 @@ class PlanRoom:
         self._made.plan.fill(EdgeSource(none))
         data, order = self._made.unchecked(follows=False), None
         if edge_data:
-            order = EdgeOrder(data.edge_ids, torch.zeros((), dtype=torch.int64, device=device))
+            order = EdgeOrder(data.edge_ids)
         self.plan = AttentionPlan(backend.name, self.shape, device, inputs, data, edge_order=order)
 
     def fill(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -156,7 +156,9 @@ def _attention_of_edges_backward(
         found = dict(zip(DIFFERENTIABLE, gradients(*call, *tensors), strict=True))
         if "features" in names:  # from the backend's order of the edges to the caller's
             order = edge_permutation(plan.edge_order, chosen.edge_order(plan.data))
-            found["features"] = torch.empty_like(features).index_copy_(0, order, found["features"].to(features.dtype))
+            found["features"] = torch.empty_like(features).index_copy_(
+                0, order.long(), found["features"].to(features.dtype)
+            )
     return [found[name].contiguous() for name in WANTED if name in names]
 
 

@@ -269,7 +269,7 @@ class Fused3SBackend(CudaBackend):
         wanted: frozenset[str],
         into: Memory | None = None,
     ) -> Gradients:
-        data = data.ready()
+        data = data.ready(again=True)
         if (dtype := product_type(query.dtype)) != query.dtype:
             tensors = (*(each.to(dtype) for each in (grad_output, query, key, value)), output, lse)
             edges = None if edges is None else edges.to(dtype)

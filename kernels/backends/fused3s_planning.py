@@ -17,7 +17,7 @@ from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor, csr_from_edges
 from ..formats.edge_list import EdgeList, check_ids
 from ..formats.edges import canonical_csr
-from ..formats.gpu_csr import COUNTS, GPUCSR, MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource
+from ..formats.gpu_csr import COUNTS, GPUCSR, MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource, PlanNumber
 from ..formats.gpu_edges import gpu_csr_of_tiles
 from ..formats.gpu_plan import GPUPlan, PlanForm, PlanSizes, ScheduleForm
 from ..formats.gpu_schedule import ScheduleInputs, most_tiles_of, windows_of
@@ -82,15 +82,19 @@ class Fused3SData:
     def num_cols(self) -> int:
         return self.size.num_cols
 
-    def ready(self) -> "Fused3SData":
+    def ready(self, again: bool = False) -> "Fused3SData":
         """For a call on torch's current stream: the plan with exact sizes once the GPU has found them.
+
+        Args:
+            again: whether it is the backward pass of a call: it takes the sizes that are known, since a plan that is
+                made for one step would not get the host's work for them back.
 
         Memory goes back to the stream that it was allocated on, which does not know of others: they are named here.
 
         Raises:
             ValueError: an id of the graph is out of range.
         """
-        data = self if self.progress is None else self.progress.plan(self)
+        data = self if self.progress is None else self.progress.plan(self, again=again)
         if self.made_on is not None and stream_handle(self.made_on[0]) != self.made_on[1]:
             stream = torch.cuda.current_stream(self.made_on[0])
             for tensor in tensors_of(self):
@@ -110,14 +114,25 @@ class PlanProgress:
         self._made: MadePlan | None = made
         self._numbers: Readback | None = Readback(made.plan.csr.address_of_numbers, COUNTS, made.plan.device.index)
 
-    def plan(self, bounded: Fused3SData, waits: bool = False) -> Fused3SData:
-        """The exact plan; `bounded` where it is not known yet, unless the host `waits` for it."""
+    def plan(self, bounded: Fused3SData, waits: bool = False, again: bool = False) -> Fused3SData:
+        """The exact plan; `bounded` where it is not known yet, unless the host `waits` for it.
+
+        Args:
+            again: do not make it now.
+
+        Raises:
+            ValueError: an id of the graph is out of range.
+        """
         if self.exact is None:
             if waits:
                 self._numbers.wait()
             elif not self._numbers.is_done():
                 return bounded
-            self.exact = self._made.exact(self._numbers.numbers())
+            numbers = self._numbers.numbers()
+            self._made.check(numbers)
+            if again:
+                return bounded
+            self.exact = self._made.exact(numbers)
             self._made = self._numbers = None
         return self.exact
 
@@ -140,10 +155,10 @@ class Kernels:
             calls += [takes_edges(size, *heads, terms) for terms in (BIAS, VALUE_FEATURES)]
         if None in calls:
             return None
-        forward, backward, *_ = calls
+        forward, backward, *with_terms = calls
         edge_gradients = inputs.backward and (backward or inputs.edge_data)
         return cls(
-            tiles=not forward or inputs.edge_data,
+            tiles=not (forward and all(with_terms)),
             edges=forward or inputs.edge_data or edge_gradients,
             tile_gradients=inputs.backward and not backward,
             edge_gradients=edge_gradients,
@@ -328,7 +343,14 @@ class MadePlan:
 
     def checked(self) -> Fused3SData:
         """The plan with exact sizes. Waits for the GPU, and raises for ids out of range."""
-        return _on_stream(self.exact(self.plan.numbers.tolist()), self.plan.device)
+        numbers = self.plan.numbers.tolist()
+        self.check(numbers)
+        return _on_stream(self.exact(numbers), self.plan.device)
+
+    def check(self, numbers: list[int]) -> None:
+        """Raise a ValueError for ids out of range; `numbers`: as `exact` takes them."""
+        if numbers[PlanNumber.BAD_EDGE] or numbers[PlanNumber.BAD_OFFSET]:
+            raise _damage(self._graph, self.plan.device)
 
     def unchecked(self, follows: bool) -> Fused3SData:
         """The bounded plan; `follows`: with exact sizes, or the error, at a call when the GPU has come so far."""
@@ -341,11 +363,9 @@ class MadePlan:
         return _on_stream(bounded, self.plan.device)
 
     def exact(self, numbers: list[int]) -> Fused3SData:
-        """The plan cut to what is used, from the first PlanNumber.COUNTS numbers; raises for ids out of range."""
-        plan, sizes = self.plan, PlanSizes.of(numbers, self.plan.form)
-        if sizes.bad_edge or sizes.bad_offset:
-            raise _damage(self._graph, plan.device)
-        form = plan.form
+        """The plan cut to what is used, from the first PlanNumber.COUNTS numbers."""
+        plan, form = self.plan, self.plan.form
+        sizes = PlanSizes.of(numbers, form)
         tiles = [sizes.num_tiles(bool(side), form) for side in range(form.tile_sides)]
         schedules = [
             sizes.exact_schedule(which, schedule, windows_of(form.rows_of(of.of_transpose)))

@@ -23,12 +23,10 @@ class EdgeOrder:
     """The caller's edges in CSR order.
 
     Attributes:
-        edge_of_csr: [E] int64, the caller's edge of each edge.
-        num_self_loops: [] int64, the number of edges (i, i).
+        edge_of_csr: [E] int32 or int64, the caller's edge of each edge.
     """
 
     edge_of_csr: torch.Tensor
-    num_self_loops: torch.Tensor
 
     @property
     def num_edges(self) -> int:
@@ -39,43 +37,34 @@ class EdgeOrder:
 def edge_order(
     graph: BSB | CSRPattern | EdgeList,
     device: torch.device,
-    perm: torch.Tensor | None = None,
     sorted_edges: torch.Tensor | None = None,
 ) -> EdgeOrder:
     """The edge order of a valid graph, on `device`. Does not wait for a GPU if the graph is an edge list.
 
     Args:
         graph: `edge_ids` of a pattern number the caller's edges, without them its stored order does.
-        perm: [num_rows] int32; row i of `graph` is row perm[i] of the caller's matrix, as after `permute_rows`. Only
-            the count of self loops depends on it.
-        sorted_edges: [E] integers, the stored edge of each edge in CSR order, where it is known.
+        sorted_edges: [E] int32, the stored edge of each edge in CSR order, where it is known.
 
     Raises:
         ValueError: `edge_ids` does not hold every number from 0 to E - 1 once.
     """
     edge_ids = None
+    if isinstance(graph, CSRPattern) and graph.edge_ids is not None:
+        edge_ids = as_tensor(graph.edge_ids).to(device).long()
+        _check_edge_ids(edge_ids, as_tensor(graph.indices).numel())
+    if sorted_edges is not None:
+        return EdgeOrder(sorted_edges if edge_ids is None else edge_ids[sorted_edges])
     if isinstance(graph, EdgeList):
         col, row = graph.edge_index.to(device).long()
-    else:
-        indptr, col = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
-        indptr, col = as_tensor(indptr).to(device).long(), as_tensor(col).to(device).long()
-        row = rows_of_edges(indptr, col.numel())
-        if isinstance(graph, CSRPattern) and graph.edge_ids is not None:
-            edge_ids = as_tensor(graph.edge_ids).to(device).long()
-            _check_edge_ids(edge_ids, col.numel())
-    num_self_loops = ((row if perm is None else perm.to(device)[row]) == col).sum()
-
-    if sorted_edges is not None:
-        sorted_edges = sorted_edges.long()
-        return EdgeOrder(sorted_edges if edge_ids is None else edge_ids[sorted_edges], num_self_loops)
-    is_in_order = isinstance(graph, BSB) or (isinstance(graph, CSRPattern) and is_distinct(indptr, col, graph.shape))
-    if is_in_order:
-        return EdgeOrder(
-            torch.arange(len(col), device=device) if edge_ids is None else edge_ids.clone(), num_self_loops
-        )
+        return EdgeOrder(_csr_order(row, col, graph.shape[1]))
+    indptr, col = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
+    indptr, col = as_tensor(indptr).to(device).long(), as_tensor(col).to(device).long()
+    if isinstance(graph, BSB) or is_distinct(indptr, col, graph.shape):
+        return EdgeOrder(torch.arange(len(col), device=device) if edge_ids is None else edge_ids.clone())
+    row = rows_of_edges(indptr, col.numel())
     if edge_ids is not None:  # copies in the caller's order, not in that of the pattern
         row, col = (torch.empty_like(each).scatter_(0, edge_ids, each) for each in (row, col))
-    return EdgeOrder(_csr_order(row, col, graph.shape[1]), num_self_loops)
+    return EdgeOrder(_csr_order(row, col, graph.shape[1]))
 
 
 def _csr_order(row: torch.Tensor, col: torch.Tensor, num_cols: int) -> torch.Tensor:

@@ -339,13 +339,10 @@ class PlanSizes:
     """What the GPU found out, from `GPUPlan.numbers`.
 
     Attributes:
-        bad_offset: PlanNumber.BAD_OFFSET; bad_edge: PlanNumber.BAD_EDGE.
         schedules: of each schedule its numbers, by ScheduleNumber.
         row_items: of A and A^T the parts, and the rows without parts.
     """
 
-    bad_offset: int
-    bad_edge: int
     schedules: list[list[int]]
     row_items: list[list[int]]
 
@@ -357,8 +354,6 @@ class PlanSizes:
             return [numbers[first + size * i : first + size * (i + 1)] for i in range(count)]
 
         return cls(
-            numbers[PlanNumber.BAD_OFFSET],
-            numbers[PlanNumber.BAD_EDGE],
             each(PlanNumber.SCHEDULES, SCHEDULE_NUMBERS, len(form.schedules)),
             each(PlanNumber.ROW_ITEMS, 2, 2),
         )

@@ -182,7 +182,7 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
                     # As the room, whatever the number of edges.
                     patch.setattr("kernels.backends.fused3s_planning.part_edges_for_heads", _part_edges(made))
                     patch.setattr("kernels.backends.fused3s_edges.part_edges_for_heads", _part_edges(made))
-                    patch.setattr("kernels.backends.fused3s_planning.takes_edges", _edges_if_unknown)
+                    patch.setattr("kernels.backends.fused3s_planning.takes_edges", _choice_of(made))
                     expected = plan_by_torch(alone, CPU, inputs, shapes, None)
                 _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
 
@@ -191,8 +191,8 @@ def _part_edges(made):
     return lambda *arguments: made.plan.form.part_edges
 
 
-def _edges_if_unknown(*arguments, **options):
-    return takes_edges(*arguments, **options) is not False
+def _choice_of(made):
+    return lambda size, *arguments, **options: takes_edges(made.size, *arguments, **options) is not False
 
 
 def _assert_used(made, expected, num_edges, label):

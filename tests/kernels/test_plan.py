@@ -184,7 +184,7 @@ def test_plans_with_edge_data_are_moved_saved_and_loaded_whole(plannable, reorde
     data = plan.data
     tensors = [data.kv_tiles, data.tile_offset, data.schedule.work_items, data.by_edge.indices]
     tensors += [data.by_edge.work.items, data.by_edge.work.parts, plan.edge_order.edge_of_csr]
-    tensors += [plan.edge_order.num_self_loops, data.offsets]
+    tensors += [data.offsets]
     tensors += [data.slots.tile_slots, data.slots.slot_edges, data.slots.slot_places]
     tensors += [] if data.row_ids is None else [data.row_ids]
     assert plan.nbytes == sum(tensor.nbytes for tensor in tensors)
@@ -195,7 +195,7 @@ def test_plans_with_edge_data_are_moved_saved_and_loaded_whole(plannable, reorde
     assert_same_record(plan.edge_order, loaded.edge_order)
     assert loaded.data.num_rows == 90
     other = loaded.for_inputs(head_dim=8, num_heads=8)
-    assert_same_record(other.data.slots, loaded.data.slots)
+    assert other.data.slots is None, "narrow heads go edge by edge here, with all edge data"
     assert other.edge_order is loaded.edge_order
     assert_same_plan(other.for_inputs(), plan)
 

@@ -42,7 +42,6 @@ def test_every_edge_is_kept_and_copies_are_in_the_callers_order(name, form):
     assert found.num_edges == edges.numel() == graph.num_edges
     assert found.edge_of_csr.dtype == torch.int64
     assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges))
-    assert found.num_self_loops == (graph.row[edges] == graph.col[edges]).sum()
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "bsb"])
@@ -51,9 +50,8 @@ def test_rows_in_another_order(name, form):
     graph = EDGE_LISTS[name]()
     made, edges = FORMS[form](graph)
     perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
-    found = edge_order(permute_rows(pattern_of(made), perm), CPU, perm)
+    found = edge_order(permute_rows(pattern_of(made), perm), CPU)
     assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges, perm.long()))
-    assert found.num_self_loops == edge_order(pattern_of(made), CPU).num_self_loops
 
 
 @pytest.mark.parametrize("form", ["scipy_coo", "dgl"])
@@ -139,4 +137,3 @@ def test_the_kernels_that_plan_find_the_same_order(monkeypatch, name):
             data = plan_by_kernels(given, CPU, inputs, shapes)
         found = edge_order(given, CPU, sorted_edges=REGISTRY["fused3s"].sorted_edges(data))
         assert torch.equal(found.edge_of_csr, graph.csr_order())
-        assert found.num_self_loops == (graph.row == graph.col).sum()
