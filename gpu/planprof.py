@@ -24,15 +24,19 @@ def host(fn,n=100,warm=20):
 def gpu(fn,n=20):
     from bench.gpu_trace import trace_gpu
     t=trace_gpu(lambda:[fn() for _ in range(n)]); return t.busy_ms/n*1e3,t.kernels/n,t.waits/n
-print(f"{'case':10} {'heads':6} {'edata':5} median ms   p10   GPU us kernels waits")
+fns={}
 for name,(ei,shape) in cases.items():
     for h,d,dt in ((8,16,torch.bfloat16),(1,128,torch.bfloat16)):
         for ed in ((False,True) if name!='arxiv' else (False,)):
-            fn=lambda: kernels.plan_attention(ei,shape=shape,dtype=dt,head_dim=d,num_heads=h,backward=True,edge_data=ed,check=False)
-            m,p=host(fn); g=gpu(fn)
-            print(f"{name:10} {h}x{d:<4} {ed!s:5} {m:8.3f} {p:8.3f} {g[0]:8.1f} {g[1]:5.1f} {g[2]:4.1f}",flush=True)
-fn=lambda: kernels.plan_many(three,dtype=torch.bfloat16,head_dim=16,num_heads=8,backward=True)
-m,p=host(fn); g=gpu(fn); print(f"plan_many of 3, 8x16: {m:.3f} {p:.3f}",g)
+            fns[f"{name} {h}x{d} {'edata' if ed else ''}"]=lambda ei=ei,shape=shape,h=h,d=d,dt=dt,ed=ed: kernels.plan_attention(ei,shape=shape,dtype=dt,head_dim=d,num_heads=h,backward=True,edge_data=ed,check=False)
+fns['plan_many 3 8x16']=lambda: kernels.plan_many(three,dtype=torch.bfloat16,head_dim=16,num_heads=8,backward=True)
+times={k:host(f) for k,f in fns.items()}
+if '--teardown' in sys.argv:
+    import os
+    gpu(fns['mol1024 8x16 ']); print('after trace', host(fns['mol1024 8x16 ']))
+    os.environ['TEARDOWN_CUPTI']='1'; gpu(fns['mol1024 8x16 ']); print('after trace with teardown', host(fns['mol1024 8x16 ']))
+for k,f in fns.items():
+    g=gpu(f); print(f"{k:24} ms {times[k][0]:6.3f} p10 {times[k][1]:6.3f}  GPU us {g[0]:7.1f} kernels {g[1]:4.1f} waits {g[2]:3.1f}",flush=True)
 if prof:
     ei,shape=cases['block146k']
     for h,d,ed in ((8,16,False),(8,16,True),(1,128,False)):

@@ -206,13 +206,13 @@ class Fused3SBackend(CudaBackend):
 
     def raise_graph_errors(self, data: Fused3SData) -> None:
         if data.progress is not None:
-            data.progress.plan(data, waits=True)
+            data.progress.raise_errors()
 
     def sorted_edges(self, data: Fused3SData) -> torch.Tensor | None:
         return data.edge_ids
 
     def describe(self, data: Fused3SData) -> str:
-        data, lines = data.ready(), []
+        data, lines = data if data.progress is None else data.progress.exact_plan(), []
         if data.schedule and data.schedule.windows:
             by_warp, by_block, split = data.schedule.windows
             lines = [
@@ -269,7 +269,7 @@ class Fused3SBackend(CudaBackend):
         wanted: frozenset[str],
         into: Memory | None = None,
     ) -> Gradients:
-        data = data.ready(again=True)
+        data = data.ready(is_forward=False)
         if (dtype := product_type(query.dtype)) != query.dtype:
             tensors = (*(each.to(dtype) for each in (grad_output, query, key, value)), output, lse)
             edges = None if edges is None else edges.to(dtype)

@@ -82,19 +82,16 @@ class Fused3SData:
     def num_cols(self) -> int:
         return self.size.num_cols
 
-    def ready(self, again: bool = False) -> "Fused3SData":
-        """For a call on torch's current stream: the plan with exact sizes once the GPU has found them.
-
-        Args:
-            again: whether it is the backward pass of a call: it takes the sizes that are known, since a plan that is
-                made for one step would not get the host's work for them back.
+    def ready(self, is_forward: bool = True) -> "Fused3SData":
+        """For a call on torch's current stream: the plan with exact sizes, from the second forward pass on once the GPU
+        has found them. A plan that serves one step would not get the host's work for them back.
 
         Memory goes back to the stream that it was allocated on, which does not know of others: they are named here.
 
         Raises:
             ValueError: an id of the graph is out of range.
         """
-        data = self if self.progress is None else self.progress.plan(self, again=again)
+        data = self if self.progress is None else self.progress.plan(self, is_forward)
         if self.made_on is not None and stream_handle(self.made_on[0]) != self.made_on[1]:
             stream = torch.cuda.current_stream(self.made_on[0])
             for tensor in tensors_of(self):
@@ -111,30 +108,38 @@ class PlanProgress:
 
     def __init__(self, made: "MadePlan") -> None:
         self.exact: Fused3SData | None = None
+        self._forward_passes = 0
         self._made: MadePlan | None = made
         self._numbers: Readback | None = Readback(made.plan.csr.address_of_numbers, COUNTS, made.plan.device.index)
 
-    def plan(self, bounded: Fused3SData, waits: bool = False, again: bool = False) -> Fused3SData:
-        """The exact plan; `bounded` where it is not known yet, unless the host `waits` for it.
-
-        Args:
-            again: do not make it now.
+    def plan(self, bounded: Fused3SData, is_forward: bool) -> Fused3SData:
+        """The exact plan, or `bounded`, see `Fused3SData.ready`.
 
         Raises:
             ValueError: an id of the graph is out of range.
         """
         if self.exact is None:
-            if waits:
-                self._numbers.wait()
-            elif not self._numbers.is_done():
+            self._forward_passes += is_forward
+            if not self._numbers.is_done():
                 return bounded
-            numbers = self._numbers.numbers()
-            self._made.check(numbers)
-            if again:
+            if self._forward_passes < 2:
+                self.raise_errors()
                 return bounded
-            self.exact = self._made.exact(numbers)
+        return self.exact_plan()
+
+    def exact_plan(self) -> Fused3SData:
+        """The exact plan. Waits for the GPU, and raises as `plan` does."""
+        if self.exact is None:
+            self.raise_errors()
+            self.exact = self._made.exact(self._numbers.numbers())
             self._made = self._numbers = None
         return self.exact
+
+    def raise_errors(self) -> None:
+        """Wait for the plan, and raise a ValueError if an id of the graph is out of range."""
+        if self.exact is None:
+            self._numbers.wait()
+            self._made.check(self._numbers.numbers())
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,9 @@ class GPUCSR:
 
     def __init__(
         self,
-        memory: torch.Tensor,
+        device: torch.device,
         take: Callable[[], int],
+        view: Callable[[], torch.Tensor],
         shape: tuple[int, int],
         most_edges: int,
         transposes: bool,
@@ -106,35 +107,34 @@ class GPUCSR:
     ) -> None:
         """
         Args:
-            memory: int32, for arrays of `sizes` among others. The int64 arrays have memory of their own: torch saves no
-                memory that it reads as two types, which torch.export does with the arrays of a plan.
-            take: gives the address of the next array in `memory`.
+            take: gives the address of the next array of int32 memory with arrays of `sizes` among others. The int64
+                arrays have memory of their own: torch saves no memory that it reads as two types, which torch.export
+                does with the arrays of a plan.
+            view: gives the next array.
             shape: (num_rows, num_cols), at least 1; num_rows up to MOST_IDS with a transpose, num_cols in any case.
             most_edges: up to MOST_EDGES.
         """
         self._shape, self._most_edges = shape, most_edges
-        (num_rows, num_cols), base, view, size = shape, memory.data_ptr(), memory.as_strided, (most_edges,)
+        num_rows, num_cols = shape
         first = COUNTS + (num_rows + num_cols + 1) // 2  # the counts are int32
         count = first + num_rows + 1 + (num_cols + 1 if transposes else 0)
-        wide = self._wide = torch.empty(count, dtype=torch.int64, device=memory.device)
+        wide = self._wide = torch.empty(count, dtype=torch.int64, device=device)
         self.address_of_numbers = address_of(wide)
         self.zeros = self.address_of_numbers, 2 * first
         offsets = self.address_of_numbers + 8 * first
         self.address_of_offsets = (offsets, offsets + 8 * (num_rows + 1))
         self.offsets = [wide.as_strided((num_rows + 1,), (1,), first)]
         self.address_of_indices = take()
-        self.indices = view(size, (1,), (self.address_of_indices - base) // 4)
+        self.indices = view()
         self.address_of_edges, self.edges = 0, None
         if wants_edges:
-            self.address_of_edges = take()
-            self.edges = view(size, (1,), (self.address_of_edges - base) // 4)
+            self.address_of_edges, self.edges = take(), view()
         self.address_of_column_indices = self.address_of_column_edges = 0
         self.column_indices = self.column_edges = None
         if transposes:
             self.offsets.append(wide.as_strided((num_cols + 1,), (1,), first + num_rows + 1))
             self.address_of_column_indices, self.address_of_column_edges = take(), take()
-            self.column_indices = view(size, (1,), (self.address_of_column_indices - base) // 4)
-            self.column_edges = view(size, (1,), (self.address_of_column_edges - base) // 4)
+            self.column_indices, self.column_edges = view(), view()
 
     @property
     def numbers(self) -> torch.Tensor:

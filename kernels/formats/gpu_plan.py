@@ -182,48 +182,30 @@ class GPUPlan:
         if form.edge_data and sides:
             sizes += (tiles[0] + 3, edges)
         memory, addresses = allocate(sizes, device)
-        base, take = memory.data_ptr(), iter(addresses).__next__
+        take, view = iter(addresses).__next__, iter(memory.split_with_sizes(sizes)).__next__
         self._kv_tiles = [take() for _ in tiles]
-        self.kv_tiles = [
-            memory.as_strided((count + 2, TILE_WORDS), (TILE_WORDS, 1), (address - base) // 4)
-            for address, count in zip(self._kv_tiles, tiles, strict=True)
-        ]
+        self.kv_tiles = [view().view(-1, TILE_WORDS) for _ in tiles]
         self._work_items = [take() for _ in blocks]
         self.schedules = [
             Schedule(
-                memory.as_strided(
-                    (count, warps, ITEM_WORDS), (warps * ITEM_WORDS, ITEM_WORDS, 1), (address - base) // 4
-                ),
+                view().view(count, warps, ITEM_WORDS),
                 most_splits_of(edges, shape[each.of_transpose], each.shape),
                 None,
                 None,
             )
-            for address, (count, warps), each in zip(self._work_items, blocks, form.schedules, strict=True)
+            for (count, warps), each in zip(blocks, form.schedules, strict=True)
         ]
         self._items, self._parts = [take() for _ in items], [take() for _ in items]
-        self.row_items = [
-            RowItems(
-                memory.as_strided((count, 4), (4, 1), (of_items - base) // 4),
-                memory.as_strided((parts, 2), (2, 1), (of_parts - base) // 4),
-                part_edges,
-            )
-            for of_items, count, of_parts in zip(self._items, items, self._parts, strict=True)
-        ]
-        self.csr = csr or GPUCSR(memory, take, shape, edges, form.transposes, form.edge_data)
+        of_items = [view().view(-1, 4) for _ in items]
+        self.row_items = [RowItems(each, view().view(-1, 2), part_edges) for each in of_items]
+        self.csr = csr or GPUCSR(device, take, view, shape, edges, form.transposes, form.edge_data)
         self._tile_offset = [take() for _ in windows]
-        self.tile_offset = [
-            memory.as_strided((count + 1,), (1,), (address - base) // 4)
-            for address, count in zip(self._tile_offset, windows, strict=True)
-        ]
+        self.tile_offset = [view() for _ in windows]
         self._slots = self.slots = None
         if form.edge_data and sides:
-            slots, slot_edges, places = take(), take(), torch.empty(edges, dtype=torch.uint8, device=device)
-            self._slots = slots, slot_edges, address_of(places)
-            self.slots = TileSlots(
-                memory.as_strided((tiles[0] + 3,), (1,), (slots - base) // 4),
-                memory.as_strided((edges,), (1,), (slot_edges - base) // 4),
-                places,
-            )
+            places = torch.empty(edges, dtype=torch.uint8, device=device)
+            self._slots = take(), take(), address_of(places)
+            self.slots = TileSlots(view(), view(), places)
 
     @property
     def numbers(self) -> torch.Tensor:
