@@ -231,9 +231,9 @@ class Problem:
             raise MemoryError(f"the float64 reference, not the backend, ran out of memory: {text}") from None
 
 
-def checked_columns(error: float, dtype: torch.dtype) -> dict[str, str | float]:
-    """Columns status, reason and relative_error of an output, from its `largest_row_error`."""
-    allowed = ALLOWED_ERROR[dtype]
+def checked_columns(error: float, dtype: torch.dtype, allowed: float | None = None) -> dict[str, str | float]:
+    """Columns status, reason and relative_error of an output, from its `largest_row_error`; None: that of the type."""
+    allowed = ALLOWED_ERROR[dtype] if allowed is None else allowed
     if error <= allowed:
         return {"status": "ok", "relative_error": error}
     reason = f"relative error {error:.1e} of a row, allowed {allowed:.1e}"  # NaN is wrong too

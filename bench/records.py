@@ -29,7 +29,7 @@ NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of resu
 # unsupported: the backend does not take these inputs or this graph. unavailable: it cannot run on this machine.
 Status = Literal["ok", "unchecked", "wrong", "predicted", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
-    *("kernels", "heads", "edges", "backward", "layers", "training", "end_to_end", "preprocessing", "plans"),
+    *("kernels", "heads", "edges", "backward", "float32", "layers", "training", "end_to_end", "preprocessing", "plans"),
     *("peak_rates", "sm_active", "stability", "infer", "train", "parallel", "scaling"),
 ]  # also the stem of its CSV
 

@@ -123,6 +123,7 @@ class KernelConfig(Section):
     # fixed: the sparse format is built once. rebuilt: at each call, from the CSR arrays on the GPU.
     plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], LIST] = ("fixed",)
     backward: bool = False  # time the backward pass, and the forward pass of training
+    float32: bool = False  # time both passes of fused3s in float16 and float32, see bench/float32.py
 
     @field_validator("backends")
     @classmethod
@@ -184,9 +185,11 @@ class KernelConfig(Section):
         return self
 
     @property
-    def bench(self) -> Literal["kernels", "heads", "edges", "backward"]:
-        """Name of the benchmark: the backward pass, kinds of edge data, shapes of heads, or kernels with one head as in
-        the paper."""
+    def bench(self) -> Literal["kernels", "heads", "edges", "backward", "float32"]:
+        """Name of the benchmark: float32 beside float16, the backward pass, kinds of edge data, shapes of heads, or
+        kernels with one head as in the paper."""
+        if self.float32:
+            return "float32"
         if self.backward:
             return "backward"
         if self.edges != (NO_EDGES,):

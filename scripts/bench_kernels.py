@@ -17,6 +17,7 @@ import typer
 
 from bench import cli, runner
 from bench.backward import BackwardBench
+from bench.float32 import Float32Bench
 from bench.kernels import FINISHED, KernelBench
 from bench.records import Row, check_results_file, finished
 from configs.bench_schema import BenchConfig, Shape
@@ -47,7 +48,8 @@ def main(
 
 def bench(config: BenchConfig, path: Path, results: Path, done: set[tuple], device: torch.device) -> int:
     """Measure all cells that are not done; the exit status."""
-    kind = BackwardBench if config.kernel.backward else KernelBench
+    kinds = {"float32": Float32Bench, "backward": BackwardBench}
+    kind = kinds.get(config.kernel.bench, KernelBench)
     return runner.run_bench(kind, config, path, config.data.load, results, done, device, HEAD, table_line)
 
 
