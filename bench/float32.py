@@ -83,7 +83,7 @@ class Float32Bench(GraphBench):
             if row.variant == HIGHEST and row.relative_error is not None:
                 ratio = Spread.of([row.relative_error / problem.torch_error]).columns()
                 note = f"plain torch: {problem.torch_error:.1e}"
-                rows.append(self.row(untimed, metric="error_over_torch", unit="1", **ratio, status="ok", note=note))
+                rows.append(self.row(untimed, metric="error_over_torch", unit="1", **ratio, status="unchecked", note=note))
         return rows + failed
 
     @staticmethod

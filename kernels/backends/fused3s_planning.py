@@ -122,17 +122,18 @@ class PlanProgress:
             self._forward_passes += is_forward
             if not self._numbers.is_done():
                 return bounded
+            numbers = self._numbers.numbers()
+            self._made.check(numbers)
             if self._forward_passes < 2:
-                self.raise_errors()
                 return bounded
-        return self.exact_plan()
+            self._keep_exact(numbers)
+        return self.exact
 
     def exact_plan(self) -> Fused3SData:
         """The exact plan. Waits for the GPU, and raises as `plan` does."""
+        self.raise_errors()
         if self.exact is None:
-            self.raise_errors()
-            self.exact = self._made.exact(self._numbers.numbers())
-            self._made = self._numbers = None
+            self._keep_exact(self._numbers.numbers())
         return self.exact
 
     def raise_errors(self) -> None:
@@ -140,6 +141,10 @@ class PlanProgress:
         if self.exact is None:
             self._numbers.wait()
             self._made.check(self._numbers.numbers())
+
+    def _keep_exact(self, numbers: list[int]) -> None:
+        self.exact = self._made.exact(numbers)
+        self._made = self._numbers = None
 
 
 @dataclass(frozen=True)
