@@ -86,18 +86,19 @@ class LayerTimes:
         return theirs.value / ours.value
 
     def mean(self, precision: Precision, layer: Layer) -> tuple[float, int] | None:
-        """Geometric mean of `ratio` over workloads of real graphs, and their number; disturbed times are left out."""
+        """Geometric mean of `ratio` over workloads of real graphs, and their number; without disturbed times and such
+        whose output was wrong."""
         ratios = [
             ratio
             for workload in self.workloads
-            if not workload[1] and not self._is_disturbed(workload, precision, layer)
+            if not workload[1] and self._counts(workload, precision, layer)
             if (ratio := self.ratio(workload, precision, layer)) is not None
         ]
         return (geometric_mean(ratios), len(ratios)) if ratios else None
 
-    def _is_disturbed(self, workload: tuple[str, bool], precision: Precision, layer: Layer) -> bool:
+    def _counts(self, workload: tuple[str, bool], precision: Precision, layer: Layer) -> bool:
         rows = (self.row(workload, precision, one) for one in (PYG, layer))
-        return any(row is not None and row.disturbed == "yes" for row in rows)
+        return all(row is None or (row.disturbed != "yes" and row.status != "wrong") for row in rows)
 
     def names(self, column: str) -> str:
         """Values of a column over all rows, in order of appearance."""

@@ -26,6 +26,7 @@ from report.frames import recorded
 from report.plots.style import save
 from report.tables.backward import backward_tables
 from report.tables.beyond import beyond_tables
+from report.tables.float32 import float32_tables
 from report.tables.heads import edges_tables, heads_tables
 from report.tables.kernels import kernel_tables, launch_tables, memory_tables, rate_tables
 from report.tables.layers import layers_tables
@@ -60,6 +61,7 @@ FIGURES: dict[str, tuple[Drawer, str]] = {
 }
 TABLES = {
     "layers.md": layers_tables,
+    "float32.md": float32_tables,
     "kernels.md": kernel_tables,
     "kernels-launches.md": launch_tables,
     "kernels-memory.md": memory_tables,

@@ -40,6 +40,7 @@ MODELS = ("bench_end_to_end.py", "--results", f"{MEASURED}/end_to_end.csv", "--c
 BUILDS = ("preprocessing.py", "--results", f"{MEASURED}/preprocessing.csv", "--config")
 PLANS = ("bench_plans.py", "--results", f"{MEASURED}/plans.csv", "--config")
 PARALLEL = ("bench_parallel.py", "--results", f"{MEASURED}/parallel.csv", "--config")
+FLOAT32 = ("bench_kernels.py", "--results", f"{MEASURED}/float32.csv", "--config", "configs/bench/float32.yaml")
 LAYERS = ("bench_layers.py", "--results", f"{MEASURED}/layers.csv", "--config", "configs/bench/layers.yaml")
 GRAPHS = ("single", "batched", "more")  # files in configs/bench
 MODEL_GRAPHS = ("single", "batched")  # files in configs/end_to_end
@@ -89,11 +90,13 @@ STEPS: dict[str, list[tuple[str, ...]]] = {
     "heads": [HEADS],
     "edges": [EDGES],
     "backward": [BACKWARD],
+    "float32": [FLOAT32],
     "superpixels": [
         (*KERNELS, "configs/bench/surrogate_superpixels.yaml"),
         (*HEADS, *SUPERPIXELS),
         (*EDGES, *SUPERPIXELS),
         (*BACKWARD, *SUPERPIXELS),
+        (*FLOAT32, *SUPERPIXELS),
     ],
     "training": [(*STEPS_OF_TRAINING, "configs/training_bench/single.yaml")],
     "train": TRAININGS + USES_OF_WEIGHTS,

@@ -87,7 +87,7 @@ def marked(name: str, block: str) -> str:
     return f"<!-- begin generated: {name} -->\n{block}<!-- end generated: {name} -->"
 
 
-OF_THEIR_OWN_GPU = ("layers", "parallel")  # benchmarks: a table that names its GPU; runs on several, without a table
+OF_THEIR_OWN_GPU = ("layers", "float32", "parallel")  # benchmarks whose tables name their GPU, or without a table
 
 
 def gpus(rows: pd.DataFrame) -> list[str]:

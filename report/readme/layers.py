@@ -8,7 +8,6 @@ from report.readme.block import block
 COLUMNS = ("PyG", "ours", "ratio")
 NOTHING = (
     "No step of configs/bench/layers.yaml has been recorded yet: `scripts/bench_layers.py` times them on a GPU.\n"
-    "[development/h100.md](results/development/h100.md) has times of some of them, of the day they were written.\n"
 )
 
 
@@ -22,7 +21,7 @@ def layers(rows: pd.DataFrame) -> str:
         text
         for mark, text in (
             ("~", "~: disturbed by the host, in no mean. "),
-            ("*", "*: PyG's own output is further from float64 than allowed. "),
+            ("*", "*: PyG's own output is further from float64 than allowed, in no mean. "),
         )
         if any(
             mark in times.cell(one, precision, side)

@@ -82,6 +82,7 @@ def test_pygs_own_error_is_marked_and_its_time_stays_the_baseline():
     rows = [step("arxiv", "pyg", 48.0, "wrong", BF16), step("arxiv", "auto", 6.0, precision=BF16)]
     text = BLOCKS["layers"](frame(rows))
     assert lines(text)["ogbn-arxiv, whole graph"][-3:] == ["48.00*", "6.00", "**8.00**"]
+    assert "mean" not in lines(text), "a wrong output is in no mean"
     assert "*: PyG's own output is further from float64 than allowed" in " ".join(text.split())
 
 
