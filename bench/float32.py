@@ -81,8 +81,10 @@ class Float32Bench(GraphBench):
         for row in list(rows):
             if row.variant == HIGHEST and row.relative_error is not None:
                 ratio = Spread.of([row.relative_error / problem.torch_error]).columns()
-                note = f"plain torch: {problem.torch_error:.1e}"
-                rows.append(self.row(untimed, metric="error_over_torch", unit="1", **ratio, status="unchecked", note=note))
+                note = f"error of plain torch: {problem.torch_error:.1e}"
+                rows.append(
+                    self.row(untimed, metric="error_over_torch", unit="1", **ratio, status="unchecked", note=note)
+                )
         return rows + failed
 
     @staticmethod

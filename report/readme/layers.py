@@ -6,9 +6,7 @@ from report.layers import CAPTURED, OURS, PRECISIONS, PYG, LayerTimes, versions,
 from report.readme.block import block
 
 COLUMNS = ("PyG", "ours", "ratio")
-NOTHING = (
-    "No step of configs/bench/layers.yaml has been recorded yet: `scripts/bench_layers.py` times them on a GPU.\n"
-)
+NOTHING = "No step of configs/bench/layers.yaml has been recorded yet: `scripts/bench_layers.py` times them on a GPU.\n"
 
 
 def layers(rows: pd.DataFrame) -> str:
