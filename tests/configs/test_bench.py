@@ -51,6 +51,7 @@ def test_the_other_configurations_load():
     assert {name for name, config in others.items() if config.kernel.bench != "kernels"} == {
         "backward",
         "edges",
+        "float32",
         "heads",
     }
     papers = {*others["single"].data.names, *others["batched"].data.names}

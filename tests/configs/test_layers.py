@@ -22,7 +22,7 @@ def test_the_workloads_ship():
         "arxiv": Workload(graph="ogbn-arxiv"),
         "github": Workload(graph="musae-github"),
         "arxiv-edges": Workload(graph="ogbn-arxiv", edge_dim=8),
-        "molecules-32": Workload(graph="ogbg-molhiv", batch=32),
+        "molecules-32": Workload(graph="ogbg-molhiv", batch=32, captured=True),
         "molecules-256-edges": Workload(graph="ogbg-molhiv", batch=256, edge_dim=8, captured=True),
         "molecules-1024": Workload(graph="ogbg-molhiv", batch=1024, captured=True),
         "sampled-1024": Workload(graph="ogbn-arxiv", seeds=1024, fan_out=(15, 10, 5), captured=True),
