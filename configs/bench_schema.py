@@ -27,6 +27,8 @@ EDGE_PARALLEL = {
 
 SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with switches of its own
 
+FLOAT32_BACKENDS = ("fused3s", "dfgnn_tiling", "csr_unfused")  # of bench/float32.py
+
 REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kernels.formats.row_order`
 
 MOST = 1_000  # entries of a list
@@ -178,9 +180,17 @@ class KernelConfig(Section):
 
     @model_validator(mode="after")
     def _backward_alone(self) -> Self:
-        if self.backward and (self.edges != (NO_EDGES,) or self.plans != ("fixed",)):
+        for name, is_set in (("backward", self.backward), ("float32", self.float32)):
+            if is_set and (self.edges != (NO_EDGES,) or self.plans != ("fixed",)):
+                raise ValueError(
+                    f"kernel.{name} = true: kernel.edges = [none] and kernel.plans = [fixed] are needed with it"
+                )
+        if self.float32 and self.backward:
+            raise ValueError("kernel.float32 = true times both passes: leave out kernel.backward")
+        if self.float32 and not ("fused3s" in self.backends and {*self.backends} <= {*FLOAT32_BACKENDS}):
             raise ValueError(
-                "kernel.backward = true: kernel.edges = [none] and kernel.plans = [fixed] are needed with it"
+                f"kernel.backends = {[*self.backends]}: kernel.float32 = true takes fused3s, and beside it some of "
+                f"{', '.join(FLOAT32_BACKENDS[1:])}"
             )
         return self
 

@@ -7,11 +7,11 @@ import torch
 from formula_backend import FormulaBackend
 
 import data
-from bench.float32 import Float32Bench, with_precision
+from bench.float32 import Float32Bench, Problem, with_precision
 from bench.kernels import FINISHED
 from bench.provenance import provenance
 from bench.records import finished
-from configs import load_config
+from configs import ConfigError, load_config
 from configs.bench_schema import BenchConfig
 from kernels.backends import REGISTRY
 
@@ -50,6 +50,33 @@ def test_a_cell_has_the_rows_of_all_kernels(bench):
         )
     all_rows = [row for _, rows in cells for row in rows]
     assert not any(rows for _, rows in bench.measure(finished(all_rows, FINISHED)))
+
+
+def test_only_the_backends_of_the_configuration_run(bench):
+    bench.config = load_config(CONFIG, ["kernel.shapes=[1x8]", "kernel.backends=[fused3s]"], BenchConfig)
+    assert {row.backend for cell in bench.cells(bench.config) for row in bench.measure_cell(cell)} == {"fused3s"}
+
+
+def test_a_kernel_that_fails_leaves_the_others(bench, monkeypatch):
+    checked = Problem.checked
+
+    def fails(problem, kernel, result):
+        return 1 / 0 if kernel.precision == "highest" else checked(problem, kernel, result)
+
+    monkeypatch.setattr(Problem, "checked", fails)
+    first, *others = bench.measure_cell(bench.cells(bench.config)[0])
+    assert (first.variant, first.status) == ("highest", "error")
+    assert {row.status for row in others if row.backend == "fused3s"} == {"ok"}
+    assert not [row for row in others if row.metric != "time"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["kernel.backward=true", "kernel.edges=[bias]", "kernel.backends=[fused3s, pyg]", "kernel.backends=[csr_unfused]"],
+)
+def test_settings_that_would_be_ignored_are_errors(wrong):
+    with pytest.raises(ConfigError, match=r"kernel\.float32 = true"):
+        load_config(CONFIG, [wrong], BenchConfig)
 
 
 def test_a_wrong_gradient_is_wrong(bench, monkeypatch):
