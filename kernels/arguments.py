@@ -60,7 +60,7 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
         TypeError, ValueError: it is no device.
         BackendUnavailableError: this machine has no such GPU.
     """
-    # `is_available` takes as long as a launch.
+    # `is_available` asks the driver, which takes as long as a launch; CUDA that is initialised is available.
     found = torch.cuda.device_count() if torch.cuda.is_initialized() or torch.cuda.is_available() else 0
     if device is None:
         device = "cuda" if found else "cpu"

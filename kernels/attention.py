@@ -125,7 +125,7 @@ def plan_attention(
             a BSB
         shape: (num_rows, num_cols), queries and keys, of an edge_index and of (indptr, indices); others have their own.
         check: whether to wait for a graph on a GPU and raise errors in its ids now. Otherwise `fused3s` raises them
-            where the host waits for the plan the next time, and never reads or writes out of bounds. None: now for up
+            at a call, once the GPU has found them, and never reads or writes out of bounds. None: now for up
             to CHECKED_EDGES (16,384) edges, unless a CUDA graph is captured. Graphs on the CPU are checked now in any
             case, and so are those for other backends.
         backend: a name of `list_backends()`, or "auto" for the fastest that can run; the log says which that is, and

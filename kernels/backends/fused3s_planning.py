@@ -1,9 +1,9 @@
 """Plans of `fused3s`: what a plan consists of for given inputs, and how it is made from a graph.
 
 On a GPU, kernels make plans from an edge list or a CSR (formats/gpu_plan.py), and the host does not wait: arrays have
-room for the most that there can be. A call cuts them to what is used once the GPU has come so far, and then raises
-errors in the ids. The host waits for a graph on the CPU; and outside of captures where the choice of the kernel takes
-the number of KV tiles (`kernel_choice`).
+room for the most that there can be. Once the GPU has come so far, calls raise errors in the ids, and from the second
+forward pass on they have the arrays cut to what is used. The host waits for a graph on the CPU; and outside of captures
+where the choice of the kernel takes the number of KV tiles (`kernel_choice`).
 
 Elsewhere, and for graphs without rows or columns, torch makes the same plan (formats/torch_plan.py).
 """
@@ -55,7 +55,7 @@ class Fused3SData:
         offsets: [num_rows + 1] int64, first edge of each row; None with `by_edge`.
         edge_ids: [num_edges] int32, the number of each edge of `by_edge` in the edge list or CSR that kernels made the
             plan from; None for other plans, and for those without edge data.
-        slots: where the edges are in the KV tiles; None for plans without edge data.
+        slots: where the edges are in the KV tiles; None for plans without edge data or KV tiles.
         backward: for the backward pass; None for plans without one.
     """
 

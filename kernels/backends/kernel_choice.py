@@ -20,25 +20,29 @@ ALWAYS, NEVER = float("inf"), 0
 
 @dataclass(frozen=True)
 class EdgeLimit:
-    """Calls that go edge by edge.
+    """Which calls go edge by edge.
 
     Attributes:
-        tile_edges: those with fewer edges a KV tile,
-        least: and with at least so many edges a row.
-        few: with fewer edges a row than this, but for `least`, the KV tiles are not counted.
+        tile_edges: edges of a KV tile below which they do.
+        least_row_edges: edges of a row below which no call does.
+        uncounted_row_edges: edges of a row below which all other calls do, without a count of the KV tiles.
     """
 
     tile_edges: float
-    least: int = 0
-    few: int = 16
+    least_row_edges: int = 0
+    uncounted_row_edges: int = 16
 
 
 # Edges of a KV tile below which calls go edge by edge, by what the call has and the width of its heads.
 ONE_HEAD = EdgeLimit(NEVER)
-FORWARD = ((8, EdgeLimit(48)), (16, EdgeLimit(36)), (NARROW_DIM, EdgeLimit(20, least=4, few=8)))
+FORWARD = (
+    (8, EdgeLimit(48)),
+    (16, EdgeLimit(36)),
+    (NARROW_DIM, EdgeLimit(20, least_row_edges=4, uncounted_row_edges=8)),
+)
 BACKWARD = ((NARROW_DIM, EdgeLimit(96)),)
 # With terms of edge data the kernel over KV tiles computes one head at a time.
-WITH_TERMS = ((NARROW_DIM, EdgeLimit(96)), (256, EdgeLimit(20, least=6, few=8)))
+WITH_TERMS = ((NARROW_DIM, EdgeLimit(96)), (256, EdgeLimit(20, least_row_edges=6, uncounted_row_edges=8)))
 # Narrow heads: an edge costs about 9 instructions of a warp edge by edge, and a KV tile of up to 16 edges 250.
 WITH_FEATURES = ((NARROW_DIM, EdgeLimit(ALWAYS)),)
 ONE_HEAD_WITH_FEATURES = ((NARROW_DIM, EdgeLimit(24)),)
@@ -75,9 +79,9 @@ def takes_edges(
     limit = _limit(num_heads, dim, terms, backward)
     if limit.tile_edges == ALWAYS:
         return True
-    if limit.tile_edges == NEVER or size.num_edges < limit.least * size.num_rows:
+    if limit.tile_edges == NEVER or size.num_edges < limit.least_row_edges * size.num_rows:
         return False
-    if size.num_edges < limit.few * size.num_rows:
+    if size.num_edges < limit.uncounted_row_edges * size.num_rows:
         return True
     if size.num_tiles is not None:
         return size.num_edges < limit.tile_edges * size.num_tiles

@@ -55,7 +55,7 @@ def _lines(rows: pd.DataFrame) -> list[list[str]]:
 
 
 def _ratios(over: dict, under: dict) -> list[float]:
-    """Of the graphs that both have."""
+    """Quotients of the times of the graphs that occur in both."""
     return [value / under[graph] for graph, value in over.items() if graph in under]
 
 

@@ -1,5 +1,7 @@
 """Plans of `fused3s` by the planning kernels on the CPU (tests/cuda_shim): the bits of the plans that torch makes."""
 
+from dataclasses import replace
+
 import pytest
 import scipy.sparse
 import torch
@@ -185,6 +187,16 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
                     patch.setattr("kernels.backends.fused3s_planning.takes_edges", _choice_of(made))
                     expected = plan_by_torch(alone, CPU, inputs, shapes, None)
                 _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
+
+
+def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
+    block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
+    for backward in (False, True):
+        assert takes_edges(block, 8, 16, backward=backward) is True
+        assert takes_edges(dense, 8, 16, backward=backward) is None
+        counted = replace(dense, num_tiles=3200), replace(dense, num_tiles=500)  # 16 and 100 edges a KV tile
+        assert [takes_edges(size, 8, 16, backward=backward) for size in counted] == [True, False]
+    assert takes_edges(block, 1, 128) is False
 
 
 def _part_edges(made):

@@ -26,13 +26,17 @@ def formula(monkeypatch):
     monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
 
 
+def recorded_calls(monkeypatch, module, name):
+    """The arguments of each call of a module's function, which still does its work."""
+    calls, function = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given: calls.append(given) or function(*given))
+    return calls
+
+
 @pytest.fixture
 def copies(monkeypatch):
     """Calls that joined the parameters by a copy."""
-    calls = []
-    join = joint_parameters.join_parameters
-    monkeypatch.setattr(joint_parameters, "join_parameters", lambda *given: calls.append(given) or join(*given))
-    return calls
+    return recorded_calls(monkeypatch, joint_parameters, "join_parameters")
 
 
 def pair(**options):
@@ -47,10 +51,7 @@ def pair(**options):
 @pytest.fixture
 def joint_calls(monkeypatch):
     """Calls that ran as one function."""
-    calls = []
-    attend = transformer_conv.attend_jointly
-    monkeypatch.setattr(transformer_conv, "attend_jointly", lambda *given: calls.append(given) or attend(*given))
-    return calls
+    return recorded_calls(monkeypatch, transformer_conv, "attend_jointly")
 
 
 def features(rows=NODES, columns=4, dtype=torch.float64):
