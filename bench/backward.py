@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 
 import kernels
+from baselines import REGISTRY
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import make_cell, refuse_impossible
 from bench.records import Row
@@ -21,7 +22,6 @@ from bench.runner import Cell, GraphBench, UnsupportedInputsError
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernels_by_turns
 from bench.traffic import gathered_bytes, gathered_columns
 from configs.bench_schema import BenchConfig, Shape
-from kernels.backends import REGISTRY
 from kernels.formats.csr import CSRPattern
 from kernels.formats.transpose import transpose_csr
 

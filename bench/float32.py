@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import kernels
+from baselines import REGISTRY
 from bench.backward import GRADIENTS
 from bench.checks import float64_attention, largest_row_error
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
@@ -27,7 +28,6 @@ from bench.runner import Cell, GraphBench, classify, dtype_name
 from bench.timers import Spread, time_kernels_by_turns
 from configs.bench_schema import BenchConfig, Shape
 from kernels import BackendUnavailableError
-from kernels.backends import REGISTRY
 
 FORWARD, BACKWARD = "forward", "backward"
 HIGHEST, HIGH = "highest", "high"

@@ -21,6 +21,9 @@ from typing import Any
 import torch
 
 import kernels
+from baselines import REGISTRY
+from baselines.flex_attention import graph_block_mask
+from baselines.fused3s_paper import PaperKernelSpec, launch
 from bench.checks import float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.records import Bench, Row
@@ -39,9 +42,6 @@ from bench.timers import (
 )
 from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
 from configs.bench_schema import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape, edge_kind
-from kernels.backends import REGISTRY
-from kernels.backends.flex_attention import graph_block_mask
-from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 from kernels.formats.csr import CSRPattern
 from kernels.formats.edges import canonical_csr, rows_of_edges
 from kernels.formats.row_order import RowOrder

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from baselines import REGISTRY
 from bench.captured_loop import CapturedLoop
 from bench.checks import largest_row_error
 from bench.gpu_trace import trace_gpu
@@ -41,7 +42,6 @@ from bench.runner import Cell, GraphBench, classify, dtype_name
 from bench.timers import Spread, time_rounds_by_turns
 from configs.layers_bench_schema import LayersBenchConfig, Precision
 from kernels import BackendUnavailableError
-from kernels.backends import REGISTRY
 from models import FusedTransformerConv
 
 FINISHED = ("ok", "unsupported", "oom")  # statuses that are not measured again

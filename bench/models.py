@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 import kernels
+from baselines import REGISTRY
 from bench.checks import accuracy, compare
 from bench.model_regions import time_attention, time_eager, time_regions
 from bench.records import Row
 from bench.runner import Cell, GraphBench, UnsupportedInputsError, classify, dtype_name, input_dtype
 from bench.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
 from configs.end_to_end_schema import EndToEndConfig
-from kernels.backends import REGISTRY
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.dense import fused_unavailable
 

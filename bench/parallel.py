@@ -36,11 +36,11 @@ from bench.timers import Spread, time_kernel, time_passes
 from configs.bench_schema import Shape
 from configs.parallel_bench_schema import ParallelBenchConfig
 from data import LoadedGraph
-from kernels.rank_rows import combine_rows_
 from parallel import Group, Part, all_values, gather_rows, load_part, load_partition, on_first_rank, plan_part_attention
 from parallel.attention import PartAttention
 from parallel.cost_model import LINKS, SCHEMES
 from parallel.passes import SplitPasses
+from parallel.rank_rows import combine_rows_
 
 
 class Subject:

@@ -12,6 +12,7 @@ Every output is compared with the expected one.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ DIMS = (64, 128, 256)
 GATHERED_BYTES = 1 << 30  # per run
 COPIED_BYTES = 1 << 31
 REPEATS = 20
-SOURCE = "peak_rates.cu"
+SOURCE = Path(__file__).parent / "cuda" / "peak_rates.cu"
 PIECES, STAGES = 4, 2  # 16-byte loads in flight per lane; stages of the shared-memory ring of a warp
 THREADS = 256  # per block, in every kernel
 # Blocks per SM to try, the fastest is kept: more blocks have more bytes in flight and leave less L1.

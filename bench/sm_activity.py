@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from baselines.fused3s_paper import PaperKernelSpec, launch
 from bench.checks import largest_row_error
 from bench.kernels import KernelBench, checked_columns, refuse_impossible
 from bench.records import Row
@@ -16,7 +17,6 @@ from bench.runner import Cell
 from bench.timers import Spread
 from configs.bench_schema import SWITCHES, BenchConfig
 from kernels import BSB
-from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 
 ActiveCycles = dict[int, int]  # by SM
 

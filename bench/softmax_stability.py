@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import kernels
+from baselines import REGISTRY
 from bench.checks import row_errors
 from bench.records import NONE, Provenance, Row
 from bench.runner import Cell, classify, dtype_name, input_dtype
@@ -157,11 +158,10 @@ def measure_scores(scores: Scores, environment: Provenance) -> Iterator[Row]:
         for softmax in EMULATED
         for dtype in (half, single)
     ]
-    available = kernels.list_backends(scores.device)
     cells += [
         Cell(scores.dim, name, dtype_name(input_dtype(name)), single, "attention", "relative_error", "1")
         for name in KERNELS
-        if available[name].unavailable is None
+        if REGISTRY[name].unavailable(torch.device(scores.device)) is None
     ]
     for cell in cells:
         shared = {**environment.model_dump(), **scores.row_columns(), **asdict(cell)}

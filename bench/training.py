@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import kernels
+from baselines import REGISTRY
 from bench.models import cast
 from bench.records import Bench, Row
 from bench.runner import FLOAT32, Cell, GraphBench, UnsupportedInputsError
 from bench.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
 from configs.schema import TrainingConfig
 from configs.training_bench_schema import TrainingBenchConfig
-from kernels.backends import REGISTRY
 from models import GraphInputs, GraphTransformer
 from training.optimiser import make_optimiser
 from training.precision import WorkingCopy

@@ -116,7 +116,7 @@ class BenchDataConfig(SourceConfig):
 class KernelConfig(Section):
     """Kernels. The input type of a backend is the one that it computes in, see `bench.runner`."""
 
-    backends: Names  # of `kernels.list_backends()`, SWITCHES or REORDERED
+    backends: Names  # of `baselines.REGISTRY`, SWITCHES or REORDERED
     dims: Integers = (64, 128, 256)  # of one head
     shapes: Annotated[Names | None, Field(strict=False)] = None  # in place of dims: heads x head dimension, "8x16"
     edges: Names = (NO_EDGES,)  # kinds of edge data
@@ -130,9 +130,9 @@ class KernelConfig(Section):
     @field_validator("backends")
     @classmethod
     def _backends_known(cls, backends: tuple[str, ...]) -> tuple[str, ...]:
-        import kernels
+        from baselines import REGISTRY
 
-        _check_names("kernel.backends", backends, (*kernels.list_backends("cpu"), *SWITCHES, REORDERED))
+        _check_names("kernel.backends", backends, (*REGISTRY, *SWITCHES, REORDERED))
         return backends
 
     @field_validator("plans")

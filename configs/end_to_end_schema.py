@@ -51,10 +51,10 @@ class RunConfig(Section):
     @field_validator("modes", "regions", "accuracy")
     @classmethod
     def _backends_known(cls, backends: Iterable[str], info: ValidationInfo) -> Iterable[str]:
-        import kernels
+        from baselines import REGISTRY
 
         for backend in backends:
-            check_choice(f"run.{info.field_name}", backend, tuple(kernels.list_backends("cpu")))
+            check_choice(f"run.{info.field_name}", backend, tuple(REGISTRY))
         check_once(f"run.{info.field_name}", tuple(backends))
         for backend, modes in backends.items() if isinstance(backends, dict) else ():
             check_once(f"run.modes.{backend}", modes)

@@ -28,7 +28,7 @@ class AttentionConfig(ShapesConfig):
     @field_validator("backend")
     @classmethod
     def _backend_known(cls, backend: str) -> str:
-        from kernels.backends import REGISTRY  # on use: `import configs` stays light
+        from baselines import REGISTRY  # on use: `import configs` stays light
 
         check_choice("attention.backend", backend, [name for name, one in REGISTRY.items() if one.writes_lse])
         return backend

@@ -49,7 +49,7 @@ def check_machine(config: Config, device: torch.device, dtype: torch.dtype) -> N
 
 
 def _dense_problem(config: Config, device: torch.device, dtype: torch.dtype) -> str | None:
-    from kernels.dense_block import dense_block_unavailable  # on use: `import configs` stays light
+    from dense.block import dense_block_unavailable  # on use: `import configs` stays light
 
     if config.runtime.dense != "fused" or not (reason := dense_block_unavailable(device, dtype, config.model.dim)):
         return None
@@ -69,7 +69,7 @@ def _graph_problem(config: Config, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _backend_problem(config: Config, device: torch.device, dtype: torch.dtype) -> str | None:
-    from kernels.backends import REGISTRY
+    from baselines import REGISTRY
 
     name = config.attention.backend
     if name == "auto" or not (reason := _cannot_run(name, config, device, dtype)):
@@ -84,7 +84,7 @@ def _backend_problem(config: Config, device: torch.device, dtype: torch.dtype) -
 
 def _order_problem(config: Config, device: torch.device, dtype: torch.dtype) -> str | None:
     """Of a row order with a backend that is still to be chosen."""
-    from kernels.backends import REGISTRY
+    from baselines import REGISTRY
 
     reorder = config.attention.reorder
     if reorder == "none" or config.attention.backend != "auto":
@@ -101,7 +101,7 @@ def _order_problem(config: Config, device: torch.device, dtype: torch.dtype) -> 
 
 def _cannot_run(name: str, config: Config, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a backend cannot run the model's attention; None if it can."""
-    from kernels.backends import REGISTRY
+    from baselines import REGISTRY
 
     backend = REGISTRY[name]
     if reason := backend.unavailable(device) or backend.unsupported(dtype, config.model.head_dim):

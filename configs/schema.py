@@ -419,38 +419,40 @@ def _default_passes(name: str) -> dict[str, int]:
 
 
 def _backend_names() -> Sequence[str]:
-    import kernels
+    from baselines import REGISTRY
 
-    return ("auto", *kernels.list_backends("cpu"))
+    return ("auto", *REGISTRY)
 
 
 def _reordering_backends() -> list[str]:
-    from kernels.backends import REGISTRY
+    from baselines import REGISTRY
 
     return [name for name, backend in REGISTRY.items() if backend.reorders]
 
 
 def _backends_with_edge_data() -> list[str]:
-    from kernels.backends import REGISTRY
+    from baselines import REGISTRY
 
     return [name for name, backend in REGISTRY.items() if backend.takes_edges]
 
 
 def _trainable(backend: str) -> bool:
-    from kernels.backends import REGISTRY
+    from baselines import REGISTRY
 
     return REGISTRY[backend].trains
 
 
 def _unavailable_on_cpu(backend: str) -> str | None:
-    import kernels
+    import torch
 
-    return kernels.list_backends("cpu")[backend].unavailable
+    from baselines import REGISTRY
+
+    return REGISTRY[backend].unavailable(torch.device("cpu"))
 
 
 def _unsupported(backend: str, dtype: str, head_dim: int) -> str | None:
     import torch
 
-    from kernels.backends import REGISTRY
+    from baselines import REGISTRY
 
     return REGISTRY[backend].unsupported(getattr(torch, dtype), head_dim)

@@ -37,10 +37,10 @@ class StepsConfig(Section):
     @field_validator("modes")
     @classmethod
     def _backends_known(cls, modes: dict[str, Modes]) -> dict[str, Modes]:
-        import kernels
+        from baselines import REGISTRY
 
         for backend in modes:
-            check_choice("run.modes", backend, tuple(kernels.list_backends("cpu")))
+            check_choice("run.modes", backend, tuple(REGISTRY))
             check_once(f"run.modes.{backend}", modes[backend])
         return modes
 

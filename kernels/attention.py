@@ -63,7 +63,7 @@ import torch
 
 from .arguments import check_dtype, check_flag, check_integer, check_word, resolve_device
 from .autocast import input_type
-from .backends import REGISTRY
+from .backends import AUTO, REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
 from .edge_data import EdgeData
 from .errors import BackendUnavailableError, SlowerBackendWarning, UnsupportedGraphError
@@ -290,8 +290,8 @@ def _can_reorder(device: torch.device) -> bool:
 def _fastest_first(device: torch.device) -> Iterator[Backend]:
     """The backends of "auto". cuSPARSE comes last on a GPU: it runs head by head, and takes no repeated edges."""
     for is_last in (False, True) if device.type == "cuda" else (None,):
-        for backend in REGISTRY.values():
-            if backend.in_auto and is_last in (None, backend.head_by_head):
+        for backend in (REGISTRY[name] for name in AUTO):
+            if is_last in (None, backend.head_by_head):
                 yield backend
 
 

@@ -4,7 +4,7 @@ projection, residual, norm, FFN, residual, norm, next QKV projection).
 plain     torch's modules, at least one kernel each.
 compiled  torch.compile of the functions between two attentions, so that attention causes no graph break. The first pass
           compiles for up to a minute, for static shapes (code for dynamic shapes is slower).
-fused     one kernel from attention to attention (`kernels.dense_block`): LayerNorm, d = 64, 80, 96, 128, 160, 192
+fused     one kernel from attention to attention (`dense.block`): LayerNorm, d = 64, 80, 96, 128, 160, 192
           and 256, any heads, fp16 and bf16, compute capability 9.0. It reads a packed copy of the weights.
 
 compiled and fused compute the embedding as one aligned GEMM (`models.embedding.pack_embedding`), also with a packed
@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from kernels.dense_block import dense_block, dense_block_unavailable, pack_block
+from dense.block import dense_block, dense_block_unavailable, pack_block
 from models.embedding import pack_embedding
 from models.graph_inputs import GraphInputs
 from models.graph_transformer import DenseBlock, GraphTransformer, finish_and_project, finish_last

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from kernels.residual_norm import CHUNK, MOST_COLUMNS, ColumnSums, relu_backward_
+from dense.residual_norm import CHUNK, MOST_COLUMNS, ColumnSums, relu_backward_
 from models.beside import Beside
 from models.embedding import embed_one_hot
 from models.graph_inputs import GraphInputs

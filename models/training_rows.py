@@ -3,9 +3,9 @@
     s1 = h + attn_out Wout + bout       h1 = norm1(s1)      hidden = relu(h1 Wup + bup)
     s2 = h1 + hidden Wdown + bdown      h2 = norm2(s2)      qkv = h2 Wqkv, of the next block
 
-FusedRows      a kernel each way, of kernels.dense_block_training
+FusedRows      a kernel each way, of dense.block_training
 SeparateRows   torch's products; what lies between them, the residuals, norms and ReLU with their gradients and all
-               column sums, is kernels of kernels.residual_norm
+               column sums, is kernels of dense.residual_norm
 """
 
 from abc import ABC, abstractmethod
@@ -16,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.dense_block import Kept
-from kernels.dense_block_training import (
+from dense.block import Kept
+from dense.block_training import (
     RowGradients,
     TrainingPacking,
     dense_block_backward,
     dense_block_forward,
     training_block_unavailable,
 )
+from dense.residual_norm import ColumnSums, relu_backward_, residual_norm, residual_norm_backward
 from kernels.dropout import Dropout
-from kernels.residual_norm import ColumnSums, relu_backward_, residual_norm, residual_norm_backward
 from models.graph_transformer import Block, GraphTransformer
 
 KeptRows = tuple[Tensor, ...]  # h1 [N, d] and hidden [N, 2d] first

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.rank_rows import pack_rows
 from parallel.collectives import Exchanged, add_ranks, exchange_rows, gather_equal
 from parallel.group import Group
 from parallel.part import Part
+from parallel.rank_rows import pack_rows
 
 
 class KeyValueExchange(Protocol):

@@ -10,11 +10,11 @@ from kernels import AttentionPlan
 from kernels.backends import REGISTRY
 from kernels.dropout import Dropout
 from kernels.edge_data import EdgeTerms
-from kernels.rank_rows import combine_rows_
 from parallel.collectives import exchange_rows
 from parallel.cost_model import share_of_heads
 from parallel.exchange import KeyValueExchange
 from parallel.group import Group
+from parallel.rank_rows import combine_rows_
 
 SEED_STEP = 0x9E3779B97F4A7C15  # odd: seeds of different plans differ
 QKV = frozenset({"query", "key", "value"})

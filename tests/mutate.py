@@ -24,16 +24,16 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = (
-    "kernels/cuda/dense_block.cu",
-    "kernels/cuda/dense_block_backward.cu",
-    "kernels/cuda/dense_consumer.cuh",
-    "kernels/cuda/dense_rows.cuh",
-    "kernels/cuda/dense_tiles.cuh",
+    "dense/cuda/dense_block.cu",
+    "dense/cuda/dense_block_backward.cu",
+    "dense/cuda/dense_consumer.cuh",
+    "dense/cuda/dense_rows.cuh",
+    "dense/cuda/dense_tiles.cuh",
     "kernels/cuda/fused3s.cu",
     "kernels/cuda/fused3s_backward.cu",
     "kernels/cuda/fused3s_edges.cu",
     "kernels/cuda/fused3s_edges_backward.cu",
-    "kernels/cuda/fused3s_paper.cu",
+    "baselines/cuda/fused3s_paper.cu",
     "kernels/cuda/gather.cuh",
     "kernels/cuda/gradient_window.cuh",
     "kernels/cuda/head_group.cuh",
@@ -42,7 +42,7 @@ TARGETS = (
     "kernels/cuda/plan_rows.cu",
     "kernels/cuda/plan_schedule.cu",
     "kernels/cuda/plan_tiles.cu",
-    "kernels/cuda/rank_rows.cu",
+    "parallel/cuda/rank_rows.cu",
     "kernels/cuda/row_window.cuh",
     "kernels/cuda/score_terms.cuh",
     "kernels/cuda/split_kv.cuh",
@@ -56,7 +56,7 @@ TARGETS = (
 ON_CPU = "tests/kernels/test_cuda_on_cpu.py"
 EDGES_ON_CPU = "tests/kernels/test_edge_kernel_on_cpu.py"
 PAPER_ON_CPU = tuple(
-    f"tests/kernels/test_cuda_on_cpu_baselines.py::{test}"
+    f"tests/baselines/test_cuda_on_cpu_baselines.py::{test}"
     for test in (
         "test_the_papers_kernel",
         "test_windows_split_over_edge_parallel_blocks",
@@ -65,15 +65,15 @@ PAPER_ON_CPU = tuple(
 )
 BACKWARD_ON_CPU = "tests/kernels/test_backward_tiles_on_cpu.py"
 DENSE_TRAINING_ON_CPU = tuple(
-    f"tests/kernels/test_dense_block_training_on_cpu.py::{test}"
+    f"tests/dense/test_dense_block_training_on_cpu.py::{test}"
     for test in ("test_every_row", "test_dropout_is_the_mask_of_row_and_unit", "test_no_rows")
 )
-DENSE_ON_CPU = ("tests/kernels/test_dense_block_on_cpu.py::test_every_row", *DENSE_TRAINING_ON_CPU)
+DENSE_ON_CPU = ("tests/dense/test_dense_block_on_cpu.py::test_every_row", *DENSE_TRAINING_ON_CPU)
 PLANS_ON_CPU = tuple(f"tests/kernels/test_gpu_{name}_on_cpu.py" for name in ("plan", "planning"))
 FORMATS = ("tests/kernels/formats/test_schedule.py", "tests/kernels/formats/test_bsb.py")
 SUITES = {  # by how a file's name ends; the first that fits
     "plan_room.py": ("tests/kernels/test_plan_room.py",),
-    "rank_rows.cu": ("tests/kernels/test_rank_rows.py",),
+    "rank_rows.cu": ("tests/parallel/test_rank_rows.py",),
     "dense_block_backward.cu": DENSE_TRAINING_ON_CPU,
     **{f"dense_{name}": DENSE_ON_CPU for name in ("block.cu", "consumer.cuh", "rows.cuh", "tiles.cuh")},
     "row_items.py": ("tests/kernels/formats/test_row_items.py",),
@@ -90,7 +90,7 @@ SUITES = {  # by how a file's name ends; the first that fits
     ".cuh": (ON_CPU,),
     ".cu": (ON_CPU, EDGES_ON_CPU),
 }
-COPIED = ("kernels", "parallel", "tests", "fused3s_dgl.py", "pyproject.toml")
+COPIED = ("kernels", "baselines", "dense", "parallel", "tests", "fused3s_dgl.py", "pyproject.toml")
 INVALID = ("does not compile", "SyntaxError", "IndentationError")
 TIMEOUT_S = 600  # a mutant that makes a loop endless is killed by it
 

@@ -10,12 +10,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # Which folders a folder may import; itself always. scripts/ may import all of them, tests aside.
 ALLOWED = {
     "kernels": {"fused3s_dgl"},
+    "baselines": {"kernels", "fused3s_dgl"},
+    "dense": {"kernels"},
     "data": {"fused3s_dgl"},
-    "models": {"kernels", "fused3s_dgl"},
-    "configs": {"kernels", "data"},
+    "models": {"kernels", "dense", "fused3s_dgl"},
+    "configs": {"kernels", "baselines", "dense", "data"},
     "training": {"kernels", "data", "models", "configs"},
     "parallel": {"kernels", "data", "models", "configs", "training"},
-    "bench": {"kernels", "data", "models", "configs", "training", "parallel", "fused3s_dgl"},
+    "bench": {"kernels", "baselines", "dense", "data", "models", "configs", "training", "parallel", "fused3s_dgl"},
     "report": {"bench", "configs"},
     "simulator": {"report", "bench", "parallel", "data", "configs"},
 }

@@ -68,7 +68,6 @@ class Backend(ABC):
         summary: one line for a user.
         data_type: type of what `build` returns; None where that holds objects of another library, which cannot be
             moved or saved.
-        in_auto: whether "auto" may take it; baselines run only where they are named.
         head_by_head: whether a call takes as many passes as there are heads.
         writes_lse: whether `attend` fills `lse`.
         reorders: whether `build` takes a row order.
@@ -84,7 +83,6 @@ class Backend(ABC):
     name: str
     summary: str
     data_type: type | None = None
-    in_auto: bool = True
     head_by_head: bool = False
     writes_lse: bool = False
     reorders: bool = False

@@ -4,6 +4,7 @@ import importlib.util
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 
@@ -42,7 +43,7 @@ class TensorCoreBackend(CudaBackend):
 class KernelInstance:
     """One instance of a kernel template: `arguments` are its template arguments, in the source's order."""
 
-    source: str
+    source: str | Path
     function: str
     arguments: tuple[torch.dtype | bool | int, ...]
 

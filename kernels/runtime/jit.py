@@ -61,7 +61,7 @@ class KernelSpec(Protocol):
     """One template instance: a frozen, hashable description of the compile-time choices.
 
     Attributes:
-        source: file name of the CUDA source, in kernels/cuda.
+        source: name of the CUDA source in kernels/cuda, or the path of one elsewhere.
         name: the C++ name of the instance, template arguments included.
 
     Optional attributes: `shared_bytes`, the dynamic shared memory of a block; `arch`, such as "sm_90a", for kernels
@@ -69,7 +69,7 @@ class KernelSpec(Protocol):
     """
 
     @property
-    def source(self) -> str: ...
+    def source(self) -> str | Path: ...
 
     @property
     def name(self) -> str: ...
@@ -102,18 +102,20 @@ class PtxasReport:
 
 
 @cache
-def read_source(file_name: str) -> str:
-    """Text of a CUDA source with its headers (`#include "..."`, relative to kernels/cuda) pasted in, each once."""
+def read_source(source: str | Path) -> str:
+    """Text of a CUDA source with its headers (`#include "..."`, beside it or in kernels/cuda) pasted in, each once."""
     pasted: set[str] = set()
+    source = CUDA_FOLDER / source
 
     def paste(name: str) -> str:
         if name in pasted:
             return ""
         pasted.add(name)
-        text = (CUDA_FOLDER / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+        path = next(each / name for each in (source.parent, CUDA_FOLDER) if (each / name).exists())
+        text = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
         return re.sub(r'^#include "(.+)"$', lambda include: paste(include[1]), text, flags=re.MULTILINE)
 
-    return paste(file_name)
+    return paste(source.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +189,7 @@ def compile_ptxas(specs: Sequence[KernelSpec], arch: str) -> dict[KernelSpec, Pt
     from cupy.cuda import nvrtc
 
     source = read_source(specs[0].source)
-    program = nvrtc.createProgram(source, specs[0].source, [], [])
+    program = nvrtc.createProgram(source, Path(specs[0].source).name, [], [])
     try:
         for spec in specs:
             nvrtc.addNameExpression(program, spec.name)

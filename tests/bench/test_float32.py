@@ -7,13 +7,13 @@ import torch
 from formula_backend import FormulaBackend
 
 import data
+from baselines import REGISTRY
 from bench.float32 import Float32Bench, Problem, with_precision
 from bench.kernels import FINISHED
 from bench.provenance import provenance
 from bench.records import finished
 from configs import ConfigError, load_config
 from configs.bench_schema import BenchConfig
-from kernels.backends import REGISTRY
 
 CPU = torch.device("cpu")
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "bench" / "float32.yaml"

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import data
+from baselines.fused3s_paper import PaperKernelSpec
 from configs import ConfigError, load_config
 from configs.bench_schema import EDGE_PARALLEL, NUMBERED_EDGES, VARIANTS, BenchConfig
-from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.edge_data import MAX_FEATURES, MAX_TYPES
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "bench"

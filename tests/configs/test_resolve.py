@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from baselines import REGISTRY
 from configs import Config
 from configs.resolve import check_machine, resolve_device, resolve_dtype
-from kernels.backends import REGISTRY
 
 NO_GPU = "no NVIDIA GPU found"
 
@@ -20,7 +20,7 @@ def with_gpu(monkeypatch):
     """Every backend says that it can run on the device."""
     for backend in REGISTRY.values():
         monkeypatch.setattr(type(backend), "unavailable", lambda self, device: None)
-    monkeypatch.setattr("kernels.dense_block.cuda_unavailable", lambda device: None)
+    monkeypatch.setattr("dense.block.cuda_unavailable", lambda device: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100")
 
@@ -53,7 +53,7 @@ def problem(device: torch.device | None = None, **sections) -> str | None:
             "attention.backend = 'fused3s'",
             "with attention.reorder: none",
         ),
-        ({"attention": {"backend": "fused3s_paper"}}, "attention.backend = 'fused3s_paper'", "dgl, csr_unfused"),
+        ({"attention": {"backend": "fused3s_paper"}}, "attention.backend = 'fused3s_paper'", "csr_unfused, scatter"),
         ({"attention": {"backend": "flashsparse_naive"}}, "attention.backend = 'flashsparse_naive'", "use attention."),
     ],
     ids=str,

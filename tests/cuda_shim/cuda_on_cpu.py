@@ -17,21 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import dense_block, dense_block_training, rank_rows, residual_norm
-from kernels.backends import (
-    cuda,
-    dfgnn,
-    feature_products,
-    flashsparse,
-    fused3s,
-    fused3s_backward,
-    fused3s_edges,
-    fused3s_edges_backward,
-    fused3s_paper,
-)
+from baselines import dfgnn, flashsparse, fused3s_paper
+from dense import block as dense_block
+from dense import block_training as dense_block_training
+from dense import residual_norm
+from kernels.backends import cuda, feature_products, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward
 from kernels.runtime import semaphores
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import CUDA_FOLDER
+from parallel import rank_rows
 
 SHIM_FOLDER = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -108,18 +102,21 @@ class _Launch(ctypes.Structure):
     )
 
 
-def paste_source(file_name: str, folder: Path = CUDA_FOLDER) -> str:
-    """Text of a CUDA source of `folder` with its headers, ptx/* from here, and `#line`s that name the files.
+def paste_source(source: str | Path, folder: Path = CUDA_FOLDER) -> str:
+    """Text of a CUDA source with its headers, ptx/* from here, and `#line`s that name the files.
+
+    Files of `folder` come before those of the repository.
 
     `__shared__` variables are the only text that is replaced: a block's shared memory is not the host compiler's.
     """
     pasted: set[str] = set()
+    source = CUDA_FOLDER / source
 
     def paste(name: str) -> str:
         if name in pasted:
             return ""
         pasted.add(name)
-        folders = (SHIM_FOLDER,) if name.startswith("ptx/") else (folder, CUDA_FOLDER)
+        folders = (SHIM_FOLDER,) if name.startswith("ptx/") else (folder, source.parent, CUDA_FOLDER)
         path = next(each / name for each in folders if (each / name).exists())
         lines = [f'#line 1 "{name}"']
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -129,7 +126,7 @@ def paste_source(file_name: str, folder: Path = CUDA_FOLDER) -> str:
                 lines.append("" if line == "#pragma once" else _shared_memory(line))
         return "\n".join(lines)
 
-    return paste(file_name)
+    return paste(source.name)
 
 
 def _shared_memory(line: str) -> str:
@@ -141,7 +138,7 @@ def _shared_memory(line: str) -> str:
 
 
 @cache
-def build(source: str, name: str, folder: Path = CUDA_FOLDER) -> ctypes.CDLL:
+def build(source: str | Path, name: str, folder: Path = CUDA_FOLDER) -> ctypes.CDLL:
     """The shared object of one instance; kept by the hash of its text, of the shim and of the compiler's options."""
     text = f'#include "launch.h"\n{paste_source(source, folder)}\nSHIM_KERNEL({name})\n'
     shim = _compiled_shim()

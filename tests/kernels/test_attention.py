@@ -12,6 +12,7 @@ import torch
 from attention_cases import REPEATED, counts_of, dense_attention, load_real_graph, mask_of
 from tolerance import edges_of, row_errors
 
+from baselines import REGISTRY
 from fused3s_dgl import import_dgl
 from kernels import (
     BSB,
@@ -23,7 +24,6 @@ from kernels import (
     sparse_attention,
 )
 from kernels.attention import _choose
-from kernels.backends import REGISTRY
 from kernels.backends.base import InputSpec
 from kernels.backends.cuda import _lacks
 from kernels.backends.reference import edge_softmax_attention
@@ -213,7 +213,7 @@ def test_auto_on_a_gpu_takes_what_counts_repeated_edges_before_cusparse(on_a_gpu
 def test_auto_on_a_cpu_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowerBackendWarning)
-        assert _choose("auto", torch.device("cpu"), InputSpec(torch.float64, 64, 8), "none").name == "dgl"
+        assert _choose("auto", torch.device("cpu"), InputSpec(torch.float64, 64, 8), "none").name == "csr_unfused"
 
 
 def test_auto_logs_its_choice(caplog):
@@ -221,14 +221,14 @@ def test_auto_logs_its_choice(caplog):
     q, k, v = inputs(40, 40)
     with caplog.at_level(logging.INFO, logger="kernels"):
         plan = plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16)
-    assert plan.backend == "dgl"
-    assert "attention backend: dgl on cpu (not fused3s: " in caplog.text
+    assert plan.backend == "csr_unfused"
+    assert "attention backend: csr_unfused on cpu (not fused3s: " in caplog.text
     torch.testing.assert_close(plan(q, k, v), sparse_attention(q, k, v, graph))
 
 
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "chosen"),
-    [(torch.float32, 64, "fused3s"), (torch.float64, 64, "dgl"), (torch.float16, 260, "dgl")],
+    [(torch.float32, 64, "fused3s"), (torch.float64, 64, "csr_unfused"), (torch.float16, 260, "csr_unfused")],
 )
 def test_auto_passes_over_backends_that_cannot_take_the_inputs(monkeypatch, dtype, head_dim, chosen):
     for backend in REGISTRY.values():
@@ -242,7 +242,7 @@ def test_only_some_backends_reorder_rows():
         plan_attention(graph, device="cpu", reorder="rmc")
     with pytest.raises(ValueError, match=r"dgl cannot run .* cannot reorder rows .*, which only fused3s can"):
         plan_attention(graph, device="cpu", backend="dgl", dtype=torch.float32, head_dim=16, reorder="auto")
-    with pytest.raises(BackendUnavailableError, match="not dgl: it cannot reorder rows"):
+    with pytest.raises(BackendUnavailableError, match="not csr_unfused: it cannot reorder rows"):
         plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16, reorder="rcm")
 
 
@@ -318,7 +318,7 @@ Q, K, V = inputs(40, 40)
         (Q, K.to("meta"), V, {}, "k: on meta, but the graph was planned for cpu"),
         (Q, K, V, {"scale": math.nan}, "scale: got nan"),
         (Q, K, V, {"out_dtype": torch.int8}, r"out_dtype: got torch\.int8; allowed are"),
-        (Q, K, V, {"backend": "fused"}, "backend: got 'fused'; allowed are 'auto', 'fused3s', 'fused3s_paper'"),
+        (Q, K, V, {"backend": "fused"}, "backend: got 'fused'; allowed are 'auto', 'fused3s', 'csr_unfused'"),
     ],
 )
 def test_bad_arguments_are_named(q, k, v, options, message):

@@ -8,8 +8,9 @@ from gradient_cases import attention_with_dropout
 from poison import poisoned_buffers
 from tolerance import edges_of, row_errors
 
+from baselines import REGISTRY
 from kernels import plan_attention
-from kernels.backends import REGISTRY, fused3s
+from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
 from kernels.backends.fused3s import FusedKernelSpec
 from kernels.backends.fused3s_edges import DROPOUT

@@ -19,9 +19,10 @@ from edge_cases import (
     qkv,
 )
 
+from baselines import REGISTRY
 from kernels import AttentionPlan, BoundEdges, EdgeData, plan_attention, sparse_attention
 from kernels import attention as attention_module
-from kernels.backends import REGISTRY, reference
+from kernels.backends import reference
 from kernels.backends.base import InputSpec
 from kernels.backends.reference import Edges, ReferenceBackend
 from kernels.runtime.cuda_graph import capture

@@ -8,8 +8,8 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, edge_inputs, qkv
 from poison import poisoned_buffers
 
+from baselines import REGISTRY
 from kernels import AttentionPlan, BoundEdges, plan_attention
-from kernels.backends import REGISTRY
 from kernels.edge_data import cast_floats
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 

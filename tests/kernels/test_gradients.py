@@ -24,10 +24,10 @@ from edge_cases import (
 )
 from formula_backend import FormulaBackend
 
+from baselines import REGISTRY, fused3s_paper
 from kernels import AttentionPlan, BackendUnavailableError, EdgeData, plan_attention, sparse_attention
 from kernels import plan as plan_module
 from kernels.autograd import DIFFERENTIABLE
-from kernels.backends import REGISTRY, fused3s_paper
 from kernels.dropout import Dropout, kept_edges
 from kernels.runtime.cuda_graph import capture
 

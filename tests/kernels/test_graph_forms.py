@@ -10,9 +10,9 @@ import torch
 from attention_cases import REPEATED, counts_of, dense_attention
 from edge_cases import EDGE_LISTS, FORMS, KINDS, EdgeList, edge_inputs, expected_attention, qkv
 
+from baselines import REGISTRY
 from fused3s_dgl import import_dgl
 from kernels import EdgeData, UnsupportedGraphError, plan_attention, sparse_attention
-from kernels.backends import REGISTRY
 from kernels.backends.base import InputSpec
 from kernels.formats import edge_list
 from kernels.formats.graph_forms import graph_record

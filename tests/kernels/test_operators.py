@@ -10,9 +10,9 @@ from edge_cases import EDGE_LISTS, FORMS, edge_inputs, qkv
 from formula_backend import FormulaBackend
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from baselines import REGISTRY
 from kernels import AttentionPlan, EdgeData, plan_attention
 from kernels.autograd import split_terms
-from kernels.backends import REGISTRY
 from models.graph_transformer import GraphTransformer
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)

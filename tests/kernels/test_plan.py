@@ -8,8 +8,9 @@ import pytest
 import torch
 from attention_cases import EDGE_CASES
 
+from baselines import REGISTRY, flashsparse, fused3s_paper
 from kernels import AttentionPlan, BackendUnavailableError, plan_attention
-from kernels.backends import REGISTRY, flashsparse, fused3s, fused3s_backward, fused3s_edges, fused3s_paper
+from kernels.backends import fused3s, fused3s_backward, fused3s_edges
 from kernels.backends.base import InputSpec
 from kernels.backends.cuda import CudaBackend
 from kernels.formats.schedule import SplitHeuristic, make_schedule

@@ -7,8 +7,8 @@ from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
 
 import kernels
+from baselines import REGISTRY
 from kernels import PlanRoom, plan_attention, plan_many
-from kernels.backends import REGISTRY
 from kernels.backends.reference import edge_softmax_attention
 from kernels.formats.edge_list import EdgeList
 from kernels.runtime.cuda_graph import capture

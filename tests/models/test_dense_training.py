@@ -7,7 +7,7 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from kernels.dense_block_training import TRAINING_DIMS
+from dense.block_training import TRAINING_DIMS
 from models.dense_training import (
     FusedTraining,
     fused_training_readout,

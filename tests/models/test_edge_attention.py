@@ -7,8 +7,8 @@ import torch
 from formula_backend import FormulaBackend
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from baselines import REGISTRY
 from kernels import plan_attention
-from kernels.backends import REGISTRY
 from models import planned_edges
 from models.transformer_conv import FusedTransformerConv
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from baselines import REGISTRY
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
-from kernels.backends import REGISTRY
 from models import GraphTransformer, prepare_execution
 
 BACKENDS = ["reference", "csr_unfused", "dgl"]

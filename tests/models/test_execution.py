@@ -5,14 +5,14 @@ import copy
 import pytest
 import torch
 
+from baselines import REGISTRY
 from bench.checks import compare
 from configs.schema import FUSED_DIMS
+from dense.block import dense_block_unavailable
+from dense.weights import DIMS
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
-from kernels.backends import REGISTRY
 from kernels.backends.reference import ReferenceBackend
-from kernels.dense_block import dense_block_unavailable
-from kernels.dense_weights import DIMS
 from kernels.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError, execution, prepare_execution
 from models.dense import choose_dense
@@ -108,7 +108,7 @@ def test_auto_without_a_gpu_is_plain_and_eager_and_says_why(make_graph, make_mod
     ],
 )
 def test_unavailable_fused_block_is_an_error_and_no_fallback(monkeypatch, make_model, arguments, reason):
-    monkeypatch.setattr("kernels.dense_block.cuda_unavailable", lambda device: None)  # as on a GPU
+    monkeypatch.setattr("dense.block.cuda_unavailable", lambda device: None)  # as on a GPU
     with pytest.raises(DenseUnavailableError, match=reason):
         choose_dense(make_model(**arguments), "fused")
     assert reason in choose_dense(make_model(**arguments), "auto").reason
@@ -125,7 +125,7 @@ def test_unavailable_fused_block_is_an_error_and_no_fallback(monkeypatch, make_m
 def test_the_reason_against_the_fused_block_is_the_width_only_where_it_does_not_tile(
     monkeypatch, make_model, dim, heads, reason
 ):
-    monkeypatch.setattr("kernels.dense_block.cuda_unavailable", lambda device: None)
+    monkeypatch.setattr("dense.block.cuda_unavailable", lambda device: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100")
     chosen = choose_dense(make_model(dim=dim, heads=heads).half())
@@ -160,7 +160,6 @@ class Waits(ReferenceBackend):
     """The reference, with a synchronisation in each call."""
 
     name = "waits"
-    in_auto = False
 
     def attend(self, *arguments):
         output = super().attend(*arguments)

@@ -12,7 +12,7 @@ from formula_backend import FormulaBackend
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from kernels.backends import REGISTRY
+from baselines import REGISTRY
 from models import joint_parameters, transformer_conv
 from models.transformer_conv import FusedTransformerConv
 

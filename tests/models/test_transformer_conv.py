@@ -10,8 +10,8 @@ import torch
 from attention_cases import EDGE_CASES
 from formula_backend import FormulaBackend
 
+from baselines import REGISTRY
 from kernels import EdgeData, plan_attention
-from kernels.backends import REGISTRY
 from models import planned_edges
 from models.transformer_conv import FusedTransformerConv
 

@@ -7,8 +7,8 @@ import pandas as pd
 import plot
 import pytest
 
+from baselines import REGISTRY
 from bench.records import read_rows
-from kernels.backends import REGISTRY
 from report.frames import kernel_panels, model_panels, recorded
 from report.plots import models, speedups
 from report.readme import BLOCKS, fill, of_one_gpu

@@ -17,7 +17,7 @@ from bench.models import FINISHED, ModelBench
 from bench.records import Row, finished, read_rows
 from configs import load_config
 from configs.end_to_end_schema import EndToEndConfig
-from kernels.dense_block import dense_block_unavailable
+from dense.block import dense_block_unavailable
 from models import prepare_execution
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,6 +12,7 @@ from broken_backends import REASONS, Broken, register_broken
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
+from baselines import REGISTRY
 from bench import kernels as kernel_bench
 from bench import runner
 from bench.checks import float64_attention
@@ -22,7 +23,6 @@ from bench.runner import classify
 from bench.timers import Spread
 from configs import load_config
 from configs.bench_schema import VARIANTS, BenchConfig
-from kernels.backends import REGISTRY
 from kernels.runtime.cuda_graph import CaptureError
 from report.frames import frame, kernel_panels
 

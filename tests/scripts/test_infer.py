@@ -19,13 +19,14 @@ import yaml
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
+from baselines import REGISTRY
 from configs import load_config
-from kernels.backends import REGISTRY
-from kernels.dense_block import dense_block_unavailable
+from dense.block import dense_block_unavailable
 from models import GraphTransformer
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("bench", "configs", "data", "kernels", "models", "parallel", "report", "training")  # with packages
+# With packages:
+FOLDERS = ("bench", "baselines", "configs", "data", "dense", "kernels", "models", "parallel", "report", "training")
 QUICK = ["--set", "data.source=synthetic", "--set", "model.blocks=2", "--set", "model.dim=16"]
 QUICK += ["--set", "runtime.warmup=1", "--set", "runtime.repeats=4", "--set", "runtime.device=cpu"]
 
@@ -113,7 +114,7 @@ def test_report_results_and_predictions(fresh_infer, tmp_path):
     ]
     assert {row["status"] for row in written} == {"ok"}
     assert {row["data_source"] for row in written} == {"synthetic"}
-    assert {row["backend"] for row in written} == {"dgl"}
+    assert {row["backend"] for row in written} == {"csr_unfused"}
     assert float(written[0]["p10"]) <= float(written[0]["value"]) <= float(written[0]["p90"])
     assert 0 < float(written[1]["value"]) < 1
 
@@ -438,7 +439,7 @@ def test_gpu_backend_without_a_gpu_names_the_reason_and_the_available_ones(infer
     assert done.exit_code == 2
     assert "attention.backend = 'fused3s_paper' and runtime.device = 'auto' (here cpu)" in done.stderr
     assert "no NVIDIA GPU found" in done.stderr
-    assert "able to run this model there: dgl, " in done.stderr
+    assert "able to run this model there: csr_unfused, " in done.stderr
 
 
 def test_out_of_memory_names_the_bytes_and_what_makes_the_step_smaller(infer):

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from tolerance import FLOOR, row_errors
 
-from kernels.dense_block import DenseBlockSpec
-from kernels.dense_weights import DIMS
+from dense.block import DenseBlockSpec
+from dense.weights import DIMS
 
 EPS = 1e-5
 SPECS = [DenseBlockSpec(torch.float16, dim, has_next) for dim, has_next in product(DIMS, (True, False))]

@@ -16,9 +16,9 @@ from poison import poisoned_buffers
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
+from baselines import REGISTRY
 from configs import TrainConfig
 from fused3s_dgl import import_dgl
-from kernels.backends import REGISTRY
 from kernels.backends.base import Gradients
 from kernels.backends.cuda import refuse_gradients
 from kernels.backends.reference import ReferenceBackend
@@ -53,7 +53,6 @@ class SplitBackend(ReferenceBackend):
     """As `fused3s`, whose backward pass takes output and log-sum-exp from outside, in float64."""
 
     name = "split"
-    in_auto = False
     autograd = False
     has_backward = True
     traceable = False

@@ -11,7 +11,8 @@ import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES
 
-from kernels.backends import REGISTRY, fused3s, fused3s_edges
+from baselines import REGISTRY
+from kernels.backends import fused3s, fused3s_edges
 from kernels.backends.base import InputSpec
 from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec, _scalars, heads_of_group, kernel_spec
 from kernels.backends.fused3s_edges import BIAS, CLAMP, MULTIPLIER

@@ -11,11 +11,12 @@ from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
+from baselines import REGISTRY, fused3s_paper
+from baselines.fused3s_paper import PaperKernelSpec
 from kernels import BSB, plan_attention, sparse_attention
-from kernels.backends import REGISTRY, fused3s, fused3s_paper
+from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
 from kernels.backends.fused3s import Fused3SData, FusedKernelSpec
-from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.backends.reference import edge_softmax_attention
 from kernels.formats.csr import csr_pattern
 from kernels.formats.row_order import permute_rows

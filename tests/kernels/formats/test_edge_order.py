@@ -10,9 +10,10 @@ from edge_cases import EDGE_LISTS, FORMS, EdgeList
 from gpu_plan_on_cpu import gpu_on_cpu
 
 import kernels.formats.edge_list
+from baselines import REGISTRY
 from fused3s_dgl import import_dgl
 from kernels import BSB
-from kernels.backends import REGISTRY, fused3s
+from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
 from kernels.backends.fused3s_planning import plan_by_kernels
 from kernels.formats.csr import CSRPattern, csr_from_scipy, csr_pattern

@@ -10,12 +10,13 @@ from itertools import cycle, product
 import pytest
 import torch
 
+from baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
+from baselines.flashsparse import Kernels
+from baselines.fused3s_paper import PaperKernelSpec
 from kernels import KernelCompileError
 from kernels.backends import feature_products
 from kernels.backends.cuda import KernelInstance
-from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from kernels.backends.feature_products import AddFeaturesSpec, ProjectQuerySpec, WeightGradientSpec
-from kernels.backends.flashsparse import Kernels
 from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group, kernel_spec
 from kernels.backends.fused3s_backward import FEW_TEAMS, BackwardKernelSpec
 from kernels.backends.fused3s_edges import (
@@ -30,7 +31,6 @@ from kernels.backends.fused3s_edges import (
 )
 from kernels.backends.fused3s_edges import TYPES as EDGE_TYPES
 from kernels.backends.fused3s_edges_backward import EdgeBackwardSpec
-from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.runtime import jit
 from kernels.runtime.jit import Element, PtxasReport, compile_ptxas
 
@@ -322,7 +322,7 @@ def test_narrowing_conversions_do_not_compile(monkeypatch, tmp_path):
 
 
 def test_headers_are_pasted_once():
-    source = jit.read_source("fused3s_paper.cu")
+    source = jit.read_source(PaperKernelSpec.source)
     assert "#include" not in source
     assert "#pragma once" not in source
     assert source.count("void mma_m16n8k16(") == 1

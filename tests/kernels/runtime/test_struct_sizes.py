@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from baselines.fused3s_paper import PaperKernelSpec
 from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec
 from kernels.backends.fused3s_backward import FEW_TEAMS, TEAMS, BackwardKernelSpec
 from kernels.backends.fused3s_edges import (
@@ -21,7 +22,6 @@ from kernels.backends.fused3s_edges import (
     heads_of_lane_group,
 )
 from kernels.backends.fused3s_edges import WARPS as WARPS_OF_EDGES
-from kernels.backends.fused3s_paper import PaperKernelSpec
 from kernels.formats.schedule import (
     BEGIN,
     BITMAP,
@@ -128,4 +128,4 @@ def test_fused3s_paper():
         spec = PaperKernelSpec(torch.float16, torch.float32, dim, permuted=False, split_rows=True)
         partial_scores = f"{spec.warps} * RowSplit<{dim}, {spec.warps}>::kSplits * kWarpSize * sizeof(float4)"
         equations.append((partial_scores, spec.shared_bytes))
-    assert_compiles("fused3s_paper.cu", equations)
+    assert_compiles(PaperKernelSpec.source, equations)

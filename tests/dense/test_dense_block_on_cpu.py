@@ -10,11 +10,13 @@ import torch
 from dense_cases import UNUSUAL, assert_block, parameters, unusual_rows
 from poison import poisoned_buffers
 
-import kernels.dense_block as dense
-from kernels.dense_block import DenseBlockSpec
-from kernels.dense_weights import BLOCK_ROWS, DIMS, SHAPES
+import dense.block as dense
+from dense.block import DenseBlockSpec
+from dense.weights import BLOCK_ROWS, DIMS, SHAPES
 from kernels.runtime.jit import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import COMPILER, CpuGpu, CudaError, Mode
+
+DENSE_FOLDER = DenseBlockSpec.source.parent
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
@@ -161,7 +163,7 @@ FAULTS = {  # most of them give right results in most runs on a GPU
 def test_faults_are_found(name, tmp_path):
     fault = FAULTS[name]
     folder = tmp_path / "cuda"
-    shutil.copytree(CUDA_FOLDER, folder)
+    shutil.copytree(DENSE_FOLDER, folder)
     source = (folder / fault.file).read_text(encoding="utf-8")
     assert fault.line in source
     (folder / fault.file).write_text(source.replace(fault.line, fault.replacement), encoding="utf-8")

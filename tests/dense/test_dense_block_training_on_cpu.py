@@ -9,9 +9,12 @@ import torch
 from dense_training_cases import assert_training_block, make_case, run
 from poison import poisoned_buffers
 
-from kernels.dense_block_training import TRAINING_DIMS
+from dense.block import DenseBlockSpec
+from dense.block_training import TRAINING_DIMS
 from kernels.runtime.jit import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, CudaError, Mode, cuda_on_cpu
+
+DENSE_FOLDER = DenseBlockSpec.source.parent
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
@@ -102,7 +105,7 @@ FAULTS = {
 def test_faults_are_found(monkeypatch, name, tmp_path):
     line, replacement, shows_as = FAULTS[name]
     folder = tmp_path / "cuda"
-    shutil.copytree(CUDA_FOLDER, folder)
+    shutil.copytree(DENSE_FOLDER, folder)
     path = folder / "dense_block_backward.cu"
     source = path.read_text(encoding="utf-8")
     assert line in source

@@ -5,7 +5,7 @@ import torch
 from dense_training_cases import assert_training_block, make_case, packed_block, run
 from poison import poisoned_buffers
 
-from kernels.dense_block_training import (
+from dense.block_training import (
     TRAINING_DIMS,
     dense_block_backward,
     dense_block_forward,

@@ -48,7 +48,7 @@ struct PanelLayout {
 constexpr int kProducerRegisters = 24;  // of a thread
 
 // Compile-time layout of an instance: three products after one another, which dense_block.cu and dense_block_backward.cu
-// name. DenseSpec in kernels/dense_weights.py computes the same
+// name. DenseSpec in dense/weights.py computes the same
 // tiles and bytes.
 //   first    [64][kFirst * kDim] by a matrix of kFirst * kDim inputs and kDim outputs
 //   hidden   kDim to 2 * kDim to kDim

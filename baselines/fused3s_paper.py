@@ -2,18 +2,19 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from ..formats.bsb import BSB, PAPER_TILE
-from ..fragments import WARP_SIZE
-from ..runtime.jit import cpp_name, get_kernel
-from ..runtime.launch import launch_kernel, pack_scalars
-from ..runtime.semaphores import semaphores
-from .base import InputSpec
-from .cuda import TensorCoreBackend, check_out_dtype, checked_inputs
+from kernels.backends.base import InputSpec
+from kernels.backends.cuda import TensorCoreBackend, check_out_dtype, checked_inputs
+from kernels.formats.bsb import BSB, PAPER_TILE
+from kernels.fragments import WARP_SIZE
+from kernels.runtime.jit import cpp_name, get_kernel
+from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.semaphores import semaphores
 
 # Edge-parallel blocks: no fewer TCBs each, so that few windows are split; no more blocks, each with two partials. The
 # fastest of nine pairs on an H200, whose 132 SMs take so many blocks in two rounds, at d > 128 in three.
@@ -51,7 +52,7 @@ class PaperKernelSpec:
     edge_parallel: bool = False
     clocked: bool = False
 
-    source: ClassVar[str] = "fused3s_paper.cu"
+    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "fused3s_paper.cu"
 
     def __post_init__(self) -> None:
         if self.split_rows and self.permuted:

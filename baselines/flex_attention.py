@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from ..errors import UnsupportedGraphError
-from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
-from .base import Backend, InputSpec
+from kernels.backends.base import Backend, InputSpec
+from kernels.errors import UnsupportedGraphError
+from kernels.formats.edges import canonical_csr, is_distinct, rows_of_edges
 
 BLOCK = 128  # FlexAttention's own default
 WORD = 32  # bits of a word of the mask
@@ -35,7 +35,6 @@ class FlexData:
 class FlexAttentionBackend(Backend):
     name = "flex_attention"
     summary = "torch's FlexAttention, compiled, with a block mask from the graph; NVIDIA GPU"
-    in_auto = False
 
     def unavailable(self, device: torch.device) -> str | None:
         if not torch.cuda.is_available():

@@ -32,7 +32,7 @@
 //   kDim = 160             | 8t ...  | 8t ...  | 8t ...  | 8t ...  | 8t ...  |
 //   its tiles of Wout      |           0            |           1            |   group 2 begins in 0, ends in 1
 //
-// Instances (SHAPES in kernels/dense_weights.py); shared memory in bytes, with kHasNext
+// Instances (SHAPES in dense/weights.py); shared memory in bytes, with kHasNext
 //   kDim                     64           80           96           128          160          192          256
 //   kSlice                   64           80           96           64           80           64           64
 //   k of a panel             64           16           32           64           16           64           64

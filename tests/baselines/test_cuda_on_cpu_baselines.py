@@ -7,9 +7,9 @@ import torch
 from attention_cases import Csr
 from poison import poisoned_buffers
 
+from baselines import fused3s_paper
+from baselines.fused3s_paper import PaperKernelSpec
 from kernels import BSB, plan_attention
-from kernels.backends import fused3s_paper
-from kernels.backends.fused3s_paper import PaperKernelSpec
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 

@@ -22,21 +22,24 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import UnsupportedGraphError
-from ..formats.edges import canonical_csr, rows_of_edges
-from ..fragments import WARP_SIZE
-from ..runtime.jit import get_kernel
-from ..runtime.launch import launch_kernel, pack_scalars
-from .base import InputSpec
-from .cuda import HALF_TYPES, MAX_DIM, CudaBackend, KernelInstance, aligned_rows, refuse_gradients
+from kernels.backends.base import InputSpec
+from kernels.backends.cuda import HALF_TYPES, MAX_DIM, CudaBackend, KernelInstance, aligned_rows, refuse_gradients
+from kernels.errors import UnsupportedGraphError
+from kernels.formats.edges import canonical_csr, rows_of_edges
+from kernels.fragments import WARP_SIZE
+from kernels.runtime.jit import get_kernel
+from kernels.runtime.launch import launch_kernel, pack_scalars
 
 HYPER_ROWS = 8  # rows, and warps, of a block
 HYPER_SHARED_BYTES = 48 * 1024  # what a block gets without opting in to more; the published code does not opt in
+
+CUDA = Path(__file__).parent / "cuda"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +63,6 @@ class HyperData:
 class _DFGNNBackend(CudaBackend):
     """The base of both: float32 in and out, CSR in 64-bit offsets."""
 
-    in_auto = False
-
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
         if dtype != torch.float32 and dtype not in HALF_TYPES:
             return f"it takes torch.float32, and torch.float16 and torch.bfloat16 by conversion, got {dtype}"
@@ -84,7 +85,7 @@ class DFGNNTilingBackend(_DFGNNBackend):
     data_type = TilingData
 
     def instance(self, head_dim: int) -> KernelInstance:
-        return KernelInstance("dfgnn_tiling.cu", "dfgnn_tiling", (-(-head_dim // WARP_SIZE),))
+        return KernelInstance(CUDA / "dfgnn_tiling.cu", "dfgnn_tiling", (-(-head_dim // WARP_SIZE),))
 
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
@@ -126,7 +127,7 @@ class DFGNNHyperBackend(_DFGNNBackend):
 
     def instance(self, head_dim: int) -> KernelInstance:
         vector = 4 if head_dim % (4 * WARP_SIZE) == 0 else 2 if head_dim % (2 * WARP_SIZE) == 0 else 1
-        return KernelInstance("dfgnn_hyper.cu", "dfgnn_hyper", (vector, -(-head_dim // (vector * WARP_SIZE))))
+        return KernelInstance(CUDA / "dfgnn_hyper.cu", "dfgnn_hyper", (vector, -(-head_dim // (vector * WARP_SIZE))))
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> HyperData:
         indptr, indices = canonical_csr(graph, device)

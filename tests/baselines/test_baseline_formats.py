@@ -10,22 +10,22 @@ from attention_cases import EDGE_CASES, dense_attention, load_real_graph, mask_o
 from tolerance import edges_of, row_errors
 from torch.nn.attention.flex_attention import flex_attention
 
+from baselines import REGISTRY
+from baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend, hyper_shared_bytes
+from baselines.flashsparse import SOURCE, TCBS_PER_PART, TILE, Kernels, Parts
+from baselines.flex_attention import graph_block_mask
+from baselines.sdpa_padded import Packing, diagonal_blocks
 from kernels import BSB, BackendUnavailableError, plan_attention, sparse_attention
 from kernels.attention import _choose
-from kernels.backends import REGISTRY
+from kernels.backends import AUTO
 from kernels.backends.base import InputSpec
 from kernels.backends.cuda import KernelInstance, aligned_rows
-from kernels.backends.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend, hyper_shared_bytes
-from kernels.backends.flashsparse import TCBS_PER_PART, TILE, Kernels, Parts
-from kernels.backends.flex_attention import graph_block_mask
-from kernels.backends.sdpa_padded import Packing, diagonal_blocks
 from kernels.errors import UnsupportedGraphError
 
-BASELINES = [name for name, backend in REGISTRY.items() if not backend.in_auto]
+BASELINES = [name for name in REGISTRY if name not in AUTO]
 
 
 def test_auto_never_takes_a_baseline(monkeypatch):
-    assert set(REGISTRY) - set(BASELINES) >= {"fused3s_paper", "dgl", "csr_unfused", "reference"}
     assert {"dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable"} <= set(BASELINES)
     for backend in REGISTRY.values():
         reason = None if backend.name in BASELINES else "not today"
@@ -34,19 +34,14 @@ def test_auto_never_takes_a_baseline(monkeypatch):
         _choose("auto", torch.device("cpu"), InputSpec(torch.float16, 64), "none")
 
 
-def test_auto_takes_csr_unfused_where_dgl_cannot_run(monkeypatch):
-    monkeypatch.setattr(REGISTRY["dgl"], "unavailable", lambda device: "built without CUDA")
-    for dtype in (torch.float32, torch.float64):
-        assert _choose("auto", torch.device("cpu"), InputSpec(dtype, 64), "none").name == "csr_unfused"
-
-
 @pytest.mark.parametrize("name", BASELINES)
 def test_unavailable_baselines_give_the_reason(name, monkeypatch):
     backend = REGISTRY[name]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     if name != "sdpa_padded":
-        expected = "torch_geometric is not installed" if name == "pyg" else "no NVIDIA GPU found"
+        missing = {"pyg": "torch_geometric is not installed", "dgl": "the package dgl is not installed"}
+        expected = missing.get(name, "no NVIDIA GPU found")
         assert expected in backend.unavailable(torch.device("cpu"))
 
 
@@ -74,7 +69,7 @@ def test_instances_cover_every_head_dimension():
         assert 32 * vector * (chunks - 1) < dim <= 32 * vector * chunks
     assert DFGNNHyperBackend().instance(128).name == "dfgnn_hyper<4, 1>"
     spmm = Kernels.of(torch.float16, torch.float32, 64, stable=True).spmm
-    assert spmm == KernelInstance("flashsparse.cu", "flashsparse_spmm", (torch.float16, torch.float32, 64))
+    assert spmm == KernelInstance(SOURCE, "flashsparse_spmm", (torch.float16, torch.float32, 64))
     assert spmm.name == "flashsparse_spmm<Element::kHalf, Element::kFloat, 64>"
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..errors import UnsupportedGraphError
-from ..formats.edges import canonical_csr, rows_of_edges
-from .base import Backend, InputSpec
+from kernels.backends.base import Backend, InputSpec
+from kernels.errors import UnsupportedGraphError
+from kernels.formats.edges import canonical_csr, rows_of_edges
 
 MAX_MASK_BYTES = 16 << 30
 ALIGNMENT = 16  # fused attention reads a row of the mask in whole 16-byte pieces
@@ -101,7 +101,6 @@ class SDPAPaddedBackend(Backend):
     name = "sdpa_padded"
     summary = "torch's scaled_dot_product_attention on a batch of graphs padded to one size; any device, small graphs"
     data_type = PaddedData
-    in_auto = False
 
     def unavailable(self, device: torch.device) -> str | None:
         return None

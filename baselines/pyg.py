@@ -15,9 +15,9 @@ from typing import Any, Optional
 
 import torch
 
-from ..edge_data import EdgeTerms
-from ..formats.edges import canonical_csr, rows_of_edges
-from .base import Backend, InputSpec, dropout_factors
+from kernels.backends.base import Backend, InputSpec, dropout_factors
+from kernels.edge_data import EdgeTerms
+from kernels.formats.edges import canonical_csr, rows_of_edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,6 @@ class PyGBackend(Backend):
     name = "pyg"
     summary = "PyTorch Geometric's message passing, as its TransformerConv does it; any device"
     data_type = EdgeIndex
-    in_auto = False
     takes_edges = True
     takes_dropout = True
 

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..edge_data import EdgeTerms
-from ..formats.edges import canonical_csr
-from .base import Backend, InputSpec
-from .cuda import refuse_gradients
+from kernels.backends.base import Backend, InputSpec
+from kernels.backends.cuda import refuse_gradients
+from kernels.edge_data import EdgeTerms
+from kernels.formats.edges import canonical_csr
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_ELEMENTS = 2**31 - 1  # of q: the kernel computes its addresses in 32 bits
@@ -62,7 +62,6 @@ class AnemoiBackend(Backend):
     name = "anemoi"
     summary = "ECMWF's Triton graph attention (anemoi-models), with an edge tensor [nnz, H, d]; NVIDIA GPU"
     data_type = AnemoiData
-    in_auto = False
     takes_edges = True
     traceable = False
     autograd = False

@@ -11,9 +11,9 @@ from attention_cases import EDGE_CASES, REAL_GRAPHS, load_real_graph
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
+from baselines import fused3s_paper
+from baselines.fused3s_paper import PaperKernelSpec, launch
 from kernels import BSB
-from kernels.backends import fused3s_paper
-from kernels.backends.fused3s_paper import PaperKernelSpec, launch
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]

@@ -10,8 +10,8 @@ from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
+from baselines import REGISTRY
 from kernels import plan_attention, sparse_attention
-from kernels.backends import REGISTRY
 from kernels.errors import UnsupportedGraphError
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from kernels.rank_rows import CombineSpec, PackSpec, combine_rows_, pack_rows
 from kernels.runtime.jit import compile_ptxas
+from parallel.rank_rows import CombineSpec, PackSpec, combine_rows_, pack_rows
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 
 from fused3s_dgl import dgl_has_cuda, import_dgl
-
-from ..edge_data import EdgeTerms
-from ..formats.bsb import BSB
-from ..once_differentiable import once_differentiable
-from .base import Backend, InputSpec, dropout_factors
+from kernels.backends.base import Backend, InputSpec, dropout_factors
+from kernels.edge_data import EdgeTerms
+from kernels.formats.bsb import BSB
+from kernels.once_differentiable import once_differentiable
 
 
 class DGLBackend(Backend):

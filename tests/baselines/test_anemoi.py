@@ -18,8 +18,8 @@ from attention_cases import EDGE_CASES
 from packaging.version import Version
 from tolerance import FLOOR, assert_within_bound, edges_of, row_errors, torch_same_types
 
+from baselines import REGISTRY
 from kernels import AttentionPlan, plan_attention
-from kernels.backends import REGISTRY
 from kernels.backends.base import InputSpec
 from kernels.edge_data import EdgeData, EdgeTerms
 from kernels.formats.csr import csr_pattern

@@ -7,14 +7,14 @@ import pytest
 import torch
 from dense_cases import SPECS, parameters
 
-from kernels.dense_block import DenseBlockSpec, dense_block, dense_block_unavailable, pack_block
-from kernels.dense_block_training import (
+from dense.block import DenseBlockSpec, dense_block, dense_block_unavailable, pack_block
+from dense.block_training import (
     TRAINING_DIMS,
     DenseBackwardSpec,
     TrainingPacking,
     training_block_unavailable,
 )
-from kernels.dense_weights import BLOCK_SHARED_BYTES, DIMS, dimension_of_column, swizzle_tile
+from dense.weights import BLOCK_SHARED_BYTES, DIMS, dimension_of_column, swizzle_tile
 from kernels.runtime.jit import CUDA_FOLDER, compile_ptxas
 
 
@@ -111,7 +111,7 @@ def test_without_a_gpu_that_is_the_reason_whatever_the_model(dtype, dim):
     ],
 )
 def test_reasons_not_to_run_on_a_gpu(monkeypatch, dtype, dim, reason):
-    monkeypatch.setattr("kernels.dense_block.cuda_unavailable", lambda device: None)
+    monkeypatch.setattr("dense.block.cuda_unavailable", lambda device: None)
     assert reason in dense_block_unavailable(torch.device("cuda"), dtype, dim)
 
 
@@ -154,7 +154,7 @@ def test_packing_for_training_is_that_of_inference(dim):
 
 
 def test_widths_of_training(monkeypatch):
-    monkeypatch.setattr("kernels.dense_block_training.dense_block_unavailable", lambda *_: None)
+    monkeypatch.setattr("dense.block_training.dense_block_unavailable", lambda *_: None)
     reasons = {dim: training_block_unavailable(torch.device("cuda"), torch.float16, dim) for dim in DIMS}
     assert [dim for dim, reason in reasons.items() if reason is None] == list(TRAINING_DIMS)
     assert "it takes d = 64, 96, 128, and the model has 256" in reasons[256]

@@ -23,23 +23,24 @@ Differences from the published code:
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..formats.bsb import BSB
-from ..fragments import WARP_SIZE
-from ..runtime.jit import get_kernel
-from ..runtime.launch import launch_kernel, pack_scalars
-from .base import InputSpec
-from .cuda import KernelInstance, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
+from kernels.backends.base import InputSpec
+from kernels.backends.cuda import KernelInstance, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
+from kernels.formats.bsb import BSB
+from kernels.fragments import WARP_SIZE
+from kernels.runtime.jit import get_kernel
+from kernels.runtime.launch import launch_kernel, pack_scalars
 
 TILE = (8, 16)
 TCBS_PER_PART = 32
 WARPS = 4  # of a block of any of the kernels
 DIMS_PER_WARP = 16  # of SpMM
-SOURCE = "flashsparse.cu"
+SOURCE = Path(__file__).parent / "cuda" / "flashsparse.cu"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,6 @@ class FlashSparseBackend(TensorCoreBackend):
     """Either backend; `stable` selects the softmax."""
 
     data_type = FlashSparseData
-    in_auto = False
 
     def __init__(self, stable: bool) -> None:
         softmax = "stable" if stable else "naive"

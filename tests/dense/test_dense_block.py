@@ -5,8 +5,8 @@ import torch
 from dense_cases import UNUSUAL, assert_block, parameters, unusual_rows
 from poison import poisoned_buffers
 
-from kernels.dense_block import dense_block, dense_block_unavailable, pack_block
-from kernels.dense_weights import DIMS
+from dense.block import dense_block, dense_block_unavailable, pack_block
+from dense.weights import DIMS
 
 pytestmark = pytest.mark.gpu
 

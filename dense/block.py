@@ -6,17 +6,19 @@ h, qkv = dense_block(packed, attn_out, h)   # any number of times
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from .backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
-from .dense_weights import CAPABILITY, DIMS, WIDTHS, DenseSpec, pack_tiles
-from .dropout import Dropout
-from .runtime.device import gpu_limits
-from .runtime.jit import cpp_name, get_kernel
-from .runtime.launch import launch_kernel, pack_scalars
+from kernels.backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
+from kernels.dropout import Dropout
+from kernels.runtime.device import gpu_limits
+from kernels.runtime.jit import cpp_name, get_kernel
+from kernels.runtime.launch import launch_kernel, pack_scalars
+
+from .weights import CAPABILITY, DIMS, WIDTHS, DenseSpec, pack_tiles
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class DenseBlockSpec(DenseSpec):
 
     keep: bool = False
 
-    source: ClassVar[str] = "dense_block.cu"
+    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "dense_block.cu"
 
     @property
     def first(self) -> int:

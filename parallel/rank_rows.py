@@ -6,14 +6,15 @@ On GPUs each is one kernel on torch's current stream, which nothing here waits f
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from .backends.cuda import cuda_unavailable
-from .runtime.jit import ELEMENTS, cpp_name, get_kernel
-from .runtime.launch import launch_kernel, pack_scalars
+from kernels.backends.cuda import cuda_unavailable
+from kernels.runtime.jit import ELEMENTS, cpp_name, get_kernel
+from kernels.runtime.launch import launch_kernel, pack_scalars
 
 # As in cuda/rank_rows.cu:
 THREADS = 256
@@ -31,7 +32,7 @@ class PackSpec:
 
     chunk_bytes: int
 
-    source: ClassVar[str] = "rank_rows.cu"
+    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "rank_rows.cu"
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class CombineSpec:
     dtype: torch.dtype
     chunk_bytes: int
 
-    source: ClassVar[str] = "rank_rows.cu"
+    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "rank_rows.cu"
 
     @property
     def name(self) -> str:

@@ -9,19 +9,21 @@ grads, sums = dense_block_backward(packed[i], kept, grad, qkv_grad)
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from .backends.cuda import aligned_rows
-from .dense_block import DenseBlockSpec, Kept, dense_block_unavailable, dropout_rescale, run_dense_block
-from .dense_weights import SHAPES, DenseSpec, Shape, pack_tiles
-from .dropout import Dropout
+from kernels.backends.cuda import aligned_rows
+from kernels.dropout import Dropout
+from kernels.runtime.device import gpu_limits
+from kernels.runtime.jit import cpp_name, get_kernel
+from kernels.runtime.launch import launch_kernel, pack_scalars
+
+from .block import DenseBlockSpec, Kept, dense_block_unavailable, dropout_rescale, run_dense_block
 from .residual_norm import ColumnSums
-from .runtime.device import gpu_limits
-from .runtime.jit import cpp_name, get_kernel
-from .runtime.launch import launch_kernel, pack_scalars
+from .weights import SHAPES, DenseSpec, Shape, pack_tiles
 
 TRAINING_DIMS = (64, 96, 128)  # h1 in registers, dimensions in whole groups of 32
 
@@ -30,7 +32,7 @@ TRAINING_DIMS = (64, 96, 128)  # h1 in registers, dimensions in whole groups of 
 class DenseBackwardSpec(DenseSpec):
     """One instance of cuda/dense_block_backward.cu."""
 
-    source: ClassVar[str] = "dense_block_backward.cu"
+    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "dense_block_backward.cu"
     WARP_SUMS: ClassVar[int] = 8
 
     @property

@@ -26,7 +26,7 @@
 // At the end the warps of a block are added in their order, and sum_partials (residual_norm.cu) adds the blocks: the
 // same bits on every run.
 //
-// Instances (DenseBackwardSpec in kernels/dense_block_training.py); shared memory in bytes, with kHasNext
+// Instances (DenseBackwardSpec in dense/block_training.py); shared memory in bytes, with kHasNext
 //   kDim                     64           96           128
 //   kSlice                   64           96           64
 //   kConsumers               2            2            2

@@ -6,15 +6,16 @@ in float32, in an order that does not change from run to run.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from .fragments import WARP_SIZE
-from .runtime.device import gpu_limits
-from .runtime.jit import cpp_name, get_kernel
-from .runtime.launch import launch_kernel, pack_scalars
+from kernels.fragments import WARP_SIZE
+from kernels.runtime.device import gpu_limits
+from kernels.runtime.jit import cpp_name, get_kernel
+from kernels.runtime.launch import launch_kernel, pack_scalars
 
 # As in cuda/residual_norm.cu:
 WARPS = 8
@@ -40,7 +41,7 @@ class RowSpec:
     dtype: torch.dtype
     columns: int
 
-    source: ClassVar[str] = "residual_norm.cu"
+    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "residual_norm.cu"
 
     @property
     def name(self) -> str:
@@ -59,7 +60,7 @@ class SumSpec:
 
     dtype: torch.dtype
 
-    source: ClassVar[str] = "residual_norm.cu"
+    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "residual_norm.cu"
 
     @property
     def name(self) -> str:
