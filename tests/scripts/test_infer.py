@@ -87,7 +87,7 @@ def test_report_results_and_predictions(fresh_infer, tmp_path):
         "cora: SYNTHETIC s",
         "2,708 nodes, 10,556 edges",
         "2 blocks, d = 16, heads = 1, layer norm",
-        "dgl (chosen by auto)",
+        "csr_unfused (chosen by auto)",
         "float32",
         "ms median (p10 ",
         "4 passes",
