@@ -4,20 +4,19 @@ Reverse mode, once: double backward, forward mode and vmap raise an error. Backe
 this (`Backend.autograd`).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch._C import DispatchKey
 
 from .backends.base import Backend, Gradients, Memory
 from .dropout import Dropout
 from .edge_data import EdgeTerms
 from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
+from .torch_private import autograd_active, functorch_active
 
 DIFFERENTIABLE = Gradients._fields
 FLOAT_TERMS = DIFFERENTIABLE[3:]  # fields of EdgeTerms, after query, key and value
@@ -59,7 +58,7 @@ def attend_with_gradients(
     """
     call = Call(backend, data, scale, out_dtype, lse, edges)
     terms = () if edges is None else split_terms(edges)[0]
-    function = _TransformedAttention if torch._C._are_functorch_transforms_active() else _Attention
+    function = _TransformedAttention if functorch_active() else _Attention
     return function.apply(call, query, key, value, *terms)
 
 
@@ -136,7 +135,7 @@ def _differentiate_again(
     names: frozenset[str],
 ) -> Gradients:
     """Gradients by autograd through a second forward pass, where an operator hid the first from autograd."""
-    with _autograd_active():
+    with autograd_active():
         given = {"query": query, "key": key, "value": value}
         if edges is not None:
             given |= dict(zip(FLOAT_TERMS, _float_terms(edges), strict=True))
@@ -148,16 +147,6 @@ def _differentiate_again(
         output = _attend(Call(backend, data, scale, out_dtype, lse, edges), *tensors)
         found = torch.autograd.grad(output, list(leaves.values()), grad_output)
     return Gradients(**dict(zip(leaves, found, strict=True)))
-
-
-@contextmanager
-def _autograd_active() -> Iterator[None]:
-    """Autograd also inside of an operator's kernel, where the dispatcher has switched it off."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA, DispatchKey.AutogradFunctionality):
-        excluded = excluded.remove(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
-        yield
 
 
 @lru_cache
@@ -198,7 +187,7 @@ class _Attention(torch.autograd.Function):
         wanted = (*needed, *(False,) * (len(DIFFERENTIABLE) - len(needed)))
         is_joint = all(wanted[:3]) and lie_side_by_side(query, key, value)
         into = new_side_by_side(query) if is_joint else None
-        watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+        watched = torch.is_grad_enabled() or functorch_active()
         run = _Gradients.apply if watched else gradients
         tensors = (grad_output, query, key, value, output, lse, *(terms or NO_TERMS))
         found = run(*ctx.call, wanted, into, *tensors)

@@ -26,6 +26,7 @@ from .backends.base import Backend
 from .edge_data import EdgeTerms
 from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
+from .torch_private import mark_static_address
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
 TERMS = (  # as `split_terms` orders them
@@ -104,9 +105,7 @@ def _take_apart(value: Any, tensors: list[torch.Tensor], numbers: list[int], for
             numbers.append(part)
             form.append(int)
         elif kind is torch.Tensor or isinstance(part, torch.Tensor):
-            # torch._dynamo.mark_static_address, whose import takes a second: the CUDA graphs of torch.compile read the
-            # plan where it is, instead of copying it at every replay.
-            part._dynamo_static_input_type = "unguarded"
+            mark_static_address(part)
             tensors.append(part)
             form.append(torch.Tensor)
         elif kind is tuple or _parts_of(kind) is not None:

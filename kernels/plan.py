@@ -21,6 +21,7 @@ from .formats.row_order import RowOrder
 from .operators import Operands, attend_as_operator
 from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
 from .torch_files import read_torch_file
+from .torch_private import dispatch_modes
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FILE_VERSION = 5
@@ -360,7 +361,7 @@ class AttentionPlan:
 
 def _is_traced() -> bool:
     """Whether torch.compile, make_fx or a FakeTensorMode stands between a call and its kernels."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return torch.compiler.is_compiling() or dispatch_modes() > 0
 
 
 def _check_tensors(

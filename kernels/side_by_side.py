@@ -8,7 +8,8 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+
+from .torch_private import is_transformed
 
 
 def split_qkv(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -32,11 +33,6 @@ def split_qkv(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Te
     if not qkv.requires_grad or torch.compiler.is_compiling() or is_transformed():
         return _parts(qkv, num_heads)
     return _Split.apply(qkv, num_heads)
-
-
-def is_transformed() -> bool:
-    """Whether forward mode or a transform of torch.func runs, to which an autograd function must say more."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def lie_side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from kernels.autocast import input_type
 from kernels.side_by_side import RowParts, is_transformed
+from kernels.torch_private import dispatch_modes, has_global_hooks
 
 PLAIN = (nn.Parameter, Tensor)  # the latter under torch.func.functional_call
 Joined = list[tuple[Tensor, Tensor | None]]  # weight and bias
@@ -22,7 +22,7 @@ def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> t
     """The type of the products of the inputs and the layers, and the layers' weights, then their biases; None where one
     GEMM cannot stand for them: layers that are no plain nn.Linear (replaced, parametrised, with hooks, of several
     types), and any under torch.compile, forward mode and torch.func."""
-    if torch.compiler.is_compiling() or is_transformed() or torch._C._len_torch_dispatch_stack() > 0:
+    if torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0:
         return None
     parameters = plain_parameters(layers)
     if parameters is None:
@@ -37,7 +37,7 @@ def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> t
 
 def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
     """The weights, then the biases, of layers that are plain and alike; None for others."""
-    if _has_any_global_hook():
+    if has_global_hooks():
         return None
     weights, biases = [], []
     for layer in layers:

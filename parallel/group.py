@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from kernels.torch_private import default_store
 from parallel.errors import RankError
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may compile
@@ -107,7 +108,7 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
             f"rank {rank} of {size}: the ranks did not meet at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({_first_line(error)}); do all of them run, with the same WORLD_SIZE?"
         ) from error
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     try:
         yield Group(rank, size, place, backend, machines=-(-size // per_machine))
     except Exception as error:
@@ -128,7 +129,7 @@ def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
         RankError: a rank failed meanwhile.
     """
     key = share(group, f"done/{uuid.uuid4()}")
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     if group.is_first:
         result = work()
         store.set(key, "")

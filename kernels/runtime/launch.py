@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from ..torch_private import current_device_index, raw_stream
 from .jit import Kernel
 
 OVERLAP_CAPABILITY = (9, 0)  # least compute capability for programmatic dependent launch
@@ -125,12 +126,12 @@ def next_waits(device_index: int) -> None:
 
 def stream_handle(device_index: int) -> int:
     """The CUDA handle of torch's current stream, without the object that `torch.cuda.current_stream` makes of it."""
-    return torch._C._cuda_getCurrentRawStream(device_index)
+    return raw_stream(device_index)
 
 
 def current_gpu() -> int:
     """Index of the current GPU, without `torch.cuda.current_device`'s look at whether CUDA is initialised."""
-    return torch._C._cuda_getDevice()
+    return current_device_index()
 
 
 def pack_scalars(*scalars: np.generic) -> bytes:

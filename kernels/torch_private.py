@@ -1,0 +1,104 @@
+"""What the library uses of torch beyond its public interface, in one place for the next torch.
+
+Each name is bound once, at import. Where a public function does the same more slowly it is the fallback; a name without
+one is needed, and a torch that lacks it is an ImportError.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.modules import module as nn_module
+
+
+def needed(owner: Any, name: str) -> Any:
+    """A private name of torch.
+
+    Raises:
+        ImportError: this torch lacks it.
+    """
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise ImportError(
+            f"torch {torch.__version__}: has no {owner.__name__}.{name}, which this library needs; "
+            "use torch 2.6 to 2.13"
+        ) from None
+
+
+def _stream_handle(device_index: int) -> int:
+    return torch.cuda.current_stream(device_index).cuda_stream
+
+
+# Handle of the current stream of a GPU, without the object that `torch.cuda.current_stream` makes of it.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
+
+# Index of the current GPU, without `torch.cuda.current_device`'s look at whether CUDA is initialised.
+current_device_index = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+# Whether a transform of torch.func runs.
+functorch_active = needed(torch._C, "_are_functorch_transforms_active")
+
+# Number of active torch dispatch modes, such as a FakeTensorMode and make_fx.
+dispatch_modes = needed(torch._C, "_len_torch_dispatch_stack")
+
+# Whether a hook of all modules is registered.
+has_global_hooks = needed(nn_module, "_has_any_global_hook")
+
+needed(forward_ad, "_current_level")  # -1 outside of `dual_level`; it changes, so that it is read at each call
+
+
+def is_transformed() -> bool:
+    """Whether forward mode or a transform of torch.func runs, to which an autograd function must say more."""
+    return forward_ad._current_level >= 0 or functorch_active()
+
+
+_AUTOGRAD_KEYS = [
+    getattr(needed(torch._C, "DispatchKey"), name) for name in ("AutogradCPU", "AutogradCUDA", "AutogradFunctionality")
+]
+_included, _excluded = (needed(torch._C, f"_dispatch_tls_local_{which}_set") for which in ("include", "exclude"))
+_force_keys = needed(torch._C, "_ForceDispatchKeyGuard")
+
+
+@contextmanager
+def autograd_active() -> Iterator[None]:
+    """Autograd also inside of an operator's kernel, where the dispatcher has switched it off."""
+    excluded = _excluded()
+    for key in _AUTOGRAD_KEYS:
+        excluded = excluded.remove(key)
+    with _force_keys(_included(), excluded), torch.enable_grad():
+        yield
+
+
+def mark_static_address(tensor: Tensor) -> None:
+    """`torch._dynamo.mark_static_address(tensor, guard=False)`, whose import takes a second: the CUDA graphs of
+    torch.compile read the tensor where it is, instead of copying it at every replay."""
+    tensor._dynamo_static_input_type = "unguarded"
+
+
+# relu(bias + x @ weight) as one kernel of cuBLASLt.
+_addmm_relu = getattr(torch, "_addmm_activation", None)
+
+
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(x weight^T + bias) of x [N, F] and weight [d, F]."""
+    return F.relu(F.linear(x, weight, bias)) if _addmm_relu is None else _addmm_relu(bias, x, weight.t())
+
+
+def abandon_pool(device_index: int, pool: tuple[int, int]) -> None:
+    """Tell torch's allocator that a capture which cannot be ended no longer allocates from its pool. Where torch does
+    not have these functions, the memory of the failed capture stays in use until the process ends."""
+    with suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(device_index, pool)
+        torch._C._cuda_releasePool(device_index, pool)
+
+
+def default_store() -> Any:
+    """The key-value store of torch.distributed's default group."""
+    import torch.distributed.distributed_c10d as distributed  # not every torch has it
+
+    return needed(distributed, "_get_default_store")()
