@@ -1,6 +1,10 @@
-"""Capture of a function's launches in a CUDA graph; a capture that fails leaves torch as it was."""
+"""Capture of a function's launches in a CUDA graph; a capture that fails leaves torch as it was.
 
-import warnings
+Nothing here changes what other threads of the process may do: they may allocate memory and wait for the GPU meanwhile.
+"""
+
+import ctypes
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,9 +12,11 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
+from ..torch_private import abandon_pool
 from .semaphores import graph_semaphores
 
 Result = TypeVar("Result")
+CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
 class CaptureError(RuntimeError):
@@ -50,53 +56,51 @@ def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) 
 
     Raises:
         CaptureError: `run` waits for the GPU, does something that a capture does not allow, or queues nothing on
-            `device`. Torch's allocator, streams and current device are as they were before.
+            `device`. Torch's allocator, random numbers, streams and current device are as they were before.
     """
     with torch.cuda.device(device), graph_semaphores() as semaphores:
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
             run()
-            current.wait_stream(stream)
-            try:
-                _refuse_synchronisation(run)
-            except RuntimeError as error:
-                _raise_first(error)
+            run()
         current.wait_stream(stream)
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                with torch.cuda.graph(graph, pool=pool, stream=stream):
-                    for _ in range(launches):
-                        result = run()
+            # In the mode "global" another thread's cudaMalloc would invalidate the capture.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                for _ in range(launches):
+                    result = run()
+                is_empty = _num_nodes(stream.cuda_stream) == 0
         except RuntimeError as error:
-            # A capture that failed cannot be ended: torch stays on its stream, and its allocator, in the belief that
-            # the capture goes on, would neither free the capture's memory nor empty its cache.
-            torch.cuda.set_stream(current)
-            with suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(current.device_index, pool)
-                torch._C._cuda_releasePool(current.device_index, pool)
+            _abandon(stream, current, pool)
             _raise_first(error)
-        for warning in caught:
-            if "CUDA Graph is empty" in str(warning.message):
-                raise CaptureError(
-                    f"nothing was queued on {device}: the function works on another device, or not at all"
-                )
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        if is_empty:
+            raise CaptureError(f"nothing was queued on {device}: the function works on another device, or not at all")
         return CapturedGraph(graph, result, run, semaphores)
 
 
-def _refuse_synchronisation(run: Callable[[], object]) -> None:
-    """Raise torch's RuntimeError if `run` waits for the GPU, which a capture does not survive."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+def _num_nodes(stream: int) -> int | None:
+    """Nodes that the capture on the stream with this handle has so far; None if it has failed."""
+    driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    status, graph, count = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t()
+    outputs = (ctypes.byref(status), None, ctypes.byref(graph), None, None)
+    if driver.cuStreamGetCaptureInfo_v2(ctypes.c_void_p(stream), *outputs) or status.value != CAPTURE_ACTIVE:
+        return None
+    return None if driver.cuGraphGetNodes(graph, None, ctypes.byref(count)) else count.value
+
+
+def _abandon(stream: torch.cuda.Stream, current: torch.cuda.Stream, pool: Any) -> None:
+    """Bring torch out of a capture that failed, which it cannot end.
+
+    Torch stays on the stream; its allocator, in the belief that the capture goes on, would neither free the capture's
+    memory nor empty its cache; and its random number generator would refuse to draw numbers outside of the capture,
+    until another capture that it takes part in has ended.
+    """
+    torch.cuda.set_stream(current)
+    abandon_pool(current.device_index, pool)
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        torch.zeros(1, device="cuda")  # an empty graph would be a warning
 
 
 def _raise_first(error: RuntimeError) -> NoReturn:
