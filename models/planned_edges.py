@@ -23,7 +23,9 @@ def plan_edge_index(
     backward: bool = False,
     cache: bool = True,
 ) -> AttentionPlan:
-    """The plan of an edge_index, made at the first call with this tensor and kept until it is freed or changed.
+    """The plan of an edge_index, made at the first call with this tensor and kept until it is freed or torch counts a
+    change of it. Writes through NumPy or `.data` are not counted (`models.tensor_memo`): the old plan is returned then.
+    After such a write pass `edge_index.clone()`, or cache=False.
 
     Args:
         edge_index: [2, E] int32 or int64: sources (keys), then targets (queries), as in PyG; or a torch.sparse CSR, CSC

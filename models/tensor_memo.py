@@ -10,6 +10,7 @@ from torch import Tensor
 class _Entry(NamedTuple):
     tensor: weakref.ref
     stamp: tuple[int, int]
+    memory: Tensor | None  # an alias, so that no other data can get the address in the stamp
     results: dict[Any, Any]
 
 
@@ -32,7 +33,8 @@ class TensorMemo:
         if tensor.is_inference() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return {}
         key, entries = id(tensor), self._entries
-        stamp = (tensor._version, tensor.data_ptr() if tensor.layout == torch.strided else 0)
+        has_address = tensor.layout == torch.strided
+        stamp = (tensor._version, tensor.data_ptr() if has_address else 0)
         entry = entries.get(key)
         if entry is None or entry.tensor() is not tensor or entry.stamp != stamp:
 
@@ -40,5 +42,7 @@ class TensorMemo:
                 if key in entries and entries[key].tensor is reference:
                     del entries[key]
 
-            entry = entries[key] = _Entry(weakref.ref(tensor, forget), stamp, {})
+            entry = entries[key] = _Entry(
+                weakref.ref(tensor, forget), stamp, tensor.detach() if has_address else None, {}
+            )
         return entry.results

@@ -168,6 +168,34 @@ def test_other_data_of_the_same_tensor_are_noticed(planned):
     assert_same(theirs, ours, problem.arguments)
 
 
+@pytest.mark.parametrize("write", ["numpy", "data"])
+def test_writes_that_torch_does_not_count_keep_the_plan_and_a_clone_has_its_own(planned, write):
+    theirs, ours = layers(7, 5, heads=2)
+    problem = Problem("n_one_past_16")
+    before = ours(*problem.arguments)
+    flipped = problem.edge_index.flip(0)
+    if write == "numpy":
+        problem.edge_index.numpy()[:] = flipped.numpy()
+    else:
+        problem.edge_index.data.copy_(flipped)
+    assert torch.equal(ours(*problem.arguments), before)
+    problem.edge_index = problem.edge_index.clone()
+    assert_same(theirs, ours, problem.arguments)
+    assert len(planned) == 2
+
+
+def test_data_that_come_to_the_address_of_earlier_ones_are_noticed(planned):
+    _, ours = layers(7, 5, heads=2)
+    problem = Problem("n_one_past_16")
+    edges = problem.edge_index.clone()
+    ours(*problem.arguments)
+    for flipped in (edges.flip(0), edges) * 4:  # an allocator gives freed memory back at once
+        problem.edge_index.data = flipped.clone()
+        problem.edge_index.data = flipped.flip(0).clone()
+        ours(*problem.arguments)
+    assert len(planned) == 9
+
+
 def test_without_a_cache_every_call_plans(planned):
     theirs, ours = layers(7, 5, heads=2, edge_dim=3)
     ours.cache = False
