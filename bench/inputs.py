@@ -165,13 +165,10 @@ class AllBatches:
             self.subject.plan, backend=attention.backend, dtype=self.subject.dtype, reorder=config.attention.reorder
         )
 
-        def forward(inputs: GraphInputs) -> Tensor:
-            return execution.model(inputs, dense.blocks, dense.embed)
-
         if execution.captured:
             runner = ReplayRunner(batches, self._padded, execution)
         else:
-            runner = self._runner(execution.model, plan, forward)
+            runner = self._runner(execution.model, plan, dense.forward)
         dense.check_weights()
         num_graphs = batches.num_graphs
         cli.console.print(Text(f"predicting {num_graphs:,} graphs in {len(batches):,} batches"))

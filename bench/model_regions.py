@@ -161,25 +161,26 @@ def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator
 
     ends: list[tuple[nn.Module, str]] = [(model.encoding, "embedding")] if model.pos_enc else []
     ends += [(model.edge_embedding, "embedding")] if model.edge_features != "none" else []
-    for block in model.edge_blocks if model.edge_features == "stream" else []:
-        ends += [(block, "edges")] + ([] if block.last else [(block.norm2, "edges")])
+    ends += [(block, "edges") for block in model.edge_blocks if block is not None]
     ends.append((model.blocks[0].qkv, "qkv"))
-    parts = execution.dense.blocks
-    if execution.dense.path == "plain":
+    forward = execution.dense.forward
+    if forward is model:
+        ends.append((model.embedding, "embedding"))
         ends += [(block.qkv, "qkv") for block in model.blocks[1:]]
         for block in model.blocks:
             ends += [(block.out, "out projection"), (block.norm1, "norms"), (block.ffn_down, "ffn")]
             ends.append((block.norm2, "norms"))
     else:
         # Hooks would make torch.compile recompile, and the fused kernel calls no modules.
-        parts = [_with_callback(part, lambda: end("dense")) for part in parts]
-    embed = _with_callback(execution.dense.embed, lambda: end("embedding"))
+        blocks = [_with_callback(dense, lambda: end("dense")) for dense in forward.begin()]
+        embed = _with_callback(forward.embed, lambda: end("embedding"))
+        forward = replace(forward, embed=embed, begin=lambda: blocks)
     ends.append((model.readout, "readout"))
     with ExitStack() as hooks:
         for module, region in ends:
             hook = module.register_forward_hook(lambda *_, region=region: end(region))
             hooks.callback(hook.remove)
-        yield lambda: model(replace(execution.inputs, attention=attend), parts, embed)
+        yield lambda: forward(replace(execution.inputs, attention=attend))
 
 
 def _with_callback(function: Callable[..., Any], callback: Callable[[], None]) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from bench.runner import Cell, GraphBench, UnsupportedInputsError, classify, dty
 from bench.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
 from configs.end_to_end_schema import EndToEndConfig
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
-from models.dense import fused_unavailable
+from models.fast import fused_unavailable
 
 FINISHED = ("ok", "unsupported", "oom")  # statuses that are not measured again
 ACCURACY_DTYPES = (torch.float16, torch.bfloat16)

@@ -19,9 +19,9 @@ from bench.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory,
 from configs.schema import TrainingConfig
 from configs.training_bench_schema import TrainingBenchConfig
 from models import GraphInputs, GraphTransformer
+from models.fast import training_forward
 from training.optimiser import make_optimiser
 from training.precision import WorkingCopy
-from training.setup import model_parts
 from training.step import CapturedStep, Step
 from training.tasks import Batch
 
@@ -120,7 +120,8 @@ class TrainingBench(GraphBench):
         attention = plan if dtype == precision else cast(plan, dtype)
         inputs: GraphInputs = working.model.prepare(self.loaded.graph, attention)
         optimiser = make_optimiser(working.vectors, TrainingConfig(), self.device)
-        return Step(model, working, model_parts(working.model, cell.dense), optimiser, 1.0), Batch(inputs, self.labels)
+        forward = training_forward(working.model, cell.dense)
+        return Step(model, working, forward, optimiser, 1.0), Batch(inputs, self.labels)
 
     @cached_property
     def labels(self) -> Tensor:

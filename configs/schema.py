@@ -21,7 +21,7 @@ MOST_GRAPHS = 10**9  # of a batch, and batches
 BATCH_NODES = 200_000  # of a batch that fills a GPU
 MAX_HEAD_DIM = 256  # largest head dimension that the attention kernels hold in registers
 MIN_DIM = 4  # the readout has a layer of width dim / 4
-FUSED_DIMS = (64, 80, 96, 128, 160, 192, 256)  # widths that the fused dense block supports (see models.dense)
+FUSED_DIMS = (64, 80, 96, 128, 160, 192, 256)  # widths that the fused dense block supports (see models.fast)
 
 
 class Section(BaseModel):
@@ -207,7 +207,7 @@ class RuntimeConfig(Section):
 
     device: str = "auto"
     cuda_graph: Literal[True, False, "auto"] = "auto"  # capture the forward pass once and replay it
-    dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # non-attention layers (see models.dense)
+    dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # non-attention layers (see models.fast)
     warmup: int = Field(default=3, ge=1, le=1_000_000)  # at least one: the first pass on a GPU may compile and tune
     repeats: int = Field(default=20, ge=1, le=1_000_000)
     partition: Literal["auto", "halo", "heads", "allgather"] = "auto"  # of one graph on several GPUs (see parallel/)

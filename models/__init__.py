@@ -3,8 +3,8 @@ replace those of PyTorch Geometric and of DGL's examples: `FusedTransformerConv`
 """
 
 from models.checkpoint import CheckpointError, load_checkpoint
-from models.dense import DenseUnavailableError, StaleWeightsError
 from models.execution import CudaGraphError, Execution, prepare_execution
+from models.fast import DenseUnavailableError, StaleWeightsError
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 from models.graph_transformer import GraphTransformer
 from models.sparse_mha import SparseMHA

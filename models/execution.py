@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.runtime.cuda_graph import CapturedGraph, CaptureError, capture
-from models.dense import Dense, DensePath, choose_dense
+from models.fast import Dense, DensePath, choose_dense
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_transformer import GraphTransformer
 
@@ -55,7 +55,7 @@ class Execution:
         """Logits of an eager pass; `attention` replaces that of the inputs."""
         self.dense.check_weights()
         inputs = self.inputs if attention is None else replace(self.inputs, attention=attention)
-        return self.model(inputs, self.dense.blocks, self.dense.embed)
+        return self.dense.forward(inputs)
 
 
 def prepare_execution(
@@ -74,7 +74,7 @@ def prepare_execution(
         model: on the device of the inputs.
         inputs: from `model.prepare`; or a function that makes them, which a captured pass begins with.
         backend: name of the attention backend, for messages.
-        dense: see `models.dense`.
+        dense: see `models.fast`.
         cuda_graph: whether to capture the pass; "auto": if possible.
 
     Raises:
@@ -88,7 +88,7 @@ def prepare_execution(
     asked = "chosen by auto" if cuda_graph == "auto" else "as configured"
 
     def run() -> Tensor:
-        return model(make(), chosen.blocks, chosen.embed)
+        return chosen.forward(make())
 
     try:
         return replace(eager, captured=_captured(run, backend, model.device), graph_reason=asked)

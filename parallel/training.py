@@ -156,7 +156,7 @@ class RankStep(Step):
         self.optimiser.zero_grad(set_to_none=False)
         loss = torch.zeros((), device=self.device, requires_grad=True)
         if batch.inputs is not None:
-            logits = self.working.model(batch.inputs, **self.parts)
+            logits = self.forward(batch.inputs)
             # Without labels the mean would be NaN; the backward pass exchanges gradients and must run all the same.
             loss = loss_of(logits, batch.labels) * batch.weight if batch.weight else 0.0 * logits.float().sum()
         self.scaler.scale(loss).backward()

@@ -16,6 +16,7 @@ from data import LoadedGraph
 from data.csr_batches import BatchSize
 from kernels.runtime.cuda_graph import CaptureError
 from models import GraphTransformer
+from models.fast import training_forward, training_path
 from training.captured_graphs import CapturedGraphs, capture_refused
 from training.checkpoint import Best, identity, load_state, save_state
 from training.errors import TrainingError
@@ -24,14 +25,7 @@ from training.metrics import loss_of, score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.padded_batches import Room
 from training.precision import WorkingCopy
-from training.setup import (
-    build_model,
-    dense_path,
-    model_parts,
-    plan_for_training,
-    resolve_precision,
-    room_for_training,
-)
+from training.setup import build_model, plan_for_training, resolve_precision, room_for_training
 from training.step import CapturedStep, Step
 from training.tasks import Plan, Task, make_task
 from training.weights import TrainedWeights, save_weights
@@ -124,10 +118,10 @@ class Trainer:
         make = ranks.make_task if ranks else make_task
         self.task: Task = make(loaded, working.model, self._plan, config.data.batch_size)
         optimiser = make_optimiser(working.vectors, config.training, self.device)
-        self.dense = dense_path(working.model, config)
-        parts = model_parts(working.model, self.dense, dynamic=self.task.static is None)
+        self.dense = training_path(working.model, config.runtime.dense)
+        forward = training_forward(working.model, self.dense, dynamic=self.task.static is None)
         make_step = ranks.make_step if ranks else Step
-        self.step = make_step(model, working, parts, optimiser, config.training.clip_norm)
+        self.step = make_step(model, working, forward, optimiser, config.training.clip_norm)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False

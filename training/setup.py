@@ -1,4 +1,4 @@
-"""Objects that a configuration describes: the model, precision, layers, and plans."""
+"""Objects that a configuration describes: the model, its precision, and plans."""
 
 from typing import Any
 
@@ -9,9 +9,6 @@ from configs import Config
 from data import GraphMeta
 from data.csr_batches import BatchSize
 from models import GraphTransformer
-from models.dense import DensePath
-from models.dense_training import FusedTraining, fused_training_readout, fused_training_unavailable
-from models.graph_transformer import finish_and_project, finish_last
 from training.padded_batches import Room, make_room
 
 
@@ -60,30 +57,3 @@ def room_for_training(
     return make_room(
         size, device=device, dtype=precision, head_dim=model.head_dim, num_heads=model.heads, backward=backward
     )
-
-
-def dense_path(model: GraphTransformer, config: Config) -> DensePath:
-    """The layers around attention that runtime.dense names; "auto" does not compile, which takes a minute."""
-    asked = config.runtime.dense
-    if asked != "auto":
-        return asked
-    return "plain" if fused_training_unavailable(model) else "fused"
-
-
-def model_parts(model: GraphTransformer, path: DensePath, dynamic: bool = False) -> dict[str, Any]:
-    """The layers around attention as arguments of `GraphTransformer.forward`.
-
-    Args:
-        path: "fused" stands for `models.dense_training`.
-        dynamic: whether batches differ in their number of rows.
-    """
-    if path == "plain":
-        return {}
-    if path == "compiled":
-        parts = (finish_and_project, finish_last)
-        return {"dense": model.dense_blocks(*(torch.compile(part, fullgraph=True, dynamic=dynamic) for part in parts))}
-    fused = FusedTraining(model)
-    parts: dict[str, Any] = {"dense": fused.blocks, "embed": fused.embed}
-    if model.task == "node":  # that of graphs has few rows, in float32
-        parts["readout"] = fused_training_readout(model.readout)
-    return parts

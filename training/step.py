@@ -1,7 +1,6 @@
 """One step of training and one evaluation pass, eager or as CUDA graphs."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from kernels import capture_step
 from kernels.runtime.cuda_graph import CapturedGraph, capture
 from models import GraphTransformer
+from models.fast import Forward
 from training.metrics import loss_of
 from training.precision import WorkingCopy
 from training.tasks import Batch
@@ -19,7 +19,7 @@ class Step:
 
     Args:
         working: the copy of `model` that computes.
-        parts: implementations of parts of the copy, arguments of `GraphTransformer.forward`.
+        forward: the pass of the copy, see `models.fast.training_forward`.
         clip_norm: largest norm of the gradient, None without a limit.
 
     Attributes:
@@ -31,11 +31,11 @@ class Step:
         self,
         model: GraphTransformer,
         working: WorkingCopy,
-        parts: Mapping[str, Any],
+        forward: Forward,
         optimiser: torch.optim.Optimizer,
         clip_norm: float | None,
     ) -> None:
-        self.model, self.working, self.parts, self.optimiser = model, working, parts, optimiser
+        self.model, self.working, self.forward, self.optimiser = model, working, forward, optimiser
         self.clip_norm = clip_norm
         self.device = working.model.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=working.model.dtype == torch.float16)
@@ -45,7 +45,7 @@ class Step:
         self.working.model.train()
         self.working.refresh()
         self.optimiser.zero_grad(set_to_none=False)  # they are parts of vectors
-        loss = loss_of(self.working.model(batch.inputs, **self.parts), batch.labels)
+        loss = loss_of(self.forward(batch.inputs), batch.labels)
         self.scaler.scale(loss).backward()
         self.working.collect_gradients()
         if self.clip_norm is not None:
@@ -61,7 +61,7 @@ class Step:
         """Logits without dropout."""
         self.working.model.eval()
         self.working.refresh()
-        return self.working.model(batch.inputs, **self.parts)
+        return self.forward(batch.inputs)
 
     def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
         """A CUDA graph of calls of this step; weights and optimiser are afterwards what they were.

@@ -10,7 +10,7 @@ TITLE = """# Training
 
 Drawn by `make reproduce-figures` from the CSVs under `results/`. A step is forward pass, backward pass and AdamW of the
 10-block model on a whole graph: bf16 layers over float32 weights, times in ms, medians. Layers: plain (torch), compiled
-(torch.compile) or fused (`models/dense_training.py`); "+graph": replayed as a CUDA graph. The same model with other
+(torch.compile) or fused (`models/fast_training.py`); "+graph": replayed as a CUDA graph. The same model with other
 attention: `pyg` is the attention of PyG's TransformerConv, `csr_unfused` cuSPARSE. A time stands only where the
 gradients of the QKV projections agree with float32; `wrong` ones do not. `-` was not measured.
 """

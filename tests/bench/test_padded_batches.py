@@ -10,7 +10,7 @@ from bench.batches import BatchRunner, ReplayRunner
 from data.csr_batches import CsrBatches
 from kernels import plan_attention
 from models import Execution, GraphTransformer, prepare_execution
-from models.dense import choose_dense
+from models.fast import choose_dense
 from training.padded_batches import PaddedBatches, make_room, padding_refused
 
 CPU, HEADS = torch.device("cpu"), 2

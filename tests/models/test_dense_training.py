@@ -1,6 +1,7 @@
 """The dense block of training, with cuda/residual_norm.cu on the CPU (tests/cuda_shim), against float64 autograd."""
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +9,9 @@ import torch
 from poison import poisoned_buffers
 
 from dense.block_training import TRAINING_DIMS
-from models.dense_training import (
-    FusedTraining,
-    fused_training_readout,
-    fused_training_unavailable,
-)
+from models.fast import between_attentions, fused_unavailable
+from models.fast_ends import embed_in_training, readout_in_training
+from models.fast_training import FusedTraining, successive_blocks
 from models.graph_transformer import GraphTransformer
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
@@ -27,6 +26,14 @@ def make_model(dim, dtype, dropout=0.0):
         if "norm" in name:  # neither ones nor zeros
             parameter.data += 0.3 * torch.randn_like(parameter)
     return model
+
+
+def plain_blocks(model):
+    return [partial(between_attentions, *pair) for pair in successive_blocks(model)]
+
+
+def embed(model, inputs):
+    return model.embedding(model.features(inputs))
 
 
 def run(model, blocks, inputs, grads):
@@ -56,7 +63,7 @@ ONE_KERNEL = [(128, HALF, 37, "late"), (96, BFLOAT, 300, "random"), (64, BFLOAT,
 def one_kernel(monkeypatch):
     """The kernels of compute capability 9.0, where they have the width."""
     monkeypatch.setattr(
-        "models.training_rows.training_block_unavailable",
+        "models.fast_training.training_block_unavailable",
         lambda *model: None if model[-1] in TRAINING_DIMS else "width",
     )
 
@@ -83,14 +90,10 @@ def check_block(monkeypatch, dim, dtype, rows, mode):
     inputs = [torch.randn(rows, dim).to(dtype) for _ in range(2)]
     grads = [torch.randn(rows, dim).to(dtype), torch.randn(rows, 3 * dim).to(dtype)]
     exact_model = copy.deepcopy(model).double()
-    exact = run(
-        exact_model, exact_model.dense_blocks(), [each.double() for each in inputs], [g.double() for g in grads]
-    )
-    by_torch = run(model, model.dense_blocks(), inputs, grads)
+    exact = run(exact_model, plain_blocks(exact_model), [each.double() for each in inputs], [g.double() for g in grads])
+    by_torch = run(model, plain_blocks(model), inputs, grads)
     with cuda_on_cpu(MODES[mode], num_sms=1) as gpu, poisoned_buffers(monkeypatch):
-        fused = FusedTraining(model)
-        fused.begin()
-        found = run(model, fused.blocks, inputs, grads)
+        found = run(model, FusedTraining(model).begin(), inputs, grads)
     for got, plain, right in zip(found, by_torch, exact, strict=True):
         assert got.dtype == dtype
         error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
@@ -106,16 +109,13 @@ def test_a_pass_keeps_its_weights_until_its_gradient(monkeypatch):
     grads = [torch.randn(20, 64).half(), torch.randn(20, 192).half()]
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
         fused = FusedTraining(model)
-        fused.begin()
-        first = run(model, fused.blocks, inputs, grads)
-        fused.begin()
+        first = run(model, fused.begin(), inputs, grads)
         leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-        h, qkv = fused.blocks[0](*leaves)
+        h, qkv = fused.begin()[0](*leaves)
         model.blocks[0].ffn_up.weight.data *= -1
         (found,) = torch.autograd.grad([h, qkv], leaves[:1], [grads[0] * 0, grads[1]], retain_graph=True)
         (again,) = torch.autograd.grad([h, qkv], leaves[:1], [grads[0] * 0, grads[1]])
-        fused.begin()
-        changed = run(model, fused.blocks, inputs, grads)
+        changed = run(model, fused.begin(), inputs, grads)
     assert torch.equal(found, again)
     assert torch.equal(first[1], qkv)
     assert not torch.equal(first[1], changed[1])
@@ -126,18 +126,11 @@ def test_a_pass_keeps_its_weights_until_its_gradient(monkeypatch):
 def test_separate_layers_notice_weights_that_changed_before_their_gradient(monkeypatch):
     model, inputs = make_model(24, HALF), [torch.randn(20, 24).half().requires_grad_() for _ in range(2)]
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        fused = FusedTraining(model)
-        fused.begin()
-        h, qkv = fused.blocks[0](*inputs)
+        h, qkv = FusedTraining(model).begin()[0](*inputs)
         with torch.no_grad():
             model.blocks[0].ffn_up.weight.mul_(-1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             (h.float().sum() + qkv.float().sum()).backward()
-
-
-def test_blocks_before_an_embedding_are_refused():
-    with pytest.raises(RuntimeError, match="`embed` of the same object"):
-        FusedTraining(make_model(24, HALF)).blocks[0](torch.zeros(1, 24).half(), torch.zeros(1, 24).half())
 
 
 @on_cpu
@@ -146,9 +139,7 @@ def test_frozen_weights_get_no_gradient(monkeypatch):
     model, inputs = make_model(64, HALF), [torch.randn(20, 64).half().requires_grad_() for _ in range(2)]
     model.requires_grad_(False)
     with cuda_on_cpu(MODES["late"], num_sms=1) as gpu, poisoned_buffers(monkeypatch):
-        fused = FusedTraining(model)
-        fused.begin()
-        h, qkv = fused.blocks[0](*inputs)
+        h, qkv = FusedTraining(model).begin()[0](*inputs)
         (h.float().sum() + qkv.float().sum()).backward()
     assert all(torch.isfinite(rows.grad).all() for rows in inputs)
     assert all(weight.grad is None for weight in model.parameters())
@@ -164,8 +155,7 @@ def test_gradients_are_added_to_those_that_are_there(monkeypatch, dim):
         fused = FusedTraining(model)
         once = None
         for _ in range(2):
-            fused.begin()
-            h, qkv = fused.blocks[0](*inputs)
+            h, qkv = fused.begin()[0](*inputs)
             (h.float().sum() + qkv.float().square().sum()).backward()
             once = once or [None if weight.grad is None else weight.grad.clone() for weight in model.parameters()]
     pairs = [(weight.grad, one) for weight, one in zip(model.parameters(), once, strict=True) if one is not None]
@@ -193,14 +183,10 @@ def test_dropout_between_the_layers(monkeypatch):
 
     monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
     dropout.calls = 0
-    exact = run(
-        exact_model, exact_model.dense_blocks(), [each.double() for each in inputs], [g.double() for g in grads]
-    )
+    exact = run(exact_model, plain_blocks(exact_model), [each.double() for each in inputs], [g.double() for g in grads])
     dropout.calls = 0
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        fused = FusedTraining(model)
-        fused.begin()
-        found = run(model, fused.blocks, inputs, grads)
+        found = run(model, FusedTraining(model).begin(), inputs, grads)
     assert len(masks) == dropout.calls == 4
     for got, right in zip(found, exact, strict=True):
         assert ((got.double() - right).norm() / right.norm()).item() < 4e-3
@@ -213,9 +199,9 @@ def test_evaluation_keeps_nothing(monkeypatch, dim):
     model = make_model(dim, HALF, dropout=0.5).eval()
     inputs = [torch.randn(40, dim).half() for _ in range(2)]
     with torch.no_grad(), cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        fused = FusedTraining(model)
-        fused.begin()
-        (h, qkv), (right_h, right_qkv) = (blocks[0](*inputs) for blocks in (fused.blocks, model.dense_blocks()))
+        (h, qkv), (right_h, right_qkv) = (
+            blocks[0](*inputs) for blocks in (FusedTraining(model).begin(), plain_blocks(model))
+        )
     torch.testing.assert_close(h, right_h, rtol=2e-3, atol=4e-3)
     torch.testing.assert_close(qkv, right_qkv, rtol=4e-3, atol=8e-3)
 
@@ -235,7 +221,7 @@ def test_readout(monkeypatch):
     exact = run(exact_model.readout, exact_model.readout.parameters(), h.double(), grad.double())
     by_torch = run(model.readout, model.readout.parameters(), h, grad)
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        found = run(fused_training_readout(model.readout), model.readout.parameters(), h, grad)
+        found = run(readout_in_training(model.readout), model.readout.parameters(), h, grad)
     for got, plain, right in zip(found, by_torch, exact, strict=True):
         assert got.shape == right.shape
         error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
@@ -249,22 +235,22 @@ def test_embedding(monkeypatch):
     padded = torch.nn.functional.pad(torch.randn(45, 6).half(), (0, 2))
     inputs, grad = SimpleNamespace(features=padded[:, :6], aligned_features=padded), torch.randn(45, 24).half()
     parameters = list(model.embedding.parameters())
-    by_torch = torch.autograd.grad(model.embed(inputs), parameters, grad)
+    by_torch = torch.autograd.grad(embed(model, inputs), parameters, grad)
     exact_model = copy.deepcopy(model).double()
     exact_inputs = SimpleNamespace(**{name: each.double() for name, each in vars(inputs).items()})
-    exact = torch.autograd.grad(exact_model.embed(exact_inputs), exact_model.embedding.parameters(), grad.double())
+    exact = torch.autograd.grad(embed(exact_model, exact_inputs), exact_model.embedding.parameters(), grad.double())
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        embedded = FusedTraining(model).embed(inputs)
+        embedded = embed_in_training(model, inputs)
         found = torch.autograd.grad(embedded, parameters, grad)
-    assert torch.equal(embedded, model.embed(inputs))
+    assert torch.equal(embedded, embed(model, inputs))
     for got, plain, right in zip(found, by_torch, exact, strict=True):
         assert (got.double() - right).norm() <= 1.5 * (plain.double() - right).norm() + 1e-3 * right.norm()
 
 
 def test_a_readout_too_narrow_for_the_kernels_is_torchs():
     readout = make_model(24, BFLOAT).readout
-    assert fused_training_readout(readout) is readout
+    assert readout_in_training(readout) is readout
 
 
 def test_models_that_it_refuses():
-    assert "NVIDIA GPU" in fused_training_unavailable(make_model(24, HALF))
+    assert "NVIDIA GPU" in fused_unavailable(make_model(24, HALF), training=True)

@@ -5,6 +5,7 @@ import torch
 
 import kernels
 from models import GraphTransformer
+from models.graph_transformer import mlp
 
 
 class Recorder:
@@ -72,8 +73,8 @@ def test_layers_after_attention_have_the_mean_without_dropout():
     h, attended = torch.rand(8).repeat(20_000, 1), torch.rand(8).repeat(20_000, 1)  # one row, many masks
     with torch.no_grad():
         block.ffn_up.bias += 20  # ReLU is the identity
-        expected = block.eval().finish(attended[:1], h[:1])
-        found = block.train().finish(attended, h)
+        expected = mlp(block.eval(), attended[:1], h[:1])
+        found = mlp(block.train(), attended, h)
     error = (found.var(0) / len(found)).sqrt()
     assert error.min() > 0
     assert ((found.mean(0) - expected[0]).abs() < 6 * error).all()
@@ -87,7 +88,7 @@ def test_the_embedding_is_dropped(graph, attention):
     model(inputs)
     dropped = embedded[0] == 0
     assert 0.2 < dropped.float().mean() < 0.4
-    torch.testing.assert_close(embedded[0][~dropped], model.embed(inputs)[~dropped] / 0.7)
+    torch.testing.assert_close(embedded[0][~dropped], model.embedding(model.features(inputs))[~dropped] / 0.7)
 
 
 def test_float_features_are_dropped(graph, attention):

@@ -39,7 +39,7 @@ def make_edge_model(make_model):
     def make(form, **arguments):
         model = make_model(edge_features=form, **({"edge_in_features": BONDS} | arguments))
         with torch.no_grad():  # scores beyond the clamp
-            for block in getattr(model, "edge_blocks", ()):
+            for block in model.edge_blocks if form == "stream" else ():
                 block.project.weight.mul_(8)
         return model.double()
 

@@ -15,8 +15,8 @@ from kernels import plan_attention
 from kernels.backends.reference import ReferenceBackend
 from kernels.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError, execution, prepare_execution
-from models.dense import choose_dense
-from models.graph_transformer import finish_and_project, finish_last
+from models.fast import FastForward, between_attentions, choose_dense, successive_blocks
+from models.graph_transformer import mlp
 
 GPU = torch.device("cuda", 0)
 
@@ -61,33 +61,46 @@ def test_blocks_share_compiled_code_without_attention(make_graph, make_model, mo
     compiled = prepared(make_model(blocks=6), make_graph(), dense="compiled")
     with torch.inference_mode():
         compiled.run()
-    functions = (finish_and_project, finish_last)
-    assert [len(torch._dynamo.eval_frame._debug_get_cache_entry_list(f.__code__)) for f in functions] == [1, 1]
+    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(between_attentions.__code__)
+    assert len(entries) == 2  # of the last block, and of all others
 
 
-def test_only_the_last_part_projects_nothing(make_graph, make_model):
+def test_only_the_last_block_projects_nothing(make_graph, make_model):
     model = make_model(blocks=3)
-    h, attn_out = torch.randn(2, 5, 32)
-    outputs = [part(attn_out, h) for part in model.dense_blocks()]
+    h, attended = torch.randn(2, 5, 32)
+    outputs = [between_attentions(*pair, attended, h) for pair in successive_blocks(model)]
     assert [qkv is None for _, qkv in outputs] == [False, False, True]
     assert outputs[0][1].shape == (5, 96)
-    torch.testing.assert_close(outputs[0][1], model.blocks[1].qkv(model.blocks[0].finish(attn_out, h)))
+    torch.testing.assert_close(outputs[0][1], model.blocks[1].qkv(mlp(model.blocks[0], attended, h)))
 
 
-def test_other_parts_take_the_place_of_the_modules(make_graph, make_model):
+def test_the_fast_loop_takes_other_functions_in_place_of_the_modules(make_graph, make_model):
     graph, model = make_graph(), make_model(blocks=2)
     inputs = model.prepare(graph, plan_attention(graph, backend="reference", device="cpu"))
     seen = []
 
-    def part(attn_out, h):
-        seen.append((attn_out.shape, h.shape))
+    def dense(attended, h):
+        seen.append((attended.shape, h.shape))
         return h, torch.zeros(len(h), 96) if len(seen) < 2 else None
 
-    logits = model(inputs, [part, part])
+    def embed(inputs):
+        return model.embedding(inputs.features)
+
+    logits = FastForward(model, embed, lambda: [dense, dense], model.readout)(inputs)
     assert seen == [((40, 32), (40, 32))] * 2
-    torch.testing.assert_close(logits, model.readout(model.embedding(inputs.features)))
+    torch.testing.assert_close(logits, model.readout(embed(inputs)))
     with pytest.raises(ValueError, match="zip"):
-        model(inputs, [part])
+        FastForward(model, embed, lambda: [dense], model.readout)(inputs)
+
+
+def test_norms_with_other_epsilons_are_not_fused(monkeypatch, make_model):
+    monkeypatch.setattr("models.fast.dense_block_unavailable", lambda *model: None)
+    model = make_model(dim=64)
+    assert choose_dense(model, "plain").path == "plain"
+    model.blocks[1].norm2.eps = 1e-3
+    assert "the two norms' eps differ: 1e-05 and 0.001" in choose_dense(model).reason
+    with pytest.raises(DenseUnavailableError, match="eps differ"):
+        choose_dense(model, "fused")
 
 
 def test_auto_without_a_gpu_is_plain_and_eager_and_says_why(make_graph, make_model):

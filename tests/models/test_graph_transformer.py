@@ -13,7 +13,7 @@ from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from kernels.runtime.cuda_graph import capture
 from models import GraphTransformer
-from models.graph_transformer import mean_nodes
+from models.readout import mean_nodes
 
 # float32 with sums of at most a few hundred terms in another order, through three blocks: a few eps (1.2e-7) of
 # values near 1. A mistake would be larger than 1e-2.

@@ -1,10 +1,13 @@
 """Weights that change after a path copied them."""
 
+import copy
+
 import pytest
 import torch
 
 from kernels import plan_attention
 from models import StaleWeightsError, prepare_execution
+from models.weight_copies import CopiedModules
 
 
 def prepared(make_graph, model, dense):
@@ -33,7 +36,27 @@ def update_in_place(model, other):
         parameter.copy_(new)
 
 
-@pytest.mark.parametrize("change", [load, update_in_place])
+def assign(model, other):
+    model.load_state_dict(other.state_dict(), assign=True)
+
+
+def replace_data(model, other):
+    for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
+        parameter.data = torch.zeros_like(new)
+        parameter.data = new.detach().clone()  # perhaps where the first data were
+
+
+def replace_a_module(model, other):
+    model.load_state_dict(other.state_dict())
+    model.embedding.linear = copy.deepcopy(other.embedding.linear)
+
+
+def cast_there_and_back(model, other):
+    model.load_state_dict(other.state_dict())
+    model.double().float()
+
+
+@pytest.mark.parametrize("change", [load, update_in_place, assign, replace_data, replace_a_module, cast_there_and_back])
 def test_compiled_path_refuses_new_weights_until_prepared_again(make_graph, make_model, change):
     model, other = make_model(), make_model()
     execution = prepared(make_graph, model, "compiled")
@@ -49,6 +72,33 @@ def test_compiled_path_refuses_new_weights_until_prepared_again(make_graph, make
     plain = prepared(make_graph, model, "plain")
     with torch.inference_mode():
         torch.testing.assert_close(again.run(), plain.run(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [load, assign, replace_data])
+def test_each_module_of_the_fused_path_is_watched(make_model, change):
+    model, other = make_model(), make_model()
+    copied = [CopiedModules(module) for module in (model.embedding, *model.blocks)]
+    assert not any(one.have_changed() for one in copied)
+    change(model, other)
+    assert all(one.have_changed() for one in copied)
+
+
+def test_writes_through_data_are_not_noticed(make_model):
+    """As `CopiedModules` says: torch counts none of them."""
+    model = make_model()
+    copied = CopiedModules(model)
+    model.embedding.linear.weight.data.mul_(2)
+    assert not copied.have_changed()
+
+
+def test_weights_made_in_inference_mode_are_watched_by_their_place(make_model):
+    with torch.inference_mode():
+        model = make_model()
+        copied = CopiedModules(model)
+        model.load_state_dict(make_model().state_dict())
+        assert not copied.have_changed()
+        model.load_state_dict(make_model().state_dict(), assign=True)
+        assert copied.have_changed()
 
 
 def test_plain_path_reads_the_current_weights(make_graph, make_model):

@@ -8,8 +8,8 @@ import torch
 import kernels
 from fused3s_dgl import import_dgl
 from models import GraphTransformer
-from models.beside import Beside
-from models.dense_training import FusedTraining
+from models.fast import training_forward
+from models.fast_training import SecondStream
 from training import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -103,13 +103,13 @@ def fused_model():
     options = {"device": device, "dtype": torch.bfloat16, "head_dim": 128, "backward": True}
     inputs = model.prepare(graph, kernels.plan_attention(graph, backend="fused3s", **options))
 
-    of_model = FusedTraining(model)
+    def loss(forward=model):
+        return forward(inputs).float().square().mean()
 
-    def loss(**parts):
-        return model(inputs, **parts).float().square().mean()
+    of_model = training_forward(model, "fused")
 
     def fused_loss(fused=of_model):
-        return loss(dense=fused.blocks, embed=fused.embed)
+        return loss(fused)
 
     return model, fused_loss, loss
 
@@ -122,7 +122,7 @@ def test_gradients_beside_attention_are_the_same_bits_every_time(fused_model, mo
     """Weights' gradients run on a second stream: all that they read must wait, and nobody may read them too early."""
     model, loss, _ = fused_model
     with monkeypatch.context() as patch:
-        patch.setattr(Beside, "work", lambda self: nullcontext())  # all on one stream
+        patch.setattr(SecondStream, "work", lambda self: nullcontext())  # all on one stream
         expected = gradients(model, loss())
     for _ in range(50):
         assert all(map(torch.equal, gradients(model, loss()), expected))
@@ -147,7 +147,7 @@ def test_passes_on_several_streams_do_not_disturb_each_other(fused_model):
     """They share a plan, kernels and weights; each pass packs the weights for itself."""
     model, loss, _ = fused_model
     expected = gradients(model, loss())
-    streams = {torch.cuda.Stream(): FusedTraining(model) for _ in range(3)}
+    streams = {torch.cuda.Stream(): training_forward(model, "fused") for _ in range(3)}
     torch.cuda.synchronize()
     found = []
     for _ in range(10):

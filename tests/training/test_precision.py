@@ -43,7 +43,7 @@ def step_of(model, graph, labels, dtype, lr=1e-9):
     config = TrainingConfig(optimizer="sgd", lr=lr, weight_decay=0.0)
     optimiser = make_optimiser(working.vectors, config, torch.device("cpu"))
     batch = Batch(working.model.prepare(graph, plan(graph, dtype)), labels)
-    return Step(model, working, {}, optimiser, None), batch
+    return Step(model, working, working.model, optimiser, None), batch
 
 
 def gradients_of(model, graph, labels, dtype):

@@ -1,0 +1,173 @@
+"""The forward pass of a `GraphTransformer` with fewer kernels: the loop over its blocks, and three ways to compute the
+dense block, everything between two attentions (output projection, FFN, norms, next QKV projection).
+
+plain     The model itself: torch's modules, at least one kernel each.
+compiled  torch.compile of what lies between two attentions, so that attention causes no graph break. The first pass
+          compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower).
+fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference dense.block, d = 64, 80, 96, 128, 160, 192 and
+          256, compute capability 9.0, which reads a packed copy of the weights. In training `models.fast_training`.
+
+In inference compiled and fused compute the embedding as one aligned GEMM (`models.embedding.pack_embedding`), also with
+a packed copy. A change of weights after their copies were made (`models.weight_copies` says which are noticed) is an
+error at the next run: prepare the execution again. The three paths round to the model's dtype in different places;
+their outputs agree within the tolerance of `--verify`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dense.block import dense_block, dense_block_unavailable, pack_block
+from models.embedding import pack_embedding
+from models.fast_ends import embed_in_training, readout_in_training
+from models.fast_training import DenseBlock, FusedTraining, successive_blocks, weights_of
+from models.graph_inputs import GraphInputs
+from models.graph_transformer import Block, GraphTransformer, mlp
+from models.separate_rows import separate_rows_unavailable
+from models.weight_copies import CopiedModules
+
+DensePath = Literal["plain", "compiled", "fused"]
+Forward = Callable[[GraphInputs], Tensor]  # the model, or a `FastForward` of it
+
+
+class DenseUnavailableError(RuntimeError):
+    """The requested implementation of the non-attention layers cannot run; the text is the reason."""
+
+
+class StaleWeightsError(RuntimeError):
+    """The weights changed after a path copied them. A run would mix old and new ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class FastForward:
+    """`GraphTransformer.forward`, cut from attention to attention.
+
+    Attributes:
+        embed: inputs -> [N, d].
+        begin: called at each pass; one DenseBlock per block.
+        readout: [rows, d] -> logits.
+    """
+
+    model: GraphTransformer
+    embed: Callable[[GraphInputs], Tensor]
+    begin: Callable[[], Sequence[DenseBlock]]
+    readout: Callable[[Tensor], Tensor]
+
+    def __call__(self, inputs: GraphInputs) -> Tensor:
+        model, blocks = self.model, self.begin()
+        h = model.encode(self.embed(inputs), inputs)
+        e = model.embed_edges(inputs)
+        qkv = model.blocks[0].qkv(h)
+        dropouts = model.attention_dropouts()
+        for block, edge_block, dropout, dense in zip(model.blocks, model.edge_blocks, dropouts, blocks, strict=True):
+            attended, e = block.attend(qkv, e, inputs, edge_block, dropout)
+            h, qkv = dense(attended, h)
+        return self.readout(model.rows(h, inputs))
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """The chosen implementation for inference.
+
+    Attributes:
+        path: its name.
+        reason: why it was chosen, and no faster one.
+        forward: the pass.
+        copied: modules whose weights `forward` holds copies of.
+    """
+
+    path: DensePath
+    reason: str
+    forward: Forward
+    copied: CopiedModules
+
+    def check_weights(self) -> None:
+        """Raise a StaleWeightsError if a weight changed after it was copied (see `CopiedModules`)."""
+        if self.copied.have_changed():
+            raise StaleWeightsError(
+                f"the model's weights changed after the {self.path} path copied them: "
+                "call prepare_execution again after loading or updating weights"
+            )
+
+
+def choose_dense(model: GraphTransformer, requested: Literal["auto"] | DensePath = "auto") -> Dense:
+    """Prepare the non-attention layers of a model that has its final device, dtype and weights.
+
+    "auto" is fused if it can run, else plain, since compiling takes longer than most runs.
+
+    Raises:
+        DenseUnavailableError: "fused" was requested and cannot run.
+    """
+    why = "chosen by auto" if requested == "auto" else "as configured"
+    refused = fused_unavailable(model) if requested in ("auto", "fused") else None
+    if refused and requested == "fused":
+        raise DenseUnavailableError(f"the fused dense block cannot run: {refused}")
+    if refused or requested == "plain":
+        return Dense("plain", f"{why}; not fused: {refused}" if refused else why, model, CopiedModules())
+    is_fused = requested != "compiled"
+    blocks = fused_blocks(model) if is_fused else compiled_blocks(model)
+    forward = FastForward(model, pack_embedding(model.embedding), lambda: blocks, model.readout)
+    copied = CopiedModules(model.embedding, *(model.blocks if is_fused else ()))
+    return Dense("fused" if is_fused else "compiled", why, forward, copied)
+
+
+def training_path(model: GraphTransformer, requested: Literal["auto"] | DensePath) -> DensePath:
+    """The path of a training step; "auto" does not compile, which takes a minute."""
+    if requested != "auto":
+        return requested
+    return "plain" if fused_unavailable(model, training=True) else "fused"
+
+
+def training_forward(model: GraphTransformer, path: DensePath, *, dynamic: bool = False) -> Forward:
+    """The pass of a training step and of its evaluation, which reads the weights as they are.
+
+    Args:
+        dynamic: whether batches differ in their number of rows.
+    """
+    if path == "plain":
+        return model
+    if path == "compiled":
+        blocks = compiled_blocks(model, dynamic)
+        return FastForward(model, lambda inputs: model.embedding(model.features(inputs)), lambda: blocks, model.readout)
+    # The readout of graphs has few rows, in float32.
+    readout = readout_in_training(model.readout) if model.task == "node" else model.readout
+    return FastForward(model, partial(embed_in_training, model), FusedTraining(model).begin, readout)
+
+
+def fused_unavailable(model: GraphTransformer, *, training: bool = False) -> str | None:
+    """The reason why the fused path cannot run this model; None if it can."""
+    norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
+    if not isinstance(norm, nn.LayerNorm):
+        return f"it takes LayerNorm, and the model has {type(norm).__name__}"
+    if training:  # what one kernel cannot do, separate ones can
+        return separate_rows_unavailable(model.device, model.dtype, dim)
+    if differing := next((block for block in model.blocks if block.norm1.eps != block.norm2.eps), None):
+        return f"the two norms' eps differ: {differing.norm1.eps} and {differing.norm2.eps}"
+    return dense_block_unavailable(model.device, model.dtype, dim)
+
+
+def between_attentions(
+    block: Block, following: Block | None, attended: Tensor, h: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """A DenseBlock by the modules of a block and of the one after it."""
+    h = mlp(block, attended, h)
+    return h, None if following is None else following.qkv(h)
+
+
+def compiled_blocks(model: GraphTransformer, dynamic: bool = False) -> list[DenseBlock]:
+    compiled = torch.compile(between_attentions, fullgraph=True, dynamic=dynamic)  # the blocks share its code
+    return [partial(compiled, *pair) for pair in successive_blocks(model)]
+
+
+def fused_blocks(model: GraphTransformer) -> list[DenseBlock]:
+    """The kernel of inference on packed copies of the weights."""
+    blocks = []
+    for block, following in successive_blocks(model):
+        weights = [weight.detach() for weight in weights_of(block, following)]
+        qkv_weight = None if following is None else weights.pop()
+        blocks.append(partial(dense_block, pack_block(*weights, qkv_weight, block.norm1.eps)))
+    return blocks

@@ -1,0 +1,213 @@
+"""Dense blocks with a backward pass of their own, for training in 16 bits (`models.fast`).
+
+    s1 = h + attended Wout + bout       h1 = norm1(s1)      hidden = relu(h1 Wup + bup)
+    s2 = h1 + hidden Wdown + bdown      h2 = norm2(s2)      qkv = h2 Wqkv, of the next block
+
+One kernel each way (dense.block_training) computes the rows of a block. Gradients of its matrices are products over all
+rows, torch's, which run on a second CUDA stream: on a small graph neither they nor the attention fill the GPU.
+
+    current stream   | rows of block i     | attention i                    | rows of block i - 1     | ...
+    second stream    | Wqkv of block i + 1 | Wout, Wup and Wdown of block i | Wqkv of block i         | ...
+
+All gradients of weights leave a node of the autograd graph that was made in front of the first block: when its turn
+comes, both streams meet.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dense.block import Kept
+from dense.block_training import (
+    RowGradients,
+    TrainingPacking,
+    dense_block_backward,
+    dense_block_forward,
+    training_block_unavailable,
+)
+from dense.residual_norm import ColumnSums
+from kernels.dropout import Dropout
+from models.graph_transformer import Block, GraphTransformer
+from models.separate_rows import SeparateRows
+
+# (attended [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or None after the last block).
+DenseBlock = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+Weights = list[list[Tensor]]  # of each block, in the order of `weights_of`
+
+
+def successive_blocks(model: GraphTransformer) -> list[tuple[Block, Block | None]]:
+    """Each block and the one after it."""
+    return list(zip(model.blocks, [*model.blocks[1:], None], strict=True))
+
+
+def weights_of(block: Block, following: Block | None) -> list[Tensor]:
+    """Weights of a dense block in the order of `dense.block.pack_block`; the last is Wqkv of the block after it."""
+    layers = (block.out, block.norm1, block.ffn_up, block.ffn_down, block.norm2)
+    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
+    return weights if following is None else [*weights, following.qkv.weight]
+
+
+class FusedTraining:
+    """Dense blocks of a model that `models.fast.fused_unavailable` has nothing against."""
+
+    def __init__(self, model: GraphTransformer) -> None:
+        self._model = model
+        self._second = SecondStream(model.device)
+        self._make_rows = rows_of_passes(model)
+
+    def begin(self) -> list[DenseBlock]:
+        """The blocks of a pass with the weights as they are now, which it brings into the autograd graph."""
+        weights = [weights_of(*pair) for pair in successive_blocks(self._model)]
+        of_pass = _Pass(self._make_rows(weights), self._second, weights)
+        token = _Weights.apply(of_pass, *chain.from_iterable(weights))
+        return [partial(self._run, of_pass, token, i) for i in range(len(weights))]
+
+    def _run(
+        self, of_pass: "_Pass", token: Tensor, i: int, attended: Tensor, h: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        dropped = self._model.blocks[i].drop(attended)
+        found = _DenseBlock.apply(of_pass, i, torch.is_grad_enabled(), dropped, h, token)
+        return found if isinstance(found, tuple) else (found, None)
+
+
+def rows_of_passes(model: GraphTransformer) -> Callable[[Weights], "FusedRows | SeparateRows"]:
+    """A function of the weights that makes the rows of a pass, by one kernel where it can run the model."""
+    blocks = list(model.blocks)
+    dim, epsilons = blocks[0].qkv.in_features, {norm.eps for block in blocks for norm in (block.norm1, block.norm2)}
+    if len(epsilons) > 1 or training_block_unavailable(model.device, model.dtype, dim):
+        return lambda _: SeparateRows(blocks)
+    packing = TrainingPacking(dim, model.dtype, len(blocks), epsilons.pop(), model.device)
+    return lambda weights: FusedRows(weights, packing, blocks[0].drop.p if blocks[0].training else 0.0)
+
+
+class FusedRows:
+    """The rows of all blocks in one pass, by kernels that read a packed copy of the weights, made here.
+
+    Args:
+        rate: of dropout.
+    """
+
+    def __init__(self, weights: Weights, packing: TrainingPacking, rate: float) -> None:
+        with torch.no_grad():
+            matrices, vectors = ([[w for w in of_block if w.dim() == dims] for of_block in weights] for dims in (2, 1))
+            self.packed = packing.pack(matrices, vectors)
+        self.dropouts: list[Dropout | None] = [None] * len(weights)
+        if rate:
+            seeds = torch.randint(2**63 - 1, (len(weights),), device=weights[0][0].device)
+            self.dropouts = [Dropout(rate, seed) for seed in seeds.split(1)]
+
+    def forward(self, i: int, attended: Tensor, h: Tensor, keep: bool) -> tuple[Tensor, Tensor | None, tuple]:
+        """DenseBlock i, and what `backward` needs if `keep`: h1 [N, d] and hidden [N, 2d] first."""
+        h2, qkv, kept = dense_block_forward(self.packed[i], attended, h, self.dropouts[i], keep)
+        return h2, qkv, kept or ()
+
+    def backward(
+        self, i: int, kept: Sequence[Tensor], grad: Tensor, qkv_grad: Tensor | None
+    ) -> tuple[RowGradients, ColumnSums]:
+        """Gradients of the rows of block i, from those of h2 and qkv; column sums as of `dense_block_backward`."""
+        return dense_block_backward(self.packed[i], Kept(*kept), grad, qkv_grad, self.dropouts[i])
+
+
+class _Pass:
+    """Of a forward pass and its backward pass: rows, and gradients of the weights once they are queued."""
+
+    def __init__(self, rows: FusedRows | SeparateRows, second: "SecondStream", weights: Weights) -> None:
+        self.rows, self.second = rows, second
+        self.no_gradients: list[list[Tensor | None]] = [[None] * len(of_block) for of_block in weights]
+        self.gradients = list(self.no_gradients)
+
+
+class _Weights(torch.autograd.Function):
+    """(pass, weights) -> a tensor that all blocks take, so that their backward passes come before this one."""
+
+    @staticmethod
+    def forward(ctx: Any, of_pass: _Pass, *weights: Tensor) -> Tensor:
+        ctx.of_pass = of_pass
+        ctx.set_materialize_grads(False)
+        return weights[0].new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        of_pass = ctx.of_pass
+        of_pass.second.join()
+        found = of_pass.gradients
+        of_pass.gradients = list(of_pass.no_gradients)  # autograd takes tensors that nobody else holds, without a copy
+        return None, *chain.from_iterable(found)
+
+
+class _DenseBlock(torch.autograd.Function):
+    """(pass, number of the block, keep, attended, h, token of the weights) -> h2, and qkv except after the last."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, of_pass: _Pass, i: int, keep: bool, attended: Tensor, h: Tensor, token: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        h2, qkv, kept = of_pass.rows.forward(i, attended, h, keep)
+        if keep:
+            ctx.of_pass, ctx.block = of_pass, i
+            ctx.save_for_backward(attended, h2, *kept)
+        return h2 if qkv is None else (h2, qkv)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, qkv_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        attended, h2, *kept = ctx.saved_tensors
+        h1, hidden, *_ = kept
+        rows, second, of_qkv, with_weights = ctx.of_pass.rows, ctx.of_pass.second, [], ctx.needs_input_grad[-1]
+        if with_weights and qkv_grad is not None:
+            with second.work():
+                of_qkv = [qkv_grad.t() @ h2]
+        grads, sums = rows.backward(ctx.block, kept, grad.contiguous(), qkv_grad)
+        if with_weights:
+            with second.work():
+                norm2_weight, norm2_bias, down_bias, up_bias, norm1_weight, norm1_bias, out_bias = sums.total()
+                ctx.of_pass.gradients[ctx.block] = [
+                    *(grads.sum1.t() @ attended, out_bias, norm1_weight, norm1_bias, grads.hidden.t() @ h1, up_bias),
+                    *(grads.sum2.t() @ hidden, down_bias, norm2_weight, norm2_bias, *of_qkv),
+                ]
+            second.keep(attended, h2, h1, hidden, sums.partial, qkv_grad, *grads)
+        return None, None, None, grads.attn_out, grads.sum1, None
+
+
+class SecondStream:
+    """Work whose results are needed later, on a CUDA stream of its own. On the CPU it is done at once.
+
+    Tensors that it reads must stay in memory meanwhile, which torch does not know: `keep` holds them. The work of one
+    `keep` may be behind the current stream, not more.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._kept: tuple[torch.cuda.Event, tuple[Tensor | None, ...]] | None = None
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Inside, work is queued on the second stream, after all that is queued on the current one."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def keep(self, *tensors: Tensor | None) -> None:
+        """Hold what the work so far reads; the current stream waits for the work of the `keep` before."""
+        if self._stream is None:
+            return
+        if self._kept is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._kept[0])
+        self._kept = self._stream.record_event(), tensors
+
+    def join(self) -> None:
+        """The current stream waits for all work."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            self._kept = None

@@ -1,0 +1,87 @@
+"""What a model on graphs has beside its layers: inputs from graphs, and the type of its weights."""
+
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from models.embedding import FeatureEmbedding
+from models.graph_inputs import (
+    Attention,
+    GraphInputs,
+    edge_features_of,
+    node_features_of,
+    prepare_batch,
+    prepare_graph,
+)
+
+
+class GraphModel(nn.Module):
+    """Base of `GraphTransformer`.
+
+    Attributes:
+        task: "node" or "graph".
+        pos_enc: number of Laplacian eigenvectors that it reads.
+        edge_features: "none", or the form in which edge features enter.
+        embedding, edge_embedding: of the features of nodes and, with edge features, of edges.
+    """
+
+    task: str
+    pos_enc: int
+    edge_features: str
+    embedding: FeatureEmbedding
+    edge_embedding: FeatureEmbedding
+    blocks: nn.ModuleList
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the blocks' weights."""
+        return self.blocks[0].qkv.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks[0].qkv.weight.device
+
+    def cast(self, dtype: torch.dtype) -> Self:
+        """Give the weights a type, in place. The readout of graphs stays in float32 at least, and so does their mean.
+
+        The logits of a rare label lie close together. In 16 bits most of them are the same number, which ROC-AUC and
+        average precision cannot rank. The readout has one row a graph, so that float32 costs little.
+        """
+        for name, module in self.named_children():
+            is_of_graphs = name == "readout" and self.task == "graph"
+            module.to(torch.promote_types(dtype, torch.float32) if is_of_graphs else dtype)
+        return self
+
+    def prepare(self, graph: Any, attention: Attention) -> GraphInputs:
+        """Move the features and structure of a DGLGraph to the model's device and dtype (see `prepare_graph`).
+
+        Args:
+            graph: a DGLGraph, single or batched, with ndata["feat"], and edata["feat"] for a model with edge features.
+            attention: attention over this graph on the model's device; a plan made with edge_data=True for a model
+                with edge features.
+
+        Raises:
+            ValueError: the features are missing or do not fit this model.
+        """
+        self.check_features(graph)
+        return prepare_graph(graph, attention, **self._read())
+
+    def prepare_batch(self, batch: Any, attention: Attention) -> GraphInputs:
+        """As `prepare`, from the tensors of a batch of graphs on the model's device (see `graph_inputs.prepare_batch`).
+
+        Args:
+            batch: of a graph that `check_features` has nothing against.
+        """
+        return prepare_batch(batch, attention, **self._read())
+
+    def check_features(self, graph: Any) -> None:
+        """Raise the ValueError of `prepare` if the features of a DGLGraph are missing or do not fit this model."""
+        self.embedding.check(node_features_of(graph))
+        if self.edge_features != "none":
+            self.edge_embedding.check(edge_features_of(graph), row="edge")
+
+    def _read(self) -> dict[str, Any]:
+        """What the model reads of a graph, as arguments of `prepare_graph` and `prepare_batch`."""
+        read = {"pos_enc": self.pos_enc, "edge_features": self.edge_features != "none"}
+        return read | {"device": self.device, "dtype": self.dtype}
