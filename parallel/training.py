@@ -7,7 +7,7 @@ of its own, from the seed, the epoch and its rank.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import data
 from configs import TrainConfig
 from data import LoadedGraph
-from models import GraphInputs, GraphTransformer
+from models import Attention, GraphInputs, GraphTransformer
 from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.cost_model import LINKS, Choice
 from parallel.datasets import loaded_part, open_part
@@ -26,10 +26,11 @@ from parallel.group import Group, all_values, check_agreement, on_first_rank
 from parallel.inputs import plan_model_attention, prepare_part, refuse_on_ranks, refuse_settings
 from parallel.part import Part
 from parallel.report import partition_lines
-from training.metrics import UNKNOWN, labels_of, loss_of
-from training.setup import plan_for_training
+from training.log import EpochRecord
+from training.loop import Trainer
+from training.metrics import UNKNOWN, labels_of
 from training.step import Step
-from training.tasks import PARTS, Batch, Forward, GraphsTask, Plan, Task, make_task
+from training.tasks import PARTS, Batch, Forward, GraphsTask, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Share(Batch):
     weight: float
 
 
-def load_on_ranks(config: TrainConfig, group: Group, say: Callable[[str], None]) -> tuple[LoadedGraph, "RankTraining"]:
-    """What this rank trains on: the labels and splits of its part of a graph, or a whole collection of graphs.
+def load_on_ranks(config: TrainConfig, group: Group, say: Callable[[str], None]) -> tuple[LoadedGraph, Part | None]:
+    """What this rank trains on: the labels and splits of its part of a graph, and the part; or a whole collection of
+    graphs.
 
     Raises:
         RankError: the ranks have different configurations.
@@ -56,34 +58,36 @@ def load_on_ranks(config: TrainConfig, group: Group, say: Callable[[str], None])
     part = open_part(config.data, config.runtime.seed, group, say)
     if part is not None:
         refuse_settings(config)
-        return loaded_part(part), RankTraining(group, part)
+        return loaded_part(part), part
     arguments = config.load_arguments()
     # Rank 0 alone downloads.
     loaded = on_first_rank(group, lambda: data.load(**arguments)) or data.load(**arguments)
-    return loaded, RankTraining(group, None)
+    return loaded, None
 
 
-class RankTraining:
-    """One rank of a training run, for `training.Trainer`.
+class RankTrainer(Trainer):
+    """`Trainer` on one rank. Rank 0 writes the files, and all ranks read them to resume.
 
     Args:
         part: of the graph; None for a collection of graphs.
+        others: as of `Trainer`.
 
     Attributes:
         choice: the scheme of the exchange, once it is planned; None for a collection.
+
+    Raises:
+        RankError: the ranks have different settings, weights or states.
+        ValueError: also for a model that needs the whole graph or batch on one rank.
     """
 
-    def __init__(self, group: Group, part: Part | None) -> None:
-        self.group, self.part = group, part
+    def __init__(self, group: Group, part: Part | None, *others: Any, **options: Any) -> None:
+        self.group, self.part, self.writes = group, part, group.is_first
         self.choice: Choice | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.group.device
-
-    @property
-    def is_first(self) -> bool:
-        return self.group.is_first
+        self._all_stop = False
+        super().__init__(*others, device=group.device, **options)
+        texts = self.identity | {"epochs done": self.done, "attention": self.backend}
+        weights = {"weights": hash_of_weights(self.step.model)}
+        check_agreement(group, {name: str(value) for name, value in texts.items()} | weights)
 
     def lines(self) -> dict[str, str]:
         """Lines of the report about the ranks."""
@@ -96,79 +100,70 @@ class RankTraining:
         columns = {"ranks": self.group.size, "link": LINKS[self.group.link].name}
         return columns if self.part is None else columns | {"order": self.part.partition.method}
 
-    def plan(self, graph: Any, config: TrainConfig, precision: torch.dtype) -> Any:
-        """Attention over a part, or over a rank's graphs of a batch, with its backward pass."""
+    def _make_task(self, loaded: LoadedGraph, model: GraphTransformer) -> Task:
+        if self.part is None:
+            return SharedGraphsTask(super()._make_task(loaded, model), self.group)
+        refuse_on_ranks(model, training=True)
+        return PartTask(self.part, loaded, model, self._plan, self.group)
+
+    def _make_step(self, *arguments: Any) -> Step:
+        return RankStep(self.group, *arguments)
+
+    def _plan(self, graph: Any) -> Attention:
+        """Attention over a part, or over a rank's graphs of a batch."""
         if not isinstance(graph, Part):
-            return plan_for_training(graph, config, self.device, precision)
-        attention = plan_model_attention(graph, self.group, config, precision, backward=True)
-        self.choice = attention.choice
+            return super()._plan(graph)
+        attention = plan_model_attention(graph, self.group, self.config, self.precision, backward=True)
+        self.choice, self.backend = attention.choice, attention.backend
         return attention
 
-    def make_task(self, loaded: LoadedGraph, model: GraphTransformer, plan: Plan, batch_size: int) -> Task:
-        """As `training.tasks.make_task`.
+    def _epoch(self, epoch: int) -> EpochRecord:
+        """Rank 0's record: a rank that decided otherwise would leave the others waiting."""
+        self._draw_masks(epoch)
+        found = all_values(self.group, (super()._epoch(epoch), self.stop))
+        self._all_stop = any(stop for _, stop in found)
+        return found[0][0]
 
-        Raises:
-            ValueError: also for a model that needs the whole graph or batch on one rank.
-        """
-        if self.part is None:
-            return SharedGraphsTask(make_task(loaded, model, plan, batch_size), self.group)
-        refuse_on_ranks(model, training=True)
-        return PartTask(self.part, loaded, model, plan, self.group)
-
-    def make_step(self, *args: Any) -> Step:
-        return RankStep(self.group, *args)
-
-    def check(self, values: Mapping[str, Any], model: nn.Module) -> None:
-        """Raise a RankError unless all ranks have the same values and weights."""
-        texts = {name: str(value) for name, value in values.items()}
-        check_agreement(self.group, texts | {"weights": hash_of_weights(model)})
-
-    def draw_masks(self, seed: int, epoch: int, model: nn.Module) -> None:
+    def _draw_masks(self, epoch: int) -> None:
         """Set the random numbers of an epoch's dropout: a resumed run draws the same."""
-        state = np.random.SeedSequence([seed, epoch, self.group.rank]).generate_state(1, np.uint64)
+        state = np.random.SeedSequence([self.seed, epoch, self.group.rank]).generate_state(1, np.uint64)
         torch.manual_seed(int(state[0] >> np.uint64(1)))
-        if (seeds := getattr(model, "dropout_seeds", None)) is not None:
+        if (seeds := getattr(self.step.model, "dropout_seeds", None)) is not None:
             seeds.copy_(torch.randint(2**63 - 1, seeds.shape))
 
-    def total(self, loss: Tensor) -> Tensor:
-        """The sum over the ranks."""
-        total = loss.clone()
+    def _total(self, losses: Tensor) -> Tensor:
+        total = losses.clone()
         sum_in_rank_order([total], self.group)
         return total
 
-    def agree(self, value: Any, stop: bool) -> tuple[Any, bool]:
-        """Rank 0's `value`, and whether any rank is to stop."""
-        found = all_values(self.group, (value, stop))
-        return found[0][0], any(stop for _, stop in found)
+    def _is_stopped(self) -> bool:
+        """All ranks stop after the same epoch, whenever each was asked to."""
+        return self._all_stop
+
+    def _capture_refused(self) -> str | None:
+        if self.device.type != "cuda":
+            return super()._capture_refused()
+        return "the ranks exchange rows and gradients within a step"
 
 
 class RankStep(Step):
-    """`training.step.Step` on this rank's share of a batch, with the gradient summed over the ranks."""
+    """`training.step.Step` on this rank's share of a batch, with the gradient summed over the ranks. It returns the
+    rank's part of the loss: their sum over the ranks is the loss."""
 
-    def __init__(self, group: Group, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, group: Group, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.group = group
 
-    def __call__(self, batch: Share) -> Tensor:
-        """This rank's part of the loss before the step: their sum over the ranks is the loss."""
-        self.working.model.train()
-        self.working.refresh()
-        self.optimiser.zero_grad(set_to_none=False)
-        loss = torch.zeros((), device=self.device, requires_grad=True)
-        if batch.inputs is not None:
-            logits = self.forward(batch.inputs)
-            # Without labels the mean would be NaN; the backward pass exchanges gradients and must run all the same.
-            loss = loss_of(logits, batch.labels) * batch.weight if batch.weight else 0.0 * logits.float().sum()
-        self.scaler.scale(loss).backward()
-        self.working.collect_gradients()
-        vectors = [vector for group in self.optimiser.param_groups for vector in group["params"]]
-        sum_in_rank_order([vector.grad for vector in vectors], self.group)
-        if self.clip_norm is not None:
-            self.scaler.unscale_(self.optimiser)
-            nn.utils.clip_grad_norm_(vectors, self.clip_norm)
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        return loss.detach()
+    def loss(self, batch: Share) -> Tensor:
+        if batch.inputs is None:
+            return torch.zeros((), device=self.device, requires_grad=True)
+        if batch.weight:
+            return super().loss(batch) * batch.weight
+        # Without labels the mean would be NaN; the backward pass exchanges gradients and must run all the same.
+        return 0.0 * self.forward(batch.inputs).float().sum()
+
+    def reduce(self, weights: list[nn.Parameter]) -> None:
+        sum_in_rank_order([weight.grad for weight in weights], self.group)
 
 
 class PartTask:

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
 from models import CheckpointError
 from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks
-from parallel.training import RankTraining, load_on_ranks
+from parallel.training import RankTrainer, load_on_ranks
 from training import Trainer, TrainingError, TrainResult
 from training.metrics import METRICS
 from training.setup import resolve_precision
@@ -82,17 +83,18 @@ def train_seeds(
 ) -> bool:
     """As `train`; `group` of a process that torchrun started."""
     console.print(Text(f"loading {config.data.name}"))
-    of_rank = None
+    make_trainer = Trainer
     if group:
-        loaded, of_rank = load_on_ranks(config, group, lambda text: console.print(Text(text)))
+        loaded, part = load_on_ranks(config, group, lambda text: console.print(Text(text)))
+        make_trainer = partial(RankTrainer, group, part)
     else:
         loaded = data.load(**config.load_arguments())
     found: dict[int, TrainResult] = {}
     curves = []
     for seed in config.seeds:
         folder = output if len(config.seeds) == 1 else output / f"seed_{seed}"
-        trainer = Trainer(config, loaded, folder, seed=seed, resume=resume, ranks=of_rank)
-        describe(trainer, of_rank)
+        trainer = make_trainer(config, loaded, folder, seed=seed, resume=resume)
+        describe(trainer)
         try:
             with stop_on_interrupt(trainer):
                 follow(trainer)
@@ -106,23 +108,23 @@ def train_seeds(
         found[seed] = trainer.result
         if trainer.writes:
             curves.append(learning_curve(trainer))
-            append_rows(results, of_ranks(run_rows(trainer, config_path), of_rank))
+            append_rows(results, with_ranks(run_rows(trainer, config_path), trainer))
         console.print(Text(f"weights      {trainer.weights_path}"))
     if not trainer.writes:
         return True
-    append_rows(results, of_ranks(curve_rows(trainer, config_path, curves), of_rank))
+    append_rows(results, with_ranks(curve_rows(trainer, config_path, curves), trainer))
     console.print(report_table(found))
     console.print(Text(f"results      in {results}"))
     console.print(Text(f"to repeat    {cli.repeat_command()}"))
     return True
 
 
-def of_ranks(rows: list[Row], of_rank: RankTraining | None) -> list[Row]:
-    """The rows, with the number of ranks and how they divide the work."""
-    return [row.model_copy(update=of_rank.columns()) for row in rows] if of_rank else rows
+def with_ranks(rows: list[Row], trainer: Trainer) -> list[Row]:
+    """The rows, on several ranks with their number and how they divide the work."""
+    return [row.model_copy(update=trainer.columns()) for row in rows] if isinstance(trainer, RankTrainer) else rows
 
 
-def describe(trainer: Trainer, of_rank: RankTraining | None) -> None:
+def describe(trainer: Trainer) -> None:
     sizes = ", ".join(f"{size:,} {part}" for part, size in trainer.task.sizes.items())
     kind = "nodes" if trainer.meta.task == "node" else "graphs"
     lines = {
@@ -133,8 +135,8 @@ def describe(trainer: Trainer, of_rank: RankTraining | None) -> None:
         "layers": trainer.dense,
         "CUDA graph": f"{'yes' if trainer.captured else 'no'} ({trainer.graph_reason})",
     }
-    if of_rank:
-        lines |= of_rank.lines()
+    if isinstance(trainer, RankTrainer):
+        lines |= trainer.lines()
     if trainer.done:
         lines["resumed"] = f"after epoch {trainer.done}"
     for name, text in lines.items():

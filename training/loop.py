@@ -5,17 +5,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs import TrainConfig
 from configs.resolve import resolve_device
 from data import LoadedGraph
 from data.csr_batches import BatchSize
 from kernels.runtime.cuda_graph import CaptureError
-from models import GraphTransformer
+from models import Attention, GraphTransformer
 from models.fast import training_forward, training_path
 from training.captured_graphs import CapturedGraphs, capture_refused
 from training.checkpoint import Best, identity, load_state, save_state
@@ -27,7 +27,7 @@ from training.padded_batches import Room
 from training.precision import WorkingCopy
 from training.setup import build_model, plan_for_training, resolve_precision, room_for_training
 from training.step import CapturedStep, Step
-from training.tasks import Plan, Task, make_task
+from training.tasks import Task, make_task
 from training.weights import TrainedWeights, save_weights
 
 LAST, BEST = "last.pt", "best.safetensors"
@@ -54,21 +54,6 @@ class TrainResult:
     seconds: tuple[float, ...]
 
 
-class Ranks(Protocol):
-    """What one rank of a distributed run does otherwise than a single process: `parallel.training.RankTraining`."""
-
-    device: torch.device
-    is_first: bool
-
-    def plan(self, graph: Any, config: TrainConfig, precision: torch.dtype) -> Any: ...
-    def make_task(self, loaded: LoadedGraph, model: GraphTransformer, plan: Plan, batch_size: int) -> Task: ...
-    def make_step(self, *args: Any) -> Step: ...
-    def check(self, values: dict[str, Any], model: nn.Module) -> None: ...
-    def draw_masks(self, seed: int, epoch: int, model: nn.Module) -> None: ...
-    def total(self, loss: Tensor) -> Tensor: ...
-    def agree(self, value: EpochRecord, stop: bool) -> tuple[EpochRecord, bool]: ...
-
-
 class Trainer:
     """One run of one seed, in a folder of its own:
 
@@ -79,9 +64,12 @@ class Trainer:
     Args:
         loaded: a data set with labels and splits; of many small graphs the whole collection.
         resume: continue the run in `folder`, if there is one.
-        ranks: of a distributed run; rank 0 writes the files, and all ranks read them to resume.
+        device: None for that of `runtime.device`.
+
+    A distributed run is a subclass, `parallel.training.RankTrainer`.
 
     Attributes:
+        writes: whether this process writes the files.
         dense: how the layers around attention are computed: plain, compiled or fused.
         done: epochs trained.
         kept: epochs of the state in the folder; 0 without one.
@@ -94,6 +82,8 @@ class Trainer:
         ValueError: data set, backend or device cannot train this.
     """
 
+    writes = True
+
     def __init__(
         self,
         config: TrainConfig,
@@ -102,26 +92,22 @@ class Trainer:
         *,
         seed: int,
         resume: bool = False,
-        ranks: Ranks | None = None,
+        device: torch.device | None = None,
     ) -> None:
         state = folder / LAST
         if state.is_file() and not resume:
             raise TrainingError(f"{folder}: holds a run; --resume continues it, --output names another folder")
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
-        self.ranks = ranks
-        self.writes = ranks is None or ranks.is_first
-        self.device = ranks.device if ranks else resolve_device(config.runtime.device)
+        self.device = device or resolve_device(config.runtime.device)
         self.precision = resolve_precision(config.training.precision, self.device)
         model = build_model(config, loaded.meta, seed).to(self.device)
         self.backend = ""
         working = WorkingCopy(model, self.precision)
-        make = ranks.make_task if ranks else make_task
-        self.task: Task = make(loaded, working.model, self._plan, config.data.batch_size)
+        self.task = self._make_task(loaded, working.model)
         optimiser = make_optimiser(working.vectors, config.training, self.device)
         self.dense = training_path(working.model, config.runtime.dense)
         forward = training_forward(working.model, self.dense, dynamic=self.task.static is None)
-        make_step = ranks.make_step if ranks else Step
-        self.step = make_step(model, working, forward, optimiser, config.training.clip_norm)
+        self.step = self._make_step(model, working, forward, optimiser, config.training.clip_norm)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False
@@ -129,11 +115,9 @@ class Trainer:
         if state.is_file():
             self.best, self.done, finished = load_state(state, self.step, self.identity)
         self.kept, self.finished = self.done, finished
-        if ranks:
-            ranks.check(self.identity | {"epochs done": self.done, "attention": self.backend}, model)
         self.runner: Runner
         self.runner, self.graph_reason = (self.step, "the run is over") if finished else self._captured()
-        self.stop = self._all_stop = False
+        self.stop = False
         self.result: TrainResult | None = None
 
     @property
@@ -169,8 +153,6 @@ class Trainer:
         saved = time.monotonic()
         while not self._is_over():
             record = self._epoch(self.done + 1)
-            if self.ranks:  # a rank that decided otherwise would leave the others waiting
-                record, self._all_stop = self.ranks.agree(record, self.stop)
             self.done += 1
             if record.is_best:
                 self.best = Best.of(self.step.model, record.epoch, record.valid_metric, record.valid_loss)
@@ -186,8 +168,7 @@ class Trainer:
                 return
 
     def _is_stopped(self) -> bool:
-        """Of several ranks all stop after the same epoch, whenever each was asked to."""
-        return self._all_stop if self.ranks else self.stop
+        return self.stop
 
     def _is_over(self) -> bool:
         training = self.config.training
@@ -197,13 +178,11 @@ class Trainer:
     def _epoch(self, epoch: int) -> EpochRecord:
         training, start = self.config.training, time.perf_counter()
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
-        if self.ranks:
-            self.ranks.draw_masks(self.seed, epoch, self.step.model)
         for index, batch in enumerate(self.task.batches([self.seed, epoch])):
             rate = learning_rate(training, epoch - 1 + (index + 0.5) / self.task.steps)
             set_learning_rate(self.step.optimiser, rate)
             losses += self.runner(batch)
-        loss = (self.ranks.total(losses) if self.ranks else losses).item() / self.task.steps
+        loss = self._total(losses).item() / self.task.steps
         seconds = time.perf_counter() - start
         self._check_finite("training loss", loss, epoch)
         logits, labels = self.task.predict(self.runner.evaluate, "valid")
@@ -253,11 +232,19 @@ class Trainer:
             self._export(test)
         return TrainResult(self.done, self.best.epoch, self.task.metric, self.best.metric, test, seconds)
 
-    def _plan(self, graph: object) -> object:
-        if self.ranks:
-            plan = self.ranks.plan(graph, self.config, self.precision)
-        else:
-            plan = plan_for_training(graph, self.config, self.device, self.precision)
+    def _total(self, losses: Tensor) -> Tensor:
+        """The sum of the losses of an epoch's steps, over all processes."""
+        return losses
+
+    def _make_task(self, loaded: LoadedGraph, model: GraphTransformer) -> Task:
+        return make_task(loaded, model, self._plan, self.config.data.batch_size)
+
+    def _make_step(self, *arguments: Any) -> Step:
+        return Step(*arguments)
+
+    def _plan(self, graph: Any) -> Attention:
+        """Attention over a graph; its backend is that of the report."""
+        plan = plan_for_training(graph, self.config, self.device, self.precision)
         self.backend = plan.backend
         return plan
 
@@ -284,8 +271,6 @@ class Trainer:
     def _capture_refused(self) -> str | None:
         if self.device.type != "cuda":
             return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
-        if self.ranks:
-            return "the ranks exchange rows and gradients within a step"
         if self.task.static is None:
             return capture_refused(self.step, self.task, self.backend, self.config.attention.reorder)
         return None

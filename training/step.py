@@ -45,16 +45,23 @@ class Step:
         self.working.model.train()
         self.working.refresh()
         self.optimiser.zero_grad(set_to_none=False)  # they are parts of vectors
-        loss = loss_of(self.forward(batch.inputs), batch.labels)
+        loss = self.loss(batch)
         self.scaler.scale(loss).backward()
         self.working.collect_gradients()
+        weights = [vector for group in self.optimiser.param_groups for vector in group["params"]]
+        self.reduce(weights)
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimiser)
-            vectors = [vector for group in self.optimiser.param_groups for vector in group["params"]]
-            nn.utils.clip_grad_norm_(vectors, self.clip_norm)
+            nn.utils.clip_grad_norm_(weights, self.clip_norm)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         return loss.detach()
+
+    def loss(self, batch: Batch) -> Tensor:
+        return loss_of(self.forward(batch.inputs), batch.labels)
+
+    def reduce(self, weights: list[nn.Parameter]) -> None:
+        """Complete the gradients of the optimiser's vectors; on one process they are."""
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:

@@ -41,9 +41,9 @@ from parallel.collectives import gather_uneven
 from parallel.group import share
 from parallel.inputs import prepare_part
 from parallel.passes import SplitPasses
-from parallel.training import load_on_ranks
+from parallel.training import RankTrainer, load_on_ranks
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
-from training import EpochRecord, Trainer, TrainingError, TrainResult
+from training import EpochRecord, TrainingError, TrainResult
 
 # Imported here, once for all ranks: tensorboard, torchmetrics and DGL take seconds.
 import_dgl()
@@ -289,8 +289,8 @@ def train(
 ) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor]]:
     """Epochs, result and weights of a run of `scripts/train.py`."""
     config = TrainConfig.model_validate(settings)
-    loaded, of_rank = load_on_ranks(config, group, lambda text: None)
-    trainer = Trainer(config, loaded, Path(folder), seed=0, resume=resume, ranks=of_rank)
+    loaded, part = load_on_ranks(config, group, lambda text: None)
+    trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0, resume=resume)
     records = list(trainer.run())
     return records, trainer.result, trainer.step.model.state_dict()
 
@@ -298,8 +298,8 @@ def train(
 def train_until(group: Group, settings: dict[str, Any], folder: str, epochs: int) -> int:
     """Train until the last rank asks for a stop in epoch `epochs`; the epochs that this rank trained."""
     config = TrainConfig.model_validate(settings)
-    loaded, of_rank = load_on_ranks(config, group, lambda text: None)
-    trainer = Trainer(config, loaded, Path(folder), seed=0, ranks=of_rank)
+    loaded, part = load_on_ranks(config, group, lambda text: None)
+    trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0)
     is_last = group.rank == group.size - 1
     trainer.stop = is_last and epochs == 1
     for count, _ in enumerate(trainer.run(), 2):
