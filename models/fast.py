@@ -132,7 +132,7 @@ def training_forward(model: GraphTransformer, path: DensePath, *, dynamic: bool 
         return model
     if path == "compiled":
         blocks = compiled_blocks(model, dynamic)
-        return FastForward(model, lambda inputs: model.embedding(model.features(inputs)), lambda: blocks, model.readout)
+        return FastForward(model, model.embed, lambda: blocks, model.readout)
     # The readout of graphs has few rows, in float32.
     readout = readout_in_training(model.readout) if model.task == "node" else model.readout
     return FastForward(model, partial(embed_in_training, model), FusedTraining(model).begin, readout)

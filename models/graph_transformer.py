@@ -155,11 +155,15 @@ class GraphTransformer(GraphModel):
 
     def forward(self, inputs: GraphInputs) -> Tensor:
         """Logits [N, num_classes] or [G, num_classes], in the type of the readout's weights; inputs from `prepare`."""
-        h = self.encode(self.embedding(self.features(inputs)), inputs)
+        h = self.encode(self.embed(inputs), inputs)
         e = self.embed_edges(inputs)
         for block, edge_block, dropout in zip(self.blocks, self.edge_blocks, self.attention_dropouts(), strict=True):
             h, e = block(h, e, inputs, edge_block, dropout)
         return self.readout(self.rows(h, inputs))
+
+    def embed(self, inputs: GraphInputs) -> Tensor:
+        """Node features -> [N, d]."""
+        return self.embedding(self.features(inputs))
 
     def features(self, inputs: GraphInputs) -> Tensor:
         """Node features; in training with dropout, and padded to whole 16 bytes, which makes the products fast."""

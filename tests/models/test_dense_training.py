@@ -32,10 +32,6 @@ def plain_blocks(model):
     return [partial(between_attentions, *pair) for pair in successive_blocks(model)]
 
 
-def embed(model, inputs):
-    return model.embedding(model.features(inputs))
-
-
 def run(model, blocks, inputs, grads):
     """Output and gradients of two blocks; the second has no QKV projection."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
@@ -235,14 +231,14 @@ def test_embedding(monkeypatch):
     padded = torch.nn.functional.pad(torch.randn(45, 6).half(), (0, 2))
     inputs, grad = SimpleNamespace(features=padded[:, :6], aligned_features=padded), torch.randn(45, 24).half()
     parameters = list(model.embedding.parameters())
-    by_torch = torch.autograd.grad(embed(model, inputs), parameters, grad)
+    by_torch = torch.autograd.grad(model.embed(inputs), parameters, grad)
     exact_model = copy.deepcopy(model).double()
     exact_inputs = SimpleNamespace(**{name: each.double() for name, each in vars(inputs).items()})
-    exact = torch.autograd.grad(embed(exact_model, exact_inputs), exact_model.embedding.parameters(), grad.double())
+    exact = torch.autograd.grad(exact_model.embed(exact_inputs), exact_model.embedding.parameters(), grad.double())
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
         embedded = embed_in_training(model, inputs)
         found = torch.autograd.grad(embedded, parameters, grad)
-    assert torch.equal(embedded, embed(model, inputs))
+    assert torch.equal(embedded, model.embed(inputs))
     for got, plain, right in zip(found, by_torch, exact, strict=True):
         assert (got.double() - right).norm() <= 1.5 * (plain.double() - right).norm() + 1e-3 * right.norm()
 

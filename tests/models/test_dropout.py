@@ -88,7 +88,7 @@ def test_the_embedding_is_dropped(graph, attention):
     model(inputs)
     dropped = embedded[0] == 0
     assert 0.2 < dropped.float().mean() < 0.4
-    torch.testing.assert_close(embedded[0][~dropped], model.embedding(model.features(inputs))[~dropped] / 0.7)
+    torch.testing.assert_close(embedded[0][~dropped], model.embed(inputs)[~dropped] / 0.7)
 
 
 def test_float_features_are_dropped(graph, attention):
