@@ -16,6 +16,7 @@ from ..torch_private import abandon_pool
 from .semaphores import graph_semaphores
 
 Result = TypeVar("Result")
+MODE = "thread_local"  # in "global" another thread's cudaMalloc would invalidate a capture
 CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
@@ -67,8 +68,7 @@ def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) 
         current.wait_stream(stream)
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:
-            # In the mode "global" another thread's cudaMalloc would invalidate the capture.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=MODE):
                 for _ in range(launches):
                     result = run()
                 is_empty = _num_nodes(stream.cuda_stream) == 0
@@ -99,7 +99,7 @@ def _abandon(stream: torch.cuda.Stream, current: torch.cuda.Stream, pool: Any) -
     """
     torch.cuda.set_stream(current)
     abandon_pool(current.device_index, pool)
-    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode=MODE):
         torch.zeros(1, device="cuda")  # an empty graph would be a warning
 
 

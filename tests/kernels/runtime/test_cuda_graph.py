@@ -86,7 +86,7 @@ def test_the_first_error_is_raised_and_torch_is_restored(calls):
 
     with pytest.raises(CaptureError, match=r"^operation not permitted when stream is capturing$"):
         capture(run, GPU)
-    assert calls[-5:] == ["set_stream", "release memory", "release memory", "capture global", "zeros"]
+    assert calls[-5:] == ["set_stream", "release memory", "release memory", CAPTURE, "zeros"]
 
 
 def test_an_error_of_the_warm_up_is_raised_as_it_is(calls):
