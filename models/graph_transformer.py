@@ -57,9 +57,11 @@ class Block(nn.Module):
         self.norm2 = NORMS[norm](dim)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, h: Tensor, e: Edges, inputs: GraphInputs, *others: Any) -> tuple[Tensor, Edges]:
-        """Nodes h [N, d] -> [N, d], and e for the next block; e, inputs and others as in `attend`."""
-        attended, e = self.attend(self.qkv(h), e, inputs, *others)
+    def forward(
+        self, h: Tensor, e: Edges, inputs: GraphInputs, edge_block: "EdgeBlock | None", dropout: dict[str, Any]
+    ) -> tuple[Tensor, Edges]:
+        """Nodes h [N, d] -> [N, d], and e for the next block; the others as in `attend`."""
+        attended, e = self.attend(self.qkv(h), e, inputs, edge_block, dropout)
         return mlp(self, attended, h), e
 
     def attend(
@@ -132,26 +134,32 @@ class GraphTransformer(GraphModel):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
-        to = Settings(**arguments)
-        dim, heads = to.dim, to.heads
+        settings = Settings(**arguments)
+        dim, heads, blocks = settings.dim, settings.heads, settings.blocks
+        norm, dropout = settings.norm, settings.dropout
         self.head_dim = dim // heads
-        self.task, self.pos_enc, self.edge_features = to.task, to.pos_enc, to.edge_features
-        self.attention_dropout, self.input_dropout = to.attention_dropout, to.input_dropout
-        self.embedding = FeatureEmbedding(to.in_features, dim)
-        if to.pos_enc:
-            self.encoding = nn.Linear(to.pos_enc, dim)
-        self.drop = nn.Dropout(to.dropout)
-        self.blocks = nn.ModuleList(Block(dim, heads, to.norm, to.dropout) for _ in range(to.blocks))
-        self.readout = Readout(dim, to.num_classes)
-        if to.edge_features != "none":
-            self.edge_embedding = FeatureEmbedding(to.edge_in_features, heads if to.edge_features == "bias" else dim)
-        self.edge_blocks: Any = [None] * to.blocks
-        if to.edge_features == "stream":
-            self.edge_blocks = nn.ModuleList(
-                EdgeBlock(dim, heads, to.norm, to.dropout, last=i == to.blocks - 1) for i in range(to.blocks)
+        self.task = settings.task
+        self.pos_enc = settings.pos_enc
+        self.edge_features = settings.edge_features
+        self.attention_dropout = settings.attention_dropout
+        self.input_dropout = settings.input_dropout
+        self.embedding = FeatureEmbedding(settings.in_features, dim)
+        if settings.pos_enc:
+            self.encoding = nn.Linear(settings.pos_enc, dim)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(dim, heads, norm, dropout) for _ in range(blocks))
+        self.readout = Readout(dim, settings.num_classes)
+        if settings.edge_features != "none":
+            self.edge_embedding = FeatureEmbedding(
+                settings.edge_in_features, heads if settings.edge_features == "bias" else dim
             )
-        if to.attention_dropout:  # drawn last and only where used: weights of a seed do not depend on it
-            self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (to.blocks,)), persistent=False)
+        self.edge_blocks: Any = [None] * blocks
+        if settings.edge_features == "stream":
+            self.edge_blocks = nn.ModuleList(
+                EdgeBlock(dim, heads, norm, dropout, last=i == blocks - 1) for i in range(blocks)
+            )
+        if settings.attention_dropout:  # drawn last and only where used: weights of a seed do not depend on it
+            self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (blocks,)), persistent=False)
 
     def forward(self, inputs: GraphInputs) -> Tensor:
         """Logits [N, num_classes] or [G, num_classes], in the type of the readout's weights; inputs from `prepare`."""
