@@ -1,153 +1,92 @@
-"""Gradients of the backends with a backward pass of their own: `attend` and `attend_backward` as one autograd function.
+"""Gradients of calls whose backend autograd does not see: those with a backward pass of their own, and all that are one
+operator to torch.compile (`kernels.operators`).
 
-Reverse mode, once: double backward, forward mode and vmap raise an error. Backends made of torch calls need none of
-this (`Backend.autograd`).
+Reverse mode, once: double backward, forward mode and vmap raise an error.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch._C import DispatchKey
 
-from .backends.base import Backend, Gradients, Memory
+from .backends.base import Backend, Call, Gradients, Memory
 from .dropout import Dropout
-from .edge_data import EdgeTerms
+from .edge_data import FLOATS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 
-DIFFERENTIABLE = Gradients._fields
-FLOAT_TERMS = DIFFERENTIABLE[3:]  # fields of EdgeTerms, after query, key and value
-NUM_TERMS = len(FLOAT_TERMS) + 2  # and types, seed
-
-Terms = tuple[torch.Tensor | None, ...]
-NO_TERMS: Terms = (None,) * NUM_TERMS
+NUM_INPUTS = 3 + len(FLOATS)  # with gradients: the fields of `Gradients`
 
 
-def is_differentiated(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, edges: EdgeTerms | None = None
-) -> bool:
+class Runner(NamedTuple):
+    """How a call reaches its backend.
+
+    Attributes:
+        name: of the backend.
+        attend: call -> output; in an operator -> (output, log-sum-exp).
+        gradients: (call, output, grad_output, wanted names, memory or None) -> `Gradients`.
+    """
+
+    name: str
+    attend: Any
+    gradients: Any
+
+
+def is_differentiated(call: Call) -> bool:
     """Whether autograd records a tensor of the call, or forward mode or a transform of torch.func runs."""
     if torch.is_grad_enabled():
-        if query.requires_grad or key.requires_grad or value.requires_grad:
+        if call.query.requires_grad or call.key.requires_grad or call.value.requires_grad:
             return True
-        if edges is not None and any(term is not None and term.requires_grad for term in _float_terms(edges)):
+        edges = call.edges
+        if edges is not None and any(each is not None and each.requires_grad for each in edges.tensors()):
             return True
     return is_transformed()
 
 
-def attend_with_gradients(
+def attend_with_gradients(runner: Runner, call: Call) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`runner.attend` of a call whose log-sum-exp is wanted, with gradients by `runner.gradients`."""
+    terms = () if call.edges is None else call.edges.tensors()
+    function = _TransformedAttention if is_transformed() else _Attention
+    return function.apply(runner, call, *call[:3], *terms)
+
+
+def gradients_of(
     backend: Backend,
     data: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    out_dtype: torch.dtype,
-    lse: torch.Tensor,
-    edges: EdgeTerms | None = None,
-) -> torch.Tensor:
-    """`backend.attend` with gradients by `backend.attend_backward`.
-
-    Args:
-        data: of a plan with `inputs.backward`.
-        lse: [num_rows, H] float32, filled; it has no gradient.
-        query, key, value, scale, out_dtype, edges: as in `Backend.attend`.
-    """
-    call = Call(backend, data, scale, out_dtype, lse, edges)
-    terms = () if edges is None else split_terms(edges)[0]
-    function = _TransformedAttention if torch._C._are_functorch_transforms_active() else _Attention
-    return function.apply(call, query, key, value, *terms)
-
-
-def split_terms(edges: EdgeTerms | None) -> tuple[Terms, float | None, float]:
-    """The tensors of the terms (FLOAT_TERMS, types, the dropout's seed), the clamp, and the dropout's rate or 0."""
-    if edges is None:
-        return NO_TERMS, None, 0.0
-    seed = None if edges.dropout is None else edges.dropout.seed
-    return (*_float_terms(edges), edges.types, seed), edges.clamp, _rate(edges)
-
-
-def join_terms(terms: Terms, clamp: float | None, rate: float) -> EdgeTerms | None:
-    """The inverse of `split_terms`."""
-    if clamp is None and not [term for term in terms if term is not None]:
-        return None
-    *floats, types, seed = terms
-    dropout = None if seed is None else Dropout(rate, seed)
-    return EdgeTerms(**dict(zip(FLOAT_TERMS, floats, strict=True)), types=types, clamp=clamp, dropout=dropout)
-
-
-def attend(
-    backend: Backend,
-    data: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    out_dtype: torch.dtype,
-    lse: torch.Tensor | None,
-    terms: Terms,
-    clamp: float | None,
-    rate: float,
-) -> torch.Tensor:
-    """`backend.attend` of split terms."""
-    edges = join_terms(terms, clamp, rate)
-    # Only backends with `takes_edges` know the last argument.
-    return backend.attend(data, query, key, value, scale, out_dtype, lse, *(() if edges is None else (edges,)))
-
-
-def gradients(
-    backend: Backend,
-    data: Any,
-    scale: float,
-    clamp: float | None,
-    rate: float,
-    wanted: tuple[bool, ...],
-    into: Memory | None,
-    grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    call: Call,
     output: torch.Tensor,
-    lse: torch.Tensor,
-    *terms: torch.Tensor | None,
-) -> Gradients:
-    """`backend.attend_backward` of split terms."""
-    names, edges = _names(wanted), join_terms(terms, clamp, rate)
-    if backend.autograd:
-        return _differentiate_again(backend, data, grad_output, query, key, value, output.dtype, scale, edges, names)
-    tensors = (grad_output, query, key, value, output, lse)
-    return backend.attend_backward(data, *tensors, scale, edges, names, into)
-
-
-def _differentiate_again(
-    backend: Backend,
-    data: Any,
     grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out_dtype: torch.dtype,
-    scale: float,
-    edges: EdgeTerms | None,
-    names: frozenset[str],
+    wanted: frozenset[str],
+    into: Memory | None = None,
 ) -> Gradients:
-    """Gradients by autograd through a second forward pass, where an operator hid the first from autograd."""
+    """`Backend.attend_backward`; of a backend that autograd differentiates, autograd through a second forward pass."""
+    if not backend.autograd:
+        return backend.attend_backward(data, call, output, grad_output, wanted, into)
     with _autograd_active():
-        given = {"query": query, "key": key, "value": value}
-        if edges is not None:
-            given |= dict(zip(FLOAT_TERMS, _float_terms(edges), strict=True))
-        leaves = {name: given[name].detach().requires_grad_() for name in names}
-        if edges is not None:
-            edges = replace(edges, **{name: leaf for name, leaf in leaves.items() if name in FLOAT_TERMS})
-        tensors = (leaves.get(name, given[name]) for name in DIFFERENTIABLE[:3])
-        lse = query.new_empty(query.shape[:2], dtype=torch.float32) if backend.writes_lse else None
-        output = _attend(Call(backend, data, scale, out_dtype, lse, edges), *tensors)
-        found = torch.autograd.grad(output, list(leaves.values()), grad_output)
-    return Gradients(**dict(zip(leaves, found, strict=True)))
+        given = [*call[:3], *(() if call.edges is None else call.edges.tensors())]
+        places = [place for place, name in enumerate(Gradients._fields) if name in wanted]
+        for place in places:
+            given[place] = given[place].detach().requires_grad_()
+        lse = torch.empty_like(call.lse) if backend.writes_lse else None
+        output = backend.attend(data, with_tensors(call, given)._replace(out_dtype=output.dtype, lse=lse))
+        found = torch.autograd.grad(output, [given[place] for place in places], grad_output)
+    return Gradients(**{Gradients._fields[place]: each for place, each in zip(places, found, strict=True)})
+
+
+def with_tensors(call: Call, tensors: Sequence[torch.Tensor | None]) -> Call:
+    """The call with other query, key, value and tensors of edge data."""
+    query, key, value, *terms = tensors
+    edges = call.edges.with_tensors(terms) if terms else None
+    return Call(query, key, value, call.scale, call.out_dtype, call.lse, edges)
+
+
+@lru_cache
+def names_of(wanted: tuple[bool, ...]) -> frozenset[str]:
+    """The fields of `Gradients` that are wanted."""
+    return frozenset(name for name, is_wanted in zip(Gradients._fields, wanted, strict=False) if is_wanted)
 
 
 @contextmanager
@@ -160,49 +99,48 @@ def _autograd_active() -> Iterator[None]:
         yield
 
 
-@lru_cache
-def _names(wanted: tuple[bool, ...]) -> frozenset[str]:
-    return frozenset(name for name, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted)
-
-
-class Call(NamedTuple):
-    """What autograd does not differentiate; the tensors of `edges` are passed to it beside."""
-
-    backend: Backend
-    data: Any
-    scale: float
-    out_dtype: torch.dtype
-    lse: torch.Tensor
-    edges: EdgeTerms | None
-
-
 class _Attention(torch.autograd.Function):
-    """(call, query, key, value, *terms) -> output; no terms without edge data.
+    """(runner, call, query, key, value, *tensors of edge data) -> what the runner returns.
 
     `forward` takes ctx: with `setup_context` torch binds the arguments to the signature of `forward` in Python at every
-    call, which takes longer than a launch.
+    call, which takes longer than a launch. It has no jvp: torch.compile would not trace it.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *terms: torch.Tensor | None
-    ) -> torch.Tensor:
-        output = _attend(call, query, key, value)
-        _save(ctx, call, query, key, value, terms, output)
-        return output
+    def forward(ctx: Any, runner: Runner, call: Call, *tensors: torch.Tensor | None) -> Any:
+        # torch.compile differentiates by its arguments alone.
+        result = runner.attend(with_tensors(call, tensors) if torch.compiler.is_compiling() else call)
+        _save(ctx, runner, call, tensors, result)
+        return result
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        needed = ctx.needs_input_grad[1 : 1 + len(DIFFERENTIABLE)]
-        query, key, value, output, lse, *terms = ctx.saved_tensors
-        wanted = (*needed, *(False,) * (len(DIFFERENTIABLE) - len(needed)))
-        is_joint = all(wanted[:3]) and lie_side_by_side(query, key, value)
+    def backward(ctx: Any, grad_output: torch.Tensor, grad_lse: None = None) -> tuple[torch.Tensor | None, ...]:
+        wanted = names_of(ctx.needs_input_grad[2 : 2 + NUM_INPUTS])
+        output, lse, *tensors = ctx.saved_tensors
+        runner, call = ctx.call
+        call = with_tensors(call._replace(lse=lse), tensors)
+        query, key, value, *_ = call
+        is_joint = {"query", "key", "value"} <= wanted and lie_side_by_side(query, key, value)
         into = new_side_by_side(query) if is_joint else None
-        watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
-        run = _Gradients.apply if watched else gradients
-        tensors = (grad_output, query, key, value, output, lse, *(terms or NO_TERMS))
-        found = run(*ctx.call, wanted, into, *tensors)
-        return (None, *found, None, None) if terms else (None, *found[:3])
+        watched = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if watched or torch._C._are_functorch_transforms_active():
+            found = _Gradients.apply(runner, call, wanted, into, output, lse, grad_output, *tensors)
+        else:
+            found = runner.gradients(call, output, grad_output, wanted, into)
+        return None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
+
+
+class _TransformedAttention(_Attention):
+    """`_Attention` in the form that the transforms of torch.func ask for, with errors for what it does not have."""
+
+    @staticmethod
+    def forward(runner: Runner, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
+        return runner.attend(with_tensors(call, tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        runner, call, *tensors = inputs
+        _save(ctx, runner, call, tensors, output)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -210,53 +148,44 @@ class _Attention(torch.autograd.Function):
             f"backend {ctx.call[0].name} has no forward-mode derivative: use reverse mode, or backend='reference'"
         )
 
-
-class _TransformedAttention(_Attention):
-    """`_Attention` in the form that the transforms of torch.func ask for."""
-
     @staticmethod
-    def forward(
-        call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *terms: torch.Tensor | None
-    ) -> torch.Tensor:
-        edges = join_terms(terms, call.edges.clamp, _rate(call.edges)) if terms else None  # unwrapped by the transform
-        return _attend(call._replace(edges=edges), query, key, value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        call, query, key, value, *terms = inputs
-        _save(ctx, call, query, key, value, terms, output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], call: Call, *inputs: Any) -> NoReturn:
-        _refuse_vmap(call.backend.name)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], runner: Runner, *inputs: Any) -> NoReturn:
+        _refuse_vmap(runner.name)
 
 
-def _attend(call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    backend, data, scale, out_dtype, lse, edges = call
-    # Only backends with `takes_edges` know the last argument.
-    return backend.attend(data, query, key, value, scale, out_dtype, lse, *(() if edges is None else (edges,)))
+def _save(ctx: Any, runner: Runner, call: Call, tensors: Sequence[torch.Tensor | None], result: Any) -> None:
+    output, lse = (result, call.lse) if isinstance(result, torch.Tensor) else result
+    if lse is not call.lse:
+        ctx.mark_non_differentiable(lse)
+    ctx.call = runner, without_tensors(call)
+    ctx.save_for_backward(output, lse, *tensors)
 
 
-def _save(
-    ctx: Any,
-    call: Call,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    terms: Sequence[torch.Tensor | None],
-    output: torch.Tensor,
-) -> None:
+def without_tensors(call: Call) -> Call:
+    """What is not saved for the backward pass by autograd, which checks that tensors have not changed since."""
     edges = call.edges
-    ctx.call = (call.backend, call.data, call.scale, None if edges is None else edges.clamp, _rate(edges))
-    ctx.save_for_backward(query, key, value, output, call.lse, *terms)
+    if edges is not None:
+        dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
+        edges = BoundEdges(num_features=edges.num_features, clamp=edges.clamp, dropout=dropout)
+    return Call(None, None, None, call.scale, call.out_dtype, None, edges)
 
 
 class _Gradients(torch.autograd.Function):
-    """`gradients` with an error in place of its derivative: without one, double backward would be silently wrong."""
+    """`Runner.gradients` with an error in place of its derivative: without one, double backward would be silently
+    wrong."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[torch.Tensor | None, ...]:
-        return gradients(*inputs)
+    def forward(
+        runner: Runner,
+        call: Call,
+        wanted: frozenset[str],
+        into: Memory | None,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        grad_output: torch.Tensor,
+        *tensors: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        return runner.gradients(with_tensors(call._replace(lse=lse), tensors), output, grad_output, wanted, into)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -271,8 +200,8 @@ class _Gradients(torch.autograd.Function):
         refuse_double_backward(ctx.name)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
-        _refuse_vmap(backend.name)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], runner: Runner, *inputs: Any) -> NoReturn:
+        _refuse_vmap(runner.name)
 
 
 def _refuse_vmap(name: str) -> NoReturn:
@@ -280,11 +209,3 @@ def _refuse_vmap(name: str) -> NoReturn:
         f"backend {name} cannot be batched by vmap: put the batch into the heads, [N, H, d], or into the graph as "
         "diagonal blocks"
     )
-
-
-def _rate(edges: EdgeTerms | None) -> float:
-    return 0.0 if edges is None or edges.dropout is None else edges.dropout.rate
-
-
-def _float_terms(edges: EdgeTerms) -> Terms:
-    return tuple(getattr(edges, name) for name in FLOAT_TERMS)

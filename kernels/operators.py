@@ -20,26 +20,22 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from .autograd import DIFFERENTIABLE, attend, gradients, split_terms
+from .autograd import Runner, gradients_of, names_of
 from .backends import REGISTRY
-from .backends.base import Backend
-from .edge_data import EdgeTerms
+from .backends.base import Backend, Call, Gradients
+from .dropout import Dropout
+from .edge_data import TENSORS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
-TERMS = (  # as `split_terms` orders them
-    "Tensor? bias, Tensor? multiplier, Tensor? features, Tensor? key_weight, Tensor? value_weight, "
-    "Tensor? type_weight, Tensor? types, Tensor? dropout_seed, float? clamp, float dropout"
-)
+# Tensors of `BoundEdges`, or none; clamp or 0, and rate of the dropout.
+EDGES = "Tensor?[] edge_tensors, float clamp, float dropout"
+INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
+LIBRARY.define(f"attention({INPUTS}, ScalarType out_dtype, bool with_lse) -> (Tensor output, Tensor lse)")
 LIBRARY.define(
-    f"attention(Tensor query, Tensor key, Tensor value, {PLAN}, float scale, ScalarType out_dtype, bool with_lse, "
-    f"{TERMS}) -> (Tensor output, Tensor lse)"
-)
-LIBRARY.define(
-    "attention_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output, Tensor lse, "
-    f"{PLAN}, float scale, bool[] wanted, {TERMS}) -> Tensor[]"
+    f"attention_backward({INPUTS}, Tensor output, Tensor lse, Tensor grad_output, bool[] wanted) -> Tensor[]"
 )
 
 
@@ -186,35 +182,32 @@ def _foreign_object(backend: str, number: int) -> Any:
     return record
 
 
-def attend_as_operator(
-    plan: Operands,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    out_dtype: torch.dtype,
-    with_lse: bool,
-    edges: EdgeTerms | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, log-sum-exp) of `Backend.attend`, with its gradients; the second is [0] unless `with_lse`."""
-    terms, clamp, dropout = split_terms(edges)
-    return torch.ops.fused3s.attention(
-        query,
-        key,
-        value,
-        plan.tensors,
-        plan.numbers,
-        plan.layout,
-        scale,
-        out_dtype,
-        with_lse,
-        *terms,
-        clamp,
-        dropout,
-    )
+def run_as_operator(plan: Operands, name: str, with_lse: bool) -> Runner:
+    """Calls of a plan of the backend `name` as operators; `attend` gives an empty log-sum-exp unless `with_lse`."""
+
+    def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.fused3s.attention(*_inputs(plan, call), call.out_dtype, with_lse)
+
+    def gradients(
+        call: Call, output: torch.Tensor, grad_output: torch.Tensor, wanted: frozenset[str], into: None
+    ) -> list[torch.Tensor | None]:
+        is_wanted = [each in wanted for each in Gradients._fields]
+        found = torch.ops.fused3s.attention_backward(*_inputs(plan, call), output, call.lse, grad_output, is_wanted)
+        return [found.pop(0) if each else None for each in is_wanted]
+
+    return Runner(name, attend, gradients)
 
 
-def _attention(
+def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
+    """The arguments that both operators begin with."""
+    edges, tensors, clamp, rate = call.edges, (), 0.0, 0.0
+    if edges is not None:
+        tensors, clamp = edges.tensors(), edges.clamp or 0.0
+        rate = 0.0 if edges.dropout is None else edges.dropout.rate
+    return *call[:3], plan.tensors, plan.numbers, plan.layout, call.scale, tensors, clamp, rate
+
+
+def _call(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -222,108 +215,63 @@ def _attention(
     plan_numbers: list[int],
     layout: str,
     scale: float,
+    edge_tensors: list[torch.Tensor | None],
+    clamp: float,
+    dropout: float,
+    *,
     out_dtype: torch.dtype,
-    with_lse: bool,
-    *terms: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    lse: torch.Tensor | None,
+) -> tuple[Backend, Any, Call]:
+    """The inverse of `_inputs`."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
-    *terms, clamp, dropout = terms
-    lse = _new_lse(query, with_lse)
-    filled = lse if with_lse else None
-    with fresh_semaphores():
-        output = attend(backend, data, query, key, value, scale, out_dtype, filled, terms, clamp, dropout)
-    return output.contiguous(), lse
+    edges = None
+    if edge_tensors:
+        weights = dict(zip(TENSORS, edge_tensors, strict=False))
+        weight = weights["value_weight"] if weights["key_weight"] is None else weights["key_weight"]
+        template = BoundEdges(
+            num_features=0 if weight is None else weight.shape[2],
+            clamp=clamp or None,
+            dropout=Dropout(dropout) if dropout else None,
+        )
+        edges = template.with_tensors(edge_tensors)
+    return backend, data, Call(query, key, value, scale, out_dtype, lse, edges)
 
 
-def _attention_backward(
-    grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    plan_tensors: list[torch.Tensor],
-    plan_numbers: list[int],
-    layout: str,
-    scale: float,
-    wanted: list[bool],
-    *terms: Any,
-) -> list[torch.Tensor]:
-    """The wanted gradients, in the order of DIFFERENTIABLE."""
-    backend, data = Operands.join(plan_tensors, plan_numbers, layout)
-    *terms, clamp, dropout = terms
-    call = (backend, data, scale, clamp, dropout, tuple(wanted), None)  # the results of an operator share no memory
+def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *inputs, out_dtype, with_lse = inputs
+    lse = _new_lse(inputs[0], with_lse)
+    backend, data, call = _call(*inputs, out_dtype=out_dtype, lse=lse if with_lse else None)
+    if not backend.writes_lse:
+        call, _ = call._replace(lse=None), lse.zero_()
     with fresh_semaphores():
-        found = gradients(*call, grad_output, query, key, value, output, lse, *terms)
+        return backend.attend(data, call).contiguous(), lse
+
+
+def _attention_backward(*inputs: Any) -> list[torch.Tensor]:
+    """The wanted gradients, in the order of the fields of `Gradients`."""
+    *inputs, output, lse, grad_output, wanted = inputs
+    backend, data, call = _call(*inputs, out_dtype=output.dtype, lse=lse)
+    with fresh_semaphores():  # no memory for the gradients: the results of an operator share none
+        found = gradients_of(backend, data, call, output, grad_output, names_of(tuple(wanted)))
     return [gradient.contiguous() for gradient in found if gradient is not None]
 
 
 def _fake_attention(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    out_dtype, with_lse = others[6:8]
+    *_, out_dtype, with_lse = others
     return query.new_empty(query.shape, dtype=out_dtype), _new_lse(query, with_lse)
 
 
-def _fake_attention_backward(
-    grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    plan_tensors: list[torch.Tensor],
-    plan_numbers: list[int],
-    layout: str,
-    scale: float,
-    wanted: list[bool],
-    *terms: Any,
-) -> list[torch.Tensor]:
-    inputs = (query, key, value, *terms)[: len(DIFFERENTIABLE)]
-    return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
+def _fake_attention_backward(*inputs: Any) -> list[torch.Tensor]:
+    tensors, wanted = (*inputs[:3], *inputs[7]), inputs[-1]
+    return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(tensors, wanted, strict=False) if is_wanted]
 
 
 def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
     return query.new_empty(query.shape[:2] if with_lse else (0,), dtype=torch.float32)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, plan_tensors, plan_numbers, layout, scale, _, with_lse, *terms, clamp, dropout = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(query, key, value, *output, *terms, *plan_tensors)
-    ctx.call = (plan_numbers, layout, scale, with_lse, clamp, dropout)
-
-
-def _differentiate(ctx: Any, grad_output: torch.Tensor, grad_lse: None) -> tuple[Any, ...]:
-    numbers, layout, scale, with_lse, clamp, dropout = ctx.call
-    if not with_lse and not REGISTRY[_maker(layout)[0]].autograd:
-        raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
-    query, key, value, output, lse, *rest = ctx.saved_tensors
-    terms, plan_tensors = rest[:8], rest[8:]
-    of_terms = ctx.needs_input_grad[9:15]
-    wanted = [*ctx.needs_input_grad[:3], *of_terms]
-    found = iter(
-        torch.ops.fused3s.attention_backward(
-            grad_output,
-            query,
-            key,
-            value,
-            output,
-            lse,
-            plan_tensors,
-            numbers,
-            layout,
-            scale,
-            wanted,
-            *terms,
-            clamp,
-            dropout,
-        )
-    )
-    of_inputs = [next(found) if is_wanted else None for is_wanted in wanted]
-    return (*of_inputs[:3], [None] * len(plan_tensors), *(None,) * 5, *of_inputs[3:], *(None,) * 4)
-
-
 def _save_layout(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.layout = inputs[8]
+    ctx.layout = inputs[5]
 
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:
@@ -335,5 +283,4 @@ for device in ("CPU", "CUDA"):
     LIBRARY.impl("attention_backward", _attention_backward, device)
 torch.library.register_fake("fused3s::attention", _fake_attention, lib=LIBRARY)
 torch.library.register_fake("fused3s::attention_backward", _fake_attention_backward, lib=LIBRARY)
-torch.library.register_autograd("fused3s::attention", _differentiate, setup_context=_save, lib=LIBRARY)
 torch.library.register_autograd("fused3s::attention_backward", _refuse, setup_context=_save_layout, lib=LIBRARY)

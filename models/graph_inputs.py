@@ -47,7 +47,7 @@ class EdgeInputs:
     def bind_bias(self, bias: Tensor) -> BoundEdges:
         """[nnz, H] as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges` this neither checks nor
         waits, so that a CUDA graph can capture it; a NaN goes where one in q would go."""
-        return BoundEdges(self.order, bias, None, None, None, 0)
+        return BoundEdges(self.order, bias)
 
 
 @dataclass(frozen=True)
