@@ -97,9 +97,8 @@ class BoundEdges:
 
     def to(self, dtype: torch.dtype) -> "BoundEdges":
         """The same with all float tensors of this type."""
-        return self.with_tensors(
-            [each.to(dtype) if each is not None and each.is_floating_point() else each for each in self.tensors()]
-        )
+        given = {name: getattr(self, name) for name in FLOATS}
+        return replace(self, **{name: each.to(dtype) for name, each in given.items() if each is not None})
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All tensors: those of TENSORS, and the seed of the dropout."""

@@ -92,9 +92,8 @@ class AttentionPlan:
             dtype = torch.get_autocast_dtype(self._device_type)
             options = {"scale": scale, "out_dtype": out_dtype, "return_lse": return_lse, "dropout": dropout}
             with torch.autocast(self._device_type, enabled=False):  # backends choose the types of their own products
-                return self(
-                    *(cast_floats(each, dtype) for each in (q, k, v)), edges=cast_floats(edges, dtype), **options
-                )
+                q, k, v, edges = (cast_floats(each, dtype) for each in (q, k, v, edges))
+                return self(q, k, v, edges=edges, **options)
         _check_tensors(q, k, v, self.shape, self.device)
         reason = backend.unsupported(q.dtype, q.shape[-1])
         if reason:
@@ -136,8 +135,8 @@ class AttentionPlan:
     ) -> Gradients:
         """Gradients of a call, without autograd: for a part of the edges of rows whose other edges lie elsewhere.
 
-        P = exp(S - lse) and dS = P (dO V^T - rowsum(dO * O)): with the output and the log-sum-exp of all edges of a row,
-        the plan of a part of them gives that part's share of the gradients.
+        P = exp(S - lse) and dS = P (dO V^T - rowsum(dO * O)): with the output and the log-sum-exp of all edges of a
+        row, the plan of a part of them gives that part's share of the gradients.
 
         Args:
             grad_output, output: [num_rows, H, d].
@@ -151,8 +150,8 @@ class AttentionPlan:
         backend = REGISTRY[self.backend]
         if not (self.inputs.backward and backend.has_backward):
             raise ValueError(
-                "backward: needs a plan made with backward=True, of a backend with a backward pass of its own, and this "
-                f"one is of {self.backend} with backward={self.inputs.backward}"
+                f"backward: got a plan of {self.backend} with backward={self.inputs.backward}; a plan made with "
+                "backward=True, of a backend with a backward pass of its own, is needed"
             )
         call = self.call(q, k, v, scale, output.dtype, edges, dropout)._replace(lse=lse)
         return backend.attend_backward(self.data, call, output, grad_output, frozenset(wanted))

@@ -31,6 +31,7 @@ attention and inside the feed-forward network; `attention_dropout` on the softma
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Self, get_args
@@ -40,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from kernels import BoundEdges, split_qkv
+from kernels import BoundEdges, Dropout, split_qkv
 from kernels.arguments import check_integer, check_rate, check_word
 from models.embedding import FeatureEmbedding
 from models.graph_inputs import (
@@ -144,8 +145,8 @@ class EdgeBlock(ResidualLayers):
         q, k, v = parts
         w = self(q, k, e, edges)
         # The scores are there: attention adds them to products of scale 0. V as Q and K has no further row to gather.
-        bias = edges.bind_bias(w.sum(-1))
-        out = attention(v, v, v, scale=0.0, out_dtype=v.dtype, edges=bias, clamp=SCORE_CLAMP, **dropout).flatten(1)
+        bias = replace(edges.bind_bias(w.sum(-1)), clamp=SCORE_CLAMP)
+        out = attention(v, v, v, scale=0.0, out_dtype=v.dtype, edges=bias, **dropout).flatten(1)
         return out, None if self.last else self.finish(w.flatten(1), e)
 
 
@@ -342,7 +343,7 @@ class GraphTransformer(nn.Module):
         if not (self.training and self.attention_dropout):
             return [NO_DROPOUT] * len(self.blocks)
         self.dropout_seeds.add_(SEED_STEP)
-        return [{"dropout": self.attention_dropout, "dropout_seed": seed} for seed in self.dropout_seeds.split(1)]
+        return [{"dropout": Dropout(self.attention_dropout, seed)} for seed in self.dropout_seeds.split(1)]
 
     def forward(
         self,

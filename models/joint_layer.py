@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import AttentionPlan, BoundEdges
-from kernels.autograd import with_tensors, without_tensors
+from kernels.autograd import names_of, with_tensors, without_tensors
 from kernels.backends import REGISTRY
 from kernels.backends.base import Call
 from kernels.once_differentiable import refuse_double_backward
@@ -26,7 +26,6 @@ from kernels.side_by_side import RowParts
 from models.joint_parameters import JointMemory, parameter_gradients
 
 OF_ROWS = frozenset(("query", "key", "value"))
-OF_EDGES = ("padded_features", "key_weight", "value_weight")
 
 
 class LayerCall(NamedTuple):
@@ -150,9 +149,7 @@ def _backward(
         columns += part.split(joint)
     wanted = OF_ROWS
     if of_features or of_edges:
-        wanted = OF_ROWS | {
-            name for name, is_wanted in zip(OF_EDGES, (of_features, of_edges, of_edges), strict=True) if is_wanted
-        }
+        wanted = names_of((True, True, True, False, False, of_features, of_edges, of_edges))
     output, lse, *tensors = saved
     attention = with_tensors(attention._replace(lse=lse), tensors)
     backend = REGISTRY[plan.backend]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels import plan_attention
+from kernels import Dropout, plan_attention
 from kernels.backends import REGISTRY
 from kernels.formats.csr import CSRPattern
 from parallel.cost_model import Choice, choose_scheme, share_of_heads
