@@ -18,6 +18,7 @@ from .edge_data import FLOATS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 
+OF_ROWS = frozenset(("query", "key", "value"))
 NUM_INPUTS = 3 + len(FLOATS)  # with gradients: the fields of `Gradients`
 
 
@@ -119,11 +120,12 @@ class _Attention(torch.autograd.Function):
         output, lse, *tensors = ctx.saved_tensors
         runner, call = ctx.call
         call = with_tensors(call._replace(lse=lse), tensors)
-        query, key, value, *_ = call
-        is_joint = {"query", "key", "value"} <= wanted and lie_side_by_side(query, key, value)
-        into = new_side_by_side(query) if is_joint else None
-        watched = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if watched or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling():
+            found = runner.gradients(call, output, grad_output, wanted, None)
+            return None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
+        is_joint = OF_ROWS <= wanted and lie_side_by_side(*call[:3])
+        into = new_side_by_side(call.query) if is_joint else None
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             found = _Gradients.apply(runner, call, wanted, into, output, lse, grad_output, *tensors)
         else:
             found = runner.gradients(call, output, grad_output, wanted, into)

@@ -17,7 +17,6 @@ what backends take.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -102,7 +101,8 @@ class BoundEdges:
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All tensors: those of TENSORS, and the seed of the dropout."""
-        return (*_tensors_of(self), None if self.dropout is None else self.dropout.seed)
+        floats = self.bias, self.multiplier, self.padded_features, self.key_weight, self.value_weight, self.type_weight
+        return (*floats, self.types, None if self.dropout is None else self.dropout.seed)
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
         """The same with other `tensors()`."""
@@ -113,7 +113,6 @@ class BoundEdges:
 
 FLOATS = ("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight")  # with gradients
 TENSORS = (*FLOATS, "types")
-_tensors_of = attrgetter(*TENSORS)
 
 
 def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, check_values: bool = True) -> BoundEdges:
@@ -156,7 +155,8 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
         features = functional.pad(features, (0, MAX_FEATURES - num_features))
     types = None if types is None else types.to(torch.uint8)
     weights = data.key_weight, data.value_weight, data.type_weight
-    return BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, data.clamp)
+    clamp = None if data.clamp is None else float(data.clamp)
+    return BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, clamp)
 
 
 def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:

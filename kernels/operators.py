@@ -192,8 +192,8 @@ def run_as_operator(plan: Operands, name: str, with_lse: bool) -> Runner:
         call: Call, output: torch.Tensor, grad_output: torch.Tensor, wanted: frozenset[str], into: None
     ) -> list[torch.Tensor | None]:
         is_wanted = [each in wanted for each in Gradients._fields]
-        found = torch.ops.fused3s.attention_backward(*_inputs(plan, call), output, call.lse, grad_output, is_wanted)
-        return [found.pop(0) if each else None for each in is_wanted]
+        found = iter(torch.ops.fused3s.attention_backward(*_inputs(plan, call), output, call.lse, grad_output, is_wanted))
+        return [next(found) if each else None for each in is_wanted]
 
     return Runner(name, attend, gradients)
 
