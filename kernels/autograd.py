@@ -1,13 +1,13 @@
-"""Gradients of calls whose backend autograd does not see: those with a backward pass of their own, and all that are one
-operator to torch.compile (`kernels.operators`).
+"""Gradients of the backends with a backward pass of their own: `attend` and `attend_backward` as one autograd function.
 
-Reverse mode, once: double backward, forward mode and vmap raise an error.
+Reverse mode, once: double backward, forward mode and vmap raise an error. Backends made of torch calls need none of
+this (`Backend.autograd`); calls that torch.compile traces have theirs from `kernels.operators`.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch._C import DispatchKey
@@ -22,20 +22,6 @@ OF_ROWS = frozenset(("query", "key", "value"))
 NUM_INPUTS = 3 + len(FLOATS)  # with gradients: the fields of `Gradients`
 
 
-class Runner(NamedTuple):
-    """How a call reaches its backend.
-
-    Attributes:
-        name: of the backend.
-        attend: call -> output; in an operator -> (output, log-sum-exp).
-        gradients: (call, output, grad_output, wanted names, memory or None) -> `Gradients`.
-    """
-
-    name: str
-    attend: Any
-    gradients: Any
-
-
 def is_differentiated(call: Call) -> bool:
     """Whether autograd records a tensor of the call, or forward mode or a transform of torch.func runs."""
     if torch.is_grad_enabled():
@@ -47,11 +33,11 @@ def is_differentiated(call: Call) -> bool:
     return is_transformed()
 
 
-def attend_with_gradients(runner: Runner, call: Call) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`runner.attend` of a call whose log-sum-exp is wanted, with gradients by `runner.gradients`."""
+def attend_with_gradients(backend: Backend, data: Any, call: Call) -> torch.Tensor:
+    """`backend.attend` of a call with a log-sum-exp, with gradients by `backend.attend_backward`."""
     terms = () if call.edges is None else call.edges.tensors()
     function = _TransformedAttention if is_transformed() else _Attention
-    return function.apply(runner, call, *call[:3], *terms)
+    return function.apply(backend, data, call, *call[:3], *terms)
 
 
 def gradients_of(
@@ -71,8 +57,7 @@ def gradients_of(
         places = [place for place, name in enumerate(Gradients._fields) if name in wanted]
         for place in places:
             given[place] = given[place].detach().requires_grad_()
-        lse = torch.empty_like(call.lse) if backend.writes_lse else None
-        output = backend.attend(data, with_tensors(call, given)._replace(out_dtype=output.dtype, lse=lse))
+        output = backend.attend(data, with_tensors(call, given)._replace(out_dtype=output.dtype, lse=None))
         found = torch.autograd.grad(output, [given[place] for place in places], grad_output)
     return Gradients(**{Gradients._fields[place]: each for place, each in zip(places, found, strict=True)})
 
@@ -101,48 +86,44 @@ def _autograd_active() -> Iterator[None]:
 
 
 class _Attention(torch.autograd.Function):
-    """(runner, call, query, key, value, *tensors of edge data) -> what the runner returns.
+    """(backend, data, call, query, key, value, *tensors of edge data) -> output.
 
     `forward` takes ctx: with `setup_context` torch binds the arguments to the signature of `forward` in Python at every
-    call, which takes longer than a launch. It has no jvp: torch.compile would not trace it.
+    call, which takes longer than a launch.
     """
 
     @staticmethod
-    def forward(ctx: Any, runner: Runner, call: Call, *tensors: torch.Tensor | None) -> Any:
-        # torch.compile differentiates by its arguments alone.
-        result = runner.attend(with_tensors(call, tensors) if torch.compiler.is_compiling() else call)
-        _save(ctx, runner, call, tensors, result)
-        return result
+    def forward(ctx: Any, backend: Backend, data: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
+        output = backend.attend(data, call)
+        _save(ctx, backend, data, call, tensors, output)
+        return output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor, grad_lse: None = None) -> tuple[torch.Tensor | None, ...]:
-        wanted = names_of(ctx.needs_input_grad[2 : 2 + NUM_INPUTS])
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wanted = names_of(ctx.needs_input_grad[3 : 3 + NUM_INPUTS])
         output, lse, *tensors = ctx.saved_tensors
-        runner, call = ctx.call
+        backend, data, call = ctx.call
         call = with_tensors(call._replace(lse=lse), tensors)
-        if torch.compiler.is_compiling():
-            found = runner.gradients(call, output, grad_output, wanted, None)
-            return None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
-        is_joint = OF_ROWS <= wanted and lie_side_by_side(*call[:3])
+        is_joint = wanted >= OF_ROWS and lie_side_by_side(*call[:3])
         into = new_side_by_side(call.query) if is_joint else None
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            found = _Gradients.apply(runner, call, wanted, into, output, lse, grad_output, *tensors)
+            found = _Gradients.apply(backend, data, call, wanted, into, output, lse, grad_output, *tensors)
         else:
-            found = runner.gradients(call, output, grad_output, wanted, into)
-        return None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
+            found = backend.attend_backward(data, call, output, grad_output, wanted, into)
+        return None, None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
 
 
 class _TransformedAttention(_Attention):
     """`_Attention` in the form that the transforms of torch.func ask for, with errors for what it does not have."""
 
     @staticmethod
-    def forward(runner: Runner, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
-        return runner.attend(with_tensors(call, tensors))
+    def forward(backend: Backend, data: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
+        return backend.attend(data, with_tensors(call, tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        runner, call, *tensors = inputs
-        _save(ctx, runner, call, tensors, output)
+        backend, data, call, *tensors = inputs
+        _save(ctx, backend, data, call, tensors, output)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -151,16 +132,15 @@ class _TransformedAttention(_Attention):
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], runner: Runner, *inputs: Any) -> NoReturn:
-        _refuse_vmap(runner.name)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
+        _refuse_vmap(backend.name)
 
 
-def _save(ctx: Any, runner: Runner, call: Call, tensors: Sequence[torch.Tensor | None], result: Any) -> None:
-    output, lse = (result, call.lse) if isinstance(result, torch.Tensor) else result
-    if lse is not call.lse:
-        ctx.mark_non_differentiable(lse)
-    ctx.call = runner, without_tensors(call)
-    ctx.save_for_backward(output, lse, *tensors)
+def _save(
+    ctx: Any, backend: Backend, data: Any, call: Call, tensors: Sequence[torch.Tensor | None], output: torch.Tensor
+) -> None:
+    ctx.call = backend, data, without_tensors(call)
+    ctx.save_for_backward(output, call.lse, *tensors)
 
 
 def without_tensors(call: Call) -> Call:
@@ -173,12 +153,13 @@ def without_tensors(call: Call) -> Call:
 
 
 class _Gradients(torch.autograd.Function):
-    """`Runner.gradients` with an error in place of its derivative: without one, double backward would be silently
-    wrong."""
+    """`Backend.attend_backward` with an error in place of its derivative: without one, double backward would be
+    silently wrong."""
 
     @staticmethod
     def forward(
-        runner: Runner,
+        backend: Backend,
+        data: Any,
         call: Call,
         wanted: frozenset[str],
         into: Memory | None,
@@ -187,7 +168,8 @@ class _Gradients(torch.autograd.Function):
         grad_output: torch.Tensor,
         *tensors: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
-        return runner.gradients(with_tensors(call._replace(lse=lse), tensors), output, grad_output, wanted, into)
+        call = with_tensors(call._replace(lse=lse), tensors)
+        return backend.attend_backward(data, call, output, grad_output, wanted, into)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -202,8 +184,8 @@ class _Gradients(torch.autograd.Function):
         refuse_double_backward(ctx.name)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], runner: Runner, *inputs: Any) -> NoReturn:
-        _refuse_vmap(runner.name)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
+        _refuse_vmap(backend.name)
 
 
 def _refuse_vmap(name: str) -> NoReturn:

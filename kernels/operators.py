@@ -10,7 +10,7 @@ torch.export works, and the exported program holds the plan: it is a program for
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from itertools import count
@@ -20,17 +20,18 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from .autograd import Runner, gradients_of, names_of
+from .autograd import gradients_of, names_of
 from .backends import REGISTRY
-from .backends.base import Backend, Call, Gradients
+from .backends.base import Backend, Call
 from .dropout import Dropout
-from .edge_data import TENSORS, BoundEdges
+from .edge_data import FLOATS, TENSORS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
-# Tensors of `BoundEdges`, or none; clamp or 0, and rate of the dropout.
-EDGES = "Tensor?[] edge_tensors, float clamp, float dropout"
+# Tensors of `BoundEdges` but those that are None, as torch differentiates no list with a None; which of all they are;
+# clamp or 0; rate of the dropout or 0.
+EDGES = "Tensor[] edge_tensors, bool[] is_given, float clamp, float dropout"
 INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
 LIBRARY.define(f"attention({INPUTS}, ScalarType out_dtype, bool with_lse) -> (Tensor output, Tensor lse)")
@@ -182,29 +183,25 @@ def _foreign_object(backend: str, number: int) -> Any:
     return record
 
 
-def run_as_operator(plan: Operands, name: str, with_lse: bool) -> Runner:
-    """Calls of a plan of the backend `name` as operators; `attend` gives an empty log-sum-exp unless `with_lse`."""
-
-    def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ops.fused3s.attention(*_inputs(plan, call), call.out_dtype, with_lse)
-
-    def gradients(
-        call: Call, output: torch.Tensor, grad_output: torch.Tensor, wanted: frozenset[str], into: None
-    ) -> list[torch.Tensor | None]:
-        is_wanted = [each in wanted for each in Gradients._fields]
-        found = iter(torch.ops.fused3s.attention_backward(*_inputs(plan, call), output, call.lse, grad_output, is_wanted))
-        return [next(found) if each else None for each in is_wanted]
-
-    return Runner(name, attend, gradients)
+def attend_as_operator(plan: Operands, call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, log-sum-exp) of `Backend.attend`, with its gradients; the second is [0] unless `with_lse`."""
+    return torch.ops.fused3s.attention(*_inputs(plan, call), call.out_dtype, with_lse)
 
 
 def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
     """The arguments that both operators begin with."""
-    edges, tensors, clamp, rate = call.edges, (), 0.0, 0.0
-    if edges is not None:
-        tensors, clamp = edges.tensors(), edges.clamp or 0.0
-        rate = 0.0 if edges.dropout is None else edges.dropout.rate
-    return *call[:3], plan.tensors, plan.numbers, plan.layout, call.scale, tensors, clamp, rate
+    edges = BoundEdges() if call.edges is None else call.edges
+    is_given = [each is not None for each in edges.tensors()]
+    tensors = [each for each in edges.tensors() if each is not None]
+    rate = 0.0 if edges.dropout is None else edges.dropout.rate
+    plan_inputs = plan.tensors, plan.numbers, plan.layout
+    return *call[:3], *plan_inputs, call.scale, tensors, is_given, edges.clamp or 0.0, rate
+
+
+def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -> list[Any]:
+    """`other` in all places but the given ones."""
+    rest = iter(given)
+    return [next(rest) if each else other for each in is_given]
 
 
 def _call(
@@ -215,7 +212,8 @@ def _call(
     plan_numbers: list[int],
     layout: str,
     scale: float,
-    edge_tensors: list[torch.Tensor | None],
+    edge_tensors: list[torch.Tensor],
+    is_given: list[bool],
     clamp: float,
     dropout: float,
     *,
@@ -225,15 +223,16 @@ def _call(
     """The inverse of `_inputs`."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     edges = None
-    if edge_tensors:
-        weights = dict(zip(TENSORS, edge_tensors, strict=False))
+    if edge_tensors or clamp:
+        tensors = _places(edge_tensors, is_given)
+        weights = dict(zip(TENSORS, tensors, strict=False))
         weight = weights["value_weight"] if weights["key_weight"] is None else weights["key_weight"]
         template = BoundEdges(
             num_features=0 if weight is None else weight.shape[2],
             clamp=clamp or None,
             dropout=Dropout(dropout) if dropout else None,
         )
-        edges = template.with_tensors(edge_tensors)
+        edges = template.with_tensors(tensors)
     return backend, data, Call(query, key, value, scale, out_dtype, lse, edges)
 
 
@@ -262,12 +261,34 @@ def _fake_attention(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, to
 
 
 def _fake_attention_backward(*inputs: Any) -> list[torch.Tensor]:
-    tensors, wanted = (*inputs[:3], *inputs[7]), inputs[-1]
+    tensors, wanted = (*inputs[:3], *_places(*inputs[7:9])), inputs[-1]
     return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(tensors, wanted, strict=False) if is_wanted]
 
 
 def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
     return query.new_empty(query.shape[:2] if with_lse else (0,), dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, clamp, dropout, _, with_lse = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*output, query, key, value, *edge_tensors, *plan_tensors)
+    ctx.call = len(edge_tensors), numbers, is_given, clamp, dropout, with_lse
+
+
+def _differentiate(ctx: Any, grad_output: torch.Tensor, grad_lse: None) -> tuple[Any, ...]:
+    num_edge_tensors, (numbers, layout, scale), is_given, clamp, dropout, with_lse = ctx.call
+    if not with_lse and not REGISTRY[_maker(layout)[0]].autograd:
+        raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
+    output, lse, query, key, value, *rest = ctx.saved_tensors
+    edge_tensors, plan_tensors = rest[:num_edge_tensors], rest[num_edge_tensors:]
+    of_edges = _places(ctx.needs_input_grad[7], is_given, False)[: len(FLOATS)]
+    wanted = [*ctx.needs_input_grad[:3], *of_edges]
+    inputs = (query, key, value, plan_tensors, numbers, layout, scale, edge_tensors, is_given, clamp, dropout)
+    found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, wanted)
+    found = [*_places(found, wanted), None, None]  # of types and the seed
+    of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
+    return *found[:3], [None] * len(plan_tensors), None, None, None, of_edges, *(None,) * 5
 
 
 def _save_layout(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -283,4 +304,5 @@ for device in ("CPU", "CUDA"):
     LIBRARY.impl("attention_backward", _attention_backward, device)
 torch.library.register_fake("fused3s::attention", _fake_attention, lib=LIBRARY)
 torch.library.register_fake("fused3s::attention_backward", _fake_attention_backward, lib=LIBRARY)
+torch.library.register_autograd("fused3s::attention", _differentiate, setup_context=_save, lib=LIBRARY)
 torch.library.register_autograd("fused3s::attention_backward", _refuse, setup_context=_save_layout, lib=LIBRARY)

@@ -4,14 +4,14 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .arguments import check_flag, finite_number, resolve_device
-from .autograd import Runner, attend_with_gradients, gradients_of, is_differentiated
+from .autograd import attend_with_gradients, is_differentiated
 from .backends import REGISTRY
 from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
@@ -20,7 +20,7 @@ from .edge_data import BoundEdges, EdgeData, bind, cast_floats, check_edges
 from .errors import BackendUnavailableError
 from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
-from .operators import Operands, run_as_operator
+from .operators import Operands, attend_as_operator
 from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
 from .torch_files import read_torch_file
 
@@ -56,9 +56,6 @@ class AttentionPlan:
         # Now, not when it is needed: torch.compile cannot trace it.
         operands = None if REGISTRY[self.backend].traceable else Operands.of(self.backend, self.data)
         object.__setattr__(self, "_operands", operands)
-        backend = REGISTRY[self.backend]
-        runner = Runner(self.backend, partial(backend.attend, self.data), partial(gradients_of, backend, self.data))
-        object.__setattr__(self, "_runner", runner)
         object.__setattr__(self, "_device_type", self.device.type)  # torch makes the string anew at every access
 
     def __call__(
@@ -104,17 +101,17 @@ class AttentionPlan:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
         call = self.call(q, k, v, scale, out_dtype, edges, dropout)
-        is_operator = not backend.traceable and _is_traced()
-        differentiated = (is_operator or not backend.autograd) and is_differentiated(call)
+        differentiated = not backend.autograd and is_differentiated(call)
         plan = self.differentiable() if differentiated else self
         with_lse = return_lse or differentiated
-        if is_operator:
-            runner = run_as_operator(plan._operands, self.backend, with_lse)
-            output, lse = attend_with_gradients(runner, call) if differentiated else runner.attend(call)
+        if not backend.traceable and _is_traced():
+            output, lse = attend_as_operator(plan._operands, call, with_lse)
         else:
             lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
-            call = call._replace(lse=lse)
-            output = attend_with_gradients(plan._runner, call) if differentiated else backend.attend(plan.data, call)
+            call = call if lse is None else call._replace(lse=lse)
+            output = (
+                attend_with_gradients(backend, plan.data, call) if differentiated else backend.attend(plan.data, call)
+            )
         if q.dim() == 2:
             output, lse = output.squeeze(1), lse.squeeze(1) if return_lse else None
         return (output, lse) if return_lse else output

@@ -1,17 +1,18 @@
 """The torch operators: torch's own checks of them, torch.compile without a graph break, export."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from edge_cases import EDGE_LISTS, FORMS, edge_inputs, map_tensors, qkv
+from edge_cases import EDGE_LISTS, FORMS, KINDS, edge_inputs, map_tensors, qkv
 from formula_backend import FormulaBackend
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from baselines import REGISTRY
 from kernels import AttentionPlan, Dropout, EdgeData, plan_attention
-from kernels.edge_data import FLOATS
 from models.graph_transformer import GraphTransformer
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
@@ -37,9 +38,11 @@ def types_of(backend: str) -> list[torch.dtype]:
 
 
 class Case:
-    """A graph with repeated edges: its plan, and inputs with edge data of all kinds."""
+    """A graph with repeated edges: its plan, and inputs with edge data, by default of all kinds."""
 
-    def __init__(self, backend: str, name: str = "repeated", dtype: torch.dtype | None = None, **options: Any) -> None:
+    def __init__(
+        self, backend: str, name: str = "repeated", dtype: torch.dtype | None = None, kind: str = "all", **options: Any
+    ) -> None:
         graph = EDGE_LISTS[name]()
         made, _ = FORMS["scipy_coo"](graph)
         device = device_of(backend)
@@ -47,7 +50,7 @@ class Case:
         options = {"edge_data": True, "backward": True} | options
         self.plan: AttentionPlan = plan_attention(made, backend=backend, device=device, **options)
         self.tensors = [tensor.to(device).requires_grad_() for tensor in qkv(graph.shape, 2, 8, dtype)]
-        self.data = map_tensors(edge_inputs("all", graph.num_edges, 2, 8, dtype), self._leaf)
+        self.data = map_tensors(edge_inputs(kind, graph.num_edges, 2, 8, dtype), self._leaf)
 
     def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.to(self.tensors[0].device)
@@ -77,19 +80,20 @@ def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
     operands = case.plan._operands
     plan = (operands.tensors, operands.numbers, operands.layout, SCALE)
     if not with_edges:
-        return *plan, [], 0.0, 0.0
+        return *plan, [], [False] * 8, 0.0, 0.0
     seed = torch.tensor([5], device=case.plan.device)
-    edges = case.plan.call(*case.tensors, edges=case.data, dropout=Dropout(0.3, seed)).edges
-    given = [None if tensor is None else tensor.detach() for tensor in edges.tensors()]
-    for tensor in given[: len(FLOATS)]:
-        tensor.requires_grad_()
-    return *plan, given, edges.clamp, 0.3
+    data = replace(case.data, multiplier=None)
+    edges = case.plan.call(*case.tensors, edges=data, dropout=Dropout(0.3, seed)).edges
+    given = [tensor.detach() for tensor in edges.tensors() if tensor is not None]
+    for tensor in given:
+        tensor.requires_grad_(tensor.is_floating_point())
+    return *plan, given, [tensor is not None for tensor in edges.tensors()], edges.clamp, 0.3
 
 
 def detached(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments of an operator without gradients."""
-    *plan, given, clamp, rate = arguments
-    return *plan, [None if tensor is None else tensor.detach() for tensor in given], clamp, rate
+    *plan, given, is_given, clamp, rate = arguments
+    return *plan, [tensor.detach() for tensor in given], is_given, clamp, rate
 
 
 @pytest.mark.parametrize("with_edges", [False, True])
@@ -97,29 +101,41 @@ def detached(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def test_torchs_checks_of_the_forward_operator(backend, with_edges):
     for dtype in types_of(backend):
         case = Case(backend, dtype=dtype)
-        rest = detached(operator_arguments(case, with_edges))
-        tensors = [tensor.detach() for tensor in case.tensors]
-        for out_dtype, with_lse in ((torch.float32, True), (dtype, False)):
-            torch.library.opcheck(torch.ops.fused3s.attention, (*tensors, *rest, out_dtype, with_lse))
+        rest = operator_arguments(case, with_edges)
+        torch.library.opcheck(torch.ops.fused3s.attention, (*case.tensors, *rest, torch.float32, True))
+    tensors = [tensor.detach() for tensor in case.tensors]
+    torch.library.opcheck(torch.ops.fused3s.attention, (*tensors, *detached(rest), dtype, False))
 
 
 @pytest.mark.parametrize("with_edges", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_torchs_checks_of_both_operators_with_strided_inputs(backend, with_edges):
     case = Case(backend)
-    rest = detached(operator_arguments(case, with_edges))
+    rest = operator_arguments(case, with_edges)
     q, k, v = (tensor.detach() for tensor in case.tensors)
     q, k = torch.stack([q, k], 1).unbind(1)  # views of [N, 2, H, d]
-    inputs = (q, k, heads_first(v))
+    inputs = [tensor.requires_grad_() for tensor in (q, k, heads_first(v))]
     torch.library.opcheck(torch.ops.fused3s.attention, (*inputs, *rest, torch.float32, True))
+    inputs, rest = [tensor.detach() for tensor in inputs], detached(rest)
     output, lse = torch.ops.fused3s.attention(*inputs, *rest, torch.float32, True)
     grad_output = heads_first(torch.randn_like(output))
-    wanted = [True, False, True] + [with_edges] * 6
+    wanted = [True, False, True, with_edges, False] + [with_edges] * 4
     torch.library.opcheck(torch.ops.fused3s.attention_backward, (*inputs, *rest, output, lse, grad_output, wanted))
 
 
 def heads_first(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def test_a_gradient_of_the_operators_needs_what_they_can_give():
+    case = Case("formula")
+    attention = partial(torch.ops.fused3s.attention, *case.tensors, *operator_arguments(case, False), torch.float32)
+    with pytest.raises(ValueError, match="called with with_lse=False, but its gradient reads the log-sum-exp"):
+        attention(False)[0].sum().backward()
+    output, _ = attention(True)
+    first = torch.autograd.grad(output.sum(), case.tensors[0], create_graph=True)[0]
+    with pytest.raises(NotImplementedError, match="backend formula has no second derivatives"):
+        first.sum().backward()
 
 
 def compiled(function: Any, backend: str) -> Any:
@@ -155,6 +171,37 @@ def test_a_compiled_call_takes_edge_data_and_dropout(backend):
         outputs = (call(*case.tensors, case.plan.bind_edges(case.data), seed.clone()) for call in (function, attention))
         assert_same_call(*outputs, case.leaves)
         seed += 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["formula", "csr_unfused", FUSED])
+def test_a_compiled_call_has_the_gradients_of_each_kind_of_edge_data(backend, kind):
+    """Of weights and of one tensor for both weights, too; weights come with the call, or change bound edges."""
+    case = Case(backend, kind=kind)
+    weight = case.data.key_weight
+    same_weight = {} if weight is None else {"key_weight": weight, "value_weight": weight}
+
+    def attention(q, k, v, bound, others):
+        return case.plan(q, k, v, edges=bound) + case.plan(q, q, v, edges=replace(bound, **others))
+
+    outputs = (
+        function(*case.tensors, case.plan.bind_edges(case.data), same_weight)
+        for function in (compiled(attention, backend), attention)
+    )
+    assert_same_call(*outputs, case.leaves)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_call_binds_edge_data(backend):
+    case = Case(backend, kind="features")
+
+    def attention(q, k, v, bias, features, weight):
+        data = EdgeData(bias, features=features, key_weight=weight, value_weight=weight, clamp=2.0)
+        return case.plan(q, k, v, edges=data)
+
+    bias = torch.randn_like(case.data.features[:, 0]).requires_grad_()
+    leaves = [*case.tensors, bias, case.data.features, case.data.key_weight]
+    assert_same_call(compiled(attention, backend)(*leaves), attention(*leaves), leaves)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -245,7 +292,14 @@ def test_an_exported_program_holds_its_plan(backend, strict, tmp_path):
     module = Projected(case.plan, tensors[0].dtype)
     torch.export.save(torch.export.export(module, tensors, strict=strict), tmp_path / "program.pt2")
     loaded = torch.export.load(tmp_path / "program.pt2").module()
-    same(loaded(*tensors), module(*tensors))
+    outputs = loaded(*tensors), module(*tensors)
+    same(*outputs)
+    gradients = (
+        torch.autograd.grad(output.sum(), list(each.parameters()))
+        for output, each in zip(outputs, (loaded, module), strict=True)
+    )
+    for left, right in zip(*gradients, strict=True):
+        same(left, right)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
