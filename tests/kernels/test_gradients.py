@@ -30,6 +30,7 @@ from kernels import AttentionPlan, BackendUnavailableError, EdgeData, plan_atten
 from kernels import plan as plan_module
 from kernels.backends.base import Gradients
 from kernels.dropout import Dropout, kept_edges
+from kernels.edge_data import FLOATS
 from kernels.runtime.cuda_graph import capture
 
 DOUBLE = torch.float64
@@ -222,6 +223,76 @@ def test_the_log_sum_exp_carries_no_gradient(backend):
     assert planned(backend, graph)(*one_head, return_lse=True)[1].shape == lse.shape[:1]
 
 
+class TestBackwardWithoutAutograd:
+    """`plan.backward` against autograd through the call of the plan."""
+
+    DROPOUT = Dropout(0.3, 11)
+
+    @pytest.mark.parametrize("kind", [None, *KINDS])
+    def test_it_is_what_autograd_gets(self, kind):
+        graph = EDGE_LISTS["repeated"]()
+        made, order = FORMS["torch_csr"](graph)
+        plan = planned("formula", made, backward=True)
+        data = EdgeData() if kind is None else in_order(edge_inputs(kind, graph.num_edges, 2, 5, DOUBLE), order)
+        tensors = [tensor.requires_grad_() for tensor in qkv(graph.shape, 2, 5, DOUBLE)]
+        bound = None if kind is None else plan.bind_edges(data)
+        leaves = dict(zip(("query", "key", "value"), tensors, strict=True))
+        if bound is not None:
+            given = {name: getattr(bound, name) for name in FLOATS}
+            leaves |= {name: each.requires_grad_() for name, each in given.items() if each is not None}
+        options = {"scale": SCALE, "edges": bound, "dropout": self.DROPOUT}
+        output, lse = plan(*tensors, return_lse=True, **options)
+        grad_output = torch.randn_like(output)
+        expected = torch.autograd.grad(output, leaves.values(), grad_output)
+        with torch.no_grad():
+            found = plan.backward(grad_output, *tensors, output, lse, wanted=leaves, **options)
+        for name, gradient in zip(leaves, expected, strict=True):
+            assert torch.equal(getattr(found, name), gradient), name
+        assert {name for name, each in found._asdict().items() if each is not None} == leaves.keys()
+
+    def test_only_what_is_wanted_is_computed(self, formula):
+        graph, tensors, data = whole_case()
+        plan = planned("formula", graph, backward=True)
+        with torch.no_grad():
+            bound = plan.bind_edges(data)
+            output, lse = plan(*tensors, return_lse=True, edges=bound)
+            of_rows = plan.backward(torch.ones_like(output), *tensors, output, lse, edges=bound)
+            of_weight = plan.backward(
+                torch.ones_like(output), *tensors, output, lse, edges=bound, wanted=["key_weight"]
+            )
+        assert formula.wanted == [{"query", "key", "value"}, {"key_weight"}]
+        assert all(each is not None for each in of_rows[:3])
+        assert of_weight.query is of_rows.key_weight is None
+        assert of_weight.key_weight.shape == data.key_weight.shape
+
+    @pytest.mark.parametrize(("backend", "backward"), [("formula", False), ("reference", True)])
+    def test_a_plan_without_it_is_named(self, backend, backward):
+        graph, tensors, _ = whole_case()
+        plan = planned(backend, graph, backward=backward)
+        output, lse = plan(*tensors, return_lse=True)
+        with pytest.raises(
+            ValueError, match=f"^backward: got a plan of {backend} with backward={backward}; .* is needed"
+        ):
+            plan.backward(torch.ones_like(output), *tensors, output, lse)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_that_are_one_tensor_and_weights_of_bound_edges_have_gradients(backend):
+    skip_if_missing(backend)
+    graph, tensors, data = whole_case()
+    plan = planned(backend, graph)
+    weight = data.key_weight
+    shared = replace(data, value_weight=weight)
+    apart = replace(data, value_weight=weight.detach().clone().requires_grad_())
+    of_key, of_value = torch.autograd.grad(
+        plan(*tensors, edges=apart).square().sum(), (apart.key_weight, apart.value_weight)
+    )
+    bound = replace(plan.bind_edges(replace(data, key_weight=None)), key_weight=weight, value_weight=weight)
+    for edges in (shared, bound):
+        (found,) = torch.autograd.grad(plan(*tensors, edges=edges).square().sum(), weight)
+        close(found, of_key + of_value)
+
+
 class TestBackwardOfAPlan:
     def test_it_is_built_once_at_the_first_call_that_needs_it(self, formula):
         graph, tensors, _ = whole_case()
@@ -309,16 +380,17 @@ class TestWithoutDerivative:
             plan(*tensors)
 
     def test_auto_passes_over_it(self, monkeypatch, caplog):
+        monkeypatch.setattr(REGISTRY["fused3s"], "has_backward", False)
         for name, backend in REGISTRY.items():
-            reason = None if name in ("fused3s_paper", "reference") else "not here"
+            reason = None if name in ("fused3s", "reference") else "not here"
             monkeypatch.setattr(backend, "unavailable", lambda device, reason=reason: reason)
         graph, _, _ = whole_case()
         with caplog.at_level("INFO", logger="kernels"):
             plan = plan_attention(graph, device="cpu", backward=True)
         assert plan.backend == "reference"
-        assert "not fused3s_paper: it computes the forward pass only" in caplog.text
+        assert "not fused3s: it computes the forward pass only" in caplog.text
         monkeypatch.setattr(REGISTRY["reference"], "unavailable", lambda device: "not here")
-        with pytest.raises(BackendUnavailableError, match="not fused3s_paper: it computes the forward pass only"):
+        with pytest.raises(BackendUnavailableError, match="not fused3s: it computes the forward pass only"):
             plan_attention(graph, device="cpu", backward=True)
 
     @pytest.mark.parametrize("backend", ["formula", "dgl"])
