@@ -313,7 +313,7 @@ def test_auto_needs_a_backend_with_edge_data(monkeypatch, caplog):
         monkeypatch.setattr(backend, "takes_edges", name == "csr_unfused")
     with caplog.at_level("INFO", logger="kernels"):
         assert planned("auto", whole_case()[0]).backend == "csr_unfused"
-    assert "not fused3s_paper: it takes no edge data, which only csr_unfused do" in caplog.text
+    assert "not fused3s: it takes no edge data, which only csr_unfused do" in caplog.text
 
 
 def test_the_dgl_backend_makes_no_tensor_of_edges_by_columns():
