@@ -57,16 +57,16 @@ def gradients_of(
         places = [place for place, name in enumerate(Gradients._fields) if name in wanted]
         for place in places:
             given[place] = given[place].detach().requires_grad_()
-        output = backend.attend(data, with_tensors(call, given)._replace(out_dtype=output.dtype, lse=None))
+        output = backend.attend(data, with_tensors(call, given, None)._replace(out_dtype=output.dtype))
         found = torch.autograd.grad(output, [given[place] for place in places], grad_output)
     return Gradients(**{Gradients._fields[place]: each for place, each in zip(places, found, strict=True)})
 
 
-def with_tensors(call: Call, tensors: Sequence[torch.Tensor | None]) -> Call:
-    """The call with other query, key, value and tensors of edge data."""
+def with_tensors(call: Call, tensors: Sequence[torch.Tensor | None], lse: torch.Tensor | None) -> Call:
+    """The call with other query, key, value and tensors of edge data, and with this log-sum-exp."""
     query, key, value, *terms = tensors
     edges = call.edges.with_tensors(terms) if terms else None
-    return Call(query, key, value, call.scale, call.out_dtype, call.lse, edges)
+    return Call(query, key, value, call.scale, call.out_dtype, lse, edges)
 
 
 @lru_cache
@@ -103,7 +103,7 @@ class _Attention(torch.autograd.Function):
         wanted = names_of(ctx.needs_input_grad[3 : 3 + NUM_INPUTS])
         output, lse, *tensors = ctx.saved_tensors
         backend, data, call = ctx.call
-        call = with_tensors(call._replace(lse=lse), tensors)
+        call = with_tensors(call, tensors, lse)
         is_joint = wanted >= OF_ROWS and lie_side_by_side(*call[:3])
         into = new_side_by_side(call.query) if is_joint else None
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
@@ -118,7 +118,7 @@ class _TransformedAttention(_Attention):
 
     @staticmethod
     def forward(backend: Backend, data: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
-        return backend.attend(data, with_tensors(call, tensors))
+        return backend.attend(data, with_tensors(call, tensors, call.lse))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -168,7 +168,7 @@ class _Gradients(torch.autograd.Function):
         grad_output: torch.Tensor,
         *tensors: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
-        call = with_tensors(call._replace(lse=lse), tensors)
+        call = with_tensors(call, tensors, lse)
         return backend.attend_backward(data, call, output, grad_output, wanted, into)
 
     @staticmethod

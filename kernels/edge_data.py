@@ -106,9 +106,11 @@ class BoundEdges:
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
         """The same with other `tensors()`."""
-        *own, seed = tensors
+        *of_scores, features, key_weight, value_weight, type_weight, types, seed = tensors
+        weights = key_weight, value_weight, type_weight
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
-        return replace(self, **dict(zip(TENSORS, own, strict=True)), dropout=dropout)
+        sizes = self.num_features, self.num_types  # no dataclasses.replace: its time is that of a launch
+        return BoundEdges(self.order, *of_scores, features, types, *sizes, *weights, self.clamp, dropout)
 
 
 FLOATS = ("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight")  # with gradients

@@ -151,7 +151,7 @@ def _backward(
     if of_features or of_edges:
         wanted = names_of((True, True, True, False, False, of_features, of_edges, of_edges))
     output, lse, *tensors = saved
-    attention = with_tensors(attention._replace(lse=lse), tensors)
+    attention = with_tensors(attention, tensors, lse)
     backend = REGISTRY[plan.backend]
     found = backend.attend_backward(
         plan.data, attention, output, grad_output.view(output.shape), wanted, tuple(columns[-3:])
