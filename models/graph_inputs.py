@@ -21,11 +21,11 @@ class Attention(Protocol):
     """Sparse attention over one graph, such as the plan that `kernels.plan_attention(graph, ...)` returns.
 
     q, k, v: [N, H, head_dim], strided views with a contiguous last dimension. Returns [N, H, head_dim] in out_dtype;
-    rows without in-edges are zero. edge_terms: `edges` and `clamp` of a plan, from models with edge features.
+    rows without in-edges are zero. options: `edges` and `dropout` of a plan, from models that have them.
     """
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype | None, **edge_terms: Any
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype | None, **options: Any
     ) -> Tensor: ...
 
 
