@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from kernels.backends.base import Backend, InputSpec
+from kernels.backends.base import Backend, Call, InputSpec
 from kernels.backends.cuda import refuse_gradients
-from kernels.edge_data import EdgeTerms
+from kernels.edge_data import BoundEdges
 from kernels.formats.edges import canonical_csr
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -67,7 +67,7 @@ class AnemoiBackend(Backend):
     autograd = False
 
     def __init__(self) -> None:
-        self._kept = WeakTensorKeyDictionary()  # features -> KeptEdgeTensor
+        self._kept = WeakTensorKeyDictionary()  # padded features -> KeptEdgeTensor
 
     def unavailable(self, device: torch.device) -> str | None:
         if not torch.cuda.is_available():
@@ -97,36 +97,27 @@ class AnemoiBackend(Backend):
         shape = (data.row.numel(), inputs.num_heads, inputs.head_dim)
         return replace(data, zeros=torch.zeros(shape, dtype=inputs.dtype, device=device))
 
-    def keep_edge_tensor(self, features: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Make the edge tensor of these two and keep it for the calls of `attend` that bring the same two objects.
+    def keep_edge_tensor(self, edges: BoundEdges) -> torch.Tensor:
+        """Make the edge tensor of features and key weight and keep it for the calls that bring the same two objects.
 
-        It is complete on the device when this returns, and is dropped with `features`. After a change of either in
+        It is complete on the device when this returns, and is dropped with the features. After a change of either in
         place, `attend` makes its own; a CUDA graph that was captured with the kept one goes on reading it.
 
         Args:
-            features: [nnz, r] in the order of the format, as bound edges hold it; no inference tensor.
-            weight: [H, d, r], the same type; no inference tensor.
+            edges: no tensor of it is an inference tensor.
 
         Returns:
             [nnz, H, d] of their type.
         """
-        tensor = edge_tensor(features, weight)
+        tensor = edge_tensor(edges.features, edges.key_weight)
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
+        features, weight = edges.padded_features, edges.key_weight
         self._kept[features] = KeptEdgeTensor(tensor, weight, (features._version, weight._version))
         return tensor
 
-    def attend(
-        self,
-        data: AnemoiData,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-        edges: EdgeTerms | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: AnemoiData, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, _, edges = call
         if query.numel() > MAX_ELEMENTS:
             raise ValueError(
                 f"q: got shape {tuple(query.shape)}, {query.numel()} elements; backend anemoi takes up to "
@@ -148,7 +139,7 @@ class AnemoiBackend(Backend):
             return data.zeros
         return key.new_zeros(shape)
 
-    def _edge_tensor(self, data: AnemoiData, key: torch.Tensor, edges: EdgeTerms) -> torch.Tensor:
+    def _edge_tensor(self, data: AnemoiData, key: torch.Tensor, edges: BoundEdges) -> torch.Tensor:
         """The edge tensor of a call.
 
         Raises:
@@ -163,14 +154,14 @@ class AnemoiBackend(Backend):
             return self._zeros(data, key)
         if not _same_values(edges.key_weight, edges.value_weight):
             raise ValueError(
-                "edge_key_weight, edge_value_weight: backend anemoi adds one edge tensor to keys and values, so both "
+                "key_weight, value_weight: backend anemoi adds one edge tensor to keys and values, so both "
                 "weights must be given and equal (backend='fused3s' takes two)"
             )
-        kept = self._kept.get(edges.features)
+        kept = self._kept.get(edges.padded_features)
         if (
             kept is not None
             and kept.weight is edges.key_weight
-            and kept.versions == (edges.features._version, edges.key_weight._version)
+            and kept.versions == (edges.padded_features._version, edges.key_weight._version)
         ):
             return kept.tensor
         return edge_tensor(edges.features, edges.key_weight)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.backends.base import InputSpec
+from kernels.backends.base import Call, InputSpec
 from kernels.backends.cuda import HALF_TYPES, MAX_DIM, CudaBackend, KernelInstance, aligned_rows, refuse_gradients
 from kernels.errors import UnsupportedGraphError
 from kernels.formats.edges import canonical_csr, rows_of_edges
@@ -95,16 +95,8 @@ class DFGNNTilingBackend(_DFGNNBackend):
             get_kernel(self.instance(inputs.head_dim), device.index)
         return data
 
-    def attend(
-        self,
-        data: TilingData,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: TilingData, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, *_ = call
         query, key, value = (aligned_rows(tensor, 4) for tensor in self._convert(query, key, value))
         num_rows, num_heads, dim = query.shape
         output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
@@ -136,16 +128,8 @@ class DFGNNHyperBackend(_DFGNNBackend):
             get_kernel(self.instance(inputs.head_dim), device.index)
         return data
 
-    def attend(
-        self,
-        data: HyperData,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: HyperData, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, *_ = call
         num_rows, num_heads, dim = query.shape
         instance = self.instance(dim)
         load_bytes = 4 * instance.arguments[0]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from fused3s_dgl import dgl_has_cuda, import_dgl
-from kernels.backends.base import Backend, InputSpec, dropout_factors
-from kernels.edge_data import EdgeTerms
+from kernels.backends.base import Backend, Call, InputSpec, dropout_factors
+from kernels.edge_data import BoundEdges, transform_scores
 from kernels.formats.bsb import BSB
 from kernels.once_differentiable import once_differentiable
 
@@ -36,26 +36,12 @@ class DGLBackend(Backend):
         csc = (indptr, indices.long(), edge_ids)
         return dgl.create_block(("csc", csc), num_src_nodes=bsb.shape[1], num_dst_nodes=bsb.shape[0]).to(device)
 
-    def attend(
-        self,
-        data: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-        edges: EdgeTerms | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: Any, call: Call) -> torch.Tensor:
         import_dgl()
         from dgl import ops
         from dgl.nn.functional import edge_softmax
 
-        query, key, value, edges = once_differentiable(self.name, query, key, value, edges)
-        # DGL's CPU kernels take no 16-bit floats.
-        if query.dtype.itemsize == 2:
-            query, key, value = query.float(), key.float(), value.float()
-            edges = None if edges is None else edges.to(torch.float32)
+        query, key, value, scale, out_dtype, _, edges = once_differentiable(self.name, call).without_halves()
         if edges is None:
             score = ops.u_dot_v(data, key, query * scale)
             return ops.u_mul_e_sum(data, value, edge_softmax(data, score)).to(out_dtype)
@@ -75,7 +61,7 @@ class DGLBackend(Backend):
         return output.to(out_dtype)
 
 
-def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, edges: EdgeTerms) -> torch.Tensor:
+def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, edges: BoundEdges) -> torch.Tensor:
     """[nnz, H, 1]: the score of each edge for a scaled query, without a tensor of [nnz, H, d]."""
     from dgl import ops
 
@@ -88,8 +74,4 @@ def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, edges: EdgeT
     if edges.key_weight is not None:
         projected = torch.einsum("nhd,hdr->nhr", query, edges.key_weight)
         score = score + ops.e_dot_v(graph, edges.features.unsqueeze(1), projected)
-    if edges.multiplier is not None:
-        score = score * edges.multiplier.unsqueeze(-1)
-    if edges.bias is not None:
-        score = score + edges.bias.unsqueeze(-1)
-    return score if edges.clamp is None else score.clamp(-edges.clamp, edges.clamp)
+    return transform_scores(score.squeeze(-1), edges).unsqueeze(-1)

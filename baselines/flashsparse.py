@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.backends.base import InputSpec
+from kernels.backends.base import Call, InputSpec
 from kernels.backends.cuda import KernelInstance, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
 from kernels.formats.bsb import BSB
 from kernels.fragments import WARP_SIZE
@@ -140,16 +140,8 @@ class FlashSparseBackend(TensorCoreBackend):
                 get_kernel(instance, device.index)
         return FlashSparseData(bsb, Parts.of(bsb))
 
-    def attend(
-        self,
-        data: FlashSparseData,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: FlashSparseData, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, *_ = call
         check_out_dtype(out_dtype, query.dtype)
         refuse_gradients(self.name, query, key, value)
         query, key = aligned_rows(query, 16), aligned_rows(key, 16)

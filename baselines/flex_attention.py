@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from kernels.backends.base import Backend, InputSpec
+from kernels.backends.base import Backend, Call, InputSpec
 from kernels.errors import UnsupportedGraphError
 from kernels.formats.edges import canonical_csr, is_distinct, rows_of_edges
 
@@ -62,16 +62,8 @@ class FlexAttentionBackend(Backend):
         # fullgraph: where torch gives up compiling it must say so, not fall back to dense attention.
         return FlexData(block_mask, torch.compile(_own_code(_attend), fullgraph=True, dynamic=False))
 
-    def attend(
-        self,
-        data: FlexData,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: FlexData, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, *_ = call
         if data.block_mask is None:
             nothing = torch.ones_like(query, dtype=torch.bool)
             return query.masked_fill(nothing, 0).to(out_dtype)  # keeps a gradient, of zeros

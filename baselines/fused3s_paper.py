@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from kernels.backends.base import InputSpec
+from kernels.backends.base import Call, InputSpec
 from kernels.backends.cuda import TensorCoreBackend, check_out_dtype, checked_inputs
 from kernels.formats.bsb import BSB, PAPER_TILE
 from kernels.fragments import WARP_SIZE
@@ -112,16 +112,8 @@ class Fused3SPaperBackend(TensorCoreBackend):
             get_kernel(PaperKernelSpec(inputs.dtype, out_dtype, inputs.head_dim), device.index)
         return bsb
 
-    def attend(
-        self,
-        data: BSB,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: BSB, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, *_ = call
         spec = PaperKernelSpec(query.dtype, out_dtype, query.shape[-1])
         return launch(spec, data, query, key, value, scale)
 

@@ -15,8 +15,8 @@ from typing import Any, Optional
 
 import torch
 
-from kernels.backends.base import Backend, InputSpec, dropout_factors
-from kernels.edge_data import EdgeTerms
+from kernels.backends.base import Backend, Call, InputSpec, dropout_factors
+from kernels.edge_data import BoundEdges, transform_scores
 from kernels.formats.edges import canonical_csr, rows_of_edges
 
 
@@ -43,17 +43,8 @@ class PyGBackend(Backend):
         indptr, indices = canonical_csr(graph, device)
         return EdgeIndex(torch.stack([indices.long(), rows_of_edges(indptr)]))
 
-    def attend(
-        self,
-        data: EdgeIndex,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-        edges: EdgeTerms | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: EdgeIndex, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, _, edges = call
         size = (key.shape[0], query.shape[0])
         factors = None
         if edges is not None and edges.dropout is not None:
@@ -80,7 +71,7 @@ def _attention_layer() -> torch.nn.Module:
             key: torch.Tensor,
             value: torch.Tensor,
             scale: float,
-            edges: EdgeTerms | None,
+            edges: BoundEdges | None,
             factors: torch.Tensor | None,
         ) -> torch.Tensor:
             inputs = {"query": query, "key": key, "value": value, "scale": scale, "edges": edges, "factors": factors}
@@ -92,7 +83,7 @@ def _attention_layer() -> torch.nn.Module:
             key_j: torch.Tensor,
             value_j: torch.Tensor,
             scale: float,
-            edges: Optional[EdgeTerms],  # noqa: UP045 (PyG reads the annotations, and not this `X | None`)
+            edges: Optional[BoundEdges],  # noqa: UP045 (PyG reads the annotations, and not this `X | None`)
             factors: Optional[torch.Tensor],  # noqa: UP045
             index: torch.Tensor,
             ptr: Optional[torch.Tensor],  # noqa: UP045
@@ -109,12 +100,7 @@ def _attention_layer() -> torch.nn.Module:
             if edges.value_weight is not None:
                 value_j = value_j + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
             score = (query_i * key_j).sum(dim=-1) * scale
-            if edges.multiplier is not None:
-                score = score * edges.multiplier
-            if edges.bias is not None:
-                score = score + edges.bias
-            if edges.clamp is not None:
-                score = score.clamp(-edges.clamp, edges.clamp)
+            score = transform_scores(score, edges)
             # PyG's softmax and its gradient make NaN of a row with only -inf.
             hidden = score == -torch.inf
             score = score.masked_fill(hidden, torch.finfo(score.dtype).min)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.backends.base import Backend, InputSpec
+from kernels.backends.base import Backend, Call, InputSpec
 from kernels.errors import UnsupportedGraphError
 from kernels.formats.edges import canonical_csr, rows_of_edges
 
@@ -118,16 +118,8 @@ class SDPAPaddedBackend(Backend):
     def rebuild(self, data: PaddedData, device: torch.device, inputs: InputSpec) -> PaddedData:
         return replace(data, mask=None if inputs.dtype is None else data.mask_of(inputs.dtype))
 
-    def attend(
-        self,
-        data: PaddedData,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: PaddedData, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, *_ = call
         packing = data.packing
         if data.col.numel() == 0:
             nothing = torch.ones_like(query, dtype=torch.bool)

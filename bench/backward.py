@@ -91,9 +91,7 @@ class BackwardBench(GraphBench):
         output, lse = forward()
 
         def backward() -> Gradients:
-            found = backend.attend_backward(
-                plan.data, grad_output, query, key, value, output, lse, scale, None, GRADIENTS
-            )
+            found = plan.backward(grad_output, query, key, value, output, lse, scale=scale)
             return found.query, found.key, found.value
 
         error = largest_gradient_error(backward(), problem.expected)

@@ -73,10 +73,8 @@ class EdgeInputs:
     def bind(self, plan: Any) -> dict[str, Any]:
         """Keyword arguments of calls of a plan; the data is checked and sorted into the plan's order here, once."""
         bias = self.bias.squeeze(1) if self.bias is not None and self.bias.shape[1] == 1 else self.bias
-        bound = plan.bind_edges(EdgeData(bias=bias, features=self.features, types=self.types))
-        weights = {"edge_key_weight": self.weight, "edge_value_weight": self.weight}
-        weights["edge_type_weight"] = self.type_weight
-        return {"edges": bound} | {name: one for name, one in weights.items() if one is not None}
+        weights = {"key_weight": self.weight, "value_weight": self.weight, "type_weight": self.type_weight}
+        return {"edges": plan.bind_edges(EdgeData(bias=bias, features=self.features, types=self.types, **weights))}
 
     def _map(self, change: Callable[[str, Tensor], Tensor]) -> "EdgeInputs":
         given = {field.name: getattr(self, field.name) for field in fields(self)}

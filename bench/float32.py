@@ -19,7 +19,6 @@ import torch
 
 import kernels
 from baselines import REGISTRY
-from bench.backward import GRADIENTS
 from bench.checks import float64_attention, largest_row_error
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import ALLOWED_ERROR, checked_columns
@@ -140,8 +139,7 @@ class Problem:
         output, lse = with_precision(kernel.precision, forward) if is_ours else (None, None)
 
         def backward() -> object:
-            tensors = grad_output, query, key, value, output, lse
-            found = backend.attend_backward(plan.data, *tensors, scale, None, GRADIENTS)
+            found = plan.backward(grad_output, query, key, value, output, lse, scale=scale)
             return found.query, found.key, found.value
 
         run = backward if self._region == BACKWARD else forward

@@ -280,7 +280,7 @@ def plan(
     planned = kernels.plan_attention(pattern, backend=cell.backend, device=device, reorder=cell.order, **inputs)
     bound = edges.to(cell.torch_dtype).bind(planned) if edges else {}
     if bound and cell.backend == ANEMOI:
-        REGISTRY[ANEMOI].keep_edge_tensor(bound["edges"].features, bound["edge_key_weight"])
+        REGISTRY[ANEMOI].keep_edge_tensor(bound["edges"])
     return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=out_dtype, **bound), planned.order
 
 

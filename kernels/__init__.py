@@ -10,6 +10,7 @@ Direction: rows of A are queries, columns are keys. For a DGLGraph a node attend
 
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
 from .captured_step import capture_step, copy_padded_
+from .dropout import Dropout
 from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .formats.bsb import BSB
@@ -22,6 +23,7 @@ __all__ = [
     "BackendInfo",
     "BackendUnavailableError",
     "BoundEdges",
+    "Dropout",
     "EdgeData",
     "KernelCompileError",
     "PlanRoom",

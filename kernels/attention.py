@@ -65,6 +65,7 @@ from .arguments import check_dtype, check_flag, check_integer, check_word, resol
 from .autocast import input_type
 from .backends import AUTO, REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
+from .dropout import Dropout
 from .edge_data import EdgeData
 from .errors import BackendUnavailableError, SlowerBackendWarning, UnsupportedGraphError
 from .formats.csr import csr_from_edges
@@ -195,12 +196,7 @@ def sparse_attention(
     backend: str = "auto",
     out_dtype: torch.dtype | None = None,
     edges: EdgeData | None = None,
-    edge_key_weight: torch.Tensor | None = None,
-    edge_value_weight: torch.Tensor | None = None,
-    edge_type_weight: torch.Tensor | None = None,
-    clamp: float | None = None,
-    dropout: float = 0.0,
-    dropout_seed: torch.Tensor | int | None = None,
+    dropout: Dropout | float = 0.0,
 ) -> torch.Tensor:
     """softmax(scale * q k^T masked by graph) v, with edge data as in `kernels.edge_data`; differentiable.
 
@@ -214,14 +210,9 @@ def sparse_attention(
         scale: factor of the scores; None means 1/sqrt(d).
         backend: a name of `list_backends()`, or "auto" for the fastest that can run.
         out_dtype: type of the result; None means q's type. `fused3s_paper` writes torch.float32 or q's type.
-        edges: tensors of the graph's edges, in its own edge order; see `EdgeData`.
-        edge_key_weight, edge_value_weight: [H, d, r], q's type: W and W' of the features; H is 1 where q
-            has two dimensions.
-        edge_type_weight: [T, H, d], q's type: the vector of each edge type, a factor of the key.
-        clamp: c, a positive number: scores are clamped to -c to c, after the bias.
-        dropout: probability that a weight of the softmax is 0, for each edge and head; 0 for none, below 1.
-        dropout_seed: of the mask. An int; or [1] int64 on q's device, which a captured CUDA graph reads anew at each
-            replay: change it in place; or None: drawn from torch's default generator of the device.
+        edges: data of the graph's edges, in its own edge order, with weights and a clamp; see `EdgeData`.
+        dropout: probability that a weight of the softmax is 0, for each edge and head; 0 for none, below 1. A
+            `Dropout(rate, seed)` draws the mask of a seed.
 
     Returns:
         q's shape, contiguous.
@@ -239,16 +230,9 @@ def sparse_attention(
         raise ValueError(f"q: got shape {tuple(q.shape)}; d must be at least 1")
     if q.dtype not in DTYPES:
         raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")
-    edge_arguments = {
-        "edges": edges,
-        "edge_key_weight": edge_key_weight,
-        "edge_value_weight": edge_value_weight,
-        "edge_type_weight": edge_type_weight,
-        "clamp": clamp,
-    }
-    inputs = (q, k, v, edge_key_weight, edge_value_weight, edge_type_weight)
-    if isinstance(edges, EdgeData):
-        inputs += (edges.bias, edges.multiplier, edges.features)
+    inputs = [q, k, v]
+    if edges is not None:
+        inputs += vars(edges).values() if isinstance(edges, EdgeData) else [edges]
     plan = plan_attention(
         graph,
         shape=shape,
@@ -258,10 +242,10 @@ def sparse_attention(
         head_dim=q.shape[-1],
         num_heads=q.shape[1] if q.dim() == 3 else 1,
         out_dtype=out_dtype,
-        edge_data=any(argument is not None for argument in edge_arguments.values()),
+        edge_data=edges is not None,
         backward=torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in inputs),
     )
-    return plan(q, k, v, scale=scale, out_dtype=out_dtype, dropout=dropout, dropout_seed=dropout_seed, **edge_arguments)
+    return plan(q, k, v, scale=scale, out_dtype=out_dtype, edges=edges, dropout=dropout)
 
 
 @lru_cache(typed=True)  # a new graph in every step of a training has the same inputs; typed: 1 is no True

@@ -1,197 +1,118 @@
 """Gradients of the backends with a backward pass of their own: `attend` and `attend_backward` as one autograd function.
 
 Reverse mode, once: double backward, forward mode and vmap raise an error. Backends made of torch calls need none of
-this (`Backend.autograd`).
+this (`Backend.autograd`); calls that torch.compile traces have theirs from `kernels.operators`.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from .backends.base import Backend, Gradients, Memory
+from .backends.base import Backend, Call, Gradients, Memory
 from .dropout import Dropout
-from .edge_data import EdgeTerms
+from .edge_data import FLOATS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 from .torch_private import autograd_active, functorch_active
 
-DIFFERENTIABLE = Gradients._fields
-FLOAT_TERMS = DIFFERENTIABLE[3:]  # fields of EdgeTerms, after query, key and value
-NUM_TERMS = len(FLOAT_TERMS) + 2  # and types, seed
-
-Terms = tuple[torch.Tensor | None, ...]
-NO_TERMS: Terms = (None,) * NUM_TERMS
+OF_ROWS = frozenset(("query", "key", "value"))
+NUM_INPUTS = 3 + len(FLOATS)  # with gradients: the fields of `Gradients`
 
 
-def is_differentiated(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, edges: EdgeTerms | None = None
-) -> bool:
+def is_differentiated(call: Call) -> bool:
     """Whether autograd records a tensor of the call, or forward mode or a transform of torch.func runs."""
     if torch.is_grad_enabled():
-        if query.requires_grad or key.requires_grad or value.requires_grad:
+        if call.query.requires_grad or call.key.requires_grad or call.value.requires_grad:
             return True
-        if edges is not None and any(term is not None and term.requires_grad for term in _float_terms(edges)):
+        edges = call.edges
+        if edges is not None and any(each is not None and each.requires_grad for each in edges.tensors()):
             return True
     return is_transformed()
 
 
-def attend_with_gradients(
+def attend_with_gradients(backend: Backend, data: Any, call: Call) -> torch.Tensor:
+    """`backend.attend` of a call with a log-sum-exp, with gradients by `backend.attend_backward`."""
+    terms = () if call.edges is None else call.edges.tensors()
+    function = _TransformedAttention if is_transformed() else _Attention
+    return function.apply(backend, data, call, *call[:3], *terms)
+
+
+def gradients_of(
     backend: Backend,
     data: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    out_dtype: torch.dtype,
-    lse: torch.Tensor,
-    edges: EdgeTerms | None = None,
-) -> torch.Tensor:
-    """`backend.attend` with gradients by `backend.attend_backward`.
-
-    Args:
-        data: of a plan with `inputs.backward`.
-        lse: [num_rows, H] float32, filled; it has no gradient.
-        query, key, value, scale, out_dtype, edges: as in `Backend.attend`.
-    """
-    call = Call(backend, data, scale, out_dtype, lse, edges)
-    terms = () if edges is None else split_terms(edges)[0]
-    function = _TransformedAttention if functorch_active() else _Attention
-    return function.apply(call, query, key, value, *terms)
-
-
-def split_terms(edges: EdgeTerms | None) -> tuple[Terms, float | None, float]:
-    """The tensors of the terms (FLOAT_TERMS, types, the dropout's seed), the clamp, and the dropout's rate or 0."""
-    if edges is None:
-        return NO_TERMS, None, 0.0
-    seed = None if edges.dropout is None else edges.dropout.seed
-    return (*_float_terms(edges), edges.types, seed), edges.clamp, _rate(edges)
-
-
-def join_terms(terms: Terms, clamp: float | None, rate: float) -> EdgeTerms | None:
-    """The inverse of `split_terms`."""
-    if clamp is None and not [term for term in terms if term is not None]:
-        return None
-    *floats, types, seed = terms
-    dropout = None if seed is None else Dropout(rate, seed)
-    return EdgeTerms(**dict(zip(FLOAT_TERMS, floats, strict=True)), types=types, clamp=clamp, dropout=dropout)
-
-
-def attend(
-    backend: Backend,
-    data: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    out_dtype: torch.dtype,
-    lse: torch.Tensor | None,
-    terms: Terms,
-    clamp: float | None,
-    rate: float,
-) -> torch.Tensor:
-    """`backend.attend` of split terms."""
-    edges = join_terms(terms, clamp, rate)
-    # Only backends with `takes_edges` know the last argument.
-    return backend.attend(data, query, key, value, scale, out_dtype, lse, *(() if edges is None else (edges,)))
-
-
-def gradients(
-    backend: Backend,
-    data: Any,
-    scale: float,
-    clamp: float | None,
-    rate: float,
-    wanted: tuple[bool, ...],
-    into: Memory | None,
-    grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    call: Call,
     output: torch.Tensor,
-    lse: torch.Tensor,
-    *terms: torch.Tensor | None,
-) -> Gradients:
-    """`backend.attend_backward` of split terms."""
-    names, edges = _names(wanted), join_terms(terms, clamp, rate)
-    if backend.autograd:
-        return _differentiate_again(backend, data, grad_output, query, key, value, output.dtype, scale, edges, names)
-    tensors = (grad_output, query, key, value, output, lse)
-    return backend.attend_backward(data, *tensors, scale, edges, names, into)
-
-
-def _differentiate_again(
-    backend: Backend,
-    data: Any,
     grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out_dtype: torch.dtype,
-    scale: float,
-    edges: EdgeTerms | None,
-    names: frozenset[str],
+    wanted: frozenset[str],
+    into: Memory | None = None,
 ) -> Gradients:
-    """Gradients by autograd through a second forward pass, where an operator hid the first from autograd."""
+    """`Backend.attend_backward`; of a backend that autograd differentiates, autograd through a second forward pass."""
+    if not backend.autograd:
+        return backend.attend_backward(data, call, output, grad_output, wanted, into)
     with autograd_active():
-        given = {"query": query, "key": key, "value": value}
-        if edges is not None:
-            given |= dict(zip(FLOAT_TERMS, _float_terms(edges), strict=True))
-        leaves = {name: given[name].detach().requires_grad_() for name in names}
-        if edges is not None:
-            edges = replace(edges, **{name: leaf for name, leaf in leaves.items() if name in FLOAT_TERMS})
-        tensors = (leaves.get(name, given[name]) for name in DIFFERENTIABLE[:3])
-        lse = query.new_empty(query.shape[:2], dtype=torch.float32) if backend.writes_lse else None
-        output = _attend(Call(backend, data, scale, out_dtype, lse, edges), *tensors)
-        found = torch.autograd.grad(output, list(leaves.values()), grad_output)
-    return Gradients(**dict(zip(leaves, found, strict=True)))
+        given = [*call[:3], *(() if call.edges is None else call.edges.tensors())]
+        places = [place for place, name in enumerate(Gradients._fields) if name in wanted]
+        for place in places:
+            given[place] = given[place].detach().requires_grad_()
+        output = backend.attend(data, with_tensors(call, given, None)._replace(out_dtype=output.dtype))
+        found = torch.autograd.grad(output, [given[place] for place in places], grad_output)
+    return Gradients(**{Gradients._fields[place]: each for place, each in zip(places, found, strict=True)})
+
+
+def with_tensors(call: Call, tensors: Sequence[torch.Tensor | None], lse: torch.Tensor | None) -> Call:
+    """The call with other query, key, value and tensors of edge data, and with this log-sum-exp."""
+    query, key, value, *terms = tensors
+    edges = call.edges.with_tensors(terms) if terms else None
+    return Call(query, key, value, call.scale, call.out_dtype, lse, edges)
 
 
 @lru_cache
-def _names(wanted: tuple[bool, ...]) -> frozenset[str]:
-    return frozenset(name for name, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted)
-
-
-class Call(NamedTuple):
-    """What autograd does not differentiate; the tensors of `edges` are passed to it beside."""
-
-    backend: Backend
-    data: Any
-    scale: float
-    out_dtype: torch.dtype
-    lse: torch.Tensor
-    edges: EdgeTerms | None
+def names_of(wanted: tuple[bool, ...]) -> frozenset[str]:
+    """The fields of `Gradients` that are wanted."""
+    return frozenset(name for name, is_wanted in zip(Gradients._fields, wanted, strict=False) if is_wanted)
 
 
 class _Attention(torch.autograd.Function):
-    """(call, query, key, value, *terms) -> output; no terms without edge data.
+    """(backend, data, call, query, key, value, *tensors of edge data) -> output.
 
     `forward` takes ctx: with `setup_context` torch binds the arguments to the signature of `forward` in Python at every
     call, which takes longer than a launch.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *terms: torch.Tensor | None
-    ) -> torch.Tensor:
-        output = _attend(call, query, key, value)
-        _save(ctx, call, query, key, value, terms, output)
+    def forward(ctx: Any, backend: Backend, data: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
+        output = backend.attend(data, call)
+        _save(ctx, backend, data, call, tensors, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        needed = ctx.needs_input_grad[1 : 1 + len(DIFFERENTIABLE)]
-        query, key, value, output, lse, *terms = ctx.saved_tensors
-        wanted = (*needed, *(False,) * (len(DIFFERENTIABLE) - len(needed)))
-        is_joint = all(wanted[:3]) and lie_side_by_side(query, key, value)
-        into = new_side_by_side(query) if is_joint else None
-        watched = torch.is_grad_enabled() or functorch_active()
-        run = _Gradients.apply if watched else gradients
-        tensors = (grad_output, query, key, value, output, lse, *(terms or NO_TERMS))
-        found = run(*ctx.call, wanted, into, *tensors)
-        return (None, *found, None, None) if terms else (None, *found[:3])
+        wanted = names_of(ctx.needs_input_grad[3 : 3 + NUM_INPUTS])
+        output, lse, *tensors = ctx.saved_tensors
+        backend, data, call = ctx.call
+        call = with_tensors(call, tensors, lse)
+        is_joint = wanted >= OF_ROWS and lie_side_by_side(*call[:3])
+        into = new_side_by_side(call.query) if is_joint else None
+        if torch.is_grad_enabled() or functorch_active():
+            found = _Gradients.apply(backend, data, call, wanted, into, output, lse, grad_output, *tensors)
+        else:
+            found = backend.attend_backward(data, call, output, grad_output, wanted, into)
+        return None, None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
+
+
+class _TransformedAttention(_Attention):
+    """`_Attention` in the form that the transforms of torch.func ask for, with errors for what it does not have."""
+
+    @staticmethod
+    def forward(backend: Backend, data: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
+        return backend.attend(data, with_tensors(call, tensors, call.lse))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        backend, data, call, *tensors = inputs
+        _save(ctx, backend, data, call, tensors, output)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -199,53 +120,45 @@ class _Attention(torch.autograd.Function):
             f"backend {ctx.call[0].name} has no forward-mode derivative: use reverse mode, or backend='reference'"
         )
 
-
-class _TransformedAttention(_Attention):
-    """`_Attention` in the form that the transforms of torch.func ask for."""
-
     @staticmethod
-    def forward(
-        call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *terms: torch.Tensor | None
-    ) -> torch.Tensor:
-        edges = join_terms(terms, call.edges.clamp, _rate(call.edges)) if terms else None  # unwrapped by the transform
-        return _attend(call._replace(edges=edges), query, key, value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        call, query, key, value, *terms = inputs
-        _save(ctx, call, query, key, value, terms, output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], call: Call, *inputs: Any) -> NoReturn:
-        _refuse_vmap(call.backend.name)
-
-
-def _attend(call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    backend, data, scale, out_dtype, lse, edges = call
-    # Only backends with `takes_edges` know the last argument.
-    return backend.attend(data, query, key, value, scale, out_dtype, lse, *(() if edges is None else (edges,)))
+    def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
+        _refuse_vmap(backend.name)
 
 
 def _save(
-    ctx: Any,
-    call: Call,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    terms: Sequence[torch.Tensor | None],
-    output: torch.Tensor,
+    ctx: Any, backend: Backend, data: Any, call: Call, tensors: Sequence[torch.Tensor | None], output: torch.Tensor
 ) -> None:
+    ctx.call = backend, data, without_tensors(call)
+    ctx.save_for_backward(output, call.lse, *tensors)
+
+
+def without_tensors(call: Call) -> Call:
+    """What is not saved for the backward pass by autograd, which checks that tensors have not changed since."""
     edges = call.edges
-    ctx.call = (call.backend, call.data, call.scale, None if edges is None else edges.clamp, _rate(edges))
-    ctx.save_for_backward(query, key, value, output, call.lse, *terms)
+    if edges is not None:
+        dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
+        edges = BoundEdges(num_features=edges.num_features, clamp=edges.clamp, dropout=dropout)
+    return Call(None, None, None, call.scale, call.out_dtype, None, edges)
 
 
 class _Gradients(torch.autograd.Function):
-    """`gradients` with an error in place of its derivative: without one, double backward would be silently wrong."""
+    """`Backend.attend_backward` with an error in place of its derivative: without one, double backward would be
+    silently wrong."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[torch.Tensor | None, ...]:
-        return gradients(*inputs)
+    def forward(
+        backend: Backend,
+        data: Any,
+        call: Call,
+        wanted: frozenset[str],
+        into: Memory | None,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        grad_output: torch.Tensor,
+        *tensors: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        call = with_tensors(call, tensors, lse)
+        return backend.attend_backward(data, call, output, grad_output, wanted, into)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -269,11 +182,3 @@ def _refuse_vmap(name: str) -> NoReturn:
         f"backend {name} cannot be batched by vmap: put the batch into the heads, [N, H, d], or into the graph as "
         "diagonal blocks"
     )
-
-
-def _rate(edges: EdgeTerms | None) -> float:
-    return 0.0 if edges is None or edges.dropout is None else edges.dropout.rate
-
-
-def _float_terms(edges: EdgeTerms) -> Terms:
-    return tuple(getattr(edges, name) for name in FLOAT_TERMS)

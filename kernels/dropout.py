@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .arguments import finite_number
+
 LOW_WORD = 0xFFFFFFFF
 
 
@@ -19,23 +21,47 @@ class Dropout:
 
     Attributes:
         rate: probability that an edge's weight is 0, for each head by itself; 0 < rate < 1.
-        seed: [1] int64 on the device of q. A tensor, so that a captured CUDA graph can draw another mask at each
-            replay: change it in place.
+        seed: of the mask. An int; or [1] int64 on the device of q, which a captured CUDA graph reads anew at each
+            replay: change it in place; or None: drawn from torch's default generator of the device at each call.
     """
 
     rate: float
-    seed: torch.Tensor
+    seed: torch.Tensor | int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:  # nor NaN
             raise ValueError(f"dropout: got {self.rate}; a rate between 0 and 1 is needed, both exclusive, or 0")
-        if self.seed.shape != (1,) or self.seed.dtype != torch.int64:
-            raise ValueError(f"dropout_seed: got {self.seed.dtype} {tuple(self.seed.shape)}; int64 [1] is needed")
 
     @property
     def threshold(self) -> int:
         """Hashes below it are dropped."""
         return min(round(self.rate * 2**32), LOW_WORD)
+
+
+def make_dropout(dropout: "Dropout | float", device: torch.device) -> Dropout | None:
+    """The dropout of a call on `device` with its seed as [1] int64 there; None for a rate of 0.
+
+    Raises:
+        ValueError, TypeError: rate or seed is wrong; the text names it, what it got and what is allowed.
+    """
+    if not isinstance(dropout, Dropout):
+        if dropout == 0:
+            return None
+        dropout = Dropout(finite_number("dropout", dropout))
+    seed = dropout.seed
+    if seed is None:
+        seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device=device)
+    elif isinstance(seed, int) and not isinstance(seed, bool):
+        if not -(1 << 63) <= seed < 1 << 63:
+            raise ValueError(f"dropout.seed: got {seed}; an integer of 64 bits is needed")
+        seed = torch.full((1,), seed, dtype=torch.int64, device=device)
+    elif not isinstance(seed, torch.Tensor):
+        raise TypeError(f"dropout.seed: got {type(seed).__name__}; an int, an int64 tensor [1] or None is needed")
+    if seed.shape != (1,) or seed.dtype != torch.int64:
+        raise ValueError(f"dropout.seed: got {seed.dtype} {tuple(seed.shape)}; int64 [1] is needed")
+    if seed.device != device:
+        raise ValueError(f"dropout.seed: on {seed.device}, but q is on {device}; they must share it")
+    return dropout if seed is dropout.seed else Dropout(dropout.rate, seed)
 
 
 def kept_edges(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, num_heads: int) -> torch.Tensor:

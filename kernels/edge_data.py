@@ -9,13 +9,14 @@ For an edge (i, j) of A and a head h, everything but q, k and v optional:
 
 No [nnz, H, d] tensor is needed: <q_i, W a_ij> = <W^T q_i, a_ij> and sum_j p_ij W' a_ij = W' sum_j p_ij a_ij.
 
-`EdgeData` holds the caller's tensors in the order of the caller's edges (formats.edge_order).
-`AttentionPlan.bind_edges` checks them and sorts them into the backend's order: `BoundEdges`. `EdgeTerms` adds the
-weights of one call.
+`EdgeData` holds the caller's tensors, those of edges in the order of the caller's edges (formats.edge_order), and the
+weights. `AttentionPlan.bind_edges` checks the former and sorts them into the backend's order: `BoundEdges`, which is
+what backends take.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from torch.nn import functional
 
 from .dropout import Dropout
 from .formats.edge_order import EdgeOrder
-from .tensor_record import map_tensors
 
 MAX_FEATURES = 16  # r: one k-step of the tensor cores
 MAX_TYPES = 256  # T: a type is a byte
@@ -32,65 +32,21 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class EdgeData:
-    """Tensors of the edges of a graph, in the graph's own edge order, on the plan's device.
+    """Data of the edges of a graph, and the weights that multiply them, on the plan's device.
 
-    E counts all entries of the graph; a repeated edge is an edge of its own, with its own data. The order is that of a
-    DGLGraph's edge ids; of the columns of an edge_index; of the stored entries of torch.sparse tensors, (indptr,
-    indices) and SciPy CSR; of `matrix.tocoo()` for any other SciPy format; of `to_csr` for a BSB.
+    The first four have an entry for each edge, in the graph's own edge order. E counts all entries of the graph; a
+    repeated edge is an edge of its own, with its own data. The order is that of a DGLGraph's edge ids; of the columns
+    of an edge_index; of the stored entries of torch.sparse tensors, (indptr, indices) and SciPy CSR; of
+    `matrix.tocoo()` for any other SciPy format; of `to_csr` for a BSB.
 
     Attributes:
         bias: [E] or [E, H], q's type, added to the scaled score. -inf: the edge has weight 0, unless a clamp follows.
         multiplier: [E] or [E, H], q's type, a factor of the scaled score before the bias.
-        features: [E, r], q's type, 1 <= r <= 16: the a_ij that `edge_key_weight` and `edge_value_weight` multiply.
-        types: [E] integers, 0 <= type < T: which row of `edge_type_weight` multiplies the key.
-    """
-
-    bias: torch.Tensor | None = None
-    multiplier: torch.Tensor | None = None
-    features: torch.Tensor | None = None
-    types: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class BoundEdges:
-    """Edge data that is checked and in the order of one plan's backend; `AttentionPlan.bind_edges` makes it.
-
-    Attributes:
-        order: edge order of the plan that it belongs to, and of those that `for_inputs` made from it.
-        bias, multiplier: [nnz, 1] or [nnz, H].
-        padded_features: [nnz, MAX_FEATURES], zero from column `num_features` on: kernels multiply them all.
-        types: [nnz] uint8.
-        num_types: the largest type plus 1; 0 without types.
-        num_features: r.
-        features: [nnz, r], the columns of `padded_features` in front, rows MAX_FEATURES elements apart.
-    """
-
-    order: EdgeOrder
-    bias: torch.Tensor | None
-    multiplier: torch.Tensor | None
-    padded_features: torch.Tensor | None
-    types: torch.Tensor | None
-    num_types: int
-    num_features: int = 0
-
-    def __post_init__(self) -> None:
-        features = None if self.padded_features is None else self.padded_features[:, : self.num_features]
-        object.__setattr__(self, "features", features)  # one tensor: what a backend makes of it is kept with it
-
-
-@dataclass(frozen=True, eq=False)
-class EdgeTerms:
-    """Edge data and weights of one call, for a backend; edges in the order of its format.
-
-    Attributes:
-        bias, multiplier: [nnz, 1] or [nnz, H], q's type.
-        features: [nnz, r], q's type, with at least one of the two weights. Where its rows are MAX_FEATURES elements
-            apart, there are zeros between them.
-        types: [nnz] uint8, all below T.
-        key_weight, value_weight: [H, d, r], q's type.
-        type_weight: [T, H, d], q's type.
-        clamp: c; positive.
-        dropout: of the weights.
+        features: [E, r], q's type, 1 <= r <= 16: the a_ij that `key_weight` and `value_weight` multiply.
+        types: [E] integers, 0 <= type < T: which row of `type_weight` multiplies the key.
+        key_weight, value_weight: [H, d, r], q's type: W and W'; H is 1 where q has two dimensions.
+        type_weight: [T, H, d], q's type: the vector of each edge type.
+        clamp: c, a positive number: scores are clamped to -c to c, after the bias; with or without other edge data.
     """
 
     bias: torch.Tensor | None = None
@@ -101,11 +57,64 @@ class EdgeTerms:
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
     clamp: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BoundEdges:
+    """Edge data that is checked and in the order of one plan's backend; `AttentionPlan.bind_edges` makes it.
+
+    Where weights change, `dataclasses.replace(bound, key_weight=...)` binds no edges anew.
+
+    Attributes:
+        order: edge order of the plan that it belongs to.
+        bias, multiplier: [nnz, 1] or [nnz, H].
+        padded_features: [nnz, MAX_FEATURES], zero from column r on: kernels multiply them all.
+        types: [nnz] uint8.
+        num_features: r; 0 without features.
+        num_types: the largest type plus 1; 0 without types.
+        key_weight, value_weight, type_weight, clamp: as in `EdgeData`, checked at each call.
+        dropout: of the softmax weights, set at each call.
+    """
+
+    order: EdgeOrder | None = None
+    bias: torch.Tensor | None = None
+    multiplier: torch.Tensor | None = None
+    padded_features: torch.Tensor | None = None
+    types: torch.Tensor | None = None
+    num_features: int = 0
+    num_types: int = 0
+    key_weight: torch.Tensor | None = None
+    value_weight: torch.Tensor | None = None
+    type_weight: torch.Tensor | None = None
+    clamp: float | None = None
     dropout: Dropout | None = None
 
-    def to(self, dtype: torch.dtype) -> "EdgeTerms":
-        """The terms with all float tensors of this type."""
-        return map_tensors(self, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    @property
+    def features(self) -> torch.Tensor | None:
+        """[nnz, r], a view of `padded_features`."""
+        return None if self.padded_features is None else self.padded_features[:, : self.num_features]
+
+    def to(self, dtype: torch.dtype) -> "BoundEdges":
+        """The same with all float tensors of this type."""
+        given = {name: getattr(self, name) for name in FLOATS}
+        return replace(self, **{name: each.to(dtype) for name, each in given.items() if each is not None})
+
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """All tensors: those of TENSORS, and the seed of the dropout."""
+        floats = self.bias, self.multiplier, self.padded_features, self.key_weight, self.value_weight, self.type_weight
+        return (*floats, self.types, None if self.dropout is None else self.dropout.seed)
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
+        """The same with other `tensors()`."""
+        *of_scores, features, key_weight, value_weight, type_weight, types, seed = tensors
+        weights = key_weight, value_weight, type_weight
+        dropout = None if seed is None else Dropout(self.dropout.rate, seed)
+        sizes = self.num_features, self.num_types  # no dataclasses.replace: its time is that of a launch
+        return BoundEdges(self.order, *of_scores, features, types, *sizes, *weights, self.clamp, dropout)
+
+
+FLOATS = ("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight")  # with gradients
+TENSORS = (*FLOATS, "types")
 
 
 def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, check_values: bool = True) -> BoundEdges:
@@ -125,7 +134,7 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
         raise TypeError(f"edges: got {type(data).__name__}; an EdgeData is needed, or what bind_edges made of one")
     bias = _per_head("bias", data.bias, order, check_values)
     multiplier = _per_head("multiplier", data.multiplier, order, check_values)
-    features, types, num_types = data.features, data.types, 0
+    features, types, num_types, num_features = data.features, data.types, 0, 0
     if features is not None:
         _check_edges("features", features, order)
         _check_float("features", features)
@@ -134,6 +143,7 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
                 f"features: got shape {tuple(features.shape)}; [E, r] with r from 1 to {MAX_FEATURES} is allowed "
                 "(a linear map of wider features to few columns belongs in front)"
             )
+        num_features = features.shape[1]
         if check_values:
             _check_values("features", features)
     if types is not None:
@@ -143,12 +153,12 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
     bias, multiplier, features, types = (
         None if tensor is None else tensor.index_select(0, edge) for tensor in (bias, multiplier, features, types)
     )
-    num_features = 0
     if features is not None:  # rows of MAX_FEATURES columns: each lane of a kernel loads its own with one instruction
-        num_features = features.shape[1]
         features = functional.pad(features, (0, MAX_FEATURES - num_features))
     types = None if types is None else types.to(torch.uint8)
-    return BoundEdges(order, bias, multiplier, features, types, num_types, num_features)
+    weights = data.key_weight, data.value_weight, data.type_weight
+    clamp = None if data.clamp is None else float(data.clamp)
+    return BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, clamp)
 
 
 def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:
@@ -156,88 +166,73 @@ def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> to
     return order.edge_of_csr if backend_order is None else order.edge_of_csr[backend_order]
 
 
-def edge_terms(
-    edges: BoundEdges | None,
-    key_weight: torch.Tensor | None,
-    value_weight: torch.Tensor | None,
-    type_weight: torch.Tensor | None,
-    clamp: float | None,
-    query: torch.Tensor,
-    dropout: Dropout | None = None,
-) -> EdgeTerms:
-    """The terms of one call for `query` [N, d] or [N, H, d]; nothing here waits for the GPU.
+def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
+    """Raise if the types or weights do not fit a `query` [N, d] or [N, H, d]; nothing here waits for the GPU.
 
     Raises:
         ValueError, TypeError: a weight is wrong or missing; the text names it, what it got and what is allowed.
     """
-    bias = multiplier = features = types = None
-    if edges is not None:
-        bias, multiplier, features, types = edges.bias, edges.multiplier, edges.features, edges.types
     num_heads, head_dim = (query.shape[1] if query.dim() == 3 else 1), query.shape[-1]
-    for name, tensor in (("bias", bias), ("multiplier", multiplier), ("features", features)):
+    floats = (("bias", edges.bias), ("multiplier", edges.multiplier), ("features", edges.padded_features))
+    for name, tensor in floats:
         if tensor is not None and tensor.dtype != query.dtype:
             raise ValueError(f"{name}: got {tensor.dtype}, but q is {query.dtype}; they must have one type")
-    for name, tensor in (("bias", bias), ("multiplier", multiplier)):
+    for name, tensor in floats[:2]:
         if tensor is not None and tensor.shape[1] not in (1, num_heads):
             raise ValueError(
                 f"{name}: got {tensor.shape[1]} heads, but q has {num_heads}; [E] or [E, {num_heads}] is needed"
             )
-    weights = (("edge_key_weight", key_weight), ("edge_value_weight", value_weight))
+    weights = (("key_weight", edges.key_weight), ("value_weight", edges.value_weight))
     for name, weight in weights:
         if weight is None:
             continue
-        if features is None:
+        if edges.padded_features is None:
             raise ValueError(f"{name}: got without edge features; EdgeData(features=[E, r]) is needed with it")
-        _check_weight(name, weight, "[H, d, r]", (num_heads, head_dim, features.shape[1]), query)
-    if features is not None and key_weight is None and value_weight is None:
-        raise ValueError("features: got without a weight; edge_key_weight or edge_value_weight is needed with them")
-    if (types is None) != (type_weight is None):
-        if types is None:
-            raise ValueError("edge_type_weight: got without edge types; EdgeData(types=[E]) is needed with it")
-        raise ValueError("types: got without a weight; edge_type_weight is needed with them")
-    if type_weight is not None:
+        _check_weight(name, weight, "[H, d, r]", (num_heads, head_dim, edges.num_features), query)
+    if edges.padded_features is not None and edges.key_weight is edges.value_weight is None:
+        raise ValueError("features: got without a weight; key_weight or value_weight is needed with them")
+    if (edges.types is None) != (edges.type_weight is None):
+        if edges.types is None:
+            raise ValueError("type_weight: got without edge types; EdgeData(types=[E]) is needed with it")
+        raise ValueError("types: got without a weight; type_weight is needed with them")
+    if (weight := edges.type_weight) is not None:
         least = max(edges.num_types, 1)
-        got = type_weight.shape[0] if isinstance(type_weight, torch.Tensor) and type_weight.dim() == 3 else least
+        got = weight.shape[0] if isinstance(weight, torch.Tensor) and weight.dim() == 3 else least
         if not least <= got <= MAX_TYPES:
             raise ValueError(
-                f"edge_type_weight: got {got} types, but the edges have type {least - 1}; [T, H, d] with T from "
-                f"{least} to {MAX_TYPES} is needed"
+                f"type_weight: got {got} types, but the edges have type {least - 1}; [T, H, d] with T from {least} to "
+                f"{MAX_TYPES} is needed"
             )
-        _check_weight("edge_type_weight", type_weight, "[T, H, d]", (got, num_heads, head_dim), query)
-    if clamp is not None:
-        clamp = float(clamp)
-        if not 0 < clamp < math.inf:
-            raise ValueError(f"clamp: got {clamp}; a positive finite number is needed, or None for no clamp")
-    return EdgeTerms(bias, multiplier, features, types, key_weight, value_weight, type_weight, clamp, dropout)
+        _check_weight("type_weight", weight, "[T, H, d]", (got, num_heads, head_dim), query)
+    if edges.clamp is not None and not 0 < edges.clamp < math.inf:
+        raise ValueError(f"clamp: got {edges.clamp}; a positive finite number is needed, or None for no clamp")
+
+
+def transform_scores(score: torch.Tensor, edges: BoundEdges, head: int | None = None) -> torch.Tensor:
+    """clamp(m * score + b, -c, c) in torch, for backends made of torch calls and as the oracle of the kernels.
+
+    Args:
+        score: [nnz, H] scaled scores; [nnz] those of one `head`.
+    """
+
+    def of_heads(values: torch.Tensor) -> torch.Tensor:
+        return values if head is None else values[:, head if values.shape[1] > 1 else 0]
+
+    if edges.multiplier is not None:
+        score = score * of_heads(edges.multiplier)
+    if edges.bias is not None:
+        score = score + of_heads(edges.bias)
+    return score if edges.clamp is None else score.clamp(-edges.clamp, edges.clamp)
 
 
 def cast_floats(given: Any, dtype: torch.dtype) -> Any:
     """A tensor, or the tensors of edge data, in this type; float64, integers and other objects as they are."""
     if isinstance(given, (EdgeData, BoundEdges)):
-        names = ("bias", "multiplier", "features" if isinstance(given, EdgeData) else "padded_features")
+        names = [each.name for each in fields(given) if isinstance(getattr(given, each.name), torch.Tensor)]
         return replace(given, **{name: cast_floats(getattr(given, name), dtype) for name in names})
     if isinstance(given, torch.Tensor) and given.is_floating_point() and given.dtype != torch.float64:
         return given.to(dtype)
     return given
-
-
-def make_dropout(rate: float, seed: torch.Tensor | int | None, device: torch.device) -> Dropout:
-    """The dropout of a call on `device`; without a seed one is drawn from torch's default generator of the device.
-
-    Raises:
-        ValueError, TypeError: rate or seed is wrong; the text names it, what it got and what is allowed.
-    """
-    if seed is None:
-        seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device=device)
-    elif isinstance(seed, int) and not isinstance(seed, bool):
-        if not -(1 << 63) <= seed < 1 << 63:
-            raise ValueError(f"dropout_seed: got {seed}; an integer of 64 bits is needed")
-        seed = torch.full((1,), seed, dtype=torch.int64, device=device)
-    elif not isinstance(seed, torch.Tensor):
-        raise TypeError(f"dropout_seed: got {type(seed).__name__}; an int, an int64 tensor [1] or None is needed")
-    if seed.device != device:
-        raise ValueError(f"dropout_seed: on {seed.device}, but q is on {device}; they must share it")
-    return Dropout(rate, seed)
 
 
 def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder, check_values: bool) -> torch.Tensor | None:

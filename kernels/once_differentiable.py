@@ -1,11 +1,10 @@
 """Errors in place of derivatives that a backend does not have, and that autograd would leave out in silence."""
 
-from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 import torch
 
-from .edge_data import EdgeTerms
+from .backends.base import Call
 from .side_by_side import is_transformed
 
 
@@ -16,10 +15,8 @@ def refuse_double_backward(name: str) -> NoReturn:
     )
 
 
-def once_differentiable(
-    name: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, edges: EdgeTerms | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, EdgeTerms | None]:
-    """The inputs of a backend whose functions have first derivatives that autograd cannot differentiate; theirs raise.
+def once_differentiable(name: str, call: Call) -> Call:
+    """The call of a backend whose functions have first derivatives that autograd cannot differentiate; theirs raise.
 
     Raises:
         NotImplementedError: forward mode or a transform of torch.func runs.
@@ -29,15 +26,15 @@ def once_differentiable(
             f"backend {name} has neither forward-mode derivatives nor transforms of torch.func (grad, vmap, jvp): use "
             "torch.autograd.grad, or backend='reference'"
         )
-    terms = {} if edges is None else {field.name: getattr(edges, field.name) for field in fields(edges)}
-    given = {"query": query, "key": key, "value": value} | terms
-    watched = [each for each, value in given.items() if isinstance(value, torch.Tensor) and value.requires_grad]
+    given = [*call[:3], *(() if call.edges is None else call.edges.tensors())]
+    watched = [place for place, each in enumerate(given) if each is not None and each.requires_grad]
     if not watched or not torch.is_grad_enabled():
-        return query, key, value, edges
-    given |= zip(watched, _Once.apply(name, *[given[each] for each in watched]), strict=True)
-    if edges is not None:
-        edges = replace(edges, **{each: given[each] for each in terms})
-    return given["query"], given["key"], given["value"], edges
+        return call
+    for place, once in zip(watched, _Once.apply(name, *[given[place] for place in watched]), strict=True):
+        given[place] = once
+    query, key, value, *terms = given
+    edges = None if call.edges is None else call.edges.with_tensors(terms)
+    return call._replace(query=query, key=key, value=value, edges=edges)
 
 
 class _Once(torch.autograd.Function):

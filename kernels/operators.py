@@ -10,7 +10,7 @@ torch.export works, and the exported program holds the plan: it is a program for
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from itertools import count
@@ -20,27 +20,24 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from .autograd import DIFFERENTIABLE, attend, gradients, split_terms
+from .autograd import gradients_of, names_of
 from .backends import REGISTRY
-from .backends.base import Backend
-from .edge_data import EdgeTerms
+from .backends.base import Backend, Call
+from .dropout import Dropout
+from .edge_data import FLOATS, TENSORS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
 from .torch_private import mark_static_address
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
-TERMS = (  # as `split_terms` orders them
-    "Tensor? bias, Tensor? multiplier, Tensor? features, Tensor? key_weight, Tensor? value_weight, "
-    "Tensor? type_weight, Tensor? types, Tensor? dropout_seed, float? clamp, float dropout"
-)
+# Tensors of `BoundEdges` but those that are None, as torch differentiates no list with a None; which of all they are;
+# clamp or 0; rate of the dropout or 0.
+EDGES = "Tensor[] edge_tensors, bool[] is_given, float clamp, float dropout"
+INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
+LIBRARY.define(f"attention({INPUTS}, ScalarType out_dtype, bool with_lse) -> (Tensor output, Tensor lse)")
 LIBRARY.define(
-    f"attention(Tensor query, Tensor key, Tensor value, {PLAN}, float scale, ScalarType out_dtype, bool with_lse, "
-    f"{TERMS}) -> (Tensor output, Tensor lse)"
-)
-LIBRARY.define(
-    "attention_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output, Tensor lse, "
-    f"{PLAN}, float scale, bool[] wanted, {TERMS}) -> Tensor[]"
+    f"attention_backward({INPUTS}, Tensor output, Tensor lse, Tensor grad_output, bool[] wanted) -> Tensor[]"
 )
 
 
@@ -185,35 +182,28 @@ def _foreign_object(backend: str, number: int) -> Any:
     return record
 
 
-def attend_as_operator(
-    plan: Operands,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    out_dtype: torch.dtype,
-    with_lse: bool,
-    edges: EdgeTerms | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_as_operator(plan: Operands, call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, log-sum-exp) of `Backend.attend`, with its gradients; the second is [0] unless `with_lse`."""
-    terms, clamp, dropout = split_terms(edges)
-    return torch.ops.fused3s.attention(
-        query,
-        key,
-        value,
-        plan.tensors,
-        plan.numbers,
-        plan.layout,
-        scale,
-        out_dtype,
-        with_lse,
-        *terms,
-        clamp,
-        dropout,
-    )
+    return torch.ops.fused3s.attention(*_inputs(plan, call), call.out_dtype, with_lse)
 
 
-def _attention(
+def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
+    """The arguments that both operators begin with."""
+    edges = BoundEdges() if call.edges is None else call.edges
+    is_given = [each is not None for each in edges.tensors()]
+    tensors = [each for each in edges.tensors() if each is not None]
+    rate = 0.0 if edges.dropout is None else edges.dropout.rate
+    plan_inputs = plan.tensors, plan.numbers, plan.layout
+    return *call[:3], *plan_inputs, call.scale, tensors, is_given, edges.clamp or 0.0, rate
+
+
+def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -> list[Any]:
+    """`other` in all places but the given ones."""
+    rest = iter(given)
+    return [next(rest) if each else other for each in is_given]
+
+
+def _call(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -221,63 +211,57 @@ def _attention(
     plan_numbers: list[int],
     layout: str,
     scale: float,
+    edge_tensors: list[torch.Tensor],
+    is_given: list[bool],
+    clamp: float,
+    dropout: float,
+    *,
     out_dtype: torch.dtype,
-    with_lse: bool,
-    *terms: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    lse: torch.Tensor | None,
+) -> tuple[Backend, Any, Call]:
+    """The inverse of `_inputs`."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
-    *terms, clamp, dropout = terms
-    lse = _new_lse(query, with_lse)
-    filled = lse if with_lse else None
-    with fresh_semaphores():
-        output = attend(backend, data, query, key, value, scale, out_dtype, filled, terms, clamp, dropout)
-    return output.contiguous(), lse
+    edges = None
+    if edge_tensors or clamp:
+        tensors = _places(edge_tensors, is_given)
+        weights = dict(zip(TENSORS, tensors, strict=False))
+        weight = weights["value_weight"] if weights["key_weight"] is None else weights["key_weight"]
+        template = BoundEdges(
+            num_features=0 if weight is None else weight.shape[2],
+            clamp=clamp or None,
+            dropout=Dropout(dropout) if dropout else None,
+        )
+        edges = template.with_tensors(tensors)
+    return backend, data, Call(query, key, value, scale, out_dtype, lse, edges)
 
 
-def _attention_backward(
-    grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    plan_tensors: list[torch.Tensor],
-    plan_numbers: list[int],
-    layout: str,
-    scale: float,
-    wanted: list[bool],
-    *terms: Any,
-) -> list[torch.Tensor]:
-    """The wanted gradients, in the order of DIFFERENTIABLE."""
-    backend, data = Operands.join(plan_tensors, plan_numbers, layout)
-    *terms, clamp, dropout = terms
-    call = (backend, data, scale, clamp, dropout, tuple(wanted), None)  # the results of an operator share no memory
+def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *inputs, out_dtype, with_lse = inputs
+    lse = _new_lse(inputs[0], with_lse)
+    backend, data, call = _call(*inputs, out_dtype=out_dtype, lse=lse if with_lse else None)
+    if not backend.writes_lse:
+        call, _ = call._replace(lse=None), lse.zero_()
     with fresh_semaphores():
-        found = gradients(*call, grad_output, query, key, value, output, lse, *terms)
+        return backend.attend(data, call).contiguous(), lse
+
+
+def _attention_backward(*inputs: Any) -> list[torch.Tensor]:
+    """The wanted gradients, in the order of the fields of `Gradients`."""
+    *inputs, output, lse, grad_output, wanted = inputs
+    backend, data, call = _call(*inputs, out_dtype=output.dtype, lse=lse)
+    with fresh_semaphores():  # no memory for the gradients: the results of an operator share none
+        found = gradients_of(backend, data, call, output, grad_output, names_of(tuple(wanted)))
     return [gradient.contiguous() for gradient in found if gradient is not None]
 
 
 def _fake_attention(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    out_dtype, with_lse = others[6:8]
+    *_, out_dtype, with_lse = others
     return query.new_empty(query.shape, dtype=out_dtype), _new_lse(query, with_lse)
 
 
-def _fake_attention_backward(
-    grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    plan_tensors: list[torch.Tensor],
-    plan_numbers: list[int],
-    layout: str,
-    scale: float,
-    wanted: list[bool],
-    *terms: Any,
-) -> list[torch.Tensor]:
-    inputs = (query, key, value, *terms)[: len(DIFFERENTIABLE)]
-    return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
+def _fake_attention_backward(*inputs: Any) -> list[torch.Tensor]:
+    tensors, wanted = (*inputs[:3], *_places(*inputs[7:9])), inputs[-1]
+    return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(tensors, wanted, strict=False) if is_wanted]
 
 
 def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
@@ -285,44 +269,29 @@ def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, plan_tensors, plan_numbers, layout, scale, _, with_lse, *terms, clamp, dropout = inputs
+    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, clamp, dropout, _, with_lse = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(query, key, value, *output, *terms, *plan_tensors)
-    ctx.call = (plan_numbers, layout, scale, with_lse, clamp, dropout)
+    ctx.save_for_backward(*output, query, key, value, *edge_tensors, *plan_tensors)
+    ctx.call = len(edge_tensors), numbers, is_given, clamp, dropout, with_lse
 
 
 def _differentiate(ctx: Any, grad_output: torch.Tensor, grad_lse: None) -> tuple[Any, ...]:
-    numbers, layout, scale, with_lse, clamp, dropout = ctx.call
+    num_edge_tensors, (numbers, layout, scale), is_given, clamp, dropout, with_lse = ctx.call
     if not with_lse and not REGISTRY[_maker(layout)[0]].autograd:
         raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
-    query, key, value, output, lse, *rest = ctx.saved_tensors
-    terms, plan_tensors = rest[:8], rest[8:]
-    of_terms = ctx.needs_input_grad[9:15]
-    wanted = [*ctx.needs_input_grad[:3], *of_terms]
-    found = iter(
-        torch.ops.fused3s.attention_backward(
-            grad_output,
-            query,
-            key,
-            value,
-            output,
-            lse,
-            plan_tensors,
-            numbers,
-            layout,
-            scale,
-            wanted,
-            *terms,
-            clamp,
-            dropout,
-        )
-    )
-    of_inputs = [next(found) if is_wanted else None for is_wanted in wanted]
-    return (*of_inputs[:3], [None] * len(plan_tensors), *(None,) * 5, *of_inputs[3:], *(None,) * 4)
+    output, lse, query, key, value, *rest = ctx.saved_tensors
+    edge_tensors, plan_tensors = rest[:num_edge_tensors], rest[num_edge_tensors:]
+    of_edges = _places(ctx.needs_input_grad[7], is_given, False)[: len(FLOATS)]
+    wanted = [*ctx.needs_input_grad[:3], *of_edges]
+    inputs = (query, key, value, plan_tensors, numbers, layout, scale, edge_tensors, is_given, clamp, dropout)
+    found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, wanted)
+    found = [*_places(found, wanted), None, None]  # of types and the seed
+    of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
+    return *found[:3], [None] * len(plan_tensors), None, None, None, of_edges, *(None,) * 5
 
 
 def _save_layout(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.layout = inputs[8]
+    ctx.layout = inputs[5]
 
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:

@@ -2,8 +2,9 @@
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from .arguments import check_flag, finite_number, resolve_device
 from .autograd import attend_with_gradients, is_differentiated
 from .backends import REGISTRY
-from .backends.base import InputSpec
+from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
-from .edge_data import BoundEdges, EdgeData, EdgeTerms, bind, cast_floats, edge_terms, make_dropout
+from .dropout import Dropout, make_dropout
+from .edge_data import BoundEdges, EdgeData, bind, cast_floats, check_edges
 from .errors import BackendUnavailableError
 from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
@@ -67,12 +69,7 @@ class AttentionPlan:
         out_dtype: torch.dtype | None = None,
         return_lse: bool = False,
         edges: BoundEdges | EdgeData | None = None,
-        edge_key_weight: torch.Tensor | None = None,
-        edge_value_weight: torch.Tensor | None = None,
-        edge_type_weight: torch.Tensor | None = None,
-        clamp: float | None = None,
-        dropout: float = 0.0,
-        dropout_seed: torch.Tensor | int | None = None,
+        dropout: Dropout | float = 0.0,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention on torch's current stream, without waiting for it; see `sparse_attention`.
 
@@ -84,79 +81,109 @@ class AttentionPlan:
                 exp(s) over each row's edges, -inf for a row without one; s is the scaled score with all edge terms.
                 It carries no gradient. For backends with `writes_lse`.
             edges: what `bind_edges` returned; or an EdgeData, which is bound at every call. Its values are not checked
-                then: a NaN reaches the rows whose edges have it. Types are, for which the call waits for the GPU. This
-                and the next four are for plans made with edge_data=True.
-            edge_key_weight, edge_value_weight: [H, d, r], q's type.
-            edge_type_weight: [T, H, d], q's type.
-            clamp: positive bound of the scores, with or without other edge data.
-            dropout, dropout_seed: as in `sparse_attention`, for any plan of a backend with `takes_dropout`.
+                then: a NaN reaches the rows whose edges have it. Types are, for which the call waits for the GPU. For
+                plans made with edge_data=True.
+            dropout: as in `sparse_attention`, for any plan of a backend with `takes_dropout`.
         """
         backend = REGISTRY[self.backend]
         if torch.is_autocast_enabled(self._device_type):
-            cast = partial(cast_floats, dtype=torch.get_autocast_dtype(self._device_type))
+            dtype = torch.get_autocast_dtype(self._device_type)
+            options = {"scale": scale, "out_dtype": out_dtype, "return_lse": return_lse, "dropout": dropout}
             with torch.autocast(self._device_type, enabled=False):  # backends choose the types of their own products
-                return self(
-                    cast(q),
-                    cast(k),
-                    cast(v),
-                    scale=scale,
-                    out_dtype=out_dtype,
-                    return_lse=return_lse,
-                    edges=cast(edges),
-                    edge_key_weight=cast(edge_key_weight),
-                    edge_value_weight=cast(edge_value_weight),
-                    edge_type_weight=cast(edge_type_weight),
-                    clamp=clamp,
-                    dropout=dropout,
-                    dropout_seed=dropout_seed,
-                )
+                q, k, v, edges = (cast_floats(each, dtype) for each in (q, k, v, edges))
+                return self(q, k, v, edges=edges, **options)
         _check_tensors(q, k, v, self.shape, self.device)
         reason = backend.unsupported(q.dtype, q.shape[-1])
         if reason:
             raise ValueError(f"q, k, v: backend {self.backend} cannot run them: {reason}")
-        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("scale", scale)
-        out_dtype = q.dtype if out_dtype is None else out_dtype
-        if out_dtype not in DTYPES:
-            raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
         if return_lse is not False:
             check_flag("return_lse", return_lse)
         if return_lse and not backend.writes_lse:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
-        terms = ()  # not None: only backends with `takes_edges` know the argument
-        if dropout or not (edges is edge_key_weight is edge_value_weight is edge_type_weight is clamp is None):
-            terms = (
-                self.edge_terms(
-                    q,
-                    edges=edges,
-                    edge_key_weight=edge_key_weight,
-                    edge_value_weight=edge_value_weight,
-                    edge_type_weight=edge_type_weight,
-                    clamp=clamp,
-                    dropout=dropout,
-                    dropout_seed=dropout_seed,
-                ),
-            )
-        has_heads = q.dim() == 3
-        if not has_heads:
-            q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
-        differentiated = not backend.autograd and is_differentiated(q, k, v, *terms)
+        call = self.call(q, k, v, scale, out_dtype, edges, dropout)
+        differentiated = not backend.autograd and is_differentiated(call)
         plan = self.differentiable() if differentiated else self
         with_lse = return_lse or differentiated
         if not backend.traceable and _is_traced():
-            output, lse = attend_as_operator(plan._operands, q, k, v, scale, out_dtype, with_lse, *terms)
+            output, lse = attend_as_operator(plan._operands, call, with_lse)
         else:
-            lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
-            attend = partial(attend_with_gradients, backend) if differentiated else backend.attend
-            output = attend(plan.data, q, k, v, scale, out_dtype, lse, *terms)
-        if not has_heads:
+            lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
+            if lse is not None:
+                call = Call(*call[:5], lse, call.edges)  # `_replace` takes thrice the time
+            output = (
+                attend_with_gradients(backend, plan.data, call) if differentiated else backend.attend(plan.data, call)
+            )
+        if q.dim() == 2:
             output, lse = output.squeeze(1), lse.squeeze(1) if return_lse else None
         return (output, lse) if return_lse else output
+
+    def backward(
+        self,
+        grad_output: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        *,
+        scale: float | None = None,
+        edges: BoundEdges | None = None,
+        dropout: Dropout | float = 0.0,
+        wanted: Iterable[str] = ("query", "key", "value"),
+    ) -> Gradients:
+        """Gradients of a call, without autograd: for a part of the edges of rows whose other edges lie elsewhere.
+
+        P = exp(S - lse) and dS = P (dO V^T - rowsum(dO * O)): with the output and the log-sum-exp of all edges of a
+        row, the plan of a part of them gives that part's share of the gradients.
+
+        Args:
+            grad_output, output: [num_rows, H, d].
+            q, k, v, scale, edges, dropout: as in the call; three dimensions, and a seed in the dropout.
+            lse: [num_rows, H] float32.
+            wanted: the fields of `Gradients` to compute.
+
+        Raises:
+            ValueError: the plan was made without backward=True, or its backend has no backward pass of its own.
+        """
+        backend = REGISTRY[self.backend]
+        if not (self.inputs.backward and backend.has_backward):
+            raise ValueError(
+                f"backward: got a plan of {self.backend} with backward={self.inputs.backward}; a plan made with "
+                "backward=True, of a backend with a backward pass of its own, is needed"
+            )
+        call = self.call(q, k, v, scale, output.dtype, edges, dropout)._replace(lse=lse)
+        return backend.attend_backward(self.data, call, output, grad_output, frozenset(wanted))
+
+    def call(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None = None,
+        out_dtype: torch.dtype | None = None,
+        edges: BoundEdges | EdgeData | None = None,
+        dropout: Dropout | float = 0.0,
+    ) -> Call:
+        """The arguments of `__call__` as backends take them; q, k and v as they are.
+
+        Raises:
+            ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
+        """
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("scale", scale)
+        out_dtype = q.dtype if out_dtype is None else out_dtype
+        if out_dtype not in DTYPES:
+            raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
+        if edges is not None or isinstance(dropout, Dropout) or dropout != 0.0:
+            edges = self._bound(q, edges, dropout)
+        if q.dim() == 2:
+            q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
+        return Call(q, k, v, scale, out_dtype, None, edges)
 
     def bind_edges(self, data: EdgeData, *, check_values: bool = True) -> BoundEdges:
         """Check the edge data of this plan's graph and sort it into the backend's order, once for many calls.
 
-        The result holds copies, serves this plan and those that `for_inputs` makes of it, and carries gradients back to
+        The result holds copies, serves this plan, and carries gradients back to
         `data`: where that is trained, bind it anew at each step.
 
         Args:
@@ -318,38 +345,28 @@ class AttentionPlan:
             )
         return self.with_backward()
 
-    def edge_terms(
-        self,
-        query: torch.Tensor,
-        *,
-        edges: BoundEdges | EdgeData | None = None,
-        edge_key_weight: torch.Tensor | None = None,
-        edge_value_weight: torch.Tensor | None = None,
-        edge_type_weight: torch.Tensor | None = None,
-        clamp: float | None = None,
-        dropout: float = 0.0,
-        dropout_seed: torch.Tensor | int | None = None,
-    ) -> EdgeTerms | None:
-        """The checked edge data, weights and dropout of a call, as backends take them; None for a call without."""
-        has_edge_data = not (edges is edge_key_weight is edge_value_weight is edge_type_weight is clamp is None)
-        if not (has_edge_data or dropout):
-            return None
-        if has_edge_data and self.edge_order is None:
-            raise ValueError(
-                "edges: this plan takes no edge data, weights for it or a clamp; make it with "
-                "plan_attention(..., edge_data=True)"
-            )
-        if edges is not None and not isinstance(edges, BoundEdges):
-            edges = self.bind_edges(edges, check_values=False)
-        elif edges is not None and edges.order is not self.edge_order:
-            raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
-        dropped = None
-        if dropout:
-            if not REGISTRY[self.backend].takes_dropout:
-                able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_dropout)
-                raise ValueError(f"dropout: got {dropout}; backend {self.backend} has no dropout, these have: {able}")
-            dropped = make_dropout(float(dropout), dropout_seed, query.device)
-        return edge_terms(edges, edge_key_weight, edge_value_weight, edge_type_weight, clamp, query, dropped)
+    def _bound(
+        self, query: torch.Tensor, edges: BoundEdges | EdgeData | None, dropout: Dropout | float
+    ) -> BoundEdges | None:
+        """The checked edge data and dropout of a call; None for neither."""
+        if edges is not None:
+            if self.edge_order is None:
+                raise ValueError(
+                    "edges: this plan takes no edge data, weights for it or a clamp; make it with "
+                    "plan_attention(..., edge_data=True)"
+                )
+            if not isinstance(edges, BoundEdges):
+                edges = self.bind_edges(edges, check_values=False)
+            elif edges.order is not self.edge_order:
+                raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
+            check_edges(edges, query)
+        dropout = make_dropout(dropout, query.device)
+        if dropout is None:
+            return edges
+        if not REGISTRY[self.backend].takes_dropout:
+            able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_dropout)
+            raise ValueError(f"dropout: got {dropout.rate}; backend {self.backend} has no dropout, these have: {able}")
+        return BoundEdges(dropout=dropout) if edges is None else replace(edges, dropout=dropout)
 
     def _require_data(self, verb: str) -> None:
         if REGISTRY[self.backend].data_type is None:

@@ -5,13 +5,14 @@ inside, so that neither it nor the sizes of a graph are part of the compiled cod
 the forward pass by the same tensor.
 """
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan
-from kernels.autograd import DIFFERENTIABLE, gradients, split_terms
+from kernels import AttentionPlan, Dropout
+from kernels.autograd import gradients_of
 from kernels.backends import REGISTRY
 from kernels.edge_data import edge_permutation
 from kernels.once_differentiable import refuse_double_backward
@@ -19,7 +20,7 @@ from models.planned_edges import bind_features, plan_edge_index
 
 TERMS = "Tensor? features, Tensor? key_weight, Tensor? value_weight, Tensor? dropout_seed, float dropout, float scale"
 GRAPH = "Tensor edge_index, str backend, bool cache"
-WANTED = ("query", "key", "value", "features", "key_weight", "value_weight")
+WANTED = ("query", "key", "value", "padded_features", "key_weight", "value_weight")  # fields of `Gradients`
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
 # A captured CUDA graph would keep the first plan.
 TAGS = (torch.Tag.cudagraph_unsafe,)
@@ -92,10 +93,10 @@ def _terms(
     cache: bool,
 ) -> dict[str, Any]:
     """Keywords of the plan's call."""
-    terms: dict[str, Any] = {"dropout": dropout, "dropout_seed": dropout_seed}
+    terms: dict[str, Any] = {"dropout": Dropout(dropout, dropout_seed) if dropout else 0.0}
     if features is not None:
-        terms["edges"] = bind_features(plan, features, query.dtype, cache=cache)
-        terms |= {"edge_key_weight": key_weight, "edge_value_weight": value_weight}
+        bound = bind_features(plan, features, query.dtype, cache=cache)
+        terms["edges"] = replace(bound, key_weight=key_weight, value_weight=value_weight)
     return terms
 
 
@@ -148,17 +149,13 @@ def _attention_of_edges_backward(
         plan = _plan(query, key, features, edge_index, backend, cache, True).with_backward()
         chosen = REGISTRY[plan.backend]
         terms = _terms(plan, query, features, key_weight, value_weight, dropout_seed, dropout, cache)
-        edges = plan.edge_terms(query, **terms)
-        of_terms, clamp, rate = split_terms(edges)
+        call = plan.call(query, key, value, scale, output.dtype, **terms)._replace(lse=lse)
         names = {name for name, is_wanted in zip(WANTED, wanted, strict=True) if is_wanted}
-        call = (chosen, plan.data, scale, clamp, rate, tuple(name in names for name in DIFFERENTIABLE), False)
-        tensors = (grad_output, query, key, value, output, lse, *of_terms)
-        found = dict(zip(DIFFERENTIABLE, gradients(*call, *tensors), strict=True))
-        if "features" in names:  # from the backend's order of the edges to the caller's
+        found = gradients_of(chosen, plan.data, call, output, grad_output, frozenset(names))._asdict()
+        if "padded_features" in names:  # from the backend's order of the edges to the caller's
             order = edge_permutation(plan.edge_order, chosen.edge_order(plan.data))
-            found["features"] = torch.empty_like(features).index_copy_(
-                0, order.long(), found["features"].to(features.dtype)
-            )
+            gradient = found["padded_features"][:, : features.shape[1]].to(features.dtype)
+            found["padded_features"] = torch.empty_like(features).index_copy_(0, order.long(), gradient)
     return [found[name].contiguous() for name in WANTED if name in names]
 
 

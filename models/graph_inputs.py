@@ -21,11 +21,11 @@ class Attention(Protocol):
     """Sparse attention over one graph, such as the plan that `kernels.plan_attention(graph, ...)` returns.
 
     q, k, v: [N, H, head_dim], strided views with a contiguous last dimension. Returns [N, H, head_dim] in out_dtype;
-    rows without in-edges are zero. edge_terms: `edges` and `clamp` of a plan, from models with edge features.
+    rows without in-edges are zero. options: `edges` and `dropout` of a plan, from models that have them.
     """
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype | None, **edge_terms: Any
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype | None, **options: Any
     ) -> Tensor: ...
 
 
@@ -44,10 +44,10 @@ class EdgeInputs:
     target: Tensor
     order: EdgeOrder
 
-    def bind_bias(self, bias: Tensor) -> BoundEdges:
-        """[nnz, H] as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges` this neither checks nor
-        waits, so that a CUDA graph can capture it; a NaN goes where one in q would go."""
-        return BoundEdges(self.order, bias, None, None, None, 0)
+    def bind_bias(self, bias: Tensor, clamp: float | None = None) -> BoundEdges:
+        """[nnz, H] and a clamp of the scores as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges` this
+        neither checks nor waits, so that a CUDA graph can capture it; a NaN goes where one in q would go."""
+        return BoundEdges(self.order, bias, clamp=clamp)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels import BoundEdges, split_qkv
+from kernels import BoundEdges, Dropout, split_qkv
 from models.embedding import FeatureEmbedding
 from models.graph_inputs import EdgeInputs, GraphInputs
 from models.graph_model import GraphModel
@@ -79,7 +79,7 @@ class Block(nn.Module):
             scores, e = edge_block(q, k, e, inputs.edges)
             # Attention adds them to products of scale 0. V in place of Q and K has no further row to gather.
             q, k = v, v
-            options |= {"scale": 0.0, "edges": inputs.edges.bind_bias(scores), "clamp": SCORE_CLAMP}
+            options |= {"scale": 0.0, "edges": inputs.edges.bind_bias(scores, SCORE_CLAMP)}
         elif e is not None:
             options["edges"] = e
         return inputs.attention(q, k, v, **options).flatten(1), e
@@ -195,7 +195,7 @@ class GraphTransformer(GraphModel):
         if not (self.training and self.attention_dropout):
             return [{}] * len(self.blocks)
         self.dropout_seeds.add_(SEED_STEP)
-        return [{"dropout": self.attention_dropout, "dropout_seed": seed} for seed in self.dropout_seeds.split(1)]
+        return [{"dropout": Dropout(self.attention_dropout, seed)} for seed in self.dropout_seeds.split(1)]
 
     def rows(self, h: Tensor, inputs: GraphInputs) -> Tensor:
         """Rows that the readout takes: the nodes [N, d], or the mean of each graph [G, d]."""

@@ -10,6 +10,7 @@ nothing is checked or reshaped twice.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -17,13 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import AttentionPlan, BoundEdges
-from kernels.autograd import NO_TERMS, gradients, split_terms
+from kernels.autograd import names_of, with_tensors, without_tensors
 from kernels.backends import REGISTRY
+from kernels.backends.base import Call
 from kernels.once_differentiable import refuse_double_backward
 from kernels.side_by_side import RowParts
 from models.joint_parameters import JointMemory, parameter_gradients
 
-OF_ROWS = (True, True, True, False, False)  # wanted of DIFFERENTIABLE: query, key and value; not bias and multiplier
+OF_ROWS = frozenset(("query", "key", "value"))
 
 
 class LayerCall(NamedTuple):
@@ -79,7 +81,7 @@ def attend_jointly(
         edge_weight: [H C, r], of key and value for the features of `call.edges`.
     """
     plan, edges = call.plan, call.edges
-    features = edges.features if edges is not None and edges.padded_features.requires_grad else None
+    features = edges.padded_features if edges is not None and edges.padded_features.requires_grad else None
     given = (features, edge_weight, *inputs, *parameters)
     if torch.is_grad_enabled():
         for each in given:
@@ -104,20 +106,21 @@ def _forward(
         inputs.append(x)
         columns += part.split(functional.linear(x, weight, bias))
     *roots, query, key, value = columns
-    edges = ()
-    if bound is not None or dropout:
-        of_heads = None if edge_weight is None else edge_weight.to(dtype).view(*query.shape[1:], -1)
-        weights = {"edge_key_weight": of_heads, "edge_value_weight": of_heads}
-        edges = (plan.edge_terms(query, edges=bound, dropout=dropout, **weights),)
-    lse = None if ctx is None else query.new_empty(query.shape[:2], dtype=torch.float32)
-    output = REGISTRY[plan.backend].attend(plan.data, query, key, value, scale, dtype, lse, *edges)
+    if bound is not None:
+        weight = edge_weight.to(dtype).view(*query.shape[1:], -1)
+        bound = replace(bound, key_weight=weight, value_weight=weight)
+    attention = plan.call(query, key, value, scale, dtype, bound, dropout)
+    if ctx is not None:
+        attention = attention._replace(lse=query.new_empty(query.shape[:2], dtype=torch.float32))
+    output = REGISTRY[plan.backend].attend(plan.data, attention)
     if ctx is not None:
         ctx.call, ctx.dtypes = call, (parameters[0].dtype, None if edge_weight is None else edge_weight.dtype)
-        terms = split_terms(*edges)[0] if edges else NO_TERMS
+        ctx.attention = without_tensors(attention)
+        terms = () if attention.edges is None else attention.edges.tensors()
         # The weights themselves, too: autograd notices there that they changed in the meantime.
         ctx.num_weights = sum([len(part.sizes) for part in parts])
         joint_weights = [weight for weight, _ in joined]
-        saved = (query, key, value, output, lse, *terms)
+        saved = (output, attention.lse, query, key, value, *terms)
         ctx.save_for_backward(*parameters[: ctx.num_weights], *inputs, *joint_weights, *saved)
     if not adds_root:
         return output, *roots
@@ -127,6 +130,7 @@ def _forward(
 
 def _backward(
     call: LayerCall,
+    attention: Call,
     dtypes: tuple[torch.dtype, torch.dtype | None],
     needed: Sequence[bool],
     grad_output: Tensor,
@@ -143,17 +147,23 @@ def _backward(
         joint = x.new_empty((x.shape[0], part.pitch))
         joints.append(joint)
         columns += part.split(joint)
-    wanted = (*OF_ROWS, of_features, of_edges, of_edges, False)
-    settings = (REGISTRY[plan.backend], plan.data, call.scale, None, call.dropout, wanted, tuple(columns[-3:]))
-    found = gradients(*settings, grad_output.view(saved[0].shape), *saved)
+    wanted = OF_ROWS
+    if of_features or of_edges:
+        wanted = names_of((True, True, True, False, False, of_features, of_edges, of_edges))
+    output, lse, *tensors = saved
+    attention = with_tensors(attention, tensors, lse)
+    backend = REGISTRY[plan.backend]
+    found = backend.attend_backward(
+        plan.data, attention, output, grad_output.view(output.shape), wanted, tuple(columns[-3:])
+    )
     of_roots = () if grad_root is None else (grad_root,)
     for memory, gradient in zip(columns, (*of_roots, *found[:3]), strict=True):
         if gradient is not memory:
             memory.copy_(gradient.view(memory.shape))
     dtype, edge_dtype = dtypes
     return (
-        found[5],
-        torch.add(found[6], found[7]).flatten(0, 1).to(edge_dtype) if of_edges else None,
+        found.padded_features,
+        torch.add(found.key_weight, found.value_weight).flatten(0, 1).to(edge_dtype) if of_edges else None,
         *[torch.mm(*each) if of_x else None for *each, of_x in zip(joints, weights, of_rest, strict=False)],
         *parameter_gradients(list(zip(joints, inputs, parts, strict=True)), dtype, of_rest[count:]),
     )
@@ -172,7 +182,7 @@ class _Layer(torch.autograd.Function):
         run = _LayerGradients.apply if torch.is_grad_enabled() else _backward
         if call.adds_root:
             grad_root = grad_output
-        return None, *run(call, ctx.dtypes, ctx.needs_input_grad[1:], grad_output, grad_root, *saved)
+        return None, *run(call, ctx.attention, ctx.dtypes, ctx.needs_input_grad[1:], grad_output, grad_root, *saved)
 
 
 class _LayerGradients(torch.autograd.Function):

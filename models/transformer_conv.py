@@ -10,6 +10,7 @@ and a_ij apart (`EdgeData.features`), so that no tensor [E, H, C] is made.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -285,8 +286,8 @@ class FusedTransformerConv(nn.Module):
         else:
             if isinstance(edge_attr, Tensor):
                 edge_attr = bind_features(plan, edge_attr, query.dtype, cache=self.cache)
-            terms = {"edges": edge_attr, "edge_key_weight": weight, "edge_value_weight": weight}
-            out = plan(query, key, value, scale=scale, dropout=dropout, **terms)
+            edges = replace(edge_attr, key_weight=weight, value_weight=weight)
+            out = plan(query, key, value, scale=scale, edges=edges, dropout=dropout)
         require_gradients(out, query, plan.backend)
         return out
 

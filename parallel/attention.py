@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels import plan_attention
+from kernels import Dropout, plan_attention
 from kernels.backends import REGISTRY
 from kernels.formats.csr import CSRPattern
 from parallel.cost_model import Choice, choose_scheme, share_of_heads
@@ -55,8 +55,7 @@ class PartAttention:
         *,
         scale: float | None = None,
         out_dtype: torch.dtype | None = None,
-        dropout: float = 0.0,
-        dropout_seed: Tensor | int | None = None,
+        dropout: Dropout | float = 0.0,
     ) -> Tensor:
         """softmax(scale q k^T masked by A) v of this rank's rows.
 
@@ -64,7 +63,7 @@ class PartAttention:
             q, k, v: [n, H, d] of this rank's rows; H, d and type are the same on all ranks.
             scale: default 1/sqrt(d).
             out_dtype: default: q's type.
-            dropout, dropout_seed: as in `AttentionPlan`; the same seed on all ranks. The mask depends on the partition.
+            dropout: `Dropout(rate, seed)` with the same seed on all ranks, or 0. The mask depends on the partition.
 
         Returns:
             [n, H, d].
@@ -78,8 +77,10 @@ class PartAttention:
                 f"q, k, v: got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}; [{self.num_rows}, H, d] is needed, "
                 "the rows of this part"
             )
-        if dropout and dropout_seed is None:
-            raise ValueError("dropout_seed: got None; a seed is needed, the same on all ranks")
+        if dropout != 0 and getattr(dropout, "seed", None) is None:
+            raise ValueError(
+                f"dropout: got {dropout} without a seed; a Dropout(rate, seed) is needed, the same on all ranks"
+            )
         differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         if differentiated and not self.trains:
             raise ValueError("q, k, v: a gradient is needed; plan with plan_part_attention(..., backward=True)")
@@ -89,8 +90,7 @@ class PartAttention:
         call = Call(
             scale=1 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
             out_dtype=q.dtype if out_dtype is None else out_dtype,
-            dropout=float(dropout),
-            dropout_seed=dropout_seed,
+            dropout=dropout if isinstance(dropout, Dropout) else None,
         )
         with torch.autocast(q.device.type, enabled=False):
             if differentiated:

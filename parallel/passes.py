@@ -6,10 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan
-from kernels.backends import REGISTRY
-from kernels.dropout import Dropout
-from kernels.edge_data import EdgeTerms
+from kernels import AttentionPlan, Dropout
 from parallel.collectives import exchange_rows
 from parallel.cost_model import share_of_heads
 from parallel.exchange import KeyValueExchange
@@ -17,7 +14,6 @@ from parallel.group import Group
 from parallel.rank_rows import combine_rows_
 
 SEED_STEP = 0x9E3779B97F4A7C15  # odd: seeds of different plans differ
-QKV = frozenset({"query", "key", "value"})
 
 Saved = tuple[Tensor, ...]
 
@@ -28,20 +24,17 @@ class Call:
 
     scale: float
     out_dtype: torch.dtype
-    dropout: float
-    dropout_seed: Tensor | int | None
+    dropout: Dropout | None
 
-    def seed(self, mask: int, device: torch.device) -> Tensor | None:
-        """[1] int64. Plans number rows and columns from 0, so each needs a `mask` of its own to drop other edges."""
-        if not self.dropout:
-            return None
-        step = (mask * SEED_STEP + 2**63) % 2**64 - 2**63
-        seed = self.dropout_seed
-        return (seed if isinstance(seed, Tensor) else torch.tensor([seed], device=device)) + step
-
-    def dropout_options(self, mask: int, device: torch.device) -> dict[str, Any]:
-        """Arguments of a plan."""
-        return {"dropout": self.dropout, "dropout_seed": self.seed(mask, device)} if self.dropout else {}
+    def mask(self, number: int, device: torch.device) -> Dropout | float:
+        """Dropout of a plan. Plans number rows and columns from 0, so each needs a mask of its own to drop other
+        edges."""
+        if self.dropout is None:
+            return 0.0
+        step, seed = (number * SEED_STEP + 2**63) % 2**64 - 2**63, self.dropout.seed
+        return Dropout(
+            self.dropout.rate, (seed if isinstance(seed, Tensor) else torch.tensor([seed], device=device)) + step
+        )
 
 
 class Passes(Protocol):
@@ -85,8 +78,8 @@ class JoinedPasses:
         return grad_query, *_with_arrived(self.exchange, back.wait(), *(grad[:num_rows] for grad in grads))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        options = call.dropout_options(self.rank, q.device)
-        return self.plan(q, k, v, scale=call.scale, out_dtype=call.out_dtype, **options)
+        dropout = call.mask(self.rank, q.device)
+        return self.plan(q, k, v, scale=call.scale, out_dtype=call.out_dtype, dropout=dropout)
 
 
 class SplitPasses:
@@ -129,13 +122,13 @@ class SplitPasses:
         # largest relative error of a rounding, the first two move the mean by at most u times the weighted mean of the
         # parts' magnitudes, and its own adds u. In return interior rows are final after the own pass.
         options = {"scale": call.scale, "return_lse": True, "out_dtype": call.out_dtype}
-        output, lse = self.own(q, k, v, **options, **call.dropout_options(self.masks[0], q.device))
+        output, lse = self.own(q, k, v, **options, dropout=call.mask(self.masks[0], q.device))
         arrived = pending.wait()
         if self.halo is None:
             return output, lse, arrived
         boundary = slice(self.first, None)
-        dropout = call.dropout_options(self.masks[1], q.device)
-        partial, partial_lse = self.halo(q[boundary], arrived[:, 0], arrived[:, 1], **options, **dropout)
+        dropout = call.mask(self.masks[1], q.device)
+        partial, partial_lse = self.halo(q[boundary], arrived[:, 0], arrived[:, 1], **options, dropout=dropout)
         combine_rows_(output[boundary], lse[boundary], partial, partial_lse)
         return output, lse, arrived
 
@@ -144,14 +137,16 @@ class SplitPasses:
         boundary, grad_halo = slice(self.first, None), None
         grad_arrived = torch.zeros_like(arrived)
         if self.halo is not None:
-            of_rows = (each[boundary] for each in (grad_output, q, output, lse))
-            grad_halo = _gradients(self.halo, *of_rows, arrived[:, 0], arrived[:, 1], call, self.masks[1])
+            grad_rows, rows, *results = (each[boundary] for each in (grad_output, q, output, lse))
+            options = {"scale": call.scale, "dropout": call.mask(self.masks[1], q.device)}
+            grad_halo = self.halo.backward(grad_rows, rows, *arrived.unbind(1), *results, **options)
             grad_arrived = torch.stack([grad_halo.key, grad_halo.value], 1)
         back = self.exchange.start_back(grad_arrived)  # own columns run meanwhile
         if self.own is None:
             grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         else:
-            found = _gradients(self.own, grad_output, q, output, lse, k, v, call, self.masks[0])
+            options = {"scale": call.scale, "dropout": call.mask(self.masks[0], q.device)}
+            found = self.own.backward(grad_output, q, k, v, output, lse, **options)
             grads = found.query, found.key, found.value
         if grad_halo is not None:
             grads[0][boundary] += grad_halo.query
@@ -187,8 +182,8 @@ class HeadsPasses:
         return self._to_rows(torch.stack(grads, 1)).unbind(1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        options = call.dropout_options(self.group.rank, q.device)  # a rank numbers its heads from 0
-        return self.plan(q, k, v, scale=call.scale, out_dtype=call.out_dtype, **options)
+        dropout = call.mask(self.group.rank, q.device)  # a rank numbers its heads from 0
+        return self.plan(q, k, v, scale=call.scale, out_dtype=call.out_dtype, dropout=dropout)
 
     def _to_heads(self, tensor: Tensor) -> Tensor:
         """[n, C, H, d] of this rank's rows -> [N, C, h, d] of its heads."""
@@ -208,24 +203,6 @@ class HeadsPasses:
         arrived = exchange_rows(tensor.reshape(-1), send, receive, self.group).wait().split(receive)
         parts = zip(arrived, self.heads, strict=True)
         return torch.cat([part.view(num_rows, channels, heads, dim) for part, heads in parts], 2)
-
-
-def _gradients(
-    plan: AttentionPlan,
-    grad_output: Tensor,
-    query: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: Call,
-    mask: int,
-) -> Any:
-    """`Gradients` of one plan's edges, from the output and log-sum-exp of all edges of its rows."""
-    edges = EdgeTerms(dropout=Dropout(call.dropout, call.seed(mask, query.device))) if call.dropout else None
-    backend = REGISTRY[plan.backend]
-    tensors = (query, key, value, output, lse)
-    return backend.attend_backward(plan.data, grad_output, *tensors, call.scale, edges, QKV)
 
 
 def _with_arrived(

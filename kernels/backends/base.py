@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..dropout import Dropout, kept_edges
-from ..edge_data import EdgeTerms
+from ..edge_data import BoundEdges
 from ..formats.csr import CSRPattern
 
 
@@ -32,6 +32,40 @@ class InputSpec:
     backward: bool = False
 
 
+class Call(NamedTuple):
+    """One call of a backend.
+
+    Attributes:
+        query: [num_rows, H, d]; key, value: [num_cols, H, d]; checked by `AttentionPlan`.
+        scale: factor of the scores.
+        out_dtype: type of the output.
+        lse: [num_rows, H] float32, filled with the log-sum-exp of each row's scaled scores; given to backends with
+            `writes_lse` only.
+        edges: data of the edges in the order of `Backend.edge_order`, with weights, clamp and dropout; given to
+            backends with `takes_edges`, or to those with `takes_dropout` for a dropout alone.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    out_dtype: torch.dtype
+    lse: torch.Tensor | None = None
+    edges: BoundEdges | None = None
+
+    def to(self, dtype: torch.dtype) -> "Call":
+        """The call with query, key, value and edge data of this type; itself if they have it."""
+        if self.query.dtype is dtype:
+            return self
+        edges = None if self.edges is None else self.edges.to(dtype)
+        tensors = (self.query.to(dtype), self.key.to(dtype), self.value.to(dtype))
+        return Call(*tensors, self.scale, self.out_dtype, self.lse, edges)
+
+    def without_halves(self) -> "Call":
+        """The call in float32 where it has 16 bits, which torch's sparse routines do not take."""
+        return self.to(torch.float32) if self.query.dtype.itemsize == 2 else self
+
+
 # For the gradients of query, key and value: heads d elements apart, rows a multiple of d, those of the last two alike.
 Memory = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -41,7 +75,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         query, key, value: [num_rows, H, d], [num_cols, H, d] twice.
-        bias, multiplier, features: of the edges, in the order and shape of the fields of `EdgeTerms`.
+        bias, multiplier, padded_features: of the edges, in the order and shape of the fields of `BoundEdges`.
         key_weight, value_weight: [H, d, r].
         type_weight: [T, H, d].
     """
@@ -51,7 +85,7 @@ class Gradients(NamedTuple):
     value: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     multiplier: torch.Tensor | None = None
-    features: torch.Tensor | None = None
+    padded_features: torch.Tensor | None = None
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
@@ -69,11 +103,11 @@ class Backend(ABC):
         data_type: type of what `build` returns; None where that holds objects of another library, which cannot be
             moved or saved.
         head_by_head: whether a call takes as many passes as there are heads.
-        writes_lse: whether `attend` fills `lse`.
+        writes_lse: whether `attend` fills `call.lse`.
         reorders: whether `build` takes a row order.
         takes_edge_lists: whether `build` for a GPU takes an `EdgeList`, too, and checks its ids there.
-        takes_edges: whether `attend` takes `edges`.
-        takes_dropout: whether `attend` takes `edges.dropout`, and `edges` with nothing else.
+        takes_edges: whether calls may have `edges`.
+        takes_dropout: whether calls may have `edges.dropout`, and `edges` with nothing else.
         autograd: whether autograd differentiates `attend`, which is made of torch calls.
         has_backward: whether `attend_backward` exists, for backends without `autograd`. A backend with neither computes
             the forward pass only.
@@ -144,44 +178,15 @@ class Backend(ABC):
         return ""
 
     @abstractmethod
-    def attend(
-        self,
-        data: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-        edges: EdgeTerms | None = None,
-    ) -> torch.Tensor:
-        """Attention over the format that `build` made.
-
-        Args:
-            data: result of `build`.
-            query: [num_rows, H, d]; key, value: [num_cols, H, d]; checked by `AttentionPlan`.
-            scale: factor of the scores.
-            out_dtype: type of the output.
-            lse: [num_rows, H] float32, filled with the log-sum-exp of each row's scaled scores; given to backends with
-                `writes_lse` only.
-            edges: data of the edges in the order of `edge_order`, and the weights for it; given to backends with
-                `takes_edges`, or to those with `takes_dropout` for a dropout alone.
-
-        Returns:
-            [num_rows, H, d] of `out_dtype`.
-        """
+    def attend(self, data: Any, call: Call) -> torch.Tensor:
+        """Attention over the format `data` that `build` made: [num_rows, H, d] of `call.out_dtype`."""
 
     def attend_backward(
         self,
         data: Any,
-        grad_output: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        call: Call,
         output: torch.Tensor,
-        lse: torch.Tensor,
-        scale: float,
-        edges: EdgeTerms | None,
+        grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
     ) -> Gradients:
@@ -189,9 +194,9 @@ class Backend(ABC):
 
         Args:
             data: result of `build` for inputs with `backward`.
+            call: of the forward pass, with the log-sum-exp that it filled.
+            output: what the forward pass returned.
             grad_output: [num_rows, H, d] of the output's type, any strides.
-            query, key, value, scale, edges: as in the forward pass.
-            output, lse: what it returned.
             wanted: the fields of `Gradients` to compute.
             into: memory that the gradients of query, key and value may be written to, where all three are wanted. A
                 backend that cannot returns tensors of its own.

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ..edge_data import EdgeTerms
+from ..edge_data import BoundEdges, transform_scores
 from ..errors import UnsupportedGraphError
 from ..formats.csr import MAX_DIM as MOST_EDGES
 from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
 from ..formats.transpose import TransposedCSR, transpose_csr
 from ..tensor_record import map_tensors
-from .base import Backend, InputSpec, dropout_factors
+from .base import Backend, Call, InputSpec, dropout_factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,20 +89,8 @@ class CSRUnfusedBackend(Backend):
     def rebuild(self, data: CSR, device: torch.device, inputs: InputSpec) -> CSR:
         return data.with_transpose() if inputs.backward else data
 
-    def attend(
-        self,
-        data: CSR,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-        edges: EdgeTerms | None = None,
-    ) -> torch.Tensor:
-        if query.dtype.itemsize == 2:
-            query, key, value = query.float(), key.float(), value.float()
-            edges = None if edges is None else edges.to(torch.float32)
+    def attend(self, data: CSR, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, _, edges = call.without_halves()
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             data = data.with_transpose()
         pattern = data.matrix(query.new_zeros(data.indices.numel()))
@@ -130,7 +118,7 @@ def _score(
     query: torch.Tensor,
     key: torch.Tensor,
     scale: float,
-    edges: EdgeTerms | None,
+    edges: BoundEdges | None,
     head: int,
 ) -> torch.Tensor:
     """[nnz]: the score of each edge for one head; query, key: [N, d]."""
@@ -149,16 +137,7 @@ def _score(
     if edges.key_weight is not None:
         projected = query @ edges.key_weight[head] * scale  # [num_rows, r]
         score = score + (projected[data.row] * edges.features).sum(-1)
-    if edges.multiplier is not None:
-        score = score * _of_head(edges.multiplier, head)
-    if edges.bias is not None:
-        score = score + _of_head(edges.bias, head)
-    return score if edges.clamp is None else score.clamp(-edges.clamp, edges.clamp)
-
-
-def _of_head(tensor: torch.Tensor, head: int) -> torch.Tensor:
-    """[nnz] of [nnz, H], or of [nnz, 1] that all heads share."""
-    return tensor[:, head if tensor.shape[1] > 1 else 0]
+    return transform_scores(score, edges, head)
 
 
 def _softmax(score: torch.Tensor, indptr: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

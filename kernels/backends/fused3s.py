@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..edge_data import EdgeTerms
+from ..edge_data import BoundEdges
 from ..formats.gpu_csr import MOST_EDGES
 from ..formats.gpu_schedule import BlockShape, ScheduleInputs
 from ..formats.schedule import TileSlots
@@ -18,7 +18,7 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
-from .base import Gradients, InputSpec, Memory
+from .base import Call, Gradients, InputSpec, Memory
 from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, product_type
 from .fused3s_edges import (
     BIAS,
@@ -33,7 +33,6 @@ from .fused3s_edges import (
     launch_edge_kernel,
     pad_weights,
     terms_of,
-    whole_rows,
 )
 from .fused3s_gradients import launch_gradients
 from .fused3s_planning import Fused3SData, MadePlan, check_size, make_room, plan_graph, replan
@@ -227,27 +226,17 @@ class Fused3SBackend(CudaBackend):
             lines.append(f"edge by edge: {data.by_edge.work.items.shape[0]} items")
         return "\n  ".join(lines)
 
-    def attend(
-        self,
-        data: Fused3SData,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-        edges: EdgeTerms | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: Fused3SData, call: Call) -> torch.Tensor:
         data = data.ready()
-        if (dtype := product_type(query.dtype)) != query.dtype:
-            check_out_dtype(out_dtype, query.dtype)
-            query, key, value = (each.to(dtype) for each in (query, key, value))
-            edges = None if edges is None else edges.to(dtype)
+        if (dtype := product_type(call.query.dtype)) != call.query.dtype:
+            check_out_dtype(call.out_dtype, call.query.dtype)
+            call = call.to(dtype)
+        query, key, value, scale, out_dtype, lse, edges = call
         num_heads, dim = query.shape[1:]
         if dim % 2:  # rows of pairs of elements are what the kernel can copy
             padded = (functional.pad(each, (0, -dim % 8)) for each in (query, key, value))
             edges = None if edges is None else pad_weights(edges, -dim % 8)
-            return self.attend(data, *padded, scale, out_dtype, lse, edges)[..., :dim].contiguous()
+            return self.attend(data, Call(*padded, scale, out_dtype, lse, edges))[..., :dim].contiguous()
         if _takes_edge_kernel(data, query.dtype, num_heads, dim, edges):
             return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
         terms = terms_of(edges)
@@ -258,29 +247,24 @@ class Fused3SBackend(CudaBackend):
     def attend_backward(
         self,
         data: Fused3SData,
-        grad_output: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        call: Call,
         output: torch.Tensor,
-        lse: torch.Tensor,
-        scale: float,
-        edges: EdgeTerms | None,
+        grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
     ) -> Gradients:
-        data = data.ready(is_forward=False)
-        if (dtype := product_type(query.dtype)) != query.dtype:
-            tensors = (*(each.to(dtype) for each in (grad_output, query, key, value)), output, lse)
-            edges = None if edges is None else edges.to(dtype)
-            found = launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted)
-            return Gradients(*[None if gradient is None else gradient.to(query.dtype) for gradient in found])
-        tensors = (grad_output, query, key, value, output, lse)
-        return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, into)
+        data, dtype = data.ready(is_forward=False), call.query.dtype
+        if (rounded := product_type(dtype)) != dtype:
+            call, into = call.to(rounded), None
+        tensors = (grad_output.to(rounded), *call[:3], output, call.lse)
+        found = launch_gradients(data.backward, data.by_edge, *tensors, call.scale, call.edges, wanted, into)
+        if rounded != dtype:
+            found = Gradients(*[None if gradient is None else gradient.to(dtype) for gradient in found])
+        return found
 
 
 def _takes_edge_kernel(
-    data: Fused3SData, dtype: torch.dtype, num_heads: int, dim: int, edges: EdgeTerms | None
+    data: Fused3SData, dtype: torch.dtype, num_heads: int, dim: int, edges: BoundEdges | None
 ) -> bool:
     """Whether a call runs cuda/fused3s_edges.cu."""
     if data.by_edge is None or data.schedule is None:
@@ -369,7 +353,7 @@ def launch(
     value: torch.Tensor,
     scale: float,
     lse: torch.Tensor | None = None,
-    edges: EdgeTerms | None = None,
+    edges: BoundEdges | None = None,
 ) -> torch.Tensor:
     """Run the kernel on torch's current stream, without waiting for it.
 
@@ -403,7 +387,7 @@ def launch(
     output = torch.empty_like(query, dtype=spec.out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
-    packed = None if edges is None or edges.features is None else pack_features(spec, edges, num_heads)
+    packed = None if edges is None or edges.padded_features is None else pack_features(spec, edges, num_heads)
     partial = arrived = None
     if num_partials := schedule.num_splits * num_groups:
         # Scratch memory of this call alone: plans may run on several streams.
@@ -435,27 +419,27 @@ def launch(
 
 
 def _edge_tensors(
-    slots: TileSlots | None, edges: EdgeTerms | None, packed: torch.Tensor | None
+    slots: TileSlots | None, edges: BoundEdges | None, packed: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     if edges is None:
         return (None,) * 8
     places = (None,) * 3 if slots is None else (slots.tile_slots, slots.slot_edges, slots.slot_places)
-    features = None if packed is None else whole_rows(edges.features)
+    features = None if packed is None else edges.padded_features.contiguous()
     seed = None if edges.dropout is None else edges.dropout.seed
     return *places, *contiguous(edges.bias, edges.multiplier), features, packed, seed
 
 
-def pack_features(spec: FusedKernelSpec, edges: EdgeTerms, num_heads: int) -> torch.Tensor:
+def pack_features(spec: FusedKernelSpec, edges: BoundEdges, num_heads: int) -> torch.Tensor:
     """[H, 2 words] 16-bit: the weights of features as an instance reads them, queued on torch's current stream."""
     key_words, value_words = spec.packed_words
-    packed = edges.features.new_empty((num_heads, 2 * (key_words + value_words)))
+    packed = edges.padded_features.new_empty((num_heads, 2 * (key_words + value_words)))
     weights = (None if each is None else each.contiguous() for each in (edges.key_weight, edges.value_weight))
     launch_kernel(
         get_kernel(PackFeaturesSpec(), packed.device.index),
         (-(-(key_words + value_words) // PACK_THREADS), num_heads),
         PACK_THREADS,
         (packed, *weights),
-        _pack_scalars(spec.dim, edges.features.shape[1], key_words, value_words),
+        _pack_scalars(spec.dim, edges.num_features, key_words, value_words),
         overlaps=True,
     )
     return packed

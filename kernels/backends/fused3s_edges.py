@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..dropout import Dropout
-from ..edge_data import EdgeTerms
+from ..edge_data import BoundEdges
 from ..formats.row_items import RowItems, make_row_items
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
@@ -151,7 +151,7 @@ def launch_edge_kernel(
     scale: float,
     out_dtype: torch.dtype,
     lse: torch.Tensor | None = None,
-    edges: EdgeTerms | None = None,
+    edges: BoundEdges | None = None,
 ) -> torch.Tensor:
     """Run the kernel on torch's current stream, without waiting for it.
 
@@ -180,15 +180,14 @@ def launch_edge_kernel(
         arrived = semaphores(num_parts * num_groups, query.device)
     of_edges, feature_sums = NO_EDGE_TENSORS, None
     if edges is not None:
-        features = None if edges.features is None else whole_rows(edges.features)
         projected = None
         if edges.key_weight is not None:  # u = W^T q
             projected = project_query(query, edges.key_weight.contiguous())
         if edges.value_weight is not None:
             feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
         seed = None if edges.dropout is None else edges.dropout.seed
-        tensors = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight)
-        of_edges = (*tensors, features, projected, feature_sums, seed)
+        tensors = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight, edges.padded_features)
+        of_edges = (*tensors, projected, feature_sums, seed)
     launch_kernel(
         get_kernel(spec, query.device.index),
         (-(-num_items // spec.groups_per_block), num_groups),
@@ -215,7 +214,7 @@ def launch_edge_kernel(
     return output
 
 
-def terms_of(edges: EdgeTerms | None) -> int:
+def terms_of(edges: BoundEdges | None) -> int:
     """Bits of enum EdgeTerm."""
     if edges is None:
         return 0
@@ -231,7 +230,7 @@ def terms_of(edges: EdgeTerms | None) -> int:
     return sum(term for term, value in given.items() if value is not None)
 
 
-def edges_scalars(edges: EdgeTerms | None) -> tuple[int, int, float]:
+def edges_scalars(edges: BoundEdges | None) -> tuple[int, int, float]:
     """Heads of bias and multiplier, 1 or H, and the clamp."""
     if edges is None:
         return 1, 1, 0.0
@@ -254,16 +253,7 @@ def contiguous(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]
     return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
-def whole_rows(features: torch.Tensor) -> torch.Tensor:
-    """[nnz, r] -> [nnz, 16]: the rows of `EdgeTerms.features` that are padded with zeros, or a padded copy."""
-    num_edges, num_features = features.shape
-    end = features.storage_offset() + num_edges * FEATURES
-    if features.stride() == (FEATURES, 1) and end * features.itemsize <= features.untyped_storage().nbytes():
-        return features.as_strided((num_edges, FEATURES), (FEATURES, 1))
-    return functional.pad(features, (0, FEATURES - num_features))
-
-
-def pad_weights(edges: EdgeTerms, columns: int) -> EdgeTerms:
+def pad_weights(edges: BoundEdges, columns: int) -> BoundEdges:
     """The terms for heads with `columns` more dimensions, which are zero."""
     pads = {"type_weight": (0, columns), "key_weight": (0, 0, 0, columns), "value_weight": (0, 0, 0, columns)}
     weights = {name: getattr(edges, name) for name in pads}

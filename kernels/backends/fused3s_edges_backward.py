@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..edge_data import EdgeTerms
+from ..edge_data import BoundEdges
 from ..formats.row_items import RowItems
 from ..formats.transpose import TransposedCSR, transpose_csr
 from ..fragments import WARP_SIZE
@@ -35,7 +35,6 @@ from .fused3s_edges import (
     lanes_of_head,
     score_unit,
     terms_of,
-    whole_rows,
 )
 
 NO_EDGE_TENSORS = (None,) * 14
@@ -150,7 +149,7 @@ def launch_edge_backward(
     output: torch.Tensor,
     lse: torch.Tensor,
     scale: float,
-    edges: EdgeTerms | None,
+    edges: BoundEdges | None,
     wanted: frozenset[str],
     into: Memory | None = None,
 ) -> Gradients:
@@ -225,7 +224,7 @@ class _EdgeTensors:
         forward_data: EdgeKernelData,
         query: torch.Tensor,
         grad_output: torch.Tensor,
-        edges: EdgeTerms,
+        edges: BoundEdges,
         wanted: frozenset[str],
     ) -> None:
         num_rows, num_heads, _ = query.shape
@@ -242,14 +241,13 @@ class _EdgeTensors:
         if edges.value_weight is not None:  # u' = W'^T dO
             self.projected_grad = project_query(grad_output, edges.value_weight.contiguous())
             self.value_sums = query.new_empty((num_heads, num_rows, FEATURES))
-        of_features = "features" in wanted
+        of_features = "padded_features" in wanted
         self.bias, self.multiplier = of_edges("bias" in wanted), of_edges("multiplier" in wanted)
         self.score_weights = of_edges("type_weight" in wanted or (of_features and edges.key_weight is not None))
         self.value_weights = of_edges(of_features and edges.value_weight is not None)
-        features = None if edges.features is None else whole_rows(edges.features)
         seed = None if edges.dropout is None else edges.dropout.seed
-        terms = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight)
-        read = (*terms, features, self.projected_query, self.projected_grad)
+        terms = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight, edges.padded_features)
+        read = (*terms, self.projected_query, self.projected_grad)
         sums = (self.key_sums, self.value_sums, self.bias, self.multiplier, self.score_weights, self.value_weights)
         self.for_rows, self.for_columns = (*read, *sums, seed), (*read, *(None,) * 6, seed)
 
@@ -268,8 +266,8 @@ class _EdgeTensors:
         makers = {
             "bias": lambda: _for_heads(self.bias, edges.bias),
             "multiplier": lambda: _for_heads(self.multiplier, edges.multiplier),
-            "features": lambda: _feature_gradient(
-                *(self.work, edges.features, self.score_weights, self.projected_query),
+            "padded_features": lambda: _feature_gradient(
+                *(self.work, edges.padded_features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
             ),
             "type_weight": lambda: _type_gradient(transposed, query, key, self.score_weights, edges),
@@ -278,7 +276,7 @@ class _EdgeTensors:
         products = {"key_weight": (query, self.key_sums), "value_weight": (grad_output, self.value_sums)}
         names = [name for name in products if name in wanted]
         if names:
-            gradients = weight_gradients([products[name] for name in names], edges.features.shape[1])
+            gradients = weight_gradients([products[name] for name in names], edges.num_features)
             found.update(zip(names, gradients, strict=True))
         return of_rows._replace(**found)
 
@@ -342,8 +340,8 @@ def _feature_gradient(
     value_weights: torch.Tensor | None,
     projected_grad: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[nnz, r]: the sum over heads of `score_weights` u_i + `value_weights` u'_i."""
-    num_edges, num_features = features.shape
+    """[nnz, 16]: the sum over heads of `score_weights` u_i + `value_weights` u'_i."""
+    num_edges = len(features)
     gradient = features.new_empty((num_edges, FEATURES))
     _, num_rows, _ = (projected_grad if projected_query is None else projected_query).shape
     num_heads = (value_weights if score_weights is None else score_weights).shape[1]
@@ -357,11 +355,11 @@ def _feature_gradient(
             pack_scalars(np.int32(num_rows), np.int32(num_items), np.int32(num_heads)),
             overlaps=True,
         )
-    return gradient[:, :num_features]
+    return gradient
 
 
 def _type_gradient(
-    transposed: TransposedCSR, query: torch.Tensor, key: torch.Tensor, score_weights: torch.Tensor, edges: EdgeTerms
+    transposed: TransposedCSR, query: torch.Tensor, key: torch.Tensor, score_weights: torch.Tensor, edges: BoundEdges
 ) -> torch.Tensor:
     """[T, H, d]: the sum over the edges of each type of `score_weights` [nnz, H] q_i * k_j.
 

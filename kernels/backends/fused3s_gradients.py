@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from ..edge_data import EdgeTerms
+from ..edge_data import BoundEdges
 from .base import Gradients, InputSpec, Memory
 from .cuda import product_type
 from .fused3s_backward import BackwardData, compile_backward, launch_backward
@@ -52,7 +52,7 @@ def launch_gradients(
     output: torch.Tensor,
     lse: torch.Tensor,
     scale: float,
-    edges: EdgeTerms | None,
+    edges: BoundEdges | None,
     wanted: frozenset[str],
     into: Memory | None = None,
 ) -> Gradients:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from ..edge_data import EdgeTerms
+from ..edge_data import BoundEdges, transform_scores
 from ..formats.bsb import BSB
-from .base import Backend, InputSpec, dropout_factors
+from .base import Backend, Call, InputSpec, dropout_factors
 
 ELEMENTS_PER_CHUNK = 1 << 25  # gathered rows of K or V at a time: 256 MiB in float64
 
@@ -38,17 +38,8 @@ class ReferenceBackend(Backend):
         row = torch.repeat_interleave(torch.arange(bsb.shape[0], device=device), indptr.diff())
         return Edges(row, col.long())
 
-    def attend(
-        self,
-        data: Edges,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-        edges: EdgeTerms | None = None,
-    ) -> torch.Tensor:
+    def attend(self, data: Edges, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, lse, edges = call
         output, log_sum_exp = edge_softmax_attention(query, key, value, data.row, data.col, scale, edges)
         if lse is not None:
             lse.copy_(log_sum_exp.detach())
@@ -62,7 +53,7 @@ def edge_softmax_attention(
     row: torch.Tensor,
     col: torch.Tensor,
     scale: float,
-    edges: EdgeTerms | None = None,
+    edges: BoundEdges | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax over each row's edges of scale * <query[row], key[col]>, times value[col]; with edge data.
 
@@ -80,15 +71,10 @@ def edge_softmax_attention(
     num_heads, head_dim = query.shape[1:]
     chunk = max(1, ELEMENTS_PER_CHUNK // max(num_heads * head_dim, 1))
     chunks = [slice(first, first + chunk) for first in range(0, max(row.numel(), 1), chunk)]
-    edges = EdgeTerms() if edges is None else edges.to(torch.float64)
+    edges = BoundEdges() if edges is None else edges.to(torch.float64)
 
     score = torch.cat([(query[row[e]] * _edge_keys(key, col, edges, e)).sum(-1) for e in chunks]) * scale  # [nnz, H]
-    if edges.multiplier is not None:
-        score = score * edges.multiplier
-    if edges.bias is not None:
-        score = score + edges.bias
-    if edges.clamp is not None:
-        score = score.clamp(-edges.clamp, edges.clamp)
+    score = transform_scores(score, edges)
     target = row[:, None].expand_as(score)
     maximum = score.new_full(query.shape[:2], -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
@@ -105,7 +91,7 @@ def edge_softmax_attention(
     return output, maximum + torch.log(total)
 
 
-def _edge_keys(key: torch.Tensor, col: torch.Tensor, edges: EdgeTerms, chunk: slice) -> torch.Tensor:
+def _edge_keys(key: torch.Tensor, col: torch.Tensor, edges: BoundEdges, chunk: slice) -> torch.Tensor:
     """k_ij [chunk, H, d] of a chunk of the edges."""
     keys = key[col[chunk]]
     if edges.type_weight is not None:
@@ -115,7 +101,7 @@ def _edge_keys(key: torch.Tensor, col: torch.Tensor, edges: EdgeTerms, chunk: sl
     return keys
 
 
-def _edge_values(value: torch.Tensor, col: torch.Tensor, edges: EdgeTerms, chunk: slice) -> torch.Tensor:
+def _edge_values(value: torch.Tensor, col: torch.Tensor, edges: BoundEdges, chunk: slice) -> torch.Tensor:
     """v_ij [chunk, H, d] of a chunk of the edges."""
     values = value[col[chunk]]
     if edges.value_weight is not None:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..edge_data import EdgeTerms
+from ..edge_data import BoundEdges, transform_scores
 from ..formats.csr import MAX_DIM as MOST_EDGES
 from ..formats.edges import canonical_csr, rows_of_edges
-from .base import Backend, InputSpec, dropout_factors
+from .base import Backend, Call, InputSpec, dropout_factors
 from .csr_unfused import CSR
 
 
@@ -43,21 +43,9 @@ class ScatterBackend(Backend):
     def rebuild(self, data: CSR, device: torch.device, inputs: InputSpec) -> CSR:
         return data.with_transpose() if inputs.backward else data
 
-    def attend(
-        self,
-        data: CSR,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        out_dtype: torch.dtype,
-        lse: torch.Tensor | None = None,
-        edges: EdgeTerms | None = None,
-    ) -> torch.Tensor:
-        if query.dtype.itemsize == 2:
-            query, key, value = query.float(), key.float(), value.float()
-            edges = None if edges is None else edges.to(torch.float32)
-        edges = EdgeTerms() if edges is None else edges
+    def attend(self, data: CSR, call: Call) -> torch.Tensor:
+        query, key, value, scale, out_dtype, _, edges = call.without_halves()
+        edges = BoundEdges() if edges is None else edges
         rows = _Segments(data.row, data.indptr, None)
         columns = _Segments(data.indices, None, None)
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
@@ -72,13 +60,7 @@ class ScatterBackend(Backend):
         if edges.value_weight is not None:
             values = values + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
         score = (_Gather.apply(query, rows) * keys).sum(-1) * scale  # [nnz, H]
-        if edges.multiplier is not None:
-            score = score * edges.multiplier
-        if edges.bias is not None:
-            score = score + edges.bias
-        if edges.clamp is not None:
-            score = score.clamp(-edges.clamp, edges.clamp)
-        weight = _softmax(score, rows)
+        weight = _softmax(transform_scores(score, edges), rows)
         if edges.dropout is not None:
             weight = weight * dropout_factors(edges.dropout, data.row, data.indices, query)
         return _SegmentSum.apply(weight[..., None] * values, rows).to(out_dtype)

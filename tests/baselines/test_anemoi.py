@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ from tolerance import FLOOR, assert_within_bound, edges_of, row_errors, torch_sa
 
 from baselines import REGISTRY
 from kernels import AttentionPlan, plan_attention
-from kernels.backends.base import InputSpec
-from kernels.edge_data import EdgeData, EdgeTerms
+from kernels.backends.base import Call, InputSpec
+from kernels.edge_data import MAX_FEATURES, BoundEdges, EdgeData
 from kernels.formats.csr import csr_pattern
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -164,8 +165,8 @@ def test_edge_features(kernel, case, dtype, heads, dim, rank):
     plan = plan_attention(
         graph, backend="anemoi", device=DEVICE, dtype=dtype, head_dim=dim, num_heads=heads, edge_data=True
     )
-    bound = plan.bind_edges(EdgeData(features=features))
-    output = plan(q, k, v, edges=bound, edge_key_weight=weight, edge_value_weight=weight)
+    bound = plan.bind_edges(EdgeData(features=features, key_weight=weight, value_weight=weight))
+    output = plan(q, k, v, edges=bound)
     assert_features_within_bound(output, q, k, v, *edges_of(graph, DEVICE), dim**-0.5, features, weight)
 
 
@@ -177,8 +178,8 @@ def test_features_of_repeated_edges_in_any_order(kernel):
     q, k, v = inputs(graph, 2, 8, F32)
     features, weight = features_and_weight(6, 2, 8, 3, F32)
     plan = plan_attention(graph, backend="anemoi", device=DEVICE, edge_data=True)
-    bound = plan.bind_edges(EdgeData(features=features))
-    output = plan(q, k, v, edges=bound, edge_key_weight=weight, edge_value_weight=weight)
+    bound = plan.bind_edges(EdgeData(features=features, key_weight=weight, value_weight=weight))
+    output = plan(q, k, v, edges=bound)
     row, col = (torch.from_numpy(index).to(DEVICE) for index in (row, col))
     assert_features_within_bound(output, q, k, v, row, col, 8**-0.5, features, weight)
 
@@ -189,13 +190,13 @@ def test_kept_edge_tensor_gives_the_same(kernel):
     q, k, v = inputs(graph, 2, 16, F16)
     features, weight = features_and_weight(graph.nnz, 2, 16, 11, F16)
     plan = plan_attention(graph, backend="anemoi", device=DEVICE, edge_data=True)
-    bound = plan.bind_edges(EdgeData(features=features))
+    bound = plan.bind_edges(EdgeData(features=features, key_weight=weight, value_weight=weight))
 
     def call() -> torch.Tensor:
-        return plan(q, k, v, edges=bound, edge_key_weight=weight, edge_value_weight=weight)
+        return plan(q, k, v, edges=bound)
 
     made_anew = call()
-    kept = BACKEND.keep_edge_tensor(bound.features, weight)
+    kept = BACKEND.keep_edge_tensor(bound)
     assert torch.equal(call(), made_anew)
     kept.zero_()  # and it is the one that is read
     assert torch.equal(call(), plan(q, k, v))
@@ -311,16 +312,22 @@ def few_edges():
     return data, torch.randn(4, 2, 8), *features_and_weight(5, 2, 8, 3, F32, "cpu")
 
 
+def edges_with(features: torch.Tensor, **weights: object) -> BoundEdges:
+    num_features = features.shape[1]
+    padded = torch.nn.functional.pad(features, (0, MAX_FEATURES - num_features))
+    return BoundEdges(padded_features=padded, num_features=num_features, **weights)
+
+
 def test_edge_tensor_is_weight_times_features(few_edges):
     data, key, features, weight = few_edges
     expected = np.zeros((5, 2, 8))
     for e, h, d in np.ndindex(expected.shape):
         expected[e, h, d] = sum(float(weight[h, d, r]) * float(features[e, r]) for r in range(3))
-    terms = EdgeTerms(features=features, key_weight=weight, value_weight=weight.clone())
-    for made in (BACKEND._edge_tensor(data, key, terms), BACKEND.keep_edge_tensor(features, weight)):
+    edges = edges_with(features, key_weight=weight, value_weight=weight.clone())
+    for made in (BACKEND._edge_tensor(data, key, edges), BACKEND.keep_edge_tensor(edges)):
         np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-5)
         assert made.is_contiguous()
-    half = BACKEND._edge_tensor(data, key, terms.to(F16))
+    half = BACKEND._edge_tensor(data, key, edges.to(F16))
     assert half.dtype == F16
     np.testing.assert_allclose(half.float(), expected, rtol=5e-3, atol=5e-3)
 
@@ -328,28 +335,30 @@ def test_edge_tensor_is_weight_times_features(few_edges):
 def test_edge_tensor_is_kept_for_the_same_unchanged_tensors(few_edges):
     data, key, features, weight = few_edges
 
-    def used(features: torch.Tensor = features, weight: torch.Tensor = weight) -> torch.Tensor:
-        terms = EdgeTerms(features=features, key_weight=weight, value_weight=weight)
-        return BACKEND._edge_tensor(data, key, terms)
+    edges = edges_with(features, key_weight=weight, value_weight=weight)
+
+    def used(**changed: torch.Tensor) -> torch.Tensor:
+        return BACKEND._edge_tensor(data, key, replace(edges, **changed))
 
     assert used() is not used()
-    kept = BACKEND.keep_edge_tensor(features, weight)
+    kept = BACKEND.keep_edge_tensor(edges)
     assert used() is kept
-    assert used(weight=weight.clone()) is not kept
-    assert used(features=features.clone()) is not kept
-    for changed in (features, weight):
-        kept = BACKEND.keep_edge_tensor(features, weight)
+    other = weight.clone()
+    assert used(key_weight=other, value_weight=other) is not kept
+    assert used(padded_features=edges.padded_features.clone()) is not kept
+    for changed in (edges.padded_features, weight):
+        kept = BACKEND.keep_edge_tensor(edges)
         changed.mul_(2)
         torch.testing.assert_close(used(), 2 * kept)
 
 
 def test_kept_edge_tensor_is_dropped_with_its_features(few_edges):
     _, _, features, weight = few_edges
-    features = features.clone()
-    kept = weakref.ref(BACKEND.keep_edge_tensor(features, weight))
+    edges = edges_with(features, key_weight=weight, value_weight=weight)
+    kept = weakref.ref(BACKEND.keep_edge_tensor(edges))
     gc.collect()
     assert kept() is not None
-    del features
+    del edges
     gc.collect()
     assert kept() is None
 
@@ -358,34 +367,33 @@ def test_kept_edge_tensor_is_dropped_with_its_features(few_edges):
 def test_terms_without_a_place_in_the_kernel_are_refused(few_edges, term):
     data, key, features, weight = few_edges
     values = {"clamp": 5.0, "types": torch.zeros(5, dtype=torch.uint8)}
-    terms = EdgeTerms(
-        features=features, key_weight=weight, value_weight=weight, **{term: values.get(term, torch.zeros(5, 1))}
-    )
+    given = {term: values.get(term, torch.zeros(5, 1))}
+    edges = edges_with(features, key_weight=weight, value_weight=weight, **given)
     with pytest.raises(ValueError, match=f"^{term}: backend anemoi has none"):
-        BACKEND.attend(data, key, key, key, 0.3, F32, None, terms)
+        BACKEND.attend(data, Call(key, key, key, 0.3, F32, None, edges))
 
 
 @pytest.mark.parametrize("weights", [("key_weight",), ("value_weight",), ("key_weight", "value_weight")])
 def test_two_weights_are_refused(few_edges, weights):
     data, key, features, weight = few_edges
-    terms = EdgeTerms(features=features, **{name: weight + number for number, name in enumerate(weights)})
+    edges = edges_with(features, **{name: weight + number for number, name in enumerate(weights)})
     with pytest.raises(ValueError, match="both weights must be given and equal"):
-        BACKEND.attend(data, key, key, key, 0.3, F32, None, terms)
+        BACKEND.attend(data, Call(key, key, key, 0.3, F32, None, edges))
 
 
 def test_gradients_are_refused(few_edges):
     """anemoi's operator would run its backward pass on lists that it does not get."""
     data, key, features, weight = few_edges
     with pytest.raises(ValueError, match="anemoi computes the forward pass only"):
-        BACKEND.attend(data, key.clone().requires_grad_(), key, key, 0.3, F32)
+        BACKEND.attend(data, Call(key.clone().requires_grad_(), key, key, 0.3, F32))
     learned = weight.clone().requires_grad_()
-    terms = EdgeTerms(features=features, key_weight=learned, value_weight=learned)
+    edges = edges_with(features, key_weight=learned, value_weight=learned)
     with pytest.raises(ValueError, match="anemoi computes the forward pass only"):
-        BACKEND.attend(data, key, key, key, 0.3, F32, None, terms)
+        BACKEND.attend(data, Call(key, key, key, 0.3, F32, None, edges))
 
 
 def test_queries_past_32_bit_addresses_are_refused(few_edges):
     data, key, _, _ = few_edges
     query = torch.zeros(1, 1, 1, dtype=F16).expand(2**21, 16, 64)
     with pytest.raises(ValueError, match=r"q: got shape \(2097152, 16, 64\), 2147483648 elements"):
-        BACKEND.attend(data, query, key, key, 0.125, F16)
+        BACKEND.attend(data, Call(query, key, key, 0.125, F16))

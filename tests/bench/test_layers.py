@@ -293,11 +293,12 @@ class PlanOnCpu(kernels.AttentionPlan):
         object.__setattr__(self, "backend", "reference")
 
     def bind_edges(self, data, check_values=True):
-        return SimpleNamespace(features=data.features, order=self.edge_order)
+        return kernels.BoundEdges(self.edge_order, padded_features=data.features, num_features=data.features.shape[1])
 
     def __call__(self, *arguments, edges=None, **options):
         if edges is not None:  # features of columns of padding belong to no edge
-            options["edges"] = kernels.EdgeData(features=edges.features[self.kept])
+            weights = {"key_weight": edges.key_weight, "value_weight": edges.value_weight}
+            options["edges"] = kernels.EdgeData(features=edges.features[self.kept], **weights)
         return self.current(*arguments, **options)
 
 

@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from kernels import AttentionPlan, BackendUnavailableError, plan_attention
+from kernels import AttentionPlan, BackendUnavailableError, Dropout, EdgeData, plan_attention
 
 GRAPH = scipy.sparse.random(20, 20, 0.2, format="csr", random_state=0)
 HUGE = 10**30
@@ -85,13 +85,13 @@ def test_row_orders_without_a_backend_that_reorders():
         ({"scale": [1]}, TypeError, r"scale: got \[1\]; a number"),
         ({"out_dtype": torch.int32}, ValueError, "out_dtype: got torch.int32"),
         ({"return_lse": 1}, TypeError, "return_lse: got 1; True and False"),
-        ({"clamp": -1.0}, ValueError, "clamp: got -1.0"),
-        ({"clamp": math.nan}, ValueError, "clamp: got nan"),
+        ({"edges": EdgeData(clamp=-1.0)}, ValueError, "clamp: got -1.0"),
+        ({"edges": EdgeData(clamp=math.nan)}, ValueError, "clamp: got nan"),
         ({"dropout": 1.0}, ValueError, "dropout: got 1.0"),
         ({"dropout": -0.1}, ValueError, "dropout: got -0.1"),
         ({"dropout": math.nan}, ValueError, "dropout: got nan"),
-        ({"dropout": 0.1, "dropout_seed": 1.5}, TypeError, "dropout_seed: got float"),
-        ({"dropout": 0.1, "dropout_seed": torch.zeros(2, dtype=torch.int64)}, (ValueError, TypeError), "dropout_seed"),
+        ({"dropout": Dropout(0.1, 1.5)}, TypeError, "dropout.seed: got float"),
+        ({"dropout": Dropout(0.1, torch.zeros(2, dtype=torch.int64))}, ValueError, "dropout.seed: got torch.int64"),
     ],
 )
 def test_calls(plan, arguments, error, message):

@@ -15,7 +15,7 @@ from kernels.backends.base import InputSpec
 from kernels.backends.fused3s import FusedKernelSpec
 from kernels.backends.fused3s_edges import DROPOUT
 from kernels.dropout import Dropout
-from kernels.edge_data import EdgeTerms
+from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern
 from kernels.formats.row_order import permute_rows
 from kernels.formats.schedule import SplitHeuristic, make_schedule
@@ -262,7 +262,7 @@ def test_dropout_of_float32(monkeypatch, one_term, dim, warps, dim_warps):
         with cuda_on_cpu(MODES["random"]):
             data = REGISTRY["fused3s"].build(csr_pattern(graph), torch.device("cpu"), InputSpec(FLOAT, dim, 2))
             schedule = make_schedule(data.kv_tiles, data.tile_offset, warps, split)
-            edges = EdgeTerms(dropout=dropout)
+            edges = BoundEdges(dropout=dropout)
             with poisoned_buffers(monkeypatch):
                 output = fused3s.launch(spec, replace(data, schedule=schedule), *tensors, 0.2, None, edges)
         expected, _ = attention_with_dropout(*(each.double() for each in tensors), *edges_of(graph), 0.2, dropout)

@@ -1,10 +1,10 @@
 """cuda/fused3s_edges_backward.cu on the CPU (tests/cuda_shim): the real source against autograd in float64."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from edge_cases import EDGE_LISTS, EdgeList, edge_inputs, qkv
+from edge_cases import EDGE_LISTS, EdgeList, bound_edges, qkv
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
@@ -14,7 +14,6 @@ from kernels.backends.fused3s_edges import build_edge_kernel_data
 from kernels.backends.fused3s_edges_backward import build_edge_backward_data, launch_edge_backward
 from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout
-from kernels.edge_data import EdgeTerms
 from kernels.formats.csr import CSRPattern
 from kernels.formats.edges import canonical_csr, rows_of_edges
 from kernels.formats.row_order import permute_rows
@@ -76,7 +75,7 @@ class Call:
         row, self.col = rows_of_edges(indptr), indices.long()  # in the order of edge data
         self.row = row if perm is None else perm.long()[row]
         self.edges = replace(
-            edge_terms(graph, kind, pattern.edge_ids, heads, dim, dtype),
+            bound_edges(graph, kind, pattern.edge_ids, heads, dim, dtype),
             dropout=None if rate is None else Dropout(rate, torch.tensor([SEED])),
         )
         self.scale = scale
@@ -131,25 +130,6 @@ class Call:
         for name, ends in (("query", self.row), ("key", self.col), ("value", self.col)):
             alone = torch.ones(len(self.tensors[name]), dtype=torch.bool).index_fill_(0, ends, False)
             assert (getattr(gradients, name)[alone] == 0).all(), f"{label}: {name} of a row without an edge"
-
-
-def edge_terms(
-    graph: EdgeList, kind: str | None, edge: torch.Tensor, heads: int, dim: int, dtype: torch.dtype
-) -> EdgeTerms:
-    """Edge data of a kind in edge_cases.KINDS, in the order `edge`."""
-    if kind is None:
-        return EdgeTerms()
-    inputs = edge_inputs(kind, graph.num_edges, heads, dim, dtype)
-    terms = {name.removeprefix("edge_"): value for name, value in inputs.weights.items()}
-    for field in fields(inputs.data) if inputs.data else ():
-        if (tensor := getattr(inputs.data, field.name)) is not None:
-            terms[field.name] = tensor[edge]
-    for name in ("bias", "multiplier"):
-        if name in terms and terms[name].dim() == 1:
-            terms[name] = terms[name][:, None]
-    if "types" in terms:
-        terms["types"] = terms["types"].to(torch.uint8)
-    return EdgeTerms(**terms)
 
 
 @pytest.mark.parametrize("case", CASES)

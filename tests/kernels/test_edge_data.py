@@ -7,7 +7,6 @@ from functools import cache, partial
 import pytest
 import torch
 from edge_cases import (
-    CLAMP,
     EDGE_LISTS,
     FORMS,
     KINDS,
@@ -16,6 +15,8 @@ from edge_cases import (
     EdgeList,
     edge_inputs,
     expected_attention,
+    in_order,
+    map_tensors,
     qkv,
 )
 
@@ -62,7 +63,7 @@ def test_every_graph_and_kind_agrees_with_dense_attention(backend, name, heads, 
     plan = planned(backend, made)
     for kind in KINDS:
         _, tensors, inputs, expected, _ = case(name, kind, heads, dim)
-        output = plan(*tensors, scale=SCALE, **inputs.in_order(order))
+        output = plan(*tensors, scale=SCALE, edges=in_order(inputs, order))
         close(output, expected, msg=lambda text, kind=kind: f"{kind}: {text}")
 
 
@@ -74,7 +75,7 @@ def test_every_form_of_a_graph_keeps_its_edges(backend, form, kind):
     for name in ("repeated", "tall"):
         graph, tensors, inputs, expected, _ = case(name, kind, 2, 5)
         made, order = FORMS[form](graph)
-        output = planned(backend, made)(*tensors, scale=SCALE, **inputs.in_order(order))
+        output = planned(backend, made)(*tensors, scale=SCALE, edges=in_order(inputs, order))
         close(output, expected)
 
 
@@ -87,7 +88,7 @@ def test_narrow_types_are_computed_wider(backend, dtype):
     resolution = torch.finfo(dtype).eps if dtype.itemsize == 2 else 1e-5
     for kind in KINDS:
         _, tensors, inputs, expected, _ = case("self_loops", kind, 3, 16, dtype)
-        output = plan(*tensors, scale=SCALE, **inputs.in_order(order))
+        output = plan(*tensors, scale=SCALE, edges=in_order(inputs, order))
         assert output.dtype == dtype
         torch.testing.assert_close(output.double(), expected, rtol=resolution, atol=resolution)
 
@@ -96,14 +97,14 @@ def test_reference_takes_edges_in_chunks(monkeypatch):
     graph, tensors, inputs, expected, _ = case("hub", "all", 3, 16)
     made, order = FORMS["dgl"](graph)
     monkeypatch.setattr(reference, "ELEMENTS_PER_CHUNK", 50 * 3 * 16)
-    close(planned("reference", made)(*tensors, scale=SCALE, **inputs.in_order(order)), expected)
+    close(planned("reference", made)(*tensors, scale=SCALE, edges=in_order(inputs, order)), expected)
 
 
 def test_pyg_keeps_the_inputs_type():
     skip_if_missing("pyg")
     graph, tensors, inputs, expected, _ = case("self_loops", "all", 3, 16, torch.bfloat16)
     made, order = FORMS["dgl"](graph)
-    output = planned("pyg", made)(*tensors, scale=SCALE, **inputs.in_order(order))
+    output = planned("pyg", made)(*tensors, scale=SCALE, edges=in_order(inputs, order))
     assert output.dtype == torch.bfloat16
     assert (output.double() - expected).norm() < 0.02 * expected.norm()
 
@@ -118,7 +119,7 @@ def test_a_clamped_bias_of_minus_infinity_is_an_edge_again():
             continue
         hidden = sparse_attention(q, k, v, made, backend=backend, edges=data)
         assert hidden.flatten().tolist() == [1, 0, 0], backend
-        clamped = sparse_attention(q, k, v, made, backend=backend, edges=data, clamp=2.0)
+        clamped = sparse_attention(q, k, v, made, backend=backend, edges=replace(data, clamp=2.0))
         weight = torch.exp(torch.tensor(-2.0))
         torch.testing.assert_close(clamped.flatten(), torch.tensor([(1 + 2 * weight) / (1 + weight), 2.0, 0.0]))
 
@@ -132,7 +133,7 @@ def test_a_nan_in_q_stays_in_its_row():
     for backend in BACKENDS:
         if REGISTRY[backend].unavailable(torch.device("cpu")):
             continue
-        output = planned(backend, made)(q, k, v, **inputs.in_order(order))
+        output = planned(backend, made)(q, k, v, edges=in_order(inputs, order))
         assert torch.isnan(output[3]).all(), backend
         assert torch.isfinite(output[torch.arange(36) != 3]).all(), backend
 
@@ -141,7 +142,7 @@ def test_a_nan_in_q_stays_in_its_row():
 def test_log_sum_exp_has_the_edge_terms(kind):
     graph, tensors, inputs, expected, expected_lse = case("empty_rows_and_windows", kind, 3, 5)
     made, order = FORMS["scipy_coo"](graph)
-    output, lse = planned("reference", made)(*tensors, scale=SCALE, return_lse=True, **inputs.in_order(order))
+    output, lse = planned("reference", made)(*tensors, scale=SCALE, return_lse=True, edges=in_order(inputs, order))
     close(output, expected)
     torch.testing.assert_close(lse, expected_lse.float())
     assert (lse[:20] == -torch.inf).all()
@@ -175,7 +176,7 @@ def test_a_backend_keeps_edges_and_rows_in_its_own_order(monkeypatch, reorder, f
             assert plan.order.perm is not None
         for kind in KINDS:
             _, tensors, inputs, expected, _ = case(name, kind, 2, 5)
-            output = plan(*tensors, scale=SCALE, **inputs.in_order(order))
+            output = plan(*tensors, scale=SCALE, edges=in_order(inputs, order))
             close(output, expected)
 
 
@@ -183,81 +184,94 @@ def whole_case(heads: int = 2, dim: int = 5):
     """A graph with repeated edges as COO, q, k, v, and all kinds of edge data."""
     graph = EDGE_LISTS["repeated"]()
     made, order = FORMS["scipy_coo"](graph)
-    inputs = edge_inputs("all", graph.num_edges, heads, dim, DOUBLE).in_order(order)
-    return made, qkv(graph.shape, heads, dim, DOUBLE), inputs
+    assert torch.equal(order, torch.arange(graph.num_edges))
+    return made, qkv(graph.shape, heads, dim, DOUBLE), edge_inputs("all", graph.num_edges, heads, dim, DOUBLE)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_ways_to_bring_edge_data_give_the_same(backend):
     skip_if_missing(backend)
-    graph, tensors, arguments = whole_case()
+    graph, tensors, data = whole_case()
     plan = planned(backend, graph)
-    weights = {name: value for name, value in arguments.items() if name != "edges"}
-    bound = plan.bind_edges(arguments["edges"])
+    bound = plan.bind_edges(data)
     assert isinstance(bound, BoundEdges)
-    output = plan(*tensors, **arguments)
-    assert torch.equal(plan(*tensors, edges=bound, **weights), output)
+    output = plan(*tensors, edges=data)
+    assert torch.equal(plan(*tensors, edges=bound), output)
     other = plan.for_inputs(num_heads=8)
     assert other.inputs == InputSpec(num_heads=8, edge_data=True)
-    assert torch.equal(other(*tensors, edges=bound, **weights), output)
-    assert torch.equal(sparse_attention(*tensors, graph, backend=backend, **arguments), output)
+    assert torch.equal(other(*tensors, edges=bound), output)
+    assert torch.equal(sparse_attention(*tensors, graph, backend=backend, edges=data), output)
     one_head = [tensor[:, 0] for tensor in tensors]
-    heads_first = {
-        name: weight[:1] for name, weight in weights.items() if name.endswith(("key_weight", "value_weight"))
-    }
-    heads_first |= {"edge_type_weight": weights["edge_type_weight"][:, :1], "clamp": CLAMP}
-    data = replace(arguments["edges"], bias=arguments["edges"].bias[:, :1])
-    torch.testing.assert_close(plan(*one_head, edges=data, **heads_first), output[:, 0])
+    heads_first = {"bias": data.bias[:, :1], "type_weight": data.type_weight[:, :1]}
+    heads_first |= {"key_weight": data.key_weight[:1], "value_weight": data.value_weight[:1]}
+    torch.testing.assert_close(plan(*one_head, edges=replace(data, **heads_first)), output[:, 0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bound_edges_take_other_weights_and_another_clamp(backend):
+    skip_if_missing(backend)
+    graph, tensors, data = whole_case()
+    plan = planned(backend, graph)
+    bound = plan.bind_edges(data)
+    for changed in ({"key_weight": -data.key_weight}, {"value_weight": None, "clamp": 0.5}, {"clamp": None}):
+        other = replace(bound, **changed)
+        assert other.padded_features is bound.padded_features
+        output = plan(*tensors, edges=other)
+        assert torch.equal(output, plan(*tensors, edges=replace(data, **changed)))
+        assert not torch.equal(output, plan(*tensors, edges=bound))
+    with pytest.raises(ValueError, match=r"key_weight: got shape \(2, 11, 5\); \[H, d, r\] = \[2, 5, 11\] is needed"):
+        plan(*tensors, edges=replace(bound, key_weight=data.key_weight.transpose(1, 2)))
+    with pytest.raises(ValueError, match=r"clamp: got -1\.0; a positive finite number is needed"):
+        plan(*tensors, edges=replace(bound, clamp=-1.0))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_features_of_wider_rows_are_padded_with_zeros(backend):
     """Kernels multiply whole rows of 16 features: what the caller has behind his own does not matter."""
     skip_if_missing(backend)
-    graph, tensors, arguments = whole_case()
-    features = arguments["edges"].features
+    graph, tensors, data = whole_case()
+    features = data.features
     wide = torch.full((len(features), 16), torch.nan, dtype=features.dtype)
     wide[:, : features.shape[1]] = features
     plan = planned(backend, graph)
-    bound = plan.bind_edges(replace(arguments["edges"], features=wide[:, : features.shape[1]]))
+    bound = plan.bind_edges(replace(data, features=wide[:, : features.shape[1]]))
     assert bound.features.shape[1] == features.shape[1]
     assert (bound.padded_features[:, features.shape[1] :] == 0).all()
-    assert torch.equal(plan(*tensors, **(arguments | {"edges": bound})), plan(*tensors, **arguments))
+    assert torch.equal(plan(*tensors, edges=bound), plan(*tensors, edges=data))
 
 
 def test_bound_edges_are_copies():
-    graph, tensors, arguments = whole_case()
+    graph, tensors, data = whole_case()
     plan = planned("reference", graph)
-    weights = {name: value for name, value in arguments.items() if name != "edges"}
-    bound = plan.bind_edges(arguments["edges"])
+    bound = plan.bind_edges(data)
     assert bound.types.dtype == torch.uint8
-    expected = plan(*tensors, edges=bound, **weights)
-    for tensor in (arguments["edges"].bias, arguments["edges"].features, arguments["edges"].types):
+    expected = plan(*tensors, edges=bound)
+    for tensor in (data.bias, data.features, data.types):
         tensor.zero_()
-    assert torch.equal(plan(*tensors, edges=bound, **weights), expected)
+    assert torch.equal(plan(*tensors, edges=bound), expected)
 
 
 def test_torch_compile_traces_a_call_with_bound_edges():
-    graph, tensors, arguments = whole_case()
+    graph, tensors, data = whole_case()
     plan = planned("reference", graph)
-    bound = plan.bind_edges(arguments.pop("edges"))
-    compiled = torch.compile(lambda *given: plan(*given, edges=bound, **arguments), backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(*tensors), plan(*tensors, edges=bound, **arguments))
+    bound = plan.bind_edges(data)
+    compiled = torch.compile(lambda *given: plan(*given, edges=bound), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*tensors), plan(*tensors, edges=bound))
     torch.compiler.reset()
 
 
 @pytest.mark.parametrize("backend", ["reference", "csr_unfused", "pyg"])
 def test_a_plan_keeps_its_edge_order_where_it_goes(backend, tmp_path):
     skip_if_missing(backend)
-    graph, tensors, arguments = whole_case()
+    graph, tensors, data = whole_case()
     plan = planned(backend, graph)
-    expected = plan(*tensors, **arguments)
+    expected = plan(*tensors, edges=data)
     plan.save(tmp_path / "plan.pt")
     loaded = AttentionPlan.load(tmp_path / "plan.pt", "cpu")
     assert loaded.inputs == plan.inputs == InputSpec(edge_data=True)
-    assert torch.equal(loaded(*tensors, **arguments), expected)
+    assert torch.equal(loaded(*tensors, edges=data), expected)
     with pytest.raises(ValueError, match="bound by another plan; bind the EdgeData with bind_edges of this one"):
-        loaded(*tensors, **(arguments | {"edges": plan.bind_edges(arguments["edges"])}))
+        loaded(*tensors, edges=plan.bind_edges(data))
 
     moved = plan.to("meta")
     assert moved.edge_order.edge_of_csr.device.type == "meta"
@@ -276,8 +290,9 @@ def test_a_plain_plan_costs_nothing_more(monkeypatch):
     class WithoutEdges(ReferenceBackend):
         name = "without_edges"
 
-        def attend(self, data, query, key, value, scale, out_dtype, lse=None):
-            return super().attend(data, query, key, value, scale, out_dtype, lse)
+        def attend(self, data, call):
+            assert call.edges is None
+            return super().attend(data, call)
 
     monkeypatch.setitem(REGISTRY, "without_edges", WithoutEdges())
     other = plan_attention(graph, backend="without_edges", device="cpu")
@@ -285,11 +300,11 @@ def test_a_plain_plan_costs_nothing_more(monkeypatch):
 
 
 def test_auto_passes_over_backends_without_edge_data(caplog):
-    graph, tensors, arguments = whole_case()
+    graph, tensors, data = whole_case()
     with caplog.at_level("INFO", logger="kernels"):
-        output = sparse_attention(*tensors, graph, **arguments)
-    assert "attention backend: dgl on cpu" in caplog.text
-    torch.testing.assert_close(output, sparse_attention(*tensors, graph, backend="reference", **arguments))
+        output = sparse_attention(*tensors, graph, edges=data)
+    assert "attention backend: csr_unfused on cpu" in caplog.text
+    torch.testing.assert_close(output, sparse_attention(*tensors, graph, backend="reference", edges=data))
 
 
 def test_auto_needs_a_backend_with_edge_data(monkeypatch, caplog):
@@ -298,7 +313,7 @@ def test_auto_needs_a_backend_with_edge_data(monkeypatch, caplog):
         monkeypatch.setattr(backend, "takes_edges", name == "csr_unfused")
     with caplog.at_level("INFO", logger="kernels"):
         assert planned("auto", whole_case()[0]).backend == "csr_unfused"
-    assert "not fused3s_paper: it takes no edge data, which only csr_unfused do" in caplog.text
+    assert "not fused3s: it takes no edge data, which only csr_unfused do" in caplog.text
 
 
 def test_the_dgl_backend_makes_no_tensor_of_edges_by_columns():
@@ -307,19 +322,18 @@ def test_the_dgl_backend_makes_no_tensor_of_edges_by_columns():
     heads, dim = 2, 512
     graph = EDGE_LISTS["hub"]()
     made, order = FORMS["dgl"](graph)
-    inputs = edge_inputs("all", graph.num_edges, heads, dim, torch.float32).in_order(order)
+    data = in_order(edge_inputs("all", graph.num_edges, heads, dim, torch.float32), order)
     q, k, v = (tensor.requires_grad_() for tensor in qkv(graph.shape, heads, dim))
     plan = planned("dgl", made)
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: sizes.append(tensor.numel()) or tensor, lambda t: t):
-        plan(q, k, v, **inputs)
+        plan(q, k, v, edges=data)
     assert sizes
     assert max(sizes) < plan.edge_order.edge_of_csr.numel() * heads * dim
 
 
-GRAPH, TENSORS, ARGUMENTS = whole_case()
+GRAPH, TENSORS, DATA = whole_case()
 E = GRAPH.nnz
-DATA = ARGUMENTS["edges"]
 LOOPS = int((EDGE_LISTS["repeated"]().row == EDGE_LISTS["repeated"]().col).sum())
 
 
@@ -395,83 +409,76 @@ def test_a_call_takes_a_nan_to_the_rows_whose_edges_have_it(backend, name):
     plan, edge = planned(backend, GRAPH), 9
     data = getattr(DATA, name).clone()
     data[edge] = torch.nan
-    arguments = ARGUMENTS | {"edges": replace(DATA, **{name: data}), "clamp": None}
-    is_nan = plan(*TENSORS, **arguments).isnan().flatten(1)
+    is_nan = plan(*TENSORS, edges=replace(DATA, **{name: data}, clamp=None)).isnan().flatten(1)
     assert torch.equal(is_nan.any(1).nonzero().flatten(), torch.tensor([int(GRAPH.tocoo().row[edge])]))
     assert is_nan.any(1).equal(is_nan.all(1))
 
 
 WRONG_CALLS = {
-    "bias_type": (
-        {"edges": EdgeData(bias=zeros(E).float())},
-        r"bias: got torch\.float32, but q is torch\.float64; they",
-    ),
+    "bias_type": (EdgeData(bias=zeros(E).float()), r"bias: got torch\.float32, but q is torch\.float64; they"),
     "features_type": (
-        {**ARGUMENTS, "edges": EdgeData(features=zeros(E, RANK).half())},
+        replace(DATA, features=zeros(E, RANK).half()),
         r"features: got torch\.float16, but q is torch\.float64",
     ),
-    "heads": (
-        {"edges": EdgeData(bias=zeros(E, 3))},
-        r"bias: got 3 heads, but q has 2; \[E\] or \[E, 2\] is needed",
-    ),
-    "multiplier_heads": ({"edges": EdgeData(multiplier=zeros(E, 5))}, "multiplier: got 5 heads, but q has 2"),
+    "heads": (EdgeData(bias=zeros(E, 3)), r"bias: got 3 heads, but q has 2; \[E\] or \[E, 2\] is needed"),
+    "multiplier_heads": (EdgeData(multiplier=zeros(E, 5)), "multiplier: got 5 heads, but q has 2"),
     "features_alone": (
-        {"edges": EdgeData(features=DATA.features)},
-        "features: got without a weight; edge_key_weight or edge_value_weight is needed",
+        EdgeData(features=DATA.features),
+        "features: got without a weight; key_weight or value_weight is needed",
     ),
     "key_weight_alone": (
-        {"edges": EdgeData(bias=DATA.bias), "edge_key_weight": ARGUMENTS["edge_key_weight"]},
-        r"edge_key_weight: got without edge features; EdgeData\(features=\[E, r\]\) is needed",
+        EdgeData(bias=DATA.bias, key_weight=DATA.key_weight),
+        r"key_weight: got without edge features; EdgeData\(features=\[E, r\]\) is needed",
     ),
     "value_weight_without_edges": (
-        {"edge_value_weight": ARGUMENTS["edge_value_weight"]},
-        "edge_value_weight: got without edge features",
+        EdgeData(value_weight=DATA.value_weight),
+        "value_weight: got without edge features",
     ),
-    "types_alone": ({"edges": EdgeData(types=DATA.types)}, "types: got without a weight; edge_type_weight is needed"),
+    "types_alone": (EdgeData(types=DATA.types), "types: got without a weight; type_weight is needed"),
     "type_weight_alone": (
-        {"edge_type_weight": ARGUMENTS["edge_type_weight"]},
-        r"edge_type_weight: got without edge types; EdgeData\(types=\[E\]\) is needed",
+        EdgeData(type_weight=DATA.type_weight),
+        r"type_weight: got without edge types; EdgeData\(types=\[E\]\) is needed",
     ),
     "key_weight_shape": (
-        {**ARGUMENTS, "edge_key_weight": zeros(2, RANK, 5)},
-        rf"edge_key_weight: got shape \(2, 11, 5\); \[H, d, r\] = \[2, 5, {RANK}\] is needed",
+        replace(DATA, key_weight=zeros(2, RANK, 5)),
+        rf"key_weight: got shape \(2, 11, 5\); \[H, d, r\] = \[2, 5, {RANK}\] is needed",
     ),
     "value_weight_rank": (
-        {**ARGUMENTS, "edge_value_weight": zeros(2, 5, RANK - 1)},
-        rf"edge_value_weight: got shape \(2, 5, 10\); \[H, d, r\] = \[2, 5, {RANK}\] is needed",
+        replace(DATA, value_weight=zeros(2, 5, RANK - 1)),
+        rf"value_weight: got shape \(2, 5, 10\); \[H, d, r\] = \[2, 5, {RANK}\] is needed",
     ),
     "type_weight_shape": (
-        {**ARGUMENTS, "edge_type_weight": zeros(TYPES, 5)},
-        r"edge_type_weight: got shape \(3, 5\); \[T, H, d\] = \[3, 2, 5\] is needed",
+        replace(DATA, type_weight=zeros(TYPES, 5)),
+        r"type_weight: got shape \(3, 5\); \[T, H, d\] = \[3, 2, 5\] is needed",
     ),
     "few_types": (
-        {**ARGUMENTS, "edge_type_weight": zeros(TYPES - 1, 2, 5)},
-        r"edge_type_weight: got 2 types, but the edges have type 2; \[T, H, d\] with T from 3 to 256 is needed",
+        replace(DATA, type_weight=zeros(TYPES - 1, 2, 5)),
+        r"type_weight: got 2 types, but the edges have type 2; \[T, H, d\] with T from 3 to 256 is needed",
     ),
-    "many_types": ({**ARGUMENTS, "edge_type_weight": zeros(257, 2, 5)}, "edge_type_weight: got 257 types, .* to 256"),
+    "many_types": (replace(DATA, type_weight=zeros(257, 2, 5)), "type_weight: got 257 types, .* to 256"),
     "weight_type": (
-        {**ARGUMENTS, "edge_key_weight": ARGUMENTS["edge_key_weight"].float()},
-        r"edge_key_weight: got torch\.float32, but q is torch\.float64; they must have one type",
+        replace(DATA, key_weight=DATA.key_weight.float()),
+        r"key_weight: got torch\.float32, but q is torch\.float64; they must have one type",
     ),
     "weight_device": (
-        {**ARGUMENTS, "edge_key_weight": ARGUMENTS["edge_key_weight"].to("meta")},
-        "edge_key_weight: on meta, but q is on cpu; they must share it",
+        replace(DATA, key_weight=DATA.key_weight.to("meta")),
+        "key_weight: on meta, but q is on cpu; they must share it",
     ),
-    "clamp_zero": ({"clamp": 0}, "clamp: got 0.0; a positive finite number is needed"),
-    "clamp_negative": ({"clamp": -5.0}, "clamp: got -5.0; a positive finite number is needed"),
-    "clamp_infinite": ({"clamp": torch.inf}, "clamp: got inf; a positive finite number is needed"),
-    "clamp_nan": ({"clamp": torch.nan}, "clamp: got nan; a positive finite number is needed"),
+    "clamp_zero": (EdgeData(clamp=0), "clamp: got 0.0; a positive finite number is needed"),
+    "clamp_negative": (EdgeData(clamp=-5.0), "clamp: got -5.0; a positive finite number is needed"),
+    "clamp_infinite": (EdgeData(clamp=torch.inf), "clamp: got inf; a positive finite number is needed"),
+    "clamp_nan": (EdgeData(clamp=torch.nan), "clamp: got nan; a positive finite number is needed"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_CALLS)
 def test_wrong_calls_are_named(name):
-    arguments, message = WRONG_CALLS[name]
-    with pytest.raises(ValueError, match=message) as caught:
-        planned("reference", GRAPH)(*TENSORS, **arguments)
+    data, message = WRONG_CALLS[name]
+    with pytest.raises(ValueError, match=f"^{message}") as caught:
+        planned("reference", GRAPH)(*TENSORS, edges=data)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=message):
-        sparse_attention(*TENSORS, GRAPH, backend="reference", **arguments)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        sparse_attention(*TENSORS, GRAPH, backend="reference", edges=data)
 
 
 def test_wrong_types_of_arguments_are_named():
@@ -480,20 +487,19 @@ def test_wrong_types_of_arguments_are_named():
         plan(*TENSORS, edges=DATA.bias)
     with pytest.raises(TypeError, match=r"bias: got ndarray; a torch\.Tensor is needed"):
         plan.bind_edges(EdgeData(bias=DATA.bias.numpy()))
-    with pytest.raises(TypeError, match=r"edge_key_weight: got list; a torch\.Tensor is needed"):
-        plan(*TENSORS, **(ARGUMENTS | {"edge_key_weight": [1.0]}))
-    with pytest.raises(TypeError, match=r"edge_type_weight: got list; a torch\.Tensor is needed"):
-        plan(*TENSORS, **(ARGUMENTS | {"edge_type_weight": [1.0]}))
+    for name in ("key_weight", "type_weight"):
+        with pytest.raises(TypeError, match=rf"^{name}: got list; a torch\.Tensor is needed"):
+            plan(*TENSORS, edges=replace(DATA, **{name: [1.0]}))
 
 
-@pytest.mark.parametrize("arguments", [{"edges": DATA}, {"clamp": 5.0}, {"edge_key_weight": zeros(2, 5, 3)}])
-def test_a_plan_without_an_edge_order_takes_no_edge_data(arguments):
+@pytest.mark.parametrize("data", [DATA, EdgeData(clamp=5.0), EdgeData(key_weight=zeros(2, 5, 3))])
+def test_a_plan_without_an_edge_order_takes_no_edge_data(data):
     plan = plan_attention(GRAPH, backend="reference", device="cpu")
     remedy = re.escape("make it with plan_attention(..., edge_data=True)")
     with pytest.raises(ValueError, match=f"edges: this plan takes no edge data, weights for it or a clamp; {remedy}"):
-        plan(*TENSORS, **arguments)
+        plan(*TENSORS, edges=data)
     with pytest.raises(ValueError, match=f"edges: this plan keeps no edge order; {remedy}"):
-        plan.bind_edges(DATA)
+        plan.bind_edges(data)
 
 
 def test_a_backend_without_edge_data_is_named():
@@ -521,26 +527,17 @@ def test_gpu_edge_data_agrees_with_dense_attention(backend, form):
     plan = plan_attention(made, backend=backend, device="cuda", edge_data=True)
     for kind in KINDS:
         _, tensors, inputs, expected, _ = case("repeated", kind, 3, 5)
-        arguments = inputs.in_order(order)
-        if "edges" in arguments:
-            data = arguments["edges"]
-            arguments["edges"] = EdgeData(
-                *(
-                    None if tensor is None else tensor.cuda()
-                    for tensor in (data.bias, data.multiplier, data.features, data.types)
-                )
-            )
-        arguments |= {name: value.cuda() for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-        output = plan(*(tensor.cuda() for tensor in tensors), scale=SCALE, **arguments)
+        data = map_tensors(in_order(inputs, order), torch.Tensor.cuda)
+        output = plan(*(tensor.cuda() for tensor in tensors), scale=SCALE, edges=data)
         close(output.cpu(), expected)
 
 
 @pytest.mark.gpu
 def test_gpu_capture_binds_edge_data_at_every_replay():
-    graph, tensors, arguments = whole_case()
+    graph, tensors, whole = whole_case()
     plan = plan_attention(graph, backend="fused3s", device="cuda", dtype=torch.float32, edge_data=True)
     q, k, v = (tensor.float().cuda() for tensor in tensors)
-    data = EdgeData(bias=arguments["edges"].bias.float().cuda())
+    data = EdgeData(bias=whole.bias.float().cuda())
     captured = capture(lambda: plan(q, k, v, edges=data), torch.device("cuda", 0))
     for _ in range(2):
         data.bias.normal_()

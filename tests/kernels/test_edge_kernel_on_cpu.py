@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from edge_cases import EDGE_LISTS, FORMS, KINDS, assert_edge_attention, edge_inputs, qkv
+from edge_cases import EDGE_LISTS, FORMS, KINDS, assert_edge_attention, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
@@ -13,7 +13,7 @@ from kernels.backends import fused3s_edges
 from kernels.backends.fused3s_edges import EdgeKernelData, heads_of_lane_group, launch_edge_kernel
 from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout
-from kernels.edge_data import EdgeTerms
+from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern
 from kernels.formats.edges import canonical_csr, rows_of_edges
 from kernels.formats.row_items import make_row_items
@@ -98,11 +98,9 @@ def test_edge_data_matches_float64(monkeypatch, heads, dim, dtype, kind):
                     made, backend="fused3s", device="cpu", dtype=dtype, head_dim=dim, num_heads=heads, edge_data=True,
                     reorder=reorder,
                 )  # fmt: skip
-                arguments = edges.in_order(order)
-                if "edges" in arguments:
-                    arguments["edges"] = plan.bind_edges(arguments["edges"])
+                bound = plan.bind_edges(in_order(edges, order))
                 with poisoned_buffers(monkeypatch):
-                    output = plan(*tensors, scale=0.4, **arguments)
+                    output = plan(*tensors, scale=0.4, edges=bound)
             assert_edge_attention(output, graph, tensors, edges, 0.4, f"{name}, {kind}, reorder {reorder}")
 
 
@@ -118,9 +116,9 @@ def test_parts_of_a_row_keep_their_edge_data(monkeypatch, kind):
             made, backend="fused3s", device="cpu", dtype=HALF, head_dim=24, num_heads=2, edge_data=True
         )
         assert plan.data.by_edge.work.parts.shape[0] > 10
-        arguments = edges.in_order(order)
+        ordered = in_order(edges, order)
         with poisoned_buffers(monkeypatch):
-            output, again = (plan(*tensors, scale=-0.4, **arguments) for _ in range(2))
+            output, again = (plan(*tensors, scale=-0.4, edges=ordered) for _ in range(2))
     assert torch.equal(output, again)
     assert_edge_attention(output, graph, tensors, edges, -0.4, kind)
 
@@ -133,11 +131,11 @@ def test_dropout_by_the_numbers_of_rows_in_the_graph(monkeypatch, heads, dim, fe
     perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
     indptr, col = canonical_csr(permute_rows(csr_pattern(graph), perm), perm.device)
     row = perm.long()[rows_of_edges(indptr)]
-    edges = EdgeTerms(dropout=Dropout(0.3, torch.tensor([-(2**35) + 77])))
+    edges = BoundEdges(dropout=Dropout(0.3, torch.tensor([-(2**35) + 77])))
     if features:
         generator = torch.Generator().manual_seed(5)
         of_edges, weight = (torch.randn(*shape, generator=generator).half() for shape in ((len(row), 16), (2, 64, 16)))
-        edges = replace(edges, features=of_edges, value_weight=weight)
+        edges = replace(edges, padded_features=of_edges, num_features=16, value_weight=weight)
     expected, expected_lse = edge_softmax_attention(*tensors, row, col.long(), 0.3, edges)
     for part_edges, mode in ((1000, "late"), (3, "random")):
         output, lse = run(monkeypatch, graph, tensors, 0.3, HALF, part_edges, mode, reordered=True, edges=edges)

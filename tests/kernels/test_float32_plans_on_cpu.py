@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from edge_cases import EDGE_LISTS, FORMS, edge_inputs, qkv
+from edge_cases import EDGE_LISTS, FORMS, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 
-from baselines import REGISTRY
-from kernels import AttentionPlan, BoundEdges, plan_attention
+from kernels import AttentionPlan, BoundEdges, Dropout, plan_attention
 from kernels.edge_data import cast_floats
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
@@ -28,7 +27,8 @@ class Case:
         self.graph = EDGE_LISTS["hub"]()
         self.heads, self.dim, self.kind = heads, dim, kind
         self.made, order = FORMS["scipy_coo"](self.graph)
-        self.given = {} if kind is None else edge_inputs(kind, self.graph.num_edges, heads, dim).in_order(order)
+        edges = None if kind is None else edge_inputs(kind, self.graph.num_edges, heads, dim)
+        self.edges = None if edges is None else in_order(edges, order)
         self.grad_output = torch.randn(self.graph.shape[0], heads, dim, generator=torch.Generator().manual_seed(1))
 
     def plan(self, backend: str, dtype: torch.dtype) -> AttentionPlan:
@@ -38,13 +38,13 @@ class Case:
     def run(self, plan: AttentionPlan, dtype: torch.dtype, scale: float = 0.3, **options) -> list[torch.Tensor]:
         """The output, and the gradients of query, key and value and of the floats of the edge data."""
         leaves = [each.to(dtype).requires_grad_() for each in qkv(self.graph.shape, self.heads, self.dim)]
-        given = {name: cast_floats(value, dtype) for name, value in self.given.items()}
-        if "edges" in given:
-            bound = plan.bind_edges(given["edges"])
+        bound = None
+        if self.edges is not None:
+            bound = plan.bind_edges(cast_floats(self.edges, dtype))
             named = {name: getattr(bound, name) for name in ("bias", "multiplier", "padded_features")}
             named = {name: each.requires_grad_() for name, each in named.items() if each is not None}
-            given["edges"], leaves = replace(bound, **named), [*leaves, *named.values()]
-        output = plan(*leaves[:3], scale=scale, dropout=0.2, dropout_seed=7, **given, **options)
+            bound, leaves = replace(bound, **named), [*leaves, *named.values()]
+        output = plan(*leaves[:3], scale=scale, edges=bound, dropout=Dropout(0.2, 7), **options)
         grad = self.grad_output.to(dtype).to(output.dtype)
         return [output.detach(), *torch.autograd.grad(output, leaves, grad)]
 
@@ -110,10 +110,8 @@ def test_medium_has_gradients_of_float32(monkeypatch, medium):
         plan = case.plan("fused3s", FLOAT)
         with poisoned_buffers(monkeypatch):
             output, lse = plan(query, key, value, scale=0.3, return_lse=True)
-            tensors = (case.grad_output, query, key, value, output, lse)
-            wanted = frozenset(("query", "key", "value"))
-            found = REGISTRY["fused3s"].attend_backward(plan.data, *tensors, 0.3, None, wanted)
-    assert {getattr(found, name).dtype for name in wanted} == {FLOAT}
+            found = plan.backward(case.grad_output, query, key, value, output, lse, scale=0.3)
+    assert {each.dtype for each in found[:3]} == {FLOAT}
 
 
 def test_medium_has_outputs_of_float32_alone(medium):
@@ -128,8 +126,8 @@ def test_bound_edge_data_may_have_strides(monkeypatch, heads, dim):
     case = Case(heads, dim, "bias_per_head")
     with cuda_on_cpu(MODES["late"]):
         plan = case.plan("fused3s", HALF)
-        bound = plan.bind_edges(cast_floats(case.given["edges"], HALF))
-        strided = BoundEdges(bound.order, bound.bias.t().contiguous().t(), None, None, None, 0)
+        bound = plan.bind_edges(cast_floats(case.edges, HALF))
+        strided = BoundEdges(bound.order, bound.bias.t().contiguous().t())
         assert not strided.bias.is_contiguous()
         tensors = qkv(case.graph.shape, heads, dim, HALF)
         with poisoned_buffers(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from kernels import EdgeData, plan_attention, split_qkv
+from kernels import Dropout, EdgeData, plan_attention, split_qkv
 from kernels.formats.csr import CSRPattern
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
@@ -44,17 +44,17 @@ def test_gradients_of_a_plan(monkeypatch, heads, dim, planned, with_edges):
 
     inputs = [normal(NODES, heads, dim) for _ in "qkv"]
     grad_output, weight = normal(NODES, heads, dim), normal(heads, dim, 5) / 3
-    features, bias = normal(len(pattern.indices), 5), normal(len(pattern.indices), heads)
+    edge_tensors = normal(len(pattern.indices), 5), normal(len(pattern.indices), heads), weight
 
     def gradients(plan, dtype):
         leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
-        terms = {}
+        bound = None
         if with_edges:
-            of_edges = [tensor.to(dtype).requires_grad_() for tensor in (features, bias, weight)]
+            of_edges = [tensor.to(dtype).requires_grad_() for tensor in edge_tensors]
             leaves += of_edges
-            bound = plan.bind_edges(EdgeData(features=of_edges[0], bias=of_edges[1]))
-            terms = {"edges": bound, "edge_key_weight": of_edges[2], "edge_value_weight": of_edges[2]}
-        output = plan(*leaves[:3], dropout=0.2, dropout_seed=7, **terms)
+            features, bias, weight = of_edges
+            bound = plan.bind_edges(EdgeData(bias, features=features, key_weight=weight, value_weight=weight))
+        output = plan(*leaves[:3], edges=bound, dropout=Dropout(0.2, 7))
         return torch.autograd.grad(output, leaves, grad_output.to(dtype))
 
     exact = gradients(plan_attention(pattern, backend="reference", device="cpu", edge_data=with_edges), DOUBLE)
@@ -81,8 +81,8 @@ def test_the_gradient_of_a_joint_projection_is_not_copied(monkeypatch, heads, di
         )
         with poisoned_buffers(monkeypatch):
             leaves = [part.detach().requires_grad_() for part in split_qkv(qkv, heads)]
-            apart = torch.autograd.grad(plan(*leaves, dropout=0.2, dropout_seed=7), leaves, grad_output)
-            output = plan(*split_qkv(qkv, heads), dropout=0.2, dropout_seed=7)
+            apart = torch.autograd.grad(plan(*leaves, dropout=Dropout(0.2, 7)), leaves, grad_output)
+            output = plan(*split_qkv(qkv, heads), dropout=Dropout(0.2, 7))
             stack = torch.stack
             monkeypatch.setattr(torch, "stack", lambda *args: copied.append(args) or stack(*args))
             (joint,) = torch.autograd.grad(output, qkv, grad_output)

@@ -4,7 +4,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES
-from edge_cases import EDGE_LISTS, FORMS, assert_edge_attention, edge_inputs, qkv
+from edge_cases import EDGE_LISTS, FORMS, assert_edge_attention, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 
 from kernels import AttentionPlan, plan_attention
@@ -124,10 +124,10 @@ def test_choice_of_the_kernel_without_edge_data(monkeypatch, name, by_edge, by_t
 )
 def test_choice_of_the_kernel_with_edge_data(monkeypatch, name, kind, heads, dim, instance):
     graph = CHOICE_GRAPHS[name]()
-    edges = edge_inputs(kind, graph.nnz, heads, dim, HALF).in_order(torch.arange(graph.nnz))
+    edges = edge_inputs(kind, graph.nnz, heads, dim, HALF)
     with cuda_on_cpu() as gpu:
         plan = planned(graph, heads, dim, edge_data=True)
-        assert launched_by(monkeypatch, gpu, plan, inputs(graph, heads, dim, HALF), **edges) == instance
+        assert launched_by(monkeypatch, gpu, plan, inputs(graph, heads, dim, HALF), edges=edges) == instance
 
 
 def test_a_plan_takes_heads_that_it_was_not_made_for(monkeypatch):
@@ -171,11 +171,10 @@ def test_a_loaded_plan_has_its_edge_data(monkeypatch, kind, reorder, tmp_path):
         others = (loaded.for_inputs(dtype=HALF, head_dim=8, num_heads=4), 4, 8), (loaded, 1, 32)
         for other, heads, dim in others:
             tensors, edges = qkv(graph.shape, heads, dim, HALF), edge_inputs(kind, graph.num_edges, heads, dim, HALF)
-            arguments = edges.in_order(order)
-            bound = arguments | {"edges": other.bind_edges(arguments["edges"])}
-            output = called(monkeypatch, other, tensors, **bound)
+            ordered = in_order(edges, order)
+            output = called(monkeypatch, other, tensors, edges=other.bind_edges(ordered))
             assert_edge_attention(output, graph, tensors, edges, 0.3, f"{kind}, {reorder}")
-            assert torch.equal(output, called(monkeypatch, other, tensors, **arguments))
-        assert torch.equal(output, called(monkeypatch, plan, tensors, **arguments))
-        kernel = launched_by(monkeypatch, gpu, plan, tensors, **arguments)
+            assert torch.equal(output, called(monkeypatch, other, tensors, edges=ordered))
+        assert torch.equal(output, called(monkeypatch, plan, tensors, edges=ordered))
+        kernel = launched_by(monkeypatch, gpu, plan, tensors, edges=ordered)
     assert kernel.startswith("fused3s_edges<" if kind == "all" else "fused3s<")

@@ -15,11 +15,12 @@ from edge_cases import (
     EDGE_LISTS,
     FORMS,
     KINDS,
-    EdgeInputs,
     EdgeList,
     dense_edge_attention,
     edge_inputs,
     expected_attention,
+    in_order,
+    map_tensors,
     qkv,
 )
 from formula_backend import FormulaBackend
@@ -27,8 +28,9 @@ from formula_backend import FormulaBackend
 from baselines import REGISTRY, fused3s_paper
 from kernels import AttentionPlan, BackendUnavailableError, EdgeData, plan_attention, sparse_attention
 from kernels import plan as plan_module
-from kernels.autograd import DIFFERENTIABLE
+from kernels.backends.base import Gradients
 from kernels.dropout import Dropout, kept_edges
+from kernels.edge_data import FLOATS
 from kernels.runtime.cuda_graph import capture
 
 DOUBLE = torch.float64
@@ -56,28 +58,27 @@ def planned(backend: str, graph: Any, **options: Any) -> AttentionPlan:
 
 
 def leaves_of(
-    shape: tuple[int, int], inputs: EdgeInputs, heads: int, device: str = "cpu", dtype: torch.dtype = DOUBLE
-) -> tuple[list[torch.Tensor], EdgeInputs]:
+    shape: tuple[int, int], data: EdgeData, heads: int, device: str = "cpu", dtype: torch.dtype = DOUBLE
+) -> tuple[list[torch.Tensor], EdgeData]:
     """q, k, v, and edge data and weights, all float tensors of which require a gradient."""
 
-    def leaf(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        value = value.to(device, copy=True)
-        return value.to(dtype).requires_grad_() if value.is_floating_point() else value
+    def leaf(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.to(device, copy=True)
+        return tensor.to(dtype).requires_grad_() if tensor.is_floating_point() else tensor
 
-    data = None if inputs.data is None else EdgeData(*(leaf(value) for value in vars(inputs.data).values()))
-    weights = {name: leaf(weight) for name, weight in inputs.weights.items()}
-    return [leaf(tensor) for tensor in qkv(shape, heads, 5, DOUBLE)], EdgeInputs(data, weights)
+    return [leaf(tensor) for tensor in qkv(shape, heads, 5, DOUBLE)], map_tensors(data, leaf)
 
 
-def gradients_of(function, graph: EdgeList, inputs: EdgeInputs, heads: int = 2, **made: Any) -> list[torch.Tensor]:
+def float_tensors(data: EdgeData) -> list[torch.Tensor]:
+    return [each for each in vars(data).values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
+def gradients_of(function, graph: EdgeList, data: EdgeData, heads: int = 2, **made: Any) -> list[torch.Tensor]:
     """Gradients of a fixed random sum of the output by q, k, v, edge data and weights; `made`: of `leaves_of`."""
-    tensors, inputs = leaves_of(graph.shape, inputs, heads, **made)
-    output = function(*tensors, inputs)
+    tensors, data = leaves_of(graph.shape, data, heads, **made)
+    output = function(*tensors, data)
     factors = torch.randn(output.shape, generator=torch.Generator().manual_seed(5)).to(output)
-    of_edges = [*([] if inputs.data is None else vars(inputs.data).values()), *inputs.weights.values()]
-    leaves = [value for value in (*tensors, *of_edges) if isinstance(value, torch.Tensor) and value.requires_grad]
+    leaves = [*tensors, *float_tensors(data)]
     found = torch.autograd.grad((output * factors).sum(), leaves, allow_unused=True)
     # Dense attention gives no gradient to what no edge reads.
     return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
@@ -93,7 +94,7 @@ def test_gradients_are_those_of_dense_attention(backend, kind):
         plan = planned(backend, made)
 
         def sparse(q, k, v, given, plan=plan, order=order):
-            return plan(q, k, v, scale=SCALE, **given.in_order(order))
+            return plan(q, k, v, scale=SCALE, edges=in_order(given, order))
 
         def dense(q, k, v, given, graph=graph):
             return expected_attention(graph, q, k, v, given, SCALE)[0]
@@ -143,13 +144,13 @@ def test_gradients_of_a_large_graph_need_no_dense_matrix(backend):
 
 
 def test_csr_unfused_plans_its_transpose():
-    graph, tensors, inputs = whole_case()
+    graph, tensors, data = whole_case()
     plan = planned("csr_unfused", graph, backward=True)
     unplanned = planned("csr_unfused", graph)
     assert plan.data.transpose is not None
     assert unplanned.data.transpose is None
     assert unplanned.with_backward().data.transpose is not None
-    outputs = [each(*tensors, **arguments_of(inputs)) for each in (plan, unplanned)]
+    outputs = [each(*tensors, edges=data) for each in (plan, unplanned)]
     gradients = [torch.autograd.grad(output.square().sum(), tensors) for output in outputs]
     for left, right in zip(*gradients, strict=True):
         assert torch.equal(left, right)
@@ -164,18 +165,8 @@ def test_gradcheck(backend, clamp):
     types = torch.tensor([0, 1, 1, 0, 1, 0])
 
     def attention(q, k, v, bias, multiplier, features, key_weight, value_weight, type_weight):
-        return plan(
-            q,
-            k,
-            v,
-            edges=EdgeData(bias, multiplier, features, types),
-            edge_key_weight=key_weight,
-            edge_value_weight=value_weight,
-            edge_type_weight=type_weight,
-            clamp=clamp,
-            dropout=0.3,
-            dropout_seed=11,
-        )
+        data = EdgeData(bias, multiplier, features, types, key_weight, value_weight, type_weight, clamp)
+        return plan(q, k, v, edges=data, dropout=Dropout(0.3, 11))
 
     shapes = [(4, 2, 3)] * 3 + [(6, 2), (6,), (6, 2), (2, 3, 2), (2, 3, 2), (2, 2, 3)]
     generator = torch.Generator().manual_seed(0)
@@ -183,38 +174,32 @@ def test_gradcheck(backend, clamp):
     assert torch.autograd.gradcheck(attention, leaves)
 
 
-def whole_case(dtype: torch.dtype = DOUBLE) -> tuple[Any, list[torch.Tensor], EdgeInputs]:
+def whole_case(dtype: torch.dtype = DOUBLE) -> tuple[Any, list[torch.Tensor], EdgeData]:
     """A graph as COO, and q, k, v, edge data of all kinds that require gradients."""
     graph = EDGE_LISTS["repeated"]()
     made, order = FORMS["scipy_coo"](graph)
     assert torch.equal(order, torch.arange(graph.num_edges))
-    tensors, inputs = leaves_of(graph.shape, edge_inputs("all", graph.num_edges, 2, 5, DOUBLE), 2)
+    tensors, data = leaves_of(graph.shape, edge_inputs("all", graph.num_edges, 2, 5, DOUBLE), 2)
     if dtype != DOUBLE:
         tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
-    return made, tensors, inputs
-
-
-def arguments_of(inputs: EdgeInputs) -> dict[str, Any]:
-    return {"edges": inputs.data, **inputs.weights}
+    return made, tensors, data
 
 
 def test_only_the_gradients_that_are_needed_are_computed(formula):
-    graph, tensors, inputs = whole_case()
+    graph, tensors, data = whole_case()
     plan = planned("formula", graph, backward=True)
-    plan(*tensors, **arguments_of(inputs)).sum().backward()
-    frozen = EdgeInputs(
-        replace(inputs.data, **{name: getattr(inputs.data, name).detach() for name in ("multiplier", "features")}),
-        {name: weight.detach() if name == "edge_key_weight" else weight for name, weight in inputs.weights.items()},
-    )
+    plan(*tensors, edges=data).sum().backward()
+    names = ("multiplier", "features", "key_weight")
+    frozen = replace(data, **{name: getattr(data, name).detach() for name in names})
     q, k, v = tensors
-    plan(q.detach(), k, v.detach(), **arguments_of(frozen)).sum().backward()
+    plan(q.detach(), k, v.detach(), edges=frozen).sum().backward()
     wanted = {"key", "bias", "value_weight", "type_weight"}
-    assert formula.wanted == [frozenset(DIFFERENTIABLE), wanted]
+    assert formula.wanted == [frozenset(Gradients._fields), wanted]
     with torch.no_grad():
-        assert not plan(*tensors, **arguments_of(inputs)).requires_grad
+        assert not plan(*tensors, edges=data).requires_grad
     detached = [tensor.detach() for tensor in tensors]
     assert not plan(*detached).requires_grad
-    assert plan(*detached, edges=inputs.data, **inputs.weights).requires_grad
+    assert plan(*detached, edges=data).requires_grad
     assert len(formula.wanted) == 2
 
 
@@ -228,14 +213,84 @@ def test_gradients_of_narrow_types_have_their_type(formula):
 
 @pytest.mark.parametrize("backend", ["reference", "formula"])
 def test_the_log_sum_exp_carries_no_gradient(backend):
-    graph, tensors, inputs = whole_case()
-    output, lse = planned(backend, graph)(*tensors, return_lse=True, **arguments_of(inputs))
+    graph, tensors, data = whole_case()
+    output, lse = planned(backend, graph)(*tensors, return_lse=True, edges=data)
     assert output.requires_grad
     assert not lse.requires_grad
-    expected = planned("reference", graph)(*tensors, return_lse=True, **arguments_of(inputs))[1]
+    expected = planned("reference", graph)(*tensors, return_lse=True, edges=data)[1]
     assert torch.equal(lse, expected)
     one_head = [tensor[:, 0] for tensor in tensors]
     assert planned(backend, graph)(*one_head, return_lse=True)[1].shape == lse.shape[:1]
+
+
+class TestBackwardWithoutAutograd:
+    """`plan.backward` against autograd through the call of the plan."""
+
+    DROPOUT = Dropout(0.3, 11)
+
+    @pytest.mark.parametrize("kind", [None, *KINDS])
+    def test_it_is_what_autograd_gets(self, kind):
+        graph = EDGE_LISTS["repeated"]()
+        made, order = FORMS["torch_csr"](graph)
+        plan = planned("formula", made, backward=True)
+        data = EdgeData() if kind is None else in_order(edge_inputs(kind, graph.num_edges, 2, 5, DOUBLE), order)
+        tensors = [tensor.requires_grad_() for tensor in qkv(graph.shape, 2, 5, DOUBLE)]
+        bound = None if kind is None else plan.bind_edges(data)
+        leaves = dict(zip(("query", "key", "value"), tensors, strict=True))
+        if bound is not None:
+            given = {name: getattr(bound, name) for name in FLOATS}
+            leaves |= {name: each.requires_grad_() for name, each in given.items() if each is not None}
+        options = {"scale": SCALE, "edges": bound, "dropout": self.DROPOUT}
+        output, lse = plan(*tensors, return_lse=True, **options)
+        grad_output = torch.randn_like(output)
+        expected = torch.autograd.grad(output, leaves.values(), grad_output)
+        with torch.no_grad():
+            found = plan.backward(grad_output, *tensors, output, lse, wanted=leaves, **options)
+        for name, gradient in zip(leaves, expected, strict=True):
+            assert torch.equal(getattr(found, name), gradient), name
+        assert {name for name, each in found._asdict().items() if each is not None} == leaves.keys()
+
+    def test_only_what_is_wanted_is_computed(self, formula):
+        graph, tensors, data = whole_case()
+        plan = planned("formula", graph, backward=True)
+        with torch.no_grad():
+            bound = plan.bind_edges(data)
+            output, lse = plan(*tensors, return_lse=True, edges=bound)
+            of_rows = plan.backward(torch.ones_like(output), *tensors, output, lse, edges=bound)
+            of_weight = plan.backward(
+                torch.ones_like(output), *tensors, output, lse, edges=bound, wanted=["key_weight"]
+            )
+        assert formula.wanted == [{"query", "key", "value"}, {"key_weight"}]
+        assert all(each is not None for each in of_rows[:3])
+        assert of_weight.query is of_rows.key_weight is None
+        assert of_weight.key_weight.shape == data.key_weight.shape
+
+    @pytest.mark.parametrize(("backend", "backward"), [("formula", False), ("reference", True)])
+    def test_a_plan_without_it_is_named(self, backend, backward):
+        graph, tensors, _ = whole_case()
+        plan = planned(backend, graph, backward=backward)
+        output, lse = plan(*tensors, return_lse=True)
+        with pytest.raises(
+            ValueError, match=f"^backward: got a plan of {backend} with backward={backward}; .* is needed"
+        ):
+            plan.backward(torch.ones_like(output), *tensors, output, lse)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_that_are_one_tensor_and_weights_of_bound_edges_have_gradients(backend):
+    skip_if_missing(backend)
+    graph, tensors, data = whole_case()
+    plan = planned(backend, graph)
+    weight = data.key_weight
+    shared = replace(data, value_weight=weight)
+    apart = replace(data, value_weight=weight.detach().clone().requires_grad_())
+    of_key, of_value = torch.autograd.grad(
+        plan(*tensors, edges=apart).square().sum(), (apart.key_weight, apart.value_weight)
+    )
+    bound = replace(plan.bind_edges(replace(data, key_weight=None)), key_weight=weight, value_weight=weight)
+    for edges in (shared, bound):
+        (found,) = torch.autograd.grad(plan(*tensors, edges=edges).square().sum(), weight)
+        close(found, of_key + of_value)
 
 
 class TestBackwardOfAPlan:
@@ -270,17 +325,16 @@ class TestBackwardOfAPlan:
         assert formula.rebuilt == 0
 
     def test_a_single_call_builds_it_where_it_is_needed(self, formula, monkeypatch):
-        graph, tensors, inputs = whole_case()
+        graph, tensors, data = whole_case()
         made = []
         build = formula.build
         monkeypatch.setattr(formula, "build", lambda *given: made.append(given[2].backward) or build(*given))
-        arguments = arguments_of(inputs)
         detached = [tensor.detach() for tensor in tensors]
         sparse_attention(*tensors, graph, backend="formula")
         sparse_attention(*detached, graph, backend="formula")
-        sparse_attention(*detached, graph, backend="formula", **arguments)
+        sparse_attention(*detached, graph, backend="formula", edges=data)
         with torch.no_grad():
-            sparse_attention(*tensors, graph, backend="formula", **arguments)
+            sparse_attention(*tensors, graph, backend="formula", edges=data)
         assert made == [True, False, True, False]
         assert formula.rebuilt == 0
 
@@ -326,31 +380,32 @@ class TestWithoutDerivative:
             plan(*tensors)
 
     def test_auto_passes_over_it(self, monkeypatch, caplog):
+        monkeypatch.setattr(REGISTRY["fused3s"], "has_backward", False)
         for name, backend in REGISTRY.items():
-            reason = None if name in ("fused3s_paper", "reference") else "not here"
+            reason = None if name in ("fused3s", "reference") else "not here"
             monkeypatch.setattr(backend, "unavailable", lambda device, reason=reason: reason)
         graph, _, _ = whole_case()
         with caplog.at_level("INFO", logger="kernels"):
             plan = plan_attention(graph, device="cpu", backward=True)
         assert plan.backend == "reference"
-        assert "not fused3s_paper: it computes the forward pass only" in caplog.text
+        assert "not fused3s: it computes the forward pass only" in caplog.text
         monkeypatch.setattr(REGISTRY["reference"], "unavailable", lambda device: "not here")
-        with pytest.raises(BackendUnavailableError, match="not fused3s_paper: it computes the forward pass only"):
+        with pytest.raises(BackendUnavailableError, match="not fused3s: it computes the forward pass only"):
             plan_attention(graph, device="cpu", backward=True)
 
     @pytest.mark.parametrize("backend", ["formula", "dgl"])
     def test_double_backward(self, backend):
-        graph, (q, k, v), inputs = whole_case()
+        graph, (q, k, v), data = whole_case()
         plan = planned(backend, graph)
         message = rf"backend {backend} has no second derivatives, .*'reference'"
-        for arguments in ({}, arguments_of(inputs)):
-            output = plan(q, k, v, **arguments)
+        for edges in (None, data):
+            output = plan(q, k, v, edges=edges)
             first = torch.autograd.grad(output.sum(), (q, k), create_graph=True)
             with pytest.raises(NotImplementedError, match=message):
                 (output.sum() + first[0].square().sum()).backward()
-            weight = inputs.weights["edge_key_weight"]
-            if arguments:
-                (of_weight,) = torch.autograd.grad(plan(q, k, v, **arguments).sum(), weight, create_graph=True)
+            if edges is not None:
+                output = plan(q, k, v, edges=edges)
+                (of_weight,) = torch.autograd.grad(output.sum(), data.key_weight, create_graph=True)
                 with pytest.raises(NotImplementedError, match=message):
                     torch.autograd.grad(of_weight.square().sum(), v)
         with pytest.raises(NotImplementedError, match=message):
@@ -390,7 +445,7 @@ class TestWithoutDerivative:
     def test_a_changed_input_is_noticed(self):
         graph, (q, k, v), _ = whole_case()
         seed = torch.tensor([3])
-        output = planned("formula", graph)(q, k, v, dropout=0.5, dropout_seed=seed)
+        output = planned("formula", graph)(q, k, v, dropout=Dropout(0.5, seed))
         seed += 1
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             output.sum().backward()
@@ -407,8 +462,8 @@ def test_torch_func_has_reverse_mode():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["reference", "csr_unfused", "formula"])
 def test_autocast_casts_the_inputs(backend, dtype):
-    graph, tensors, inputs = whole_case(torch.float32)
-    data = EdgeData(bias=inputs.data.bias.detach().float().requires_grad_())
+    graph, tensors, whole = whole_case(torch.float32)
+    data = EdgeData(bias=whole.bias.detach().float().requires_grad_())
     plan = planned(backend, graph)
     with torch.autocast("cpu", dtype):
         output = plan(*tensors, edges=data)
@@ -443,7 +498,7 @@ class TestDropout:
             weights, _ = dense_edge_attention(q, k, ones, graph.mask(), SCALE)  # [N, H, M]
             return torch.einsum("nhm,nmh,mhd->nhd", weights, kept.double() / (1 - self.RATE), v)
 
-        output = plan(*tensors, scale=SCALE, dropout=self.RATE, dropout_seed=self.SEED)
+        output = plan(*tensors, scale=SCALE, dropout=Dropout(self.RATE, self.SEED))
         expected = dense(*tensors)
         close(output, expected)
         factors = torch.randn_like(expected)
@@ -456,12 +511,10 @@ class TestDropout:
         skip_if_missing(backend)
         results = []
         for name in ("reference", backend):
-            graph, tensors, inputs = whole_case()
-            output = planned(name, graph)(*tensors, **arguments_of(inputs), dropout=self.RATE, dropout_seed=self.SEED)
+            graph, tensors, data = whole_case()
+            output = planned(name, graph)(*tensors, edges=data, dropout=Dropout(self.RATE, self.SEED))
             (output * torch.arange(5)).sum().backward()
-            leaves = [*tensors, inputs.data.bias, inputs.data.multiplier, inputs.data.features]
-            leaves += [weight for weight in inputs.weights.values() if isinstance(weight, torch.Tensor)]
-            results.append([output, *(leaf.grad for leaf in leaves)])
+            results.append([output, *(leaf.grad for leaf in (*tensors, *float_tensors(data)))])
         for expected, found in zip(*results, strict=True):
             close(found, expected)
 
@@ -469,14 +522,14 @@ class TestDropout:
         graph, tensors, _ = whole_case()
         plan = planned("reference", graph, edge_data=False)
 
-        def call(seed, rate=self.RATE):
-            return plan(*tensors, dropout=rate, dropout_seed=seed)
+        def call(seed):
+            return plan(*tensors, dropout=Dropout(self.RATE, seed))
 
         tensor = torch.tensor([self.SEED])
         assert torch.equal(call(self.SEED), call(tensor))
         assert torch.equal(
             call(self.SEED),
-            sparse_attention(*tensors, graph, backend="reference", dropout=self.RATE, dropout_seed=tensor),
+            sparse_attention(*tensors, graph, backend="reference", dropout=Dropout(self.RATE, tensor)),
         )
         before = call(tensor)
         tensor += 1
@@ -493,7 +546,7 @@ class TestDropout:
         graph, tensors, _ = whole_case()
         plan = planned("reference", graph, edge_data=False)
         monkeypatch.setattr(plan_module, "make_dropout", lambda *given: pytest.fail("a dropout was made"))
-        assert torch.equal(plan(*tensors, dropout=0.0, dropout_seed=self.SEED), plan(*tensors))
+        assert torch.equal(plan(*tensors, dropout=0.0), plan(*tensors))
 
     @pytest.mark.parametrize(
         ("rate", "seed", "error", "message"),
@@ -501,23 +554,23 @@ class TestDropout:
             (1.0, 0, ValueError, "dropout: got 1.0; a rate between 0 and 1 is needed"),
             (-0.1, 0, ValueError, "dropout: got -0.1; a rate"),
             (math.nan, 0, ValueError, "dropout: got nan; a rate"),
-            (0.5, 1 << 63, ValueError, "dropout_seed: got 9223372036854775808; an integer of 64 bits"),
-            (0.5, 0.5, TypeError, r"dropout_seed: got float; an int, an int64 tensor \[1\] or None is needed"),
-            (0.5, True, TypeError, "dropout_seed: got bool; an int"),
-            (0.5, torch.zeros(2, dtype=torch.int64), ValueError, r"dropout_seed: got torch.int64 \(2,\); int64 \[1\]"),
-            (0.5, torch.zeros(1), ValueError, r"dropout_seed: got torch.float32 \(1,\); int64 \[1\]"),
+            (0.5, 1 << 63, ValueError, "dropout.seed: got 9223372036854775808; an integer of 64 bits"),
+            (0.5, 0.5, TypeError, r"dropout.seed: got float; an int, an int64 tensor \[1\] or None is needed"),
+            (0.5, True, TypeError, "dropout.seed: got bool; an int"),
+            (0.5, torch.zeros(2, dtype=torch.int64), ValueError, r"dropout.seed: got torch.int64 \(2,\); int64 \[1\]"),
+            (0.5, torch.zeros(1), ValueError, r"dropout.seed: got torch.float32 \(1,\); int64 \[1\]"),
             (
                 0.5,
                 torch.zeros(1, dtype=torch.int64, device="meta"),
                 ValueError,
-                "dropout_seed: on meta, but q is on cpu",
+                "dropout.seed: on meta, but q is on cpu",
             ),
         ],
     )
     def test_wrong_arguments_are_named(self, rate, seed, error, message):
         graph, tensors, _ = whole_case()
         with pytest.raises(error, match=message):
-            planned("reference", graph)(*tensors, dropout=rate, dropout_seed=seed)
+            planned("reference", graph)(*tensors, dropout=Dropout(rate, seed))
 
     def test_a_backend_without_dropout_is_named(self):
         graph, tensors, _ = whole_case()
@@ -548,17 +601,18 @@ def test_gpu_gradients_are_those_of_dense_attention(backend, kind):
         graph = EDGE_LISTS[name]()
         made, order = FORMS[form](graph)
         plan = plan_attention(made, backend=backend, device="cuda", edge_data=True, backward=True)
-        inputs = EdgeInputs(None, {}) if kind == "none" else edge_inputs(kind, graph.num_edges, heads, 5, dtype)
+        data = EdgeData() if kind == "none" else edge_inputs(kind, graph.num_edges, heads, 5, dtype)
 
         def sparse(q, k, v, given, plan=plan, order=order):
-            return plan(q, k, v, scale=SCALE, **given.in_order(order.to("cuda")))
+            edges = None if kind == "none" else in_order(given, order.to("cuda"))
+            return plan(q, k, v, scale=SCALE, edges=edges)
 
         def dense(q, k, v, given, graph=graph):
             rounded = [q, k, v] if dtype == DOUBLE else [q.to(dtype), k.to(dtype), v.to(dtype)]
             return expected_attention(graph, *rounded, given, SCALE)[0]
 
-        found = gradients_of(sparse, graph, inputs, heads, device="cuda", dtype=dtype)
-        expected = gradients_of(dense, graph, inputs, heads)
+        found = gradients_of(sparse, graph, data, heads, device="cuda", dtype=dtype)
+        expected = gradients_of(dense, graph, data, heads)
         for left, right in zip(found, expected, strict=True):
             error = (left.double().cpu() - right).norm()
             assert error <= tolerance * right.norm() + tolerance / 10, f"{name}: {error} of {right.norm()}"
@@ -586,7 +640,7 @@ def test_gpu_a_captured_step_draws_a_mask_at_each_replay():
     seed = torch.tensor([5], device="cuda")
 
     def step() -> list[torch.Tensor]:
-        output = plan(*tensors, dropout=0.4, dropout_seed=seed)
+        output = plan(*tensors, dropout=Dropout(0.4, seed))
         return [output, *torch.autograd.grad(output.float().square().sum(), tensors)]
 
     captured = capture(step, torch.device("cuda", 0))

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import REPEATED, counts_of, dense_attention
-from edge_cases import EDGE_LISTS, FORMS, KINDS, EdgeList, edge_inputs, expected_attention, qkv
+from edge_cases import EDGE_LISTS, FORMS, KINDS, EdgeList, edge_inputs, expected_attention, in_order, qkv
 
 from baselines import REGISTRY
 from fused3s_dgl import import_dgl
@@ -82,7 +82,7 @@ def test_edge_data_come_in_the_order_of_the_edges(form, kind):
         made, order = WITH_SHAPE[form](graph)
         for backend in ("reference", "csr_unfused"):
             plan = plan_attention(made, shape=graph.shape, backend=backend, device="cpu", edge_data=True)
-            output = plan(*tensors, scale=0.3, **inputs.in_order(order))
+            output = plan(*tensors, scale=0.3, edges=in_order(inputs, order))
             close(output, expected_attention(graph, *tensors, inputs, 0.3)[0])
 
 
@@ -145,7 +145,7 @@ def test_repeated_edges_of_pygs_own_layer_have_their_own_features(backend):
     q, k, v = (linear(x).view(-1, 3, 5) for linear in (layer.lin_query, layer.lin_key, layer.lin_value))
     weight = layer.lin_edge.weight.view(3, 5, 4)
     plan = plan_attention(edge_index, shape=(12, 12), backend=backend, device="cpu", edge_data=True)
-    output = plan(q, k, v, edges=EdgeData(features=features), edge_key_weight=weight, edge_value_weight=weight)
+    output = plan(q, k, v, edges=EdgeData(features=features, key_weight=weight, value_weight=weight))
     expected = layer(x, edge_index, features)
     close(output.flatten(1), expected)
     parameters = [parameter for name, parameter in layer.named_parameters() if "skip" not in name]

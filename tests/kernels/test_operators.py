@@ -1,18 +1,18 @@
 """The torch operators: torch's own checks of them, torch.compile without a graph break, export."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from edge_cases import EDGE_LISTS, FORMS, edge_inputs, qkv
+from edge_cases import EDGE_LISTS, FORMS, KINDS, edge_inputs, map_tensors, qkv
 from formula_backend import FormulaBackend
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from baselines import REGISTRY
-from kernels import AttentionPlan, EdgeData, plan_attention
-from kernels.autograd import split_terms
+from kernels import AttentionPlan, Dropout, EdgeData, plan_attention
 from models.graph_transformer import GraphTransformer
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
@@ -38,9 +38,11 @@ def types_of(backend: str) -> list[torch.dtype]:
 
 
 class Case:
-    """A graph with repeated edges: its plan, and inputs with edge data of all kinds."""
+    """A graph with repeated edges: its plan, and inputs with edge data, by default of all kinds."""
 
-    def __init__(self, backend: str, name: str = "repeated", dtype: torch.dtype | None = None, **options: Any) -> None:
+    def __init__(
+        self, backend: str, name: str = "repeated", dtype: torch.dtype | None = None, kind: str = "all", **options: Any
+    ) -> None:
         graph = EDGE_LISTS[name]()
         made, _ = FORMS["scipy_coo"](graph)
         device = device_of(backend)
@@ -48,19 +50,15 @@ class Case:
         options = {"edge_data": True, "backward": True} | options
         self.plan: AttentionPlan = plan_attention(made, backend=backend, device=device, **options)
         self.tensors = [tensor.to(device).requires_grad_() for tensor in qkv(graph.shape, 2, 8, dtype)]
-        given = edge_inputs("all", graph.num_edges, 2, 8, dtype)
-        self.data = EdgeData(*(self._leaf(value) for value in vars(given.data).values()))
-        self.weights = {name: self._leaf(value) for name, value in given.weights.items()}
+        self.data = map_tensors(edge_inputs(kind, graph.num_edges, 2, 8, dtype), self._leaf)
 
-    def _leaf(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        value = value.to(self.tensors[0].device)
-        return value.requires_grad_() if value.is_floating_point() else value
+    def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.to(self.tensors[0].device)
+        return tensor.requires_grad_() if tensor.is_floating_point() else tensor
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        values = (*self.tensors, *vars(self.data).values(), *self.weights.values())
+        values = (*self.tensors, *vars(self.data).values())
         return [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
 
 
@@ -77,50 +75,52 @@ def assert_same_call(found: torch.Tensor, expected: torch.Tensor, leaves: list[t
         same(left, right)
 
 
-def operator_arguments(case: Case, terms: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The arguments of the plan, and those of edge data with dropout, all float tensors of which require gradients."""
+def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
+    """The arguments that both operators have behind q, k and v; all float tensors of edge data require gradients."""
     operands = case.plan._operands
-    edges = None
-    if terms:
-        query, bound = case.tensors[0], case.plan.bind_edges(case.data)
-        seed = torch.tensor([5], device=query.device)
-        edges = case.plan.edge_terms(query, edges=bound, **case.weights, dropout=0.3, dropout_seed=seed)
-    given, clamp, rate = split_terms(edges)
-    given = [None if term is None else term.detach() for term in given]
-    for term in given:
-        if term is not None and term.is_floating_point():
-            term.requires_grad_()
-    return (operands.tensors, operands.numbers, operands.layout), (*given, clamp, rate)
+    plan = (operands.tensors, operands.numbers, operands.layout, SCALE)
+    if not with_edges:
+        return *plan, [], [False] * 8, 0.0, 0.0
+    seed = torch.tensor([5], device=case.plan.device)
+    data = replace(case.data, multiplier=None)
+    edges = case.plan.call(*case.tensors, edges=data, dropout=Dropout(0.3, seed)).edges
+    given = [tensor.detach() for tensor in edges.tensors() if tensor is not None]
+    for tensor in given:
+        tensor.requires_grad_(tensor.is_floating_point())
+    return *plan, given, [tensor is not None for tensor in edges.tensors()], edges.clamp, 0.3
 
 
-@pytest.mark.parametrize("terms", [False, True])
+def detached(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of an operator without gradients."""
+    *plan, given, is_given, clamp, rate = arguments
+    return *plan, [tensor.detach() for tensor in given], is_given, clamp, rate
+
+
+@pytest.mark.parametrize("with_edges", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_torchs_checks_of_the_forward_operator(backend, terms):
+def test_torchs_checks_of_the_forward_operator(backend, with_edges):
     for dtype in types_of(backend):
         case = Case(backend, dtype=dtype)
-        plan, rest = operator_arguments(case, terms)
-        torch.library.opcheck(torch.ops.fused3s.attention, (*case.tensors, *plan, SCALE, torch.float32, True, *rest))
-    detached = [tensor.detach() for tensor in case.tensors]
-    rest = [each.detach() if isinstance(each, torch.Tensor) else each for each in rest]
-    torch.library.opcheck(torch.ops.fused3s.attention, (*detached, *plan, SCALE, dtype, False, *rest))
+        rest = operator_arguments(case, with_edges)
+        torch.library.opcheck(torch.ops.fused3s.attention, (*case.tensors, *rest, torch.float32, True))
+    tensors = [tensor.detach() for tensor in case.tensors]
+    torch.library.opcheck(torch.ops.fused3s.attention, (*tensors, *detached(rest), dtype, False))
 
 
-@pytest.mark.parametrize("terms", [False, True])
+@pytest.mark.parametrize("with_edges", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_torchs_checks_of_both_operators_with_strided_inputs(backend, terms):
+def test_torchs_checks_of_both_operators_with_strided_inputs(backend, with_edges):
     case = Case(backend)
-    plan, rest = operator_arguments(case, terms)
+    rest = operator_arguments(case, with_edges)
     q, k, v = (tensor.detach() for tensor in case.tensors)
     q, k = torch.stack([q, k], 1).unbind(1)  # views of [N, 2, H, d]
-    v = heads_first(v)
-    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
-    torch.library.opcheck(torch.ops.fused3s.attention, (*inputs, *plan, SCALE, torch.float32, True, *rest))
-    with torch.no_grad():
-        output, lse = torch.ops.fused3s.attention(*inputs, *plan, SCALE, torch.float32, True, *rest)
-    given = [each.detach() for each in (heads_first(torch.randn_like(output)), *inputs, output, lse)]
-    rest = [each.detach() if isinstance(each, torch.Tensor) else each for each in rest]
-    wanted = [True, False, True] + [terms] * 6
-    torch.library.opcheck(torch.ops.fused3s.attention_backward, (*given, *plan, SCALE, wanted, *rest))
+    inputs = [tensor.requires_grad_() for tensor in (q, k, heads_first(v))]
+    torch.library.opcheck(torch.ops.fused3s.attention, (*inputs, *rest, torch.float32, True))
+    inputs, rest = [tensor.detach() for tensor in inputs], detached(rest)
+    output, lse = torch.ops.fused3s.attention(*inputs, *rest, torch.float32, True)
+    grad_output = heads_first(torch.randn_like(output))
+    wanted = [True, False, True, with_edges, False] + [with_edges] * 4
+    torch.library.opcheck(torch.ops.fused3s.attention_backward, (*inputs, *rest, output, lse, grad_output, wanted))
 
 
 def heads_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,11 +129,10 @@ def heads_first(tensor: torch.Tensor) -> torch.Tensor:
 
 def test_a_gradient_of_the_operators_needs_what_they_can_give():
     case = Case("formula")
-    plan, rest = operator_arguments(case, False)
-    attention = partial(torch.ops.fused3s.attention, *case.tensors, *plan, SCALE, torch.float32)
+    attention = partial(torch.ops.fused3s.attention, *case.tensors, *operator_arguments(case, False), torch.float32)
     with pytest.raises(ValueError, match="called with with_lse=False, but its gradient reads the log-sum-exp"):
-        attention(False, *rest)[0].sum().backward()
-    output, _ = attention(True, *rest)
+        attention(False)[0].sum().backward()
+    output, _ = attention(True)
     first = torch.autograd.grad(output.sum(), case.tensors[0], create_graph=True)[0]
     with pytest.raises(NotImplementedError, match="backend formula has no second derivatives"):
         first.sum().backward()
@@ -164,17 +163,45 @@ def test_a_compiled_call_takes_edge_data_and_dropout(backend):
     case = Case(backend)
     seed = torch.tensor([5], device=case.plan.device)
 
-    def attention(q, k, v, bound, seed, weights):
-        return case.plan(q, k, v, edges=bound, dropout=0.3, dropout_seed=seed, **weights)
+    def attention(q, k, v, bound, seed):
+        return case.plan(q, k, v, edges=bound, dropout=Dropout(0.3, seed))
 
     function = compiled(attention, backend)
     for _ in range(2):
-        outputs = (
-            call(*case.tensors, case.plan.bind_edges(case.data), seed.clone(), case.weights)
-            for call in (function, attention)
-        )
+        outputs = (call(*case.tensors, case.plan.bind_edges(case.data), seed.clone()) for call in (function, attention))
         assert_same_call(*outputs, case.leaves)
         seed += 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["formula", "csr_unfused", FUSED])
+def test_a_compiled_call_has_the_gradients_of_each_kind_of_edge_data(backend, kind):
+    """Of weights and of one tensor for both weights, too; weights come with the call, or change bound edges."""
+    case = Case(backend, kind=kind)
+    weight = case.data.key_weight
+    same_weight = {} if weight is None else {"key_weight": weight, "value_weight": weight}
+
+    def attention(q, k, v, bound, others):
+        return case.plan(q, k, v, edges=bound) + case.plan(q, q, v, edges=replace(bound, **others))
+
+    outputs = (
+        function(*case.tensors, case.plan.bind_edges(case.data), same_weight)
+        for function in (compiled(attention, backend), attention)
+    )
+    assert_same_call(*outputs, case.leaves)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_call_binds_edge_data(backend):
+    case = Case(backend, kind="features")
+
+    def attention(q, k, v, bias, features, weight):
+        data = EdgeData(bias, features=features, key_weight=weight, value_weight=weight, clamp=2.0)
+        return case.plan(q, k, v, edges=data)
+
+    bias = torch.randn_like(case.data.features[:, 0]).requires_grad_()
+    leaves = [*case.tensors, bias, case.data.features, case.data.key_weight]
+    assert_same_call(compiled(attention, backend)(*leaves), attention(*leaves), leaves)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -193,7 +220,7 @@ def test_numbers_of_a_compiled_call_may_change(backend):
     case = Case(backend)
 
     def attention(q, k, v, number):
-        return case.plan(q, k, v, scale=number, clamp=2 * number, dropout=number, dropout_seed=3)
+        return case.plan(q, k, v, scale=number, edges=EdgeData(clamp=2 * number), dropout=Dropout(number, 3))
 
     function = compiled(attention, backend)
     for number in (0.1, 0.3, 0.2):
@@ -265,7 +292,14 @@ def test_an_exported_program_holds_its_plan(backend, strict, tmp_path):
     module = Projected(case.plan, tensors[0].dtype)
     torch.export.save(torch.export.export(module, tensors, strict=strict), tmp_path / "program.pt2")
     loaded = torch.export.load(tmp_path / "program.pt2").module()
-    same(loaded(*tensors), module(*tensors))
+    outputs = loaded(*tensors), module(*tensors)
+    same(*outputs)
+    gradients = (
+        torch.autograd.grad(output.sum(), list(each.parameters()))
+        for output, each in zip(outputs, (loaded, module), strict=True)
+    )
+    for left, right in zip(*gradients, strict=True):
+        same(left, right)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -131,7 +131,7 @@ def test_edge_data_of_the_graph_before_are_refused(monkeypatch):
         bound = room.plan.bind_edges(kernels.EdgeData(bias=torch.zeros(EDGES, dtype=torch.float16)))
         room.fill(padded(GRAPHS[0]))
         with pytest.raises(ValueError, match="bound by another plan"):
-            room.plan.edge_terms(torch.zeros(1, 4, 8, dtype=torch.float16), edges=bound)
+            room.plan.call(*[torch.zeros(1, 4, 8, dtype=torch.float16)] * 3, edges=bound)
 
 
 @on_the_shim

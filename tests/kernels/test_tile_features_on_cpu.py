@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from edge_cases import EDGE_LISTS, FORMS, EdgeInputs, EdgeList, assert_edge_attention, edge_inputs, qkv
+from edge_cases import EDGE_LISTS, FORMS, EdgeList, assert_edge_attention, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 
-from kernels import EdgeData, plan_attention
+from kernels import Dropout, EdgeData, plan_attention
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
 pytestmark = [
@@ -28,7 +28,7 @@ def run(monkeypatch, graph, tensors, edges, mode="late", reorder="none", scale=0
             edge_data=True, reorder=reorder,
         )  # fmt: skip
         with poisoned_buffers(monkeypatch):
-            output = plan(*tensors, scale=scale, **edges.in_order(order), **arguments)
+            output = plan(*tensors, scale=scale, edges=in_order(edges, order), **arguments)
         assert gpu.launched[-1].startswith("fused3s<"), gpu.launched
     return output
 
@@ -66,10 +66,7 @@ def test_features_with_other_terms_heads_and_an_odd_dimension(monkeypatch):
     graph = EDGE_LISTS["hub"]()
     for scale in (0.4, -0.4, 0.0):
         tensors = qkv(graph.shape, 2, 35, HALF)
-        edges = edge_inputs("all", graph.num_edges, 2, 35, HALF)
-        edges = EdgeInputs(
-            replace(edges.data, types=None), {k: v for k, v in edges.weights.items() if k != "edge_type_weight"}
-        )
+        edges = replace(edge_inputs("all", graph.num_edges, 2, 35, HALF), types=None, type_weight=None)
         output = run(monkeypatch, graph, tensors, edges, scale=scale)
         assert_edge_attention(output, graph, tensors, edges, scale, f"scale {scale}")
 
@@ -77,12 +74,11 @@ def test_features_with_other_terms_heads_and_an_odd_dimension(monkeypatch):
 def test_every_number_of_features(monkeypatch):
     graph = EDGE_LISTS["self_loops"]()
     tensors = qkv(graph.shape, 1, 64, HALF)
-    all_edges = edge_inputs("features", graph.num_edges, 1, 64, HALF)
     generator = torch.Generator().manual_seed(0)
     for rank in (1, 2, 8, 9, 16):
         features = torch.randn(graph.num_edges, rank, generator=generator).half()
-        weights = {name: torch.randn(1, 64, rank, generator=generator).half() for name in all_edges.weights}
-        edges = EdgeInputs(EdgeData(features=features), weights)
+        weights = (torch.randn(1, 64, rank, generator=generator).half() for _ in range(2))
+        edges = EdgeData(features=features, **dict(zip(("key_weight", "value_weight"), weights, strict=True)))
         output = run(monkeypatch, graph, tensors, edges)
         assert_edge_attention(output, graph, tensors, edges, 0.4, f"{rank} features")
 
@@ -92,13 +88,10 @@ def test_products_beyond_fp16(monkeypatch):
     graph = dense(16, 300, 1.0)
     tensors = qkv(graph.shape, 1, 64, HALF)
     edges = edge_inputs("features", graph.num_edges, 1, 64, HALF)
-    data = replace(edges.data, features=edges.data.features / 4096)
-    big = EdgeInputs(data, {"edge_key_weight": edges.weights["edge_key_weight"] * 8192,
-                            "edge_value_weight": edges.weights["edge_value_weight"]})  # fmt: skip
+    big = replace(edges, features=edges.features / 4096, key_weight=edges.key_weight * 8192)
     output = run(monkeypatch, graph, tensors, big, scale=0.05)
     assert_edge_attention(output, graph, tensors, big, 0.05, "large u")
-    wide = EdgeInputs(replace(edges.data, features=edges.data.features.abs() * 1000), {
-        "edge_value_weight": edges.weights["edge_value_weight"] / 1000})  # fmt: skip
+    wide = EdgeData(features=edges.features.abs() * 1000, value_weight=edges.value_weight / 1000)
     output = run(monkeypatch, graph, tensors, wide, scale=0.0)
     assert_edge_attention(output, graph, tensors, wide, 0.0, "large s")
 
@@ -119,16 +112,16 @@ def test_dropout(monkeypatch, kind, heads, dim, dtype, reorder, num_sms):
         tensors = qkv(graph.shape, heads, dim, dtype)
         made, order = FORMS["scipy_coo"](graph)
         edges = None if kind is None else edge_inputs(kind, graph.num_edges, heads, dim, dtype)
-        arguments = {"scale": 0.4, "dropout": 0.3, "dropout_seed": -(7**20), "return_lse": True}
+        ordered = None if edges is None else in_order(edges, order)
+        arguments = {"scale": 0.4, "dropout": Dropout(0.3, -(7**20)), "return_lse": True, "edges": ordered}
         with cuda_on_cpu(MODES["random"], num_sms=num_sms) as gpu:
             options = {"device": "cpu", "dtype": dtype, "head_dim": dim, "num_heads": heads}
             plan = plan_attention(made, backend="fused3s", reorder=reorder, edge_data=kind is not None, **options)
             with poisoned_buffers(monkeypatch):
-                output, lse = plan(*tensors, **arguments, **(edges.in_order(order) if edges else {}))
+                output, lse = plan(*tensors, **arguments)
         assert gpu.launched[-1].startswith("fused3s<"), gpu.launched
         reference = plan_attention(made, backend="reference", edge_data=kind is not None, **options)
-        of_edges = edges.in_order(order) if edges else {}
-        expected, expected_lse = reference(*tensors, out_dtype=torch.float64, **arguments, **of_edges)
+        expected, expected_lse = reference(*tensors, out_dtype=torch.float64, **arguments)
         # Rounded as torch would: keys, values and weights in the inputs' type cost as much as without dropout.
         size = tensors[2].double().norm(dim=-1).max()
         unit = torch.finfo(dtype).eps

@@ -173,9 +173,9 @@ def test_a_backend_with_an_order_of_its_own(make_molecule, make_edge_model, form
     expected, attend = run(model, graph), backend.attend
     order = torch.randperm(graph.num_edges(), generator=torch.Generator().manual_seed(4))
 
-    def attend_in_order(*arguments):
-        *others, edges = arguments
-        return attend(*others, replace(edges, bias=edges.bias[order.argsort()]))
+    def attend_in_order(data, call):
+        edges = replace(call.edges, bias=call.edges.bias[order.argsort()])
+        return attend(data, call._replace(edges=edges))
 
     monkeypatch.setattr(backend, "edge_order", lambda data: order)
     monkeypatch.setattr(backend, "attend", attend_in_order)

@@ -112,9 +112,9 @@ def test_the_reference_is_computed_once_a_dimension_and_all_types_get_its_number
         return float64_attention(*arguments)
 
     class Spy(Broken):
-        def attend(self, data, query, key, value, scale, out_dtype, lse=None):
-            seen[self.name, query.shape[-1]] = torch.stack([query, key, value]).double()
-            return torch.zeros(query.shape, dtype=out_dtype)
+        def attend(self, data, call):
+            seen[self.name, call.query.shape[-1]] = torch.stack(call[:3]).double()
+            return torch.zeros_like(call.query, dtype=call.out_dtype)
 
     monkeypatch.setattr(kernel_bench, "float64_attention", counted)
     monkeypatch.setattr(runner, "FLOAT32", ("single",))
@@ -173,12 +173,12 @@ def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alon
     class Anemoi(type(REGISTRY["reference"])):
         name = "anemoi"
 
-        def keep_edge_tensor(self, features, weight):
-            kept.append((features, weight))
+        def keep_edge_tensor(self, edges):
+            kept.append((edges.padded_features, edges.key_weight))
 
-        def attend(self, data, query, key, value, scale, out_dtype, lse=None, edges=None):
-            seen.append((edges.features, edges.key_weight, edges.value_weight))
-            return super().attend(data, query, key, value, scale, out_dtype, lse, edges)
+        def attend(self, data, call):
+            seen.append((call.edges.padded_features, call.edges.key_weight, call.edges.value_weight))
+            return super().attend(data, call)
 
     monkeypatch.setitem(REGISTRY, "anemoi", Anemoi())
     settings = shapes("anemoi", "kernel.shapes=[3x5]", "kernel.edges=[bias, low_rank_3]")

@@ -25,10 +25,10 @@ class Broken(Backend):
         if self.name == "refuses":
             raise self.outcome
 
-    def attend(self, data, query, key, value, scale, out_dtype, lse=None):
+    def attend(self, data, call):
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        return torch.full(query.shape, self.outcome, dtype=out_dtype, device=query.device)
+        return torch.full_like(call.query, self.outcome, dtype=call.out_dtype)
 
 
 # Status and reason by name; the reason of a backend with wrong outputs is the script's own.

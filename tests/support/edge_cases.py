@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ import torch
 from tolerance import FLOOR
 
 from fused3s_dgl import import_dgl
-from kernels import BSB, EdgeData
+from kernels import BSB, BoundEdges, EdgeData
+from kernels.edge_data import bind
+from kernels.formats.edge_order import EdgeOrder
 
 RANK, TYPES, CLAMP = 11, 3, 0.8
 
@@ -176,32 +178,31 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class EdgeInputs:
-    """Edge data in the order of an edge list, and the keyword arguments of a call that go with it."""
-
-    data: EdgeData | None
-    weights: dict[str, torch.Tensor | float]
-
-    def in_order(self, order: torch.Tensor) -> dict[str, Any]:
-        """Keyword arguments of a call on a form with the edges `order`."""
-        if self.data is None:
-            return self.weights
-        taken = {field.name: getattr(self.data, field.name) for field in fields(self.data)}
-        taken = {name: tensor[order] for name, tensor in taken.items() if tensor is not None}
-        return {"edges": EdgeData(**taken), **self.weights}
+OF_EDGES = ("bias", "multiplier", "features", "types")  # fields of `EdgeData` with an entry for each edge
+WEIGHTS = ("key_weight", "value_weight", "type_weight")
 
 
-def edge_inputs(kind: str, num_edges: int, heads: int, dim: int, dtype: torch.dtype = torch.float32) -> EdgeInputs:
-    """Random edge data of a kind in KINDS; every edge has data of its own."""
-    parts = KINDS[kind]
+def map_tensors(data: EdgeData, change: Callable[[torch.Tensor], torch.Tensor]) -> EdgeData:
+    return EdgeData(**{
+        name: change(value) if isinstance(value, torch.Tensor) else value for name, value in vars(data).items()
+    })  # fmt: skip
+
+
+def in_order(data: EdgeData, order: torch.Tensor) -> EdgeData:
+    """The data of a form with the edges `order`."""
+    given = {name: getattr(data, name) for name in OF_EDGES}
+    return replace(data, **{name: tensor[order] for name, tensor in given.items() if tensor is not None})
+
+
+def edge_inputs(kind: str, num_edges: int, heads: int, dim: int, dtype: torch.dtype = torch.float32) -> EdgeData:
+    """Random edge data of a kind in KINDS, in the order of an edge list; every edge has data of its own."""
     generator = torch.Generator().manual_seed(num_edges + 31 * heads + dim)
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    data, weights = EdgeData(), {}
-    for part in parts:
+    data = EdgeData()
+    for part in KINDS[kind]:
         if part == "bias":
             data = replace(data, bias=randn(num_edges))
         elif part == "bias_per_head":
@@ -214,17 +215,24 @@ def edge_inputs(kind: str, num_edges: int, heads: int, dim: int, dtype: torch.dt
         elif part == "multiplier_per_head":
             data = replace(data, multiplier=randn(num_edges, heads))
         elif part == "types":
-            data = replace(data, types=torch.randint(TYPES, (num_edges,), generator=generator))
-            weights["edge_type_weight"] = randn(TYPES, heads, dim)
+            types = torch.randint(TYPES, (num_edges,), generator=generator)
+            data = replace(data, types=types, type_weight=randn(TYPES, heads, dim))
         elif part == "clamp":
-            weights["clamp"] = CLAMP
+            data = replace(data, clamp=CLAMP)
         else:
             if data.features is None:
                 data = replace(data, features=randn(num_edges, RANK))
-            weights[{"key_features": "edge_key_weight", "value_features": "edge_value_weight"}[part]] = randn(
-                heads, dim, RANK
-            )
-    return EdgeInputs(None if parts == ("clamp",) else data, weights)
+            name = {"key_features": "key_weight", "value_features": "value_weight"}[part]
+            data = replace(data, **{name: randn(heads, dim, RANK)})
+    return data
+
+
+def bound_edges(
+    graph: EdgeList, kind: str | None, order: torch.Tensor, heads: int, dim: int, dtype: torch.dtype = torch.float32
+) -> BoundEdges:
+    """Edge data of a kind, bound to a format with the edges `order`; with nothing in it where the kind is None."""
+    data = EdgeData() if kind is None else edge_inputs(kind, graph.num_edges, heads, dim, dtype)
+    return bind(data, EdgeOrder(order), None)
 
 
 def qkv(shape: tuple[int, int], heads: int, dim: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -297,7 +305,7 @@ def expected_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    inputs: EdgeInputs,
+    data: EdgeData,
     scale: float,
     rounded: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -305,32 +313,31 @@ def expected_attention(
     table = graph.table()
     k, v = (each.repeat_interleave(table.shape[2], 0) for each in (k, v))
     table = table.flatten(1)
-    dense = {}
-    for field in fields(EdgeData):
-        tensor = None if inputs.data is None else getattr(inputs.data, field.name)
+    dense = {name: getattr(data, name) for name in (*WEIGHTS, "clamp")}
+    for name in OF_EDGES:
+        tensor = getattr(data, name)
         if tensor is None:
             continue
         if tensor.shape[0] == 0:
-            dense[field.name] = tensor.new_zeros(*table.shape, *tensor.shape[1:])
+            dense[name] = tensor.new_zeros(*table.shape, *tensor.shape[1:])
         else:
-            dense[field.name] = tensor[table.clamp(min=0)]
-        if field.name in ("bias", "multiplier") and tensor.dim() == 1:
-            dense[field.name] = dense[field.name][..., None]
-    weights = {name.removeprefix("edge_"): weight for name, weight in inputs.weights.items()}
-    return dense_edge_attention(q, k, v, table >= 0, scale, **dense, **weights, rounded=rounded)
+            dense[name] = tensor[table.clamp(min=0)]
+        if name in ("bias", "multiplier") and tensor.dim() == 1:
+            dense[name] = dense[name][..., None]
+    return dense_edge_attention(q, k, v, table >= 0, scale, **dense, rounded=rounded)
 
 
 def assert_edge_attention(
     output: torch.Tensor,
     graph: EdgeList,
     tensors: list[torch.Tensor],
-    inputs_of_edges: EdgeInputs,
+    data: EdgeData,
     scale: float,
     label: str,
 ) -> None:
     """No row is further off than twice torch's worst that materialises keys, values and weights in the inputs' type."""
-    expected, _ = expected_attention(graph, *tensors, inputs_of_edges, scale)
-    rounded, _ = expected_attention(graph, *tensors, inputs_of_edges, scale, rounded=tensors[0].dtype)
+    expected, _ = expected_attention(graph, *tensors, data, scale)
+    rounded, _ = expected_attention(graph, *tensors, data, scale, rounded=tensors[0].dtype)
     assert_near(output, expected, rounded, tensors[2], label)
 
 

@@ -1,17 +1,17 @@
 """float32 edge by edge: calls of the real kernels, and plain torch in float32 as the yardstick of their errors."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from edge_cases import EdgeList, edge_inputs, qkv
+from edge_cases import EdgeList, bound_edges, qkv
 from poison import poisoned_buffers
 
 from kernels.backends.base import Gradients
 from kernels.backends.fused3s_edges import EdgeKernelData, launch_edge_kernel
 from kernels.backends.fused3s_edges_backward import EdgeBackwardData, launch_edge_backward
 from kernels.dropout import Dropout, kept_edges
-from kernels.edge_data import EdgeTerms
+from kernels.edge_data import BoundEdges, transform_scores
 from kernels.formats.row_items import make_row_items
 from kernels.formats.transpose import transpose_csr
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
@@ -23,7 +23,7 @@ SEED = 2**40 + 12345
 
 
 def plain_scores(
-    query: torch.Tensor, key: torch.Tensor, row: torch.Tensor, col: torch.Tensor, scale: float, edges: EdgeTerms
+    query: torch.Tensor, key: torch.Tensor, row: torch.Tensor, col: torch.Tensor, scale: float, edges: BoundEdges
 ) -> torch.Tensor:
     """[nnz, H] in the type of all tensors, with [nnz, H, d] ones."""
     keys = key[col]
@@ -32,12 +32,10 @@ def plain_scores(
     if edges.key_weight is not None:
         keys = keys + torch.einsum("hdr,er->ehd", edges.key_weight, edges.features)
     score = (query[row] * keys).sum(-1) * scale
-    score = score if edges.multiplier is None else score * edges.multiplier
-    score = score if edges.bias is None else score + edges.bias
-    return score if edges.clamp is None else score.clamp(-edges.clamp, edges.clamp)
+    return transform_scores(score, edges)
 
 
-def plain_values(value: torch.Tensor, col: torch.Tensor, edges: EdgeTerms) -> torch.Tensor:
+def plain_values(value: torch.Tensor, col: torch.Tensor, edges: BoundEdges) -> torch.Tensor:
     """[nnz, H, d]"""
     values = value[col]
     if edges.value_weight is None:
@@ -52,7 +50,7 @@ def plain_attention(
     row: torch.Tensor,
     col: torch.Tensor,
     scale: float,
-    edges: EdgeTerms,
+    edges: BoundEdges,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(output [N, H, d], log-sum-exp [N, H]) in the type of all tensors; differentiable."""
     score = plain_scores(query, key, row, col, scale, edges)
@@ -110,7 +108,7 @@ class Float32Call:
     forward_data: EdgeKernelData
     backward_data: EdgeBackwardData
     tensors: dict[str, torch.Tensor]
-    edges: EdgeTerms
+    edges: BoundEdges
     scale: float
 
     @classmethod
@@ -144,7 +142,7 @@ class Float32Call:
             EdgeKernelData(indices, make_row_items(indptr, row_ids, part_edges)),
             EdgeBackwardData(transposed, make_row_items(transposed.indptr, None, part_edges)),
             tensors,
-            replace(terms_of_kind(graph, kind, order, heads, dim), dropout=dropout),
+            replace(bound_edges(graph, kind, order, heads, dim), dropout=dropout),
             scale,
         )
 
@@ -225,19 +223,3 @@ class Float32Call:
         empty = torch.ones(len(output), dtype=torch.bool).index_fill_(0, self.row, False)
         assert (output[empty] == 0).all(), f"{label}: a row without an edge"
         assert (gradients.query[empty] == 0).all(), f"{label}: the gradient of a row without an edge"
-
-
-def terms_of_kind(graph: EdgeList, kind: str | None, order: torch.Tensor, heads: int, dim: int) -> EdgeTerms:
-    if kind is None:
-        return EdgeTerms()
-    inputs = edge_inputs(kind, graph.num_edges, heads, dim)
-    terms = {name.removeprefix("edge_"): value for name, value in inputs.weights.items()}
-    for field in fields(inputs.data) if inputs.data else ():
-        if (tensor := getattr(inputs.data, field.name)) is not None:
-            terms[field.name] = tensor[order]
-    for name in ("bias", "multiplier"):
-        if name in terms and terms[name].dim() == 1:
-            terms[name] = terms[name][:, None]
-    if "types" in terms:
-        terms["types"] = terms["types"].to(torch.uint8)
-    return EdgeTerms(**terms)

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from kernels.autograd import FLOAT_TERMS
-from kernels.backends.base import Gradients, InputSpec
+from kernels.backends.base import Call, Gradients, InputSpec, Memory
 from kernels.backends.cuda import refuse_gradients
 from kernels.backends.reference import Edges, ReferenceBackend, edge_softmax_attention
-from kernels.edge_data import EdgeTerms
+from kernels.edge_data import FLOATS
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,28 +48,34 @@ class FormulaBackend(ReferenceBackend):
     def _with_counts(self, data: FormulaData) -> FormulaData:
         return replace(data, counted=torch.tensor([data.num_edges]))
 
-    def attend(self, data, query, key, value, scale, out_dtype, lse=None, edges=None):
-        refuse_gradients(self.name, query, key, value)
-        assert query.data_ptr() or not query.numel(), "a launch needs memory"
-        return super().attend(data.edges, query, key, value, scale, out_dtype, lse, edges)
+    def attend(self, data: FormulaData, call: Call) -> torch.Tensor:
+        refuse_gradients(self.name, *call[:3])
+        assert call.query.data_ptr() or not call.query.numel(), "a launch needs memory"
+        return super().attend(data.edges, call)
 
     def attend_backward(
-        self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, into=None
+        self,
+        data: FormulaData,
+        call: Call,
+        output: torch.Tensor,
+        grad_output: torch.Tensor,
+        wanted: frozenset[str],
+        into: Memory | None = None,
     ) -> Gradients:
         self.wanted.append(wanted)
         assert data.counted.tolist() == [data.edges.row.numel()], "a plan without what the backward pass reads"
-        assert grad_output.shape == output.shape == query.shape
+        assert grad_output.shape == output.shape == call.query.shape
         with _autograd_active():
-            given = {"query": query, "key": key, "value": value}
+            given = {"query": call.query, "key": call.key, "value": call.value}
+            given |= {} if call.edges is None else {name: getattr(call.edges, name) for name in FLOATS}
+            leaves = {name: each.detach().requires_grad_() for name, each in given.items() if each is not None}
+            edges = call.edges
             if edges is not None:
-                given |= {name: getattr(edges, name) for name in FLOAT_TERMS if getattr(edges, name) is not None}
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
-            terms = EdgeTerms() if edges is None else edges
-            terms = replace(terms, **{name: leaf for name, leaf in leaves.items() if name in FLOAT_TERMS})
-            q, k, v = (leaves[name] for name in ("query", "key", "value"))
-            result, log_sum_exp = edge_softmax_attention(q, k, v, data.edges.row, data.edges.col, scale, terms)
+                edges = replace(edges, **{name: leaf for name, leaf in leaves.items() if name in FLOATS})
+            rows = [leaves[name] for name in ("query", "key", "value")]
+            result, lse = edge_softmax_attention(*rows, data.edges.row, data.edges.col, call.scale, edges)
             torch.testing.assert_close(output, result.detach().to(output.dtype))
-            torch.testing.assert_close(lse, log_sum_exp.detach().float())
+            torch.testing.assert_close(call.lse, lse.detach().float())
             names = [name for name in Gradients._fields if name in wanted]
             found = torch.autograd.grad(result, [leaves[name] for name in names], grad_output.to(result.dtype))
         return Gradients(**dict(zip(names, found, strict=True)))

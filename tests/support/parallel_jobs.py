@@ -22,7 +22,7 @@ from fused3s_dgl import import_dgl
 from kernels.backends.base import Gradients
 from kernels.backends.cuda import refuse_gradients
 from kernels.backends.reference import ReferenceBackend
-from kernels.dropout import kept_edges
+from kernels.dropout import Dropout, kept_edges
 from models import GraphTransformer
 from parallel import (
     Group,
@@ -57,11 +57,12 @@ class SplitBackend(ReferenceBackend):
     has_backward = True
     traceable = False
 
-    def attend(self, data, query, key, value, scale, out_dtype, lse=None, edges=None):
-        refuse_gradients(self.name, query, key, value)
-        return super().attend(data, query, key, value, scale, out_dtype, lse, edges)
+    def attend(self, data, call):
+        refuse_gradients(self.name, *call[:3])
+        return super().attend(data, call)
 
-    def attend_backward(self, data, grad_output, query, key, value, output, lse, scale, edges, wanted, into=None):
+    def attend_backward(self, data, call, output, grad_output, wanted, into=None):
+        query, key, value, scale, _, lse, edges = call
         row, col = data.row, data.col
         q, k, v, grad, out = (each.double() for each in (query, key, value, grad_output, output))
         weight = torch.exp(scale * (q[row] * k[col]).sum(-1) - lse.double()[row])
@@ -156,7 +157,7 @@ def loss_along(
     def loss(moved: float) -> tuple[torch.Tensor, list[torch.Tensor]]:
         pairs = zip(tensors, directions, strict=True)
         leaves = [(tensor + moved * direction)[rows].requires_grad_() for tensor, direction in pairs]
-        return (attention(*leaves, dropout=0.4, dropout_seed=5) * grad_output[rows]).sum(), leaves
+        return (attention(*leaves, dropout=Dropout(0.4, 5)) * grad_output[rows]).sum(), leaves
 
     middle, leaves = loss(0.0)
     gradients = torch.autograd.grad(middle, leaves)

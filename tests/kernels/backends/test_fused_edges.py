@@ -1,7 +1,5 @@
 """`fused3s` with edge data and with narrow heads on a GPU: shapes and kinds against float64, streams, CUDA graphs."""
 
-from dataclasses import fields, replace
-
 import pytest
 import torch
 from attention_cases import EDGE_CASES, load_real_graph
@@ -9,17 +7,18 @@ from edge_cases import (
     EDGE_LISTS,
     FORMS,
     KINDS,
-    EdgeInputs,
     EdgeList,
     assert_edge_attention,
     assert_near,
     edge_inputs,
+    in_order,
+    map_tensors,
     qkv,
 )
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
-from kernels import AttentionPlan, plan_attention
+from kernels import AttentionPlan, EdgeData, plan_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -35,23 +34,13 @@ def on_gpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.to(GPU) for tensor in tensors]
 
 
-def moved(edges: EdgeInputs) -> EdgeInputs:
+def moved(edges: EdgeData) -> EdgeData:
     """The edge data on the GPU."""
-    data = edges.data
-    if data is not None:
-        tensors = {field.name: getattr(data, field.name) for field in fields(data)}
-        data = replace(data, **{name: tensor.to(GPU) for name, tensor in tensors.items() if tensor is not None})
-    weights = {name: each.to(GPU) if isinstance(each, torch.Tensor) else each for name, each in edges.weights.items()}
-    return EdgeInputs(data, weights)
+    return map_tensors(edges, lambda tensor: tensor.to(GPU))
 
 
 def planned(graph, heads: int, dim: int, dtype: torch.dtype = HALF, **options) -> AttentionPlan:
     return plan_attention(graph, backend="fused3s", dtype=dtype, head_dim=dim, num_heads=heads, **options)
-
-
-def bound(plan: AttentionPlan, arguments: dict) -> dict:
-    """Keyword arguments of a call with the edge data bound."""
-    return arguments | ({"edges": plan.bind_edges(arguments["edges"])} if "edges" in arguments else {})
 
 
 def listed_attention(
@@ -59,27 +48,27 @@ def listed_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    inputs: EdgeInputs,
+    data: EdgeData,
     scale: float,
     rounded: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """Float64 attention edge by edge from the formula alone; k_ij, v_ij and the weights are rounded to `rounded`."""
-    row, data, weights = graph.row, inputs.data, inputs.weights
+    row = graph.row
     keys, values = k.double()[graph.col], v.double()[graph.col]
-    if data is not None and data.types is not None:
-        keys = weights["edge_type_weight"].double()[data.types] * keys
-    if "edge_key_weight" in weights:
-        keys = keys + torch.einsum("hdr,er->ehd", weights["edge_key_weight"].double(), data.features.double())
-    if "edge_value_weight" in weights:
-        values = values + torch.einsum("hdr,er->ehd", weights["edge_value_weight"].double(), data.features.double())
+    if data.types is not None:
+        keys = data.type_weight.double()[data.types] * keys
+    if data.key_weight is not None:
+        keys = keys + torch.einsum("hdr,er->ehd", data.key_weight.double(), data.features.double())
+    if data.value_weight is not None:
+        values = values + torch.einsum("hdr,er->ehd", data.value_weight.double(), data.features.double())
     keys, values = keys.to(rounded).double(), values.to(rounded).double()
     score = scale * (q.double()[row] * keys).sum(-1)
-    if data is not None and data.multiplier is not None:
+    if data.multiplier is not None:
         score = score * data.multiplier.double().view(len(row), -1)
-    if data is not None and data.bias is not None:
+    if data.bias is not None:
         score = score + data.bias.double().view(len(row), -1)
-    if "clamp" in weights:
-        score = score.clamp(-weights["clamp"], weights["clamp"])
+    if data.clamp is not None:
+        score = score.clamp(-data.clamp, data.clamp)
     target = row[:, None].expand_as(score)
     maximum = score.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, target, score, "amax")
     weight = torch.exp(score - maximum.nan_to_num(neginf=0.0)[row])
@@ -98,11 +87,11 @@ def test_every_kind_on_every_edge_list(monkeypatch, heads, dim):
         given = on_gpu(tensors)
         for kind in KINDS:
             edges = edge_inputs(kind, graph.num_edges, heads, dim, dtype)
-            arguments = bound(plan, moved(edges).in_order(order.to(GPU)))
+            bound = plan.bind_edges(in_order(moved(edges), order.to(GPU)))
             with poisoned_buffers(monkeypatch):
-                output = plan(*given, scale=0.4, **arguments)
+                output = plan(*given, scale=0.4, edges=bound)
             assert_edge_attention(output.cpu(), graph, tensors, edges, 0.4, f"{name}, {kind}, {dtype}")
-            assert torch.equal(plan(*given, scale=0.4, **arguments), output), f"{name}, {kind}: other bits"
+            assert torch.equal(plan(*given, scale=0.4, edges=bound), output), f"{name}, {kind}: other bits"
 
 
 @every_shape
@@ -112,16 +101,15 @@ def test_every_kind_on_real_graphs(monkeypatch, real_graph_dir, name, heads, dim
     graph = EdgeList(*edges_of(csr, GPU), csr.shape)
     plan = planned(csr, heads, dim, edge_data=True)
     tensors = on_gpu(qkv(csr.shape, heads, dim, HALF))
-    order = torch.arange(graph.num_edges, device=GPU)
     for kind in KINDS:
         edges = moved(edge_inputs(kind, graph.num_edges, heads, dim, HALF))
-        arguments = bound(plan, edges.in_order(order))
+        bound = plan.bind_edges(edges)
         with poisoned_buffers(monkeypatch):
-            output = plan(*tensors, scale=0.2, **arguments)
+            output = plan(*tensors, scale=0.2, edges=bound)
         expected = listed_attention(graph, *tensors, edges, 0.2)
         rounded = listed_attention(graph, *tensors, edges, 0.2, HALF)
         assert_near(output, expected, rounded, tensors[2], f"{name}, {kind}")
-        assert torch.equal(plan(*tensors, scale=0.2, **arguments), output), f"{name}, {kind}: other bits"
+        assert torch.equal(plan(*tensors, scale=0.2, edges=bound), output), f"{name}, {kind}: other bits"
 
 
 @every_shape
@@ -144,18 +132,18 @@ def test_cuda_graph_replays_with_bound_edges(real_graph_dir, kind, heads, dim):
     graph = load_real_graph(real_graph_dir, "cora")
     plan = planned(graph, heads, dim, edge_data=True)
     edges = moved(edge_inputs(kind, graph.nnz, heads, dim, HALF))
-    arguments = bound(plan, edges.in_order(torch.arange(graph.nnz, device=GPU)))
+    bound = plan.bind_edges(edges)
     tensors = on_gpu(qkv(graph.shape, heads, dim, HALF))
-    plan(*tensors, **arguments)  # compiles
+    plan(*tensors, edges=bound)  # compiles
     cuda_graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(cuda_graph):
-        output = plan(*tensors, **arguments)
+        output = plan(*tensors, edges=bound)
     for tensor in tensors:
         tensor.copy_(torch.randn_like(tensor))
     for _ in range(2):
         output.fill_(torch.nan)
         cuda_graph.replay()
-        assert torch.equal(output, plan(*tensors, **arguments))
+        assert torch.equal(output, plan(*tensors, edges=bound))
 
 
 @pytest.mark.parametrize("kind", [None, "bias_per_head", "all"])
@@ -164,21 +152,21 @@ def test_streams_that_share_a_plan_do_not_disturb_each_other(kind, heads, dim):
     """Parts of the hub's row: partials belong to a call, semaphores to a stream."""
     graph = EDGE_CASES["hub"]()
     plan = planned(graph, heads, dim, edge_data=kind is not None)
-    arguments = {}
+    bound = None
     if kind is not None:
         edges = moved(edge_inputs(kind, graph.nnz, heads, dim, HALF))
-        arguments = bound(plan, edges.in_order(torch.arange(graph.nnz, device=GPU)))
+        bound = plan.bind_edges(edges)
     if plan.data.by_edge is not None:
         assert plan.data.by_edge.work.parts.shape[0] > 1
     calls = [[torch.randn_like(each) for each in on_gpu(qkv(graph.shape, heads, dim, HALF))] for _ in range(4)]
-    expected = [plan(*tensors, **arguments) for tensors in calls]
+    expected = [plan(*tensors, edges=bound) for tensors in calls]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in calls]
     outputs = [[] for _ in calls]
     for _ in range(25):
         for stream, tensors, results in zip(streams, calls, outputs, strict=True):
             with torch.cuda.stream(stream):
-                results.append(plan(*tensors, **arguments))
+                results.append(plan(*tensors, edges=bound))
     torch.cuda.synchronize()
     for wanted, results in zip(expected, outputs, strict=True):
         assert all(torch.equal(wanted, got) for got in results)
@@ -190,11 +178,11 @@ def test_a_plan_with_edge_data_runs_after_a_move_and_after_loading(kind, tmp_pat
     made, order = FORMS["scipy_coo"](graph)
     plan = planned(made, 1, 32, edge_data=True, reorder="rcm")
     tensors = on_gpu(qkv(graph.shape, 1, 32, HALF))
-    arguments = moved(edge_inputs(kind, graph.num_edges, 1, 32, HALF)).in_order(order.to(GPU))
-    expected = plan(*tensors, **arguments)
+    data = in_order(moved(edge_inputs(kind, graph.num_edges, 1, 32, HALF)), order.to(GPU))
+    expected = plan(*tensors, edges=data)
     plan.save(tmp_path / "plan.pt")
     for other in (plan.to("cpu").to("cuda"), AttentionPlan.load(tmp_path / "plan.pt")):
-        assert torch.equal(other(*tensors, **arguments), expected)
+        assert torch.equal(other(*tensors, edges=data), expected)
 
 
 def test_a_bound_call_does_not_wait_for_the_gpu(real_graph_dir):
@@ -202,11 +190,11 @@ def test_a_bound_call_does_not_wait_for_the_gpu(real_graph_dir):
     for heads, dim in ((1, 128), (8, 16), (4, 13)):
         plan = planned(graph, heads, dim, edge_data=True)
         edges = moved(edge_inputs("all", graph.nnz, heads, dim, HALF))
-        arguments = bound(plan, edges.in_order(torch.arange(graph.nnz, device=GPU)))
+        bound = plan.bind_edges(edges)
         tensors = on_gpu(qkv(graph.shape, heads, dim, HALF))
-        plan(*tensors, **arguments)
+        plan(*tensors, edges=bound)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            plan(*tensors, **arguments)
+            plan(*tensors, edges=bound)
         finally:
             torch.cuda.set_sync_debug_mode("default")
