@@ -45,8 +45,8 @@ class EdgeInputs:
     order: EdgeOrder
 
     def bind_bias(self, bias: Tensor, clamp: float | None = None) -> BoundEdges:
-        """[nnz, H] and a clamp of the scores as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges` this
-        neither checks nor waits, so that a CUDA graph can capture it; a NaN goes where one in q would go."""
+        """[nnz, H] and a clamp of the scores as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges`
+        this neither checks nor waits, so that a CUDA graph can capture it; a NaN goes where one in q would go."""
         return BoundEdges(self.order, bias, clamp=clamp)
 
 
