@@ -9,6 +9,7 @@ typedef long long i64;
 
 constexpr int kWarpSize = 32;
 constexpr u32 kFullWarp = 0xffffffffu;  // mask of all lanes, for warp collectives
+constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
 
 // Extents of mma.m16n8k16 (ptx/mma.cuh).
 constexpr int kTileM = 16;  // rows of A and C: queries of a row window

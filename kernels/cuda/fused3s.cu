@@ -119,7 +119,7 @@ __device__ constexpr int max_warps() {
   constexpr int kMediumWarps = 8;
 #endif
   if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
-  constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & (kBias | kMultiplier | kClamp)) != 0 ||
+  constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kScoreTerms) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
   return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
 }
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
   static_assert((kTerms & kTypes) == 0, "types are fused3s_edges.cu's");
-  constexpr bool kTransforms = kTerms & (kBias | kMultiplier | kClamp);
+  constexpr bool kTransforms = kTerms & kScoreTerms;
   constexpr u32 kStage_bytes = sizeof(S);
   static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
   static_assert(sizeof(BlockPartial) <= kDimWarps * sizeof(Shared::ring[0]), "a partial fits the rings of a team");
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         if constexpr (kTerms & kKeyFeatures) features.add_scores(score[0], i, key);
         if constexpr (kTransforms) {
           __syncwarp();  // the other lanes' values
-          terms.apply(score[0], rows.g, rows.t, p.scale_log2e);
+          terms.apply(score[0], row, record, rows.g, rows.t);
         }
         mask_scores(score[0], record, rows.g, rows.t);
       }

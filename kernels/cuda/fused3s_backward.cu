@@ -145,7 +145,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   if constexpr (!kColumns) {
     gather.load_rows(output, p.output, p.num_heads, rows);
     const float lse = has_row ? __ldg(p.lse + row_head) : negative_infinity();
-    stats.negative_lse = lse == negative_infinity() ? lse : lse * -1.44269504088896f;
+    stats.negative_lse = lse == negative_infinity() ? lse : lse * -kLog2e;
   }
   cp_async_wait_group<kStages - 1>();
   __syncwarp();  // [3]

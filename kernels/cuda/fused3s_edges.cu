@@ -59,7 +59,10 @@ struct Params {
   int multiplier_heads;  // 1 or H
   float scale;           // times kScoreUnit
   float clamp;           // largest |s|, times kScoreUnit
+#include "score_term_params.cuh"
 };
+
+__device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; }
 
 template <Element kIn, int kDim, int kHeads, int kTerms>
 struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
@@ -210,15 +213,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       next_key[i] = first + kUnroll + i < count ? __ldg(indices + kUnroll + i) : 0;
     }
     indices = opaque_pointer(indices + kUnroll);
-    float bias[kOwn] = {}, multiplier[kOwn] = {};
+    ScoreTerms<kIn, kTerms> terms[kOwn];
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const int i = Group::own_edge(lane, j);
-      if (first + i >= count) continue;
-      if constexpr (kTerms & kBias) bias[j] = edge_value<kIn>(p.bias, first_edge + i, p.bias_heads, loaded_head);
-      if constexpr (kTerms & kMultiplier) {
-        multiplier[j] = edge_value<kIn>(p.multiplier, first_edge + i, p.multiplier_heads, loaded_head);
-      }
+      if (first + i < count) terms[j].load_values(p, first_edge + i, loaded_head, true);
     }
     float score[kUnroll];
 #pragma unroll
@@ -240,8 +239,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
-      const float transformed =
-          transform_score<kTerms>(score_scale * score[j], bias[j], multiplier[j], p.clamp, kScoreUnit<kIn>);
+      const ScorePlace place{row, Group::own(edge_key, lane, j), loaded_head};
+      const float transformed = terms[j].apply(score_scale * score[j], place, p);
       score[j] = exists ? transformed : negative_infinity();
       new_max = fmaxf(new_max, score[j]);
     }

@@ -86,7 +86,10 @@ struct Params {
   int multiplier_heads;  // 1 or H
   float scale;
   float clamp;  // largest |s|, times kScoreUnit
+#include "score_term_params.cuh"
 };
+
+__device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; }
 
 enum class Pass { kRows, kColumns };
 
@@ -95,7 +98,8 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   using Base = LaneGroup<kIn, kDim, kHeads>;
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
-  static constexpr bool kHasEdgeData = kHasFeatures || kTerms & (kBias | kMultiplier | kTypes);
+  static constexpr bool kHasEdgeData =
+      kHasFeatures || kTerms & kTypes || ScoreTerms<kIn, kTerms>::kNumValues > 0;
   // Sums of a lane: dq and t and s, or dk and dv.
   static constexpr int kSecond = kLaneDims;  // of dv, or of t
   static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // of s
@@ -285,18 +289,14 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       if constexpr (!kOverRows && Group::kHasEdgeData) next_edge[i] = next < count ? __ldg(edges + next) : 0;
     }
     indices = opaque_pointer(indices + kUnroll);
-    float bias[kOwn], multiplier[kOwn], lse[kOwn], delta[kOwn];
+    ScoreTerms<kIn, kTerms> terms[kOwn];
+    float lse[kOwn], delta[kOwn];
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
       const i64 e = Group::own(edge, lane, j);
-      bias[j] = 0.0f, multiplier[j] = 1.0f, lse[j] = row_lse, delta[j] = row_delta;
-      if constexpr (kTerms & kBias) {
-        bias[j] = exists ? edge_value<kIn>(p.bias, e, p.bias_heads, loaded_head) : 0.0f;
-      }
-      if constexpr (kTerms & kMultiplier) {
-        multiplier[j] = exists ? edge_value<kIn>(p.multiplier, e, p.multiplier_heads, loaded_head) : 0.0f;
-      }
+      lse[j] = row_lse, delta[j] = row_delta;
+      terms[j].load_values(p, e, loaded_head, exists);
       if constexpr (!kOverRows) {
         const char* const address = row_state + mul_wide_s32(Group::own(gathered, lane, j), state_bytes);
         const float2 state = exists ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
@@ -338,28 +338,22 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       Group::sum_over_head(grad_product, lane);
 
       const bool exists = first + Group::own_edge(lane, j) < count;
-      const float scaled = score_scale * product[0];
-      const float score = transform_score<kTerms & ~kClamp>(scaled, bias[j], multiplier[j], 0.0f, kScoreUnit<kIn>);
-      const float clamped = transform_score<kTerms & kClamp>(score, 0.0f, 0.0f, p.clamp);
-      const float weight = exists ? exp_score<kIn>(clamped - lse[j]) : 0.0f;
+      const int own_gathered = Group::own(gathered, lane, j);
+      const ScorePlace place{kOverRows ? row : own_gathered, kOverRows ? own_gathered : row, loaded_head};
+      const float score = terms[j].apply(score_scale * product[0], place, p);
+      const float weight = exists ? exp_score<kIn>(score - lse[j]) : 0.0f;
       float kept = 1.0f;
       if constexpr (kTerms & kDropout) {
-        const int own_gathered = Group::own(gathered, lane, j);
-        const u32 hash = kOverRows ? of_row : dropout_row(seed, own_gathered, loaded_head);
-        kept = keeps(hash, kOverRows ? own_gathered : row, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
+        const u32 hash = kOverRows ? of_row : dropout_row(seed, place.row, loaded_head);
+        kept = keeps(hash, place.column, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
       }
-      float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
-      if constexpr (kTerms & kClamp) score_gradient = fabsf(score) > p.clamp ? 0.0f : score_gradient;
-      float score_weight = score_gradient;
-      if constexpr (kTerms & kMultiplier) score_weight *= multiplier[j];
+      const float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
+      const float score_weight = terms[j].gradient(score_gradient, place, p);
       const float value_weight = weight * kept;
       if constexpr (kOverRows && Group::kHasEdgeData) {
         if (exists && has_head && part_of_head < kBatch) {
           const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
-          if (kTerms & kBias && p.bias_gradient) p.bias_gradient[at] = score_gradient;
-          if (kTerms & kMultiplier && p.multiplier_gradient) {
-            p.multiplier_gradient[at] = score_gradient * scaled * (1.0f / kScoreUnit<kIn>);
-          }
+          terms[j].store_value_gradients(p, at);
           if (kTerms & (kKeyFeatures | kTypes) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
           if (kTerms & kValueFeatures && p.value_weights) p.value_weights[at] = value_weight;
         }

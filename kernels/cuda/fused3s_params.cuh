@@ -69,7 +69,10 @@ struct Params {
   u32 sign_bits;         // sign bits of a word of Q where the scale is negative, else 0: changes the signs in Q
   float scale_log2e;     // |scale| * log2(e)
   float clamp_log2e;     // largest |s| * log2(e)
+#include "score_term_params.cuh"
 };
+
+__device__ __forceinline__ float score_limit(const Params& p) { return p.clamp_log2e; }
 
 // Bits of an element, for pointers to tensors.
 template <int kBytes>

@@ -99,7 +99,7 @@ __device__ __forceinline__ float inverse_or_zero(float sum) {
 
 // Natural logarithm of a row's sum of exponentials; max in units of log 2.
 __device__ __forceinline__ float log_sum_exp(float max, float sum) {
-  return sum == 0.0f ? negative_infinity() : (max + __log2f(sum)) * 0.693147180559945f;
+  return sum == 0.0f ? negative_infinity() : (max + __log2f(sum)) * kLn2;
 }
 
 // Combines `count` partials of a window, `stride` bytes apart: the warp takes slices warp, warp + kWarps, ... Writes a
