@@ -80,42 +80,9 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
                                     : kTerms && (kOwn > 1 || kDim % 4) ? 5
                                                                        : 6;
   // Floats of a lane in a partial, whole float4: O, maximum, sum, and s.
-  static constexpr int kLanePartial = divide_up(kLaneDims + 2 + (kTerms & kValueFeatures ? kLaneFeatures : 0), 4) * 4;
+  static constexpr int kSums = kLaneDims + 2 + (kTerms & kValueFeatures ? kLaneFeatures : 0);
+  static constexpr int kLanePartial = divide_up(kSums, 4) * 4;
   static constexpr int kPartial = kLanes * kLanePartial;
-
-  template <typename Softmax>
-  __device__ static __forceinline__ void store_partial(float4* target, const Softmax& softmax) {
-    float x[kLanePartial] = {};
-#pragma unroll
-    for (int d = 0; d < kLaneDims; ++d) x[d] = softmax.out[d];
-    x[kLaneDims] = softmax.max, x[kLaneDims + 1] = softmax.sum;
-    if constexpr (kTerms & kValueFeatures) {
-#pragma unroll
-      for (int i = 0; i < kLaneFeatures; ++i) x[kLaneDims + 2 + i] = softmax.features[i];
-    }
-#pragma unroll
-    for (int i = 0; i < kLanePartial; i += 4) target[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-  }
-  template <typename Softmax>
-  __device__ static __forceinline__ void combine(Softmax& softmax, const float4* partial) {
-    float x[kLanePartial];
-#pragma unroll
-    for (int i = 0; i < kLanePartial; i += 4) {
-      const float4 four = partial[i / 4];
-      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-    }
-    const float shift = softmax.grow(fmaxf(softmax.max, x[kLaneDims]));
-    const float factor = exp_score<kIn>(x[kLaneDims] - shift);
-    softmax.sum = fmaf(factor, x[kLaneDims + 1], softmax.sum);
-#pragma unroll
-    for (int d = 0; d < kLaneDims; ++d) softmax.out[d] = fmaf(factor, x[d], softmax.out[d]);
-    if constexpr (kTerms & kValueFeatures) {
-#pragma unroll
-      for (int i = 0; i < kLaneFeatures; ++i) {
-        softmax.features[i] = fmaf(factor, x[kLaneDims + 2 + i], softmax.features[i]);
-      }
-    }
-  }
 };
 
 // The online softmax of a lane's head: O of its eight dimensions and s of its features, not yet divided by the sum.
@@ -138,6 +105,30 @@ struct Softmax {
     for (int i = 0; i < kLaneFeatures; ++i) features[i] *= factor;
     return shift;
   }
+
+  // Partials: O, maximum, sum, and s where there is room for it.
+  template <int kFloats>
+  __device__ __forceinline__ void pack(float (&x)[kFloats]) const {
+#pragma unroll
+    for (int d = 0; d < kLaneDims; ++d) x[d] = out[d];
+    x[kLaneDims] = max, x[kLaneDims + 1] = sum;
+    if constexpr (kFloats >= kLaneDims + 2 + kLaneFeatures) {
+#pragma unroll
+      for (int i = 0; i < kLaneFeatures; ++i) x[kLaneDims + 2 + i] = features[i];
+    }
+  }
+  template <int kFloats>
+  __device__ __forceinline__ void add(const float (&x)[kFloats]) {
+    const float shift = grow(fmaxf(max, x[kLaneDims]));
+    const float factor = exp_score<kIn>(x[kLaneDims] - shift);
+    sum = fmaf(factor, x[kLaneDims + 1], sum);
+#pragma unroll
+    for (int d = 0; d < kLaneDims; ++d) out[d] = fmaf(factor, x[d], out[d]);
+    if constexpr (kFloats >= kLaneDims + 2 + kLaneFeatures) {
+#pragma unroll
+      for (int i = 0; i < kLaneFeatures; ++i) features[i] = fmaf(factor, x[kLaneDims + 2 + i], features[i]);
+    }
+  }
 };
 
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms>
@@ -145,17 +136,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     fused3s_edges(const __grid_constant__ Params p) {
   using Group = ForwardGroup<kIn, kDim, kHeads, kTerms>;
   constexpr int kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
-  constexpr int kHeadLanes = Group::kHeadLanes, kLanes = Group::kLanes;
-  const int lane = threadIdx.x % kWarpSize;
-  const int lane_of_group = lane % kLanes, part_of_head = lane % kHeadLanes;
-  const int head = blockIdx.y * kHeads + lane_of_group / kHeadLanes;
-  const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + lane / kLanes;
-
-  int4 item = make_int4(-1, 0, 0, -1);
-  if (index < p.num_items) item = __ldg(reinterpret_cast<const int4*>(p.items) + index);
-  const int row = item.x, count = item.z;
-  const int* indices = opaque_pointer(p.indices + item.y);  // of the round
-  const int rounds = most_of_warp<kLanes>(count);
+  const LaneItem<Group> item(p.items, p.num_items);
+  const int lane = item.lane, part_of_head = item.part_of_head, head = item.head, row = item.row, count = item.count;
+  const int* indices = opaque_pointer(p.indices + item.first_edge);  // of the round
+  const int rounds = most_of_warp<Group::kLanes>(count);
   int next_key[kUnroll];
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) next_key[i] = i < count ? __ldg(indices + i) : 0;
@@ -164,9 +148,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 
   const bool has_head = head < p.num_heads;
   const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load what others load, and store nothing
-  const int first_dim = Group::first_dim(part_of_head);
   const auto rows_of = [&](const void* tensor, i64 head_stride, int row_bytes) {
-    return LaneRows(element_address<kIn>(tensor, loaded_head * head_stride + first_dim), row_bytes);
+    return Group::rows_of(tensor, head_stride, row_bytes, loaded_head, part_of_head);
   };
   const LaneRows query_rows = rows_of(p.query, p.query_head_stride, p.query_row_bytes);
   const LaneRows key = rows_of(p.key, p.key_head_stride, p.key_row_bytes);
@@ -193,7 +176,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 
   Softmax<kIn, kTerms & kValueFeatures ? kLaneFeatures : 1> softmax;
   for (int first = 0; first < rounds; first += kUnroll) {
-    const i64 first_edge = static_cast<i64>(item.y) + first;
+    const i64 first_edge = static_cast<i64>(item.first_edge) + first;
     typename Group::Words key_words[kUnroll], value_words[kUnroll];
     float features[kUnroll][kLaneFeatures];
     int type[kUnroll], edge_key[kUnroll];
@@ -226,7 +209,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       Group::unpack(x, key_words[i]);
       if constexpr (kTerms & kTypes) {
         float weight[kLaneDims];
-        const i64 start = (static_cast<i64>(type[i]) * p.num_heads + loaded_head) * kDim + first_dim;
+        const i64 start = (static_cast<i64>(type[i]) * p.num_heads + loaded_head) * kDim + Group::first_dim(part_of_head);
         Group::unpack(weight, Group::load(element_address<kIn>(p.type_weight, start), part_of_head, true));
 #pragma unroll
         for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
@@ -272,19 +255,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   }
 
   bool writes = row >= 0 && has_head;
-  if (__any_sync(kFullWarp, item.w >= 0)) {
-    // Parts of a row: the last lane group to arrive combines them.
-    const int2 parts = item.w >= 0 ? __ldg(p.parts + item.w) : make_int2(0, 0);
-    const int lane_offset = lane_of_group * Group::kLanePartial;
-    if (item.w >= 0) Group::store_partial(lane_partial(p.partial, item.w, Group::kPartial, lane_offset), softmax);
-    const bool is_last = is_last_part(p.semaphores, item.w, parts, lane, lane_of_group);
-    if (is_last) {
-      softmax = {};
-      for (int part = 0; part < parts.y; ++part) {
-        Group::combine(softmax, lane_partial(p.partial, parts.x + part, Group::kPartial, lane_offset));
-      }
-    }
-    writes = writes && (item.w < 0 || is_last);
+  if (__any_sync(kFullWarp, item.part >= 0)) {
+    const bool is_last = combine_parts<Group::kLanePartial>(softmax, item, p.parts, p.partial, p.semaphores);
+    writes = writes && (item.part < 0 || is_last);
   }
   __syncwarp();
 

@@ -119,24 +119,6 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
   static constexpr int kMinBlocks = kIsLargest ? 2 : kIsLarge ? 3 : kIsSmall ? 5 : 4;
 
-  __device__ static __forceinline__ void store_partial(float4* target, const float (&sums)[kSums]) {
-    float x[kLanePartial] = {};
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) x[i] = sums[i];
-#pragma unroll
-    for (int i = 0; i < kLanePartial; i += 4) target[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-  }
-  __device__ static __forceinline__ void add_partial(float (&sums)[kSums], const float4* partial) {
-    float x[kLanePartial];
-#pragma unroll
-    for (int i = 0; i < kLanePartial; i += 4) {
-      const float4 four = partial[i / 4];
-      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-    }
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] += x[i];
-  }
-
   // Dimensions of a lane of O.
   template <Element kOut>
   __device__ static __forceinline__ void load_output(float (&x)[kLaneDims], const void* output, i64 head_start,
@@ -181,23 +163,34 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   }
 };
 
+// Sums of a lane, for combine_parts.
+template <int kSums>
+struct LaneSums {
+  float value[kSums] = {};
+
+  template <int kFloats>
+  __device__ __forceinline__ void pack(float (&x)[kFloats]) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) x[i] = value[i];
+  }
+  template <int kFloats>
+  __device__ __forceinline__ void add(const float (&x)[kFloats]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) value[i] += x[i];
+  }
+};
+
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms, Pass kPass>
 __device__ __forceinline__ void edge_gradients(const Params& p) {
   using Group = BackwardGroup<kIn, kDim, kHeads, kTerms, kPass>;
   constexpr bool kOverRows = kPass == Pass::kRows;
   constexpr int kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
-  constexpr int kHeadLanes = Group::kHeadLanes, kLanes = Group::kLanes, kBatch = kUnroll / kOwn;
-  const int lane = threadIdx.x % kWarpSize;
-  const int lane_of_group = lane % kLanes, part_of_head = lane % kHeadLanes;
-  const int head = blockIdx.y * kHeads + lane_of_group / kHeadLanes;
-  const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + lane / kLanes;
-
-  int4 item = make_int4(-1, 0, 0, -1);
-  if (index < p.num_items) item = __ldg(reinterpret_cast<const int4*>(p.items) + index);
-  const int row = item.x, count = item.z;
-  const int* indices = opaque_pointer(p.indices + item.y);  // of the round
-  const int* const edges = p.edges + item.y;
-  const int rounds = most_of_warp<kLanes>(count);
+  constexpr int kHeadLanes = Group::kHeadLanes, kBatch = kUnroll / kOwn;
+  const LaneItem<Group> item(p.items, p.num_items);
+  const int lane = item.lane, part_of_head = item.part_of_head, head = item.head, row = item.row, count = item.count;
+  const int* indices = opaque_pointer(p.indices + item.first_edge);  // of the round
+  const int* const edges = p.edges + item.first_edge;
+  const int rounds = most_of_warp<Group::kLanes>(count);
   int next_index[kUnroll], next_edge[kUnroll];
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
@@ -211,8 +204,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load what others load, and store nothing
   const i64 row_head = static_cast<i64>(row) * p.num_heads + loaded_head;
   const auto rows_of = [&](const void* tensor, i64 head_stride, int row_bytes) {
-    const i64 start = loaded_head * head_stride + Group::first_dim(part_of_head);
-    return LaneRows(element_address<kIn>(tensor, start), row_bytes);
+    return Group::rows_of(tensor, head_stride, row_bytes, loaded_head, part_of_head);
   };
   const LaneRows gathered_first = rows_of(p.gathered_first, p.gathered_first_head_stride, p.gathered_first_row_bytes);
   const LaneRows gathered_second =
@@ -266,7 +258,8 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   const void* const type_weight =
       element_address<kIn>(p.type_weight, loaded_head * kDim + Group::first_dim(part_of_head));
   const i64 type_stride = static_cast<i64>(p.num_heads) * kDim;
-  float sums[Group::kSums] = {};
+  LaneSums<Group::kSums> lane_sums;
+  float (&sums)[Group::kSums] = lane_sums.value;
   for (int first = 0; first < rounds; first += kUnroll) {
     typename Group::Words first_words[kUnroll], second_words[kUnroll];
     float features[kUnroll][kLaneFeatures];
@@ -276,7 +269,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     for (int i = 0; i < kUnroll; ++i) {
       const bool exists = first + i < count;
       gathered[i] = next_index[i];
-      edge[i] = kOverRows ? static_cast<i64>(item.y) + first + i : next_edge[i];
+      edge[i] = kOverRows ? static_cast<i64>(item.first_edge) + first + i : next_edge[i];
       first_words[i] = Group::load(gathered_first.row(gathered[i]), part_of_head, exists);  // [2]
       second_words[i] = Group::load(gathered_second.row(gathered[i]), part_of_head, exists);
       if constexpr (Group::kHasFeatures) {
@@ -375,20 +368,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   }
 
   bool writes = row >= 0 && has_head;
-  if (__any_sync(kFullWarp, item.w >= 0)) {
-    // Parts of a row: the last lane group to arrive adds them up.
-    const int2 parts = item.w >= 0 ? __ldg(p.parts + item.w) : make_int2(0, 0);
-    const int lane_offset = lane_of_group * Group::kLanePartial;
-    if (item.w >= 0) Group::store_partial(lane_partial(p.partial, item.w, Group::kPartial, lane_offset), sums);
-    const bool is_last = is_last_part(p.semaphores, item.w, parts, lane, lane_of_group);
-    if (is_last) {
-#pragma unroll
-      for (int i = 0; i < Group::kSums; ++i) sums[i] = 0.0f;
-      for (int part = 0; part < parts.y; ++part) {
-        Group::add_partial(sums, lane_partial(p.partial, parts.x + part, Group::kPartial, lane_offset));
-      }
-    }
-    writes = writes && (item.w < 0 || is_last);
+  if (__any_sync(kFullWarp, item.part >= 0)) {
+    const bool is_last = combine_parts<Group::kLanePartial>(lane_sums, item, p.parts, p.partial, p.semaphores);
+    writes = writes && (item.part < 0 || is_last);
   }
   __syncwarp();
 

@@ -44,6 +44,7 @@ struct LaneRows {
 template <Element kIn, int kDim, int kHeads>
 struct LaneGroup {
   static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
+  static constexpr int kGroupHeads = kHeads;
   static constexpr int kHeadLanes = next_power_of_two(divide_up(kDim, kLaneDims));
   static constexpr int kLanes = kHeads * kHeadLanes;
   static constexpr int kGroups = kWarpSize / kLanes;  // of a warp
@@ -101,6 +102,12 @@ struct LaneGroup {
   // `x` of the lane that has edge i of a quad; kOwn > 1: its own.
   __device__ static __forceinline__ float of_edge(float x, int lane, int i) {
     return kOwn == 1 ? __shfl_sync(kFullWarp, x, lane / 4 * 4 + lane_of_edge(i)) : x;
+  }
+
+  // Rows of a tensor [..][H][kDim] of any head and row stride, from the first dimension of lane `part` of a head on.
+  __device__ static __forceinline__ LaneRows rows_of(const void* tensor, i64 head_stride, int row_bytes, int head,
+                                                     int part) {
+    return LaneRows(element_address<kIn>(tensor, head * head_stride + first_dim(part)), row_bytes);
   }
 
   // A lane's dimensions in memory: x[kLoadDims * load + j] is dimension first_dim(part) + kLoadStep * load + j.
@@ -167,6 +174,87 @@ struct LaneGroup {
   }
 };
 
+// A lane and the item of its lane group.
+template <typename Group>
+struct LaneItem {
+  const int lane;                         // of the warp
+  const int lane_of_group, part_of_head;  // number in the group, and in the head
+  const int head;                         // of the tensors; the last group may have heads past the last one
+  int row;                                // -1: no item
+  int first_edge, count;
+  int part;  // of a split row; -1: the whole row
+
+  __device__ __forceinline__ LaneItem(const Item* items, int num_items)
+      : lane(threadIdx.x % kWarpSize),
+        lane_of_group(lane % Group::kLanes),
+        part_of_head(lane % Group::kHeadLanes),
+        head(blockIdx.y * Group::kGroupHeads + lane_of_group / Group::kHeadLanes) {
+    const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + lane / Group::kLanes;
+    int4 item = make_int4(-1, 0, 0, -1);
+    if (index < num_items) item = __ldg(reinterpret_cast<const int4*>(items) + index);
+    row = item.x, first_edge = item.y, count = item.z, part = item.w;
+  }
+};
+
+// Whether a lane group is the last of the parts of its row to arrive. All lanes of a warp call it, after they stored
+// their partials; the last group may read those of the others.
+//   item_part         -1: the group has a whole row
+//   parts             first part of the row, and their number
+//   semaphores        [num_parts][num_groups]  0 before and after; those of a row's first part count its parts
+__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int lane, int lane_of_group) {
+  __syncwarp();  // the other lanes' writes stay in front of the release
+  int before = 0;
+  if (item_part >= 0 && lane_of_group == 0) {
+    before = atom_inc_acq_rel_gpu(semaphores + static_cast<i64>(parts.x) * gridDim.y + blockIdx.y, parts.y - 1);
+  }
+  before = __shfl_sync(kFullWarp, before, lane - lane_of_group);
+  __syncwarp();  // a shuffle orders no memory: the reads stay behind the acquire
+  return item_part >= 0 && before == parts.y - 1;
+}
+
+// Floats of a lane in the partial of a part; `partial`: [num_parts][num_groups][partial_floats].
+__device__ __forceinline__ float4* lane_partial(float* partial, int part, int partial_floats, int lane_offset) {
+  return reinterpret_cast<float4*>(partial + (static_cast<i64>(part) * gridDim.y + blockIdx.y) * partial_floats +
+                                   lane_offset);
+}
+
+// Combines the parts of split rows; all lanes of a warp call it. Each lane group with a part stores its sums; the last
+// group of a row to arrive adds up the parts of the row in their order. Returns whether the group was the last.
+//   sums        of a lane: sums.pack(float (&)[kFloats]); sums = {}; sums.add(const float (&)[kFloats])
+//   parts       [num_parts]  first part of the row, and their number
+//   partial     [num_parts][num_groups][kLanes][kFloats]
+//   semaphores  [num_parts][num_groups]  0 before and after; those of a row's first part count its parts
+template <int kFloats, typename Group, typename Sums>
+__device__ __forceinline__ bool combine_parts(Sums& sums, const LaneItem<Group>& item, const int2* parts, float* partial,
+                                              int* semaphores) {
+  static_assert(kFloats % 4 == 0, "whole float4");
+  constexpr int kPartial = Group::kLanes * kFloats;
+  const int2 row_parts = item.part >= 0 ? __ldg(parts + item.part) : make_int2(0, 0);
+  const int lane_offset = item.lane_of_group * kFloats;
+  if (item.part >= 0) {
+    float4* const target = lane_partial(partial, item.part, kPartial, lane_offset);
+    float x[kFloats] = {};
+    sums.pack(x);
+#pragma unroll
+    for (int i = 0; i < kFloats; i += 4) target[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  }
+  const bool is_last = is_last_part(semaphores, item.part, row_parts, item.lane, item.lane_of_group);
+  if (is_last) {
+    sums = {};
+    for (int part = 0; part < row_parts.y; ++part) {
+      const float4* const source = lane_partial(partial, row_parts.x + part, kPartial, lane_offset);
+      float x[kFloats];
+#pragma unroll
+      for (int i = 0; i < kFloats; i += 4) {
+        const float4 four = source[i / 4];
+        x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+      }
+      sums.add(x);
+    }
+  }
+  return is_last;
+}
+
 template <int kCount>
 __device__ __forceinline__ float dot(const float (&x)[kCount], const float (&y)[kCount]) {
   float sum = x[0] * y[0];
@@ -196,26 +284,4 @@ __device__ __forceinline__ int most_of_warp(int count) {
     count = max(count, __shfl_xor_sync(kFullWarp, count, distance));
   }
   return count;
-}
-
-// Floats of a lane in the partial of a part; `partial`: [num_parts][num_groups][partial_floats].
-__device__ __forceinline__ float4* lane_partial(float* partial, int part, int partial_floats, int lane_offset) {
-  return reinterpret_cast<float4*>(partial + (static_cast<i64>(part) * gridDim.y + blockIdx.y) * partial_floats +
-                                   lane_offset);
-}
-
-// Whether a lane group is the last of the parts of its row to arrive. All lanes of a warp call it, after they stored
-// their partials; the last group may read those of the others.
-//   item_part         -1: the group has a whole row
-//   parts             first part of the row, and their number
-//   semaphores        [num_parts][num_groups]  0 before and after; those of a row's first part count its parts
-__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int lane, int lane_of_group) {
-  __syncwarp();  // the other lanes' writes stay in front of the release
-  int before = 0;
-  if (item_part >= 0 && lane_of_group == 0) {
-    before = atom_inc_acq_rel_gpu(semaphores + static_cast<i64>(parts.x) * gridDim.y + blockIdx.y, parts.y - 1);
-  }
-  before = __shfl_sync(kFullWarp, before, lane - lane_of_group);
-  __syncwarp();  // a shuffle orders no memory: the reads stay behind the acquire
-  return item_part >= 0 && before == parts.y - 1;
 }
