@@ -30,8 +30,9 @@ struct ScorePart {
   float4 fragment[2][kWarpSize];
 };
 
-template <Element kIn, int kDim, int kHeads, int kDimWarps>
+template <Element kIn, int kDim, int kHeads, int kTeamWarps>
 struct FloatRowWindow {
+  static constexpr int kDimWarps = kTeamWarps;
   static constexpr bool kThreeTerms = kIn == Element::kFloat;
   static constexpr int kWidth = columns_of_warp<kDim, kDimWarps>();
   using S = Stage<kWidth, kHeads, sizeof(float)>;
@@ -281,78 +282,10 @@ struct FloatRowWindow {
     mma_m16n8k8_tf32(c, a[0], a[1], a[2], a[3], b0, b1);
   }
 
-  __device__ __forceinline__ void scale_output(float factor) {
-#pragma unroll
-    for (auto& tile : out) {
-#pragma unroll
-      for (float& x : tile) x *= factor;
-    }
-  }
-
   __device__ __forceinline__ float row_sum(int head, int half) const {
     float total = sum[head][half];
     total += __shfl_xor_sync(kFullWarp, total, 1);
     return total + __shfl_xor_sync(kFullWarp, total, 2);
   }
-
-  // Epilogue of kWarp: O / sum to the output.
-  template <Element kOut>
-  __device__ __forceinline__ void store_output(const Params& p, const int (&row)[2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool in_range = row[half] < p.num_rows;
-      const i64 row_head = static_cast<i64>(row[half]) * p.num_heads + blockIdx.y * kHeads;
-      void* const target = row_output<kDim, kOut>(p.output, row_head);
-      float inverse[kHeads];
-#pragma unroll
-      for (int head = 0; head < kHeads; ++head) {
-        const float total = row_sum(head, half);
-        inverse[head] = inverse_or_zero(total);
-        const bool exists = in_range && (!kFolded || head < heads_of_group<kHeads>(p));
-        if (p.lse && t == 0 && dim_warp == 0 && exists) {
-          p.lse[row_head + head] = log_sum_exp(__fmul_rn(max[head][half], scale_log2e), total);
-        }
-      }
-#pragma unroll
-      for (int slice = 0; slice < S::kSlices; ++slice) {
-        const int place = S::kSlices * dim_warp + slice, head = Group::head_of(slice);
-        if (kDimWarps > 1 && place >= Partial<kDim, kHeads>::kSlices) break;
-        float of_slice[Group::kSliceHeads];
-#pragma unroll
-        for (int i = 0; i < Group::kSliceHeads; ++i) of_slice[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
-        const float* left = out[2 * slice] + 2 * half;
-        const float* right = out[2 * slice + 1] + 2 * half;
-        store_row_slice<kDim, kHeads, kOut>(target, in_range, place, t, p.num_heads, of_slice,
-                                            make_float2(left[0], left[1]), make_float2(right[0], right[1]));
-      }
-    }
-  }
-
-  // Epilogue of kBlock and of a split: O, maxima and sums to shared memory.
-  __device__ __forceinline__ void store_partial(Partial<kDim, kHeads>& partial) const {
-#pragma unroll
-    for (int slice = 0; slice < S::kSlices; ++slice) {
-      const int place = S::kSlices * dim_warp + slice;
-      if (kDimWarps > 1 && place >= Partial<kDim, kHeads>::kSlices) break;
-      PartialSlice<Group::kSliceHeads>& target = partial.slices[place];
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const float* c = out[2 * slice + tile];
-        target.out[tile][lane] = make_float4(c[0], c[1], c[2], c[3]);
-      }
-#pragma unroll
-      for (int i = 0; i < Group::kSliceHeads; ++i) {
-        const int head = Group::head_of(slice) + i;
-        if (head >= kHeads) continue;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float total = row_sum(head, half);
-          if (t == 0) {
-            target.max[i][8 * half + g] = __fmul_rn(max[head][half], scale_log2e);
-            target.sum[i][8 * half + g] = total;
-          }
-        }
-      }
-    }
-  }
+  __device__ __forceinline__ float log2_max(int head, int half) const { return __fmul_rn(max[head][half], scale_log2e); }
 };

@@ -101,12 +101,14 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_shared.cuh"
+#include "ring.cuh"
 #include "row_window.cuh"
 #include "score_mask.cuh"
 #include "split_kv.cuh"
 #include "tile_dropout.cuh"
 #include "tile_features.cuh"
 #include "tile_terms.cuh"
+#include "window_epilogue.cuh"
 
 // Warps per SM that registers are left for; no spills. With features and other terms, and where shared memory ends
 // earlier, one step fewer. float32: at most those that shared memory has room for.
@@ -179,8 +181,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
   static_assert((kTerms & kTypes) == 0, "types are fused3s_edges.cu's");
   constexpr bool kTransforms = kTerms & kScoreTerms;
-  constexpr u32 kStage_bytes = sizeof(S);
-  static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
   static_assert(sizeof(BlockPartial) <= kDimWarps * sizeof(Shared::ring[0]), "a partial fits the rings of a team");
   static_assert(sizeof(Shared::ring) % sizeof(Shared::records[0]) == 0, "record addresses by ^ and &");
 
@@ -189,13 +189,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int team = warp / kDimWarps, dim_warp = warp % kDimWarps;
-  const u32 ring = shared_address(shared.ring[warp]);
-  const u32 records = shared_address(shared.records[warp]);
+  Ring<sizeof(S)> ring(shared.ring[warp], shared.records[warp]);
 
-  const WorkItem* const item = p.work_items + blockIdx.x * kTeams + team;
-  cp_async<kChunk_bytes>(records + kChunk_bytes * lane, reinterpret_cast<const char*>(item) + kChunk_bytes * lane,
-                         lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
-  cp_async_commit_group();
+  ring.copy_item(p.work_items + blockIdx.x * kTeams + team, lane);
   for (int stage = 0; stage < kStages; ++stage) {
     zero_padding(shared.ring[warp][stage], heads_of_group<kHeads>(p),
                  kDimWarps > 1 ? max(0, min(kWidth, kDim - kWidth * dim_warp)) : kDim, lane);
@@ -204,9 +200,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   Rows rows(lane, kTransforms ? 1.0f : p.scale_log2e);  // `Terms::apply` scales the scores
   const WindowRows window_rows{p.row_ids, p.num_rows};
 
-  cp_async_wait_group<0>();
-  __syncwarp();  // [3]
-  const uint4 range = ld_shared_v4_b32(records + kRange);
+  ring.wait_for_item();
+  const uint4 range = ring.range();
   int row[2];  // of Q and O; num_rows and more: none
   const auto load_rows = [&](int window) {
 #pragma unroll
@@ -228,18 +223,18 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   using FeaturesMemory = SharedMemoryOfFeatures<kDim, kHeads, kWarps, kTerms>;
   TileFeatures<kIn, kDim, kTerms> features(
       p, lane, reinterpret_cast<FeaturesMemory*>(smem)->features[kHasFeatures<kTerms> ? warp : 0]);
-  if constexpr (kHasFeatures<kTerms>) features.start(records, count);
+  if constexpr (kHasFeatures<kTerms>) features.start(ring.records, count);
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) gather(i, records + i * kRecord_bytes, ring + i * kStage_bytes);
+  for (int i = 0; i < kStages; ++i) gather(i, ring.record_of(i), ring.stage_of(i));
   rows.load_query(p, row, count > 0);
   if constexpr (kTerms & kKeyFeatures) features.project(rows.frag_query);
   TileDropout dropout;
   if constexpr (kTerms & kDropout) dropout.start(p, row);
 
-  u32 record = records, stage = ring;
+  ring.start();
   for (int i = 0; i < count; ++i) {
-    cp_async_wait_group<kStages - 1>();
-    __syncwarp();  // [3]
+    ring.wait();
+    const u32 stage = ring.stage, record = ring.record;
     if constexpr (kTransforms) terms.scatter();
     if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
     [[maybe_unused]] const auto key = reinterpret_cast<unsigned char*>(smem) + (stage - shared_address(smem));
@@ -283,25 +278,21 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         rows.accumulate(prob, batch, stage, (i + 1 < count ? kTileKeys : num_keys) - 1);
       }
     }
-    __syncwarp();  // [4]
-    gather(i + kStages, record ^ kStages * kRecord_bytes, stage);
-    stage = 2 * ring + kStage_bytes - stage;  // the other one
-    constexpr u32 kMask = kRecords * kRecord_bytes - 1;
-    record = (record & ~kMask) | ((record + kRecord_bytes) & kMask);
+    ring.advance(gather, i);
   }
 
   if constexpr (kTerms & kValueFeatures) features.add_to_output(rows.out, rows.sum[0]);
-  if constexpr (kTerms & kDropout) rows.scale_output(p.dropout.rescale);
+  if constexpr (kTerms & kDropout) scale_output(rows, p.dropout.rescale);
 
-  const uint4 split = ld_shared_v4_b32(records + kSplit);  // [5]
+  const uint4 split = ring.split();
   if (static_cast<int>(split.x) == kWarp) {
-    if constexpr (kHasFeatures<kTerms>) load_rows(ld_shared_b32(records + kRange + 2 * sizeof(int)));  // for registers
-    rows.template store_output<kOut>(p, row);
+    if constexpr (kHasFeatures<kTerms>) load_rows(ld_shared_b32(ring.records + kRange + 2 * sizeof(int)));  // for registers
+    store_output<kDim, kHeads, kOut>(rows, p, row);
     return;
   }
   if constexpr (kDimWarps > 1) bar_sync<kDimWarps * kWarpSize>(1 + team);  // [8]
-  rows.store_partial(*reinterpret_cast<BlockPartial*>(shared.ring[warp - dim_warp]));  // [8]
-  const int window = ld_shared_v4_b32(records + kRange).z;
+  store_partial(rows, *reinterpret_cast<BlockPartial*>(shared.ring[warp - dim_warp]));  // [8]
+  const int window = ring.range().z;
   __syncthreads();  // [9]
   combine_block<kDim, kHeads, kWarps, kTeams, kOut>(
       reinterpret_cast<const char*>(shared.ring), kDimWarps * sizeof(shared.ring[0]),

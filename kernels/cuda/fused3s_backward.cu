@@ -59,6 +59,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_shared.cuh"
+#include "ring.cuh"
 #include "split_kv.cuh"
 #include "sum_splits.cuh"
 #include "team.cuh"
@@ -94,9 +95,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   using Window = GradientWindow<kIn, kDim, kColumns, kDimWarps, kTerms>;
   using Producer = PairGather<kIn, kDim, kDimWarps, kColumns>;
   using Shared = BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>;
-  constexpr u32 kStage_bytes = sizeof(S);
   static_assert((kTerms & ~kDropout) == 0, "the rest is fused3s_edges_backward.cu's");
-  static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
   static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");
   static_assert(alignof(Shared) >= sizeof(Shared::records[0]), "record addresses by ^ and &");
 
@@ -106,13 +105,9 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   const int lane = threadIdx.x % kWarpSize;
   const int team = warp / kDimWarps, dim_warp = warp % kDimWarps;
   const int first_column = dim_warp * S::kWidth;
-  const u32 ring = shared_address(shared.ring[warp]);
-  const u32 records = shared_address(shared.records[warp]);
+  Ring<sizeof(S)> ring(shared.ring[warp], shared.records[warp]);
 
-  const WorkItem* const item = p.work_items + blockIdx.x * (kWarps / kDimWarps) + team;
-  cp_async<kChunk_bytes>(records + kChunk_bytes * lane, reinterpret_cast<const char*>(item) + kChunk_bytes * lane,
-                         lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
-  cp_async_commit_group();
+  ring.copy_item(p.work_items + blockIdx.x * (kWarps / kDimWarps) + team, lane);
   for (int stage = 0; stage < kStages; ++stage)
     zero_padding(shared.ring[warp][stage], first_column, lane);
   const Source query{p.query, p.query_head_stride, p.query_row_bytes};
@@ -123,9 +118,8 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   Window window(p, lane);
   const GradientTarget<kColumns> target(p);
 
-  cp_async_wait_group<0>();
-  __syncwarp();  // [3]
-  const uint4 range = ld_shared_v4_b32(records + kRange);
+  ring.wait_for_item();
+  const uint4 range = ring.range();
   const int count = range.y, num_keys = range.w;
   // Row lane % 16 of the window in both of its lanes; num_rows and more: none.
   const int lane_row = static_cast<int>(range.z) < 0 ? target.rows.num_rows : target.rows.of(range.z, lane % kTileM);
@@ -135,8 +129,8 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   gather.start(range.x, count);
   int rows[Producer::kRowsPerLane];
   gather.spread_rows(rows, has_row ? lane_row : -1);
-  gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring + kStage_bytes);
-  gather(0, records, ring);
+  gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring.stage_of(1));
+  gather(0, ring.record_of(0), ring.stage_of(0));
   if constexpr (Window::kDrops) window.start_dropout(lane_row);
 
   typename Producer::Parts output;
@@ -147,28 +141,27 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     const float lse = has_row ? __ldg(p.lse + row_head) : negative_infinity();
     stats.negative_lse = lse == negative_infinity() ? lse : lse * -kLog2e;
   }
-  cp_async_wait_group<kStages - 1>();
-  __syncwarp();  // [3]
+  ring.wait();
   const auto* const team_memory = reinterpret_cast<TeamMemory<kDimWarps>*>(&shared + 1) + team;
   const Team<kDimWarps> own_team(team_memory, dim_warp, lane, 1 + team);
   if constexpr (!kColumns) {
-    stats.delta = gather.row_products(output, ring + kStage_bytes);
+    stats.delta = gather.row_products(output, ring.stage_of(1));
     if constexpr (kDimWarps > 1) stats.delta = own_team.add_part(stats.delta);
     window.set_stats(stats);
     // Of a shared window the first warp or team writes them.
-    const uint4 split = ld_shared_v4_b32(records + kSplit);
+    const uint4 split = ring.split();
     const bool is_first = static_cast<int>(split.x) == kWarp ||
                           (team == 0 && (static_cast<int>(split.x) == kBlock || split.x == split.y));
     if (has_row && is_first && dim_warp == 0 && lane < kTileM) p.row_stats[row_head] = stats;
   }
-  window.load_own(ring + kStage_bytes);
-  __syncwarp();  // [4]
-  gather(1, records + kRecord_bytes, ring + kStage_bytes);
+  window.load_own(ring.stage_of(1));
+  __syncwarp();  // [R3]
+  gather(1, ring.record_of(1), ring.stage_of(1));
 
-  u32 record = records, stage = ring;
+  ring.start();
   for (int i = 0; i < count; ++i) {
-    cp_async_wait_group<kStages - 1>();
-    __syncwarp();  // [3]
+    ring.wait();
+    const u32 stage = ring.stage, record = ring.record;
     const int last_row = (i + 1 < count ? kTileKeys : num_keys) - 1;
     float score[2][4], grad_weight[2][4];
     window.products(score, grad_weight, stage, last_row);
@@ -176,24 +169,20 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     u32 weight[Window::kWeights], grad_score[Window::kWeights];
     window.weights(weight, grad_score, score, grad_weight, record, stage);
     window.accumulate(weight, grad_score, stage, last_row);
-    __syncwarp();  // [4]
-    gather(i + kStages, record ^ kStages * kRecord_bytes, stage);
-    stage = 2 * ring + kStage_bytes - stage;  // the other one
-    constexpr u32 kMask = kRecords * kRecord_bytes - 1;
-    record = (record & ~kMask) | ((record + kRecord_bytes) & kMask);
+    ring.advance(gather, i);
   }
 
-  const uint4 split = ld_shared_v4_b32(records + kSplit);  // [5]
-  const int number = ld_shared_v4_b32(records + kRange).z;
+  const uint4 split = ring.split();
+  const int number = ring.range().z;
   if (static_cast<int>(split.x) == kWarp) {
     if (number < 0) return;
-    window.round_to(ring);  // [8]
+    window.round_to(ring.stages);  // [8]
     __syncwarp();
     const int row = target.rows.of(number, lane % kTileM);
     gather.spread_rows(rows, row < target.rows.num_rows ? row : -1);
 #pragma unroll
     for (int i = 0; i < Window::kGrads; ++i) {
-      gather.store_rows(i ? target.value_grad : target.score_grad, target.row_heads, rows, ring, i);
+      gather.store_rows(i ? target.value_grad : target.score_grad, target.row_heads, rows, ring.stages, i);
     }
     return;
   }

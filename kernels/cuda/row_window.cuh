@@ -19,6 +19,7 @@ struct RowWindow {
   using S = Stage<kDim, kHeads>;
   using Group = HeadGroup<kDim, kHeads>;
   static constexpr bool kFolded = Group::kFolded;
+  static constexpr int kDimWarps = 1, dim_warp = 0;
   static constexpr int kBatch = Group::kSliceHeads > 1 || (kFolded && kHeads % 2 == 0 && kDim <= 32) ? 2 : 1;
   static constexpr int kBatches = divide_up(kHeads, kBatch);
   static constexpr int kHeadTiles = Group::kHeadDim / kTileN;                   // n-tiles of O of a head
@@ -242,6 +243,8 @@ struct RowWindow {
     return __shfl_sync(kFullWarp, sum[head / kSumHeads][2 * half + head % 2], lane - t + head % kSumHeads / 2);
   }
 
+  __device__ __forceinline__ float log2_max(int head, int half) const { return max[head][half] * scale_log2e; }
+
   // sums += E.
   __device__ __forceinline__ void accumulate_sums(const u32 (&prob)[kBatch][4], int batch) {
     const u32 ones = cvt_rn_x2<kIn>(1.0f, 1.0f);
@@ -269,68 +272,6 @@ struct RowWindow {
       const u32(&right)[4] = prob[kShortSteps ? 1 : 2 * kTileN * i / Group::kHeadDim];
       mma_m16n8k16<kIn>(out[2 * slice], left[0], left[1], left[2], left[3], b[0], b[1]);
       mma_m16n8k16<kIn>(out[2 * slice + 1], right[0], right[1], right[2], right[3], b[2], b[3]);
-    }
-  }
-
-  __device__ __forceinline__ void scale_output(float factor) {
-#pragma unroll
-    for (auto& tile : out) {
-#pragma unroll
-      for (float& x : tile) x *= factor;
-    }
-  }
-
-  // Epilogue of kWarp: O / sum to the output.
-  template <Element kOut>
-  __device__ __forceinline__ void store_output(const Params& p, const int (&row)[2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool in_range = row[half] < p.num_rows;
-      const i64 row_head = static_cast<i64>(row[half]) * p.num_heads + blockIdx.y * kHeads;
-      void* const target = row_output<kDim, kOut>(p.output, row_head);
-      float inverse[kHeads];
-#pragma unroll
-      for (int head = 0; head < kHeads; ++head) {
-        const float total = row_sum(head, half);
-        inverse[head] = inverse_or_zero(total);
-        if (p.lse && t == 0 && in_range && (!kFolded || head < heads_of_group<kHeads>(p))) {
-          p.lse[row_head + head] = log_sum_exp(max[head][half] * scale_log2e, total);
-        }
-      }
-#pragma unroll
-      for (int slice = 0; slice < S::kSlices; ++slice) {
-        const int head = Group::head_of(slice);
-        float of_slice[Group::kSliceHeads];
-#pragma unroll
-        for (int i = 0; i < Group::kSliceHeads; ++i) of_slice[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
-        const float* left = out[2 * slice] + 2 * half;
-        const float* right = out[2 * slice + 1] + 2 * half;
-        store_row_slice<kDim, kHeads, kOut>(target, in_range, slice, t, p.num_heads, of_slice,
-                                            make_float2(left[0], left[1]), make_float2(right[0], right[1]));
-      }
-    }
-  }
-
-  // Epilogue of kBlock and of a split: O, maxima and sums to shared memory.
-  __device__ __forceinline__ void store_partial(Partial<kDim, kHeads>& partial) const {
-#pragma unroll
-    for (int slice = 0; slice < S::kSlices; ++slice) {
-      PartialSlice<Group::kSliceHeads>& target = partial.slices[slice];
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const float* c = out[2 * slice + tile];
-        target.out[tile][lane] = make_float4(c[0], c[1], c[2], c[3]);
-      }
-#pragma unroll
-      for (int i = 0; i < Group::kSliceHeads; ++i) {
-        const int head = Group::head_of(slice) + i;
-        if (head >= kHeads) continue;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float total = row_sum(head, half);
-          if (t == 0) target.max[i][8 * half + g] = max[head][half] * scale_log2e, target.sum[i][8 * half + g] = total;
-        }
-      }
     }
   }
 };
