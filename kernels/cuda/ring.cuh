@@ -29,7 +29,7 @@ struct Ring {
   const u32 stages, records;  // the first ones
   u32 stage, record;          // of the KV tile of this iteration
 
-  // records: aligned to all of them.
+  // `records` is aligned to kRecords * kRecord_bytes.
   __device__ __forceinline__ Ring(const void* stages, const void* records)
       : stages(shared_address(stages)), records(shared_address(records)) {}
 
@@ -46,9 +46,10 @@ struct Ring {
     cp_async_wait_group<0>();
     __syncwarp();  // [R2]
   }
-  // begin, count, window, num_keys; split, first_split, num_splits. [R4]
+  // Fields of the work item: begin, count, window, num_keys; split, first_split, num_splits. [R4]
   __device__ __forceinline__ uint4 range() const { return ld_shared_v4_b32(records + kRange); }
   __device__ __forceinline__ uint4 split() const { return ld_shared_v4_b32(records + kSplit); }
+  __device__ __forceinline__ int window() const { return ld_shared_b32(records + kRange + 2 * sizeof(int)); }
 
   __device__ __forceinline__ void start() { record = records, stage = stages; }
   __device__ __forceinline__ void wait() const {

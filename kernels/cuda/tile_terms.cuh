@@ -1,8 +1,8 @@
 // Score terms (score_terms.cuh) of a KV tile, for instances of one head.
 //
 // Values of edges. The edges of a KV tile are consecutive slots. Each lane loads the values of its slots (lane, lane +
-// 32, ...) and stores them to a 16 x 16 matrix in shared memory for each term that has values, from which the lanes read
-// them as C fragments. Entries without an edge hold old data; the mask follows later. Edge and place of a slot are
+// 32, ...) and stores them to a 16 x 16 matrix in shared memory for each term that has values, from which the lanes
+// read them as C fragments. Entries without an edge hold old data; the mask follows later. Edge and place of a slot are
 // loaded one KV tile ahead.
 //
 // Swizzle: rows with bit 1 set swap their halves, so that rows g to g + 3 of a read cover all banks.

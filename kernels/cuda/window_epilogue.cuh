@@ -45,7 +45,9 @@ __device__ __forceinline__ void store_output(const Window& window, const Params&
       if (Window::kDimWarps > 1 && place >= Partial<kDim, kHeads>::kSlices) break;
       float slice_inverse[Group::kSliceHeads];
 #pragma unroll
-      for (int i = 0; i < Group::kSliceHeads; ++i) slice_inverse[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
+      for (int i = 0; i < Group::kSliceHeads; ++i) {
+        slice_inverse[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
+      }
       const float* left = window.out[2 * slice] + 2 * half;
       const float* right = window.out[2 * slice + 1] + 2 * half;
       store_row_slice<kDim, kHeads, kOut>(target, in_range, place, t, p.num_heads, slice_inverse,
