@@ -98,7 +98,7 @@ class AnemoiBackend(Backend):
         return replace(data, zeros=torch.zeros(shape, dtype=inputs.dtype, device=device))
 
     def keep_edge_tensor(self, features: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Make the edge tensor of these two and keep it for the calls of `attend` that bring the same two objects.
+        """Make the edge tensor of these two and keep it for calls of `attend` with the same two objects.
 
         It is complete on the device when this returns, and is dropped with `features`. After a change of either in
         place, `attend` makes its own; a CUDA graph that was captured with the kept one goes on reading it.

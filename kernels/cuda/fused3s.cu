@@ -73,8 +73,8 @@
 //   gather i + 2   keys in record (i + 2) % 4             + group i + 2    stage i % 2, record i % 4
 //
 // Order that must not change, marked [n] in the code, and what breaks otherwise
-//   [1]  Before griddepcontrol_wait a block reads only work items, with their KV tiles, and row ids: the kernel in
-//        front may still write Q, K and V, or read memory that this kernel writes.
+//   [1]  Before griddepcontrol_wait a block reads only work items, with their KV tiles, and row ids: the previous
+//        kernel may still write Q, K and V, or read memory that this kernel writes.
 //   [2]  V rows past the last key hold old data, and 0 * NaN is NaN. 16 bits: they are never read. float32: rows that
 //        no earlier KV tile fills are zeroed; a NaN of an earlier KV tile is already in the window's rows.
 //   [3]  A maximum of -infinity is never subtracted: a row without an edge so far would become NaN.

@@ -47,8 +47,8 @@
 //   kWarp          after the loop: gradients to stage 0, and from there to global memory in whole lines
 //
 // Order that must not change, marked [n] in the code, and what breaks otherwise
-//   [1]  Before griddepcontrol_wait a block reads only work items, with their KV tiles, and row ids: the kernel in
-//        front may still write the matrices, or read memory that this kernel writes.
+//   [1]  Before griddepcontrol_wait a block reads only work items, with their KV tiles, and row ids: the previous
+//        kernel may still write the matrices, or read memory that this kernel writes.
 //   [2]  Rows past the last one of a KV tile: 0 * NaN is NaN. 16 bits: they hold old data and are never read. float32:
 //        the producer writes zeros, so that addresses need no minimum. Their statistics are read; the mask discards the
 //        results.
