@@ -103,41 +103,69 @@ __device__ __forceinline__ int heads_of_group(const Params& p) {
   return kHeads > 1 ? min(kHeads, p.num_heads - static_cast<int>(blockIdx.y) * kHeads) : 1;
 }
 
-// The producer of a warp's ring. A row of K or V of the head group is copied in pieces of kCopy_bytes, by kLanesPerRow
-// lanes, a power of two; lanes past the last piece copy nothing. A lane copies the same pieces of kRowsPerLane
-// neighbouring rows. A warp of a team copies columns `first` to first + kWidth - 1 of one head.
+// The pieces of rows that a lane copies, and the records of a warp's ring; the base of both producers. A row (of all
+// heads of the group) is copied in pieces of kCopy_bytes, by kLanesPerRow lanes, a power of two; lanes past the last
+// piece copy nothing. A lane copies the same pieces of kRowsPerLane neighbouring rows. A warp of a team copies the
+// columns from byte first_byte on.
 //
-//   kDim     columns of a head in memory
-//   kWidth   columns of a head that the warp copies, at most: kDim without teams
-template <int kDim, int kHeads, int kBytes = 2, int kWidth = kDim>
-struct Gather {
-  using S = Stage<kWidth, kHeads, kBytes>;
-  using Group = HeadGroup<kWidth, kHeads>;
-  static constexpr bool kTeams = kWidth != kDim;
-  static constexpr int kRow_bytes = kDim * kBytes;
+//   kRow_bytes     a row of one head in memory
+//   kWidth_bytes   of it, copied by the warp at most
+//
+//   kDim = 128 in 16 bits, pieces of 16 bytes   lane    0       1      ...   15        16     ...   31
+//                                               piece   0       1      ...   15        0      ...   15
+//                                               rows    0 to 7                         8 to 15
+template <int kRow_bytes, int kHeads, int kWidth_bytes>
+struct RowPieces {
   static constexpr int kCopy_bytes = kRow_bytes % 16 == 0 ? 16 : kRow_bytes % 8 == 0 ? 8 : 4;
-  static constexpr int kHeadPieces = kWidth * kBytes / kCopy_bytes;
+  static constexpr int kHeadPieces = kWidth_bytes / kCopy_bytes;
   static constexpr int kPieces = kHeads * kHeadPieces;
   static constexpr int kLanesPerRow = kPieces == 1 ? 2 : kPieces > kWarpSize ? kWarpSize : next_power_of_two(kPieces);
   static constexpr int kPiecesPerLane = divide_up(kPieces, kLanesPerRow);
   static constexpr int kRowsPerLane = kTileKeys * kLanesPerRow / kWarpSize;
 
+  const int lane, first_byte;
+  const int row, piece;           // the lane's first row and first piece
+  int skip[kPiecesPerLane];       // -1 for a piece past the last one, else 0
+  const char* next_tile;          // the lane's chunk of the KV tile whose record is copied next
+  int count = 0, tile_count = 0;  // KV tiles; tile_count is 0 in lanes past the end of a record
+
+  __device__ __forceinline__ RowPieces(int lane, int first_byte)
+      : lane(lane), first_byte(first_byte), row(lane / kLanesPerRow * kRowsPerLane), piece(lane % kLanesPerRow) {}
+
+  __device__ __forceinline__ void start(const KVTile* kv_tiles, int begin, int num_tiles) {
+    next_tile = reinterpret_cast<const char*>(kv_tiles + begin + kStages) + kChunk_bytes * lane;
+    count = num_tiles;
+    tile_count = lane < static_cast<int>(sizeof(KVTile)) / kChunk_bytes ? num_tiles : 0;  // [R4]
+  }
+  // The record of KV tile i + kStages; `record`: of KV tile i.
+  __device__ __forceinline__ void copy_record(int i, u32 record) {
+    cp_async<kChunk_bytes>((record ^ kStages * kRecord_bytes) + kChunk_bytes * lane, next_tile,
+                           tile_count - (i + kStages + 1));
+    next_tile += sizeof(KVTile);
+  }
+};
+
+// The producer of fused3s.cu: rows of K and V. A warp of a team copies columns `first` to first + kWidth - 1 of one
+// head.
+//
+//   kDim     columns of a head in memory
+//   kWidth   columns of a head that the warp copies, at most: kDim without teams
+template <int kDim, int kHeads, int kBytes = 2, int kWidth = kDim>
+struct Gather : RowPieces<kDim * kBytes, kHeads, kWidth * kBytes> {
+  using Base = RowPieces<kDim * kBytes, kHeads, kWidth * kBytes>;
+  using Base::first_byte, Base::row, Base::piece, Base::skip, Base::count;
+  using Base::kCopy_bytes, Base::kHeadPieces, Base::kLanesPerRow, Base::kPiecesPerLane, Base::kRowsPerLane;
+  using S = Stage<kWidth, kHeads, kBytes>;
+  using Group = HeadGroup<kWidth, kHeads>;
+  static constexpr bool kTeams = kWidth != kDim;
+  static constexpr int kRow_bytes = kDim * kBytes;
+
   static_assert(!kTeams || kHeads == 1, "teams share one head");
 
   const Params& p;
-  const int lane, first_byte;
-  const int row, piece;                                         // the lane's first row and first piece
-  int skip[kPiecesPerLane];                                     // -1 for a piece past the last one, else 0
   u32 key_offset[kPiecesPerLane], value_offset[kPiecesPerLane];  // the pieces of the first row in a stage
-  const char* next_tile;                                       // the lane's chunk of the KV tile that is copied next
-  int count, tile_count;  // KV tiles; tile_count is 0 in lanes past the end of a record
 
-  __device__ __forceinline__ Gather(const Params& p, int lane, int first = 0)
-      : p(p),
-        lane(lane),
-        first_byte(first * kBytes),
-        row(lane / kLanesPerRow * kRowsPerLane),
-        piece(lane % kLanesPerRow) {
+  __device__ __forceinline__ Gather(const Params& p, int lane, int first = 0) : Base(lane, first * kBytes), p(p) {
     const int heads = heads_of_group<kHeads>(p);
 #pragma unroll
     for (int i = 0; i < kPiecesPerLane; ++i) {
@@ -150,11 +178,7 @@ struct Gather {
     }
   }
 
-  __device__ __forceinline__ void start(int begin, int num_tiles) {
-    next_tile = reinterpret_cast<const char*>(p.kv_tiles + begin + kStages) + kChunk_bytes * lane;
-    count = num_tiles;
-    tile_count = lane < static_cast<int>(sizeof(KVTile)) / kChunk_bytes ? num_tiles : 0;  // [R4]
-  }
+  __device__ __forceinline__ void start(int begin, int num_tiles) { Base::start(p.kv_tiles, begin, num_tiles); }
 
   // Piece i of the lane in row 0 of `tensor`.
   __device__ __forceinline__ const char* lane_piece(const void* tensor, i64 head_stride, int i) const {
@@ -189,9 +213,7 @@ struct Gather {
                                 value + static_cast<i64>(keys[n]) * p.value_row_bytes, index);
         }
       }
-      cp_async<kChunk_bytes>((record ^ kStages * kRecord_bytes) + kChunk_bytes * lane, next_tile,
-                             tile_count - (i + kStages + 1));
-      next_tile += sizeof(KVTile);
+      Base::copy_record(i, record);
     }
     cp_async_commit_group();  // [R1]
   }

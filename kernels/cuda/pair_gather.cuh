@@ -45,6 +45,7 @@ struct RowPair {
   using Layout = RowLayout<kBytes, kSlices>;
   static constexpr u32 kMatrix_bytes = kTileKeys * Layout::kRow_bytes;
   static constexpr u32 kStats = 2 * kMatrix_bytes;
+  static constexpr int kCopied_bytes = (kDimWarps > 1 ? kWidth : kDim) * kBytes;  // of a row, at most
 
   unsigned char matrix[2][kMatrix_bytes];
   RowStats stats[kTileKeys];
@@ -87,44 +88,26 @@ struct Source {
   int row_bytes;
 };
 
-// The producer of a warp's ring (ring.cuh). The warp's columns of a row are copied in pieces of kCopy_bytes, by
-// kLanesPerRow lanes, a power of two; lanes past the last piece copy nothing. A lane copies the same pieces of
-// kRowsPerLane neighbouring rows. O is read and the gradients are written in the same pieces: whole 128-byte lines,
-// where C fragments would access one sector of each row at a time.
-//
-//   kDim = 128, pieces of 16 bytes   lane    0       1      ...   15        16     ...   31
-//                                   piece    0       1      ...   15        0      ...   15
-//                                   rows    0 to 7                         8 to 15
+// The producer of fused3s_backward.cu: rows of two matrices. O is read and the gradients are written in the same
+// pieces: whole 128-byte lines, where C fragments would access one sector of each row at a time.
 template <Element kIn, int kDim, int kDimWarps, bool kStats>
-struct PairGather {
+struct PairGather : RowPieces<kDim * kElement_bytes<kIn>, 1,
+                              RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kCopied_bytes> {
   static constexpr int kBytes = kElement_bytes<kIn>;
   using S = RowPair<kBytes, kDim, kDimWarps>;
   using Layout = typename S::Layout;
+  using Base = RowPieces<kDim * kBytes, 1, S::kCopied_bytes>;
+  using Base::lane, Base::first_byte, Base::row, Base::piece, Base::skip, Base::count;
+  using Base::kCopy_bytes, Base::kPieces, Base::kLanesPerRow, Base::kPiecesPerLane, Base::kRowsPerLane;
   static constexpr int kRow_bytes = kDim * kBytes;
-  static constexpr int kCopy_bytes = kRow_bytes % 16 == 0 ? 16 : kRow_bytes % 8 == 0 ? 8 : 4;
-  static constexpr int kPieces = (kDimWarps > 1 ? S::kWidth : kDim) * kBytes / kCopy_bytes;
-  static constexpr int kLanesPerRow = kPieces == 1 ? 2 : kPieces > kWarpSize ? kWarpSize : next_power_of_two(kPieces);
-  static constexpr int kPiecesPerLane = divide_up(kPieces, kLanesPerRow);
-  static constexpr int kRowsPerLane = kTileKeys * kLanesPerRow / kWarpSize;
   static constexpr int kPieceWords = kCopy_bytes / sizeof(u32);
 
   const BackwardParams& p;
   const Source first, second;
-  const int lane, first_byte;  // of the warp's columns in a row
-  const int row, piece;         // the lane's first row and first piece
-  int skip[kPiecesPerLane];     // -1 for a piece past the last one, else 0
-  u32 offset[kPiecesPerLane];   // the pieces of the first row in a stage
-  const char* next_tile;       // the lane's chunk of the KV tile that is copied next
-  int count = 0;               // KV tiles
+  u32 offset[kPiecesPerLane];  // the pieces of the first row in a stage
 
   __device__ __forceinline__ PairGather(const BackwardParams& p, Source first, Source second, int dim_warp, int lane)
-      : p(p),
-        first(first),
-        second(second),
-        lane(lane),
-        first_byte(dim_warp * S::kWidth * kBytes),
-        row(lane / kLanesPerRow * kRowsPerLane),
-        piece(lane % kLanesPerRow) {
+      : Base(lane, dim_warp * S::kWidth * kBytes), p(p), first(first), second(second) {
 #pragma unroll
     for (int i = 0; i < kPiecesPerLane; ++i) {
       const int index = piece + i * kLanesPerRow, byte = index * kCopy_bytes;
@@ -134,10 +117,7 @@ struct PairGather {
     }
   }
 
-  __device__ __forceinline__ void start(int begin, int num_tiles) {
-    next_tile = reinterpret_cast<const char*>(p.kv_tiles + begin + kStages) + kChunk_bytes * lane;
-    count = num_tiles;
-  }
+  __device__ __forceinline__ void start(int begin, int num_tiles) { Base::start(p.kv_tiles, begin, num_tiles); }
 
   // Piece i of the lane in row 0.
   __device__ __forceinline__ const char* lane_piece(const Source& source, int i) const {
@@ -291,10 +271,7 @@ struct PairGather {
                                    p.row_stats + (static_cast<i64>(key) * p.num_heads + blockIdx.y),
                                    lane < kTileKeys ? key : -1);
       }
-      cp_async<kChunk_bytes>(
-          (record ^ kStages * kRecord_bytes) + kChunk_bytes * lane, next_tile,
-          lane < static_cast<int>(sizeof(KVTile)) / kChunk_bytes ? count - (i + kStages + 1) : -1);  // [R4]
-      next_tile += sizeof(KVTile);
+      Base::copy_record(i, record);
     }
     cp_async_commit_group();  // [R1]
   }
