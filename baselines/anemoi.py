@@ -98,7 +98,7 @@ class AnemoiBackend(Backend):
         return replace(data, zeros=torch.zeros(shape, dtype=inputs.dtype, device=device))
 
     def keep_edge_tensor(self, edges: BoundEdges) -> torch.Tensor:
-        """Make the edge tensor of features and key weight and keep it for the calls that bring the same two objects.
+        """Make the edge tensor of features and key weight and keep it for calls with the same two objects.
 
         It is complete on the device when this returns, and is dropped with the features. After a change of either in
         place, `attend` makes its own; a CUDA graph that was captured with the kept one goes on reading it.

@@ -162,7 +162,7 @@ def run(
     Args:
         kernels: the instances; their types and head dimension must be those of the tensors.
         data: A, on the tensors' GPU.
-        query: [num_rows, H, d], rows 16-byte aligned; key: [num_cols, H, d], likewise; value: 4-byte aligned.
+        query: [num_rows, H, d], rows 16-byte aligned; key: [num_cols, H, d], as query; value: 4-byte aligned.
         scale: factor of the scores.
 
     Returns:

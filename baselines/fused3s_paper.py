@@ -133,7 +133,7 @@ def launch(
         spec: the instance; `spec.dim` and the types must be those of the tensors.
         bsb: A with tile (16, 8), on the tensors' GPU.
         query: [num_rows, H, d] fp16 or bf16, any row and head strides.
-        key, value: [num_cols, H, d], likewise.
+        key, value: [num_cols, H, d], as query.
         scale: factor of the scores.
         clocks: [H, spec.num_blocks(bsb), 3] int64, contiguous, on the GPU, for a clocked instance: the SM of each
             block, and the clock of the SM in cycles at the block's start and end.

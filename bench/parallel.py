@@ -175,7 +175,7 @@ class RankWork:
         rows = torch.from_numpy(self.part.rows.copy()).to(self.old_id.device)
         q, k, v = (tensor[rows] for tensor in self.qkv)
         halo = self.old_id[torch.from_numpy(np.array(self.part.halo)).to(self.old_id.device)]
-        arrived = torch.stack([tensor[halo] for tensor in self.qkv[1:]], 1)  # as the exchange brings them
+        arrived = torch.stack([tensor[halo] for tensor in self.qkv[1:]], 1)  # as received by the exchange
         options = {"scale": self.scale, "return_lse": True, "out_dtype": q.dtype}
         found: dict[str, Callable[[], Any]] = {}
         if len(self.part.send_rows):

@@ -1,9 +1,9 @@
-"""Dropout on the weights of the softmax: the mask of cuda/dropout.cuh, with torch.
+"""Dropout of softmax weights: the mask of cuda/dropout.cuh, computed with torch.
 
-    O_i = sum_j keep_ij p_ij / (1 - rate) v_j          the sum that p is divided by counts every edge
+    O_i = sum_j keep_ij p_ij / (1 - rate) v_j          p is normalised over all edges, kept or not
 
-An edge is kept or not by a hash of its row, its column, the head and the seed, so that every backend, the forward pass
-and the backward passes have the same mask, and none of them stores it.
+A hash of row, column, head and seed decides whether an edge is kept: every backend, the forward pass and the backward
+passes compute the same mask, and none of them stores it.
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@
 // Shared memory: score [edges of the block] x 4 B, dynamic, sized by the host for the block with most edges. One
 // barrier, after all scores are written; from there on a warp uses only scores of its own row.
 //
-// A lane has dimensions kVec * (lane + 32 c) to kVec * (lane + 32 c) + kVec - 1 for c < kChunks. kVec is 4 where 128
+// A lane holds dimensions kVec * (lane + 32 c) to kVec * (lane + 32 c) + kVec - 1 for c < kChunks. kVec is 4 where 128
 // divides dim (16-byte loads), 2 where 64 does, else 1. kUnroll edges are in flight in both phases.
 #include "common.cuh"
 #include "ptx/math.cuh"
@@ -25,8 +25,8 @@ struct Params {
   const int* edge_row;    // [nnz]  row of each edge (COO); the edges of a row are neighbours
   const int* column;      // [nnz]  key of each edge
   const float* query;     // [num_rows][H][dim]  float32, any row and head stride, rows aligned to 4 * kVec bytes
-  const float* key;       // [num_cols][H][dim]  likewise
-  const float* value;     // [num_cols][H][dim]  likewise
+  const float* key;       // [num_cols][H][dim]  as query
+  const float* value;     // [num_cols][H][dim]  as query
   float* output;          // [num_rows][H][dim]  contiguous; every element is written
   i64 query_row_stride;   // elements
   i64 query_head_stride;

@@ -23,8 +23,8 @@ struct Params {
   const i64* row_offset;  // [num_rows + 1]  first edge of each row
   const int* column;      // [nnz]  key of each edge
   const float* query;     // [num_rows][H][dim]  float32, any row and head stride
-  const float* key;       // [num_cols][H][dim]  likewise
-  const float* value;     // [num_cols][H][dim]  likewise
+  const float* key;       // [num_cols][H][dim]  as query
+  const float* value;     // [num_cols][H][dim]  as query
   float* output;          // [num_rows][H][dim]  contiguous; every element is written
   i64 query_row_stride;   // elements
   i64 query_head_stride;

@@ -36,7 +36,7 @@ struct SddmmParams {
   const int* col_sparse_to_dense;  // [T][16]  key of each TCB column
   const u32* bitmap;               // [T][8]  16 bits per row, bit j: column j
   const u16* query;                // [num_rows][H][kDim]  16-bit, any row and head stride, rows 16-byte aligned
-  const u16* key;                  // [num_cols][H][kDim]  likewise
+  const u16* key;                  // [num_cols][H][kDim]  as query
   float* score;                    // [H][T][8][16]  scale * log2(e) * <Q, K>, -infinity without an edge
   i64 query_row_stride;            // elements
   i64 query_head_stride;

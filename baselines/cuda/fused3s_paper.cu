@@ -36,7 +36,7 @@
 //                  of. A window of several blocks has a partial (max, sum, O) per block in global memory; the last
 //                  block to arrive (semaphore) combines them in their order, so the bits are the same on every run
 //   kClocked       writes `clocks`, for the active time of each SM. It needs no clock common to all SMs, and
-//                  %globaltimer may advance by a microsecond at a time
+//                  %globaltimer has steps of up to a microsecond
 #include "common.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/cvt.cuh"
@@ -52,8 +52,8 @@ struct Params {
   const u8* bitmap;                // [num_tcbs][16]  one byte per row, bit j: column j
   const int* row_window_order;     // [num_row_windows]  row windows by decreasing number of TCBs
   const u16* query;                // [num_rows][H][kDim]  16-bit, any row and head stride, rows 16-byte aligned
-  const u16* key;                  // [num_cols][H][kDim]  likewise
-  const u16* value;                // [num_cols][H][kDim]  likewise
+  const u16* key;                  // [num_cols][H][kDim]  as query
+  const u16* value;                // [num_cols][H][kDim]  as query
   void* output;                    // [num_rows][H][kDim]  contiguous; every element is written
   i64* clocks;                     // [H][num_blocks][3]  SM, its clock at the start and end of a block; kClocked
   void* partial;                   // [num_blocks][H][2] Partial: window continued, window begun; kEdgeParallel

@@ -4,15 +4,15 @@
 //   h2  = LayerNorm(h1 + relu(h1 Wup^T + bup) Wdown^T + bdown)      -> h_next
 //   qkv = h2 Wqkv^T, Wqkv of the next block                         -> qkv, if kHasNext
 //
-// Pointers and shapes: struct Params. With kKeep, for training, all that the gradient reads (dense_block_backward.cu) is
-// stored, and hidden units may be dropped.
+// Pointers and shapes: struct Params. kKeep, for training: stores the inputs of the gradient (dense_block_backward.cu),
+// and supports dropout of hidden units.
 //
-// Accumulators, biases, residuals and norms are fp32; only operands of the next product are rounded to 16 bits, and with
-// kKeep the inputs of the norms.
+// Accumulators, biases, residuals and norms are fp32; only operands of the next product are rounded to 16 bits, and
+// with kKeep the inputs of the norms.
 //
 // Grid: at most one block per SM, in clusters of kCluster. Block: kConsumers + 1 warpgroups.
-//   consumer   takes 64 rows per round through all steps; its rows stay in registers
-//   producer   its first thread copies weight tiles with bulk copies (dense_tiles.cuh); its other threads do nothing
+//   consumer   computes all steps for 64 rows per round; its rows stay in registers
+//   producer   its first thread copies weight tiles by cp.async.bulk (dense_tiles.cuh); its other threads do nothing
 //
 // A weight tile has kDim * kSlice elements, in panels of 64, 32 or 16 k (dense_tiles.cuh). kSlice divides kDim,
 // so that no tile is padded:
@@ -24,8 +24,8 @@
 // Permutation of dimensions: in registers, lane t of a row has columns 8j + 2t and 8j + 2t + 1 of each n-tile j; in
 // memory, 16 bytes are 8 neighbours. So column 32s + 8w + 2t + b of every product stands for dimension
 // 32s + 8t + 2w + b: lane t has dimensions 32s + 8t to 32s + 8t + 7. The packed weights have their rows and columns in
-// this order; hidden units and columns of qkv are permuted within their slice. 16 columns that are left at the end are
-// permuted among themselves, lane t with 4 neighbours (dense_rows.cuh):
+// this order; hidden units and columns of qkv are permuted within their slice. 16 remaining columns are permuted among
+// themselves, 4 neighbours in lane t (dense_rows.cuh):
 //
 //   dimension              0         32        64        96        128       160
 //   kDim or kSlice = 80    | 8t ...  | 8t ...  | 4t |
@@ -62,8 +62,8 @@
 //   empty[stage]      1 arrival per consumer warp of the cluster; producers wait before they refill the stage
 //   bar 1 + consumer  128 threads, kSharedH1: h1 is written; h1 is no longer read
 //   cluster           barriers are initialised; nobody arrives any more
-// Consumers meet only through the ring, so LayerNorm of one runs beside wgmma of another; a ring of three stages would
-// keep them too close together (5 % slower at kDim = 128).
+// Consumers synchronise only through the ring, so LayerNorm of one overlaps wgmma of another; a ring of three stages
+// would couple them too closely (kernels/NOTES.md).
 //
 // Timeline of a consumer's round. wgmma groups complete in order of issue; wait<n> leaves n in flight.
 //
@@ -97,21 +97,21 @@
 // Order that must not change, marked [n] in the code here and in dense_consumer.cuh, and what breaks otherwise
 //   [1]  mbarrier_init, both fences, then the barriers of block and cluster: an arrival or a copy could come before its
 //        mbarrier exists.
-//   [2]  griddepcontrol_wait before any load of attn_out or h: the kernel in front may still be writing them.
+//   [2]  griddepcontrol_wait before any load of attn_out or h: the previous kernel may still be writing them.
 //   [3]  opaque: the compiler would compute descriptors and row addresses ahead, and kDim = 256 would spill registers.
 //   [4]  acquire in the order of use (hidden_tall, hidden_wide and last of Traits; the packing in Python): producer and
 //        consumer would wait for each other.
 //   [5]  warpgroup_fence_operand, then wgmma_fence, between the last write of an operand register and the wgmma: the
 //        tensor cores could read an old value.
-//   [6]  warpgroup_fence_operand after wgmma_wait_group: a read of acc that moves ahead of the wait makes ptxas run all
-//        wgmma one by one ("serialized").
+//   [6]  warpgroup_fence_operand after wgmma_wait_group: if a read of acc moves ahead of the wait, ptxas serializes all
+//        wgmma.
 //   [7]  release after the wait that completes the tile's group: the producer would overwrite a tile that wgmma reads.
 //   [8]  __syncwarp before stmatrix: orders the other lanes' loads of attn_out before stores to the same bytes.
 //   [9]  fence_proxy_async_shared, then bar_sync, between stmatrix and wgmma: wgmma could read older bytes than h1.
 //   [10] bar_sync before attn_out of the next rows overwrites h1: wgmma of another warp may still read it.
-//   [11] Loads of the next rows before stores of qkv: loads wait behind stores, 2 to 14 % slower.
-//   [12] __syncwarp between acquire and release where no wgmma holds the warp together: lane 0 could let the barrier go
-//        on by two phases while another lane still polls for this one, and that lane would wait for ever.
+//   [11] Loads of the next rows before stores of qkv: loads wait behind stores (kernels/NOTES.md).
+//   [12] __syncwarp between acquire and release if no wgmma converges the warp: lane 0 could advance the barrier by two
+//        phases while another lane still polls for this one, and that lane would wait forever.
 //   [13] Cluster barrier before exit: another block may still arrive at this block's barriers.
 //   [14] setmaxnreg_dec in all warps of the producer: setmaxnreg_inc of the consumers waits for these registers.
 //   [15] With a cluster, a block without rows waits for resident tiles too: it could exit while they arrive.
@@ -136,13 +136,13 @@ struct Params {
   const float* vectors;  // [8 * kDim]  bout, norm 1 weight, bias, bup [2 * kDim], bdown, norm 2 weight, bias
   u16* h_next;           // [num_rows][kDim]  16-bit
   u16* qkv;              // [num_rows][3 * kDim]  16-bit; null without kHasNext
-  // With kKeep, else null; 16-bit but the statistics:
+  // With kKeep, else null; 16-bit except the statistics:
   u16* h1;             // [num_rows][kDim]
   u16* hidden;         // [num_rows][2 * kDim]  relu(...), after dropout
   u16* sum1;           // [num_rows][kDim]  h + attn_out Wout^T + bout
   u16* sum2;           // [num_rows][kDim]  h1 + hidden Wdown^T + bdown
   float2* statistics;  // [2][num_rows]  mean and 1 / standard deviation of the rows of sum1 and of sum2
-  DropoutParams dropout;  // of hidden; threshold 0: none
+  DropoutParams dropout;  // of hidden units; threshold 0: no dropout
   int num_rows;
   float eps;  // of both norms
 };
@@ -163,7 +163,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
   const Params& p;
   const u32 smem_h1;
   const u32 lane_attn_out;  // offset of the lane's first 16 bytes of attn_out in smem_h1
-  Loaded<kDim> loaded_attn_out, loaded_h;  // of the rows that come next
+  Loaded<kDim> loaded_attn_out, loaded_h;  // of the next rows
 
   __device__ __forceinline__ ForwardConsumer(const Params& p, unsigned char* smem_bytes, int warpgroup)
       : Base(p.num_rows, smem_bytes, warpgroup),
@@ -215,7 +215,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
     unpack_loaded<kElement>(acc, loaded_h);
     if constexpr (!kSharedH1) to_frag(frag_attn_out, loaded_attn_out);
     add_vector(acc, lane_vectors + Vectors::kOutBias);
-    if (kSharedH1) cp_async_wait_group<0>();  // a lane reads what it copied itself
+    if (kSharedH1) cp_async_wait_group<0>();  // a lane reads only its own copies
     add_first_product(acc, [&](int i) -> Frag<kSlice>& {
       if constexpr (kSharedH1) {
 #pragma unroll
@@ -232,7 +232,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
     });
   }
 
-  // LayerNorm. With kKeep acc is rounded before, as the backward pass will read it, and stored with its statistics.
+  // LayerNorm. With kKeep acc is first rounded, as the backward pass reads it, and stored with its statistics.
   __device__ __forceinline__ void norm(Acc<kDim>& acc, int weight, int bias, const Rows& rows, u16* sum,
                                        float2* statistics) const {
     if constexpr (kKeep) {
@@ -317,7 +317,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
     issue_wide(acc, frag, wide_tiles[i % 2]);
   }
 
-  // acc = h1 + bdown + relu(h1 Wup^T + bup) Wdown^T; acc comes as h1.
+  // acc = h1 + bdown + relu(h1 Wup^T + bup) Wdown^T; acc is h1 on entry.
   __device__ __forceinline__ void ffn(Acc<kDim>& acc, const Frag<kDim>& frag_h1, const Rows& rows) {
     constexpr int kSlices = Traits::kHiddenTiles;
     Frag<kSlice> frag_hidden[kSlicesInFlight];

@@ -15,8 +15,8 @@
 // here. Weights are transposed: the first product has wide tiles of Wqkv^T, [kDim outputs][kSlice k of qkv].
 //
 // Column sums of a warp's 16 rows, in a group of 32 dimensions: lane (g, t) has rows g and g + 8 of dimensions 8t to
-// 8t + 7. The eight lanes of a t add their rows and share the dimensions out in three exchanges, so that lane (g, t) ends
-// with the sum of dimension 8t + g, which it adds to the warp's floats in shared memory:
+// 8t + 7. The eight lanes of a t add their rows and share the dimensions out in three exchanges, so that lane (g, t)
+// ends with the sum of dimension 8t + g, which it adds to the warp's floats in shared memory:
 //
 //   lanes apart   16               8             4
 //   sent          4 of 8 sums      2 of 4        1 of 2
@@ -43,8 +43,8 @@
 //   hidden units    acc 64, dS2 32, two slices 64, dhidden 16, hidden 16                  192
 //   last product    dS1 32, two slices 64, of the next rows grad 32 and qkv_grad 3 x 16   176
 //
-// Memory bounds it. At the end of a round, what the next one reads first is copied to L2, and S1 at its start; all that a
-// round reads would not fit beside what it writes (1.3 times slower).
+// Memory bounds it. At the end of a round, what the next one reads first is copied to L2, and S1 at its start; all that
+// a round reads would not fit beside what it writes (kernels/NOTES.md).
 #include "common.cuh"
 #include "dense_consumer.cuh"
 #include "dense_rows.cuh"
@@ -54,9 +54,9 @@
 #include "ptx/wgmma.cuh"
 
 struct Params {
-  const u16* grad;           // [num_rows][kDim]  of h_next as the next block's residual
+  const u16* grad;           // [num_rows][kDim]  gradient of h_next as the next block's residual
   const u16* qkv_grad;       // [num_rows][3 * kDim]  null without kHasNext
-  const u16* sum1;           // [num_rows][kDim]  as the forward kernel kept them, the next three too
+  const u16* sum1;           // [num_rows][kDim]  sum1 to statistics: stored by the forward kernel
   const u16* hidden;         // [num_rows][2 * kDim]
   const u16* sum2;           // [num_rows][kDim]
   const float2* statistics;  // [2][num_rows]
@@ -104,7 +104,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   using Base::rows_of, Base::slices, Base::tall_tiles, Base::warp, Base::warpgroup, Base::wide_tiles;
   static constexpr int kDim = Traits::kDim;
   static constexpr int kSlice = Traits::kSlice;
-  // Slices of qkv_grad that are loaded ahead: as many as leave no register spilled.
+  // Slices of qkv_grad loaded ahead: the most without spills.
   static constexpr int kAhead = Traits::kFirstTiles == 0 ? 0 : kDim == 96 ? 1 : kDim == 64 ? 2 : 3;
   using Vectors = VectorOffsets<kDim>;
   using Sums = SumOffsets<kDim>;
@@ -112,7 +112,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   const Params& p;
   float* const block_sums;  // [warps][8 * kDim], in shared memory
   float* const warp_sums;
-  Loaded<kDim> loaded_grad;  // of the rows that come next
+  Loaded<kDim> loaded_grad;  // of the next rows
   Loaded<kSlice> loaded_qkv[kAhead ? kAhead : 1];
 
   __device__ __forceinline__ BackwardConsumer(const Params& p, unsigned char* smem_bytes, int warpgroup)
@@ -167,7 +167,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   }
 
   // Gradient of LayerNorm, in place; n is the sum of residual and branch with mean 0 and deviation 1:
-  //   acc = (acc * weight - mean of it - n * mean of (acc * weight * n)) / deviation
+  //   acc = (acc * weight - mean(acc * weight) - n * mean(acc * weight * n)) / deviation
   // Adds column sums of acc * n, acc and the result to the three that begin at first_sum.
   __device__ __forceinline__ void norm_backward(Acc<kDim>& acc, const Loaded<kDim>& sum, const RowStatistics& of_rows,
                                                 const float* lane_weight, int first_sum) const {
@@ -230,8 +230,8 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
     load_valid_rows(hidden, p.hidden + 8 * (lane % 4) + i * kSlice, 2 * kDim, rows);
   }
 
-  // acc = dS2 + dhidden Wup; acc comes as dS2, frag is dS2 rounded. Loads come before stores, for which they would wait.
-  // At the end `sum` is S1.
+  // acc = dS2 + dhidden Wup; acc is dS2 on entry, frag is dS2 rounded. Loads are issued before stores, behind which
+  // they would wait. At the end `sum` is S1.
   //
   //   slice i   issue      wait   complete, release   meanwhile on the CUDA cores
   //             down i+1   <1>    down i, up i-1      relu_backward of slice i while down i+1 runs

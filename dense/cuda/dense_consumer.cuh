@@ -1,5 +1,5 @@
-// Products of a consumer warpgroup and the frame of the kernel, for the forward and the backward kernel of the dense
-// block. Bracketed numbers: the table "Order that must not change" of dense_block.cu.
+// wgmma products of a consumer warpgroup and the skeleton of the kernel, for the forward and the backward kernel of the
+// dense block. [n]: the rules of dense_block.cu.
 #pragma once
 #include "common.cuh"
 #include "dense_rows.cuh"
@@ -78,8 +78,8 @@ struct DenseConsumer {
     wgmma_commit_group();
   }
 
-  // acc += A W^T, the first product, whole; operand(i): slice i of A, which the tensor cores read until slice i + 1 is
-  // issued and waited for.
+  // The first product: acc += A W^T. operand(i): slice i of A, which wgmma reads until the wait that follows the issue
+  // of slice i + 1.
   template <typename Operand>
   __device__ __forceinline__ void add_first_product(Acc<kDim>& acc, Operand operand) {
     warpgroup_fence_operand(acc);  // [5]
@@ -107,8 +107,8 @@ struct DenseConsumer {
     issue_tall(slices[i % 2], frag, tall_tiles[i % 2], false);
   }
 
-  // The rest of the last product, after issue_last(0): stores it to `matrix`. Addresses are computed for each slice: in
-  // registers of their own they would make kDim = 256 spill.
+  // The rest of the last product, after issue_last(0): stores it to `matrix`. Addresses are recomputed for each slice:
+  // kept in registers, they would make kDim = 256 spill.
   __device__ __forceinline__ void finish_last(const Frag<kDim>& frag, u16* matrix, const Rows& rows) {
     constexpr int kPitch = Traits::kLastTiles * kSlice;
 #pragma unroll
@@ -127,7 +127,7 @@ struct DenseConsumer {
     }
   }
 
-  // A round without rows: gives every streamed tile back unused.
+  // A round without rows: releases every streamed tile unused.
   __device__ __forceinline__ void drain() {
     for (int tile = 0; tile < Traits::kTiles; ++tile) {
       if (Traits::kCluster == 1 && !Traits::is_streamed(tile)) continue;  // [15]
@@ -137,7 +137,7 @@ struct DenseConsumer {
     }
   }
 
-  // A row tile of matrices into L2, which may lie after the last row. Each has `pitch` elements a row.
+  // Prefetches a row tile of matrices, `pitch` elements per row, to L2. The tile may begin past the last row.
   template <typename... Pointers>
   __device__ __forceinline__ void prefetch_rows(int row_tile, int pitch, Pointers... matrices) const {
     const i64 start = static_cast<i64>(row_tile) * kWarpgroupM;
@@ -150,7 +150,7 @@ struct DenseConsumer {
 // The kernel: barriers, the producer, and the consumers' rounds over row tiles.
 //
 // Consumer: DenseConsumer with
-//   load(row_tile)                        what the first step of a tile needs, to registers
+//   load(row_tile)                        loads the operands of the first step of a tile
 //   run(row_tile, next_row_tile)          all steps, load(next_row_tile), and prefetches into L2
 //   finish()                              after the last round
 template <typename Traits, typename Consumer, typename Params>
@@ -171,8 +171,8 @@ __device__ __forceinline__ void run_dense_block(const Params& p, unsigned char* 
   __syncthreads();
   if (kCluster > 1) barrier_cluster_sync();
 
-  // Row tiles go to consumer 0 of every block first, so that few rows spread over all SMs. All blocks of a cluster run
-  // the rounds of its first block, which has the most.
+  // Consumer 0 of every block gets row tiles first, so that few rows spread over all SMs. All blocks of a cluster run
+  // as many rounds as its first block, which has the most.
   const int row_tiles = (p.num_rows + kWarpgroupM - 1) / kWarpgroupM;
   const int tiles_per_round = gridDim.x * kConsumers;
   const int cluster_start = blockIdx.x / kCluster * kCluster;

@@ -5,25 +5,25 @@
 #include "ptx/cvt.cuh"
 #include "ptx/ld_global.cuh"
 
-// Dimensions that are permuted among themselves: groups of 32, and 16 that may be left at the end.
+// Dimensions are permuted within groups of 32, and within the 16 that may remain at the end.
 //
 //                  column of a product   stands for dimension   of lane t
 //   group s        32s + 8w + 2t + b     32s + 8t + 2w + b      32s + 8t to 32s + 8t + 7: 16 bytes   w = 0 .. 3
 //   16 at the end  32s + 8w + 2t + b     32s + 4t + 2w + b      32s + 4t to 32s + 4t + 3:  8 bytes   w = 0, 1
 constexpr int kPermuteGroup = 32;
 
-// A lane's part of [64][kColumns], n-tile j, row g + 8r of the warp, column 8j + 2t + b: fp32 acc[4j + 2r + b]; 16-bit
-// frag[2j + r], b = 0 in the lower half-word.
+// Elements of a lane in [64][kColumns], n-tile j, row g + 8r of the warp, column 8j + 2t + b: fp32 acc[4j + 2r + b];
+// 16-bit frag[2j + r], b = 0 in the lower half-word.
 template <int kColumns>
 using Acc = float[kColumns / 2];
 template <int kColumns>
 using Frag = u32[kColumns / 4];
 
-// The words of a fragment in the order in which they are loaded, row g, then row g + 8 of each group of dimensions: a
-// load of 16 bytes fills neighbouring registers. To bring them into a fragment's order is to wait for the load.
+// The words of a fragment in load order, row g, then row g + 8 of each group of dimensions: a load of 16 bytes fills
+// neighbouring registers. Reordering them to a fragment waits for the load.
 template <int kColumns>
 using Loaded = Frag<kColumns>;
-// Where word i of a fragment is.
+// Index of word i of a fragment in load order.
 template <int kCount>
 __device__ constexpr int loaded_word(int i) {
   const int s = i / 8, w = i % 8 / 2, r = i % 2;
@@ -41,7 +41,7 @@ struct Rows {
   }
 };
 
-// From element 8t, where a lane begins, to its element 4t of the 16 dimensions at the end.
+// Offset from element 8t, the first of a lane, to its element 4t of the 16 remaining dimensions.
 __device__ __forceinline__ int half_group_offset(int groups) {
   return kPermuteGroup * groups - 4 * static_cast<int>(threadIdx.x % 4);
 }
@@ -59,7 +59,7 @@ template <int kCount>
 __device__ __forceinline__ void load_rows(u32 (&loaded)[kCount], const u16* lane_start, int pitch, const Rows& rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    // Offsets in units of uint4 become parts of the instructions; in units of u16 each address is computed.
+    // Offsets in units of uint4 become immediates; in units of u16 each address is computed.
     const uint4* const source = reinterpret_cast<const uint4*>(lane_start + 8 * r * pitch);
 #pragma unroll
     for (int s = 0; s < kCount / 8; ++s) {
@@ -76,8 +76,8 @@ __device__ __forceinline__ void load_rows(u32 (&loaded)[kCount], const u16* lane
   }
 }
 
-// The same with row 0 in place of rows out of range, and whole groups only. A choice between loaded words and zeros would
-// make the warp wait for the words. matrix: the lane's first element, 8t, of row 0.
+// Loads whole groups, with row 0 in place of rows out of range: a selection between loaded words and zeros would wait
+// for the words. matrix: the lane's first element, 8t, of row 0.
 template <int kCount>
 __device__ __forceinline__ void load_valid_rows(u32 (&loaded)[kCount], const u16* matrix, int pitch, const Rows& rows) {
   static_assert(kCount % 8 == 0, "whole groups");
@@ -208,7 +208,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(kFullWarp, x, 2);
 }
 
-// Sums of op(x) over a lane's two rows, the whole row in every lane of the quad; four chains of additions.
+// Sums of op(x) over a lane's two rows, complete in every lane of the quad; four chains of additions.
 template <int kCount, typename Op>
 __device__ __forceinline__ float2 row_sums(const float (&acc)[kCount], Op op) {
   float sums[4] = {};

@@ -1,5 +1,5 @@
-// Weight tiles of the dense block (dense_block.cu, dense_block_backward.cu) on their way through shared memory: layout,
-// order, ring, producer.
+// Weight tiles of the dense block (dense_block.cu, dense_block_backward.cu) in shared memory: layout, order, ring,
+// producer.
 #pragma once
 #include "common.cuh"
 #include "ptx/cluster.cuh"
@@ -11,9 +11,8 @@ constexpr int kWarpgroupWarps = 4;
 constexpr int kWarpgroupSize = kWarpgroupWarps * kWarpSize;  // threads
 constexpr int kWarpgroupM = kWarpgroupWarps * kTileM;        // rows of A and D of a wgmma
 
-// A wgmma operand lies in panels, one after another: [rows][kK k] of 16-bit elements, K-major. The swizzle is that of
-// wgmma for rows of this length; a 16-byte chunk of 8 successive rows covers all banks. Panels start at multiples of 8
-// rows.
+// A wgmma operand is a sequence of panels, [rows][kK k] of 16-bit elements, K-major, with wgmma's swizzle for rows of
+// this length: a 16-byte chunk of 8 successive rows covers all banks. Panels start at multiples of 8 rows.
 //
 //   kK   bytes of a row   chunk i of row n lies at   swizzle field of the descriptor
 //   64   128              i ^ n % 8                  1
@@ -47,13 +46,12 @@ struct PanelLayout {
 
 constexpr int kProducerRegisters = 24;  // of a thread
 
-// Compile-time layout of an instance: three products after one another, which dense_block.cu and dense_block_backward.cu
-// name. DenseSpec in dense/weights.py computes the same
-// tiles and bytes.
+// Compile-time layout of an instance: three successive products, named by dense_block.cu and dense_block_backward.cu.
+// DenseSpec in dense/weights.py computes the same tiles and bytes.
 //   first    [64][kFirst * kDim] by a matrix of kFirst * kDim inputs and kDim outputs
 //   hidden   kDim to 2 * kDim to kDim
 //   last     kDim to kLast * kDim
-// kVectors and kSums: kDim floats each of all warps, and of each warp.
+// kVectors, kSums: numbers of vectors of kDim floats, shared by all warps and per warp.
 template <int kDim_, int kSlice_, int kConsumers_, bool kSharedH1_, int kCluster_, int kResident_, int kStages_,
           int kFirst_, int kLast_, int kVectors_, int kSums_>
 struct DenseBlockTraits {
@@ -69,8 +67,8 @@ struct DenseBlockTraits {
 
   using Panel = PanelLayout<kDim % 64 == 0 && kSlice % 64 == 0 ? 64 : kDim % 32 == 0 && kSlice % 32 == 0 ? 32 : 16>;
 
-  // Tiles in the order of use: wide tiles of the first product; tall and wide ones of the hidden units interleaved; tall
-  // ones of the last product.
+  // Tiles in the order of use: wide tiles of the first product; tall and wide ones of the hidden units interleaved;
+  // tall ones of the last product.
   static constexpr int kFirstTiles = kFirst_ * kDim / kSlice;
   static constexpr int kHiddenTiles = 2 * kDim / kSlice;  // tall, and as many wide
   static constexpr int kLastTiles = kLast_ * kDim / kSlice;
@@ -98,7 +96,7 @@ struct DenseBlockTraits {
   static __device__ __forceinline__ u32 parity(int tile, int round) {
     return (streamed_before(tile) / kRing + round * kLaps) & 1;
   }
-  // Most streamed tiles among `count` successive ones.
+  // Largest number of streamed tiles among `count` successive tiles.
   static __device__ constexpr int max_streamed(int count) {
     int most = 0;
     for (int tile = 0; tile + count <= kTiles; ++tile) {
@@ -137,7 +135,7 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   }
 }
 
-// A tile that is in shared memory.
+// A tile in shared memory.
 struct WeightTile {
   u32 desc;           // low word of its matrix descriptor
   u32 empty_barrier;  // 0: resident
@@ -153,7 +151,7 @@ __device__ __forceinline__ WeightTile acquire_tile(u32 smem, int tile, int round
           streamed ? smem + Traits::empty(buffer) : 0};
 }
 
-// Gives a tile's stage back to the producers of all blocks of the cluster: one arrival per warp.
+// Releases a tile's stage to the producers of all blocks of the cluster: one arrival per warp.
 template <typename Traits>
 __device__ __forceinline__ void release_tile(const WeightTile& tile, int lane) {
   if (!tile.empty_barrier) return;
@@ -164,8 +162,8 @@ __device__ __forceinline__ void release_tile(const WeightTile& tile, int lane) {
   }
 }
 
-// The producer: one thread copies all tiles in the order of use, resident tiles in the first round only. With a cluster
-// it copies its part of each tile to all blocks, and each block's barrier expects the whole tile.
+// The producer: one thread copies all tiles in the order of use, resident tiles in the first round only. In a cluster
+// it multicasts its share of each tile to all blocks, and each block's barrier expects the whole tile.
 template <typename Traits>
 __device__ __forceinline__ void produce(u32 smem, const char* weights, int rounds) {
   constexpr u32 kPart_bytes = Traits::kTile_bytes / Traits::kCluster;

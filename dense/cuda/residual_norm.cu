@@ -1,21 +1,21 @@
-// The layers of a training step that are no products: residual with LayerNorm, its gradient, the gradient of ReLU, and
-// the column sums that are gradients of biases and of norms. All are bound by memory.
+// The layers of a training step without matrix products: residual with LayerNorm, its gradient, the gradient of ReLU,
+// and the column sums for gradients of biases and norms. All are bound by memory.
 //
-//   residual_norm            s = x + y, O = norm(s) * weight + bias          keeps s and the statistics of its rows
+//   residual_norm            s = x + y, O = norm(s) * weight + bias          stores s and the statistics of its rows
 //   residual_norm_backward   dS from dO; column sums of dO * norm(s), dO, dS  (weight, bias, bias of the layer before)
 //   relu_backward            dA <- dA * [A > 0] * rescale; its column sums; or the column sums alone
-//   sum_partials             column sums of the sums of blocks
+//   sum_partials             column sums of the blocks' partials
 //
-// A row of kColumns 16-bit elements is a row of chunks of 16 bytes. kLanes neighbouring lanes of a warp hold a row,
-// lane l of them the chunks l, l + kLanes, ...; a warp has 32 / kLanes rows at once:
+// A row of kColumns 16-bit elements is a sequence of 16-byte chunks. kLanes neighbouring lanes hold a row, lane l of
+// them chunks l, l + kLanes, ...; a warp holds 32 / kLanes rows at a time:
 //
-//   kColumns = 64    8 chunks    8 lanes   1 chunk a lane     4 rows
-//   kColumns = 128   16 chunks   16 lanes  1 chunk a lane     2 rows
-//   kColumns = 320   40 chunks   32 lanes  2 chunks a lane    1 row; the second chunk of lanes 8 to 31 is none
+//   kColumns = 64    8 chunks    8 lanes   1 chunk per lane     4 rows
+//   kColumns = 128   16 chunks   16 lanes  1 chunk per lane     2 rows
+//   kColumns = 320   40 chunks   32 lanes  2 chunks per lane    1 row; lanes 8 to 31 have no second chunk
 //
 // The blocks of the backward kernels stride over the rows, each thread with the sums of its columns in registers. Each
-// block writes a row of `partial`, in which the sums of several launches lie side by side, and sum_partials adds them in
-// the order of the blocks: the same bits on every run.
+// block writes a row of `partial`, in which the sums of several launches lie side by side, and sum_partials adds them
+// in the order of the blocks: the same bits on every run.
 #include "common.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -24,10 +24,10 @@
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kChunk = 8;           // elements
-constexpr int kNormBatch = 2;       // rows of a lane whose loads are in flight together, where a row has a chunk a lane
+constexpr int kNormBatch = 2;       // rows per lane with loads in flight, if a row has one chunk per lane
 constexpr int kReluBatch = 4;
-constexpr int kSumColumns = 32;     // columns of a block of sum_partials
-constexpr int kSumSlices = 32;      // threads of a column
+constexpr int kSumColumns = 32;     // columns per block of sum_partials
+constexpr int kSumSlices = 32;      // threads per column
 
 struct NormParams {
   const u16* residual;  // [num_rows][kColumns]  x
@@ -35,8 +35,8 @@ struct NormParams {
   const u16* weight;    // [kColumns]
   const u16* bias;      // [kColumns]
   u16* output;          // [num_rows][kColumns]  O
-  u16* sum;             // [num_rows][kColumns]  s; null: not kept
-  float2* statistics;   // [num_rows]  mean and 1 / standard deviation of s; null: not kept
+  u16* sum;             // [num_rows][kColumns]  s; may be null
+  float2* statistics;   // [num_rows]  mean and 1 / standard deviation of s; may be null
   int num_rows;
   float epsilon;
 };
@@ -56,7 +56,7 @@ struct NormGradientParams {
 
 struct ReluGradientParams {
   u16* grad;              // [num_rows][kColumns]  dA, read and written
-  const u16* activation;  // [num_rows][kColumns]  A, of dropout after it too; null: dA stays as it is
+  const u16* activation;  // [num_rows][kColumns]  A, after dropout; null: dA is not changed
   float* partial;         // [gridDim.x][partial_columns]  from first_column on
   int num_rows;
   int partial_columns;
@@ -90,7 +90,7 @@ struct RowLanes {
     return ld_global_no_allocate_v4_b32(matrix + static_cast<i64>(row) * kColumns + kChunk * chunk(i));
   }
 
-  // Of a vector that all rows read.
+  // Loads the thread's elements of a vector that all rows read.
   __device__ static __forceinline__ uint4 load_vector(const u16* vector, int i) {
     return has(i) ? ld_global_nc_v4_b32(vector + kChunk * chunk(i)) : make_uint4(0, 0, 0, 0);
   }
@@ -99,7 +99,7 @@ struct RowLanes {
     if (has(i)) st_global_v4_b32(matrix + static_cast<i64>(row) * kColumns + kChunk * chunk(i), words);
   }
 
-  // The sum over the lanes of a row, in all of them.
+  // Sum over the lanes of a row, in every lane.
   __device__ static __forceinline__ float add_lanes(float value) {
 #pragma unroll
     for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kFullWarp, value, distance);
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) residual_norm_backward(const __grid_
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) unpack<kElement>(weight[i], Lanes::load_vector(p.weight, i));
 
-  // All lanes of a warp take the same number of rounds: shuffles need them.
+  // All lanes of a warp run the same number of rounds: they take part in shuffles.
   for (int tile = blockIdx.x; tile * kRows * Lanes::kBlockRows < p.num_rows; tile += gridDim.x) {
     uint4 first[kRows][kOfLane], second[kRows][kOfLane], sum[kRows][kOfLane];
     float2 statistics[kRows];

@@ -9,14 +9,15 @@ typedef long long i64;
 
 constexpr int kWarpSize = 32;
 constexpr u32 kFullWarp = 0xffffffffu;  // mask of all lanes, for warp collectives
+constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
 
 // Extents of mma.m16n8k16 (ptx/mma.cuh).
 constexpr int kTileM = 16;  // rows of A and C: queries of a row window
 constexpr int kTileN = 8;   // columns of B and C: keys of a TCB in SDDMM, output dimensions in SpMM
 constexpr int kTileK = 16;  // columns of A, rows of B: dimensions in SDDMM, keys in SpMM
 
-// Types of elements in memory, and how tensor cores take them. kFloat as an input: three TF32 terms; kTF32: float32 in
-// memory, one TF32 term (tf32.cuh). Outputs are kHalf, kBFloat16 or kFloat.
+// Element types in memory and on tensor cores. Inputs: kFloat is float32 in three TF32 terms, kTF32 is float32 in one
+// (tf32.cuh). Outputs are kHalf, kBFloat16 or kFloat.
 enum class Element { kHalf, kBFloat16, kFloat, kTF32 };
 template <Element kElement>
 constexpr bool kIsWide = kElement == Element::kFloat || kElement == Element::kTF32;
@@ -32,6 +33,6 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// The lower (upper) half-words of two words in one word, that of `first` in the lower half.
+// One word of the lower (upper) half-words of two words, `first` in the lower half.
 __device__ __forceinline__ u32 low_halves(u32 first, u32 second) { return __byte_perm(first, second, 0x5410); }
 __device__ __forceinline__ u32 high_halves(u32 first, u32 second) { return __byte_perm(first, second, 0x7632); }

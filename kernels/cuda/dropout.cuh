@@ -1,9 +1,9 @@
-// Dropout on the weights of the softmax: which edges are kept, from a counter of row, column and head.
+// Dropout of softmax weights: a counter-based mask, a hash of row, column, head and seed.
 //
-//   O_i = sum_j keep_ij p_ij / (1 - rate) v_j          the sum that p is divided by counts every edge
+//   O_i = sum_j keep_ij p_ij / (1 - rate) v_j          p is normalised over all edges, kept or not
 //
-// The mask depends on the numbers of row and column in A, the head and the seed, not on tiles or the order of rows: the
-// forward pass and both backward passes make the same one. kernels/dropout.py computes it with torch.
+// The mask depends on row and column in A, head and seed, not on tiles or the order of rows: the forward pass and both
+// backward passes compute the same mask. kernels/dropout.py computes it with torch.
 #pragma once
 #include "common.cuh"
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ u32 mix_bits(u32 x) {
   return x ^ x >> 16;
 }
 
-// Of a row and head, for `keeps`.
+// Hash of a row and head, for `keeps`.
 __device__ __forceinline__ u32 dropout_row(i64 seed, int row, int head) {
   const u32 of_row = mix_bits(static_cast<u32>(seed) ^ static_cast<u32>(row));
   return mix_bits(of_row + static_cast<u32>(head) * 0x9e3779b9u ^ static_cast<u32>(static_cast<u64>(seed) >> 32));

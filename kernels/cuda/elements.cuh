@@ -1,4 +1,4 @@
-// Tensors of 16-bit elements or of float32, as the kernels without tensor cores read and write them.
+// Loads and stores of 16-bit and float32 elements in the kernels without tensor cores.
 #pragma once
 #include "common.cuh"
 #include "ptx/cvt.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ float load_element(const void* address) {
   }
 }
 
-// Words from an address aligned to them; 0 unless `exists`.
+// kBytes from an aligned address; 0 unless `exists`.
 template <int kBytes>
 __device__ __forceinline__ void load_words(u32* words, const void* address, bool exists) {
   static_assert(kBytes == 16 || kBytes == 8 || kBytes == 4, "one instruction");
@@ -51,7 +51,7 @@ __device__ __forceinline__ void unpack_words(float (&x)[kCount], const u32 (&wor
   }
 }
 
-// Elements to an address aligned to them, or to 16 bytes; 1, or an even number.
+// kCount elements, 1 or an even number, to an address aligned to all of them or to 16 bytes.
 template <Element kElement, int kCount>
 __device__ __forceinline__ void store_elements(void* address, const float (&x)[kCount]) {
   if constexpr (kCount == 1) {

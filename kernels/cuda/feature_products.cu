@@ -1,16 +1,16 @@
-// The products with the weights of low-rank edge features, in front of fused3s_edges.cu and behind it, of 16-bit tensors;
-// bound by memory. feature_products_float.cu: of float32.
+// Products with the weights of low-rank edge features, before and after fused3s_edges.cu, for 16-bit tensors; bound by
+// memory. float32: feature_products_float.cu.
 //
 //   project_query    u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     C[16 rows, 16 features] = q[16, kDim] W[kDim, 16]
 //   add_features     O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    C[16 rows, kDim] = s[16, 16] W'^T[16, kDim]
 //   weight_gradient  dW[h, d, c] = sum_n q[n, h, d] t[h, n, c]     C[kDim, 16 features] = q^T[kDim, 16] t[16 rows, 16]
 //
-// Of the first two, grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's
-// heads lie in shared memory as B fragments, zero past kDim, past the last feature and past the last head. The grid of
-// weight_gradient: weight_gradient.cuh.
+// Grid of project_query and add_features: (head groups, row blocks). Each warp strides over tiles of 16 rows. The
+// weights of the block's heads are in shared memory as B fragments, zero past kDim, past the last feature and past the
+// last head. Grid of weight_gradient: weight_gradient.cuh.
 //
-// The order of the dimensions and of the features in the fragments is the one in which a lane's elements are neighbours
-// in memory; A and B, or B and C, share it. With g = lane / 4:
+// Dimensions and features are permuted in the fragments so that a lane's elements are neighbours in memory; A and B, or
+// B and C, have the same order. With g = lane / 4:
 //
 //   project_query    k-steps 2 * quad and 2 * quad + 1      A0, A2 of both: the four words of q's chunk of lane t
 //                    column 2t + e of tile n of C           feature 4t + 2n + e
@@ -20,8 +20,8 @@
 //                    column j of n-tile n of C              feature 2j + n
 //                    columns 2t, 2t+1, 2t+8, 2t+9 of A      rows t, t + 4, t + 8, t + 12 of a tile of q and t
 //
-// weight_gradient transposes q and t in registers: a word from memory has two neighbours of one row, a register of a
-// fragment the same element of two rows.
+// weight_gradient transposes q and t in registers: a word in memory holds two elements of one row, a register of a
+// fragment holds one element of two rows.
 #include "common.cuh"
 #include "elements.cuh"
 #include "feature_rows.cuh"
@@ -33,7 +33,7 @@
 #include "ptx/mul_wide.cuh"
 #include "weight_gradient.cuh"
 
-constexpr int kMinBlocks = 3;  // of an SM: registers for the loads in flight; the grid has as many
+constexpr int kMinBlocks = 3;  // per SM, in the grid too; leaves registers for the loads in flight
 
 // Element [head][d][feature] of the weights [H][kDim][num_features], 0 outside of them.
 template <int kDim, typename Params>
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query(const __gr
         }
 #pragma unroll
         for (int j = 0; j < Row::kHeads; ++j) {
-          const u32 mask = Row::head_of(t) == j ? 0xffffffffu : 0;  // the other heads of the quad count as 0
+          const u32 mask = Row::head_of(t) == j ? 0xffffffffu : 0;  // zeros the other heads of the quad
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
             mma_m16n8k16<kIn>(sum[j][n], top.x & mask, bottom.x & mask, top.y & mask, bottom.y & mask, b[n].x, b[n].y);
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __gri
   }
 }
 
-// A lane loads kLaneWords neighbouring words of a row of q, of 8 * kLaneWords in the slice, and one word of t.
+// A lane loads kLaneWords neighbouring words of a row of q (8 * kLaneWords in the slice), and one word of t.
 template <int kDim>
 struct GradientTile : GradientSlice<kDim, sizeof(u16)> {
   static constexpr int kLaneWords = GradientSlice<kDim, sizeof(u16)>::kDims / kTileM;

@@ -1,12 +1,11 @@
-// The products with the weights of low-rank edge features of feature_products.cu, for float32: on CUDA cores, whose
-// rounding is that of the scores; bound by memory.
+// The products of feature_products.cu for float32, on CUDA cores, which round as the scores do; bound by memory.
 //
-//   project_query    u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     each lane its chunks of q; the lanes of a head then
-//                                                                  share out the features
+//   project_query    u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     each lane its chunks of q; then the features are
+//                                                                  distributed over the lanes of a head
 //   add_features     O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    each lane its chunks of O
 //   weight_gradient  dW[h, d, c] = sum_n q[n, h, d] t[h, n, c]     each lane chunks of q times four features
 //
-// Shared memory of the first two: chunks of W or W', of a lane's four dimensions the 16 features each; zero past
+// Shared memory of project_query and add_features: W or W', 16 features for each of a lane's four dimensions; zero past
 // kDim, past the last feature and past the last head.
 #include "common.cuh"
 #include "feature_rows.cuh"
@@ -14,26 +13,26 @@
 #include "ptx/ld_shared.cuh"
 #include "weight_gradient.cuh"
 
-constexpr int kMinBlocks = 2;  // of an SM: no spills; the grid has as many
+constexpr int kMinBlocks = 2;  // per SM, in the grid too, without spills
 constexpr int kDims = kChunkWords;  // of a chunk
-constexpr int kParts = kFeatures / 4;
+constexpr int kQuarters = kFeatures / 4;
 
 template <int kDim>
 struct FloatRow : HeadRow<kDim, sizeof(float)> {
   using Base = HeadRow<kDim, sizeof(float)>;
-  static constexpr int kWeights = Base::kQuads * kQuadLanes * kDims * kParts;  // float4 in shared memory
+  static constexpr int kWeights = Base::kQuads * kQuadLanes * kDims * kQuarters;  // float4 in shared memory
 
   // Weights of the block's heads to shared memory; all threads of the block.
   template <typename Params>
   __device__ static __forceinline__ void load_weights(float4 (&smem_weight)[kWeights], const Params& p) {
     for (int i = threadIdx.x; i < kWeights; i += kThreads) {
-      const int part = i % kParts, of_chunk = i / kParts % kDims;
-      const int t = i / (kParts * kDims) % kQuadLanes, quad = i / (kParts * kDims * kQuadLanes);
+      const int quarter = i % kQuarters, of_chunk = i / kQuarters % kDims;
+      const int t = i / (kQuarters * kDims) % kQuadLanes, quad = i / (kQuarters * kDims * kQuadLanes);
       const int head = blockIdx.x * Base::kHeads + Base::head_of(t), d = kDims * Base::chunk_of(quad, t) + of_chunk;
       float x[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int feature = 4 * part + j;
+        const int feature = 4 * quarter + j;
         const bool exists = head < p.num_heads && d < kDim && feature < p.num_features;
         const i64 index = (static_cast<i64>(head) * kDim + d) * p.num_features + feature;
         x[j] = exists ? __ldg(static_cast<const float*>(p.weight) + index) : 0.0f;
@@ -43,9 +42,10 @@ struct FloatRow : HeadRow<kDim, sizeof(float)> {
     __syncthreads();
   }
 
-  // Features 4 * part to 4 * part + 3 of a dimension of a lane's chunk; `lane_weight`: of chunk t in the first quad.
-  __device__ static __forceinline__ void weight(float (&x)[4], u32 lane_weight, int quad, int of_chunk, int part) {
-    const u32 index = (quad * kQuadLanes * kDims + of_chunk) * kParts + part;
+  // Features 4 * quarter to 4 * quarter + 3 of a dimension of a lane's chunk; `lane_weight`: of chunk t in the first
+  // quad.
+  __device__ static __forceinline__ void weight(float (&x)[4], u32 lane_weight, int quad, int of_chunk, int quarter) {
+    const u32 index = (quad * kQuadLanes * kDims + of_chunk) * kQuarters + quarter;
     const uint4 v = ld_shared_v4_b32(lane_weight + static_cast<u32>(sizeof(float4)) * index);
     x[0] = __uint_as_float(v.x), x[1] = __uint_as_float(v.y);
     x[2] = __uint_as_float(v.z), x[3] = __uint_as_float(v.w);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query_float(cons
   const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
   const int head = blockIdx.x * Row::kHeads + Row::head_of(t);
   const float* const query = static_cast<const float*>(p.query) + head * p.query_head_stride;
-  const u32 lane_weight = shared_address(smem_weight + t * kDims * kParts);
+  const u32 lane_weight = shared_address(smem_weight + t * kDims * kQuarters);
   const int num_tiles = divide_up(p.num_rows, kTileM);
   for (int tile = blockIdx.y * kWarps + threadIdx.x / kWarpSize; tile < num_tiles; tile += gridDim.y * kWarps) {
     const int row[2] = {kTileM * tile + g, kTileM * tile + g + 8};
@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query_float(cons
       for (int i = 0; i < Row::kBatch; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const char* const source = reinterpret_cast<const char*>(query) + static_cast<i64>(row[half]) * p.query_row_bytes;
+          const char* const source =
+              reinterpret_cast<const char*>(query) + static_cast<i64>(row[half]) * p.query_row_bytes;
           chunks[i][half] = Row::load(source, Row::chunk_of(first_quad + i, t),
                                       head < p.num_heads && row[half] < p.num_rows);
         }
@@ -93,13 +94,13 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query_float(cons
 #pragma unroll
         for (int d = 0; d < kDims; ++d) {
 #pragma unroll
-          for (int part = 0; part < kParts; ++part) {
+          for (int quarter = 0; quarter < kQuarters; ++quarter) {
             float weight[4];
-            Row::weight(weight, lane_weight, first_quad + i, d, part);
+            Row::weight(weight, lane_weight, first_quad + i, d, quarter);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-              sum[0][4 * part + j] = fmaf(top[d], weight[j], sum[0][4 * part + j]);
-              sum[1][4 * part + j] = fmaf(bottom[d], weight[j], sum[1][4 * part + j]);
+              sum[0][4 * quarter + j] = fmaf(top[d], weight[j], sum[0][4 * quarter + j]);
+              sum[1][4 * quarter + j] = fmaf(bottom[d], weight[j], sum[1][4 * quarter + j]);
             }
           }
         }
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query_float(cons
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Each step halves the features of a lane, of which the upper lane keeps the upper ones.
+      // Each step halves the features per lane; the upper lane keeps the upper half.
 #pragma unroll
       for (int distance = Row::kHeadLanes / 2, count = kFeatures / 2; distance > 0; distance /= 2, count /= 2) {
         const bool is_upper = t & distance;
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features_float(const
 
   const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
   const int head = blockIdx.x * Row::kHeads + Row::head_of(t);
-  const u32 lane_weight = shared_address(smem_weight + t * kDims * kParts);
+  const u32 lane_weight = shared_address(smem_weight + t * kDims * kQuarters);
   const int num_tiles = divide_up(p.num_rows, kTileM);
   for (int tile = blockIdx.y * kWarps + threadIdx.x / kWarpSize; tile < num_tiles; tile += gridDim.y * kWarps) {
     float features[2][kFeatures];
@@ -155,10 +156,10 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features_float(const
       const float4* const source = reinterpret_cast<const float4*>(
           static_cast<const float*>(p.feature_sums) + (static_cast<i64>(head) * p.num_rows + row) * kFeatures);
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const float4 v = exists[half] ? __ldg(source + part) : float4{};
-        features[half][4 * part] = v.x, features[half][4 * part + 1] = v.y;
-        features[half][4 * part + 2] = v.z, features[half][4 * part + 3] = v.w;
+      for (int quarter = 0; quarter < kQuarters; ++quarter) {
+        const float4 v = exists[half] ? __ldg(source + quarter) : float4{};
+        features[half][4 * quarter] = v.x, features[half][4 * quarter + 1] = v.y;
+        features[half][4 * quarter + 2] = v.z, features[half][4 * quarter + 3] = v.w;
       }
     }
 #pragma unroll 1
@@ -177,13 +178,13 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features_float(const
 #pragma unroll
         for (int d = 0; d < kDims; ++d) {
 #pragma unroll
-          for (int part = 0; part < kParts; ++part) {
+          for (int quarter = 0; quarter < kQuarters; ++quarter) {
             float weight[4];
-            Row::weight(weight, lane_weight, first_quad + i, d, part);
+            Row::weight(weight, lane_weight, first_quad + i, d, quarter);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-              top[d] = fmaf(features[0][4 * part + j], weight[j], top[d]);
-              bottom[d] = fmaf(features[1][4 * part + j], weight[j], bottom[d]);
+              top[d] = fmaf(features[0][4 * quarter + j], weight[j], top[d]);
+              bottom[d] = fmaf(features[1][4 * quarter + j], weight[j], bottom[d]);
             }
           }
         }
@@ -201,22 +202,24 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features_float(const
   }
 }
 
-// A lane has four features, lane % 4, and kChunks chunks of every kWarpRows-th row.
+// A lane sums four features, quarter lane % 4, of kChunks chunks over every kWarpRows-th row.
 template <int kDim>
 struct FloatGradientTile : GradientSlice<kDim, sizeof(float)> {
   static constexpr int kSliceChunks = GradientSlice<kDim, sizeof(float)>::kDims / kDims;
   static constexpr int kChunkLanes = kSliceChunks < 8 ? kSliceChunks : 8;
   static constexpr int kChunks = kSliceChunks / kChunkLanes;
   static constexpr int kQuads = kChunks * kDims;  // four features of dimension quad % 4 of chunk quad / 4
-  static constexpr int kLanes = kParts * kChunkLanes;
+  static constexpr int kLanes = kQuarters * kChunkLanes;
   static constexpr int kWarpRows = kWarpSize / kLanes;
   static constexpr int kBatch = kChunks == 1 ? 8 : 4;  // rows of a lane whose loads are in flight together
 
-  __device__ static __forceinline__ int chunk(int i, int lane) { return lane / kParts % kChunkLanes + kChunkLanes * i; }
+  __device__ static __forceinline__ int chunk(int i, int lane) {
+    return lane / kQuarters % kChunkLanes + kChunkLanes * i;
+  }
   __device__ static __forceinline__ int dim(int quad, int lane, int) {
     return kDims * chunk(quad / kDims, lane) + quad % kDims;
   }
-  __device__ static __forceinline__ int feature(int, int lane, int i) { return 4 * (lane % kParts) + i; }
+  __device__ static __forceinline__ int feature(int, int lane, int i) { return 4 * (lane % kQuarters) + i; }
 };
 
 template <int kDim>
@@ -248,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
           const int chunk_byte = first_byte + 4 * kDims * Tile::chunk(chunk, lane);
           Tile::template load<16>(words[i][chunk], rows + static_cast<i64>(row) * row_bytes, chunk_byte, exists);
         }
-        const i64 source = static_cast<i64>(row) * kFeatures + 4 * (lane % kParts);
+        const i64 source = static_cast<i64>(row) * kFeatures + 4 * (lane % kQuarters);
         load_words<16>(features[i], element_address<Element::kFloat>(feature_sums, source), exists);
       }
 #pragma unroll

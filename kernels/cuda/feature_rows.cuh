@@ -1,10 +1,10 @@
-// Rows of q and O as the kernels of feature products access them.
+// Accesses to rows of q and O in the kernels of feature products.
 //
 // Grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's heads lie in
 // shared memory.
 //
-// Quad: four lanes of a row, t = lane % 4, access 64 bytes of q or O, a chunk of 16 bytes each. Heads of one or two
-// chunks share a quad; longer heads take several quads.
+// Quad: four lanes of a row, t = lane % 4, access 64 bytes of q or O, one 16-byte chunk per lane. Heads of one or two
+// chunks share a quad; longer heads need several quads.
 //
 //   chunks of a head   1              2              3 and more
 //   head of lane t     t              t / 2          0
@@ -41,7 +41,7 @@ struct AddParams {
   int num_features;  // 1 to 16
 };
 
-// Rows of a head of kDim elements in global memory, as quads access them.
+// A row of a head of kDim elements in global memory, in quads.
 template <int kDim, int kElement_bytes>
 struct HeadRow {
   static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
@@ -51,13 +51,13 @@ struct HeadRow {
   static constexpr int kHeadLanes = kQuadLanes / kHeads;
   static constexpr int kBatches = divide_up(divide_up(kChunks, kQuadLanes), kMostBatch);
   static constexpr int kBatch = divide_up(divide_up(kChunks, kQuadLanes), kBatches);
-  static constexpr int kQuads = kBatch * kBatches;  // with idle ones at the end
+  static constexpr int kQuads = kBatch * kBatches;  // rounded up to whole batches
   static constexpr bool kWholeChunks = kWords % kChunkWords == 0;
 
   __device__ static constexpr int head_of(int t) { return t / kHeadLanes; }
   __device__ static constexpr int chunk_of(int quad, int t) { return kQuadLanes * quad + t % kHeadLanes; }
 
-  // A chunk, zero past kDim; all 0 unless `exists`.
+  // Loads a chunk; zero past kDim, and unless `exists`.
   __device__ static __forceinline__ uint4 load(const void* head, int chunk, bool exists) {
     if constexpr (kWholeChunks) {
       const uint4* const address = static_cast<const uint4*>(head) + chunk;

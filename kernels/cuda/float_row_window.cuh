@@ -1,16 +1,17 @@
-// A row window of float32 inputs in a warp's registers: Q, the online softmax and O of all heads of the group, or of the
-// columns that a warp of a team has.
+// A row window of float32 inputs in a warp's registers: Q, the online softmax and O of all heads of the group; in a
+// team the warp's columns of them.
 //
-// Fragments of TF32 (ptx/mma_tf32.cuh). Rows of B may be in any order that A shares, and columns of B in any that C
-// shares:
+// Fragments of TF32 (ptx/mma_tf32.cuh). Any order of the rows of B is correct if A has the same, and any order of its
+// columns if C has the same:
 //
-//   SDDMM   k-steps 2s and 2s + 1: columns 16s to 16s + 15; lane t has 4t and 4t + 1 in the first, 4t + 2 and 4t + 3 in
-//           the second: ld.shared.v4. Of heads that share slices a k-step is a head; lane t has 2t and 2t + 1 of it.
-//   SpMM    k-step i: keys 8i to 8i + 7, lane t has 8i + 2t and the next, as C of SDDMM: E stays in its registers. V is
-//           read by single words: two columns at once would need a move each, since a B fragment is two rows.
+//   SDDMM   k-steps 2s and 2s + 1: columns 16s to 16s + 15; lane t holds 4t and 4t + 1 in the first, 4t + 2 and 4t + 3
+//           in the second: ld.shared.v4. With heads that share slices a k-step is a head; lane t holds 2t and 2t + 1.
+//   SpMM    k-step i: keys 8i to 8i + 7, lane t holds 8i + 2t and 8i + 2t + 1, as C of SDDMM: E stays in its registers.
+//           V is read by single words: two columns at once would need a move each, because a B fragment is two rows.
 //
-// kFloat, three terms: mma cuts a sum off at the last place of its largest term. So O of a KV tile starts at 0, and fp32
-// adds it to O; in SDDMM of one head, which has many k-steps, the products of the low terms have a sum of their own.
+// kFloat, three terms: mma truncates a sum at the last place of its largest term. The product of a KV tile therefore
+// starts at 0 and is added to O by an FMA; SDDMM of one head, which has many k-steps, sums the products of the low
+// terms in accumulators of their own.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
@@ -25,13 +26,14 @@
 #include "split_kv.cuh"
 #include "tf32.cuh"
 
-// A warp's part of the scores of a KV tile, as C fragments, for the other warps of its team.
-struct ScorePart {
+// Partial scores of a KV tile over the columns of one warp, as C fragments, for the other warps of its team.
+struct PartialScores {
   float4 fragment[2][kWarpSize];
 };
 
-template <Element kIn, int kDim, int kHeads, int kDimWarps>
+template <Element kIn, int kDim, int kHeads, int kTeamWarps>
 struct FloatRowWindow {
+  static constexpr int kDimWarps = kTeamWarps;
   static constexpr bool kThreeTerms = kIn == Element::kFloat;
   static constexpr int kWidth = columns_of_warp<kDim, kDimWarps>();
   using S = Stage<kWidth, kHeads, sizeof(float)>;
@@ -40,10 +42,10 @@ struct FloatRowWindow {
   static constexpr bool kSharesSlices = Group::kSliceHeads > 1;
   static constexpr int kBatch = 1, kBatches = kHeads;         // heads are computed one after the other
   static constexpr int kHeadTiles = Group::kHeadDim / kTileN;  // k-steps of SDDMM and n-tiles of SpMM of a head
-  static constexpr bool kKeepsLow = kThreeTerms && kWidth <= 64 && !kFolded;  // of Q; else registers end
+  static constexpr bool kKeepsLow = kThreeTerms && kWidth <= 64 && !kFolded;  // low terms of Q; else recomputed
   static constexpr int kTilesAtOnce = kHeadTiles > 1 ? 2 : 1;  // of SpMM
   static constexpr u32 kTile_bytes = kTileN * sizeof(float);
-  static constexpr int kChains = kFolded ? 1 : 2;  // sums of the large products: for the latency of mma
+  static constexpr int kChains = kFolded ? 1 : 2;  // accumulators of the large products: hide the latency of mma
 
   const int lane, g, t, dim_warp;
   const float scale_log2e;
@@ -98,7 +100,7 @@ struct FloatRowWindow {
     }
   }
 
-  // Elements `dim` and the next of a row, or the next three; zero past kDim.
+  // Two (four) elements of a row, from `dim` on; zero past kDim.
   __device__ static __forceinline__ uint2 load_pair(const char* row, int dim, bool exists) {
     return exists && dim < kDim ? __ldg(reinterpret_cast<const uint2*>(row) + dim / 2) : make_uint2(0, 0);
   }
@@ -111,13 +113,14 @@ struct FloatRowWindow {
     }
   }
 
-  // Keys g (`half` 0) and g + 8: B fragments of k-steps `tile` of the group's and the next; of heads that share slices
-  // there is no next one.
+  // Keys g (`half` 0) and g + 8: B fragments of k-steps `tile` and tile + 1; with heads that share slices, of k-step
+  // `tile` alone.
   __device__ __forceinline__ uint4 load_key(u32 stage, int tile, int half) const {
     const u32 row = stage + g * S::kKeyRow_bytes, swizzle = S::key_swizzle(g);
     const u32 offset = half * kTileN * S::kKeyRow_bytes;
     if constexpr (kSharesSlices) {
-      const uint2 words = ld_shared_v2_b32(S::advance(row + (2 * sizeof(float) * t ^ swizzle), kTile_bytes * tile) + offset);
+      const u32 place = row + (2 * sizeof(float) * t ^ swizzle);
+      const uint2 words = ld_shared_v2_b32(S::advance(place, kTile_bytes * tile) + offset);
       return make_uint4(words.x, words.y, 0, 0);
     } else {
       const u32 place = row + kChunk_bytes * t;  // 32 * tile ^ swizzle
@@ -125,7 +128,8 @@ struct FloatRowWindow {
     }
   }
 
-  // SDDMM of a head: C fragments of keys g and g + 8. Rows of K past the last key hold old data; no bit is set for them.
+  // SDDMM of a head: C fragments of keys 0 to 7 and 8 to 15. Rows of K past the last key hold old data; the mask has no
+  // bit for them.
   __device__ __forceinline__ void scores(float (&score)[1][2][4], int head, u32 stage) const {
     float large[kChains][2][4] = {}, small[2][4] = {};
 #pragma unroll
@@ -168,16 +172,16 @@ struct FloatRowWindow {
     }
   }
 
-  // Adds the parts of all warps of the team, in the same order in each of them. The other place of `parts` is written
-  // while a warp may still read this one.
-  //   parts   [kDimWarps] ScorePart in shared memory
-  __device__ __forceinline__ void add_parts(float (&score)[2][4], u32 parts, int barrier) const {
+  // Adds up the partial scores of the team, in the same order in every warp. The caller alternates between two buffers:
+  // a warp may write the next one while another still reads this one.
+  //   buffer   [kDimWarps] PartialScores in shared memory
+  __device__ __forceinline__ void sum_over_team(float (&score)[2][4], u32 buffer, int barrier) const {
     const u32 offset = sizeof(float4) * lane;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       const float (&c)[4] = score[tile];
       st_shared_v4_b32(
-          parts + dim_warp * sizeof(ScorePart) + tile * sizeof(ScorePart::fragment[0]) + offset,
+          buffer + dim_warp * sizeof(PartialScores) + tile * sizeof(PartialScores::fragment[0]) + offset,
           make_uint4(__float_as_uint(c[0]), __float_as_uint(c[1]), __float_as_uint(c[2]), __float_as_uint(c[3])));
     }
     bar_sync<kDimWarps * kWarpSize>(barrier);
@@ -186,18 +190,18 @@ struct FloatRowWindow {
       float (&c)[4] = score[tile];
 #pragma unroll
       for (int other = 0; other < kDimWarps; ++other) {
-        const uint4 part = ld_shared_v4_b32(parts + other * sizeof(ScorePart) +
-                                            tile * sizeof(ScorePart::fragment[0]) + offset);
-        const float x[4] = {__uint_as_float(part.x), __uint_as_float(part.y), __uint_as_float(part.z),
-                            __uint_as_float(part.w)};
+        const uint4 words = ld_shared_v4_b32(buffer + other * sizeof(PartialScores) +
+                                            tile * sizeof(PartialScores::fragment[0]) + offset);
+        const float x[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                            __uint_as_float(words.w)};
 #pragma unroll
         for (int e = 0; e < 4; ++e) c[e] = other ? c[e] + x[e] : x[e];
       }
     }
   }
 
-  // E = exp(scale * (score - max)) in place of the scores; `rescale`: of O and the sums so far, where a maximum grows.
-  // One term: E as mma reads it, so that E adds up to the sum. [7]
+  // E = exp(scale * (score - max)) in place of the scores; `rescale`: factor of O and of the sums so far. One term: E
+  // is truncated as mma reads it, so that E adds up to the sum. fused3s.cu [3]
   __device__ __forceinline__ void online_softmax(float (&score)[2][4], float (&rescale)[2], int head) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -206,8 +210,8 @@ struct FloatRowWindow {
       for (int e = 0; e < 4; ++e) new_max = fmaxf(new_max, score[e / 2][2 * half + e % 2]);
       new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 1));
       new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 2));
-      // Rounded before it is subtracted, also from the one before: a row's keys get one factor, whichever maximum was
-      // the first that they met.
+      // Rounded before it is subtracted, here and in `rescale`: all keys of a row get the same factor, whatever the
+      // maxima of earlier KV tiles were.
       const float shift = new_max == negative_infinity() ? 0.0f : __fmul_rn(new_max, scale_log2e);
       rescale[half] = ex2_approx_ftz(__fmul_rn(max[head][half], scale_log2e) - shift);
       max[head][half] = new_max;
@@ -225,7 +229,8 @@ struct FloatRowWindow {
   }
 
   // SpMM of a head: O = rescale * O + E V.
-  __device__ __forceinline__ void accumulate(const float (&weight)[2][4], const float (&rescale)[2], int head, u32 stage) {
+  __device__ __forceinline__ void accumulate(const float (&weight)[2][4], const float (&rescale)[2], int head,
+                                             u32 stage) {
     u32 a[2][4], a_low[2][4];  // A fragments of both k-steps
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -237,8 +242,9 @@ struct FloatRowWindow {
         a[step][r] = x;
       }
     }
-    // Rows 2t; key 8i + 2t + e has the same swizzle.
-    const u32 place = stage + sizeof(S::key) + 2 * t * S::kValueRow_bytes + (sizeof(float) * g ^ S::value_swizzle(2 * t));
+    // Rows 2t; keys 8i + 2t + e have the swizzle of row 2t.
+    const u32 place =
+        stage + sizeof(S::key) + 2 * t * S::kValueRow_bytes + (sizeof(float) * g ^ S::value_swizzle(2 * t));
 #pragma unroll
     for (int first = 0; first < kHeadTiles; first += kTilesAtOnce) {
       u32 b[kTilesAtOnce][2][2];  // B fragments of both k-steps
@@ -249,7 +255,7 @@ struct FloatRowWindow {
         const u32 column = S::advance(place, kTile_bytes * (kHeadTiles * head + first + j));
         b[j][i / 2 % 2][i % 2] = ld_shared_b32(column + key * S::kValueRow_bytes);
       }
-      // The n-tiles by turns: for the latency of mma.
+      // Alternating n-tiles hide the latency of mma.
 #pragma unroll
       for (int term = kThreeTerms ? 0 : 2; term < 3; ++term) {
 #pragma unroll
@@ -281,78 +287,12 @@ struct FloatRowWindow {
     mma_m16n8k8_tf32(c, a[0], a[1], a[2], a[3], b0, b1);
   }
 
-  __device__ __forceinline__ void scale_output(float factor) {
-#pragma unroll
-    for (auto& tile : out) {
-#pragma unroll
-      for (float& x : tile) x *= factor;
-    }
-  }
-
   __device__ __forceinline__ float row_sum(int head, int half) const {
     float total = sum[head][half];
     total += __shfl_xor_sync(kFullWarp, total, 1);
     return total + __shfl_xor_sync(kFullWarp, total, 2);
   }
-
-  // Epilogue of kWarp: O / sum to the output.
-  template <Element kOut>
-  __device__ __forceinline__ void store_output(const Params& p, const int (&row)[2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool in_range = row[half] < p.num_rows;
-      const i64 row_head = static_cast<i64>(row[half]) * p.num_heads + blockIdx.y * kHeads;
-      void* const target = row_output<kDim, kOut>(p.output, row_head);
-      float inverse[kHeads];
-#pragma unroll
-      for (int head = 0; head < kHeads; ++head) {
-        const float total = row_sum(head, half);
-        inverse[head] = inverse_or_zero(total);
-        const bool exists = in_range && (!kFolded || head < heads_of_group<kHeads>(p));
-        if (p.lse && t == 0 && dim_warp == 0 && exists) {
-          p.lse[row_head + head] = log_sum_exp(__fmul_rn(max[head][half], scale_log2e), total);
-        }
-      }
-#pragma unroll
-      for (int slice = 0; slice < S::kSlices; ++slice) {
-        const int place = S::kSlices * dim_warp + slice, head = Group::head_of(slice);
-        if (kDimWarps > 1 && place >= Partial<kDim, kHeads>::kSlices) break;
-        float of_slice[Group::kSliceHeads];
-#pragma unroll
-        for (int i = 0; i < Group::kSliceHeads; ++i) of_slice[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
-        const float* left = out[2 * slice] + 2 * half;
-        const float* right = out[2 * slice + 1] + 2 * half;
-        store_row_slice<kDim, kHeads, kOut>(target, in_range, place, t, p.num_heads, of_slice,
-                                            make_float2(left[0], left[1]), make_float2(right[0], right[1]));
-      }
-    }
-  }
-
-  // Epilogue of kBlock and of a split: O, maxima and sums to shared memory.
-  __device__ __forceinline__ void store_partial(Partial<kDim, kHeads>& partial) const {
-#pragma unroll
-    for (int slice = 0; slice < S::kSlices; ++slice) {
-      const int place = S::kSlices * dim_warp + slice;
-      if (kDimWarps > 1 && place >= Partial<kDim, kHeads>::kSlices) break;
-      PartialSlice<Group::kSliceHeads>& target = partial.slices[place];
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const float* c = out[2 * slice + tile];
-        target.out[tile][lane] = make_float4(c[0], c[1], c[2], c[3]);
-      }
-#pragma unroll
-      for (int i = 0; i < Group::kSliceHeads; ++i) {
-        const int head = Group::head_of(slice) + i;
-        if (head >= kHeads) continue;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float total = row_sum(head, half);
-          if (t == 0) {
-            target.max[i][8 * half + g] = __fmul_rn(max[head][half], scale_log2e);
-            target.sum[i][8 * half + g] = total;
-          }
-        }
-      }
-    }
+  __device__ __forceinline__ float log2_max(int head, int half) const {
+    return __fmul_rn(max[head][half], scale_log2e);
   }
 };

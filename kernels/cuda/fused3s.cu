@@ -12,29 +12,29 @@
 //   >= 0     splits, a block each (split-KV): the last block to arrive combines the partials in the order of the
 //            splits, so the bits are the same on every run
 //
-// A warp copies K and V by cp.async into a ring of its own. Q, scores, E and O stay in registers. A KV tile with fewer
-// than 16 keys copies only those.
+// Each warp copies K and V by cp.async into its ring (ring.cuh). Q, scores, E and O stay in registers. A KV tile with
+// fewer than 16 keys copies only those.
 //
 // Elements. 16 bits: RowWindow (row_window.cuh), mma.m16n8k16. float32: FloatRowWindow (float_row_window.cuh),
-// mma.m16n8k8 in TF32, three terms a product or one. A row of K or V has the same layout in bytes, whatever its elements;
-// what follows counts chunks of 16 bytes.
+// mma.m16n8k8 in TF32, with three terms or one per product. The layout of a row of K or V in bytes does not depend on
+// the type of its elements; chunks below are 16 bytes.
 //
-// Teams. Of float32, a head of more than 64 columns would leave few warps on an SM. Its work items go to teams of
-// kDimWarps neighbouring warps, each with whole slices of the columns: of gathers, Q, K, V and O. A score is a sum over
-// all columns, so the warps add each other's parts through shared memory, one named barrier a KV tile. "A warp" above is
-// then a team, and each of its warps has a copy of the records.
+// Teams. A float32 head of more than 64 columns would leave few warps on an SM. Its work items go to teams of kDimWarps
+// neighbouring warps, each with whole slices of the columns of Q, K, V and O. A score is a sum over all columns: the
+// warps add up their partial scores through shared memory, with one named barrier per KV tile. "A warp" above is then a
+// team; each of its warps has its own copy of the records.
 //
-// Shared memory: struct SharedMemory            bytes at 16 bits, kDim 64   128      256      float32, 64 columns a warp
+// Shared memory: struct SharedMemory            bytes at 16 bits, kDim 64   128      256      float32, 64 columns
 //   ring [kWarps][kStages]    Stage: key, value  2,048 each                 4,096    8,192    4,096 each
 //   records [kWarps][kRecords]    a KV tile      128                        128      128      128
-//   parts    of the scores, with teams           0                          0        0        1,024 of a warp, two places
-//   a warp                                       8,704                      16,896   33,280   16,896; 18,944 in a team
-//   with edge data, a 16 x 16 matrix of float each of bias and multiplier: 1,024 bytes a warp
-//   with edge features, struct TileFeaturesMemory: 3,232 bytes a warp at kDim 64 and 256, 2,224 at 128
+//   partial scores, with teams                   0                          0        0        1,024, in two buffers
+//   per warp                                     8,704                      16,896   33,280   16,896; 18,944 in a team
+//   score terms with values (tile_terms.cuh): a 16 x 16 matrix of float for each, 1,024 bytes per warp
+//   edge features, struct TileFeaturesMemory: 3,232 bytes per warp at kDim 64 and 256, 2,224 at 128
 //
-// Swizzle of K, one head, and float32; 16-bit head groups have that of V, for ldmatrix. A phase of ld.shared.v4 is eight lanes: rows g = 2i
-// and 2i + 1, chunks (16 bytes) 4p to 4p + 3 of both. Odd rows swap their 64-byte halves, so that a phase covers all 32
-// banks. Where a row is an odd number of 64 bytes, rows alternate between the halves by themselves.
+// Swizzle of K: one head, and float32. 16-bit head groups use the swizzle of V, for ldmatrix. A phase of ld.shared.v4
+// is eight lanes: rows g = 2i and 2i + 1, chunks 4p to 4p + 3 of both. Odd rows swap their 64-byte halves, so that a
+// phase covers all 32 banks. If a row is an odd number of 64 bytes, rows alternate between the halves without a swap.
 //
 //   banks     0-3  4-7  8-11 12-15 16-19 20-23 24-27 28-31
 //   row 0      0    1    2    3     4     5     6     7       chunk; phase of p = 0: chunks 0 to 3 of rows 0 and 1
@@ -51,48 +51,48 @@
 //   row 7      7    6    5    4     3     2     1     0
 //
 // Swizzle of V in float32. ld.shared.b32 reads 8 columns, two chunks, of rows 2t (or 2t + 1): chunk c of row n lies at
-// c ^ 2 (n / 2 % 4), so that the four rows cover all banks. Rows are whole 128-byte lines. Heads of up to 8 columns that
-// share slices read K by ld.shared.v2, two chunks of rows g to g + 3: c ^ 2 (n % 4).
+// c ^ 2 (n / 2 % 4), so that the four rows cover all banks. Rows are whole 128-byte lines. K of heads that share slices
+// (up to 8 columns) is read by ld.shared.v2, two chunks of rows g to g + 3: c ^ 2 (n % 4).
 //
-// Timeline of a warp. cp.async groups complete in order; wait<n> leaves the latest n in flight.
+// Timeline of a warp (rules [R1] to [R4]: ring.cuh). cp.async groups complete in order; wait<n> leaves the latest n in
+// flight.
 //
 //   group      copies                                                       complete
 //   item       work item: KV tiles 0 and 1 to records 0 and 1               wait<0>, before the first gather
 //   0          K, V of KV tile 0 to stage 0; KV tile 2 to record 2          wait<1> of iteration 0
 //   1          K, V of KV tile 1 to stage 1; KV tile 3 to record 3          wait<1> of iteration 1
 //   i + 2      K, V of KV tile i + 2 to stage i % 2; KV tile i + 4 to record i % 4
-//   With edge features each iteration starts with one more group, of those of KV tile i + 1; it is older than i + 2.
+//   With edge features each iteration first commits one more group, the features of KV tile i + 1; it is older than
+//   group i + 2.
 //
 //   iteration i    reads                                  in flight        then overwritten
 //   wait<1>                                               group i + 1
-//   scores         K in stage i % 2; with teams, parts i % 2
+//   scores         K in stage i % 2; with teams, partial_scores i % 2
 //   mask           bitmap in record i % 4
 //   accumulate     V in stage i % 2
 //   gather i + 2   keys in record (i + 2) % 4             + group i + 2    stage i % 2, record i % 4
 //
 // Order that must not change, marked [n] in the code, and what breaks otherwise
-//   [1]  Before griddepcontrol_wait a block reads only work items, with their KV tiles, and row ids: the kernel in
-//        front may still write Q, K and V, or read memory that this kernel writes.
-//   [2]  Commit a group also where nothing is copied: wait<1> counts groups, and would leave the needed one in flight.
-//   [3]  wait, then __syncwarp, then the first read: a lane waits only for its own copies.
-//   [4]  __syncwarp between the last read of a stage or record and the copies to it: other lanes may still read.
-//   [5]  A KV tile copies 96 of 128 bytes of a record: the last 32 of record 0 hold the work item to the end.
-//   [6]  V rows past the last key: they hold old data, and 0 * NaN is NaN. 16 bits: they are never read. float32: those
-//        that no KV tile in front fills are zeroed; a NaN of one in front has reached the window's rows already.
-//   [7]  A maximum of -infinity is never subtracted: a row without an edge so far would become NaN.
-//   [8]  store_partial after the loop: then no copy is in flight, and no lane reads the ring. It writes the rings of the
-//        whole team: the barrier waits for its other warps.
-//   [9]  __syncthreads before combine_block: it reads the partials of all warps.
-//   [10] The ^ with sign_bits also where they are 0: with plain copies the compiler repeats the moves before every mma.
+//   [1]  Before griddepcontrol_wait a block reads only work items, with their KV tiles, and row ids: the previous
+//        kernel may still write Q, K and V, or read memory that this kernel writes.
+//   [2]  V rows past the last key hold old data, and 0 * NaN is NaN. 16 bits: they are never read. float32: rows that
+//        no earlier KV tile fills are zeroed; a NaN of an earlier KV tile is already in the window's rows.
+//   [3]  A maximum of -infinity is never subtracted: a row without an edge so far would become NaN.
+//   [4]  store_partial after the loop: no copy is in flight, and no lane reads the ring. A partial overwrites the rings
+//        of the whole team: the barrier waits for its other warps.
+//   [5]  __syncthreads before combine_block: it reads the partials of all warps.
+//   [6]  The ^ with sign_bits is needed even if they are 0: with plain copies the compiler repeats the moves before
+//        every mma.
+//   [7]  Dropout after accumulate_sums, which counts every edge, and before both products with the kept weights.
 //
-// Choices and their worth (kernels/NOTES.md)
-//   V swizzled in 128-byte lines, cp.async.cg   fb100-cornell5 103 to 88 us, at kDim = 256 223 to 177
-//   two stages                                  three are slower: one block per SM fewer
-//   registers for 16 warps per SM at kDim = 64  since the swizzle of V faster than 20 on most graphs
+// Choices; measurements are in kernels/NOTES.md
+//   V swizzled in 128-byte lines, cp.async.cg   half the L2 requests of padded rows
+//   two stages                                  a third one costs a block per SM
+//   registers for 16 warps per SM at kDim = 64  20 warps would recompute addresses
 //   work item with two KV tiles                 one latency fewer before the first gather
 //   sums by an mma with ones                    half the error: E as rounded adds up to 1
-//   scale in the exponent, its sign in Q        8 instructions per KV tile fewer
-//   programmatic dependent launch               1 to 2 us per launch
+//   scale in the exponent, its sign in Q        fewer instructions per KV tile
+//   programmatic dependent launch               the launch latency is hidden
 #include "common.cuh"
 #include "float_row_window.cuh"
 #include "fused3s_params.cuh"
@@ -101,15 +101,17 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_shared.cuh"
+#include "ring.cuh"
 #include "row_window.cuh"
 #include "score_mask.cuh"
 #include "split_kv.cuh"
 #include "tile_dropout.cuh"
 #include "tile_features.cuh"
 #include "tile_terms.cuh"
+#include "window_epilogue.cuh"
 
-// Warps per SM that registers are left for; no spills. With features and other terms, and where shared memory ends
-// earlier, one step fewer. float32: at most those that shared memory has room for.
+// Warps per SM that __launch_bounds__ leaves registers for, without spills. One step fewer with features and score
+// terms, or if shared memory is the limit. float32: at most the warps that shared memory has room for.
 template <Element kIn, int kDim, int kHeads, int kTerms = 0>
 __device__ constexpr int max_warps() {
   constexpr int kWidth = HeadGroup<kDim, kHeads>::kWidth;
@@ -119,30 +121,30 @@ __device__ constexpr int max_warps() {
   constexpr int kMediumWarps = 8;
 #endif
   if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
-  constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & (kBias | kMultiplier | kClamp)) != 0 ||
+  constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kScoreTerms) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
   return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
 }
 
-// kDim: columns of a head that a warp has.
+// kDim: columns of a head per warp.
 template <int kDim, int kHeads, int kWarps, int kBytes = 2>
 struct SharedMemory {
-  Stage<kDim, kHeads, kBytes> ring[kWarps][kStages];  // at the end: a partial in the ring of each warp, unless kWarp
+  Stage<kDim, kHeads, kBytes> ring[kWarps][kStages];  // after the loop: the partial of each warp, unless kWarp
   unsigned char records[kWarps][kRecords][kRecord_bytes];
 };
 
-// With teams: the parts of the scores behind it.
+// With teams: partial scores follow.
 template <int kDim, int kWarps, int kDimWarps>
 struct SharedMemoryOfTeams : SharedMemory<kDim, 1, kWarps, sizeof(float)> {
-  ScorePart parts[kWarps / kDimWarps][2][kDimWarps];  // [team][KV tile % 2][warp of the team]
+  PartialScores partial_scores[kWarps / kDimWarps][2][kDimWarps];  // [team][KV tile % 2][warp of the team]
 };
 
-// With edge data: matrices of the warps behind it.
+// With edge data: the values of the score terms follow.
 template <int kDim, int kHeads, int kWarps, int kTerms>
 struct SharedMemoryOfTerms : SharedMemory<kDim, kHeads, kWarps> {
   TileTermsMemory<kTerms> terms[kWarps];
 };
-// With edge features: their buffers behind those.
+// With edge features: their buffers follow.
 template <int kDim, int kHeads, int kWarps, int kTerms>
 struct SharedMemoryOfFeatures : SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms> {
   TileFeaturesMemory<kDim> features[kWarps];
@@ -178,9 +180,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
   static_assert((kTerms & kTypes) == 0, "types are fused3s_edges.cu's");
-  constexpr bool kTransforms = kTerms & (kBias | kMultiplier | kClamp);
-  constexpr u32 kStage_bytes = sizeof(S);
-  static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
+  constexpr bool kTransforms = kTerms & kScoreTerms;
   static_assert(sizeof(BlockPartial) <= kDimWarps * sizeof(Shared::ring[0]), "a partial fits the rings of a team");
   static_assert(sizeof(Shared::ring) % sizeof(Shared::records[0]) == 0, "record addresses by ^ and &");
 
@@ -189,25 +189,20 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   const int team = warp / kDimWarps, dim_warp = warp % kDimWarps;
-  const u32 ring = shared_address(shared.ring[warp]);
-  const u32 records = shared_address(shared.records[warp]);
+  Ring<sizeof(S)> ring(shared.ring[warp], shared.records[warp]);
 
-  const WorkItem* const item = p.work_items + blockIdx.x * kTeams + team;
-  cp_async<kChunk_bytes>(records + kChunk_bytes * lane, reinterpret_cast<const char*>(item) + kChunk_bytes * lane,
-                         lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
-  cp_async_commit_group();
+  ring.copy_item(p.work_items + blockIdx.x * kTeams + team, lane);
   for (int stage = 0; stage < kStages; ++stage) {
     zero_padding(shared.ring[warp][stage], heads_of_group<kHeads>(p),
                  kDimWarps > 1 ? max(0, min(kWidth, kDim - kWidth * dim_warp)) : kDim, lane);
   }
   Gather<kDim, kHeads, kBytes, kWidth> gather(p, lane, kWidth * dim_warp);
-  Rows rows(lane, kTransforms ? 1.0f : p.scale_log2e);  // `Terms::apply` scales the scores
+  Rows rows(lane, kTransforms ? 1.0f : p.scale_log2e);  // with score terms, `Terms::apply` scales the scores
   const WindowRows window_rows{p.row_ids, p.num_rows};
 
-  cp_async_wait_group<0>();
-  __syncwarp();  // [3]
-  const uint4 range = ld_shared_v4_b32(records + kRange);
-  int row[2];  // of Q and O; num_rows and more: none
+  ring.wait_for_item();
+  const uint4 range = ring.range();
+  int row[2];  // of Q and O, for rows g and g + 8 of the window; num_rows or more: no row
   const auto load_rows = [&](int window) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -220,7 +215,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   const int count = kHasFeatures<kTerms> ? warp_uniform(range.y) : range.y, num_keys = range.w;
   gather.start(range.x, count);
   if constexpr (kWide) {
-    if (count == 1 || count == 2) zero_missing_values(shared.ring[warp][count - 1], num_keys, lane);  // [6]
+    if (count == 1 || count == 2) zero_missing_values(shared.ring[warp][count - 1], num_keys, lane);  // [2]
   }
   using TermsMemory = SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms>;
   Terms terms(p, lane, reinterpret_cast<TermsMemory*>(smem)->terms[kTerms ? warp : 0]);
@@ -228,18 +223,18 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   using FeaturesMemory = SharedMemoryOfFeatures<kDim, kHeads, kWarps, kTerms>;
   TileFeatures<kIn, kDim, kTerms> features(
       p, lane, reinterpret_cast<FeaturesMemory*>(smem)->features[kHasFeatures<kTerms> ? warp : 0]);
-  if constexpr (kHasFeatures<kTerms>) features.start(records, count);
+  if constexpr (kHasFeatures<kTerms>) features.start(ring.records, count);
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) gather(i, records + i * kRecord_bytes, ring + i * kStage_bytes);
+  for (int i = 0; i < kStages; ++i) gather(i, ring.record_of(i), ring.stage_of(i));
   rows.load_query(p, row, count > 0);
   if constexpr (kTerms & kKeyFeatures) features.project(rows.frag_query);
   TileDropout dropout;
   if constexpr (kTerms & kDropout) dropout.start(p, row);
 
-  u32 record = records, stage = ring;
+  ring.start();
   for (int i = 0; i < count; ++i) {
-    cp_async_wait_group<kStages - 1>();
-    __syncwarp();  // [3]
+    ring.wait();
+    const u32 stage = ring.stage, record = ring.record;
     if constexpr (kTransforms) terms.scatter();
     if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
     [[maybe_unused]] const auto key = reinterpret_cast<unsigned char*>(smem) + (stage - shared_address(smem));
@@ -251,20 +246,20 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
       rows.scores(score, batch, stage);
       if constexpr (kDimWarps > 1) {
         using TeamsMemory = SharedMemoryOfTeams<kWidth, kWarps, kDimWarps>;
-        const auto& parts = reinterpret_cast<TeamsMemory*>(smem)->parts[team];
-        rows.add_parts(score[0], shared_address(parts) + i % 2 * sizeof(parts[0]), 1 + team);
+        const auto& partial_scores = reinterpret_cast<TeamsMemory*>(smem)->partial_scores[team];
+        rows.sum_over_team(score[0], shared_address(partial_scores) + i % 2 * sizeof(partial_scores[0]), 1 + team);
       }
       if constexpr (Rows::kFolded) {
 #pragma unroll
         for (int e = 0; e < 8 * Rows::kBatch; ++e) {
           float& x = score[e / 8][e / 4 % 2][e % 4];
-          x = fminf(x, limit[e / 4 % 2][e % 4]);  // NaN of an edge becomes +infinity, and that a NaN in the softmax
+          x = fminf(x, limit[e / 4 % 2][e % 4]);  // a NaN score becomes +infinity, which is NaN after the softmax
         }
       } else {
         if constexpr (kTerms & kKeyFeatures) features.add_scores(score[0], i, key);
         if constexpr (kTransforms) {
           __syncwarp();  // the other lanes' values
-          terms.apply(score[0], rows.g, rows.t, p.scale_log2e);
+          terms.apply(score[0], row, record, rows.g, rows.t);
         }
         mask_scores(score[0], record, rows.g, rows.t);
       }
@@ -277,32 +272,28 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         u32 prob[Rows::kBatch][4];
         rows.online_softmax(prob, score, batch);
         rows.accumulate_sums(prob, batch);
-        if constexpr (kTerms & kDropout) dropout.apply(prob[0], record, rows.t);
+        if constexpr (kTerms & kDropout) dropout.apply(prob[0], record, rows.t);  // [7]
         if constexpr (kTerms & kValueFeatures) features.accumulate(rows.out, prob[0], i, key);
         if constexpr (kHasFeatures<kTerms>) features.advance();
         rows.accumulate(prob, batch, stage, (i + 1 < count ? kTileKeys : num_keys) - 1);
       }
     }
-    __syncwarp();  // [4]
-    gather(i + kStages, record ^ kStages * kRecord_bytes, stage);
-    stage = 2 * ring + kStage_bytes - stage;  // the other one
-    constexpr u32 kMask = kRecords * kRecord_bytes - 1;
-    record = (record & ~kMask) | ((record + kRecord_bytes) & kMask);
+    ring.advance(gather, i);
   }
 
   if constexpr (kTerms & kValueFeatures) features.add_to_output(rows.out, rows.sum[0]);
-  if constexpr (kTerms & kDropout) rows.scale_output(p.dropout.rescale);
+  if constexpr (kTerms & kDropout) scale_output(rows, p.dropout.rescale);
 
-  const uint4 split = ld_shared_v4_b32(records + kSplit);  // [5]
+  const uint4 split = ring.split();
   if (static_cast<int>(split.x) == kWarp) {
-    if constexpr (kHasFeatures<kTerms>) load_rows(ld_shared_b32(records + kRange + 2 * sizeof(int)));  // for registers
-    rows.template store_output<kOut>(p, row);
+    if constexpr (kHasFeatures<kTerms>) load_rows(ring.window());  // again: frees registers in the loop
+    store_output<kDim, kHeads, kOut>(rows, p, row);
     return;
   }
-  if constexpr (kDimWarps > 1) bar_sync<kDimWarps * kWarpSize>(1 + team);  // [8]
-  rows.store_partial(*reinterpret_cast<BlockPartial*>(shared.ring[warp - dim_warp]));  // [8]
-  const int window = ld_shared_v4_b32(records + kRange).z;
-  __syncthreads();  // [9]
+  if constexpr (kDimWarps > 1) bar_sync<kDimWarps * kWarpSize>(1 + team);  // [4]
+  store_partial(rows, *reinterpret_cast<BlockPartial*>(shared.ring[warp - dim_warp]));  // [4]
+  const int window = ring.range().z;
+  __syncthreads();  // [5]
   combine_block<kDim, kHeads, kWarps, kTeams, kOut>(
       reinterpret_cast<const char*>(shared.ring), kDimWarps * sizeof(shared.ring[0]),
       static_cast<BlockPartial*>(p.partial), p.semaphores, split.x, split.y, split.z, p.output, p.lse, p.num_heads,

@@ -9,49 +9,51 @@
 //   column   true       A^T, 16 columns   K, V       Q, dO, LSE, delta    S^T, dP^T   dK, dV
 //
 // Both passes are one template: X = own 0 * gathered 0^T, Y = own 1 * gathered 1^T, gradient 0 += dS gathered 0,
-// gradient 1 += P gathered 1. With dropout (dropout.cuh) the weights in dV are those that are kept, times rescale, and
-// so is dP; P in dS is whole.
+// gradient 1 += P gathered 1. With dropout (dropout.cuh), P in dV and dP are masked and multiplied by rescale; P in dS
+// is not.
 //
-// Schedule, KV tiles, work items and splits: as in fused3s.cu, over A and over A^T. A KV tile of A^T has 16 rows of A
-// as its "keys". Where A is symmetric they are the same arrays. Partials are plain sums (sum_splits.cuh). Pointers and
-// shapes: struct BackwardParams.
+// Schedule, KV tiles, work items and splits: as in fused3s.cu, over A and over A^T. The "keys" of a KV tile of A^T are
+// 16 rows of A. For a symmetric A both schedules are the same arrays. Partials are plain sums (sum_splits.cuh).
+// Pointers and shapes: struct BackwardParams.
 //
-// Grid (num_blocks, H), kWarps warps per block. A work item goes to a team of kDimWarps neighbouring warps, each with
-// its share of the columns of everything: gathers, own rows, accumulators. X and Y are sums over all columns: the warps
-// add up their parts through shared memory (team.cuh), with a named barrier a KV tile, or two.
+// Grid (num_blocks, H), kWarps warps per block. A work item goes to a team of kDimWarps neighbouring warps; each warp
+// has its share of the columns of gathered rows, own rows and accumulators. X and Y are sums over all columns: the
+// warps add up their partial sums through shared memory (team.cuh), with one or two named barriers per KV tile.
 //
-// kIn: type of all matrices. float32 (kFloat, kTF32) differs in the tensor cores' fragments (window_fragments.cuh), in
-// the layout of rows in a stage (pair_gather.cuh), and in rows past the last one of a KV tile: they are zeros. [6]
+// kIn: type of all matrices. float32 (kFloat, kTF32) differs in the fragments (window_fragments.cuh), in the layout of
+// rows in a stage (pair_gather.cuh), and in rows past the last one of a KV tile, which are zeros [2].
 //
 // Shared memory                                                bytes at kDim 64   128         256, 16 bits
 //                                                              float32            64          128
 //   ring [kWarps][kStages]       RowPair: rows and statistics  4,224              8,320       8,320
 //   records [kWarps][kRecords]   a KV tile                     128                128         128
-//   TeamMemory [kTeams]          parts of X and Y              0                  0           8,192
-//   a warp                                                     8,960              17,152      21,248
+//   TeamMemory [kTeams]          partial sums of X and Y       0                  0           8,192
+//   per warp                                                   8,960              17,152      21,248
 //
-//   float32 at kDim 256: four warps a team, TeamMemory of 10,240 bytes, 19,712 bytes a warp
+//   float32 at kDim 256: four warps per team, TeamMemory of 10,240 bytes, 19,712 bytes per warp
 //
-// Timeline of a warp. Work item, records and groups are as in fused3s.cu; the window's own rows are the first tile of
-// the ring.
+// Timeline of a warp (rules [R1] to [R4]: ring.cuh). Work item, records and groups are as in fused3s.cu; the window's
+// own rows are the first tile in the ring.
 //
 //   group      copies                                                       complete
 //   item       work item: KV tiles 0 and 1 to records 0 and 1               wait<0>, before the first gather
-//   own        own rows to stage 1                                          wait<1> in front of the loop
+//   own        own rows to stage 1                                          wait<1> before the loop
 //   0          rows of KV tile 0 to stage 0; KV tile 2 to record 2          wait<1> of iteration 0
 //   1          rows of KV tile 1 to stage 1; KV tile 3 to record 3          wait<1> of iteration 1
 //   i + 2      rows of KV tile i + 2 to stage i % 2; KV tile i + 4 to record i % 4
 //
-//   own rows       reads stage 1 to registers, while group 0 is in flight; then group 1 overwrites stage 1
-//   iteration i    as in fused3s.cu: products, weights and accumulate read stage i % 2, weights record i % 4
+//   own rows       stage 1 to registers, while group 0 is in flight; then group 1 overwrites stage 1
+//   iteration i    as in fused3s.cu: products, weights and accumulate read stage i % 2, weights reads record i % 4
 //   kWarp          after the loop: gradients to stage 0, and from there to global memory in whole lines
 //
-// Order that must not change: [1] to [5], [8] and [9] of fused3s.cu, and
-//   [6]  Rows past the last one of a KV tile: 0 * NaN is NaN. 16 bits: they hold old data and are never read. float32:
-//        the producer writes zeros, so that addresses need no minimum. Their statistics are read, but what is computed
-//        from them is masked.
-//   [11] A warp writes its parts again only after a barrier that follows all reads of the last ones: two warps have two
-//        places and one barrier, four have one place and two barriers (team.cuh).
+// Order that must not change, marked [n] in the code, and what breaks otherwise
+//   [1]  Before griddepcontrol_wait a block reads only work items, with their KV tiles, and row ids: the previous
+//        kernel may still write the matrices, or read memory that this kernel writes.
+//   [2]  Rows past the last one of a KV tile: 0 * NaN is NaN. 16 bits: they hold old data and are never read. float32:
+//        the producer writes zeros, so that addresses need no minimum. Their statistics are read; the mask discards the
+//        results.
+//   [3]  round_to and store_partial after the loop: no copy is in flight, and no lane reads the ring.
+//   [4]  __syncthreads before sum_block: it reads the partials of all warps.
 #include "common.cuh"
 #include "fused3s_backward_params.cuh"
 #include "gradient_window.cuh"
@@ -59,12 +61,13 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/ld_shared.cuh"
+#include "ring.cuh"
 #include "split_kv.cuh"
 #include "sum_splits.cuh"
 #include "team.cuh"
 
-// Warps per SM that registers are left for; no spills. Twelve warps of 128 columns, 16 bits, fit an SM of compute
-// capability 9.0 just so. As BackwardKernelSpec.blocks_per_sm.
+// Warps per SM that __launch_bounds__ leaves registers for, without spills. Twelve warps of 128 columns in 16 bits fit
+// only compute capability 9.0. BackwardKernelSpec.blocks_per_sm repeats this.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 __device__ constexpr int max_backward_warps() {
   constexpr int kWidth = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kWidth;
@@ -82,7 +85,7 @@ __device__ constexpr int max_backward_warps() {
 // With several warps a team, TeamMemory<kDimWarps> of each team follows.
 template <int kBytes, int kDim, int kDimWarps, int kWarps>
 struct BackwardMemory {
-  RowPair<kBytes, kDim, kDimWarps> ring[kWarps][kStages];  // at the end: the sums of each warp, unless kWarp
+  RowPair<kBytes, kDim, kDimWarps> ring[kWarps][kStages];  // after the loop: the sums of each warp, unless kWarp
   __align__(kRecords * kRecord_bytes) unsigned char records[kWarps][kRecords][kRecord_bytes];
 };
 
@@ -94,9 +97,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   using Window = GradientWindow<kIn, kDim, kColumns, kDimWarps, kTerms>;
   using Producer = PairGather<kIn, kDim, kDimWarps, kColumns>;
   using Shared = BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>;
-  constexpr u32 kStage_bytes = sizeof(S);
   static_assert((kTerms & ~kDropout) == 0, "the rest is fused3s_edges_backward.cu's");
-  static_assert(kStages == 2, "the timeline above; the other stage and the other record are found by - and ^");
   static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");
   static_assert(alignof(Shared) >= sizeof(Shared::records[0]), "record addresses by ^ and &");
 
@@ -106,13 +107,9 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   const int lane = threadIdx.x % kWarpSize;
   const int team = warp / kDimWarps, dim_warp = warp % kDimWarps;
   const int first_column = dim_warp * S::kWidth;
-  const u32 ring = shared_address(shared.ring[warp]);
-  const u32 records = shared_address(shared.records[warp]);
+  Ring<sizeof(S)> ring(shared.ring[warp], shared.records[warp]);
 
-  const WorkItem* const item = p.work_items + blockIdx.x * (kWarps / kDimWarps) + team;
-  cp_async<kChunk_bytes>(records + kChunk_bytes * lane, reinterpret_cast<const char*>(item) + kChunk_bytes * lane,
-                         lane < static_cast<int>(sizeof(WorkItem)) / kChunk_bytes ? 0 : -1);
-  cp_async_commit_group();
+  ring.copy_item(p.work_items + blockIdx.x * (kWarps / kDimWarps) + team, lane);
   for (int stage = 0; stage < kStages; ++stage)
     zero_padding(shared.ring[warp][stage], first_column, lane);
   const Source query{p.query, p.query_head_stride, p.query_row_bytes};
@@ -123,11 +120,10 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   Window window(p, lane);
   const GradientTarget<kColumns> target(p);
 
-  cp_async_wait_group<0>();
-  __syncwarp();  // [3]
-  const uint4 range = ld_shared_v4_b32(records + kRange);
+  ring.wait_for_item();
+  const uint4 range = ring.range();
   const int count = range.y, num_keys = range.w;
-  // Row lane % 16 of the window in both of its lanes; num_rows and more: none.
+  // Row lane % 16 of the window; num_rows or more: no row.
   const int lane_row = static_cast<int>(range.z) < 0 ? target.rows.num_rows : target.rows.of(range.z, lane % kTileM);
   const bool has_row = count > 0 && lane_row < target.rows.num_rows;
   griddepcontrol_wait();  // [1]
@@ -135,70 +131,65 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   gather.start(range.x, count);
   int rows[Producer::kRowsPerLane];
   gather.spread_rows(rows, has_row ? lane_row : -1);
-  gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring + kStage_bytes);
-  gather(0, records, ring);
+  gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring.stage_of(1));
+  gather(0, ring.record_of(0), ring.stage_of(0));
   if constexpr (Window::kDrops) window.start_dropout(lane_row);
 
-  typename Producer::Parts output;
+  typename Producer::Pieces output;
   RowStats stats;
   const i64 row_head = static_cast<i64>(lane_row) * p.num_heads + blockIdx.y;
   if constexpr (!kColumns) {
     gather.load_rows(output, p.output, p.num_heads, rows);
     const float lse = has_row ? __ldg(p.lse + row_head) : negative_infinity();
-    stats.negative_lse = lse == negative_infinity() ? lse : lse * -1.44269504088896f;
+    stats.negative_lse = lse == negative_infinity() ? lse : lse * -kLog2e;
   }
-  cp_async_wait_group<kStages - 1>();
-  __syncwarp();  // [3]
+  ring.wait();
   const auto* const team_memory = reinterpret_cast<TeamMemory<kDimWarps>*>(&shared + 1) + team;
   const Team<kDimWarps> own_team(team_memory, dim_warp, lane, 1 + team);
   if constexpr (!kColumns) {
-    stats.delta = gather.row_products(output, ring + kStage_bytes);
-    if constexpr (kDimWarps > 1) stats.delta = own_team.add_part(stats.delta);
+    stats.delta = gather.row_products(output, ring.stage_of(1));
+    if constexpr (kDimWarps > 1) stats.delta = own_team.add_up(stats.delta);
     window.set_stats(stats);
-    // Of a shared window the first warp or team writes them.
-    const uint4 split = ld_shared_v4_b32(records + kSplit);
+    // In a window shared by several teams, the first team writes the statistics.
+    const uint4 split = ring.split();
     const bool is_first = static_cast<int>(split.x) == kWarp ||
                           (team == 0 && (static_cast<int>(split.x) == kBlock || split.x == split.y));
     if (has_row && is_first && dim_warp == 0 && lane < kTileM) p.row_stats[row_head] = stats;
   }
-  window.load_own(ring + kStage_bytes);
-  __syncwarp();  // [4]
-  gather(1, records + kRecord_bytes, ring + kStage_bytes);
+  window.load_own(ring.stage_of(1));
+  __syncwarp();  // [R3]
+  gather(1, ring.record_of(1), ring.stage_of(1));
 
-  u32 record = records, stage = ring;
+  ring.start();
   for (int i = 0; i < count; ++i) {
-    cp_async_wait_group<kStages - 1>();
-    __syncwarp();  // [3]
+    ring.wait();
+    const u32 stage = ring.stage, record = ring.record;
     const int last_row = (i + 1 < count ? kTileKeys : num_keys) - 1;
     float score[2][4], grad_weight[2][4];
     window.products(score, grad_weight, stage, last_row);
-    if constexpr (kDimWarps > 1) own_team.add_parts(score, grad_weight, i);
+    if constexpr (kDimWarps > 1) own_team.add_up(score, grad_weight, i);
     u32 weight[Window::kWeights], grad_score[Window::kWeights];
     window.weights(weight, grad_score, score, grad_weight, record, stage);
     window.accumulate(weight, grad_score, stage, last_row);
-    __syncwarp();  // [4]
-    gather(i + kStages, record ^ kStages * kRecord_bytes, stage);
-    stage = 2 * ring + kStage_bytes - stage;  // the other one
-    constexpr u32 kMask = kRecords * kRecord_bytes - 1;
-    record = (record & ~kMask) | ((record + kRecord_bytes) & kMask);
+    ring.advance(gather, i);
   }
 
-  const uint4 split = ld_shared_v4_b32(records + kSplit);  // [5]
-  const int number = ld_shared_v4_b32(records + kRange).z;
+  const uint4 split = ring.split();
+  const int number = ring.range().z;  // window
   if (static_cast<int>(split.x) == kWarp) {
     if (number < 0) return;
-    window.round_to(ring);  // [8]
+    window.round_to(ring.stages);  // [3]
     __syncwarp();
     const int row = target.rows.of(number, lane % kTileM);
     gather.spread_rows(rows, row < target.rows.num_rows ? row : -1);
 #pragma unroll
     for (int i = 0; i < Window::kGrads; ++i) {
-      gather.store_rows(i ? target.value_grad : target.score_grad, target.row_heads, rows, ring, i);
+      gather.store_rows(i ? target.value_grad : target.score_grad, target.row_heads, rows, ring.stages, i);
     }
     return;
   }
-  window.store_partial(reinterpret_cast<FragmentPair*>(shared.ring[warp]));  // [8]
-  __syncthreads();                                                           // [9]
+  window.store_partial(reinterpret_cast<FragmentPair*>(shared.ring[warp]));  // [3]
+  __syncthreads();                                                           // [4]
   sum_block<kIn, kDim, kColumns, kDimWarps, kWarps>(reinterpret_cast<const char*>(shared.ring), sizeof(shared.ring[0]),
                                                     p, split.x, split.y, split.z, number, warp, lane);
 }

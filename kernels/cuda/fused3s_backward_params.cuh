@@ -1,11 +1,11 @@
-// Inputs of fused3s_backward.cu. Both passes take the same struct, but for the schedule, `row_ids` and scratch memory.
+// Inputs of fused3s_backward.cu. Both passes take the same struct; schedule, `row_ids` and scratch memory differ.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
 
-// What the gradients need of a row of the softmax.
+// Statistics of a row of the softmax.
 struct RowStats {
-  float negative_lse;  // times log2(e); -infinity also for a row without weight, whose exponentials are then 0
+  float negative_lse;  // -LSE * log2(e); -infinity for a row without weight, so that its exponentials are 0
   float delta;         // <dO, O>
 };
 
@@ -18,14 +18,14 @@ struct BackwardParams {
   const void* grad_output;     // [num_rows][H][kDim]  as query
   const void* output;          // [num_rows][H][kDim]  contiguous
   const float* lse;            // [num_rows][H]
-  RowStats* row_stats;         // [num_rows][H]  the row pass writes those of rows with an edge
-  void* grad_query;            // [num_rows][gradient_heads][kDim]  H heads of each row are written by the row pass
-  void* grad_key;              // [num_cols][gradient_heads][kDim]  by the column pass, as above
-  void* grad_value;            // [num_cols][gradient_heads][kDim]  by the column pass, as above
+  RowStats* row_stats;         // [num_rows][H]  written by the row pass for rows with an edge
+  void* grad_query;            // [num_rows][gradient_heads][kDim]  the row pass writes H heads of each row
+  void* grad_key;              // [num_cols][gradient_heads][kDim]  the column pass writes H heads of each row
+  void* grad_value;            // [num_cols][gradient_heads][kDim]  as grad_key
   void* partial;               // [num_splits][H] GradientPartial
   int* semaphores;             // [num_splits][H][kWarps]  0 before and after
   const int* row_ids;          // [num_windows][16]  rows of each window; null: 16 w, 16 w + 1, ...
-  const i64* seed;             // [1]  of the dropout; null without
+  const i64* seed;             // [1]  dropout seed; null without dropout
   i64 query_head_stride;       // elements
   i64 key_head_stride;
   i64 value_head_stride;
@@ -37,9 +37,9 @@ struct BackwardParams {
   int num_rows;
   int num_cols;
   int num_heads;       // H
-  int gradient_heads;  // H, or more where the rows of a gradient hold other columns, too
+  int gradient_heads;  // H, or more if the rows of a gradient also hold other columns
   float scale_log2e;  // scale * log2(e)
   float scale;
-  u32 threshold;  // of the dropout, as in dropout.cuh
+  u32 threshold;  // as in DropoutParams
   float rescale;  // 1 / (1 - rate); 1 without dropout
 };

@@ -15,21 +15,22 @@
 //   u_i = W^T q_i           t_i = sum_j ds_ij m_ij a_ij      dW  = scale * sum_i q_i t_i^T
 //   u'_i = W'^T dO_i        s_i = sum_j D_ij p_ij a_ij       dW' = sum_i dO_i s_i^T
 //
-// One kernel for both passes. A lane group (lane_group.cuh) takes a row of A, or of A^T:
+// One template for both passes. A lane group (lane_group.cuh) processes a row of A, or of A^T:
 //
 //                    own rows      gathered rows   sums
 //   over rows        q_i, dO_i     k_j, v_j        dq_i without W t_i; t_i; s_i
 //   over columns     k_j, v_j      q_i, dO_i       dk_j; dv_j
 //
-// The pass over rows comes first. It writes lse_i * kScoreUnit and delta_i side by side for the pass over columns, which
-// gathers them with an edge; and the gradients of the edges.
+// The pass over rows runs first. It writes lse_i * kScoreUnit and delta_i side by side, which the pass over columns
+// gathers with each edge, and it writes the gradients of edge data.
 //
-// Grid (num_items / kGroupsPerBlock, head groups), as the forward pass.
+// Grid (num_items / kGroupsPerBlock, head groups).
 //
 // Order that must not change
-//   [1]  Before griddepcontrol_wait only items, indices and edges are read: the kernel in front may still write others.
-//   [2]  Both gathered rows of an edge that does not exist are 0, not only its weights: 0 * NaN is NaN.
-//   [3]  lse of -infinity, where a row has no weight, becomes infinity: p is 0, and -infinity is not subtracted.
+//   [1]  Before griddepcontrol_wait only items, indices and edges are read: the previous kernel may still write the
+//        rest.
+//   [2]  Both gathered rows of a padding edge are 0, not only its weights: 0 * NaN is NaN.
+//   [3]  lse = -infinity (a row without weight) becomes +infinity: p is 0, and -infinity is not subtracted.
 #include "common.cuh"
 #include "dropout.cuh"
 #include "elements.cuh"
@@ -38,31 +39,31 @@
 #include "ptx/math.cuh"
 #include "score_terms.cuh"
 
-// "Rows" are those of A in the pass over rows, of A^T in the pass over columns. Tensors of type void but O have q's type, kIn.
+// Rows are rows of A in the pass over rows, and of A^T in the pass over columns. void tensors except O have type kIn.
 struct Params {
   const Item* items;             // [num_items]
   const int* indices;            // [nnz]  gathered row of each edge
-  const int* edges;              // [nnz]  place of each edge in edge data; null in the pass over rows: the same
+  const int* edges;              // [nnz]  index of each edge in edge data; null in the pass over rows: its own index
   const int2* parts;             // [num_parts]  first part of the row, and its number of parts
-  const void* own_first;          // [rows][H][kDim]  q or k, any row and head stride, rows aligned to kLoad_bytes
-  const void* own_second;         // [rows][H][kDim]  dO or v, likewise
-  const void* gathered_first;     // [..][H][kDim]  k or q, likewise
-  const void* gathered_second;    // [..][H][kDim]  v or dO, likewise
+  const void* own_first;         // [rows][H][kDim]  q or k, any row and head stride, rows aligned to kLoad_bytes
+  const void* own_second;        // [rows][H][kDim]  dO or v, as own_first
+  const void* gathered_first;    // [..][H][kDim]  k or q, as own_first
+  const void* gathered_second;   // [..][H][kDim]  v or dO, as own_first
   const void* output;            // [num_rows][H][kDim]  O, contiguous; pass over rows
   const float* lse;              // [num_rows][H]  pass over rows
   float2* row_state;             // [num_rows][H]  lse * kScoreUnit and delta; written over rows, read over columns
-  void* first_gradient;           // [rows][gradient_heads][kDim]  dq without W t, or dk; H heads of each row are written
-  void* second_gradient;          // [rows][gradient_heads][kDim]  dv, likewise; pass over columns
+  void* first_gradient;          // [rows][gradient_heads][kDim]  dq without W t, or dk; H heads of each row are written
+  void* second_gradient;         // [rows][gradient_heads][kDim]  dv; H heads of each row; pass over columns
   float* partial;                // [num_parts][num_groups][kPartial]
-  int* semaphores;               // [num_parts][num_groups]  0 before and after; those of a row's first part count
-  const void* bias;               // [nnz][1 or H]
-  const void* multiplier;         // [nnz][1 or H]
+  int* semaphores;               // [num_parts][num_groups]  0 before and after; a row's first part has the semaphore
+  const void* bias;              // [nnz][1 or H]
+  const void* multiplier;        // [nnz][1 or H]
   const u8* types;               // [nnz]
-  const void* type_weight;        // [num_types][H][kDim]  contiguous
-  const void* features;           // [nnz][16]
+  const void* type_weight;       // [num_types][H][kDim]  contiguous
+  const void* features;          // [nnz][16]
   const float* projected_query;  // [H][num_rows][16]  u
   const float* projected_grad;   // [H][num_rows][16]  u'
-  // Written in the pass over rows, with the terms that they belong to; gradients and weights that are null are not.
+  // Written in the pass over rows, by instances with their terms. Gradients and weights may be null: not written.
   void* key_feature_sums;       // [H][num_rows][16]  scale * t
   void* value_feature_sums;     // [H][num_rows][16]  s
   float* bias_gradient;        // [nnz][H]  ds
@@ -81,12 +82,15 @@ struct Params {
   int num_rows;  // of A
   int num_items;
   int num_heads;         // H
-  int gradient_heads;    // H, or more where the rows of a gradient hold other columns, too
+  int gradient_heads;    // H, or more if the rows of a gradient also hold other columns
   int bias_heads;        // 1 or H
   int multiplier_heads;  // 1 or H
   float scale;
   float clamp;  // largest |s|, times kScoreUnit
+#include "score_term_params.cuh"
 };
+
+__device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; }
 
 enum class Pass { kRows, kColumns };
 
@@ -95,15 +99,16 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   using Base = LaneGroup<kIn, kDim, kHeads>;
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
-  static constexpr bool kHasEdgeData = kHasFeatures || kTerms & (kBias | kMultiplier | kTypes);
+  static constexpr bool kHasEdgeData =
+      kHasFeatures || kTerms & kTypes || ScoreTerms<kIn, kTerms>::kNumValues > 0;
   // Sums of a lane: dq and t and s, or dk and dv.
-  static constexpr int kSecond = kLaneDims;  // of dv, or of t
-  static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // of s
+  static constexpr int kSecond = kLaneDims;  // first of dv, or of t
+  static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // first of s
   static constexpr int kSums = kPass == Pass::kColumns ? 2 * kLaneDims
                                                        : kThird + (kHasValueFeatures ? Base::kLaneFeatures : 0);
   static constexpr int kLanePartial = divide_up(kSums, 4) * 4;  // whole float4
   static constexpr int kPartial = Base::kLanes * kLanePartial;
-  // Blocks of an SM that registers are left for; no spills.
+  // Blocks per SM that __launch_bounds__ leaves registers for, without spills.
   static constexpr int kOtherTerms = kTerms & ~(kKeyFeatures | kValueFeatures | kDropout);
   static constexpr bool kIsLargest =
       kHasFeatures && (Base::kLaneFeatures > 8 ||
@@ -115,52 +120,34 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
   static constexpr int kMinBlocks = kIsLargest ? 2 : kIsLarge ? 3 : kIsSmall ? 5 : 4;
 
-  __device__ static __forceinline__ void store_partial(float4* target, const float (&sums)[kSums]) {
-    float x[kLanePartial] = {};
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) x[i] = sums[i];
-#pragma unroll
-    for (int i = 0; i < kLanePartial; i += 4) target[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-  }
-  __device__ static __forceinline__ void add_partial(float (&sums)[kSums], const float4* partial) {
-    float x[kLanePartial];
-#pragma unroll
-    for (int i = 0; i < kLanePartial; i += 4) {
-      const float4 four = partial[i / 4];
-      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-    }
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] += x[i];
-  }
-
-  // Dimensions of a lane of O.
+  // Loads the lane's dimensions of O.
   template <Element kOut>
   __device__ static __forceinline__ void load_output(float (&x)[kLaneDims], const void* output, i64 head_start,
-                                                     int part, bool exists) {
+                                                     int lane_of_head, bool exists) {
     if constexpr (kOut == Element::kFloat && kIn != kOut) {
 #pragma unroll
       for (int i = 0; i < kLaneDims; i += 2) {
-        const int d = kLaneDims * part + i;
+        const int d = kLaneDims * lane_of_head + i;
         const float* const address = static_cast<const float*>(output) + head_start + d;
         const float2 pair =
             exists && d < kDim ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
         x[i] = pair.x, x[i + 1] = pair.y;
       }
     } else {
-      const void* const address = element_address<kOut>(output, head_start + Base::first_dim(part));
-      Base::unpack(x, Base::load(address, part, exists));
+      const void* const address = element_address<kOut>(output, head_start + Base::first_dim(lane_of_head));
+      Base::unpack(x, Base::load(address, lane_of_head, exists));
     }
   }
 
-  // x *= the weight of an edge's type, from `address` on
-  __device__ static __forceinline__ void weigh(float (&x)[kLaneDims], const void* address, int part) {
+  // x *= the weight of the edge's type, at `address`.
+  __device__ static __forceinline__ void weigh(float (&x)[kLaneDims], const void* address, int lane_of_head) {
     float weight[kLaneDims];
-    Base::unpack(weight, Base::load(address, part, true));
+    Base::unpack(weight, Base::load(address, lane_of_head, true));
 #pragma unroll
     for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
   }
 
-  // kLaneFeatures of u or u', from an address aligned to them; 0 unless `exists`.
+  // Loads kLaneFeatures elements of u or u' from an aligned address; 0 unless `exists`.
   __device__ static __forceinline__ void load_projected(float (&x)[Base::kLaneFeatures], const float* address,
                                                         bool exists) {
     constexpr int kCount = Base::kLaneFeatures;
@@ -177,23 +164,34 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   }
 };
 
+// Sums of a lane, for combine_parts.
+template <int kSums>
+struct LaneSums {
+  float value[kSums] = {};
+
+  template <int kFloats>
+  __device__ __forceinline__ void pack(float (&x)[kFloats]) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) x[i] = value[i];
+  }
+  template <int kFloats>
+  __device__ __forceinline__ void add(const float (&x)[kFloats]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) value[i] += x[i];
+  }
+};
+
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms, Pass kPass>
 __device__ __forceinline__ void edge_gradients(const Params& p) {
   using Group = BackwardGroup<kIn, kDim, kHeads, kTerms, kPass>;
   constexpr bool kOverRows = kPass == Pass::kRows;
   constexpr int kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
-  constexpr int kHeadLanes = Group::kHeadLanes, kLanes = Group::kLanes, kBatch = kUnroll / kOwn;
-  const int lane = threadIdx.x % kWarpSize;
-  const int lane_of_group = lane % kLanes, part_of_head = lane % kHeadLanes;
-  const int head = blockIdx.y * kHeads + lane_of_group / kHeadLanes;
-  const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + lane / kLanes;
-
-  int4 item = make_int4(-1, 0, 0, -1);
-  if (index < p.num_items) item = __ldg(reinterpret_cast<const int4*>(p.items) + index);
-  const int row = item.x, count = item.z;
-  const int* indices = opaque_pointer(p.indices + item.y);  // of the round
-  const int* const edges = p.edges + item.y;
-  const int rounds = most_of_warp<kLanes>(count);
+  constexpr int kHeadLanes = Group::kHeadLanes, kBatch = kUnroll / kOwn;
+  const LaneItem<Group> item(p.items, p.num_items);
+  const int lane = item.lane, lane_of_head = item.lane_of_head, head = item.head, row = item.row, count = item.count;
+  const int* indices = opaque_pointer(p.indices + item.first_edge);  // of this round
+  const int* const edges = p.edges + item.first_edge;
+  const int rounds = most_of_warp<Group::kLanes>(count);
   int next_index[kUnroll], next_edge[kUnroll];
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
@@ -204,11 +202,10 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   griddepcontrol_launch_dependents();
 
   const bool has_head = head < p.num_heads;
-  const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load what others load, and store nothing
+  const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load the last head, and store nothing
   const i64 row_head = static_cast<i64>(row) * p.num_heads + loaded_head;
   const auto rows_of = [&](const void* tensor, i64 head_stride, int row_bytes) {
-    const i64 start = loaded_head * head_stride + Group::first_dim(part_of_head);
-    return LaneRows(element_address<kIn>(tensor, start), row_bytes);
+    return Group::rows_of(tensor, head_stride, row_bytes, loaded_head, lane_of_head);
   };
   const LaneRows gathered_first = rows_of(p.gathered_first, p.gathered_first_head_stride, p.gathered_first_row_bytes);
   const LaneRows gathered_second =
@@ -217,8 +214,8 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   {
     const LaneRows first = rows_of(p.own_first, p.own_first_head_stride, p.own_first_row_bytes);
     const LaneRows second = rows_of(p.own_second, p.own_second_head_stride, p.own_second_row_bytes);
-    Group::unpack(own_first, Group::load(first.row(row), part_of_head, count > 0));
-    Group::unpack(own_second, Group::load(second.row(row), part_of_head, count > 0));
+    Group::unpack(own_first, Group::load(first.row(row), lane_of_head, count > 0));
+    Group::unpack(own_second, Group::load(second.row(row), lane_of_head, count > 0));
   }
   const float own_scale = kIsWide<kIn> ? 1.0f : p.scale * kScoreUnit<kIn>;
   const float score_scale = kIsWide<kIn> ? p.scale : 1.0f;
@@ -228,7 +225,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   float row_lse = 0.0f, row_delta = 0.0f;  // lse times kScoreUnit
   if constexpr (kOverRows) {
     float output[kLaneDims];
-    Group::template load_output<kOut>(output, p.output, row_head * kDim, part_of_head, count > 0);
+    Group::template load_output<kOut>(output, p.output, row_head * kDim, lane_of_head, count > 0);
     row_delta = dot(own_second, output);
 #pragma unroll
     for (int distance = 1; distance < kHeadLanes; distance *= 2) {
@@ -239,7 +236,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   }
 
   // Features of the lane, from first_feature on.
-  const int first_feature = part_of_head * kLaneFeatures;
+  const int first_feature = lane_of_head * kLaneFeatures;
   const bool has_features = first_feature < kFeatures;
   const i64 projected_head = static_cast<i64>(loaded_head) * p.num_rows;
   float query_features[kLaneFeatures], grad_features[kLaneFeatures];
@@ -260,9 +257,10 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   const char* const row_state = opaque_pointer(reinterpret_cast<const char*>(p.row_state + loaded_head));
   const int state_bytes = p.num_heads * static_cast<int>(sizeof(float2));
   const void* const type_weight =
-      element_address<kIn>(p.type_weight, loaded_head * kDim + Group::first_dim(part_of_head));
+      element_address<kIn>(p.type_weight, loaded_head * kDim + Group::first_dim(lane_of_head));
   const i64 type_stride = static_cast<i64>(p.num_heads) * kDim;
-  float sums[Group::kSums] = {};
+  LaneSums<Group::kSums> lane_sums;
+  float (&sums)[Group::kSums] = lane_sums.value;
   for (int first = 0; first < rounds; first += kUnroll) {
     typename Group::Words first_words[kUnroll], second_words[kUnroll];
     float features[kUnroll][kLaneFeatures];
@@ -272,9 +270,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     for (int i = 0; i < kUnroll; ++i) {
       const bool exists = first + i < count;
       gathered[i] = next_index[i];
-      edge[i] = kOverRows ? static_cast<i64>(item.y) + first + i : next_edge[i];
-      first_words[i] = Group::load(gathered_first.row(gathered[i]), part_of_head, exists);  // [2]
-      second_words[i] = Group::load(gathered_second.row(gathered[i]), part_of_head, exists);
+      edge[i] = kOverRows ? static_cast<i64>(item.first_edge) + first + i : next_edge[i];
+      first_words[i] = Group::load(gathered_first.row(gathered[i]), lane_of_head, exists);  // [2]
+      second_words[i] = Group::load(gathered_second.row(gathered[i]), lane_of_head, exists);
       if constexpr (Group::kHasFeatures) {
         const i64 start = edge[i] * kFeatures + first_feature;
         Group::load_features(features[i], element_address<kIn>(p.features, start), exists && has_features);
@@ -285,18 +283,14 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       if constexpr (!kOverRows && Group::kHasEdgeData) next_edge[i] = next < count ? __ldg(edges + next) : 0;
     }
     indices = opaque_pointer(indices + kUnroll);
-    float bias[kOwn], multiplier[kOwn], lse[kOwn], delta[kOwn];
+    ScoreTerms<kIn, kTerms> terms[kOwn];
+    float lse[kOwn], delta[kOwn];
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
       const i64 e = Group::own(edge, lane, j);
-      bias[j] = 0.0f, multiplier[j] = 1.0f, lse[j] = row_lse, delta[j] = row_delta;
-      if constexpr (kTerms & kBias) {
-        bias[j] = exists ? edge_value<kIn>(p.bias, e, p.bias_heads, loaded_head) : 0.0f;
-      }
-      if constexpr (kTerms & kMultiplier) {
-        multiplier[j] = exists ? edge_value<kIn>(p.multiplier, e, p.multiplier_heads, loaded_head) : 0.0f;
-      }
+      lse[j] = row_lse, delta[j] = row_delta;
+      terms[j].load_values(p, e, loaded_head, exists);
       if constexpr (!kOverRows) {
         const char* const address = row_state + mul_wide_s32(Group::own(gathered, lane, j), state_bytes);
         const float2 state = exists ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
@@ -304,16 +298,19 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       }
     }
 
-    // Batch by batch: the elements of its edges are in registers as floats. A lane has one edge of a batch as its own.
+    // One batch at a time: only its edges are in registers as floats. Each lane computes the weight of one edge of a
+    // batch, its own edge.
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       float x[kBatch][kLaneDims], y[kBatch][kLaneDims];
-      float product[kBatch], grad_product[kBatch];  // <q, k>, of 16 bits times scale * kScoreUnit; <dO, v>
+      float product[kBatch], grad_product[kBatch];  // <q, k> (16 bits: times scale * kScoreUnit); <dO, v>
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const int i = j * kBatch + b;
         Group::unpack(x[b], first_words[i]);
-        if constexpr (kTerms & kTypes) Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), part_of_head);
+        if constexpr (kTerms & kTypes) {
+          Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), lane_of_head);
+        }
         product[b] = dot(own_first, x[b]);
         Group::unpack(y[b], second_words[i]);
         grad_product[b] = dot(own_second, y[b]);
@@ -338,28 +335,22 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       Group::sum_over_head(grad_product, lane);
 
       const bool exists = first + Group::own_edge(lane, j) < count;
-      const float scaled = score_scale * product[0];
-      const float score = transform_score<kTerms & ~kClamp>(scaled, bias[j], multiplier[j], 0.0f, kScoreUnit<kIn>);
-      const float clamped = transform_score<kTerms & kClamp>(score, 0.0f, 0.0f, p.clamp);
-      const float weight = exists ? exp_score<kIn>(clamped - lse[j]) : 0.0f;
+      const int own_gathered = Group::own(gathered, lane, j);
+      const ScorePlace place{kOverRows ? row : own_gathered, kOverRows ? own_gathered : row, loaded_head};
+      const float score = terms[j].apply(score_scale * product[0], place, p);
+      const float weight = exists ? exp_score<kIn>(score - lse[j]) : 0.0f;
       float kept = 1.0f;
       if constexpr (kTerms & kDropout) {
-        const int own_gathered = Group::own(gathered, lane, j);
-        const u32 hash = kOverRows ? of_row : dropout_row(seed, own_gathered, loaded_head);
-        kept = keeps(hash, kOverRows ? own_gathered : row, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
+        const u32 hash = kOverRows ? of_row : dropout_row(seed, place.row, loaded_head);
+        kept = keeps(hash, place.column, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
       }
-      float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
-      if constexpr (kTerms & kClamp) score_gradient = fabsf(score) > p.clamp ? 0.0f : score_gradient;
-      float score_weight = score_gradient;
-      if constexpr (kTerms & kMultiplier) score_weight *= multiplier[j];
+      const float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
+      const float score_weight = terms[j].gradient(score_gradient, place, p);
       const float value_weight = weight * kept;
       if constexpr (kOverRows && Group::kHasEdgeData) {
-        if (exists && has_head && part_of_head < kBatch) {
+        if (exists && has_head && lane_of_head < kBatch) {
           const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
-          if (kTerms & kBias && p.bias_gradient) p.bias_gradient[at] = score_gradient;
-          if (kTerms & kMultiplier && p.multiplier_gradient) {
-            p.multiplier_gradient[at] = score_gradient * scaled * (1.0f / kScoreUnit<kIn>);
-          }
+          terms[j].store_value_gradients(p, at);
           if (kTerms & (kKeyFeatures | kTypes) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
           if (kTerms & kValueFeatures && p.value_weights) p.value_weights[at] = value_weight;
         }
@@ -381,20 +372,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   }
 
   bool writes = row >= 0 && has_head;
-  if (__any_sync(kFullWarp, item.w >= 0)) {
-    // Parts of a row: the last lane group to arrive adds them up.
-    const int2 parts = item.w >= 0 ? __ldg(p.parts + item.w) : make_int2(0, 0);
-    const int lane_offset = lane_of_group * Group::kLanePartial;
-    if (item.w >= 0) Group::store_partial(lane_partial(p.partial, item.w, Group::kPartial, lane_offset), sums);
-    const bool is_last = is_last_part(p.semaphores, item.w, parts, lane, lane_of_group);
-    if (is_last) {
-#pragma unroll
-      for (int i = 0; i < Group::kSums; ++i) sums[i] = 0.0f;
-      for (int part = 0; part < parts.y; ++part) {
-        Group::add_partial(sums, lane_partial(p.partial, parts.x + part, Group::kPartial, lane_offset));
-      }
-    }
-    writes = writes && (item.w < 0 || is_last);
+  if (__any_sync(kFullWarp, item.part >= 0)) {
+    const bool is_last = combine_parts<Group::kLanePartial>(lane_sums, item, p.parts, p.partial, p.semaphores);
+    writes = writes && (item.part < 0 || is_last);
   }
   __syncwarp();
 
@@ -402,13 +382,13 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) gradient[d] = p.scale * sums[d];
   const i64 gradient_start = (static_cast<i64>(row) * p.gradient_heads + loaded_head) * kDim;
-  Group::template store<kIn>(p.first_gradient, gradient_start, part_of_head, writes, gradient);
+  Group::template store<kIn>(p.first_gradient, gradient_start, lane_of_head, writes, gradient);
   if constexpr (!kOverRows) {
 #pragma unroll
     for (int d = 0; d < kLaneDims; ++d) gradient[d] = sums[Group::kSecond + d];
-    Group::template store<kIn>(p.second_gradient, gradient_start, part_of_head, writes, gradient);
+    Group::template store<kIn>(p.second_gradient, gradient_start, lane_of_head, writes, gradient);
   } else {
-    if (writes && part_of_head == 0) p.row_state[row_head] = make_float2(row_lse, row_delta);
+    if (writes && lane_of_head == 0) p.row_state[row_head] = make_float2(row_lse, row_delta);
     if constexpr (Group::kHasFeatures) {
       const i64 start = (projected_head + row) * kFeatures + first_feature;
       if (writes && has_features) {
@@ -443,17 +423,17 @@ __launch_bounds__(kWarps* kWarpSize, BackwardGroup<kIn, kDim, kHeads, kTerms, Pa
 
 struct FeatureParams {
   const Item* items;             // [num_items]  of the rows of A
-  const float* score_weights;    // [nnz][H]  scale * ds * m, and
+  const float* score_weights;    // [nnz][H]  scale * ds * m; with
   const float* projected_query;  // [H][num_rows][16]  u; both or neither are null
-  const float* value_weights;    // [nnz][H]  D p, and
-  const float* projected_grad;   // [H][num_rows][16]  u'; likewise
-  void* gradient;                 // [nnz][16]  da; every element is written
+  const float* value_weights;    // [nnz][H]  D p; with
+  const float* projected_grad;   // [H][num_rows][16]  u'; both or neither are null
+  void* gradient;                // [nnz][16]  da; every element is written
   int num_rows;
   int num_items;
   int num_heads;
 };
 
-// da. Each quad of lanes takes an item, each of its lanes four features.
+// da. Each quad of lanes processes an item, each lane four features.
 template <Element kIn>
 __global__ void __launch_bounds__(kWarps* kWarpSize) gradients_of_features(const __grid_constant__ FeatureParams p) {
   constexpr int kLaneFeatures = 4, kQuadLanes = kFeatures / kLaneFeatures;

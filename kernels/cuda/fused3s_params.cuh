@@ -13,12 +13,12 @@ struct __align__(16) KVTile {
   u32 bitmap[kTileM / 2];  // word g: row g in the lower half, row g + 8 in the upper half; bit j: key j
 };
 
-// The consecutive KV tiles of one window that one warp takes. Lies in the records as in global memory: `first` and the
-// fields in record 0, `second` in record 1.
+// Work item: the consecutive KV tiles of one window that one warp processes. Copied to the records as it is: `first`
+// and the fields to record 0, `second` to record 1.
 struct __align__(16) WorkItem {
-  KVTile first;     // KV tiles `begin` and begin + 1: no second wait before the first gather
+  KVTile first;     // KV tile `begin`; with `second`, no second wait before the first gather
   int begin;        // first KV tile
-  int count;        // KV tiles; 0 in an empty window, and where a block has more warps than the window KV tiles
+  int count;        // KV tiles; 0 in an empty window, and if a block has more warps than the window has KV tiles
   int window;       // -1: no work
   int num_keys;     // of the last KV tile
   int split;        // kWarp, kBlock, or the split
@@ -36,13 +36,13 @@ constexpr u32 kRecord_bytes = 128;
 static_assert(sizeof(KVTile) == 96 && sizeof(WorkItem) == 224, "TILE_WORDS and ITEM_WORDS in schedule.py");
 static_assert(sizeof(WorkItem) == kRecord_bytes + sizeof(KVTile), "`second` in record 1");
 
-// H: heads of the tensors; blockIdx.y is the head group, of kHeads heads, the last one of those that are left.
+// H: heads of the tensors. blockIdx.y is the head group: kHeads heads, fewer in the last group.
 struct Params {
   const KVTile* kv_tiles;      // [num_tiles + 2]
   const WorkItem* work_items;  // [num_blocks][kWarps]
   const void* query;           // [num_rows][H][kDim] kIn  any row and head stride, rows aligned to kCopy_bytes
-  const void* key;             // [num_cols][H][kDim] kIn  the same
-  const void* value;           // [num_cols][H][kDim] kIn  the same
+  const void* key;             // [num_cols][H][kDim] kIn  as query
+  const void* value;           // [num_cols][H][kDim] kIn  as query
   void* output;                // [num_rows][H][kDim]  contiguous; every element is written
   float* lse;                  // [num_rows][H]  log of the sum of exp(scores), -infinity without an edge; may be null
   void* partial;               // [num_splits][num_groups] Partial<kDim, kHeads>
@@ -69,7 +69,10 @@ struct Params {
   u32 sign_bits;         // sign bits of a word of Q where the scale is negative, else 0: changes the signs in Q
   float scale_log2e;     // |scale| * log2(e)
   float clamp_log2e;     // largest |s| * log2(e)
+#include "score_term_params.cuh"
 };
+
+__device__ __forceinline__ float score_limit(const Params& p) { return p.clamp_log2e; }
 
 // Bits of an element, for pointers to tensors.
 template <int kBytes>

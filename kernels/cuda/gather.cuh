@@ -1,4 +1,4 @@
-// K and V of a KV tile in shared memory, and the producer of a warp's ring.
+// K and V of a KV tile in shared memory, and the producer of a warp's ring (ring.cuh).
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
@@ -16,7 +16,8 @@ struct Stage {
   static constexpr u32 kSlice_bytes = 2 * kTileN * kBytes;
   // Pairs of k-steps of SDDMM, 64 bytes each, where ld.shared.v4 reads K.
   static constexpr int kPairs = Group::kFolded ? kSlices : divide_up(kDim * kBytes, 64);
-  // Rows of heads that share slices, and of V, are read a quarter of a 128-byte line at a time: whole lines.
+  // float32: V, and K of heads that share slices, are read a quarter of a 128-byte line at a time: rows are whole
+  // lines.
   static constexpr u32 kWideRow_bytes = divide_up(kSlices, 2) * 128;
   static constexpr bool kKeyQuarters = kWide && Group::kSliceHeads > 1;
   static constexpr u32 kValueRow_bytes = kWide ? kWideRow_bytes : kSlices * kSlice_bytes;
@@ -24,19 +25,19 @@ struct Stage {
                                        : Group::kFolded && !kWide ? kSlices * kSlice_bytes
                                                                   : kPairs * 64;
   static constexpr u32 kKeySwizzle = kPairs % 2 ? 0 : 64;
-  // Rows kPeriod apart start in the same bank, and kSpread neighbouring chunks are in one 128-byte line in all of them:
-  // every kPeriod rows the chunks are permuted among kSpread.
+  // Rows kPeriod apart start in the same bank, and kSpread neighbouring chunks of each lie in one 128-byte line: every
+  // kPeriod rows the swizzle permutes chunks among kSpread.
   static constexpr u32 kPeriod = kWide || kSlices % 4 == 0 ? 1 : kSlices % 2 == 0 ? 2 : 4;
   static constexpr u32 kSpread = 8 / kPeriod;
   __device__ static constexpr u32 value_swizzle(u32 row) {
     return kWide ? row / 2 % 4 * 32 : row / kPeriod % kSpread * kChunk_bytes;
   }
-  // 16 bits, several heads: ldmatrix, as for V. Heads that share slices: ld.shared.v2. Else ld.shared.v4.
+  // 16 bits, several heads: ldmatrix, as for V. float32 heads that share slices: ld.shared.v2. Else ld.shared.v4.
   __device__ static constexpr u32 key_swizzle(u32 row) {
     if (kKeyQuarters) return row % 4 * 32;
     return Group::kFolded && !kWide ? value_swizzle(row) : row % 2 * kKeySwizzle;
   }
-  // Address of the columns `offset` bytes on from those of `address`, which is swizzled; `offset` is a multiple of 32.
+  // Swizzled address `offset` bytes after the swizzled `address`; `offset` is a multiple of 32.
   __device__ static constexpr u32 advance(u32 address, u32 offset) {
     constexpr u32 kPermuted_bytes = kChunk_bytes * kSpread;
     return (address ^ offset % kPermuted_bytes) + offset / kPermuted_bytes * kPermuted_bytes;
@@ -64,8 +65,8 @@ __device__ __forceinline__ void load_shared_words(Word (&words)[kCount], u32 add
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
 
-// Zeros the chunks of K that copies leave as they are, or in part: padding, and heads that the last group lacks. Q is 0
-// there, 0 * NaN is NaN, and a NaN of one head would reach the sums of all heads of the group.
+// Zeros the chunks of K that copies do not fill: padding, and heads that the last group lacks. Q is 0 there, 0 * NaN is
+// NaN, and a NaN of one head would reach the sums of all heads of the group.
 //   dims   columns of a head that are copied: kDim, or fewer for the last warp of a team
 template <int kDim, int kHeads, int kBytes>
 __device__ __forceinline__ void zero_padding(Stage<kDim, kHeads, kBytes>& stage, int heads, int dims, int lane) {
@@ -84,8 +85,8 @@ __device__ __forceinline__ void zero_padding(Stage<kDim, kHeads, kBytes>& stage,
   }
 }
 
-// Zeros the rows of V that no KV tile of the window fills: rows past the last key, where the stage has none before. Their
-// weights are 0, and 0 * NaN is NaN. Rows of earlier KV tiles may stay: the window has their NaN already.
+// Zeros the rows of V past the last key in a stage that no other KV tile of the window fills. Their weights are 0, and
+// 0 * NaN is NaN. Rows of earlier KV tiles may stay: their NaN is already in the window's rows.
 template <int kDim, int kHeads, int kBytes>
 __device__ __forceinline__ void zero_missing_values(Stage<kDim, kHeads, kBytes>& stage, int num_keys, int lane) {
   using S = Stage<kDim, kHeads, kBytes>;
@@ -102,46 +103,74 @@ __device__ __forceinline__ int heads_of_group(const Params& p) {
   return kHeads > 1 ? min(kHeads, p.num_heads - static_cast<int>(blockIdx.y) * kHeads) : 1;
 }
 
-// The producer of a warp's ring. A row of K or V of the head group is copied in parts of kCopy_bytes, by kLanesPerRow
-// lanes, a power of two; lanes past the last part copy nothing. A lane copies the same parts of kRowsPerLane
-// neighbouring rows. A warp of a team copies columns `first` to first + kWidth - 1 of one head.
+// The pieces of rows that a lane copies, and the records of a warp's ring; the base of both producers. A row (of all
+// heads of the group) is copied in pieces of kCopy_bytes, by kLanesPerRow lanes, a power of two; lanes past the last
+// piece copy nothing. A lane copies the same pieces of kRowsPerLane neighbouring rows. A warp of a team copies the
+// columns from byte first_byte on.
+//
+//   kRow_bytes     a row of one head in memory
+//   kWidth_bytes   of it, copied by the warp at most
+//
+//   kDim = 128 in 16 bits, pieces of 16 bytes   lane    0       1      ...   15        16     ...   31
+//                                               piece   0       1      ...   15        0      ...   15
+//                                               rows    0 to 7                         8 to 15
+template <int kRow_bytes, int kHeads, int kWidth_bytes>
+struct RowPieces {
+  static constexpr int kCopy_bytes = kRow_bytes % 16 == 0 ? 16 : kRow_bytes % 8 == 0 ? 8 : 4;
+  static constexpr int kHeadPieces = kWidth_bytes / kCopy_bytes;
+  static constexpr int kPieces = kHeads * kHeadPieces;
+  static constexpr int kLanesPerRow = kPieces == 1 ? 2 : kPieces > kWarpSize ? kWarpSize : next_power_of_two(kPieces);
+  static constexpr int kPiecesPerLane = divide_up(kPieces, kLanesPerRow);
+  static constexpr int kRowsPerLane = kTileKeys * kLanesPerRow / kWarpSize;
+
+  const int lane, first_byte;
+  const int row, piece;           // the lane's first row and first piece
+  int skip[kPiecesPerLane];       // -1 for a piece past the last one, else 0
+  const char* next_tile;          // the lane's chunk of the KV tile whose record is copied next
+  int count = 0, tile_count = 0;  // KV tiles; tile_count is 0 in lanes past the end of a record
+
+  __device__ __forceinline__ RowPieces(int lane, int first_byte)
+      : lane(lane), first_byte(first_byte), row(lane / kLanesPerRow * kRowsPerLane), piece(lane % kLanesPerRow) {}
+
+  __device__ __forceinline__ void start(const KVTile* kv_tiles, int begin, int num_tiles) {
+    next_tile = reinterpret_cast<const char*>(kv_tiles + begin + kStages) + kChunk_bytes * lane;
+    count = num_tiles;
+    tile_count = lane < static_cast<int>(sizeof(KVTile)) / kChunk_bytes ? num_tiles : 0;  // [R4]
+  }
+  // The record of KV tile i + kStages; `record`: of KV tile i.
+  __device__ __forceinline__ void copy_record(int i, u32 record) {
+    cp_async<kChunk_bytes>((record ^ kStages * kRecord_bytes) + kChunk_bytes * lane, next_tile,
+                           tile_count - (i + kStages + 1));
+    next_tile += sizeof(KVTile);
+  }
+};
+
+// The producer of fused3s.cu: rows of K and V. A warp of a team copies columns `first` to first + kWidth - 1 of one
+// head.
 //
 //   kDim     columns of a head in memory
 //   kWidth   columns of a head that the warp copies, at most: kDim without teams
 template <int kDim, int kHeads, int kBytes = 2, int kWidth = kDim>
-struct Gather {
+struct Gather : RowPieces<kDim * kBytes, kHeads, kWidth * kBytes> {
+  using Base = RowPieces<kDim * kBytes, kHeads, kWidth * kBytes>;
+  using Base::first_byte, Base::row, Base::piece, Base::skip, Base::count;
+  using Base::kCopy_bytes, Base::kHeadPieces, Base::kLanesPerRow, Base::kPiecesPerLane, Base::kRowsPerLane;
   using S = Stage<kWidth, kHeads, kBytes>;
   using Group = HeadGroup<kWidth, kHeads>;
   static constexpr bool kTeams = kWidth != kDim;
   static constexpr int kRow_bytes = kDim * kBytes;
-  static constexpr int kCopy_bytes = kRow_bytes % 16 == 0 ? 16 : kRow_bytes % 8 == 0 ? 8 : 4;
-  static constexpr int kHeadParts = kWidth * kBytes / kCopy_bytes;
-  static constexpr int kParts = kHeads * kHeadParts;
-  static constexpr int kLanesPerRow = kParts == 1 ? 2 : kParts > kWarpSize ? kWarpSize : next_power_of_two(kParts);
-  static constexpr int kPartsPerLane = divide_up(kParts, kLanesPerRow);
-  static constexpr int kRowsPerLane = kTileKeys * kLanesPerRow / kWarpSize;
 
   static_assert(!kTeams || kHeads == 1, "teams share one head");
 
   const Params& p;
-  const int lane, first_byte;
-  const int row, part;                                         // the lane's first row and first part
-  int skip[kPartsPerLane];                                     // -1 for a part past the last one, else 0
-  u32 key_offset[kPartsPerLane], value_offset[kPartsPerLane];  // the parts of the first row in a stage
-  const char* next_tile;                                       // the lane's chunk of the KV tile that is copied next
-  int count, tile_count;  // KV tiles; 0 in tile_count for a lane past the end of a KV tile
+  u32 key_offset[kPiecesPerLane], value_offset[kPiecesPerLane];  // the pieces of the first row in a stage
 
-  __device__ __forceinline__ Gather(const Params& p, int lane, int first = 0)
-      : p(p),
-        lane(lane),
-        first_byte(first * kBytes),
-        row(lane / kLanesPerRow * kRowsPerLane),
-        part(lane % kLanesPerRow) {
+  __device__ __forceinline__ Gather(const Params& p, int lane, int first = 0) : Base(lane, first * kBytes), p(p) {
     const int heads = heads_of_group<kHeads>(p);
 #pragma unroll
-    for (int i = 0; i < kPartsPerLane; ++i) {
-      const int index = part + i * kLanesPerRow, head = index / kHeadParts;
-      const u32 byte = kBytes * Group::kHeadDim * head + index % kHeadParts * kCopy_bytes;
+    for (int i = 0; i < kPiecesPerLane; ++i) {
+      const int index = piece + i * kLanesPerRow, head = index / kHeadPieces;
+      const u32 byte = kBytes * Group::kHeadDim * head + index % kHeadPieces * kCopy_bytes;
       const u32 chunk = byte / kChunk_bytes * kChunk_bytes, rest = byte % kChunk_bytes;
       skip[i] = head < heads && (!kTeams || first_byte + static_cast<int>(byte) < kRow_bytes) ? 0 : -1;
       key_offset[i] = row * S::kKeyRow_bytes + rest + (Group::kFolded ? chunk ^ S::key_swizzle(row) : chunk);
@@ -149,35 +178,34 @@ struct Gather {
     }
   }
 
-  __device__ __forceinline__ void start(int begin, int num_tiles) {
-    next_tile = reinterpret_cast<const char*>(p.kv_tiles + begin + kStages) + kChunk_bytes * lane;
-    count = num_tiles;
-    tile_count = lane < static_cast<int>(sizeof(KVTile)) / kChunk_bytes ? num_tiles : 0;  // [5]
-  }
+  __device__ __forceinline__ void start(int begin, int num_tiles) { Base::start(p.kv_tiles, begin, num_tiles); }
 
-  // Part i of the lane in row 0 of `tensor`.
-  __device__ __forceinline__ const char* lane_part(const void* tensor, i64 head_stride, int i) const {
-    const int index = part + i * kLanesPerRow, head = kHeads > 1 ? index / kHeadParts : 0;
+  // Piece i of the lane in row 0 of `tensor`.
+  __device__ __forceinline__ const char* lane_piece(const void* tensor, i64 head_stride, int i) const {
+    const int index = piece + i * kLanesPerRow, head = kHeads > 1 ? index / kHeadPieces : 0;
     using Bits = typename ElementBits<kBytes>::Type;
-    const Bits* const first = static_cast<const Bits*>(tensor) + (static_cast<i64>(blockIdx.y) * kHeads + head) * head_stride;
-    return reinterpret_cast<const char*>(first) + (index - head * kHeadParts) * kCopy_bytes + (kTeams ? first_byte : 0);
+    const Bits* const first =
+        static_cast<const Bits*>(tensor) + (static_cast<i64>(blockIdx.y) * kHeads + head) * head_stride;
+    return reinterpret_cast<const char*>(first) + (index - head * kHeadPieces) * kCopy_bytes +
+           (kTeams ? first_byte : 0);
   }
 
-  // One cp.async group: K and V of KV tile i, whose keys are in `record`, to `stage`; KV tile i + kStages to its own
-  // record.
+  // One cp.async group: K and V of KV tile i, whose keys are in `record`, to `stage`; the record of KV tile i +
+  // kStages.
   __device__ __forceinline__ void operator()(int i, u32 record, u32 stage) {
     if (i < count) {
       int keys[kRowsPerLane];
       load_shared_words(keys, record + sizeof(int) * row);
 #pragma unroll
-      for (int j = 0; j < kPartsPerLane; ++j) {
+      for (int j = 0; j < kPiecesPerLane; ++j) {
         // Recomputed for every KV tile: kept in registers, the addresses cost more than they save at kDim = 256.
-        const char* const key = lane_part(p.key, p.key_head_stride, j);
-        const char* const value = lane_part(p.value, p.value_head_stride, j);
+        const char* const key = lane_piece(p.key, p.key_head_stride, j);
+        const char* const value = lane_piece(p.value, p.value_head_stride, j);
 #pragma unroll
         for (int n = 0; n < kRowsPerLane; ++n) {
           const int index = keys[n] | skip[j];  // negative: no copy
-          // `row` is even, and a multiple of kPeriod or inside of one, wherever a lane has several rows.
+          // With several rows per lane, `row` is a multiple of kRowsPerLane, so that its swizzle and that of n combine
+          // by xor.
           const u32 key_swizzle = S::key_swizzle(kRowsPerLane == 1 && !Group::kFolded ? row : n);
           cp_async<kCopy_bytes>(((stage + key_offset[j]) ^ key_swizzle) + n * S::kKeyRow_bytes,
                                 key + static_cast<i64>(keys[n]) * p.key_row_bytes, index);
@@ -185,10 +213,8 @@ struct Gather {
                                 value + static_cast<i64>(keys[n]) * p.value_row_bytes, index);
         }
       }
-      cp_async<kChunk_bytes>((record ^ kStages * kRecord_bytes) + kChunk_bytes * lane, next_tile,
-                             tile_count - (i + kStages + 1));
-      next_tile += sizeof(KVTile);
+      Base::copy_record(i, record);
     }
-    cp_async_commit_group();  // [2]
+    cp_async_commit_group();  // [R1]
   }
 };

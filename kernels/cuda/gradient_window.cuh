@@ -24,7 +24,7 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
 
   __device__ __forceinline__ GradientWindow(const BackwardParams& p, int lane) : Fragments(lane), p(p) {}
 
-  // Lanes i and i + 16 bring own row i.
+  // lane_row: own row lane % 16.
   __device__ __forceinline__ void start_dropout(int lane_row) {
     seed = __ldg(p.seed);
     const u32 hash = kColumns ? lane_row : dropout_row(seed, lane_row, blockIdx.y);
@@ -32,7 +32,7 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
     for (int half = 0; half < 2; ++half) own_hash[half] = __shfl_sync(kFullWarp, hash, 8 * half + g);
   }
 
-  // Row pass: lanes i and i + 16 bring those of row i.
+  // Row pass. stats: statistics of own row lane % 16.
   __device__ __forceinline__ void set_stats(RowStats stats) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -41,8 +41,7 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
     }
   }
 
-  // P and dS as A fragments of SpMM. Where there is no edge both are masked to 0, never multiplied: old data may be
-  // anything.
+  // P and dS as A fragments of SpMM. Entries without an edge are masked to 0, not multiplied: old data may be NaN.
   __device__ __forceinline__ void weights(u32 (&weight)[kWeights], u32 (&grad_score)[kWeights],
                                           const float (&score)[2][4], const float (&grad_weight)[2][4], u32 record,
                                           u32 stage) const {
@@ -53,7 +52,7 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
     }
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      uint4 stats;  // of gathered rows 8 * tile + 2t and the next
+      uint4 stats;  // RowStats of gathered rows 8 * tile + 2t and 8 * tile + 2t + 1
       if constexpr (kColumns) stats = ld_shared_v4_b32(stage + S::kStats + sizeof(RowStats) * (kTileN * tile + 2 * t));
       float prob[2][2], grad[2][2];
 #pragma unroll
@@ -85,7 +84,7 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
     Fragments::mask(weight, grad_score, ld_shared_b32(record + kBitmap + sizeof(u32) * g));
   }
 
-  // Epilogue of kWarp: the gradients to the matrices of a stage.
+  // Epilogue of kWarp: gradients to the matrices of a stage.
   __device__ __forceinline__ void round_to(u32 stage) const {
     const float factor[2] = {p.scale, p.rescale};
     Fragments::round_to(stage, factor);

@@ -1,8 +1,8 @@
 // Head groups: the heads that a block computes together, and their columns in shared memory and in fragments.
 //
-// One head: any even kDim. Several heads (folded): a row of K or V of the group is gathered as one row, so that whole
-// lines are fetched and the records and bitmaps are read once for all heads. In shared memory a head starts on whole
-// chunks (16 bytes):
+// One head: any even kDim. Several heads (folded): K or V of all heads of the group is gathered as one row: whole lines
+// are fetched, and records and bitmaps are read once for all heads. In shared memory a head starts on a chunk (16
+// bytes):
 //
 //   global, kDim = 10, kHeads = 3    h0: 0 .. 9 | h1: 0 .. 9 | h2: 0 .. 9
 //   shared, kHeadDim = 16            h0: 0 .. 9, padding 6 | h1: 0 .. 9, padding 6 | h2: 0 .. 9, padding 6
@@ -24,7 +24,7 @@ struct HeadGroup {
   // First head and first dimension of a slice.
   __device__ static constexpr int head_of(int slice) { return 2 * kTileN * slice / kHeadDim; }
   __device__ static constexpr int dim_of(int slice) { return kSliceHeads > 1 ? 0 : 2 * kTileN * slice % kHeadDim; }
-  // Whether the group of this block has the slice's head number `index` of kSliceHeads; `num_heads`: of all groups.
+  // Whether head `index` of the kSliceHeads heads of a slice exists in this block's group; `num_heads`: of all groups.
   __device__ static __forceinline__ bool exists(int slice, int index, int num_heads) {
     const int head = head_of(slice) + index;
     return !kFolded || (head < kHeads && static_cast<int>(blockIdx.y) * kHeads + head < num_heads);
@@ -38,7 +38,7 @@ struct HeadGroup {
   }
 };
 
-// Columns of one head that a warp of a team of kDimWarps computes, whole slices; of the last warp some may not exist.
+// Columns of one head per warp of a team of kDimWarps: whole slices, which may end past kDim in the last warp.
 template <int kDim, int kDimWarps>
 __device__ constexpr int columns_of_warp() {
   return kDimWarps == 1 ? kDim : divide_up(kDim, 2 * kTileN * kDimWarps) * 2 * kTileN;

@@ -1,13 +1,13 @@
-// Lane group of the kernels that go edge by edge: the lanes of one row of A, or of A^T, 8 dimensions a lane, for kHeads
-// neighbouring heads. The lanes of a head are a power of two; those past kDim idle.
+// Lane group of the edge-by-edge kernels: the lanes that process one row of A, or of A^T, for kHeads neighbouring
+// heads, 8 dimensions per lane. Lanes per head are a power of two; lanes past kDim idle.
 //
 //   kDim = 16, kHeads = 4     lane of the group   0     1     2     3     4     5     6     7
 //                             head                0     0     1     1     2     2     3     3
 //                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
 //
-// A lane group takes one item: a row, or a part of a long row. A round is kUnroll edges of each lane group of a warp;
-// there are as many as the group with the most edges needs. The parts of a row leave partials in global memory; the
-// last group to arrive combines them in their order, so that the bits are the same on every run.
+// A lane group processes one item: a row, or a part of a long row. A round is kUnroll edges of each lane group of a
+// warp; the group with the most edges sets the number of rounds. Each part of a row writes a partial to global memory;
+// the last group to arrive combines them in order, so that the bits are the same on every run.
 #pragma once
 #include "common.cuh"
 #include "elements.cuh"
@@ -25,13 +25,13 @@ struct __align__(16) Item {
   int row;    // -1: none
   int first;  // edge
   int count;  // edges
-  int part;   // of a split row; -1: the whole row
+  int part;   // of a split row; -1: a whole row
 };
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
 
-// Rows of a tensor, from the first dimension of a lane on. The pointer is opaque, so that a row costs one instruction:
-// the compiler would add head and lane to each row anew.
+// Rows of a tensor, from the first dimension of a lane on. The pointer is opaque, so that the address of a row costs
+// one instruction: else the compiler adds head and lane to each row again.
 struct LaneRows {
   const char* first;
   int row_bytes;
@@ -44,6 +44,7 @@ struct LaneRows {
 template <Element kIn, int kDim, int kHeads>
 struct LaneGroup {
   static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
+  static constexpr int kGroupHeads = kHeads;
   static constexpr int kHeadLanes = next_power_of_two(divide_up(kDim, kLaneDims));
   static constexpr int kLanes = kHeads * kHeadLanes;
   static constexpr int kGroups = kWarpSize / kLanes;  // of a warp
@@ -52,15 +53,16 @@ struct LaneGroup {
   static constexpr int kLoad_bytes = kDim * kBytes % 16 == 0 ? 16 : kDim * kBytes % 8 == 0 ? 8 : 4;
   static constexpr int kLoadDims = kLoad_bytes / kBytes;
   static constexpr int kLoads = kLaneDims / kLoadDims;  // of a lane's dimensions
-  // Dimensions from a lane to the next, and from a load of a lane to its next.
+  // Strides in dimensions: between lanes, and between the loads of a lane.
   static constexpr int kLaneStep = kIsWide<kIn> ? kLoadDims : kLaneDims;
   static constexpr int kLoadStep = kIsWide<kIn> ? kHeadLanes * kLoadDims : kLoadDims;
   static constexpr int kLaneFeatures = kHeadLanes >= kFeatures ? 1 : kFeatures / kHeadLanes;
-  // Edges of a round whose scores a lane has: with four lanes a head and more, each quad shares them out.
+  // Own edges of a lane: edges of a round whose scores the lane transforms. With four lanes per head or more, one edge
+  // per lane of a quad; else each lane does all of them.
   static constexpr int kOwn = kHeadLanes >= kUnroll ? 1 : kUnroll;
 
-  // Adds up each x[i] over the lanes of a head. kOwn = 1: x[0] becomes the sum of x[own_edge(lane)], of which each step
-  // halves the values per lane: half of the shuffles. Else every lane gets all sums.
+  // Sums each x[i] over the lanes of a head. kOwn = 1: x[0] becomes the sum of x[own_edge(lane, 0)]; each step halves
+  // the values per lane, which halves the shuffles. Else every lane gets all sums.
   template <int kCount>
   __device__ static __forceinline__ void sum_over_head(float (&x)[kCount], int lane) {
     if constexpr (kOwn == 1) {
@@ -83,7 +85,7 @@ struct LaneGroup {
     const bool is_upper = lane & distance;
     return (is_upper ? upper : lower) + __shfl_xor_sync(kFullWarp, is_upper ? lower : upper, distance);
   }
-  // Edge of a round whose score is x[j] of a lane, and the lane of a quad that has edge i.
+  // Own edge j of a lane, and the lane of a quad whose own edge is i.
   __device__ static __forceinline__ int own_edge(int lane, int j) {
     return kOwn == 1 ? lane % 2 * 2 + lane / 2 % 2 : j;
   }
@@ -98,28 +100,34 @@ struct LaneGroup {
       return x[j];
     }
   }
-  // `x` of the lane that has edge i of a quad; kOwn > 1: its own.
+  // kOwn = 1: x of the lane whose own edge is i; else x.
   __device__ static __forceinline__ float of_edge(float x, int lane, int i) {
     return kOwn == 1 ? __shfl_sync(kFullWarp, x, lane / 4 * 4 + lane_of_edge(i)) : x;
   }
 
-  // A lane's dimensions in memory: x[kLoadDims * load + j] is dimension first_dim(part) + kLoadStep * load + j.
+  // Rows of a tensor [..][H][kDim] with any head and row stride, from the first dimension of a lane on.
+  __device__ static __forceinline__ LaneRows rows_of(const void* tensor, i64 head_stride, int row_bytes, int head,
+                                                     int lane_of_head) {
+    return LaneRows(element_address<kIn>(tensor, head * head_stride + first_dim(lane_of_head)), row_bytes);
+  }
+
+  // A lane's dimensions in memory: x[kLoadDims * load + j] is dimension first_dim(lane_of_head) + kLoadStep * load + j.
   struct Words {
     u32 word[kLaneDims * kBytes / 4];
   };
-  __device__ static constexpr int first_dim(int part) { return kLaneStep * part; }
-  // Whether a load lies in the head; known to the compiler where it does for all lanes.
-  __device__ static __forceinline__ bool is_inside(int part, int load) {
-    return kLaneStep * (kHeadLanes - 1) + kLoadStep * load < kDim || kLaneStep * part + kLoadStep * load < kDim;
+  __device__ static constexpr int first_dim(int lane_of_head) { return kLaneStep * lane_of_head; }
+  // Whether a load lies in the head; a compile-time true if it does for all lanes.
+  __device__ static __forceinline__ bool is_inside(int lane_of_head, int load) {
+    return kLaneStep * (kHeadLanes - 1) + kLoadStep * load < kDim || kLaneStep * lane_of_head + kLoadStep * load < kDim;
   }
 
-  // The dimensions of lane `part` of a head, from the address of its first one; 0 past kDim; all 0 unless `exists`.
-  __device__ static __forceinline__ Words load(const void* address, int part, bool exists) {
+  // Loads the dimensions of a lane from the address of its first one; 0 past kDim; all 0 unless `exists`.
+  __device__ static __forceinline__ Words load(const void* address, int lane_of_head, bool exists) {
     Words x;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const char* const source = static_cast<const char*>(address) + kLoadStep * kBytes * i;
-      load_words<kLoad_bytes>(x.word + kLoad_bytes / 4 * i, source, exists && is_inside(part, i));
+      load_words<kLoad_bytes>(x.word + kLoad_bytes / 4 * i, source, exists && is_inside(lane_of_head, i));
     }
     return x;
   }
@@ -128,7 +136,7 @@ struct LaneGroup {
     unpack_words<kIn>(x, words.word);
   }
 
-  // kLaneFeatures features of an edge, from an address aligned to them; 0 unless `exists`.
+  // Loads kLaneFeatures features of an edge from an aligned address; 0 unless `exists`.
   __device__ static __forceinline__ void load_features(float (&x)[kLaneFeatures], const void* address, bool exists) {
     constexpr int kCount_bytes = kLaneFeatures * kBytes;
     if constexpr (kCount_bytes < 4) {
@@ -143,7 +151,7 @@ struct LaneGroup {
       unpack_words<kIn>(x, words);
     }
   }
-  // kLaneFeatures features of a row, times `factor`, to elements of kIn at an address aligned to them.
+  // Stores kLaneFeatures features of a row, times `factor`, as elements of kIn to an aligned address.
   __device__ static __forceinline__ void store_features(void* target, const float (&x)[kLaneFeatures], float factor) {
     float products[kLaneFeatures];
 #pragma unroll
@@ -151,21 +159,102 @@ struct LaneGroup {
     store_elements<kIn>(target, products);
   }
 
-  // Dimensions of the lane in a row of contiguous heads; `exists`: the row and the head do.
+  // Stores the lane's dimensions to a row of contiguous heads, if `exists`.
   template <Element kOut>
-  __device__ static __forceinline__ void store(void* output, i64 head_start, int part, bool exists,
+  __device__ static __forceinline__ void store(void* output, i64 head_start, int lane_of_head, bool exists,
                                                const float (&x)[kLaneDims]) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (!exists || !is_inside(part, i)) continue;
+      if (!exists || !is_inside(lane_of_head, i)) continue;
       float values[kLoadDims];
 #pragma unroll
       for (int j = 0; j < kLoadDims; ++j) values[j] = x[kLoadDims * i + j];
-      const i64 start = head_start + first_dim(part) + kLoadStep * i;
+      const i64 start = head_start + first_dim(lane_of_head) + kLoadStep * i;
       store_elements<kOut>(static_cast<char*>(output) + start * kElement_bytes<kOut>, values);
     }
   }
 };
+
+// A lane and the item of its lane group.
+template <typename Group>
+struct LaneItem {
+  const int lane;                         // of the warp
+  const int lane_of_group, lane_of_head;  // number in the group, and in the head
+  const int head;                         // of the tensors; the last group may have heads past the last one
+  int row;                                // -1: no item
+  int first_edge, count;
+  int part;  // of a split row; -1: a whole row
+
+  __device__ __forceinline__ LaneItem(const Item* items, int num_items)
+      : lane(threadIdx.x % kWarpSize),
+        lane_of_group(lane % Group::kLanes),
+        lane_of_head(lane % Group::kHeadLanes),
+        head(blockIdx.y * Group::kGroupHeads + lane_of_group / Group::kHeadLanes) {
+    const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + lane / Group::kLanes;
+    int4 item = make_int4(-1, 0, 0, -1);
+    if (index < num_items) item = __ldg(reinterpret_cast<const int4*>(items) + index);
+    row = item.x, first_edge = item.y, count = item.z, part = item.w;
+  }
+};
+
+// Whether a lane group is the last part of its row to arrive. All lanes of a warp call it, after they stored their
+// partials; the last group may read the partials of the others.
+//   item_part    -1: a whole row
+//   parts        first part of the row, and number of parts
+//   semaphores   [num_parts][num_groups]  0 before and after; the semaphore of a row's first part counts its parts
+__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int lane, int lane_of_group) {
+  __syncwarp();  // orders the other lanes' writes before the release
+  int before = 0;
+  if (item_part >= 0 && lane_of_group == 0) {
+    before = atom_inc_acq_rel_gpu(semaphores + static_cast<i64>(parts.x) * gridDim.y + blockIdx.y, parts.y - 1);
+  }
+  before = __shfl_sync(kFullWarp, before, lane - lane_of_group);
+  __syncwarp();  // a shuffle orders no memory: orders the reads after the acquire
+  return item_part >= 0 && before == parts.y - 1;
+}
+
+// Floats of a lane in the partial of a part; `partial`: [num_parts][num_groups][partial_floats].
+__device__ __forceinline__ float4* lane_partial(float* partial, int part, int partial_floats, int lane_offset) {
+  return reinterpret_cast<float4*>(partial + (static_cast<i64>(part) * gridDim.y + blockIdx.y) * partial_floats +
+                                   lane_offset);
+}
+
+// Combines the parts of split rows; all lanes of a warp call it. Each lane group with a part stores its sums; the last
+// group of a row to arrive adds up the parts of the row in their order. Returns whether the group was the last.
+//   sums        of a lane: sums.pack(float (&)[kFloats]); sums = {}; sums.add(const float (&)[kFloats])
+//   parts       [num_parts]  first part of the row, and number of parts
+//   partial     [num_parts][num_groups][kLanes][kFloats]
+//   semaphores  [num_parts][num_groups]  0 before and after; the semaphore of a row's first part counts its parts
+template <int kFloats, typename Group, typename Sums>
+__device__ __forceinline__ bool combine_parts(Sums& sums, const LaneItem<Group>& item, const int2* parts,
+                                              float* partial, int* semaphores) {
+  static_assert(kFloats % 4 == 0, "whole float4");
+  constexpr int kPartial = Group::kLanes * kFloats;
+  const int2 row_parts = item.part >= 0 ? __ldg(parts + item.part) : make_int2(0, 0);
+  const int lane_offset = item.lane_of_group * kFloats;
+  if (item.part >= 0) {
+    float4* const target = lane_partial(partial, item.part, kPartial, lane_offset);
+    float x[kFloats] = {};
+    sums.pack(x);
+#pragma unroll
+    for (int i = 0; i < kFloats; i += 4) target[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  }
+  const bool is_last = is_last_part(semaphores, item.part, row_parts, item.lane, item.lane_of_group);
+  if (is_last) {
+    sums = {};
+    for (int part = 0; part < row_parts.y; ++part) {
+      const float4* const source = lane_partial(partial, row_parts.x + part, kPartial, lane_offset);
+      float x[kFloats];
+#pragma unroll
+      for (int i = 0; i < kFloats; i += 4) {
+        const float4 four = source[i / 4];
+        x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+      }
+      sums.add(x);
+    }
+  }
+  return is_last;
+}
 
 template <int kCount>
 __device__ __forceinline__ float dot(const float (&x)[kCount], const float (&y)[kCount]) {
@@ -188,7 +277,7 @@ __device__ __forceinline__ void add_weighted(float (&total)[kTotal], float weigh
   for (int i = 0; i < kCount; ++i) total[kFirst + i] = fmaf(weight, x[i], total[kFirst + i]);
 }
 
-// Most edges of an item of the warp.
+// Largest number of edges of an item of the warp.
 template <int kLanes>
 __device__ __forceinline__ int most_of_warp(int count) {
 #pragma unroll
@@ -196,26 +285,4 @@ __device__ __forceinline__ int most_of_warp(int count) {
     count = max(count, __shfl_xor_sync(kFullWarp, count, distance));
   }
   return count;
-}
-
-// Floats of a lane in the partial of a part; `partial`: [num_parts][num_groups][partial_floats].
-__device__ __forceinline__ float4* lane_partial(float* partial, int part, int partial_floats, int lane_offset) {
-  return reinterpret_cast<float4*>(partial + (static_cast<i64>(part) * gridDim.y + blockIdx.y) * partial_floats +
-                                   lane_offset);
-}
-
-// Whether a lane group is the last of the parts of its row to arrive. All lanes of a warp call it, after they stored
-// their partials; the last group may read those of the others.
-//   item_part         -1: the group has a whole row
-//   parts             first part of the row, and their number
-//   semaphores        [num_parts][num_groups]  0 before and after; those of a row's first part count its parts
-__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int lane, int lane_of_group) {
-  __syncwarp();  // the other lanes' writes stay in front of the release
-  int before = 0;
-  if (item_part >= 0 && lane_of_group == 0) {
-    before = atom_inc_acq_rel_gpu(semaphores + static_cast<i64>(parts.x) * gridDim.y + blockIdx.y, parts.y - 1);
-  }
-  before = __shfl_sync(kFullWarp, before, lane - lane_of_group);
-  __syncwarp();  // a shuffle orders no memory: the reads stay behind the acquire
-  return item_part >= 0 && before == parts.y - 1;
 }

@@ -1,14 +1,14 @@
-// Weights of low-rank edge features as tile_features.cuh reads them: B fragments, one 16-byte load a lane.
+// Packs the weights of low-rank edge features for tile_features.cuh: B fragments, one 16-byte load per lane.
 //
-// Of each head, with pairs = divide_up(dim, 32) and slices = divide_up(dim, 16), zero past dim and past the last
+// Layout of each head, with pairs = divide_up(dim, 32) and slices = divide_up(dim, 16), zero past dim and past the last
 // feature; g = lane / 4, t = lane % 4:
 //
-//   W    [pairs][2 n-tiles][32 lanes][4 words]   word w: dimensions 32 pair + 8t + 2w and the next, feature 8 n + g;
-//                                                that order of the dimensions is the one of Q and K (row_window.cuh)
+//   W    [pairs][2 n-tiles][32 lanes][4 words]   word w: dimensions 32 pair + 8t + 2w (+ 1), feature 8 n + g;
+//                                                the order of dimensions of Q and K (row_window.cuh)
 //   W'   [slices][32 lanes][4 words]             word w: dimension 16 slice + 8 (w / 2) + g, features 2t + 8 (w % 2)
-//                                                and the next
+//                                                (+ 1)
 //
-// A thread packs one word. Grid (blocks of the words of a head, H). A weight that is null has no words.
+// A thread packs one word. Grid (blocks of the words of a head, H). A null weight has no words.
 #include "common.cuh"
 #include "ptx/griddepcontrol.cuh"
 

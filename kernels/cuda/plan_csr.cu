@@ -2,17 +2,17 @@
 //
 //   plan_count    checks all ids and counts the edges of each row and column
 //   plan_offsets  their prefix sums
-//   plan_place    each edge of an edge list to some place of its row
-//   plan_sort     the edges of each row; kColumns: of each column. The sort of the rows hands each edge to its column.
+//   plan_place    places each edge of an edge list in its row, in any order
+//   plan_sort     sorts the edges of each row; kColumns: of each column. The sort of a row places its edges in columns.
 //
-// In a row the columns ascend, then once more those of the edges that repeat one, and so on: the copies of an edge, in
-// the order given. In a column of the transpose the rows do, as `row_ids` names them.
+// Order in a row: ascending columns of first copies, then of second copies, and so on; copies of an edge in the order
+// given. Order in a column of the transpose: the same by rows, as `row_ids` names them.
 //
-// Atomics place edges in no certain order within a row; the sorts, by keys of which no two are equal, leave one order.
-// An edge list skips edges with an id out of range, and so do all kernels behind; a damaged CSR has no edges.
+// Atomics place edges in any order within a row; the sort keys are distinct, so the result has one order. Edges of a
+// list with an id out of range are skipped here and in all later kernels; a damaged CSR counts as empty.
 //
-// A window is 16 rows, or columns. It is sorted by a warp up to 512 edges, by a block in shared memory up to 4,096, and
-// above in parts of as many, which the block then merges.
+// A window is 16 rows, or columns. Up to 512 edges are sorted by a warp, up to 4,096 by a block in shared memory; more
+// in runs of 4,096, which the block then merges.
 #include "common.cuh"
 #include "plan_data.cuh"
 #include "ptx/relaxed_atomics.cuh"
@@ -23,7 +23,7 @@ constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kBlockRows = kWarps * kTileM;
 constexpr int kWarpKeys = 512;
 constexpr int kBlockKeys = 4096;
-constexpr int kMergeKeys = 16;  // of a thread at a time
+constexpr int kMergeKeys = 16;  // per thread at a time
 constexpr int kScanWarps = 32;
 constexpr int kScanThreads = kScanWarps * kWarpSize;
 constexpr int kScanChunk = 4 * kScanThreads;
@@ -34,24 +34,24 @@ constexpr int kEdgeBits = 31, kIdBits = 28, kWindowShift = kEdgeBits + kIdBits;
 constexpr u64 kNoKey = ~0ull;
 
 struct Params {
-  const void* columns;     // [num_edges]  int, or i64; the rows of an edge list lie `row_stride` elements behind
+  const void* columns;     // [num_edges]  int or i64; the rows of an edge list start `row_stride` elements later
   const i64* row_offsets;  // [num_rows + 1]  of a CSR; null: an edge list
   i64* numbers;            // [kCounts] PlanNumbers, then [num_rows + num_cols] int counts; all 0 before plan_count
   i64* offsets;            // [num_rows + 1], then [num_cols + 1]  first edge of each row, of each column
   u64* keys;               // [num_edges]  scratch
-  u64* column_keys;        // [num_edges]  scratch; null: no transpose
+  u64* column_keys;        // [num_edges]  scratch; null without a transpose
   u64* spare_keys;         // [num_edges]  scratch
-  int* indices;            // [num_edges]  column of each edge; 0 behind the last
-  int* edges;              // [num_edges]  number of the edge in the list or CSR given; null: not wanted
+  int* indices;            // [num_edges]  column of each edge; 0 after the last
+  int* edges;              // [num_edges]  index of the edge in the given list or CSR; may be null
   int* column_indices;     // [num_edges]  row of each edge of the transpose; null with column_keys
-  int* column_edges;       // [num_edges]  its place in the CSR; likewise
+  int* column_edges;       // [num_edges]  index in the CSR of each edge of the transpose; null with column_keys
   const int* row_ids;      // [num_rows]  row that the transpose names for each row; null: the row itself
   i64 num_edges;           // below 2^31
   i64 row_stride;
   int num_rows;            // up to 2^28
   int num_cols;            // up to 2^28
-  int block_windows;       // windows of a block of plan_sort: 8; 1 where most windows need all of its warps
-  int has_padding;         // whether pairs of -1 of a list are no edges, and a CSR may end in front of `num_edges`
+  int block_windows;       // windows per block of plan_sort: 8; 1 if most windows need all of its warps
+  int has_padding;         // pairs of -1 in a list are padding, and a CSR may end before `num_edges`
 };
 
 __device__ __forceinline__ int* counts_of(const Params& p) { return reinterpret_cast<int*>(p.numbers + kCounts); }
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(EdgeBlock::kThreads) plan_count(const __grid_c
   }
 }
 
-// Grid: (blocks, 1 or 2), for rows and columns. A block adds up all counts in front of its own: with up to some hundred
-// blocks that costs less than a launch for the sums of blocks.
+// Grid: (blocks, 1 or 2), for rows and columns. A block sums all counts before its own: up to a few hundred blocks this
+// is cheaper than a launch for block sums.
 template <bool kIsCsr>
 __global__ void __launch_bounds__(kScanThreads) plan_offsets(const __grid_constant__ Params p) {
   __shared__ int smem_sums[kScanWarps];
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kScanThreads) plan_offsets(const __grid_consta
   }
 }
 
-// A place of the edges from `offset` on that no other edge takes; `count`: free ones.
+// Reserves a place among the edges from `offset` on; `count`: number of free places.
 __device__ __forceinline__ i64 take_place(const i64* offset, int* count) {
   return *offset + atom_add_global_s32(count, -1) - 1;
 }
@@ -211,7 +211,7 @@ struct Side {
     return row;
   }
 
-  // Writes an edge at its place.
+  // Writes an edge to its place.
   __device__ __forceinline__ void store(i64 place, int window, u64 key) const {
     const int edge = static_cast<int>(key & ((1u << kEdgeBits) - 1));
     const int id = static_cast<int>(key >> kEdgeBits & ((1u << kIdBits) - 1));
@@ -235,8 +235,8 @@ struct Side {
   }
 };
 
-// Stores sorted keys with copies of edges, row by row. Each round stores one copy of each edge, and leaves the others.
-// Not inlined: it is rare, and would take registers from the rest.
+// Stores sorted keys with copies of edges, row by row. Each round stores one copy of each edge and keeps the others.
+// Not inlined: it is rare, and would take registers from the common path.
 template <typename Sides, typename Group>
 __device__ __noinline__ void store_copies(const Sides& side, int window, const i64* smem_begin, u64* keys,
                                              const Group& group) {
@@ -263,7 +263,7 @@ __device__ __noinline__ void store_copies(const Sides& side, int window, const i
         if (exists && !repeats) side.store(place + stored, window, key);
         place += num_stored;
         left += num_left;
-        group.sync();  // all have read the keys that the others overwrite
+        group.sync();  // all reads before any overwrite
         if (repeats) row_keys[own_left] = key;
       }
       group.sync();
@@ -318,7 +318,7 @@ __device__ __forceinline__ void merge_runs(const u64* source, u64* target, int c
     const u64* const left = source + pair;
     const int num_left = min(run, count - pair), num_right = max(0, min(run, count - pair - run));
     const u64* const right = left + num_left;
-    int low = max(0, diagonal - num_right), high = min(diagonal, num_left);  // keys of the left run in front
+    int low = max(0, diagonal - num_right), high = min(diagonal, num_left);  // keys taken from the left run
     while (low < high) {
       const int middle = low + (high - low) / 2;
       if (left[middle] < right[diagonal - 1 - middle]) {
@@ -335,7 +335,7 @@ __device__ __forceinline__ void merge_runs(const u64* source, u64* target, int c
   }
 }
 
-// The same as sort_window for more keys than shared memory has.
+// sort_window for more keys than shared memory holds.
 template <typename Sides>
 __device__ __forceinline__ void sort_large_window(const Sides& side, int window, const i64* smem_begin, int count,
                                                   u64* smem_keys, const BlockGroup<kWarps>& group) {
@@ -362,7 +362,7 @@ __device__ __forceinline__ void sort_large_window(const Sides& side, int window,
 // Grid: at least ceil(windows / block_windows).
 template <bool kWideIndices, bool kIsCsr, bool kColumns>
 __global__ void __launch_bounds__(kThreads) plan_sort(const __grid_constant__ Params p) {
-  __shared__ u64 smem_keys[kWarps * kWarpKeys];  // of each warp 512 keys; of the block 4096
+  __shared__ u64 smem_keys[kWarps * kWarpKeys];  // 512 keys per warp; 4096 of the block
   static_assert(kWarps * kWarpKeys == kBlockKeys, "keys of warps and block share memory");
   __shared__ i64 smem_begin[kBlockRows + 1];
   __shared__ int smem_sums[kWarps];
@@ -402,6 +402,6 @@ __global__ void __launch_bounds__(kThreads) plan_sort(const __grid_constant__ Pa
     } else {
       sort_large_window(side, first_window + place, begin, count, smem_keys, block_group);
     }
-    __syncthreads();  // smem_keys is free again
+    __syncthreads();  // smem_keys may be overwritten
   }
 }

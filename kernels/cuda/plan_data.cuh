@@ -1,14 +1,14 @@
-// Arrays that the kernels of a plan hand on to each other (kernels/formats/gpu_plan.py).
+// Arrays shared by the planning kernels (kernels/formats/gpu_plan.py).
 #pragma once
 #include "common.cuh"
 
-// As in kernels/formats/schedule.py:
-constexpr int kTileWords = 24;   // of a KV tile: 16 columns, kNoColumn past the last, and 8 words of bitmap
-constexpr int kItemWords = 56;   // of a work item
+// Constants of kernels/formats/schedule.py:
+constexpr int kTileWords = 24;   // per KV tile: 16 columns, kNoColumn past the last, and 8 words of bitmap
+constexpr int kItemWords = 56;   // per work item
 constexpr int kNoColumn = -1;
 constexpr int kWarpItem = -1;    // KWARP
 constexpr int kBlockItem = -2;   // KBLOCK
-constexpr int kSortSegment = 32;  // SORT_SEGMENT, a segment for each warp
+constexpr int kSortSegment = 32;  // SORT_SEGMENT, one segment per warp
 
 template <bool kWide>
 struct IndexOf {
@@ -19,40 +19,40 @@ struct IndexOf<true> {
   using Type = i64;
 };
 
-// Numbers of a plan that the host may read, int64: of the CSR, then kScheduleNumbers of each schedule, then 2 of the row
-// items of A and of its transpose.
+// Numbers of a plan for the host, int64: the CSR's, then kScheduleNumbers per schedule, then 2 each for the row items
+// of A and of its transpose.
 enum PlanNumber {
-  kBadOffset,  // num_rows + 1 less the first offset of a CSR that is wrong; 0: none
-  kBadEdge,    // num_edges less the first edge with an id out of range; 0: none
+  kBadOffset,  // num_rows + 1 minus the first wrong offset of a CSR; 0: none
+  kBadEdge,    // num_edges minus the first edge with an id out of range; 0: none
   kSchedules = 8,
   kRowItems = kSchedules + 3 * 16,
-  kCounts = kRowItems + 8,  // what lies behind
+  kCounts = kRowItems + 8,  // index of the int counts after the numbers
 };
 
 // Numbers of a schedule.
 enum ScheduleNumber {
   kNumTiles,       // KV tiles
   kNumBlocks,      // of the grid
-  kNumSplits,      // of all windows of several blocks
-  kWarpWindows,    // windows of one warp
-  kSplitWindows,   // windows of several blocks
+  kNumSplits,      // of all split windows
+  kWarpWindows,    // windows processed by one warp
+  kSplitWindows,   // windows processed by several blocks
   kWarpTiles,      // SplitHeuristic
   kSplitTiles,     // SplitHeuristic
   kSegment,        // SplitHeuristic; 0 for None
-  kLeadingBlocks,  // shared blocks in front of the windows of one warp
-  kSharedBlocks,   // blocks of windows of one and several blocks
+  kLeadingBlocks,  // shared blocks before the windows of one warp in the grid
+  kSharedBlocks,   // blocks of block windows and split windows
   kScheduleNumbers = 16,
 };
 
-// Scratch memory of a schedule between plan_schedule and plan_items. `most_blocks`: at least the shared blocks.
+// Scratch memory of a schedule, from plan_schedule to plan_items. `most_blocks`: upper bound of the shared blocks.
 struct ScheduleScratch {
   int4* blocks;        // [most_blocks]  window, split of the window, splits of the window, number of the first of them
   int* block_order;    // [most_blocks]  shared blocks in the order of the grid
   int* warp_windows;   // [num_windows]  windows of one warp, ascending
-  int* dealt_windows;  // [num_windows]  the same, most KV tiles first; only with kSegment == 0
-  int* tile_offset;    // [num_windows + 1]  first KV tile of each window; not of the first schedule
+  int* dealt_windows;  // [num_windows]  windows of one warp, most KV tiles first; only with kSegment == 0
+  int* tile_offset;    // [num_windows + 1]  first KV tile of each window; unused by the first schedule of a pattern
 
-  // `schedule`: number of the schedule. Each has a multiple of 16 bytes, for `blocks`.
+  // `schedule`: number of the schedule. The size of each is a multiple of 16 bytes, the alignment of `blocks`.
   __device__ __forceinline__ ScheduleScratch(int* memory, i64 most_blocks, i64 num_windows, int schedule) {
     int* const scratch = memory + schedule * ((5 * most_blocks + 3 * num_windows + 4) / 4 * 4);
     blocks = reinterpret_cast<int4*>(scratch);
@@ -68,7 +68,7 @@ __device__ __forceinline__ int part_begin(int count, int index, int parts) {
   return static_cast<int>(static_cast<i64>(count) * index / parts);
 }
 
-// Neighbouring edges of a CSR pattern that one block takes.
+// Neighbouring edges of a CSR pattern that one block processes.
 struct EdgeBlock {
   static constexpr int kThreads = 256;
   static constexpr int kThreadEdges = 4;
@@ -79,6 +79,6 @@ struct EdgeBlock {
     last = (end < num_edges ? end : num_edges) - 1;
   }
 
-  // Edge `i` of a thread, which may be past the last.
+  // Edge `i` of a thread; may be past the last.
   __device__ __forceinline__ i64 edge(int i) const { return first + i * kThreads + threadIdx.x; }
 };

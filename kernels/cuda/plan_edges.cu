@@ -1,13 +1,13 @@
-// The edges of KV tiles: CSR, and the slots that edge data lies in (kernels/formats/schedule.py: csr_of_tiles,
-// make_tile_slots; the tests compare with them).
+// The edges of KV tiles: CSR, and the slots of edge data (oracles: csr_of_tiles and make_tile_slots in
+// kernels/formats/schedule.py).
 //
-//   kCount   edges of each row, at its place plus 1 of `offsets`, which then becomes their prefix sum
+//   kCount   edges of each row, to `offsets` + 1, which then becomes their prefix sum
 //   kCsr     the column of each edge
 //   kSlots   the slots
 //
-// Grid: at least ceil(num_windows / 8), a warp for each window. The warp takes four KV tiles at a time: lane 8 t + g
-// has word g of the bitmap of KV tile t, rows g and g + 8. Slots ascend by KV tile, word and bit; edges by row, KV tile
-// and key.
+// Grid: at least ceil(num_windows / 8), one warp per window. A warp processes four KV tiles at a time: lane 8 t + g
+// holds word g of the bitmap of KV tile t, rows g and g + 8. Slots ascend by KV tile, word and bit; edges by row, KV
+// tile and key.
 #include "common.cuh"
 #include "plan_data.cuh"
 #include "thread_group.cuh"
@@ -23,14 +23,14 @@ struct Params {
   const int* kv_tiles;     // [num_tiles + 2][24]
   const int* tile_offset;  // [num_windows + 1]
   int* indices;            // [num_edges]  kCsr: column of each edge
-  int* tile_slots;         // [most_tiles + 3]  kSlots: first slot of each KV tile, num_edges behind them
+  int* tile_slots;         // [most_tiles + 3]  kSlots: first slot of each KV tile, then num_edges
   int* slot_edges;         // [num_edges]  kSlots: the edge of each slot
   u8* slot_places;         // [num_edges]  kSlots: 16 * row + key in the KV tile
   int num_windows;
   int num_rows;            // 16 num_windows, unless kSlots
 };
 
-// Sum over the lanes below with the same g; `total`: over all lanes with it.
+// Sum over lower lanes with the same g; `total`: over all lanes with the same g.
 __device__ __forceinline__ int sum_of_tiles_below(int x, int lane, int& total) {
   int sum = x;
 #pragma unroll

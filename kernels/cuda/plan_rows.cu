@@ -1,15 +1,15 @@
-// Items of the rows of CSR patterns, of A and of its transpose, for fused3s_edges.cu (kernels/formats/row_items.py says
-// how, and is what the tests compare with).
+// Items of the rows of CSR patterns, A and its transpose, for fused3s_edges.cu (rules and oracle:
+// kernels/formats/row_items.py).
 //
-//   plan_parts        the parts of long rows, and a list of the other rows
-//   plan_whole_rows   a block for each segment of 256 other rows, which it sorts by length; items without work behind
+//   plan_parts        the parts of long rows, and a list of the whole rows
+//   plan_whole_rows   one block per segment of 256 whole rows, sorted by length; then items without work
 #include "common.cuh"
 #include "plan_data.cuh"
 #include "thread_group.cuh"
 
 constexpr int kWarps = 32;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kThreadRows = 4;  // rows of a thread at a time
+constexpr int kThreadRows = 4;  // rows per thread at a time
 constexpr int kChunk = kThreads * kThreadRows;
 constexpr int kLoads = 8;  // in flight
 constexpr int kSortWarps = 8;
@@ -19,16 +19,16 @@ struct Params {
   int4* items[2];         // [most_items]  row, first edge, edges, part (-1: the whole row); every element is written
   int2* parts[2];         // [most_parts]  first part of the row, parts of the row
   const i64* offsets[2];  // [num_rows + 1]
-  const int* row_ids;     // [num_rows]  row of query and output of each row of A; null: rows in their own order
+  const int* row_ids;     // [num_rows]  row of query and output of each row of A; null: rows in order
   int* whole_rows[2];     // [num_rows]  scratch
-  i64* numbers;           // [kCounts] PlanNumbers: of each pattern its parts, and the other rows
+  i64* numbers;           // [kCounts] PlanNumbers: for each pattern the numbers of parts and of whole rows
   int num_rows[2];
   int most_items[2];
   int part_edges;  // most edges of an item
 };
 
-// Grid: (blocks, patterns). A block counts the parts of all rows in front of its own: with up to some hundred blocks that
-// costs less than a launch for the sums of blocks.
+// Grid: (blocks, patterns). A block counts the parts of all rows before its own: up to a few hundred blocks this is
+// cheaper than a launch for block sums.
 __global__ void __launch_bounds__(kThreads, 1) plan_parts(const __grid_constant__ Params p) {
   __shared__ int smem_sums[2 * kWarps];
   const int side = blockIdx.y, lane = threadIdx.x % kWarpSize;

@@ -1,32 +1,31 @@
-// The schedule of a plan: which warp takes which KV tiles (kernels/formats/schedule.py says how, and is what the tests
-// compare with).
+// The schedule of a plan: the KV tiles of each warp (rules and oracle: kernels/formats/schedule.py).
 //
-//   plan_schedule   a block for each schedule: first KV tile of each window, SplitHeuristic, order of the blocks
-//   plan_items      a warp for each work item of a schedule, and for items without work behind them
+//   plan_schedule   one block per schedule: first KV tile of each window, SplitHeuristic, order of the blocks
+//   plan_items      one warp per work item of a schedule, and per item without work after them
 //
-// All orders are stable sorts by small numbers, so they do not depend on the order in which threads run.
+// All orders are stable sorts by small numbers: independent of the order in which threads run.
 #include "common.cuh"
 #include "plan_data.cuh"
 #include "thread_group.cuh"
 
 constexpr int kWarps = 32;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kThreadWindows = 4;  // windows of a thread at a time
+constexpr int kThreadWindows = 4;  // windows per thread at a time
 constexpr int kChunk = kThreads * kThreadWindows;
-constexpr int kBins = 32;          // a lane for each
+constexpr int kBins = 32;          // one lane per bin
 constexpr int kBinBits = 5;
 constexpr int kItemWarps = 8;
 
 constexpr int kMostSchedules = 3;
 
-// What a schedule depends on besides the graph.
+// Inputs of a schedule besides the graph.
 struct ScheduleInputs {
   int side;            // pattern: 0: A, 1: its transpose
   int is_first;        // 1: the first schedule of its pattern, which writes the offsets
   int num_groups;      // head groups
-  int warps;           // of a block
-  int resident_warps;  // that the GPU runs at once
-  int most_items;      // work items that there is memory for
+  int warps;           // per block
+  int resident_warps;  // of the whole GPU
+  int most_items;      // capacity of work_items
 };
 
 struct Params {
@@ -43,12 +42,12 @@ struct Params {
   ScheduleInputs inputs[kMostSchedules];
 };
 
-// SplitHeuristic.of in the same arithmetic.
+// SplitHeuristic.of of kernels/formats/schedule.py, in the same arithmetic.
 struct Heuristic {
   int warps, warp_tiles, split_tiles, segment;
 };
 
-// histogram: [kBins], the last of them counts all larger windows, too.
+// histogram: [kBins]; the last bin also counts all larger windows.
 __device__ inline Heuristic heuristic_of(const ScheduleInputs& inputs, i64 num_windows, i64 total, int most,
                                          const int* histogram) {
   const i64 num_groups = inputs.num_groups;
@@ -71,7 +70,7 @@ __device__ inline Heuristic heuristic_of(const ScheduleInputs& inputs, i64 num_w
   return {inputs.warps, warp_tiles, split_tiles, at_once && share < 8 ? 0 : kSortSegment};
 }
 
-// Lane b: how many lanes hold b, of numbers below kBins.
+// Lane b: number of lanes whose number, below kBins, is b.
 __device__ __forceinline__ int histogram_of_lanes(int value, bool exists, int lane) {
   u32 equal = vote_ballot(exists);
 #pragma unroll
@@ -82,7 +81,7 @@ __device__ __forceinline__ int histogram_of_lanes(int value, bool exists, int la
   return popc(equal);
 }
 
-// Lanes that hold more than this lane; `equal`: lanes that hold as much. Numbers below kBins.
+// Number of lanes with a larger number; `equal`: with the same number. Numbers are below kBins.
 __device__ __forceinline__ u32 lanes_above(int value, bool exists, u32& equal) {
   u32 above = 0;
   equal = vote_ballot(exists);
@@ -96,8 +95,8 @@ __device__ __forceinline__ u32 lanes_above(int value, bool exists, u32& equal) {
   return above;
 }
 
-// Adds the warps' histograms up, one bin a lane; all threads find it in smem_histogram[0]. Starts with a barrier, for
-// the reads of the one before.
+// Sums the warps' histograms, one bin per lane, to smem_histogram[0]. Starts with a barrier: the last histogram may
+// still be read.
 __device__ __forceinline__ void sum_histograms(int count, int (*smem_histogram)[kBins], int warp, int lane) {
   __syncthreads();
   smem_histogram[warp][lane] = count;
@@ -109,17 +108,17 @@ __device__ __forceinline__ void sum_histograms(int count, int (*smem_histogram)[
   __syncthreads();
 }
 
-// Stable sort of the numbers 0 to count - 1 by bin_of, descending: place(i, n) says that n comes i-th. Up to kSortKeys
-// numbers are sorted in shared memory. More of them are sorted chunk by chunk, and their bins must be below kBins.
+// Stable sort of the numbers 0 to count - 1 by bin_of, descending; calls place(i, n) for the i-th number n. Up to
+// kSortKeys numbers are sorted in shared memory, more of them chunk by chunk, with bins below kBins.
 //   smem_keys       [kSortKeys]
-//   smem_base       [kBins]  place of the next number of each bin, less its place in the chunk
+//   smem_base       [kBins]  output index of the next number of each bin, minus its index in the chunk
 template <int kSortKeys, typename BinOf, typename Place>
 __device__ __forceinline__ void sort_descending(int count, BinOf bin_of, Place place, u32* smem_keys, int* smem_base,
                                                 int (*smem_histogram)[kBins], const BlockGroup<kWarps>& group) {
   constexpr int kMostBin = 512;
   const int lane = group.rank % kWarpSize, warp = group.rank / kWarpSize;
   const bool is_chunked = count > kSortKeys;
-  int next = 0;  // warp 0: place of the next number of bin `lane`
+  int next = 0;  // warp 0: output index of the next number of bin `lane`
   if (is_chunked) {
     int bin_count = 0;
     for (int first = 0; first < count; first += kThreads) {
@@ -157,11 +156,11 @@ __device__ __forceinline__ void sort_descending(int count, BinOf bin_of, Place p
       const int bin = kMostBin - static_cast<int>(key / kSortKeys);
       place(is_chunked ? smem_base[bin] + i : i, first + static_cast<int>(key % kSortKeys));
     }
-    __syncthreads();  // smem_keys and smem_base are free again
+    __syncthreads();  // smem_keys and smem_base may be overwritten
   }
 }
 
-// KV tiles of a shared block.
+// Number of KV tiles of a shared block.
 __device__ __forceinline__ int block_tiles(const int4& block, const int* tile_offset) {
   const int count = tile_offset[block.x + 1] - tile_offset[block.x];
   return part_begin(count, block.y + 1, block.z) - part_begin(count, block.y, block.z);
@@ -182,9 +181,9 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
   const ScheduleScratch scratch(p.scratch, p.most_blocks, p.most_windows, blockIdx.x);
   i64* const numbers = p.numbers + kSchedules + blockIdx.x * kScheduleNumbers;
   const int* const tiles = p.tiles[inputs.side];
-  int* const tile_offset = inputs.is_first ? p.tile_offset[inputs.side] : scratch.tile_offset;  // blocks share no memory
+  int* const tile_offset = inputs.is_first ? p.tile_offset[inputs.side] : scratch.tile_offset;  // one per block
 
-  // First KV tile of each window, and a histogram of their numbers of KV tiles.
+  // First KV tile of each window, and a histogram of KV tiles per window.
   int num_tiles = 0, most = 0, bin_count = 0;
   for (int first = 0; first < num_windows; first += kChunk) {
     const int window = first + kThreadWindows * threadIdx.x;
@@ -218,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
   __syncthreads();  // also for tile_offset
   const Heuristic heuristic = smem_heuristic[0];
 
-  // Windows of one warp, and the shared blocks.
+  // Windows processed by one warp, and shared blocks.
   enum { kByWarp, kBlocks, kSplits };
   int before[3] = {}, split_windows = 0, leading = 0;
   for (int first = 0; first < num_windows; first += kThreads) {
@@ -279,8 +278,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_consta
   }
 }
 
-// Work items are in the order of the grid: the leading shared blocks, the windows of one warp, the other shared blocks,
-// and items without work.
+// Work items in grid order: leading shared blocks, windows of one warp, other shared blocks, items without work.
 // Grid: (at least ceil(most_items / 8), schedules).
 __global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid_constant__ Params p) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -311,7 +309,7 @@ __global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid
       const u32 holder = vote_ballot(exists && rank == index % kSortSegment);
       const int held = __shfl_sync(kFullWarp, own_window, max(bfind(holder), 0));
       window = holder ? held : -1;
-    } else {  // dealt to the blocks in turn, there and back
+    } else {  // dealt to the blocks in snake order
       const int round_block = block - num_leading;
       const bool is_back = place % 2 == 0 && place != warps - 1;
       const int index = place * num_warp_blocks + (is_back ? num_warp_blocks - 1 - round_block : round_block);
@@ -337,7 +335,7 @@ __global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid
     }
   }
 
-  // As the oracle: of an item without KV tiles, the keys of the KV tile in front of `begin`; of none, no keys.
+  // As in the oracle: an item without KV tiles gets the number of keys of KV tile begin - 1; without one, 0.
   const int last = begin + count - 1;
   const bool has_key = lane < kTileK && last >= 0 && kv_tiles[static_cast<i64>(last) * kTileWords + lane] >= 0;
   const int num_keys = popc(vote_ballot(has_key));

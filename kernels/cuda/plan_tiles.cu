@@ -1,21 +1,21 @@
-// KV tiles of CSR patterns, of A and of its transpose, in two launches of one template around `plan_schedule`
+// KV tiles of CSR patterns, A and its transpose, in two launches of one template around `plan_schedule`
 // (plan_schedule.cu):
 //
 //   kWrite = false   tiles[window] = ceil(slots of the window / 16)
 //   plan_schedule    tile_offset is their exclusive prefix sum
 //   kWrite = true    kv_tiles of each window: the columns of its slots, and the bitmaps of its edges
 //
-// Slots of a window: its distinct columns, ascending; then the columns with a row that has them twice or more, ascending,
-// for the second edges of these rows; and so on. An edge of a row is the n-th of its column: it has level n.
+// Slots of a window: its distinct columns, ascending (level 0); then, ascending, the columns that repeat in a row, for
+// the second edges of such rows (level 1); and so on. The n-th copy of an edge in a row has level n.
 //
-// Grid: (at least ceil(num_windows / block_windows), patterns), 8 warps per block. A window goes one of three ways, by
-// its edges:
+// Grid: (at least ceil(num_windows / block_windows), patterns), 8 warps per block. A window is processed in one of
+// three ways, by its number of edges:
 //
 //   up to 512                                       its warp sorts them by column in shared memory
 //   more, up to 8192, and num_cols > 2^18           all warps of the block sort them
-//   more                                            the block marks the columns in a bitmap in shared memory, which is
-//                                                   sorted by itself, 2^18 columns at a time. Of repeated edges, those
-//                                                   from the second on are sorted where they are up to 8192.
+//   more                                            the block marks the columns in a bitmap in shared memory, 2^18
+//                                                   columns at a time. Copies of edges from the second on are sorted
+//                                                   if they are up to 8192.
 #include "common.cuh"
 #include "plan_data.cuh"
 #include "ptx/relaxed_atomics.cuh"
@@ -23,26 +23,26 @@
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kBlockRows = kWarps * kTileM;  // most rows of a block
-constexpr int kWarpKeys = 512;          // most edges of a window that a warp sorts
-constexpr int kBlockKeys = 8192;        // most edges of a window that a block sorts
+constexpr int kBlockRows = kWarps * kTileM;  // per block, at most
+constexpr int kWarpKeys = 512;          // edges of a window sorted by a warp, at most
+constexpr int kBlockKeys = 8192;        // edges of a window sorted by a block, at most
 constexpr int kRangeColumns = 1 << 18;  // columns of the bitmap
 constexpr int kGroupWords = 4;          // words of the bitmap that share a rank
 constexpr int kGroupColumns = 32 * kGroupWords;
 constexpr int kRangeGroups = kRangeColumns / kGroupColumns;
 constexpr int kBatch = 4;               // loads in flight
 constexpr int kRowBits = 4;             // of a sort key: column << kRowBits | row of the window
-constexpr u32 kNoKey = 0xffffffffu;     // sorts behind all keys, since num_cols <= 2^28
+constexpr u32 kNoKey = 0xffffffffu;     // greater than all keys, because num_cols <= 2^28
 static_assert(kBlockKeys * 32 == kRangeColumns && kWarps * kWarpKeys <= kBlockKeys, "keys and bitmap share memory");
 
 struct Params {
-  int* tiles[2];           // kWrite: [num_windows + 1] first KV tile of each window; else [num_windows] KV tiles, written
+  int* tiles[2];           // kWrite: [num_windows + 1] first KV tile of each window; else [num_windows] KV tiles
   const i64* offsets[2];   // [num_rows + 1]  first edge of each row
-  const int* indices[2];   // [num_edges]  columns of each row ascending, then once more those of the second copies, ...
-  int* kv_tiles[2];        // [most_tiles + 2][24]  kWrite: every word of the KV tiles and of two behind is written
+  const int* indices[2];   // [num_edges]  columns of each row: ascending first copies, then second copies, ...
+  int* kv_tiles[2];        // [most_tiles + 2][24]  kWrite: every word of the KV tiles and of two more is written
   int num_rows[2];
   int num_cols[2];         // at most 2^28
-  int block_windows[2];    // windows of a block: up to 8; 1 where most windows need all of its warps
+  int block_windows[2];    // windows per block: up to 8; 1 if most windows need all of its warps
 };
 
 // Edges of one window.
@@ -56,7 +56,7 @@ struct WindowEdges {
   // Column of an edge, -1 past the last.
   __device__ __forceinline__ int column(int edge) const { return edge < count ? __ldg(indices + begin + edge) : -1; }
 
-  // Row of the window that an edge is in: the last row that starts at the edge or before it.
+  // Row of an edge in the window: the last row that starts at or before the edge.
   __device__ __forceinline__ int row(int edge) const {
     int row = 0;
 #pragma unroll
@@ -88,12 +88,12 @@ struct WindowTiles {
   __device__ static __forceinline__ int bit(int slot, int row) { return row / 8 * kTileK + slot % kTileK; }
 };
 
-// Slots of sorted keys, and the bits of their edges; returns the number of slots. Each round takes one edge of each row
-// and column, and leaves the others.
+// Slots of sorted keys, and the bits of their edges; returns the number of slots. Each round consumes one edge of each
+// row and column, and keeps the others.
 template <bool kWrite, typename Group>
 __device__ __forceinline__ int put_keys(const WindowTiles& tiles, u32* keys, int count, int slots, const Group& group) {
   while (count > 0) {
-    if (keys[0] == keys[count - 1]) {  // one row and column: a slot for each of the others
+    if (keys[0] == keys[count - 1]) {  // copies of one edge: a slot for each
       if constexpr (kWrite) {
         const int column = keys[0] >> kRowBits, row = keys[0] & (kTileM - 1);
         for (int i = group.rank; i < count; i += Group::kThreads) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ int put_keys(const WindowTiles& tiles, u32* keys, int
           red_or_global_b32(tiles.bitmap_word(slot, row), 1u << WindowTiles::bit(slot, row));
         }
       }
-      group.sync();  // all have read the keys that the others overwrite
+      group.sync();  // all reads before any overwrite
       if (repeats) keys[place] = key;
     }
     group.sync();
@@ -133,8 +133,7 @@ __device__ __forceinline__ int put_keys(const WindowTiles& tiles, u32* keys, int
   return slots;
 }
 
-// Sorts the edges of a window by column; returns the number of slots. Its barriers come before the first write to
-// `tiles`.
+// Sorts the edges of a window by column; returns the number of slots. Its barriers precede the first write to `tiles`.
 template <bool kWrite, typename Group>
 __device__ __forceinline__ int sort_window(const WindowEdges& edges, const WindowTiles& tiles, u32* keys,
                                            const Group& group) {
@@ -146,7 +145,7 @@ __device__ __forceinline__ int sort_window(const WindowEdges& edges, const Windo
   return put_keys<kWrite>(tiles, keys, edges.count, 0, group);
 }
 
-// The same by bitmaps of ranges of columns.
+// Finds the slots of a window by bitmaps of ranges of columns; returns their number.
 //   smem_words   [kRangeColumns / 32]
 //   smem_rank    [kRangeGroups]  slot of the first column of each 128 columns
 //   smem_copies  [2][kTileM]     first edge of each row of this level and above; of the next level
@@ -157,7 +156,7 @@ __device__ __forceinline__ int mark_window(const WindowEdges& edges, const Windo
   int slots = 0;
   if (group.rank < kTileM) smem_copies[0][group.rank] = static_cast<int>(edges.smem_row_begin[group.rank] - edges.begin);
   for (int level = 0;; ++level) {
-    // A level ends in front of the first column that does not ascend.
+    // A level ends before the first column that does not ascend.
     int* const smem_own = smem_copies[level % 2];
     int* const smem_next = smem_copies[1 - level % 2];
     if (group.rank < kTileM) {
@@ -185,7 +184,7 @@ __device__ __forceinline__ int mark_window(const WindowEdges& edges, const Windo
         for (int i = 0; i < kBatch; ++i) column[i] = edges.column(first + i * kThreads);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          const u32 c = column[i] - base;  // no column, or one in front of the range: at least 2^31
+          const u32 c = column[i] - base;  // at least 2^31 for no column, or one before the range
           if (c < kRangeColumns && has_level(first + i * kThreads)) {
             red_or_shared_b32(shared_address(smem_words + c / 32), 1u << c % 32);
           }
@@ -235,7 +234,7 @@ __device__ __forceinline__ int mark_window(const WindowEdges& edges, const Windo
             }
           }
         }
-        __syncthreads();  // the bitmap is read no more
+        __syncthreads();  // the bitmap may be overwritten
       }
     }
     if (num_higher == 0) return slots;
@@ -257,7 +256,7 @@ __device__ __forceinline__ int mark_window(const WindowEdges& edges, const Windo
   }
 }
 
-// KV tiles of a window, without columns and edges. The group needs a barrier before it writes to them.
+// Clears the KV tiles of a window. The group needs a barrier before it writes to them.
 template <bool kWrite, typename Group>
 __device__ __forceinline__ WindowTiles cleared_tiles(const Params& p, int side, int window, const Group& group) {
   if constexpr (!kWrite) return {};
@@ -269,7 +268,7 @@ __device__ __forceinline__ WindowTiles cleared_tiles(const Params& p, int side, 
 
 template <bool kWrite>
 __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ Params p) {
-  __shared__ __align__(16) u32 smem_words[kBlockKeys];  // of each warp 512 keys; of the block 8192 keys, or the bitmap
+  __shared__ __align__(16) u32 smem_words[kBlockKeys];  // 512 keys per warp; 8192 keys of the block, or the bitmap
   __shared__ int smem_rank[kRangeGroups];
   __shared__ i64 smem_row_begin[kBlockRows + 1];
   __shared__ int smem_sums[kWarps];
@@ -278,7 +277,7 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int num_windows = divide_up(p.num_rows[side], kTileM), block_windows = p.block_windows[side];
   const int first_window = blockIdx.x * block_windows;
-  if (kWrite && blockIdx.x == 0 && threadIdx.x < 2 * kTileWords) {  // two KV tiles without keys, behind the last
+  if (kWrite && blockIdx.x == 0 && threadIdx.x < 2 * kTileWords) {  // two KV tiles without keys after the last
     p.kv_tiles[side][static_cast<i64>(p.tiles[side][num_windows]) * kTileWords + threadIdx.x] = kNoColumn;
   }
   if (first_window >= num_windows) return;
@@ -313,6 +312,6 @@ __global__ void __launch_bounds__(kThreads) plan_tiles(const __grid_constant__ P
     const int slots = sorts ? sort_window<kWrite>(edges, tiles, smem_words, block_group)
                             : mark_window<kWrite>(edges, tiles, smem_words, smem_rank, smem_copies, block_group);
     if (!kWrite && threadIdx.x == 0) p.tiles[side][first_window + place] = divide_up(slots, kTileK);
-    __syncthreads();  // smem_words is free again
+    __syncthreads();  // smem_words may be overwritten
   }
 }

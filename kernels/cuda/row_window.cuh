@@ -11,21 +11,22 @@
 #include "ptx/mma.cuh"
 #include "split_kv.cuh"
 
-// A lane has elements of rows g and g + 8 (`half` 0 and 1). The heads are computed kBatch at a time: with two, one
-// head's instructions fill the latencies of the other's. One head: kMoreTiles n-tiles are rescaled with O, the last of
-// `out`.
+// A lane holds elements of rows g and g + 8 (`half` 0 and 1). Heads are computed kBatch at a time: with two, the
+// instructions of one head hide the latency of the other. One head: the last kMoreTiles n-tiles of `out` are rescaled
+// with O (sums of edge features).
 template <Element kIn, int kDim, int kHeads, int kMoreTiles = 0>
 struct RowWindow {
   using S = Stage<kDim, kHeads>;
   using Group = HeadGroup<kDim, kHeads>;
   static constexpr bool kFolded = Group::kFolded;
+  static constexpr int kDimWarps = 1, dim_warp = 0;
   static constexpr int kBatch = Group::kSliceHeads > 1 || (kFolded && kHeads % 2 == 0 && kDim <= 32) ? 2 : 1;
   static constexpr int kBatches = divide_up(kHeads, kBatch);
   static constexpr int kHeadTiles = Group::kHeadDim / kTileN;                   // n-tiles of O of a head
   static constexpr int kBatchSlices = kBatch * Group::kHeadDim / (2 * kTileN);  // of O; also k-steps, if folded
   static constexpr bool kShortSteps = Group::kSliceHeads > 1;                   // m16n8k8
   static constexpr int kSteps = kShortSteps ? kBatch * kBatches : kFolded ? S::kSlices : 2 * S::kPairs;
-  static constexpr int kSumHeads = kFolded ? kTileN : 1;  // heads with sums in one C fragment, a column each
+  static constexpr int kSumHeads = kFolded ? kTileN : 1;  // heads whose sums share a C fragment, one column each
 
   const int lane, g, t;
   const float scale_log2e;
@@ -50,8 +51,8 @@ struct RowWindow {
     }
   }
 
-  // One head: chunk 4 * pair + t of a row feeds both k-steps of a pair (register remapping; K likewise). A load fills
-  // four registers with one row; an A fragment has two rows.
+  // One head: chunk 4 * pair + t of a row feeds both k-steps of a pair; K has the same order of dimensions (register
+  // remapping). A load fills four registers with one row; an A fragment has two rows.
   __device__ __forceinline__ void load_one_query(const Params& p, const char* query, const int (&row)[2],
                                                  bool has_keys) {
     uint4 chunks[S::kPairs][2];
@@ -69,7 +70,9 @@ struct RowWindow {
       const uint4 top = chunks[pair][0], bottom = chunks[pair][1];
       const u32 words[2][4] = {{top.x, bottom.x, top.y, bottom.y}, {top.z, bottom.z, top.w, bottom.w}};
 #pragma unroll
-      for (int r = 0; r < 8; ++r) frag_query[2 * pair + r / 4][r % 4] = words[r / 4][r % 4] ^ p.sign_bits;  // [10]
+      for (int r = 0; r < 8; ++r) {
+        frag_query[2 * pair + r / 4][r % 4] = words[r / 4][r % 4] ^ p.sign_bits;  // fused3s.cu [6]
+      }
     }
   }
 
@@ -90,7 +93,7 @@ struct RowWindow {
     return exists && pair < kDim / 2 ? __ldg(reinterpret_cast<const u32*>(row) + pair) : 0;
   }
 
-  // Several heads: a k-step is inside of one head, in the order of the A fragment, since ldmatrix reads K.
+  // Several heads: a k-step lies in one head, in the order of the A fragment, because ldmatrix reads K.
   __device__ __forceinline__ void load_folded_query(const Params& p, const char* query, const int (&row)[2],
                                                     bool has_keys) {
     const int heads = heads_of_group<kHeads>(p);
@@ -103,14 +106,14 @@ struct RowWindow {
         const bool exists = has_keys && row[half] < p.num_rows && head < heads;
         const char* const address = query + static_cast<i64>(row[half]) * p.query_row_bytes +
                                     head * p.query_head_stride * static_cast<i64>(sizeof(u16));
-        frag_query[step][half] = load_pair(address, pair, exists) ^ p.sign_bits;  // [10]
+        frag_query[step][half] = load_pair(address, pair, exists) ^ p.sign_bits;  // fused3s.cu [6]
         if constexpr (!kShortSteps) frag_query[step][2 + half] = load_pair(address, pair + 4, exists) ^ p.sign_bits;
       }
     }
   }
 
-  // SDDMM of the heads of a batch: C fragments of keys g and g + 8. Rows of K past the last key hold old data; no bit
-  // is set for them.
+  // SDDMM of the heads of a batch: C fragments of keys 0 to 7 and 8 to 15. Rows of K past the last key hold old data;
+  // the mask has no bit for them.
   __device__ __forceinline__ void scores(float (&score)[kBatch][2][4], int batch, u32 stage) const {
     if constexpr (kFolded) {
       folded_scores(score, batch, stage);
@@ -189,7 +192,7 @@ struct RowWindow {
       for (int half = 0; half < 2; ++half) {
         float& row_max = max[batch * kBatch + i][half];
         row_max = new_max[i][half];
-        const float shift = row_max == negative_infinity() ? 0.0f : row_max * scale_log2e;  // [7]
+        const float shift = row_max == negative_infinity() ? 0.0f : row_max * scale_log2e;  // fused3s.cu [3]
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
           const float e0 = ex2_approx_ftz(fmaf(score[i][tile][2 * half], scale_log2e, -shift));
@@ -200,7 +203,8 @@ struct RowWindow {
     }
   }
 
-  // Skipped by the whole warp where no maximum grows, and for the first edges of a row: O and the sum are still 0. [7]
+  // Skipped if no maximum of the warp grows, and for the first edges of a row: O and the sum are still 0. fused3s.cu
+  // [3]
   __device__ __forceinline__ void rescale(const float (&new_max)[kBatch][2], int batch) {
     const auto grows = [&](int i, int half) {
       const float old_max = max[batch * kBatch + i][half];
@@ -242,6 +246,8 @@ struct RowWindow {
     return __shfl_sync(kFullWarp, sum[head / kSumHeads][2 * half + head % 2], lane - t + head % kSumHeads / 2);
   }
 
+  __device__ __forceinline__ float log2_max(int head, int half) const { return max[head][half] * scale_log2e; }
+
   // sums += E.
   __device__ __forceinline__ void accumulate_sums(const u32 (&prob)[kBatch][4], int batch) {
     const u32 ones = cvt_rn_x2<kIn>(1.0f, 1.0f);
@@ -254,8 +260,8 @@ struct RowWindow {
     }
   }
 
-  // SpMM: O += E V. ldmatrix: matrices (keys 0-7, 8-15) x (low, high chunk of a slice), keys innermost. In place of rows
-  // past the last key it reads the last one, whose weight there is 0. [6]
+  // SpMM: O += E V. ldmatrix: matrices (keys 0-7, 8-15) x (low, high chunk of a slice), keys innermost. Rows past the
+  // last key are replaced by the last key; their weights are 0. fused3s.cu [2]
   __device__ __forceinline__ void accumulate(const u32 (&prob)[kBatch][4], int batch, u32 stage, int last_key) {
     const u32 row = min(lane % 16, last_key);
     const u32 lane_value =
@@ -269,68 +275,6 @@ struct RowWindow {
       const u32(&right)[4] = prob[kShortSteps ? 1 : 2 * kTileN * i / Group::kHeadDim];
       mma_m16n8k16<kIn>(out[2 * slice], left[0], left[1], left[2], left[3], b[0], b[1]);
       mma_m16n8k16<kIn>(out[2 * slice + 1], right[0], right[1], right[2], right[3], b[2], b[3]);
-    }
-  }
-
-  __device__ __forceinline__ void scale_output(float factor) {
-#pragma unroll
-    for (auto& tile : out) {
-#pragma unroll
-      for (float& x : tile) x *= factor;
-    }
-  }
-
-  // Epilogue of kWarp: O / sum to the output.
-  template <Element kOut>
-  __device__ __forceinline__ void store_output(const Params& p, const int (&row)[2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool in_range = row[half] < p.num_rows;
-      const i64 row_head = static_cast<i64>(row[half]) * p.num_heads + blockIdx.y * kHeads;
-      void* const target = row_output<kDim, kOut>(p.output, row_head);
-      float inverse[kHeads];
-#pragma unroll
-      for (int head = 0; head < kHeads; ++head) {
-        const float total = row_sum(head, half);
-        inverse[head] = inverse_or_zero(total);
-        if (p.lse && t == 0 && in_range && (!kFolded || head < heads_of_group<kHeads>(p))) {
-          p.lse[row_head + head] = log_sum_exp(max[head][half] * scale_log2e, total);
-        }
-      }
-#pragma unroll
-      for (int slice = 0; slice < S::kSlices; ++slice) {
-        const int head = Group::head_of(slice);
-        float of_slice[Group::kSliceHeads];
-#pragma unroll
-        for (int i = 0; i < Group::kSliceHeads; ++i) of_slice[i] = inverse[head + i < kHeads ? head + i : kHeads - 1];
-        const float* left = out[2 * slice] + 2 * half;
-        const float* right = out[2 * slice + 1] + 2 * half;
-        store_row_slice<kDim, kHeads, kOut>(target, in_range, slice, t, p.num_heads, of_slice,
-                                            make_float2(left[0], left[1]), make_float2(right[0], right[1]));
-      }
-    }
-  }
-
-  // Epilogue of kBlock and of a split: O, maxima and sums to shared memory.
-  __device__ __forceinline__ void store_partial(Partial<kDim, kHeads>& partial) const {
-#pragma unroll
-    for (int slice = 0; slice < S::kSlices; ++slice) {
-      PartialSlice<Group::kSliceHeads>& target = partial.slices[slice];
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const float* c = out[2 * slice + tile];
-        target.out[tile][lane] = make_float4(c[0], c[1], c[2], c[3]);
-      }
-#pragma unroll
-      for (int i = 0; i < Group::kSliceHeads; ++i) {
-        const int head = Group::head_of(slice) + i;
-        if (head >= kHeads) continue;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float total = row_sum(head, half);
-          if (t == 0) target.max[i][8 * half + g] = max[head][half] * scale_log2e, target.sum[i][8 * half + g] = total;
-        }
-      }
     }
   }
 };

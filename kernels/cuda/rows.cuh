@@ -4,7 +4,7 @@
 #include "ptx/cvt.cuh"
 
 // Words of a 16-bit row for k-steps 2s and 2s + 1 of SDDMM: dimensions 32s + 8t to 32s + 8t + 7 in one 16-byte load,
-// zero past kDim. Any order of the dimensions gives the same sum, as long as Q and K share it.
+// zero past kDim. Any order of the dimensions gives the same sum if Q and K have the same.
 template <int kDim>
 __device__ __forceinline__ uint4 load_row_words(const u16* row, int s, int t) {
   const int d = 32 * s + 8 * t;

@@ -1,10 +1,10 @@
-// The mask of a KV tile: edges of a lane's eight scores, C fragments of keys 0 to 7 and 8 to 15.
+// The mask of a KV tile for the eight scores of a lane: C fragments of keys 0 to 7 and 8 to 15.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
 #include "ptx/ld_shared.cuh"
 
-// +infinity where there is an edge, else -infinity.
+// +infinity for an edge, -infinity for none: fminf(score, limit) masks, and keeps NaN scores from passing as 0.
 __device__ __forceinline__ void load_mask(float (&limit)[2][4], u32 record, int g, int t) {
   const u32 bits = ld_shared_b32(record + kBitmap + sizeof(u32) * g) >> (2 * t);
 #pragma unroll
@@ -14,7 +14,7 @@ __device__ __forceinline__ void load_mask(float (&limit)[2][4], u32 record, int 
   }
 }
 
-// Scores without an edge become -infinity. For one head: the bits are tested in place.
+// Sets scores without an edge to -infinity. One head: the bits are used once, so no limits are kept.
 __device__ __forceinline__ void mask_scores(float (&score)[2][4], u32 record, int g, int t) {
   const u32 bits = ld_shared_b32(record + kBitmap + sizeof(u32) * g) >> (2 * t);
 #pragma unroll

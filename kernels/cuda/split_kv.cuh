@@ -10,8 +10,8 @@
 constexpr int kWarp = -1;
 constexpr int kBlock = -2;
 
-// 16 columns of a partial: O, not yet divided by the sum, as C fragments of two n-tiles, with the maximum and sum of
-// each row and head. Every slice has its own copy of both, so that the warps of a block combine different slices
+// A slice (16 columns) of a partial: O before the division by the sum, as C fragments of two n-tiles, and the maximum
+// and sum of each row and head. Every slice has its own copy of both, so that the warps of a block combine slices
 // independently.
 template <int kSliceHeads>
 struct PartialSlice {
@@ -27,9 +27,9 @@ struct Partial {
   PartialSlice<Group::kSliceHeads> slices[kSlices];
 };
 
-// Rows of Q and O that belong to a window.
+// Rows of Q and O of a window.
 struct WindowRows {
-  const int* row_ids;  // [num_row_windows][16], num_rows for no row; null: rows in their own order
+  const int* row_ids;  // [num_row_windows][16], num_rows for no row; null: rows in order
   int num_rows;
   __device__ __forceinline__ int of(int window, int row) const {
     const int index = window * kTileM + row;
@@ -37,10 +37,10 @@ struct WindowRows {
   }
 };
 
-// Stores a slice of a lane's row; `left` and `right` are its C registers of the two n-tiles. `row_output` points to the
-// first head of the group, `offset` counts the elements from there to the slice. `count`: dimensions of each n-tile
-// that exist, 0 for no row or no head. fp32: the four lanes of a row fill a 32-byte sector with each store. 16 bits:
-// half a sector; so lanes 2i and 2i + 1 swap halves, and each stores four neighbouring elements.
+// Stores a slice of one row; `left` and `right` are the lane's C registers of the two n-tiles. `row_output` points to
+// the first head of the group; the slice begins `offset` elements after it. left_count, right_count: dimensions of each
+// n-tile that exist, 0 for no row or no head. fp32: the four lanes of a row fill a 32-byte sector per store. 16 bits
+// would fill half a sector: lanes 2i and 2i + 1 swap halves, and each stores four neighbouring elements.
 //
 //   before   lane t: left 2t, 2t+1                     right 2t, 2t+1
 //   after    even t: left 2t to 2t+3                   odd t: right 2t-2 to 2t+1
@@ -70,13 +70,13 @@ __device__ __forceinline__ void store_slice(void* row_output, int offset, int le
   }
 }
 
-// Output of a row for the first head of the group. `row_head`: row * num_heads plus that head.
+// Output of a row, from the first head of the group on. `row_head`: row * num_heads + that head.
 template <int kDim, Element kOut>
 __device__ __forceinline__ void* row_output(void* output, i64 row_head) {
   return static_cast<char*>(output) + row_head * (kDim * static_cast<int>(kOut == Element::kFloat ? 4 : 2));
 }
 
-// Output of a slice for one row: O of the slice's heads is divided by their sums. `num_heads`: of the whole tensor.
+// Stores a slice of one row of O, divided by the sums of its heads. `num_heads`: of the whole tensor.
 template <int kDim, int kHeads, Element kOut>
 __device__ __forceinline__ void store_row_slice(void* row_output, bool in_range, int slice, int t, int num_heads,
                                                 const float (&inverse)[HeadGroup<kDim, kHeads>::kSliceHeads],
@@ -91,19 +91,19 @@ __device__ __forceinline__ void store_row_slice(void* row_output, bool in_range,
       make_float2(right.x * right_inverse, right.y * right_inverse));
 }
 
-// 1 / sum within an ulp; 0 for a row without an edge.
+// 1 / sum to within an ulp; 0 for a row without an edge.
 __device__ __forceinline__ float inverse_or_zero(float sum) {
-  const float inverse = rcp_approx_ftz(sum);  // outside of the ?:, which would become a branch around it
+  const float inverse = rcp_approx_ftz(sum);  // not inside the ?:, which would become a branch
   return sum == 0.0f ? 0.0f : inverse;
 }
 
 // Natural logarithm of a row's sum of exponentials; max in units of log 2.
 __device__ __forceinline__ float log_sum_exp(float max, float sum) {
-  return sum == 0.0f ? negative_infinity() : (max + __log2f(sum)) * 0.693147180559945f;
+  return sum == 0.0f ? negative_infinity() : (max + __log2f(sum)) * kLn2;
 }
 
-// Combines `count` partials of a window, `stride` bytes apart: the warp takes slices warp, warp + kWarps, ... Writes a
-// partial if `result` is given, else the output. The partials are added in their order: the same bits on every run.
+// Combines `count` partials of a window, `stride` bytes apart: the warp combines slices warp, warp + kWarps, ... Writes
+// a partial if `result` is given, else the output. The partials are added in order: the same bits on every run.
 template <int kDim, int kHeads, int kWarps, Element kOut>
 __device__ __forceinline__ void combine(const char* partials, i64 stride, int count, Partial<kDim, kHeads>* result,
                                         void* output, float* lse, int num_heads, const WindowRows& rows, int window,
@@ -180,24 +180,24 @@ __device__ __forceinline__ void combine(const char* partials, i64 stride, int co
   }
 }
 
-// Whether this warp is the last of `count` to arrive at the semaphore, which it sets back to 0. All that the earlier
-// warps wrote before they arrived is then visible to every lane.
+// Whether this warp is the last of `count` to arrive at the semaphore, which atomicInc then wraps to 0. The writes of
+// the earlier warps before their arrival are visible to every lane of the last one.
 __device__ __forceinline__ bool arrive_is_last(int* semaphore, int count, int lane) {
   int before = 0;
-  __syncwarp();  // the other lanes' writes stay in front of lane 0's release
+  __syncwarp();  // orders the other lanes' writes before lane 0's release
   if (lane == 0) before = atom_inc_acq_rel_gpu(semaphore, count - 1);
   before = __shfl_sync(kFullWarp, before, 0);
-  __syncwarp();  // a shuffle orders no memory: the other lanes' reads stay behind lane 0's acquire
+  __syncwarp();  // a shuffle orders no memory: orders the other lanes' reads after lane 0's acquire
   return before == count - 1;
 }
 
 // Combines the partials of a block's warps, or teams of warps (kPartials of them). kBlock: writes the output. A split:
 // writes the partial of the split; for each warp's slices, the last block of the window to arrive combines the partials
 // of all splits and writes the output.
-// Not inlined: the main loop would get fewer registers, and run 2 to 3 % slower at kDim = 64.
+// Not inlined: ptxas would take registers from the main loop.
 //   block_partials  [kPartials] Partial, `stride` bytes apart
 //   partial         [num_splits][num_groups]
-//   semaphores      [num_splits][num_groups][kWarps]  those of a window's first split count its splits
+//   semaphores      [num_splits][num_groups][kWarps]  the semaphore of a window's first split counts its splits
 //   split           kBlock, or the split
 template <int kDim, int kHeads, int kWarps, int kPartials, Element kOut>
 __device__ __noinline__ void combine_block(const char* block_partials, i64 stride, Partial<kDim, kHeads>* partial,

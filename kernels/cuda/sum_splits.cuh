@@ -1,4 +1,4 @@
-// Rows of gradients from C fragments, and split-KV of the backward pass: partials and their sums.
+// Stores of gradients from C fragments, and split-KV of the backward pass: partials and their sums.
 #pragma once
 #include "common.cuh"
 #include "fused3s_backward_params.cuh"
@@ -10,7 +10,7 @@ struct FragmentPair {
   float4 c[2][kWarpSize];  // [n-tile][lane]
 };
 
-// The sums of a split: dQ, or dK and then dV, of all warps of a team.
+// The partial of a split: dQ, or dK and then dV, of all warps of a team.
 template <int kDim, bool kColumns, int kDimWarps>
 struct GradientPartial {
   static constexpr int kSlices = divide_up(kDim, 2 * kTileN * kDimWarps);  // as RowPair
@@ -18,7 +18,7 @@ struct GradientPartial {
   FragmentPair pairs[kDimWarps * kWarpPairs];
 };
 
-// Where the gradients of a window go.
+// Output rows of the gradients of a window.
 template <bool kColumns>
 struct GradientTarget {
   void* const score_grad;  // dQ or dK, from dS
@@ -35,7 +35,7 @@ struct GradientTarget {
         rows{p.row_ids, kColumns ? p.num_cols : p.num_rows},
         row_heads(p.gradient_heads) {}
 
-  // Stores 16 columns from `column` on of a lane's row; `left` and `right` are its C registers of the two n-tiles.
+  // Stores 16 columns of a row, from `column` on; `left` and `right` are the lane's C registers of the two n-tiles.
   template <Element kIn, int kDim>
   __device__ __forceinline__ void store(bool of_value, int row, int column, int t, float2 left, float2 right) const {
     const int count = row < rows.num_rows ? kDim - column : 0;
@@ -47,7 +47,7 @@ struct GradientTarget {
                                    make_float2(right.x * factor, right.y * factor));
   }
 
-  // float32: stores columns `column` + 2g and the next of a row.
+  // float32: stores columns `column` + 2g and `column` + 2g + 1 of a row.
   template <int kDim>
   __device__ __forceinline__ void store_floats(bool of_value, int row, int column, int g, float2 pair) const {
     if (row >= rows.num_rows || column + 2 * g >= kDim) return;
@@ -57,7 +57,7 @@ struct GradientTarget {
   }
 };
 
-// Sums `count` partials: the warp takes pairs warp, warp + kWarps, ... Writes a partial if `result` is given, else the
+// Sums `count` partials: the warp sums pairs warp, warp + kWarps, ... Writes a partial if `result` is given, else the
 // gradients. `pair_of(i, number)`: pair `number` of partial i.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, typename PairOf>
 __device__ __forceinline__ void sum_partials(PairOf pair_of, int count,
@@ -104,7 +104,7 @@ __device__ __forceinline__ void sum_partials(PairOf pair_of, int count,
 
 // Sums the partials of a block's teams. kBlock: writes the gradients. A split: writes the partial of the split; for
 // each warp's pairs, the last block of the window to arrive sums the partials of all splits and writes the gradients.
-// Not inlined, as combine_block of split_kv.cuh.
+// Not inlined, for the reason given at combine_block of split_kv.cuh.
 //   block_partials  [kTeams][kDimWarps] pairs of a warp, `stride` bytes apart
 //   split           kBlock, or the split
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps>

@@ -1,12 +1,15 @@
-// The warps of a team add up their parts of S, dP and delta, each over its own columns, through shared memory. All of
-// them get the same bits.
+// The warps of a team add up their partial sums of S, dP and delta, each over its own columns, through shared memory.
+// All of them get the same bits.
+//
+//   [1] A warp writes to a buffer again only after a barrier that follows all reads of its last contents. Two warps:
+//       two buffers, one barrier. Four warps: one buffer, two barriers.
 #pragma once
 #include "common.cuh"
 #include "ptx/bar_sync.cuh"
 #include "ptx/ld_shared.cuh"
 #include "ptx/st_shared.cuh"
 
-// S and dP as C fragments of four n-tiles.
+// Partial sums of S and dP as C fragments of four n-tiles.
 struct Exchange {
   float4 fragment[4][kWarpSize];
 
@@ -23,12 +26,12 @@ struct TeamMemory<1> {};
 
 template <>
 struct TeamMemory<2> {
-  Exchange part[2][2];  // [KV tile % 2][warp]
+  Exchange partial_sums[2][2];  // [KV tile % 2][warp]
 };
 
 template <>
 struct TeamMemory<4> {
-  Exchange part[4];  // [warp]
+  Exchange partial_sums[4];  // [warp]
   Exchange sum;      // fragment i by warp i
 };
 
@@ -51,43 +54,43 @@ struct Team<1> {
   __device__ __forceinline__ Team(const TeamMemory<1>*, int, int, int) {}
 };
 
-// Two warps: each adds the other's part. One barrier a KV tile is enough, since a warp writes to a place again only
-// after the barrier that follows the other's reads. [11]
+// Two warps: each adds the other's partial sums, with one barrier per KV tile. The buffers alternate, so a warp writes
+// to one again only after the barrier that follows the other's reads. [1]
 template <>
 struct Team<2> {
-  static constexpr u32 kNextPart = 2 * sizeof(Exchange);
+  static constexpr u32 kNextBuffer = 2 * sizeof(Exchange);
 
-  const u32 own_part, other_part;  // of this warp and of the other one, in the first place
+  const u32 own_sums, other_sums;  // of this warp and of the other one, in the first buffer
   const int lane, barrier;
 
   __device__ __forceinline__ Team(const TeamMemory<2>* memory, int warp, int lane, int barrier)
-      : own_part(shared_address(memory->part[0] + warp)),
-        other_part(shared_address(memory->part[0] + 1 - warp)),
+      : own_sums(shared_address(memory->partial_sums[0] + warp)),
+        other_sums(shared_address(memory->partial_sums[0] + 1 - warp)),
         lane(lane),
         barrier(barrier) {}
 
-  __device__ __forceinline__ void add_parts(float (&score)[2][4], float (&grad_weight)[2][4], int kv_tile) const {
-    const u32 place = kv_tile % 2 * kNextPart;
+  __device__ __forceinline__ void add_up(float (&score)[2][4], float (&grad_weight)[2][4], int kv_tile) const {
+    const u32 place = kv_tile % 2 * kNextBuffer;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      store_fragment(own_part + place + Exchange::offset(i, lane), i < 2 ? score[i] : grad_weight[i - 2]);
+      store_fragment(own_sums + place + Exchange::offset(i, lane), i < 2 ? score[i] : grad_weight[i - 2]);
     bar_sync<2 * kWarpSize>(barrier);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      add_fragment(i < 2 ? score[i] : grad_weight[i - 2], other_part + place + Exchange::offset(i, lane));
+      add_fragment(i < 2 ? score[i] : grad_weight[i - 2], other_sums + place + Exchange::offset(i, lane));
   }
 
-  // The same of one number a lane, once, as KV tile -1. [11]
-  __device__ __forceinline__ float add_part(float x) const {
-    const u32 offset = kNextPart + sizeof(float) * lane;
-    st_shared_b32(own_part + offset, __float_as_uint(x));
+  // Sum of x over the team, once, before KV tile 0: uses the second buffer. [1]
+  __device__ __forceinline__ float add_up(float x) const {
+    const u32 offset = kNextBuffer + sizeof(float) * lane;
+    st_shared_b32(own_sums + offset, __float_as_uint(x));
     bar_sync<2 * kWarpSize>(barrier);
-    return x + __uint_as_float(ld_shared_b32(other_part + offset));
+    return x + __uint_as_float(ld_shared_b32(other_sums + offset));
   }
 };
 
-// Four warps: warp i adds up all parts of fragment i, and the others read the sum. Parts are written again after the
-// second barrier, which follows the reads of them all, and sums after the next KV tile's first. [11]
+// Four warps: warp i sums fragment i over all warps, and the others read the sum. Partial sums are written again after
+// the second barrier, which follows all reads of them; sums after the first barrier of the next KV tile. [1]
 template <>
 struct Team<4> {
   const u32 memory;
@@ -96,12 +99,12 @@ struct Team<4> {
   __device__ __forceinline__ Team(const TeamMemory<4>* memory, int warp, int lane, int barrier)
       : memory(shared_address(memory)), warp(warp), lane(lane), barrier(barrier) {}
 
-  __device__ __forceinline__ void add_parts(float (&score)[2][4], float (&grad_weight)[2][4], int) const {
-    const u32 own_part = memory + warp * static_cast<u32>(sizeof(Exchange)) + Exchange::offset(0, lane);
+  __device__ __forceinline__ void add_up(float (&score)[2][4], float (&grad_weight)[2][4], int) const {
+    const u32 own_sums = memory + warp * static_cast<u32>(sizeof(Exchange)) + Exchange::offset(0, lane);
     const u32 summed = memory + Exchange::offset(warp, lane), sums = memory + 4 * sizeof(Exchange);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      store_fragment(own_part + Exchange::offset(i, 0), i < 2 ? score[i] : grad_weight[i - 2]);
+      store_fragment(own_sums + Exchange::offset(i, 0), i < 2 ? score[i] : grad_weight[i - 2]);
     bar_sync<4 * kWarpSize>(barrier);
     float sum[4] = {};
 #pragma unroll
@@ -116,8 +119,8 @@ struct Team<4> {
     }
   }
 
-  // The same of one number a lane, once, before the first KV tile: in the place of the sums.
-  __device__ __forceinline__ float add_part(float x) const {
+  // Sum of x over the team, once, before KV tile 0: uses the memory of the sums.
+  __device__ __forceinline__ float add_up(float x) const {
     const u32 sums = memory + 4 * sizeof(Exchange) + sizeof(float) * lane;
     st_shared_b32(sums + warp * static_cast<u32>(sizeof(float) * kWarpSize), __float_as_uint(x));
     bar_sync<4 * kWarpSize>(barrier);

@@ -1,4 +1,4 @@
-// A warp or a block that works on one array: barrier, prefix sums, and a sort in shared memory.
+// A warp or a block that processes one array: barrier, prefix sums, and a sort in shared memory.
 #pragma once
 #include "common.cuh"
 #include "ptx/bits.cuh"
@@ -21,7 +21,7 @@ struct WarpGroup {
 
   __device__ __forceinline__ void sync() const { __syncwarp(); }
 
-  // Number of lower lanes that bring true; `total`: of all lanes.
+  // Number of lower lanes whose predicate is true; `total`: of all lanes.
   __device__ __forceinline__ int count_below(bool predicate, int& total) const {
     const u32 mask = vote_ballot(predicate);
     total = popc(mask);
@@ -37,7 +37,7 @@ struct BlockGroup {
 
   __device__ __forceinline__ void sync() const { __syncthreads(); }
 
-  // Each x[i] becomes its sum over the threads below; `total`: over all threads. `smem_sums`: [kCount * kWarps].
+  // Exclusive prefix sum of each x[i] over the threads; `total`: sum over all threads. `smem_sums`: [kCount * kWarps].
   template <int kCount>
   __device__ __forceinline__ void exclusive_sums(int (&x)[kCount], int (&total)[kCount]) const {
     const int lane = rank % kWarpSize, warp = rank / kWarpSize;
@@ -55,7 +55,7 @@ struct BlockGroup {
       total[i] = __shfl_sync(kFullWarp, warps, kWarps - 1);
       x[i] = sum[i] - x[i] + (warp > 0 ? below : 0);
     }
-    __syncthreads();  // smem_sums is free again
+    __syncthreads();  // smem_sums may be overwritten
   }
 
   __device__ __forceinline__ int count_below(bool predicate, int& total) const {
@@ -66,7 +66,7 @@ struct BlockGroup {
   }
 };
 
-// Least power of two that is at least n.
+// Smallest power of two that is at least n.
 __device__ __forceinline__ int round_up_to_power_of_two(int n) { return n <= 1 ? 1 : 2 << bfind(n - 1); }
 
 // Bitonic sort, ascending. keys: [count] in shared memory, count a power of two. Starts and ends with a barrier of the

@@ -17,7 +17,7 @@ struct TileDropout {
     threshold = p.dropout.threshold;
   }
 
-  // Weights of the KV tile as A fragments: those of dropped edges become 0.
+  // Zeros the weights of dropped edges. Weights as A fragments.
   __device__ __forceinline__ void apply(u32 (&prob)[4], u32 record, int t) const {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
@@ -31,7 +31,7 @@ struct TileDropout {
       }
     }
   }
-  // As C fragments of both n-tiles.
+  // Weights as C fragments of both n-tiles.
   __device__ __forceinline__ void apply(float (&weight)[2][4], u32 record, int t) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

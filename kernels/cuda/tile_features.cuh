@@ -2,21 +2,21 @@
 //
 //   score_ij += <u_i, a_ij>, u_i = W^T q_i          O_i += W' s_i, s_i = sum_j p_ij a_ij
 //
-// Once a window: U = Q W [16 rows x 16 features] becomes A fragments, and O += s W'^T before the epilogue. Both are
-// linear, so partials know nothing of features. For every KV tile, 16 slots (edges) at a time:
+// Once per window: U = Q W [16 rows x 16 features] becomes A fragments, and O += s W'^T before the epilogue. Both are
+// linear, so partials have no features. For every KV tile, 16 slots (edges) at a time:
 //
-//   C [rows x slots] = U a^T                 of row i only the slots of its edges count; the other places are dropped
+//   C [rows x slots] = U a^T                 row i uses only the slots of its edges; the other entries are discarded
 //   s [rows x features] += P a               P [rows x slots]: weight of a slot in the row of its edge, else 0
 //
-// Values go between the places (row, key) of C fragments of scores and (row, slot) through shared memory. u and s are
-// kept to float32 as sums of two 16-bit parts.
+// Scores and weights are exchanged between C fragments by (row, key) and by (row, slot) through shared memory. u and s
+// keep float32 accuracy as sums of two 16-bit terms.
 //
-// 16 x 16 matrices of scores and weights lie as fragments do: [column / 8][row][column % 8]. A lane's two neighbours of
-// n-tile and half are [n-tile][half][lane], a row of ldmatrix is [matrix][lane % 8].
+// 16 x 16 matrices of scores and weights are stored in fragment order: [column / 8][row][column % 8]. The two elements
+// of a lane in an n-tile and half are [n-tile][half][lane]; a row of ldmatrix is [matrix][lane % 8].
 //
 // Two buffers of 32 slots: the features of the next KV tile are copied while those of this one are read. A KV tile with
-// more slots reads them into its buffer 32 at a time, for scores and again for s (`reload`). A slot has two chunks,
-// exchanged where its bit 2 is set: ldmatrix covers all banks, and the 32 bytes stay in one line.
+// more slots loads them into its buffer 32 at a time, once for scores and once for s (`reload`). A slot has two chunks,
+// swapped if bit 2 of the slot is set: ldmatrix covers all banks, and the 32 bytes stay in one line.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
@@ -36,13 +36,13 @@ constexpr bool kHasFeatures = (kTerms & (kKeyFeatures | kValueFeatures)) != 0;
 
 constexpr int kFeatures = 16;                                  // of an edge, zero past the last
 constexpr int kStepSlots = 16;                                 // a k-step of P a, two n-tiles of U a^T
-constexpr int kBufferSlots = 2 * kStepSlots;                   // one slot a lane
+constexpr int kBufferSlots = 2 * kStepSlots;                   // one slot per lane
 constexpr u32 kFeatureRow_bytes = kFeatures * sizeof(u16);
 constexpr u32 kBuffer_bytes = kBufferSlots * kFeatureRow_bytes;
 constexpr u32 kStep_bytes = kStepSlots * kFeatureRow_bytes;
 
-// Packed weights of a head, in 16-byte elements: B fragments of W for the pairs of k-steps of SDDMM, then those of W'
-// for the slices of O (pack_features.cu).
+// Packed weights of a head, in 16-byte elements: B fragments of W for the pairs of k-steps of SDDMM, then B fragments
+// of W' for the slices of O (pack_features.cu).
 template <int kDim, int kTerms>
 struct PackedWeights {
   using S = Stage<kDim, 1>;
@@ -50,7 +50,7 @@ struct PackedWeights {
   static constexpr int kValue = kTerms & kValueFeatures ? S::kSlices * kWarpSize : 0;
 };
 
-// Matrices of a KV tile; the weights take the place of scores that no lane reads any more.
+// Matrices of a KV tile; weights reuse the memory of scores by slot, which are dead by then.
 constexpr int kMatrix = kTileM * kTileKeys;
 struct __align__(16) TileScratch {
   union {
@@ -62,20 +62,20 @@ struct __align__(16) TileScratch {
 
 template <int kDim>
 struct __align__(16) TileFeaturesMemory {
-  // In K of the stage, which is not read any more, where K has no padding that must stay zero.
+  // Scratch in K of the stage, which is dead by then; not if K has padding, which must stay zero.
   static constexpr bool kScratchInKey =
       sizeof(Stage<kDim, 1>::key) >= sizeof(TileScratch) && Stage<kDim, 1>::kKeyRow_bytes == kDim * sizeof(u16);
-  // U stays in registers where a block less would fit an SM.
+  // U stays in registers if its shared memory would cost a block per SM.
   static constexpr bool kProjectedInRegisters = kDim == 128;
   unsigned char buffers[2][kBuffer_bytes];
   uint4 projected[kProjectedInRegisters ? 1 : 2][kProjectedInRegisters ? 1 : kWarpSize];
   int edges[kBufferSlots];  // of the next KV tile
-  int last;                 // see TileFeatures::last
-  float projected_inverse;  // see TileFeatures::projected
+  int last;                 // TileFeatures::last of the next `prefetch`
+  float projected_inverse;  // factor of TileFeatures::projected, fp16
   __align__(16) unsigned char scratch[kScratchInKey ? kChunk_bytes : sizeof(TileScratch)];
 };
 
-// Two floats as the sum of two 16-bit parts each.
+// Splits two floats into sums of two 16-bit terms.
 template <Element kIn>
 __device__ __forceinline__ void split_x2(float x, float y, u32& high, u32& low) {
   high = cvt_rn_x2<kIn>(x, y);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void split_x2(float x, float y, u32& high, u32& low) 
   low = cvt_rn_x2<kIn>(x - rounded.x, y - rounded.y);
 }
 
-// C fragments of two n-tiles, times the factor of each half, as A fragments: high and low parts.
+// C fragments of two n-tiles, times the factor of each half, as A fragments: high and low terms.
 template <Element kIn>
 __device__ __forceinline__ void split_fragment(u32 (&parts)[2][4], const float (&c)[2][4], float top, float bottom) {
 #pragma unroll
@@ -110,9 +110,9 @@ struct TileFeatures {
   u32 lane;
   Memory& memory;
   u32 record;                    // record 0
-  int first, next, after, last;  // first slot of this KV tile and of the three behind it; past the last: its end
-  u32 place;                     // of slot first + lane, as index in a matrix
-  u32 projected[2][4];           // U, high and low parts; fp16: divided by memory.projected_inverse
+  int first, next, after, last;  // first slot of this KV tile and of the next three; past the last one its end
+  u32 place;                     // of slot first + lane, as index in a matrix by key
+  u32 projected[2][4];           // U, high and low terms; fp16: divided by memory.projected_inverse
 
   __device__ __forceinline__ TileFeatures(const Params& p, int lane, Memory& memory)
       : p(p), lane(lane), memory(memory) {}
@@ -120,7 +120,7 @@ struct TileFeatures {
   // Copies the features of the first KV tile, in the caller's cp.async group.
   __device__ __forceinline__ void start(u32 record_0, int count) {
     record = record_0;
-    // Weights of 0 meet the features of slots that do not exist, and 0 * NaN is NaN.
+    // Padding slots have weight 0, and 0 * NaN is NaN.
     for (u32 i = lane; i < sizeof(Memory::buffers) / sizeof(uint4); i += kWarpSize) {
       reinterpret_cast<uint4*>(memory.buffers)[i] = make_uint4(0, 0, 0, 0);
     }
@@ -137,12 +137,12 @@ struct TileFeatures {
     copy_edges(next, after);
     copy_last(-1, count);
   }
-  // First slot of KV tile i + 4, for the next `prefetch`.
+  // Copies the first slot of KV tile i + 4, for the next `prefetch`.
   __device__ __forceinline__ void copy_last(int i, int count) const {
     const int begin = ld_shared_b32(record + kRange);
     cp_async<sizeof(int)>(shared_address(&memory.last), p.tile_slots + (begin + min(i + 4, count)), lane == 0 ? 0 : -1);
   }
-  // Of the work item's KV tile i.
+  // First slot of KV tile i of the work item.
   __device__ __forceinline__ int first_slot(int i) const {
     const int begin = ld_shared_b32(record + kRange);  // read again each time: registers are scarce
     return __ldg(p.tile_slots + (begin + i));
@@ -152,34 +152,34 @@ struct TileFeatures {
     const u32 x = static_cast<int>(own) < end ? __ldg(p.slot_places + own) : 0;
     place = x % kTileN | x / 2 & (kTileM - 1) * kTileN | x % kTileKeys / kTileN * (kTileM * kTileN);
   }
-  // Edges of the slots `slot` to `end`, of 32 of them.
+  // Copies the edges of slots `slot` to `end`, 32 at most.
   __device__ __forceinline__ void copy_edges(int slot, int end) const {
     const int own = slot + static_cast<int>(lane);
     cp_async<sizeof(int)>(shared_address(memory.edges + lane), p.slot_edges + own, own < end ? 0 : -1);
   }
   __device__ __forceinline__ unsigned char* buffer(int i) const { return memory.buffers[0] + i % 2 * kBuffer_bytes; }
-  // The lane's chunk of slot lane / 2 in a buffer, and in a row of `features`.
+  // Offset in a buffer of the lane's chunk of slot lane / 2; the same chunk in a row of `features`.
   __device__ __forceinline__ u32 own_chunk() const { return kChunk_bytes * lane ^ lane * 2 & kChunk_bytes; }
   __device__ __forceinline__ const uint4* features_of(u32 edge) const {
     return reinterpret_cast<const uint4*>(p.features) + (2 * edge + lane % 2);
   }
-  // Features of KV tile i, slots `slot` to `end`, of 32 of them, whose edges have been copied.
+  // Copies the features of KV tile i for slots `slot` to `end`, 32 at most, whose edges are in memory.edges.
   __device__ __forceinline__ void copy_features(int i, int slot, int end) const {
     const u32 target = shared_address(buffer(i)) + own_chunk();
     const int own = slot + static_cast<int>(lane / 2);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       if (step > 0 && end - slot <= kStepSlots) continue;
-      const int edge = memory.edges[kStepSlots * step + lane / 2];  // of another KV tile where there is no slot
+      const int edge = memory.edges[kStepSlots * step + lane / 2];  // stale in a padding slot, which copies nothing
       cp_async<kChunk_bytes>(target + kStep_bytes * step, features_of(edge),
                              own + kStepSlots * step < end ? 0 : -1);
     }
   }
 
-  // A cp.async group of its own: features of KV tile i + 1, edges of KV tile i + 2. Before: __syncwarp since
-  // `accumulate` of KV tile i - 1.
+  // One cp.async group: features of KV tile i + 1, edges of KV tile i + 2. Needs a __syncwarp since `accumulate` of KV
+  // tile i - 1.
   __device__ __forceinline__ void prefetch(int i, int count) {
-    lane = opaque(lane);  // no offsets of the lane are kept in registers from KV tile to KV tile, here and below
+    lane = opaque(lane);  // recomputes the lane's offsets in every KV tile instead of keeping them in registers
     copy_features(i + 1, next, after);
     last = warp_uniform(memory.last);
     __syncwarp();  // the other lanes' reads
@@ -193,7 +193,7 @@ struct TileFeatures {
     first = next, next = after, after = last;
   }
 
-  // Slots `slot` to slot + 31 of KV tile i to its buffer, and their places.
+  // Loads slots `slot` to slot + 31 of KV tile i into its buffer, and their places.
   __device__ __forceinline__ void reload(int i, int slot) {
     unsigned char* const target = buffer(i) + own_chunk();
     __syncwarp();  // the other lanes' reads
@@ -208,16 +208,16 @@ struct TileFeatures {
     __syncwarp();
   }
 
-  // Of the slot of the lane: index in a matrix by slot, slots of one step.
+  // Index of the lane's slot in a 16 x 16 matrix by slot.
   __device__ __forceinline__ u32 place_by_slot() const {
     return place & (kTileM - 1) * kTileN | lane % kTileN | lane % kStepSlots / kTileN * (kTileM * kTileN);
   }
-  // Whether the lane has a slot of the step that begins with slot `start`.
+  // Whether the lane's slot exists and belongs to the step that begins with slot `start`.
   __device__ __forceinline__ bool has_slot(int start) const {
     const u32 step = (start - first) / kStepSlots % 2;
     return lane / kStepSlots == step && start + static_cast<int>(lane % kStepSlots) < next;
   }
-  // Row of ldmatrix in the step of the buffer: matrices (slots 0-7, 8-15) x (low, high chunk), chunks innermost.
+  // Row address of ldmatrix in a step of the buffer: matrices (slots 0-7, 8-15) x (low, high chunk), chunks innermost.
   __device__ __forceinline__ u32 buffer_row(int i, int start) const {
     const u32 slot = lane / 16 * 8 + lane % 8;
     return shared_address(buffer(i)) + (start - first) / kStepSlots % 2 * kStep_bytes + slot * kFeatureRow_bytes +
@@ -227,12 +227,12 @@ struct TileFeatures {
     return *reinterpret_cast<TileScratch*>(Memory::kScratchInKey ? key : memory.scratch);
   }
 
-  // Packed weights of the head and lane.
+  // Packed weights of the head, from the lane's first element on.
   __device__ __forceinline__ const uint4* weights() const {
     return p.feature_weights + static_cast<i64>(blockIdx.y) * (Packed::kKey + Packed::kValue) + lane;
   }
 
-  // U of the window from the A fragments of Q, whose order of dimensions the packed W has.
+  // U of the window from the A fragments of Q. The packed W has their order of dimensions.
   template <int kSteps>
   __device__ __forceinline__ void project(const u32 (&frag_query)[kSteps][4]) {
     float u[2][4] = {};
@@ -267,8 +267,8 @@ struct TileFeatures {
     }
   }
 
-  // Adds <u, a> to the scores of the lane in KV tile i. Places without an edge get any value. `key`: K of the stage,
-  // which this overwrites.
+  // Adds <u, a> to the scores of the lane in KV tile i. Entries without an edge become undefined. `key`: K of the
+  // stage, overwritten.
   __device__ __forceinline__ void add_scores(float (&score)[2][4], int i, unsigned char* key) {
     lane = opaque(lane);
     TileScratch& scratch = scratch_of(key);
@@ -299,7 +299,7 @@ struct TileFeatures {
     float c[2][4] = {};
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) mma_both_parts<kIn>(c[tile], projected, b[2 * tile], b[2 * tile + 1]);
-    __syncwarp();  // the other lanes' reads of K, and of the step before
+    __syncwarp();  // the other lanes' reads of K, and of the previous step
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       reinterpret_cast<float2*>(scratch.score_by_slot)[kWarpSize * e + lane] =
@@ -313,7 +313,8 @@ struct TileFeatures {
     }
   }
 
-  // s += P a. `out`: O and s, not divided by the sums. `prob`: weights of the KV tile as A fragments; `key` as above.
+  // s += P a. `out`: O and s, not divided by the sums. `prob`: weights of the KV tile as A fragments. `key`: K of the
+  // stage, overwritten.
   template <int kTiles>
   __device__ __forceinline__ void accumulate(float (&out)[kTiles][4], const u32 (&prob)[4], int i, unsigned char* key) {
     lane = opaque(lane);
@@ -350,7 +351,8 @@ struct TileFeatures {
     }
   }
 
-  // O += s W'^T, both not divided by the sums. s divided by them fits 16 bits, whatever the number of edges.
+  // O += s W'^T, both not divided by the sums. The product takes s divided by the sums, which fits 16 bits for any
+  // number of edges.
   template <int kTiles>
   __device__ __forceinline__ void add_to_output(float (&out)[kTiles][4], const float (&sum)[4]) const {
     float s[2][4];

@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-// x, equal in all lanes, so that the compiler knows it: a loop bounded by x needs no code for lanes that diverge.
+// x, equal in all lanes, made uniform for the compiler: a loop bounded by x needs no code for divergence.
 __device__ __forceinline__ int warp_uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
 
 __device__ __forceinline__ float warp_max(float x) {

@@ -1,11 +1,11 @@
 // Gradients of the weights of low-rank edge features: dW[h, d, c] = sum_n q[n, h, d] t[h, n, c], and dW' from dO and s.
 //
-// Grid (H * kSlices, row blocks, weights). A block sums up to 64 dimensions of a head with the 16 features; its warps
-// stride over tiles of 16 rows, with the sums in registers. Blocks of neighbouring heads run side by side, so that a
-// DRAM burst that two heads share is read once.
+// Grid (H * kSlices, row blocks, weights). A block computes up to 64 dimensions of a head by 16 features; its warps
+// stride over tiles of 16 rows, with the sums in registers. Blocks of neighbouring heads run at the same time, so that
+// a DRAM burst that two heads share is read once.
 //
-// Partials: each block adds up its warps in their order and writes a partial. The last block of a slice to arrive
-// (semaphore) adds up the partials in a fixed order: the same bits on every run.
+// Partials: each block sums its warps in order and writes a partial. The last block of a slice to arrive (semaphore)
+// sums the partials in a fixed order: the same bits on every run.
 #pragma once
 #include "common.cuh"
 #include "elements.cuh"
@@ -19,15 +19,15 @@ struct WeightGradientParams {
                                 // aligned to 16 bytes, or to the largest power of two that divides their size
   const void* feature_sums[2];  // [H][num_rows][16]  t or s
   void* gradient[2];            // [H][kDim][num_features]  dW or dW', contiguous
-  float4* partial;              // [weights][H * kSlices][row blocks][kPartial]; null where there is one row block
-  int* semaphores;              // [weights][H * kSlices]  0 before and after; likewise
+  float4* partial;              // [weights][H * kSlices][row blocks][kPartial]; null with one row block
+  int* semaphores;              // [weights][H * kSlices]  0 before and after; null with one row block
   i64 head_stride[2];           // elements
   int row_bytes[2];
   int num_rows;
   int num_features;  // 1 to 16
 };
 
-// Dimensions of a head that a block takes.
+// The dimensions of a head that a block computes.
 template <int kDim, int kElement_bytes>
 struct GradientSlice {
   static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
@@ -41,7 +41,7 @@ struct GradientSlice {
   __device__ static __forceinline__ int head() { return blockIdx.x / kSlices; }
   __device__ static __forceinline__ int first_dim() { return blockIdx.x % kSlices * kDims; }
 
-  // kBytes of a row, from byte `first` of the head on; 0 past kDim; all 0 unless `exists`.
+  // Loads kBytes of a row, from byte `first` of the head on; 0 past kDim, and unless `exists`.
   template <int kBytes>
   __device__ static __forceinline__ void load(u32 (&words)[kBytes / 4], const char* row, int first, bool exists) {
     constexpr int kLoad_bytes = kBytes < kAligned_bytes ? kBytes : kAligned_bytes;
@@ -52,9 +52,9 @@ struct GradientSlice {
   }
 };
 
-// Adds up the sums of all warps and row blocks and stores the gradient; all threads of the block. `sum`: those of a
-// warp, on its first Tile::kLanes lanes. Tile::dim(quad, lane, i) and Tile::feature(quad, lane, i): where element i of
-// sum[quad] belongs.
+// Sums over all warps and row blocks, and stores the gradient; all threads of the block call it. `sum`: the sums of a
+// warp, in its first Tile::kLanes lanes. Tile::dim(quad, lane, i) and Tile::feature(quad, lane, i): position of element
+// i of sum[quad].
 template <Element kOut, typename Tile>
 __device__ __forceinline__ void store_weight_gradient(float4 (&sum)[Tile::kQuads], const WeightGradientParams& p) {
   constexpr int kPartial = Tile::kPartial, kLanes = Tile::kLanes;
@@ -95,11 +95,11 @@ __device__ __forceinline__ void store_weight_gradient(float4 (&sum)[Tile::kQuads
     for (int i = threadIdx.x; i < kPartial; i += kThreads) {
       partials[static_cast<i64>(blockIdx.y) * kPartial + i] = sum_of_warps(i);
     }
-    __syncthreads();  // the other threads' writes stay in front of the release
+    __syncthreads();  // orders the other threads' writes before the release
     if (threadIdx.x == 0) {
       st_shared_b32(shared_address(smem_before), atom_inc_acq_rel_gpu(p.semaphores + slice, num_partials - 1));
     }
-    __syncthreads();  // the reads of the partials stay behind the acquire
+    __syncthreads();  // orders the reads of the partials after the acquire
     if (ld_shared_b32(shared_address(smem_before)) != num_partials - 1) return;
 #pragma unroll
     for (int quad = 0; quad < Tile::kQuads; ++quad) sum[quad] = {};

@@ -1,7 +1,7 @@
-// The products of a window in fragments of tensor cores: own rows in registers, gathered rows in a stage. 16 bits by
-// ldmatrix and mma.m16n8k16, float32 by ld.shared and mma.m16n8k8 in TF32 (tf32.cuh).
+// SDDMM and SpMM of a window on tensor cores: own rows in registers, gathered rows in a stage. 16 bits: ldmatrix and
+// mma.m16n8k16. float32: ld.shared and mma.m16n8k8 in TF32 (tf32.cuh).
 //
-// "Own" rows are those of the window, "gathered" rows those of a KV tile. A lane has elements of own rows g and g + 8
+// Own rows: the rows of the window. Gathered rows: the rows of a KV tile. A lane holds elements of own rows g and g + 8
 // (`half` 0 and 1).
 #pragma once
 #include "common.cuh"
@@ -59,13 +59,13 @@ struct WindowFragments {
     }
   }
 
-  // Weights of gathered rows 8 * tile + 2t and the next, of own row g + 8 * half, as A registers of SpMM.
+  // Weights of own row g + 8 * half and gathered rows 8 * tile + 2t and 8 * tile + 2t + 1, as A registers of SpMM.
   __device__ static __forceinline__ void pack(u32 (&weight)[kWeights], int tile, int half, const float (&of_rows)[2]) {
     weight[2 * tile + half] = cvt_rn_x2<kIn>(of_rows[0], of_rows[1]);
   }
 
-  // Bits 2t and 2t + 1 of byte 2 * half + tile are the edges of an A register; shifted, each is the top bit of the
-  // byte.
+  // Bits 2t and 2t + 1 of byte 2 * half + tile are the edges of an A register. The shifts move each to the top bit of
+  // its byte, which prmt replicates.
   __device__ __forceinline__ void mask(u32 (&weight)[kWeights], u32 (&grad_score)[kWeights], u32 bits) const {
     const u32 first = bits << (7 - 2 * t), second = bits << (6 - 2 * t);
     const u32 edges[4] = {prmt_b32<0xcc88>(first, second), prmt_b32<0xeeaa>(first, second),
@@ -109,23 +109,22 @@ struct WindowFragments {
   }
 };
 
-// float32. Own rows are A of SDDMM, and n of SpMM, whose A is the gathered rows, transposed. Any order of the k indices
-// of a product gives the same sum, as long as A and B share it, and the m and n indices are rows and columns in any
-// order. They are chosen so that a lane's elements are neighbours in memory and in registers, and that P and dS need no
-// shuffle.
+// float32. Own rows are A of SDDMM. SpMM is transposed: A is the gathered rows, and n runs over own rows. Any order of
+// the k indices is correct if A and B have the same, and m and n may be permuted. The order is chosen so that a lane's
+// elements are neighbours in memory and in registers, and P and dS need no shuffle.
 //
 //   SDDMM, slice of 16 columns   k = t, t + 4 of k-step 0; of k-step 1    columns 4t, 4t + 1; 4t + 2, 4t + 3
 //   SpMM, eight gathered rows    k = t, t + 4                             gathered rows 2t, 2t + 1, as in C of SDDMM
 //     and a slice                m = g, g + 8                             columns 2g, 2g + 1
 //                                n = 2t, 2t + 1 of n-tile 0; of 1         own rows 2t, 2t + 1; 2t + 8, 2t + 9
 //
-// Own rows and weights are rounded to their high part, and gathered rows are cut off, which costs less (tf32.cuh); with
-// one term all are rounded. The row pass, whose gradients take half as many registers, keeps both parts of its own
-// rows; the column pass makes them anew for each KV tile.
+// The high term of own rows and weights is rounded, that of gathered rows truncated, which is cheaper (tf32.cuh); with
+// one term all are rounded. The row pass, whose gradients take half as many registers, keeps both terms of its own
+// rows; the column pass splits them again for each KV tile.
 //
-// The tensor core cuts sums off, which over many products in one accumulator adds up. With three terms large ones are
-// therefore added up in few steps: SDDMM has accumulators of their own for the small terms, and the products of a KV
-// tile are added to the gradients outside of the tensor core.
+// The tensor core truncates sums, and the error grows with the number of products in one accumulator. With three terms
+// large products are therefore summed in few steps: SDDMM has separate accumulators for the small terms, and the
+// products of a KV tile are added to the gradients outside of the tensor core.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps>
 struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
   using S = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>;
@@ -138,7 +137,7 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
   static constexpr bool kKeepsLow = kHasLow && !kColumns;
 
   const int lane, g, t;
-  u32 own[2][kSlices][8];  // of both own matrices: columns 4t to 4t + 3 of row g, then of row g + 8
+  u32 own[2][kSlices][8];  // both own matrices: columns 4t to 4t + 3 of row g, then of row g + 8
   u32 own_low[2][kKeepsLow ? kSlices : 1][8];
   float grad[kGrads][2 * kSlices][4] = {};
 
@@ -165,7 +164,7 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
   }
 
   __device__ __forceinline__ void products(float (&score)[2][4], float (&grad_weight)[2][4], u32 stage,
-                                           int /* last_row: the rows behind it are zeros */) const {
+                                           int /* last_row: rows after it are zeros */) const {
     const u32 address = S::chunk_address(stage, g, t);
     float sum[2][2][4] = {}, small[2][2][4] = {};  // [matrix][tile]
 #pragma unroll
@@ -184,7 +183,7 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
             if constexpr (kKeepsLow) {
               a_low[r] = own_low[matrix][slice][i];
             } else if constexpr (kHasLow) {
-              tf32_split(opaque(a[r]), a[r], a_low[r]);  // in each iteration anew
+              tf32_split(opaque(a[r]), a[r], a_low[r]);  // opaque: recomputed per iteration, not kept in registers
             }
           }
 #pragma unroll
@@ -225,7 +224,7 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
   }
 
   __device__ __forceinline__ void accumulate(const u32 (&weight)[kWeights], const u32 (&grad_score)[kWeights],
-                                             u32 stage, int /* last_row: the rows behind it are zeros */) {
+                                             u32 stage, int /* last_row: rows after it are zeros */) {
     const u32 even = pair_address(stage, 2 * t), odd = pair_address(stage, 2 * t + 1);
     u32 b[kGrads][kWeights], b_low[kGrads][kWeights];
 #pragma unroll

@@ -1,7 +1,7 @@
 // The two steps of attention on several ranks between its kernels and the exchange. Both are bound by memory.
 //
 //   pack_rows       keys and values of the rows that other ranks need, side by side in one buffer
-//   combine_rows    attention over two sets of columns from that over each (the combine of split-KV), in place:
+//   combine_rows    combines attention over two sets of columns (the combine of split-KV), in place:
 //                   O <- w O + w' O',  w = exp(L) / (exp(L) + exp(L')),  L <- log(exp(L) + exp(L'))
 //
 // A row is read and written in chunks of kBytes: 16, or less where sizes or addresses are no multiples of 16.
@@ -28,7 +28,7 @@ constexpr int kCombineBatch = 2;  // of the output and of the partial output eac
 struct PackParams {
   u8* packed;         // [num_rows][2][row_chunks * kBytes]
   const u8* key;      // rows of row_chunks * kBytes bytes, key_stride apart
-  const u8* value;    // likewise, value_stride apart
+  const u8* value;    // rows of row_chunks * kBytes bytes, value_stride apart
   const i64* rows;    // [num_rows]
   i64 key_stride;     // bytes
   i64 value_stride;   // bytes

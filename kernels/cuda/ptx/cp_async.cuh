@@ -1,11 +1,11 @@
-// cp.async: 4, 8 or 16 bytes from global to shared memory without registers; 16 bytes go past L1.
+// cp.async: 4, 8 or 16 bytes from global to shared memory without registers; 16 bytes bypass L1 (.cg).
 //
-// A 128-byte line should stay one line in shared memory, with its 16-byte chunks in any order: a line split in two
-// takes two requests, and a 32-byte sector split in two is fetched twice.
+// A 128-byte line should stay one line in shared memory, in any order of its 16-byte chunks: a line split in two takes
+// two requests, and a 32-byte sector split in two is fetched twice.
 #pragma once
 #include "common.cuh"
 
-// Copies if `index` is not negative: a predicate, where an `if` would become a branch.
+// Copies if `index` is not negative: predicated, where an `if` would become a branch.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(u32 target, const void* source, int index) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "sizes of cp.async");

@@ -9,7 +9,8 @@ __device__ __forceinline__ void cp_async_bulk(u32 target, const void* source, u3
                : "memory");
 }
 
-// The same into each block of the cluster whose bit is set in cta_mask, at the same offsets of target and mbarrier.
+// Multicast: global memory to the same offset of shared memory in each block of the cluster whose bit is set in
+// cta_mask; the bytes count at the mbarrier at the same offset of that block.
 __device__ __forceinline__ void cp_async_bulk_multicast(u32 target, const void* source, u32 bytes, u32 mbarrier,
                                                         u16 cta_mask) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "

@@ -14,7 +14,7 @@ __device__ __forceinline__ u32 cvt_rn_x2(float low, float high) {
   return word;
 }
 
-// The same of max(low, 0) and max(high, 0).
+// max(low, 0) and max(high, 0), rounded to nearest even.
 template <Element kElement>
 __device__ __forceinline__ u32 cvt_rn_relu_x2(float low, float high) {
   u32 word;

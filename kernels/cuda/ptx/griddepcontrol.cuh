@@ -1,12 +1,12 @@
 // griddepcontrol: programmatic dependent launch, compute capability 9.0 and higher.
 //
-// A kernel launched with the attribute (`overlaps` of launch_kernel) may start before the kernel in front of it on the
-// stream has finished. Before griddepcontrol_wait it may touch no memory that the kernel in front reads or writes.
-// Without the attribute both instructions do nothing.
+// A kernel launched with the attribute (`overlaps` of launch_kernel) may start before the previous kernel on the stream
+// has finished. Before griddepcontrol_wait it must not touch memory that the previous kernel reads or writes. Without
+// the attribute both instructions do nothing.
 #pragma once
 #include "common.cuh"
 
-// Waits until the kernel in front has finished and its writes are visible.
+// Waits until the previous kernel has finished and its writes are visible.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,9 +1,8 @@
-// ld.global and st.global of 16 or 8 bytes with a cache hint or a place among other instructions that C++ cannot
-// express.
+// ld.global and st.global of 16 or 8 bytes with a cache hint or an order that C++ cannot express.
 #pragma once
 #include "common.cuh"
 
-// Read-only data; volatile, so that a series of loads stays before the first use.
+// Read-only data; volatile keeps a series of loads before the first use.
 __device__ __forceinline__ uint4 ld_global_nc_v4_b32(const void* address) {
   uint4 words;
   asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];"

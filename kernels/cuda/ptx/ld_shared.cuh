@@ -1,4 +1,4 @@
-// ld.shared by 32-bit address; volatile, so that a load stays behind the barrier before it.
+// ld.shared by 32-bit address; volatile keeps a load after the preceding barrier.
 #pragma once
 #include "common.cuh"
 

@@ -9,7 +9,7 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
   return y;
 }
 
-// 1 / x within an ulp.
+// 1 / x to within an ulp.
 __device__ __forceinline__ float rcp_approx_ftz(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,7 +1,7 @@
 // mbarrier: barriers in shared memory (8 bytes each) that count arrivals and the bytes of bulk copies.
 //
-// A phase completes when all arrivals and all expected bytes are there; the next one then begins. Phases alternate in
-// parity: a new barrier is in phase 0, and waiting for parity 1 returns at once.
+// A phase completes with the last arrival and the last expected byte; then the next one begins. Phases alternate in
+// parity: a new barrier is in phase 0, and a wait for parity 1 returns at once.
 #pragma once
 #include "common.cuh"
 
@@ -18,7 +18,7 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives at the barrier that lies at the same offset in block `cta_rank` of the cluster.
+// Arrives at the barrier at the same offset in block `cta_rank` of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_remote(u32 barrier, int cta_rank) {
   asm volatile("{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
                "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(barrier),
@@ -26,7 +26,7 @@ __device__ __forceinline__ void mbarrier_arrive_remote(u32 barrier, int cta_rank
                : "memory");
 }
 
-// One arrival; the phase then also waits for `bytes` bytes of bulk copies.
+// One arrival; adds `bytes` bytes of bulk copies to those that the phase expects.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

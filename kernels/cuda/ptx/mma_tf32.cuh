@@ -1,5 +1,5 @@
-// mma.sync.aligned.m16n8k8: C[16, 8] (fp32) += A[16, 8] * B[8, 8] in TF32. A register of A or B is a float32 whose lower
-// 13 bits are ignored. Elements in the registers of a lane, with g = lane / 4 and t = lane % 4:
+// mma.sync.aligned.m16n8k8: C[16, 8] (fp32) += A[16, 8] * B[8, 8] in TF32. A register of A or B is a float32 whose
+// lower 13 bits are ignored. Elements in the registers of a lane, with g = lane / 4 and t = lane % 4:
 //
 //   A0 = A[g][t]                       B0 = B[t][g]                       C0 = C[g][2t]
 //   A1 = A[g+8][t]                     B1 = B[t+4][g]                     C1 = C[g][2t+1]

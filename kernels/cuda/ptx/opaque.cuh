@@ -1,8 +1,8 @@
 #pragma once
 #include "common.cuh"
 
-// x itself, but the compiler knows nothing about it: it computes nothing from x ahead of this place, so cheap
-// expressions are made again instead of occupying registers through a loop.
+// Returns x, hidden from the optimizer: nothing is computed from it before this point, so cheap expressions are
+// recomputed instead of occupying registers throughout a loop.
 template <typename T>
 __device__ __forceinline__ T opaque(T x) {
   static_assert(sizeof(T) == 4, "one 32-bit register");

@@ -1,8 +1,8 @@
 #pragma once
 #include "common.cuh"
 
-// Four bytes, picked from the eight of `low` (0 to 3) and `high` (4 to 7) by the nibbles of kSelector, the lowest
-// first. Where bit 3 of a nibble is set, the byte is its top bit, eight times.
+// Selects four of the eight bytes of `low` (0 to 3) and `high` (4 to 7) by the nibbles of kSelector, the lowest first.
+// Bit 3 of a nibble replicates the top bit of the byte.
 template <u32 kSelector>
 __device__ __forceinline__ u32 prmt_b32(u32 low, u32 high) {
   u32 bytes;

@@ -14,7 +14,7 @@ __device__ __forceinline__ void red_or_global_b32(int* address, u32 bits) {
   asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
 
-// Returns the old value, which depends on the order.
+// Returns the old value, which depends on the order of arrival.
 __device__ __forceinline__ int atom_add_global_s32(int* address, int x) {
   int old;
   asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(x) : "memory");

@@ -1,4 +1,4 @@
-// st.shared by 32-bit address; volatile, so that a store stays between the barriers around it.
+// st.shared by 32-bit address; volatile keeps a store between the barriers around it.
 #pragma once
 #include "common.cuh"
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-// Mask of the lanes that bring true.
+// Mask of the lanes whose predicate is true.
 __device__ __forceinline__ u32 vote_ballot(bool predicate) {
   u32 mask;
   asm volatile(

@@ -101,7 +101,7 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// A fence for the compiler alone (CUTLASS's name): no read or write of these registers moves across it.
+// Compiler fence (CUTLASS's name): no read or write of these registers moves across it.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll

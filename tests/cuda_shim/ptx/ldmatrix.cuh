@@ -1,5 +1,5 @@
-// ldmatrix.x4, by the PTX ISA manual: thread T gets row T / 4, elements 2 (T % 4) and the next of each matrix; with .trans
-// those of the transposed matrix.
+// ldmatrix.x4, by the PTX ISA manual: thread T gets row T / 4, elements 2 (T % 4) and the next of each matrix; with
+// .trans those of the transposed matrix.
 #pragma once
 #include "common.cuh"
 
