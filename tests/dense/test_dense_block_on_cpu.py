@@ -13,7 +13,7 @@ from poison import poisoned_buffers
 import dense.block as dense
 from dense.block import DenseBlockSpec
 from dense.weights import BLOCK_ROWS, DIMS, SHAPES
-from kernels.runtime.jit import CUDA_FOLDER
+from kernels.runtime.source import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import COMPILER, CpuGpu, CudaError, Mode
 
 DENSE_FOLDER = DenseBlockSpec.source.parent

@@ -15,7 +15,8 @@ from dense.block_training import (
     training_block_unavailable,
 )
 from dense.weights import BLOCK_SHARED_BYTES, DIMS, dimension_of_column, swizzle_tile
-from kernels.runtime.jit import CUDA_FOLDER, compile_ptxas
+from kernels.runtime.jit import compile_ptxas
+from kernels.runtime.source import CUDA_FOLDER
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

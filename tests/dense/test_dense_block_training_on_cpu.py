@@ -11,7 +11,7 @@ from poison import poisoned_buffers
 
 from dense.block import DenseBlockSpec
 from dense.block_training import TRAINING_DIMS
-from kernels.runtime.jit import CUDA_FOLDER
+from kernels.runtime.source import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, CudaError, Mode, cuda_on_cpu
 
 DENSE_FOLDER = DenseBlockSpec.source.parent
