@@ -23,9 +23,8 @@ from bench.records import Provenance, Row
 from bench.runner import classify
 from bench.timers import time_kernel
 from kernels import fragments
-from kernels.backends.cuda import KernelInstance
 from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import get_kernel
+from kernels.runtime.jit import KernelInstance, get_kernel
 from kernels.runtime.launch import launch_kernel
 
 MIB = 1 << 20

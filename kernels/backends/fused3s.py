@@ -232,13 +232,16 @@ def heads_of_group(num_heads: int, dim: int) -> int:
 def _block_shapes(gpu: GPULimits, inputs: InputSpec, device_index: int | None = None) -> ScheduleInputs:
     """What the schedule depends on besides the graph."""
     dim = _even(inputs.head_dim or COMMON_DIM)
-    dtype = inputs.dtype or torch.float16
+    dtype, out_dtype = inputs.dtype or torch.float16, inputs.out_dtype
+    if inputs.dtype is None or out_dtype is None:
+        out_dtype = dtype
+    check_out_dtype(out_dtype, dtype)
     element, num_heads = input_element(dtype), inputs.num_heads
 
     def instances_of(items: int) -> list[KernelInstance]:
         """The instance of the inputs, and those with most shared memory of all inputs that the plan leaves open."""
         widest = dim if inputs.head_dim else MAX_DIM
-        instances = [choose_instance(element, inputs.out_dtype or dtype, dim, items, num_heads)]
+        instances = [choose_instance(element, out_dtype, dim, items, num_heads)]
         if not inputs.head_dim:
             instances.append(choose_instance(element, dtype, widest, items, num_heads))
         if inputs.dtype is None:
@@ -274,7 +277,6 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
     if dtype is None or inputs.head_dim is None:
         return
     dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
-    check_out_dtype(out_dtype, dtype)
     dtype = product_type(dtype)
     if _takes_edge_kernel(data, dtype, num_heads, dim, None):
         compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)

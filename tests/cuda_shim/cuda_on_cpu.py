@@ -157,10 +157,15 @@ def build(source: str | Path, name: str, folder: Path = CUDA_FOLDER) -> ctypes.C
 
 @cache
 def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | None = None) -> tuple[KernelSizes, ...]:
-    """In place of `runtime.jit.instance_sizes`. Of one instance, from the shared object that launches it, too; of
-    several, from one without the kernels."""
+    """In place of `runtime.jit.instance_sizes`. Those of one instance are in the shared object that launches it."""
     if len(instances) == 1:
         return (_read_sizes(build(instances[0].source, instances[0].name), 0),)
+    return sizes_alone(instances)
+
+
+@cache
+def sizes_alone(instances: tuple[KernelInstance, ...], device_index: int | None = None) -> tuple[KernelSizes, ...]:
+    """The same for instances that are not launched: their kernels are not compiled."""
     names = ", ".join(instance.sizes_name for instance in instances)
     text = paste_source(instances[0].source)
     library = _library(text, f"SHIM_SIZES({names})\n", f"the sizes of {instances[0].name}")
