@@ -268,10 +268,13 @@ def _launch(
     if num_parts:
         partial = own.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, own.device)
-    strides = {}
-    for name in ("own_first", "own_second", "gathered_first", "gathered_second"):
-        row, head, _ = tensors[name].stride()
-        strides[f"{name}_head_stride"], strides[f"{name}_row_bytes"] = head, row * own.itemsize
+    strides = _strides(
+        own.itemsize,
+        own.stride(),
+        tensors["own_second"].stride(),
+        tensors["gathered_first"].stride(),
+        tensors["gathered_second"].stride(),
+    )
     launch_kernel(
         kernel,
         (-(-num_items // kernel.sizes.block_items), num_groups),
@@ -280,6 +283,15 @@ def _launch(
         kernel.scalars(num_items=num_items, gradient_heads=gradient.stride(0) // dim, **strides, **scalars),
         overlaps=True,
     )
+
+
+@lru_cache  # a model calls with the same ones again and again
+def _strides(itemsize: int, *strides: tuple[int, int, int]) -> dict[str, int]:
+    """Members of struct Params for the strides of the four tensors by row."""
+    members = {}
+    for name, (row, head, _) in zip(("own_first", "own_second", "gathered_first", "gathered_second"), strides):
+        members |= {f"{name}_head_stride": head, f"{name}_row_bytes": row * itemsize}
+    return members
 
 
 def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -32,25 +32,23 @@ RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
 
 
 class Element(Enum):
-    """As in cuda/common.cuh: a type in memory, and of float32 inputs the number of TF32 terms of a product."""
+    """As in cuda/common.cuh: a type in memory, and of float32 inputs the number of TF32 terms of a product.
 
-    HALF = "kHalf"
-    BFLOAT16 = "kBFloat16"
-    FLOAT = "kFloat"
-    TF32 = "kTF32"
+    Attributes:
+        cpp: name in C++.
+        dtype: in memory.
+    """
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self]
+    HALF = "kHalf", torch.float16
+    BFLOAT16 = "kBFloat16", torch.bfloat16
+    FLOAT = "kFloat", torch.float32
+    TF32 = "kTF32", torch.float32
+
+    def __init__(self, cpp: str, dtype: torch.dtype) -> None:
+        self.cpp, self.dtype = cpp, dtype
 
 
-DTYPES = {
-    Element.HALF: torch.float16,
-    Element.BFLOAT16: torch.bfloat16,
-    Element.FLOAT: torch.float32,
-    Element.TF32: torch.float32,
-}
-ELEMENTS = {torch.float16: Element.HALF, torch.bfloat16: Element.BFLOAT16, torch.float32: Element.FLOAT}
+ELEMENTS = {element.dtype: element for element in (Element.HALF, Element.BFLOAT16, Element.FLOAT)}
 
 
 def input_element(dtype: torch.dtype) -> Element:
@@ -127,7 +125,7 @@ def cpp_name(function: str, *arguments: Element | torch.dtype | bool | int) -> s
         if isinstance(argument, torch.dtype):
             argument = ELEMENTS[argument]
         if isinstance(argument, Element):
-            return f"Element::{argument.value}"
+            return f"Element::{argument.cpp}"
         return str(argument).lower()
 
     return f"{function}<{', '.join(map(cpp, arguments))}>"
