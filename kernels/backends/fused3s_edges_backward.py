@@ -288,8 +288,8 @@ def _launch(
 @lru_cache  # a model calls with the same ones again and again
 def _strides(itemsize: int, *strides: tuple[int, int, int]) -> dict[str, int]:
     """Members of struct Params for the strides of the four tensors by row."""
-    members = {}
-    for name, (row, head, _) in zip(("own_first", "own_second", "gathered_first", "gathered_second"), strides):
+    members, names = {}, ("own_first", "own_second", "gathered_first", "gathered_second")
+    for name, (row, head, _) in zip(names, strides, strict=True):
         members |= {f"{name}_head_stride": head, f"{name}_row_bytes": row * itemsize}
     return members
 
