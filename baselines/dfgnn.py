@@ -18,23 +18,20 @@ code:
 measure these backends with float32 inputs.
 """
 
-import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kernels.backends.base import Call, InputSpec
-from kernels.backends.cuda import HALF_TYPES, MAX_DIM, CudaBackend, KernelInstance, aligned_rows, refuse_gradients
+from kernels.backends.cuda import HALF_TYPES, LOG2E, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
 from kernels.errors import UnsupportedGraphError
 from kernels.formats.edges import canonical_csr, rows_of_edges
 from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import get_kernel
-from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.jit import KernelInstance, get_kernel
+from kernels.runtime.launch import launch_kernel
 
 HYPER_ROWS = 8  # rows, and warps, of a block
 HYPER_SHARED_BYTES = 48 * 1024  # what a block gets without opting in to more; the published code does not opt in
@@ -102,12 +99,20 @@ class DFGNNTilingBackend(_DFGNNBackend):
         output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
         if output.numel():
             instance = self.instance(dim)
+            kernel = get_kernel(instance, query.device.index)
             launch_kernel(
-                get_kernel(instance, query.device.index),
+                kernel,
                 (num_rows, num_heads),
                 WARP_SIZE * instance.arguments[0],
-                (data.indptr, data.indices, query, key, value, output),
-                pack_scalars(*_strides(query, key, value), np.int32(dim), _log2_scale(scale)),
+                {
+                    "row_offset": data.indptr,
+                    "column": data.indices,
+                    "query": query,
+                    "key": key,
+                    "value": value,
+                    "output": output,
+                },
+                kernel.scalars(dim=dim, scale_log2e=scale * LOG2E, **_strides(query=query, key=key, value=value)),
             )
         return output.to(out_dtype)
 
@@ -136,12 +141,26 @@ class DFGNNHyperBackend(_DFGNNBackend):
         query, key, value = (aligned_rows(tensor, load_bytes) for tensor in self._convert(query, key, value))
         output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
         if output.numel():
+            kernel = get_kernel(instance, query.device.index)
             launch_kernel(
-                get_kernel(instance, query.device.index),
+                kernel,
                 (-(-num_rows // HYPER_ROWS), num_heads),
                 WARP_SIZE * HYPER_ROWS,
-                (data.indptr, data.edge_row, data.indices, query, key, value, output),
-                pack_scalars(*_strides(query, key, value), np.int32(num_rows), np.int32(dim), _log2_scale(scale)),
+                {
+                    "row_offset": data.indptr,
+                    "edge_row": data.edge_row,
+                    "column": data.indices,
+                    "query": query,
+                    "key": key,
+                    "value": value,
+                    "output": output,
+                },
+                kernel.scalars(
+                    num_rows=num_rows,
+                    dim=dim,
+                    scale_log2e=scale * LOG2E,
+                    **_strides(query=query, key=key, value=value),
+                ),
                 shared_bytes=data.shared_bytes,
             )
         return output.to(out_dtype)
@@ -170,9 +189,9 @@ def hyper_shared_bytes(indptr: torch.Tensor) -> int:
     return needed
 
 
-def _strides(*tensors: torch.Tensor) -> Sequence[np.int64]:
-    return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:2]]
-
-
-def _log2_scale(scale: float) -> np.float32:
-    return np.float32(scale * math.log2(math.e))
+def _strides(**tensors: torch.Tensor) -> dict[str, int]:
+    """Members of struct Params."""
+    strides = {}
+    for name, tensor in tensors.items():
+        strides[f"{name}_row_stride"], strides[f"{name}_head_stride"] = tensor.stride()[:2]
+    return strides

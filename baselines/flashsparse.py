@@ -21,20 +21,18 @@ Differences from the published code:
   format is built on the GPU.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kernels.backends.base import Call, InputSpec
-from kernels.backends.cuda import KernelInstance, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
+from kernels.backends.cuda import LOG2E, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
 from kernels.formats.bsb import BSB
 from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import get_kernel
-from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.jit import KernelInstance, get_kernel
+from kernels.runtime.launch import launch_kernel
 
 TILE = (8, 16)
 TCBS_PER_PART = 32
@@ -182,48 +180,79 @@ def run(
     )
     partial = torch.empty((num_heads, num_slots, TILE[0], dim), dtype=torch.float32, device=device)
 
-    def strides(*tensors: torch.Tensor) -> list[np.int64]:
-        return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:2]]
+    def launch(instance: KernelInstance, grid: tuple[int, ...], tensors: dict, **scalars: float) -> None:
+        kernel = get_kernel(instance, device.index)
+        launch_kernel(kernel, grid, WARP_SIZE * WARPS, tensors, kernel.scalars(**scalars))
 
-    def launch(instance: KernelInstance, grid: tuple[int, ...], tensors: tuple, scalars: tuple) -> None:
-        launch_kernel(get_kernel(instance, device.index), grid, WARP_SIZE * WARPS, tensors, pack_scalars(*scalars))
-
-    rows, tcbs, parts_count, slots = (np.int32(count) for count in (num_rows, num_tcbs, num_parts, num_slots))
+    part_tcb, part_window, window_part = parts.part_tcb, parts.part_window, parts.window_part
+    part_sizes = {"num_parts": num_parts, "num_tcbs": num_tcbs}
     if num_tcbs:
         launch(
             kernels.sddmm,
             (-(-num_tcbs // WARPS), num_heads),
-            (parts.tcb_window, bsb.col_sparse_to_dense, bsb.bitmap, query, key, score),
-            (*strides(query, key), rows, tcbs, np.float32(scale * math.log2(math.e))),
+            {
+                "tcb_window": parts.tcb_window,
+                "col_sparse_to_dense": bsb.col_sparse_to_dense,
+                "bitmap": bsb.bitmap,
+                "query": query,
+                "key": key,
+                "score": score,
+            },
+            query_row_stride=query.stride(0),
+            query_head_stride=query.stride(1),
+            key_row_stride=key.stride(0),
+            key_head_stride=key.stride(1),
+            num_rows=num_rows,
+            num_tcbs=num_tcbs,
+            scale_log2e=scale * LOG2E,
         )
         part_grid = (-(-num_parts // WARPS), num_heads)
-        launch(kernels.statistics, part_grid, (parts.part_tcb, score, part_max, part_sum), (parts_count, tcbs))
+        of_parts = {"part_max": part_max, "part_sum": part_sum}
+        launch(kernels.statistics, part_grid, {"part_tcb": part_tcb, "score": score, **of_parts}, **part_sizes)
         launch(
             kernels.normalise,
             part_grid,
-            (parts.part_tcb, parts.part_window, parts.window_part, score, part_max, part_sum, prob),
-            (parts_count, tcbs),
+            {
+                "part_tcb": part_tcb,
+                "part_window": part_window,
+                "window_part": window_part,
+                "score": score,
+                **of_parts,
+                "prob": prob,
+            },
+            **part_sizes,
         )
     launch(
         kernels.spmm,
         (num_parts, -(-dim // (DIMS_PER_WARP * WARPS)), num_heads),
-        (
-            parts.part_tcb,
-            parts.part_window,
-            parts.part_slot,
-            bsb.col_sparse_to_dense,
-            prob,
-            value,
-            output,
-            partial,
-        ),
-        (*strides(value), rows, tcbs, slots),
+        {
+            "part_tcb": part_tcb,
+            "part_window": part_window,
+            "part_slot": parts.part_slot,
+            "col_sparse_to_dense": bsb.col_sparse_to_dense,
+            "prob": prob,
+            "value": value,
+            "output": output,
+            "partial": partial,
+        },
+        value_row_stride=value.stride(0),
+        value_head_stride=value.stride(1),
+        num_rows=num_rows,
+        num_tcbs=num_tcbs,
+        num_slots=num_slots,
     )
     if num_slots:
         launch(
             kernels.merge,
             (parts.split_window.numel(), num_heads),
-            (parts.split_window, parts.window_part, parts.part_slot, partial, output),
-            (rows, slots),
+            {
+                "split_window": parts.split_window,
+                "window_part": window_part,
+                "part_slot": parts.part_slot,
+                "partial": partial,
+                "output": output,
+            },
+            num_rows=num_rows,
+            num_slots=num_slots,
         )
     return output

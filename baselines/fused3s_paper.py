@@ -1,19 +1,16 @@
 """`fused3s_paper`: the paper's fused tensor-core kernel over BSB (Algorithms 1 and 2); see cuda/fused3s_paper.cu."""
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from kernels.backends.base import Call, InputSpec
-from kernels.backends.cuda import TensorCoreBackend, check_out_dtype, checked_inputs
+from kernels.backends.cuda import LOG2E, TensorCoreBackend, check_out_dtype, checked_inputs
 from kernels.formats.bsb import BSB, PAPER_TILE
 from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import cpp_name, get_kernel
-from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.jit import KernelInstance, get_kernel
+from kernels.runtime.launch import launch_kernel
 from kernels.runtime.semaphores import semaphores
 
 # Edge-parallel blocks: no fewer TCBs each, so that few windows are split; no more blocks, each with two partials. The
@@ -21,11 +18,11 @@ from kernels.runtime.semaphores import semaphores
 LEAST_TCBS = 8
 MOST_BLOCKS = 1056
 MAX_ROW_BYTES = 2**31 - 1
+SOURCE = Path(__file__).parent / "cuda" / "fused3s_paper.cu"
 
 
-@dataclass(frozen=True)
-class PaperKernelSpec:
-    """One instance of cuda/fused3s_paper.cu.
+class PaperArguments(NamedTuple):
+    """Template arguments of cuda/fused3s_paper.cu.
 
     Attributes:
         dtype: torch.float16 or torch.bfloat16, of query, key and value.
@@ -37,9 +34,6 @@ class PaperKernelSpec:
         split_rows: SDDMM shares out the dimensions of K to the warps instead of its TCBs (paper, warp partitioning).
         edge_parallel: blocks share out the TCBs evenly instead of the row windows (paper, edge-parallel fusion).
         clocked: record the SM and the clock of each block, see `launch`.
-
-    Raises:
-        ValueError: split_rows together with permuted, or edge_parallel with reordered.
     """
 
     dtype: torch.dtype
@@ -52,44 +46,33 @@ class PaperKernelSpec:
     edge_parallel: bool = False
     clocked: bool = False
 
-    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "fused3s_paper.cu"
-
-    def __post_init__(self) -> None:
-        if self.split_rows and self.permuted:
-            raise ValueError(
-                "split_rows: got True with permuted=True; a permuted load feeds two k-steps, which two warps would "
-                "need: set permuted=False"
-            )
-        if self.edge_parallel and self.reordered:
-            raise ValueError(
-                "edge_parallel: got True with reordered=True; its blocks take TCBs and not row windows, which have no "
-                "order then: set reordered=False"
-            )
-
-    @property
-    def name(self) -> str:
-        switches = (self.warps, self.reordered, self.permuted, self.split_rows, self.edge_parallel, self.clocked)
-        return cpp_name("fused3s_paper", self.dtype, self.out_dtype, self.dim, *switches)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: partial scores of split rows, [warps][splits][32] of 16 bytes."""
-        if not self.split_rows:
-            return 0
-        all_steps = -(-self.dim // 16)
-        steps = -(-all_steps // self.warps)  # of a warp
-        return self.warps * -(-all_steps // steps) * WARP_SIZE * 16
-
-    @property
-    def partial_floats(self) -> int:
-        """Floats of struct Partial of an edge-parallel block: O, maximum and sum, 16 dimensions a step."""
-        return -(-self.dim // 16) * 16 * (16 + 2)
-
     def num_blocks(self, bsb: BSB) -> int:
         """Thread blocks of a head."""
         if not self.edge_parallel:
             return bsb.num_row_windows
         return max(1, -(-bsb.num_tcbs // tcbs_per_block(bsb.num_tcbs)))
+
+
+def paper_instance(
+    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, warps: int = 8, **switches: bool
+) -> KernelInstance:
+    """The instance of cuda/fused3s_paper.cu; arguments as in `PaperArguments`.
+
+    Raises:
+        ValueError: split_rows together with permuted, or edge_parallel with reordered.
+    """
+    arguments = PaperArguments(dtype, out_dtype, dim, warps, **switches)
+    if arguments.split_rows and arguments.permuted:
+        raise ValueError(
+            "split_rows: got True with permuted=True; a permuted load feeds two k-steps, which two warps would "
+            "need: set permuted=False"
+        )
+    if arguments.edge_parallel and arguments.reordered:
+        raise ValueError(
+            "edge_parallel: got True with reordered=True; its blocks take TCBs and not row windows, which have no "
+            "order then: set reordered=False"
+        )
+    return KernelInstance(SOURCE, "fused3s_paper", arguments)
 
 
 def tcbs_per_block(num_tcbs: int) -> int:
@@ -109,17 +92,16 @@ class Fused3SPaperBackend(TensorCoreBackend):
         if inputs.dtype is not None and inputs.head_dim is not None:
             out_dtype = inputs.out_dtype or inputs.dtype
             check_out_dtype(out_dtype, inputs.dtype)
-            get_kernel(PaperKernelSpec(inputs.dtype, out_dtype, inputs.head_dim), device.index)
+            get_kernel(paper_instance(inputs.dtype, out_dtype, inputs.head_dim), device.index)
         return bsb
 
     def attend(self, data: BSB, call: Call) -> torch.Tensor:
         query, key, value, scale, out_dtype, *_ = call
-        spec = PaperKernelSpec(query.dtype, out_dtype, query.shape[-1])
-        return launch(spec, data, query, key, value, scale)
+        return launch(paper_instance(query.dtype, out_dtype, query.shape[-1]), data, query, key, value, scale)
 
 
 def launch(
-    spec: PaperKernelSpec,
+    instance: KernelInstance,
     bsb: BSB,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -130,62 +112,66 @@ def launch(
     """Run one instance of the kernel on torch's current stream, without waiting for it.
 
     Args:
-        spec: the instance; `spec.dim` and the types must be those of the tensors.
+        instance: from `paper_instance`; its dimension and types must be those of the tensors.
         bsb: A with tile (16, 8), on the tensors' GPU.
         query: [num_rows, H, d] fp16 or bf16, any row and head strides.
         key, value: [num_cols, H, d], as query.
         scale: factor of the scores.
-        clocks: [H, spec.num_blocks(bsb), 3] int64, contiguous, on the GPU, for a clocked instance: the SM of each
-            block, and the clock of the SM in cycles at the block's start and end.
+        clocks: [H, instance.arguments.num_blocks(bsb), 3] int64, contiguous, on the GPU, for a clocked instance: the SM
+            of each block, and the clock of the SM in cycles at the block's start and end.
 
     Returns:
-        [num_rows, H, d] contiguous, of spec.out_dtype.
+        [num_rows, H, d] contiguous, of the instance's output type.
 
     Raises:
         ValueError: an output type other than float32 and the inputs' type, gradients are asked for, rows of key or
             value are 2 GiB or more apart, or `clocks` does not fit.
     """
-    query, key, value = checked_inputs("fused3s_paper", spec.out_dtype, query, key, value)
-    row_bytes = [_row_bytes(name, tensor) for name, tensor in (("key", key), ("value", value))]
+    arguments = instance.arguments
+    query, key, value = checked_inputs("fused3s_paper", arguments.out_dtype, query, key, value)
+    key_row_bytes, value_row_bytes = _row_bytes("key", key), _row_bytes("value", value)
     num_rows, num_heads = query.shape[:2]
-    num_blocks = spec.num_blocks(bsb)
-    _check_clocks(spec, clocks, (num_heads, num_blocks, 3), query.device)
-    output = torch.empty(query.shape, dtype=spec.out_dtype, device=query.device)
+    num_blocks = arguments.num_blocks(bsb)
+    _check_clocks(arguments.clocked, clocks, (num_heads, num_blocks, 3), query.device)
+    output = torch.empty(query.shape, dtype=arguments.out_dtype, device=query.device)
     if output.numel() == 0:
         return output
+    kernel = get_kernel(instance, query.device.index)
     partial = arrived = None
-    if spec.edge_parallel:
+    if arguments.edge_parallel:
         # Scratch memory of this call alone: calls may run on several streams.
-        partial = query.new_empty(2 * num_blocks * num_heads * spec.partial_floats, dtype=torch.float32)
-        arrived = semaphores(num_blocks * num_heads * spec.warps, query.device)
-    strides = [*query.stride()[:2], key.stride(1), value.stride(1)]
+        partial = query.new_empty(2 * num_blocks * num_heads * kernel.sizes.partial_floats, dtype=torch.float32)
+        arrived = semaphores(num_blocks * num_heads * arguments.warps, query.device)
     launch_kernel(
-        get_kernel(spec, query.device.index),
+        kernel,
         (num_blocks, num_heads),
-        WARP_SIZE * spec.warps,
-        (
-            bsb.tcb_row_offset,
-            bsb.col_sparse_to_dense,
-            bsb.bitmap,
-            bsb.row_window_order,
-            query,
-            key,
-            value,
-            output,
-            clocks,
-            partial,
-            arrived,
+        WARP_SIZE * arguments.warps,
+        {
+            "tcb_row_offset": bsb.tcb_row_offset,
+            "col_sparse_to_dense": bsb.col_sparse_to_dense,
+            "bitmap": bsb.bitmap,
+            "row_window_order": bsb.row_window_order,
+            "query": query,
+            "key": key,
+            "value": value,
+            "output": output,
+            "clocks": clocks,
+            "partial": partial,
+            "semaphores": arrived,
+        },
+        kernel.scalars(
+            query_row_stride=query.stride(0),
+            query_head_stride=query.stride(1),
+            key_head_stride=key.stride(1),
+            value_head_stride=value.stride(1),
+            key_row_bytes=key_row_bytes,
+            value_row_bytes=value_row_bytes,
+            num_rows=num_rows,
+            scale_log2e=scale * LOG2E,
+            num_row_windows=bsb.num_row_windows,
+            num_tcbs=bsb.num_tcbs,
+            tcbs_per_block=tcbs_per_block(bsb.num_tcbs),
         ),
-        pack_scalars(
-            *map(np.int64, strides),
-            *map(np.int32, row_bytes),
-            np.int32(num_rows),
-            np.float32(scale * math.log2(math.e)),
-            np.int32(bsb.num_row_windows),
-            np.int32(bsb.num_tcbs),
-            np.int32(tcbs_per_block(bsb.num_tcbs)),
-        ),
-        shared_bytes=spec.shared_bytes,
     )
     return output
 
@@ -200,14 +186,12 @@ def _row_bytes(name: str, tensor: torch.Tensor) -> int:
     return row_bytes
 
 
-def _check_clocks(
-    spec: PaperKernelSpec, clocks: torch.Tensor | None, shape: tuple[int, ...], device: torch.device
-) -> None:
+def _check_clocks(clocked: bool, clocks: torch.Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
     if clocks is None:
-        if spec.clocked:
+        if clocked:
             raise ValueError(f"clocks: got None; a clocked instance needs int64 {list(shape)}")
         return
-    if not spec.clocked:
+    if not clocked:
         raise ValueError("clocks: got a tensor, which only an instance with clocked=True fills")
     if (tuple(clocks.shape), clocks.dtype, clocks.device) != (shape, torch.int64, device) or not clocks.is_contiguous():
         raise ValueError(

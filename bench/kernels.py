@@ -23,7 +23,7 @@ import torch
 import kernels
 from baselines import REGISTRY
 from baselines.flex_attention import graph_block_mask
-from baselines.fused3s_paper import PaperKernelSpec, launch
+from baselines.fused3s_paper import launch, paper_instance
 from bench.checks import float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.records import Bench, Row
@@ -272,9 +272,9 @@ def plan(
     out_dtype = getattr(torch, cell.out_dtype)
     if cell.variant != "none":
         bsb = kernels.BSB.from_graph(pattern, device=device)
-        spec = PaperKernelSpec(cell.torch_dtype, out_dtype, cell.dim, **SWITCHES[cell.variant])
-        get_kernel(spec, device.index)
-        return lambda q, k, v: launch(spec, bsb, q, k, v, scale), None
+        instance = paper_instance(cell.torch_dtype, out_dtype, cell.dim, **SWITCHES[cell.variant])
+        get_kernel(instance, device.index)
+        return lambda q, k, v: launch(instance, bsb, q, k, v, scale), None
     inputs = {"dtype": cell.torch_dtype, "head_dim": cell.dim, "num_heads": cell.heads, "out_dtype": out_dtype}
     inputs |= {"edge_data": True} if edges else {}
     planned = kernels.plan_attention(pattern, backend=cell.backend, device=device, reorder=cell.order, **inputs)

@@ -23,10 +23,9 @@ from bench.records import Provenance, Row
 from bench.runner import classify
 from bench.timers import time_kernel
 from kernels import fragments
-from kernels.backends.cuda import KernelInstance
 from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import get_kernel
-from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.jit import KernelInstance, get_kernel
+from kernels.runtime.launch import launch_kernel
 
 MIB = 1 << 20
 WORKING_SETS_MIB = (4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # K and V together
@@ -135,8 +134,8 @@ def gather_rate(device: torch.device, path: str, num_rows: int, dim: int) -> Mic
             out = torch.empty(blocks * num_sms * THREADS, dtype=torch.int32, device=device)
 
             def run() -> torch.Tensor:
-                scalars = pack_scalars(np.uint32(num_rows), np.uint32(chunks))
-                launch_kernel(kernel, (blocks * num_sms,), THREADS, (key, value, out), scalars)
+                scalars = kernel.scalars(num_rows=num_rows, num_batches=chunks)
+                launch_kernel(kernel, (blocks * num_sms,), THREADS, {"k": key, "v": value, "out": out}, scalars)
                 return out
 
             return run
@@ -163,7 +162,8 @@ def mma_rate(device: torch.device, iterations: int = MMA_ITERATIONS) -> MicroBen
 
         def run() -> torch.Tensor:
             blocks = num_sms * MMA_BLOCKS_PER_SM
-            launch_kernel(kernel, (blocks,), THREADS, (a, b, out), pack_scalars(np.int32(iterations)))
+            scalars = kernel.scalars(iterations=iterations)
+            launch_kernel(kernel, (blocks,), THREADS, {"a": a, "b": b, "out": out}, scalars)
             return out
 
         def error(out: torch.Tensor) -> float:

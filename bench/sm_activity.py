@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from baselines.fused3s_paper import PaperKernelSpec, launch
+from baselines.fused3s_paper import launch, paper_instance
 from bench.checks import largest_row_error
 from bench.kernels import KernelBench, checked_columns, refuse_impossible
 from bench.records import Row
@@ -60,13 +60,13 @@ class SmActivityBench(KernelBench):
         inputs, expected = problem.inputs(cell.torch_dtype), problem.expected
         bsb = BSB.from_graph(self.pattern, device=self.device)
         switches = SWITCHES[cell.variant]
-        spec = PaperKernelSpec(cell.torch_dtype, getattr(torch, cell.out_dtype), cell.dim, **switches, clocked=True)
-        clocks = torch.empty((1, spec.num_blocks(bsb), 3), dtype=torch.int64, device=self.device)
+        instance = paper_instance(cell.torch_dtype, getattr(torch, cell.out_dtype), cell.dim, **switches, clocked=True)
+        clocks = torch.empty((1, instance.arguments.num_blocks(bsb), 3), dtype=torch.int64, device=self.device)
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         measure = self.config.measure
 
         def run() -> torch.Tensor:
-            return launch(spec, bsb, *inputs, measure.scale_of(cell.dim), clocks)
+            return launch(instance, bsb, *inputs, measure.scale_of(cell.dim), clocks)
 
         error = largest_row_error(run(), expected)  # the first call compiles
         launches = []

@@ -7,56 +7,52 @@ h, qkv = dense_block(packed, attn_out, h)   # any number of times
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from kernels.backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
 from kernels.dropout import Dropout
 from kernels.runtime.device import gpu_limits
-from kernels.runtime.jit import cpp_name, get_kernel
-from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.jit import KernelInstance, get_kernel
+from kernels.runtime.launch import launch_kernel
 
-from .weights import CAPABILITY, DIMS, WIDTHS, DenseSpec, pack_tiles
+from .weights import ARCH, CAPABILITY, DIMS, WIDTHS, block_threads, forward_layout, num_blocks, pack_tiles
+
+SOURCE = Path(__file__).parent / "cuda" / "dense_block.cu"
 
 
-@dataclass(frozen=True)
-class DenseBlockSpec(DenseSpec):
-    """One instance of cuda/dense_block.cu.
+class BlockArguments(NamedTuple):
+    """Template arguments of cuda/dense_block.cu.
 
     Attributes:
+        dtype: torch.float16 or torch.bfloat16, of all tensors but the float32 vectors.
+        dim: d, one of `DIMS`.
+        slice, consumers, shared_h1, cluster: see `Shape`.
+        resident, stages: see `DenseLayout`.
+        has_next: whether the projection of a next block is one of the products.
         keep: whether what the backward pass needs is stored.
     """
 
-    keep: bool = False
+    dtype: torch.dtype
+    dim: int
+    slice: int
+    consumers: int
+    shared_h1: bool
+    cluster: int
+    resident: int
+    stages: int
+    has_next: bool
+    keep: bool
 
-    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "dense_block.cu"
 
-    @property
-    def first(self) -> int:
-        return 1
-
-    @property
-    def last(self) -> int:
-        return 3 if self.has_next else 0
-
-    @property
-    def name(self) -> str:
-        shape = self.shape
-        return cpp_name(
-            "dense_block",
-            self.dtype,
-            self.dim,
-            shape.slice,
-            shape.consumers,
-            shape.shared_h1,
-            shape.cluster,
-            self.resident,
-            self.stages,
-            self.has_next,
-            self.keep,
-        )
+@lru_cache  # a step of a small graph takes as long as its launches: nothing is made twice
+def block_instance(dtype: torch.dtype, dim: int, has_next: bool, keep: bool = False) -> KernelInstance:
+    """The instance of cuda/dense_block.cu; arguments as in `BlockArguments`."""
+    layout = forward_layout(dim, has_next)
+    width, consumers, _, shared_h1, cluster = layout.shape
+    shape = (width, consumers, shared_h1, cluster, layout.resident, layout.stages)
+    return KernelInstance(SOURCE, "dense_block", BlockArguments(dtype, dim, *shape, has_next, keep), ARCH)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +60,13 @@ class PackedBlock:
     """Weights of a block in the kernel's layout, copies of the model's.
 
     Attributes:
-        spec: the instance that reads them.
-        weights: [tiles, d * slice] of spec.dtype, tiles in the order of use, swizzled as in shared memory.
+        instance: the kernel that reads them.
+        weights: [tiles, d * slice] 16-bit, tiles in the order of use, swizzled as in shared memory.
         vectors: [8 d] float32: biases and norms.
         eps: of both norms.
     """
 
-    spec: DenseBlockSpec
+    instance: KernelInstance
     weights: torch.Tensor
     vectors: torch.Tensor
     eps: float
@@ -137,15 +133,15 @@ def pack_block(
                 f"{name}: got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; "
                 f"with this out_w it must be {shape}, {out_w.dtype} on {out_w.device}"
             )
-    spec = DenseBlockSpec(out_w.dtype, dim, next_qkv_w is not None)
+    has_next = next_qkv_w is not None
     packed = PackedBlock(
-        spec,
-        pack_tiles(spec, out_w, up_w, down_w, next_qkv_w),
+        block_instance(out_w.dtype, dim, has_next),
+        pack_tiles(forward_layout(dim, has_next), out_w, up_w, down_w, next_qkv_w),
         torch.cat(list(vectors.values())).float(),
         eps,
     )
     if out_w.device.type == "cuda":
-        get_kernel(spec, out_w.device.index)
+        get_kernel(packed.instance, out_w.device.index)
         # The kernel reads weights before griddepcontrol.wait: queued is not enough.
         torch.cuda.current_stream(out_w.device).synchronize()
     return packed
@@ -170,16 +166,16 @@ def dense_block(
     Raises:
         ValueError: shape, type or device do not fit the weights, or gradients are asked for.
     """
-    spec, device = packed.spec, packed.weights.device
-    shape = (*h.shape[:1], spec.dim)
+    device, dtype, dim = packed.weights.device, packed.instance.arguments.dtype, packed.instance.arguments.dim
+    shape = (*h.shape[:1], dim)
     for name, tensor in {"attn_out": attn_out, "h": h}.items():
-        if tensor.shape != shape or tensor.dtype != spec.dtype or tensor.device != device or not tensor.is_cuda:
+        if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device or not tensor.is_cuda:
             raise ValueError(
                 f"{name}: got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}; these weights need "
-                f"{shape}, {spec.dtype} on {device}, which must be a GPU"
+                f"{shape}, {dtype} on {device}, which must be a GPU"
             )
     refuse_gradients("dense_block", attn_out, h)
-    return run_dense_block(spec, packed.weights, packed.vectors, packed.eps, attn_out, h)
+    return run_dense_block(packed.instance, packed.weights, packed.vectors, packed.eps, attn_out, h)
 
 
 class Kept(NamedTuple):
@@ -200,7 +196,7 @@ class Kept(NamedTuple):
 
 
 def run_dense_block(
-    spec: DenseBlockSpec,
+    instance: KernelInstance,
     weights: torch.Tensor,
     vectors: torch.Tensor,
     eps: float,
@@ -213,22 +209,34 @@ def run_dense_block(
 
     Args:
         weights, vectors: as in `PackedBlock`.
-        kept: written if spec.keep.
-        dropout: of the hidden units, with the mask of row, unit and head 0 (cuda/dropout.cuh); spec.keep only.
+        kept: written by an instance with keep.
+        dropout: of the hidden units, with the mask of row, unit and head 0 (cuda/dropout.cuh); with keep only.
     """
-    num_rows = len(h)
+    num_rows, arguments = len(h), instance.arguments
     h_next = torch.empty_like(h, memory_format=torch.contiguous_format)
-    qkv = h.new_empty((num_rows, 3 * spec.dim)) if spec.has_next else None
+    qkv = h.new_empty((num_rows, 3 * arguments.dim)) if arguments.has_next else None
     if num_rows:
-        inputs = [aligned_rows(tensor.contiguous(), 16) for tensor in (attn_out, h)]
-        seed = None if dropout is None else dropout.seed
+        kernel = get_kernel(instance, h.device.index)
         launch_kernel(
-            get_kernel(spec, h.device.index),
-            (spec.grid(num_rows, gpu_limits(h.device).num_sms),),
-            spec.threads,
-            [*inputs, weights, vectors, h_next, qkv, *(kept or (None,) * len(Kept._fields)), seed],
-            _scalars(0 if dropout is None else dropout.threshold, dropout_rescale(dropout), num_rows, eps),
-            shared_bytes=spec.shared_bytes,
+            kernel,
+            (num_blocks(num_rows, gpu_limits(h.device).num_sms, arguments.cluster),),
+            block_threads(arguments.consumers),
+            {
+                "attn_out": aligned_rows(attn_out.contiguous(), 16),
+                "h": aligned_rows(h.contiguous(), 16),
+                "weights": weights,
+                "vectors": vectors,
+                "h_next": h_next,
+                "qkv": qkv,
+                **({} if kept is None else kept._asdict()),
+                "dropout_seed": None if dropout is None else dropout.seed,
+            },
+            kernel.scalars(
+                dropout_threshold=0 if dropout is None else dropout.threshold,
+                dropout_rescale=dropout_rescale(dropout),
+                num_rows=num_rows,
+                eps=eps,
+            ),
             overlaps=True,
         )
     return h_next, qkv
@@ -237,8 +245,3 @@ def run_dense_block(
 def dropout_rescale(dropout: Dropout | None) -> float:
     """Factor of the elements that are kept."""
     return 1.0 if dropout is None else 1 / (1 - dropout.rate)
-
-
-@lru_cache  # equal for all blocks of a model
-def _scalars(threshold: int, rescale: float, num_rows: int, eps: float) -> bytes:
-    return pack_scalars(np.uint32(threshold), np.float32(rescale), np.int32(num_rows), np.float32(eps))

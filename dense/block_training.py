@@ -7,52 +7,32 @@ grads, sums = dense_block_backward(packed[i], kept, grad, qkv_grad)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from kernels.backends.cuda import aligned_rows
 from kernels.dropout import Dropout
 from kernels.runtime.device import gpu_limits
-from kernels.runtime.jit import cpp_name, get_kernel
-from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.jit import KernelInstance, get_kernel
+from kernels.runtime.launch import launch_kernel, next_waits
 
-from .block import DenseBlockSpec, Kept, dense_block_unavailable, dropout_rescale, run_dense_block
+from .block import Kept, block_instance, dense_block_unavailable, dropout_rescale, run_dense_block
 from .residual_norm import ColumnSums
-from .weights import SHAPES, DenseSpec, Shape, pack_tiles
+from .weights import ARCH, backward_layout, block_threads, forward_layout, num_blocks, pack_tiles
 
+SOURCE = Path(__file__).parent / "cuda" / "dense_block_backward.cu"
 TRAINING_DIMS = (64, 96, 128)  # h1 in registers, dimensions in whole groups of 32
 
 
-@dataclass(frozen=True)
-class DenseBackwardSpec(DenseSpec):
-    """One instance of cuda/dense_block_backward.cu."""
-
-    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "dense_block_backward.cu"
-    WARP_SUMS: ClassVar[int] = 8
-
-    @property
-    def shape(self) -> Shape:
-        # Three consumers have too few registers. Consumers of one ring wait for each other, so it holds half a round.
-        return SHAPES[self.dim]._replace(consumers=2, stages=8 if self.dim == 128 else 0)
-
-    @property
-    def first(self) -> int:
-        return 3 if self.has_next else 0
-
-    @property
-    def last(self) -> int:
-        return 1
-
-    @property
-    def name(self) -> str:
-        shape = self.shape
-        template = (self.dim, shape.slice, shape.consumers, self.resident, self.stages, self.has_next)
-        return cpp_name("dense_block_backward", self.dtype, *template)
+@lru_cache  # a step of a small graph takes as long as its launches: nothing is made twice
+def backward_instance(dtype: torch.dtype, dim: int, has_next: bool) -> KernelInstance:
+    """The instance of cuda/dense_block_backward.cu; arguments as in `BlockArguments`."""
+    layout = backward_layout(dim, has_next)
+    shape = (layout.shape.slice, layout.shape.consumers, layout.resident, layout.stages)
+    return KernelInstance(SOURCE, "dense_block_backward", (dtype, dim, *shape, has_next), ARCH)
 
 
 def training_block_unavailable(device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
@@ -111,10 +91,10 @@ class TrainingPacking:
     def pack(
         self, matrices: Sequence[Sequence[torch.Tensor]], vectors: Sequence[Sequence[torch.Tensor]]
     ) -> list[PackedTrainingBlock]:
-        """The weights as they are now.
+        """The weights as they are now, queued on torch's current stream.
 
-        A kernel that reads them may start before the one in front of it has ended. Two kernels that wait for each
-        other, such as two products of torch, must therefore lie between this and `dense_block_forward`.
+        The next kernel with programmatic dependent launch waits for them (`next_waits`): the dense kernels read them
+        before griddepcontrol.wait.
 
         Args:
             matrices: of each block Wout [d, d], Wup [2d, d], Wdown [d, 2d] and, but in the last, Wqkv [3d, d] of the
@@ -124,6 +104,8 @@ class TrainingPacking:
         flat = torch.cat([matrix.flatten() for block in matrices for matrix in block])
         packed = flat.index_select(0, self.index).split(self.sizes)
         of_blocks = torch.cat([vector for block in vectors for vector in block]).float().view(-1, 8 * self.dim)
+        if of_blocks.is_cuda:
+            next_waits(of_blocks.get_device())
         return [
             PackedTrainingBlock(self.dtype, has_next, self.eps, *parts)
             for has_next, *parts in zip(self.has_next, packed[::2], packed[1::2], of_blocks.unbind(), strict=True)
@@ -138,8 +120,8 @@ def _permutation(dim: int, has_next: bool) -> tuple[torch.Tensor, torch.Tensor, 
     out, up, down, *qkv = (numbers.view(shape) for numbers, shape in parts)
     of_next = qkv[0] if has_next else None
     first = out.new_empty((dim, 0)) if of_next is None else of_next.t()
-    forward = pack_tiles(DenseBlockSpec(torch.float16, dim, has_next), out, up, down, of_next)
-    backward = pack_tiles(DenseBackwardSpec(torch.float16, dim, has_next), first, down.t(), up.t(), out.t())
+    forward = pack_tiles(forward_layout(dim, has_next), out, up, down, of_next)
+    backward = pack_tiles(backward_layout(dim, has_next), first, down.t(), up.t(), out.t())
     return forward.flatten(), backward.flatten(), sum(sizes)
 
 
@@ -156,13 +138,13 @@ def dense_block_forward(
     Returns:
         Output of the block [N, d]; q, k, v of the next block [N, 3d], None after the last; and what was kept.
     """
-    spec = _forward_spec(packed.dtype, packed.dim, packed.has_next, keep or dropout is not None)
+    instance = block_instance(packed.dtype, packed.dim, packed.has_next, keep or dropout is not None)
     kept = None
-    if spec.keep:
+    if instance.arguments.keep:
         num_rows, dim = h.shape
         rows = [h.new_empty((num_rows, columns)) for columns in (dim, 2 * dim, dim, dim)]
         kept = Kept(*rows, h.new_empty((2, num_rows, 2), dtype=torch.float32))
-    found = run_dense_block(spec, packed.weights, packed.vectors, packed.eps, attn_out, h, kept, dropout)
+    found = run_dense_block(instance, packed.weights, packed.vectors, packed.eps, attn_out, h, kept, dropout)
     return *found, kept
 
 
@@ -201,39 +183,31 @@ def dense_block_backward(
     """
     num_rows, dim = grad.shape
     grads = RowGradients(*(grad.new_empty((num_rows, columns)) for columns in (dim, 2 * dim, dim, dim)))
-    spec = _backward_spec(packed.dtype, dim, packed.has_next)
-    blocks = spec.grid(num_rows, gpu_limits(grad.device).num_sms)
+    blocks = num_blocks(num_rows, gpu_limits(grad.device).num_sms)
     sums = ColumnSums(num_rows, (dim, dim, dim, 2 * dim, dim, dim, dim), grad, blocks)
     if num_rows:
         inputs = [None if rows is None else aligned_rows(rows.contiguous(), 16) for rows in (grad, qkv_grad)]
+        kernel = get_kernel(backward_instance(packed.dtype, dim, packed.has_next), grad.device.index)
         launch_kernel(
-            get_kernel(spec, grad.device.index),
+            kernel,
             (blocks,),
-            spec.threads,
-            (
-                *inputs,
-                *(kept.sum1, kept.hidden, kept.sum2, kept.statistics, packed.transposed, packed.vectors),
-                *grads,
-                sums.partial,
-            ),
-            _scalars(num_rows, dropout_rescale(dropout)),
-            shared_bytes=spec.shared_bytes,
+            block_threads(backward_layout(dim, packed.has_next).shape.consumers),
+            {
+                "grad": inputs[0],
+                "qkv_grad": inputs[1],
+                "sum1": kept.sum1,
+                "hidden": kept.hidden,
+                "sum2": kept.sum2,
+                "statistics": kept.statistics,
+                "weights": packed.transposed,
+                "vectors": packed.vectors,
+                "sum2_grad": grads.sum2,
+                "hidden_grad": grads.hidden,
+                "sum1_grad": grads.sum1,
+                "attn_grad": grads.attn_out,
+                "partial": sums.partial,
+            },
+            kernel.scalars(num_rows=num_rows, rescale=dropout_rescale(dropout)),
             overlaps=True,
         )
     return grads, sums
-
-
-# A step of a small graph takes as long as its launches: nothing is made twice.
-@lru_cache
-def _forward_spec(dtype: torch.dtype, dim: int, has_next: bool, keep: bool) -> DenseBlockSpec:
-    return DenseBlockSpec(dtype, dim, has_next, keep)
-
-
-@lru_cache
-def _backward_spec(dtype: torch.dtype, dim: int, has_next: bool) -> DenseBackwardSpec:
-    return DenseBackwardSpec(dtype, dim, has_next)
-
-
-@lru_cache
-def _scalars(num_rows: int, rescale: float) -> bytes:
-    return pack_scalars(np.int32(num_rows), np.float32(rescale))

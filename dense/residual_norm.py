@@ -4,19 +4,17 @@ All functions queue work on torch's current stream and do not wait for it. Rows 
 in float32, in an order that does not change from run to run.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
-import numpy as np
 import torch
 
 from kernels.fragments import WARP_SIZE
 from kernels.runtime.device import gpu_limits
-from kernels.runtime.jit import cpp_name, get_kernel
-from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.jit import KernelInstance, get_kernel
+from kernels.runtime.launch import launch_kernel
 
+SOURCE = Path(__file__).parent / "cuda" / "residual_norm.cu"
 # As in cuda/residual_norm.cu:
 WARPS = 8
 CHUNK = 8  # elements
@@ -27,44 +25,15 @@ PARTIAL_ROWS = 32  # least rows of a block of the backward kernels
 RESIDENT_BLOCKS = 3  # of an SM
 
 
-@dataclass(frozen=True)
-class RowSpec:
-    """One instance of a kernel over rows.
+@lru_cache  # a step of a small graph takes as long as its launches: nothing is made twice
+def rows_instance(function: str, *arguments: torch.dtype | int) -> KernelInstance:
+    """An instance of cuda/residual_norm.cu.
 
-    Attributes:
-        function: "residual_norm", "residual_norm_backward" or "relu_backward".
-        dtype: torch.float16 or torch.bfloat16.
-        columns: of a row, a multiple of 8 up to 1024, of norms up to 512.
+    Args:
+        function: "residual_norm", "residual_norm_backward", "relu_backward" (dtype, columns), "sum_partials" (dtype).
+        arguments: torch.float16 or torch.bfloat16; columns of a row, a multiple of 8 up to 1024, of norms up to 512.
     """
-
-    function: str
-    dtype: torch.dtype
-    columns: int
-
-    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "residual_norm.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name(self.function, self.dtype, self.columns)
-
-    @property
-    def block_rows(self) -> int:
-        """Rows that a block holds at once."""
-        chunks = self.columns // CHUNK
-        return WARPS * WARP_SIZE // min(WARP_SIZE, 1 << (chunks - 1).bit_length())
-
-
-@dataclass(frozen=True)
-class SumSpec:
-    """One instance of `sum_partials`."""
-
-    dtype: torch.dtype
-
-    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "residual_norm.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name("sum_partials", self.dtype)
+    return KernelInstance(SOURCE, function, arguments)
 
 
 class ColumnSums:
@@ -85,21 +54,22 @@ class ColumnSums:
         self.num_blocks = max(1, min(-(-num_rows // PARTIAL_ROWS), most)) if num_blocks is None else num_blocks
         self.partial = like.new_empty((self.num_blocks, sum(columns)), dtype=torch.float32)
 
-    def scalars(self, num_rows: int, width: int) -> tuple[int, int, int]:
-        """Rows, columns of `partial` and the first one of the next `width` columns."""
+    def scalars(self, width: int) -> dict[str, int]:
+        """Columns of `partial` and the first one of the next `width` columns, as a kernel's struct has them."""
         first, self.written = self.written, self.written + width
-        return num_rows, self.partial.shape[1], first
+        return {"partial_columns": self.partial.shape[1], "first_column": first}
 
     def total(self) -> tuple[torch.Tensor, ...]:
         """The sums, [columns] each, parts of one tensor."""
         num_partials, num_columns = self.partial.shape
         total = self.partial.new_empty(num_columns, dtype=self.dtype)
+        kernel = get_kernel(rows_instance("sum_partials", self.dtype), total.device.index)
         launch_kernel(
-            get_kernel(_sum_spec(self.dtype), total.device.index),
+            kernel,
             (-(-num_columns // SUM_COLUMNS),),
             SUM_COLUMNS * SUM_SLICES,
-            (self.partial, total),
-            _scalars(num_partials, num_columns),
+            {"partial": self.partial, "total": total},
+            kernel.scalars(num_partials=num_partials, num_columns=num_columns),
             overlaps=True,
         )
         return total.split(self.columns)
@@ -129,13 +99,21 @@ def residual_norm(
     total = torch.empty_like(residual, memory_format=torch.contiguous_format) if keep else None
     statistics = residual.new_empty((num_rows, 2), dtype=torch.float32) if keep else None
     if num_rows:
-        spec = _row_spec("residual_norm", residual.dtype, columns)
+        kernel = get_kernel(rows_instance("residual_norm", residual.dtype, columns), residual.device.index)
         launch_kernel(
-            get_kernel(spec, residual.device.index),
-            (-(-num_rows // spec.block_rows),),
+            kernel,
+            (-(-num_rows // kernel.sizes.block_items),),
             WARPS * WARP_SIZE,
-            (residual, addend, weight, bias, output, total, statistics),
-            _norm_scalars(num_rows, epsilon),
+            {
+                "residual": residual,
+                "addend": addend,
+                "weight": weight,
+                "bias": bias,
+                "output": output,
+                "sum": total,
+                "statistics": statistics,
+            },
+            kernel.scalars(num_rows=num_rows, epsilon=epsilon),
             overlaps=True,
         )
     return output, total, statistics
@@ -157,13 +135,21 @@ def residual_norm_backward(
     """
     num_rows, columns = total.shape
     grad = torch.empty_like(total, memory_format=torch.contiguous_format)
-    spec = _row_spec("residual_norm_backward", total.dtype, columns)
+    kernel = get_kernel(rows_instance("residual_norm_backward", total.dtype, columns), total.device.index)
     launch_kernel(
-        get_kernel(spec, total.device.index),
+        kernel,
         (sums.num_blocks,),
         WARPS * WARP_SIZE,
-        (first_grad, second_grad, total, statistics, weight, grad, sums.partial),
-        _scalars(*sums.scalars(num_rows, 3 * columns)),
+        {
+            "first_grad": first_grad,
+            "second_grad": second_grad,
+            "sum": total,
+            "statistics": statistics,
+            "weight": weight,
+            "sum_grad": grad,
+            "partial": sums.partial,
+        },
+        kernel.scalars(num_rows=num_rows, **sums.scalars(3 * columns)),
         overlaps=True,
     )
     return grad
@@ -178,38 +164,12 @@ def relu_backward_(grad: torch.Tensor, activation: torch.Tensor | None, rescale:
         rescale: 1 / (1 - rate) of the dropout.
     """
     num_rows, columns = grad.shape
-    spec = _row_spec("relu_backward", grad.dtype, columns)
+    kernel = get_kernel(rows_instance("relu_backward", grad.dtype, columns), grad.device.index)
     launch_kernel(
-        get_kernel(spec, grad.device.index),
+        kernel,
         (sums.num_blocks,),
         WARPS * WARP_SIZE,
-        (grad, activation, sums.partial),
-        _relu_scalars(*sums.scalars(num_rows, columns), rescale),
+        {"grad": grad, "activation": activation, "partial": sums.partial},
+        kernel.scalars(num_rows=num_rows, rescale=rescale, **sums.scalars(columns)),
         overlaps=True,
     )
-
-
-# A step of a small graph takes as long as its launches: nothing is made twice.
-@lru_cache
-def _row_spec(function: str, dtype: torch.dtype, columns: int) -> RowSpec:
-    return RowSpec(function, dtype, columns)
-
-
-@lru_cache
-def _sum_spec(dtype: torch.dtype) -> SumSpec:
-    return SumSpec(dtype)
-
-
-@lru_cache
-def _scalars(*numbers: int) -> bytes:
-    return pack_scalars(*map(np.int32, numbers))
-
-
-@lru_cache
-def _norm_scalars(num_rows: int, epsilon: float) -> bytes:
-    return pack_scalars(np.int32(num_rows), np.float32(epsilon))
-
-
-@lru_cache
-def _relu_scalars(num_rows: int, partial_columns: int, first_column: int, rescale: float) -> bytes:
-    return pack_scalars(*map(np.int32, (num_rows, partial_columns, first_column)), np.float32(rescale))

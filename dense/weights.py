@@ -1,18 +1,18 @@
 """Instances of the dense block's kernels, and weights in their layout (cuda/dense_block.cu, cuda/dense_tiles.cuh)."""
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, NamedTuple
+from functools import cache, cached_property
+from typing import NamedTuple
 
 import torch
 
-CAPABILITY = (9, 0)  # sm_90a: wgmma
+CAPABILITY, ARCH = (9, 0), "sm_90a"  # wgmma
 BLOCK_ROWS = 64  # rows of a consumer warpgroup in a round
 BLOCK_SHARED_BYTES = 227 * 1024  # of compute capability 9.0
 BARRIER_BYTES = 512  # upper bound for every instance
 WARPGROUP_WARPS = 4
+VECTORS = 8  # d floats each, in shared memory
 
 
 class Shape(NamedTuple):
@@ -47,45 +47,23 @@ WIDTHS = ", ".join(map(str, DIMS))  # for messages
 
 
 @dataclass(frozen=True)
-class DenseSpec(ABC):
-    """One instance of a kernel with three products after one another: first, hidden units, last.
+class DenseLayout:
+    """Tiles of a kernel with three products after one another, first, hidden units, last; which of them stay in shared
+    memory, and which come through a ring.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of all tensors but the float32 vectors.
         dim: d, one of `DIMS`.
-        has_next: whether the projection of a next block is one of the products.
+        shape: of the blocks.
+        first: inputs of the first product, in units of d.
+        last: outputs of the last product, in units of d.
+        warp_sums: d floats each, of every consumer warp.
     """
 
-    dtype: torch.dtype
     dim: int
-    has_next: bool
-
-    arch: ClassVar[str] = "sm_90a"
-    VECTORS: ClassVar[int] = 8  # d floats each, in shared memory
-    WARP_SUMS: ClassVar[int] = 0  # d floats each, of every consumer warp
-
-    @property
-    @abstractmethod
-    def first(self) -> int:
-        """Inputs of the first product, in units of d."""
-
-    @property
-    @abstractmethod
-    def last(self) -> int:
-        """Outputs of the last product, in units of d."""
-
-    @property
-    def shape(self) -> Shape:
-        return SHAPES[self.dim]
-
-    @property
-    def threads(self) -> int:
-        return 128 * (self.shape.consumers + 1)
-
-    def grid(self, num_rows: int, sms: int) -> int:
-        """Blocks: whole clusters, at most one block an SM and one a tile of rows."""
-        cluster = self.shape.cluster
-        return min(sms // cluster, -(-num_rows // (BLOCK_ROWS * cluster))) * cluster
+    shape: Shape
+    first: int
+    last: int
+    warp_sums: int = 0
 
     @property
     def tile_bytes(self) -> int:
@@ -99,13 +77,6 @@ class DenseSpec(ABC):
     def panel_k(self) -> int:
         """k of a panel of a tile, the length of a swizzled row."""
         return math.gcd(self.dim, self.shape.slice, 64)
-
-    @property
-    def other_bytes(self) -> int:
-        """Shared memory of h1, the vectors and the sums, beside tiles and barriers."""
-        shape = self.shape
-        h1 = shape.consumers * BLOCK_ROWS * self.dim * 2 if shape.shared_h1 else 0
-        return h1 + (self.VECTORS + shape.consumers * WARPGROUP_WARPS * self.WARP_SUMS) * self.dim * 4
 
     @cached_property
     def stages(self) -> int:
@@ -121,43 +92,64 @@ class DenseSpec(ABC):
         """Resident tiles beside a ring of `stages`; negative if a whole number of laps is more than all tiles."""
         if stages == 0:
             return self.tiles
-        places = (BLOCK_SHARED_BYTES - self.other_bytes - BARRIER_BYTES) // self.tile_bytes
+        shape = self.shape
+        h1 = shape.consumers * BLOCK_ROWS * self.dim * 2 if shape.shared_h1 else 0
+        floats = (VECTORS + shape.consumers * WARPGROUP_WARPS * self.warp_sums) * self.dim
+        places = (BLOCK_SHARED_BYTES - h1 - 4 * floats - BARRIER_BYTES) // self.tile_bytes
         laps = -(-max(0, self.tiles - (places - stages)) // stages)
         return self.tiles - laps * stages
 
-    @cached_property
-    def shared_bytes(self) -> int:
-        places = self.resident + self.stages
-        return places * self.tile_bytes + self.other_bytes + 8 * (places + self.stages)
+
+@cache
+def forward_layout(dim: int, has_next: bool) -> DenseLayout:
+    """Of cuda/dense_block.cu; `has_next`: whether the projection of a next block is one of the products."""
+    return DenseLayout(dim, SHAPES[dim], 1, 3 if has_next else 0)
+
+
+@cache
+def backward_layout(dim: int, has_next: bool) -> DenseLayout:
+    """Of cuda/dense_block_backward.cu."""
+    # Three consumers have too few registers. Consumers of one ring wait for each other, so it holds half a round.
+    shape = SHAPES[dim]._replace(consumers=2, stages=8 if dim == 128 else 0)
+    return DenseLayout(dim, shape, 3 if has_next else 0, 1, warp_sums=8)
+
+
+def block_threads(consumers: int) -> int:
+    return 128 * (consumers + 1)
+
+
+def num_blocks(num_rows: int, sms: int, cluster: int = 1) -> int:
+    """Blocks of a launch: whole clusters, at most one block an SM and one a tile of rows."""
+    return min(sms // cluster, -(-num_rows // (BLOCK_ROWS * cluster))) * cluster
 
 
 def pack_tiles(
-    spec: DenseSpec, first: torch.Tensor, tall: torch.Tensor, wide: torch.Tensor, last: torch.Tensor | None
+    layout: DenseLayout, first: torch.Tensor, tall: torch.Tensor, wide: torch.Tensor, last: torch.Tensor | None
 ) -> torch.Tensor:
     """[tiles, d * slice]: matrices, laid out as torch.nn.Linear has them, as tiles in the order of use, swizzled.
 
     Args:
-        first: [d, d * spec.first].
+        first: [d, d * layout.first].
         tall, wide: [2d, d], [d, 2d], to and from the hidden units.
-        last: [d * spec.last, d]; None if spec.last is 0.
+        last: [d * layout.last, d]; None if layout.last is 0.
     """
-    tiles = tiles_of(spec, first, tall, wide, last)
-    return torch.stack([swizzle_tile(tile, spec.panel_k) for tile in tiles])
+    tiles = tiles_of(layout, first, tall, wide, last)
+    return torch.stack([swizzle_tile(tile, layout.panel_k) for tile in tiles])
 
 
 def tiles_of(
-    spec: DenseSpec, first: torch.Tensor, tall: torch.Tensor, wide: torch.Tensor, last: torch.Tensor | None
+    layout: DenseLayout, first: torch.Tensor, tall: torch.Tensor, wide: torch.Tensor, last: torch.Tensor | None
 ) -> list[torch.Tensor]:
     """Wide tiles [d, slice] and tall tiles [slice, d] of the matrices in the order of use, dimensions permuted.
 
     The d inputs and outputs of the block are permuted in groups of the whole row, hidden units and the outputs of the
     last product in groups of their slice, which is a tile's.
     """
-    dim, size = spec.dim, spec.shape.slice
-    of_first = permute_dims(first, dim, dim).split(size, 1) if spec.first else ()
+    dim, size = layout.dim, layout.shape.slice
+    of_first = permute_dims(first, dim, dim).split(size, 1) if layout.first else ()
     up, down = permute_dims(tall, size, dim).split(size), permute_dims(wide, dim, size).split(size, 1)
     hidden = [tile for pair in zip(up, down, strict=True) for tile in pair]
-    if not spec.shape.shared_h1:  # two slices are in flight: up i + 1 is issued before down i
+    if not layout.shape.shared_h1:  # two slices are in flight: up i + 1 is issued before down i
         hidden = [up[0], *(tile for pair in zip(up[1:], down[:-1], strict=True) for tile in pair), down[-1]]
     of_last = () if last is None else permute_dims(last, size, dim).split(size)
     return [*of_first, *hidden, *of_last]

@@ -4,58 +4,30 @@ On GPUs each is one kernel on torch's current stream, which nothing here waits f
 """
 
 import math
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import ClassVar
 
-import numpy as np
 import torch
 
 from kernels.backends.cuda import cuda_unavailable
-from kernels.runtime.jit import ELEMENTS, cpp_name, get_kernel
-from kernels.runtime.launch import launch_kernel, pack_scalars
+from kernels.runtime.jit import ELEMENTS, KernelInstance, get_kernel
+from kernels.runtime.launch import launch_kernel
 
+SOURCE = Path(__file__).parent / "cuda" / "rank_rows.cu"
 # As in cuda/rank_rows.cu:
 THREADS = 256
 PACK_BATCH, COMBINE_BATCH = 4, 2
 CHUNK_BYTES = 16  # most of a load
 
 
-@dataclass(frozen=True)
-class PackSpec:
-    """One instance of `pack_rows` in cuda/rank_rows.cu.
+@lru_cache  # graphs of 1,000 rows take as long as their launches: nothing is made twice
+def rows_instance(function: str, *arguments: torch.dtype | int) -> KernelInstance:
+    """An instance of cuda/rank_rows.cu: "pack_rows" (chunk_bytes), "combine_rows" (dtype, chunk_bytes).
 
-    Attributes:
-        chunk_bytes: bytes of a load, a power of two up to 16.
+    dtype: torch.float16, torch.bfloat16 or torch.float32, of both outputs; chunk_bytes: of a load, a power of two from
+    an element up to 16, to pack from 1.
     """
-
-    chunk_bytes: int
-
-    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "rank_rows.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name("pack_rows", self.chunk_bytes)
-
-
-@dataclass(frozen=True)
-class CombineSpec:
-    """One instance of `combine_rows` in cuda/rank_rows.cu.
-
-    Attributes:
-        dtype: torch.float16, torch.bfloat16 or torch.float32, of both outputs.
-        chunk_bytes: bytes of a load, a power of two from an element up to 16.
-    """
-
-    dtype: torch.dtype
-    chunk_bytes: int
-
-    source: ClassVar[Path] = Path(__file__).parent / "cuda" / "rank_rows.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name("combine_rows", self.dtype, self.chunk_bytes)
+    return KernelInstance(SOURCE, function, arguments)
 
 
 def pack_rows(key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -88,9 +60,23 @@ def pack_rows(key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor) -> tor
     strides = key.stride(0) * key.itemsize, value.stride(0) * key.itemsize
     addresses = key.data_ptr(), value.data_ptr(), packed.data_ptr()
     chunk_bytes = math.gcd(CHUNK_BYTES, row_bytes, *strides, *addresses)
-    grid, scalars = _work(2 * len(rows), row_bytes // chunk_bytes, PACK_BATCH, strides)
-    kernel = get_kernel(_pack_spec(chunk_bytes), key.device.index)
-    launch_kernel(kernel, grid, THREADS, (packed, key, value, rows), scalars, overlaps=True)
+    kernel = get_kernel(rows_instance("pack_rows", chunk_bytes), key.device.index)
+    num_segments, row_chunks = 2 * len(rows), row_bytes // chunk_bytes
+    block_segments = max(1, THREADS * PACK_BATCH // row_chunks)
+    launch_kernel(
+        kernel,
+        (-(-num_segments // block_segments),),
+        THREADS,
+        {"packed": packed, "key": key, "value": value, "rows": rows},
+        kernel.scalars(
+            key_stride=strides[0],
+            value_stride=strides[1],
+            num_segments=num_segments,
+            row_chunks=row_chunks,
+            block_segments=block_segments,
+        ),
+        overlaps=True,
+    )
     return packed
 
 
@@ -129,9 +115,17 @@ def combine_rows_(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, 
         return
     head_bytes = output.shape[2] * output.itemsize
     chunk_bytes = math.gcd(CHUNK_BYTES, head_bytes, output.data_ptr(), other.data_ptr())
-    grid, scalars = _work(lse.numel(), head_bytes // chunk_bytes, COMBINE_BATCH)
-    kernel = get_kernel(_combine_spec(output.dtype, chunk_bytes), output.device.index)
-    launch_kernel(kernel, grid, THREADS, (output, lse, other, other_lse), scalars, overlaps=True)
+    kernel = get_kernel(rows_instance("combine_rows", output.dtype, chunk_bytes), output.device.index)
+    num_segments, head_chunks = lse.numel(), head_bytes // chunk_bytes
+    block_segments = max(1, THREADS * COMBINE_BATCH // head_chunks)
+    launch_kernel(
+        kernel,
+        (-(-num_segments // block_segments),),
+        THREADS,
+        {"output": output, "lse": lse, "other_output": other, "other_lse": other_lse},
+        kernel.scalars(num_segments=num_segments, head_chunks=head_chunks, block_segments=block_segments),
+        overlaps=True,
+    )
 
 
 def _combine_by_torch(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> None:
@@ -152,25 +146,3 @@ def _whole_rows(tensor: torch.Tensor) -> torch.Tensor:
     _, num_heads, dim = tensor.shape
     _, head_stride, stride = tensor.stride()
     return tensor if stride == 1 and (head_stride == dim or num_heads == 1) else tensor.contiguous()
-
-
-# Graphs of 1,000 rows take as long as their launches: nothing is made twice.
-@lru_cache
-def _pack_spec(chunk_bytes: int) -> PackSpec:
-    return PackSpec(chunk_bytes)
-
-
-@lru_cache
-def _combine_spec(dtype: torch.dtype, chunk_bytes: int) -> CombineSpec:
-    return CombineSpec(dtype, chunk_bytes)
-
-
-@lru_cache
-def _work(
-    num_segments: int, segment_chunks: int, batch: int, strides: tuple[int, ...] = ()
-) -> tuple[tuple[int], bytes]:
-    """Grid, and the members of struct Params after its pointers."""
-    block_segments = max(1, THREADS * batch // segment_chunks)
-    counts = np.uint32(segment_chunks), np.uint32(block_segments)
-    scalars = pack_scalars(*map(np.int64, (*strides, num_segments)), *counts)
-    return (-(-num_segments // block_segments),), scalars

@@ -7,7 +7,7 @@ import torch
 
 for name in ("bench", "configs", "data", "kernels", "models", "parallel", "report", "results", "scripts", "simulator"):
     assert importlib.util.find_spec(name) is None, f"the wheel installs a package named {name}"
-assert any((fused3s.runtime.jit.CUDA_FOLDER / "ptx").iterdir()), "the wheel has no CUDA sources"
+assert any((fused3s.runtime.source.CUDA_FOLDER / "ptx").iterdir()), "the wheel has no CUDA sources"
 
 num_nodes, dim = 100, 32
 generator = torch.Generator().manual_seed(0)

@@ -363,6 +363,15 @@ struct Tuning {
 
 template <Element kIn, Element kOut, int kDim, int kWarps, bool kReordered, bool kPermuted, bool kSplitRows,
           bool kEdgeParallel, bool kClocked>
+__device__ KernelSizes fused3s_paper_sizes = {
+    kSplitRows ? kWarps * RowSplit<kDim, kWarps>::kSplits * kWarpSize * static_cast<int>(sizeof(float4)) : 0,
+    static_cast<int>(sizeof(Partial<kDim>) / sizeof(float)),
+    Tuning<kDim, kPermuted, kEdgeParallel>::kResidentWarps / kWarps,
+    0,
+};
+
+template <Element kIn, Element kOut, int kDim, int kWarps, bool kReordered, bool kPermuted, bool kSplitRows,
+          bool kEdgeParallel, bool kClocked>
 __global__ void __launch_bounds__(kWarps* kWarpSize, Tuning<kDim, kPermuted, kEdgeParallel>::kResidentWarps / kWarps)
     fused3s_paper(const __grid_constant__ Params p) {
   static_assert(kDim % 8 == 0 && kDim <= 256, "rows of whole 16-byte chunks");

@@ -386,12 +386,20 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
   __device__ __forceinline__ void finish() {}
 };
 
+template <int kDim, int kSlice, int kConsumers, bool kSharedH1, int kCluster, int kResident, int kStages, bool kHasNext>
+using ForwardTraits =
+    DenseBlockTraits<kDim, kSlice, kConsumers, kSharedH1, kCluster, kResident, kStages, 1, kHasNext ? 3 : 0, 8, 0>;
+
+template <Element kElement, int kDim, int kSlice, int kConsumers, bool kSharedH1, int kCluster, int kResident,
+          int kStages, bool kHasNext, bool kKeep>
+__device__ KernelSizes dense_block_sizes = {
+    ForwardTraits<kDim, kSlice, kConsumers, kSharedH1, kCluster, kResident, kStages, kHasNext>::kSmem_bytes, 0, 1, 0};
+
 template <Element kElement, int kDim, int kSlice, int kConsumers, bool kSharedH1, int kCluster, int kResident,
           int kStages, bool kHasNext, bool kKeep>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__((kConsumers + 1) * kWarpgroupSize, 1)
     dense_block(const __grid_constant__ Params p) {
-  using Traits =
-      DenseBlockTraits<kDim, kSlice, kConsumers, kSharedH1, kCluster, kResident, kStages, 1, kHasNext ? 3 : 0, 8, 0>;
+  using Traits = ForwardTraits<kDim, kSlice, kConsumers, kSharedH1, kCluster, kResident, kStages, kHasNext>;
   static_assert(Traits::max_streamed(kSharedH1 ? 2 : 4) <= kStages, "a consumer holds as many tiles at a time");
   static_assert(!kKeep || !kSharedH1 && kDim % kPermuteGroup == 0, "h1 in registers, whole groups of dimensions");
   extern __shared__ __align__(1024) unsigned char smem_bytes[];

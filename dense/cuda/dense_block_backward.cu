@@ -312,10 +312,18 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   }
 };
 
+template <int kDim, int kSlice, int kConsumers, int kResident, int kStages, bool kHasNext>
+using BackwardTraits =
+    DenseBlockTraits<kDim, kSlice, kConsumers, false, 1, kResident, kStages, kHasNext ? 3 : 0, 1, 8, 8>;
+
+template <Element kElement, int kDim, int kSlice, int kConsumers, int kResident, int kStages, bool kHasNext>
+__device__ KernelSizes dense_block_backward_sizes = {
+    BackwardTraits<kDim, kSlice, kConsumers, kResident, kStages, kHasNext>::kSmem_bytes, 0, 1, 0};
+
 template <Element kElement, int kDim, int kSlice, int kConsumers, int kResident, int kStages, bool kHasNext>
 __global__ void __launch_bounds__((kConsumers + 1) * kWarpgroupSize, 1)
     dense_block_backward(const __grid_constant__ Params p) {
-  using Traits = DenseBlockTraits<kDim, kSlice, kConsumers, false, 1, kResident, kStages, kHasNext ? 3 : 0, 1, 8, 8>;
+  using Traits = BackwardTraits<kDim, kSlice, kConsumers, kResident, kStages, kHasNext>;
   static_assert(Traits::max_streamed(4) <= kStages, "a consumer holds as many tiles at a time");
   static_assert(kDim % kPermuteGroup == 0 && kSlice % kPermuteGroup == 0, "whole groups of dimensions");
   extern __shared__ __align__(1024) unsigned char smem_bytes[];

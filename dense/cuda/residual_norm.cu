@@ -124,6 +124,9 @@ __device__ __forceinline__ uint4 pack(const float (&values)[kChunk]) {
 }
 
 template <Element kElement, int kColumns>
+__device__ KernelSizes residual_norm_sizes = {0, 0, 0, RowLanes<kColumns>::kBlockRows};
+
+template <Element kElement, int kColumns>
 __global__ void __launch_bounds__(kThreads) residual_norm(const __grid_constant__ NormParams p) {
   using Lanes = RowLanes<kColumns>;
   const int row = blockIdx.x * Lanes::kBlockRows + Lanes::row();

@@ -2,20 +2,18 @@
 
 import importlib.util
 import math
-from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 
 import torch
 
-from ..runtime.jit import cpp_name
 from .base import Backend
 
 MAX_DIM = 256
 MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; the kernels without tensor cores are tested from there on too
 HALF_TYPES = (torch.float16, torch.bfloat16)
 NO_GPU = "no NVIDIA GPU found, or this PyTorch has no CUDA"
-LOAD_BYTES = 16  # one lane's load of a row in the fused kernels
+LOAD_BYTES = 16  # one lane's load of a row in the fused kernels, at most
+LOG2E = math.log2(math.e)
 
 
 class CudaBackend(Backend):
@@ -37,19 +35,6 @@ class TensorCoreBackend(CudaBackend):
         if not (8 <= head_dim <= MAX_DIM and head_dim % 8 == 0):
             return f"it takes a head dimension that is a multiple of 8 up to {MAX_DIM}, got {head_dim}"
         return None
-
-
-@dataclass(frozen=True)
-class KernelInstance:
-    """One instance of a kernel template: `arguments` are its template arguments, in the source's order."""
-
-    source: str | Path
-    function: str
-    arguments: tuple[torch.dtype | bool | int, ...]
-
-    @property
-    def name(self) -> str:
-        return cpp_name(self.function, *self.arguments)
 
 
 def cuda_unavailable(device: torch.device) -> str | None:
@@ -113,6 +98,11 @@ def forward_only(name: str) -> ValueError:
         f"{name} computes the forward pass only, and an input requires a gradient or a transform of torch.func runs: "
         "call it under torch.inference_mode() or torch.no_grad(), or train with backend='fused3s'"
     )
+
+
+def load_bytes(dim: int, itemsize: int) -> int:
+    """Bytes of a load of the fused kernels, which each row of a head must be aligned to."""
+    return math.gcd(dim * itemsize, LOAD_BYTES)
 
 
 def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:

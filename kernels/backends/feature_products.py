@@ -6,124 +6,37 @@ cuda/weight_gradient.cuh        what their gradients of the weights share
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import torch
 
 from ..fragments import WARP_SIZE
 from ..runtime.device import gpu_limits
-from ..runtime.jit import cpp_name, get_kernel
-from ..runtime.launch import launch_kernel, pack_scalars
+from ..runtime.jit import Kernel, KernelInstance, get_kernel
+from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 
 # As in cuda/feature_rows.cuh:
 WARPS = 8
 ROWS_PER_TILE = 16
 FEATURES = 16
-QUAD_LANES = 4
-CHUNK_BYTES = 16
 
 
-@dataclass(frozen=True)
-class ProjectQuerySpec:
-    """One instance of `project_query`.
+@lru_cache  # a model calls with the same ones again and again
+def product_instance(
+    function: str, dtype: torch.dtype, dim: int, out_dtype: torch.dtype | None = None
+) -> KernelInstance:
+    """An instance of "project_query", "add_features" or "weight_gradient".
 
-    Attributes:
-        dtype: torch.float16, torch.bfloat16 or torch.float32, of query and weight.
+    Args:
+        dtype: torch.float16, torch.bfloat16 or torch.float32, of all tensors but float32 results.
         dim: dimensions of a head, an even number up to 256.
+        out_dtype: of "add_features", torch.float32 or `dtype`.
     """
-
-    dtype: torch.dtype
-    dim: int
-
-    @property
-    def source(self) -> str:
-        return source_of(self.dtype)
-
-    @property
-    def name(self) -> str:
-        if self.dtype == torch.float32:
-            return cpp_name("project_query_float", self.dim)
-        return cpp_name("project_query", self.dtype, self.dim)
-
-    @property
-    def heads(self) -> int:
-        """Heads of a block."""
-        return heads_of_quad(self.dim * self.dtype.itemsize)
-
-
-@dataclass(frozen=True)
-class AddFeaturesSpec:
-    """One instance of `add_features`.
-
-    Attributes:
-        dtype: torch.float16, torch.bfloat16 or torch.float32, of feature sums and weight.
-        out_dtype: torch.float32 or `dtype`.
-        dim: dimensions of a head, an even number up to 256.
-    """
-
-    dtype: torch.dtype
-    out_dtype: torch.dtype
-    dim: int
-
-    @property
-    def source(self) -> str:
-        return source_of(self.dtype)
-
-    @property
-    def name(self) -> str:
-        if self.dtype == torch.float32:
-            return cpp_name("add_features_float", self.dim)
-        return cpp_name("add_features", self.dtype, self.out_dtype, self.dim)
-
-    @property
-    def heads(self) -> int:
-        """Heads of a block."""
-        return heads_of_quad(self.dim * self.out_dtype.itemsize)
-
-
-@dataclass(frozen=True)
-class WeightGradientSpec:
-    """One instance of `weight_gradient`.
-
-    Attributes:
-        dtype: torch.float16, torch.bfloat16 or torch.float32, of rows, feature sums and gradient.
-        dim: dimensions of a head, an even number up to 256.
-    """
-
-    dtype: torch.dtype
-    dim: int
-
-    @property
-    def source(self) -> str:
-        return source_of(self.dtype)
-
-    @property
-    def name(self) -> str:
-        if self.dtype == torch.float32:
-            return cpp_name("weight_gradient_float", self.dim)
-        return cpp_name("weight_gradient", self.dtype, self.dim)
-
-    @property
-    def slice_dims(self) -> int:
-        """Dimensions of a block."""
-        return 16 if self.dim <= 16 else 32 if self.dim <= 32 else 64
-
-    @property
-    def slices(self) -> int:
-        """Blocks that share out the dimensions of a head."""
-        return -(-self.dim // self.slice_dims)
-
-
-def source_of(dtype: torch.dtype) -> str:
-    return "feature_products_float.cu" if dtype == torch.float32 else "feature_products.cu"
-
-
-def heads_of_quad(head_bytes: int) -> int:
-    chunks = -(-head_bytes // CHUNK_BYTES)
-    return max(1, QUAD_LANES // chunks)
+    if dtype == torch.float32:
+        return KernelInstance("feature_products_float.cu", f"{function}_float", (dim,))
+    types = (dtype,) if out_dtype is None else (dtype, out_dtype)
+    return KernelInstance("feature_products.cu", function, (*types, dim))
 
 
 def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -141,14 +54,20 @@ def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     projected = query.new_empty((num_heads, num_rows, FEATURES), dtype=torch.float32)
     if projected.numel() == 0:
         return projected
-    spec = _project_spec(query.dtype, dim)
+    kernel = get_kernel(product_instance("project_query", query.dtype, dim), query.device.index)
     row_stride, head_stride, _ = query.stride()
     launch_kernel(
-        get_kernel(spec, query.device.index),
-        _grid(num_rows, num_heads, spec, query.device),
+        kernel,
+        _grid(num_rows, num_heads, kernel, query.device),
         WARPS * WARP_SIZE,
-        (query, weight, projected),
-        _project_scalars(head_stride, row_stride * query.itemsize, num_rows, num_heads, weight.shape[2]),
+        {"query": query, "weight": weight, "projected": projected},
+        kernel.scalars(
+            query_head_stride=head_stride,
+            query_row_bytes=row_stride * query.itemsize,
+            num_rows=num_rows,
+            num_heads=num_heads,
+            num_features=weight.shape[2],
+        ),
         overlaps=True,
     )
     return projected
@@ -167,13 +86,13 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     num_rows, num_heads, dim = output.shape
     if output.numel() == 0:
         return
-    spec = _add_spec(weight.dtype, output.dtype, dim)
+    kernel = get_kernel(product_instance("add_features", weight.dtype, dim, output.dtype), output.device.index)
     launch_kernel(
-        get_kernel(spec, output.device.index),
-        _grid(num_rows, num_heads, spec, output.device),
+        kernel,
+        _grid(num_rows, num_heads, kernel, output.device),
         WARPS * WARP_SIZE,
-        (output, feature_sums, weight),
-        _add_scalars(num_rows, num_heads, weight.shape[2]),
+        {"output": output, "feature_sums": feature_sums, "weight": weight},
+        kernel.scalars(num_rows=num_rows, num_heads=num_heads, num_features=weight.shape[2]),
         overlaps=True,
     )
 
@@ -199,75 +118,38 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
     if num_rows == 0:
         return [rows.new_zeros(shape) for _ in products]
     gradients = [rows.new_empty(shape) for _ in products]
-    spec = _gradient_spec(rows.dtype, dim)
-    groups = num_heads * spec.slices
-    row_blocks = _row_blocks(num_rows, groups * len(products), spec.dtype, rows.device)
+    kernel = get_kernel(product_instance("weight_gradient", rows.dtype, dim), rows.device.index)
+    groups = num_heads * -(-dim // kernel.sizes.block_items)
+    num_sums = groups * len(products)
+    row_blocks = _row_blocks(num_rows, num_sums, kernel, rows.device)
     partial = arrived = None
     if row_blocks > 1:
-        num_sums = groups * len(products)
-        partial = rows.new_empty(num_sums * row_blocks * spec.slice_dims * FEATURES, dtype=torch.float32)
+        partial = rows.new_empty(num_sums * row_blocks * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_sums, rows.device)
-    absent = (None,) * (2 - len(products))
-    strides = tuple(number for rows, _ in products for number in rows.stride()[:2])
+    tensors: dict[str, torch.Tensor | None] = {}
+    scalars = {"head_stride_1": 0, "row_bytes_1": 0}
+    for i, ((rows, feature_sums), gradient) in enumerate(zip(products, gradients, strict=True)):
+        tensors |= {f"rows_{i}": rows, f"feature_sums_{i}": feature_sums, f"gradient_{i}": gradient}
+        row_stride, scalars[f"head_stride_{i}"], _ = rows.stride()
+        scalars[f"row_bytes_{i}"] = row_stride * rows.itemsize
     launch_kernel(
-        get_kernel(spec, rows.device.index),
+        kernel,
         (groups, row_blocks, len(products)),
         WARPS * WARP_SIZE,
-        (
-            *(*(rows for rows, _ in products), *absent),
-            *(*(feature_sums for _, feature_sums in products), *absent),
-            *(*gradients, *absent),
-            *(partial, arrived),
-        ),
-        _gradient_scalars(strides, spec.dtype.itemsize, num_rows, num_features),
+        {**tensors, "partial": partial, "semaphores": arrived},
+        kernel.scalars(num_rows=num_rows, num_features=num_features, **scalars),
         overlaps=True,
     )
     return gradients
 
 
-def _grid(
-    num_rows: int, num_heads: int, spec: ProjectQuerySpec | AddFeaturesSpec, device: torch.device
-) -> tuple[int, int]:
+def _grid(num_rows: int, num_heads: int, kernel: Kernel, device: torch.device) -> tuple[int, int]:
     """Head groups, and row blocks."""
-    groups = -(-num_heads // spec.heads)
-    return groups, _row_blocks(num_rows, groups, spec.dtype, device)
+    groups = -(-num_heads // kernel.sizes.block_items)
+    return groups, _row_blocks(num_rows, groups, kernel, device)
 
 
-def _row_blocks(num_rows: int, groups: int, dtype: torch.dtype, device: torch.device) -> int:
+def _row_blocks(num_rows: int, groups: int, kernel: Kernel, device: torch.device) -> int:
     """Blocks that share out the rows of each of `groups`: as many as are resident at once, or as have rows."""
-    blocks_per_sm = 2 if dtype == torch.float32 else 3  # kMinBlocks
-    resident = max(1, gpu_limits(device).num_sms * blocks_per_sm // groups)
+    resident = max(1, gpu_limits(device).num_sms * kernel.sizes.blocks_per_sm // groups)
     return min(-(-num_rows // (WARPS * ROWS_PER_TILE)), resident)
-
-
-@lru_cache
-def _project_spec(dtype: torch.dtype, dim: int) -> ProjectQuerySpec:
-    return ProjectQuerySpec(dtype, dim)
-
-
-@lru_cache
-def _add_spec(dtype: torch.dtype, out_dtype: torch.dtype, dim: int) -> AddFeaturesSpec:
-    return AddFeaturesSpec(dtype, out_dtype, dim)
-
-
-@lru_cache
-def _gradient_spec(dtype: torch.dtype, dim: int) -> WeightGradientSpec:
-    return WeightGradientSpec(dtype, dim)
-
-
-@lru_cache
-def _project_scalars(head_stride: int, row_bytes: int, *numbers: int) -> bytes:
-    return pack_scalars(np.int64(head_stride), np.int32(row_bytes), *map(np.int32, numbers))
-
-
-@lru_cache
-def _add_scalars(*numbers: int) -> bytes:
-    return pack_scalars(*map(np.int32, numbers))
-
-
-@lru_cache
-def _gradient_scalars(strides: tuple[int, ...], itemsize: int, num_rows: int, num_features: int) -> bytes:
-    """`strides`: of rows and heads of each product, elements."""
-    row_strides, head_strides = (*strides[::2], 0)[:2], (*strides[1::2], 0)[:2]
-    row_bytes = [stride * itemsize for stride in row_strides]
-    return pack_scalars(*map(np.int64, head_strides), *map(np.int32, (*row_bytes, num_rows, num_features)))

@@ -1,11 +1,8 @@
 """`fused3s`: the fast fused kernel; see cuda/fused3s.cu and formats/schedule.py."""
 
-import math
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -15,11 +12,11 @@ from ..formats.gpu_schedule import BlockShape, ScheduleInputs
 from ..formats.schedule import TileSlots
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
-from ..runtime.launch import launch_kernel, pack_scalars
+from ..runtime.jit import ELEMENTS, Element, KernelInstance, get_kernel, input_element, instance_sizes
+from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 from .base import Call, Gradients, InputSpec, Memory
-from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, product_type
+from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type
 from .fused3s_edges import (
     BIAS,
     DROPOUT,
@@ -28,15 +25,14 @@ from .fused3s_edges import (
     VALUE_FEATURES,
     compile_edge_kernel,
     contiguous,
-    dropout_scalars,
-    edges_scalars,
     launch_edge_kernel,
     pad_weights,
+    term_scalars,
     terms_of,
 )
 from .fused3s_gradients import launch_gradients
 from .fused3s_planning import Fused3SData, MadePlan, check_size, make_room, plan_graph, replan
-from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
+from .fused3s_shapes import COMMON_DIM, SLICE
 from .kernel_choice import GraphSize, takes_edges
 
 WARPS = 4
@@ -46,121 +42,55 @@ SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of
 WARP_COLUMNS = 64  # of one float32 head: wider ones go to teams of warps, or few warps' rings would fill an SM
 GROUP_WIDTH = 64  # most columns of a head group: wider ones leave fewer warps on an SM (kernels/NOTES.md)
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
-# As in cuda/tile_features.cuh and cuda/pack_features.cu:
-FEATURE_BUFFER_BYTES = 1024
-SCRATCH_BYTES = 2048
-PACK_THREADS = 256
+PACK_THREADS = 256  # as in cuda/pack_features.cu
+PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
 
 
-@dataclass(frozen=True)
-class FusedKernelSpec:
-    """One instance of cuda/fused3s.cu.
+class FusedArguments(NamedTuple):
+    """Template arguments of cuda/fused3s.cu.
 
     Attributes:
-        dtype: torch.float16, torch.bfloat16 or torch.float32, of query, key and value.
-        out_dtype: torch.float32 or `dtype`.
+        element: of query, key and value.
+        out_dtype: torch.float32 or the inputs' type.
         dim: dimensions of a head, an even number up to 256.
-        warps: work items of a thread block: warps, or teams of `dim_warps` warps.
         heads: heads of a head group, which a block computes together (cuda/head_group.cuh).
+        warps: of a thread block.
         terms: bits of enum EdgeTerm (cuda/score_terms.cuh), only with one head a group; float32: dropout alone.
-        one_term: float32: products in one TF32 term in place of three.
-        dim_warps: warps that share the columns of a float32 head.
+        dim_warps: warps of a team, which share the columns of a float32 head; a work item goes to a team.
     """
 
-    dtype: torch.dtype
+    element: Element
     out_dtype: torch.dtype
     dim: int
-    warps: int = WARPS
-    heads: int = 1
-    terms: int = 0
-    one_term: bool = False
+    heads: int
+    warps: int
+    terms: int
     dim_warps: int = 1
 
-    source: ClassVar[str] = "fused3s.cu"
 
-    @property
-    def element(self) -> Element:
-        return Element.TF32 if self.one_term else ELEMENTS[self.dtype]
-
-    @property
-    def name(self) -> str:
-        team = (self.dim_warps,) if self.dim_warps > 1 else ()
-        sizes = (self.dim, self.heads, self.block_warps, self.terms, *team)
-        return cpp_name("fused3s", self.element, self.out_dtype, *sizes)
-
-    @cached_property
-    def block_warps(self) -> int:
-        return self.warps * self.dim_warps
-
-    @cached_property
-    def copy_bytes(self) -> int:
-        """Bytes of a cp.async, which each row of a head must be aligned to."""
-        return math.gcd(self.dtype.itemsize * self.dim, LOAD_BYTES)
-
-    @property
-    def shares_slices(self) -> bool:
-        """Whether two heads share a slice."""
-        return self.heads > 1 and self.dim <= SLICE // 2
-
-    @property
-    def slices(self) -> int:
-        """Slices of 16 columns of a head group in shared memory."""
-        step = SLICE // 2 if self.shares_slices else SLICE
-        return -(-self.heads * step * -(-self.dim // step) // SLICE)
-
-    @property
-    def warp_slices(self) -> int:
-        """Slices of a warp."""
-        return -(-self.slices // self.dim_warps)
-
-    @cached_property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the warps' rings, as struct Stage has them."""
-        if self.dtype == torch.float32:
-            value_pitch = 128 * -(-self.warp_slices // 2)
-            key_pitch = value_pitch if self.shares_slices else 64 * self.warp_slices
-            parts = 2048 if self.dim_warps > 1 else 0
-            return self.block_warps * (STAGES * 16 * (key_pitch + value_pitch) + RECORDS * SLOT_BYTES + parts)
-        value_pitch = 2 * SLICE * self.slices
-        key_pitch = value_pitch if self.heads > 1 else 64 * -(-self.dim // 32)
-        stage = 16 * (key_pitch + value_pitch)
-        matrices = sum(1024 if self.terms & term else 16 for term in (BIAS, MULTIPLIER)) if self.terms else 0
-        features = 0
-        if self.terms & (KEY_FEATURES | VALUE_FEATURES):
-            # The scratch lies in K where that has no padding.
-            in_key = self.dim % 32 == 0 and 16 * key_pitch >= SCRATCH_BYTES
-            in_registers = self.dim == 128
-            features = 2 * FEATURE_BUFFER_BYTES + (16 if in_registers else 1024) + 128 + 16
-            features += 16 if in_key else SCRATCH_BYTES
-        return self.warps * (STAGES * stage + RECORDS * SLOT_BYTES + matrices + features)
-
-    @cached_property
-    def partial_floats(self) -> int:
-        """Floats of struct Partial: of each slice O, and the maxima and sums of its heads."""
-        return self.slices * 16 * (SLICE + 2 * (2 if self.shares_slices else 1))
-
-    @property
-    def packed_words(self) -> tuple[int, int]:
-        """32-bit words of a head's packed weights of features, of W and of W' (cuda/pack_features.cu)."""
-        key_words = 256 * -(-self.dim // 32) if self.terms & KEY_FEATURES else 0
-        return key_words, 128 * self.slices if self.terms & VALUE_FEATURES else 0
-
-    def blocks_per_sm(self, sm_shared_bytes: int) -> int:
-        """Blocks that run on an SM at once; the registers are those that the kernel's launch bounds leave."""
-        width = SLICE * self.warp_slices
-        if self.dtype == torch.float32:
-            max_warps = 16 if width <= 32 else 12 if width <= 64 else 8
-        else:
-            max_warps = 16 if width <= 64 else 12 if width <= 128 else 8
-        return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.block_warps))
+def fused_instance(
+    element: Element,
+    out_dtype: torch.dtype,
+    dim: int,
+    items: int = WARPS,
+    heads: int = 1,
+    terms: int = 0,
+    dim_warps: int = 1,
+) -> KernelInstance:
+    """The instance of cuda/fused3s.cu for blocks of `items` work items; the other arguments as in `FusedArguments`."""
+    arguments = FusedArguments(element, out_dtype, dim, heads, items * dim_warps, terms, dim_warps)
+    return KernelInstance("fused3s.cu", "fused3s", arguments)
 
 
-@dataclass(frozen=True)
-class PackFeaturesSpec:
-    """cuda/pack_features.cu."""
-
-    source: ClassVar[str] = "pack_features.cu"
-    name: ClassVar[str] = "pack_features"
+@lru_cache  # on small graphs a call takes as long as its launch: no instance is made twice
+def choose_instance(
+    element: Element, out_dtype: torch.dtype, dim: int, items: int, num_heads: int = 1, terms: int = 0
+) -> KernelInstance:
+    """The instance that computes `num_heads` heads."""
+    heads = 1 if terms else heads_of_group(num_heads, dim)
+    is_shared = element.dtype == torch.float32 and heads == 1
+    dim_warps = -(-SLICE * -(-dim // SLICE) // WARP_COLUMNS) if is_shared else 1
+    return fused_instance(element, out_dtype, dim, items, heads, terms, dim_warps)
 
 
 class Fused3SBackend(CudaBackend):
@@ -186,20 +116,20 @@ class Fused3SBackend(CudaBackend):
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> Fused3SData:
-        data = plan_graph(graph, device, inputs, _block_shapes(gpu_limits(device), inputs), perm)
+        data = plan_graph(graph, device, inputs, _block_shapes(gpu_limits(device), inputs, device.index), perm)
         _compile(data, device, inputs)
         return data
 
     def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> MadePlan:
         """A plan with room for `num_edges` edges, to be filled."""
-        shapes = _block_shapes(gpu_limits(device), inputs)
+        shapes = _block_shapes(gpu_limits(device), inputs, device.index)
         check_size(shape, num_edges, inputs.backward)
         made = make_room(GraphSize(*shape, num_edges), device, inputs, shapes)
         _compile(made.bounded, device, inputs)
         return made
 
     def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
-        data = replan(data, device, inputs, _block_shapes(gpu_limits(device), inputs))
+        data = replan(data, device, inputs, _block_shapes(gpu_limits(device), inputs, device.index))
         _compile(data, device, inputs)
         return data
 
@@ -241,8 +171,8 @@ class Fused3SBackend(CudaBackend):
             return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
         terms = terms_of(edges)
         element = input_element(query.dtype)
-        spec = kernel_spec(element, out_dtype, dim, data.schedule.warps, num_heads, terms)
-        return launch(spec, data, query, key, value, scale, lse, edges)
+        instance = choose_instance(element, out_dtype, dim, data.schedule.warps, num_heads, terms)
+        return launch(instance, data, query, key, value, scale, lse, edges)
 
     def attend_backward(
         self,
@@ -282,44 +212,38 @@ def heads_of_group(num_heads: int, dim: int) -> int:
     return -(-num_heads // num_groups)
 
 
-@lru_cache  # on small graphs a call takes as long as its launch: no spec is made twice
-def kernel_spec(
-    element: Element, out_dtype: torch.dtype, dim: int, warps: int, num_heads: int = 1, terms: int = 0
-) -> FusedKernelSpec:
-    heads = 1 if terms else heads_of_group(num_heads, dim)
-    spec = FusedKernelSpec(element.dtype, out_dtype, dim, warps, heads, terms, one_term=element == Element.TF32)
-    if element.dtype == torch.float32 and heads == 1:
-        spec = replace(spec, dim_warps=-(-spec.slices * SLICE // WARP_COLUMNS))
-    return spec
-
-
 @lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
-def _block_shapes(gpu: GPULimits, inputs: InputSpec) -> ScheduleInputs:
+def _block_shapes(gpu: GPULimits, inputs: InputSpec, device_index: int | None = None) -> ScheduleInputs:
     """What the schedule depends on besides the graph."""
     dim = _even(inputs.head_dim or COMMON_DIM)
-    dtype = inputs.dtype or torch.float16
+    dtype, out_dtype = inputs.dtype or torch.float16, inputs.out_dtype
+    if inputs.dtype is None or out_dtype is None:
+        out_dtype = dtype
+    check_out_dtype(out_dtype, dtype)
     element, num_heads = input_element(dtype), inputs.num_heads
 
-    def fits(warps: int) -> bool:
-        """Whether blocks of so many work items run with all inputs that the plan leaves open."""
+    def instances_of(items: int) -> list[KernelInstance]:
+        """The instance of the inputs, and those with most shared memory of all inputs that the plan leaves open."""
         widest = dim if inputs.head_dim else MAX_DIM
-        specs = [kernel_spec(input_element(dtype), dtype, widest, warps, num_heads)]
+        instances = [choose_instance(element, out_dtype, dim, items, num_heads)]
+        if not inputs.head_dim:
+            instances.append(choose_instance(element, dtype, widest, items, num_heads))
         if inputs.dtype is None:
-            specs.append(kernel_spec(Element.FLOAT, torch.float32, widest, warps, num_heads))
+            instances.append(choose_instance(Element.FLOAT, torch.float32, widest, items, num_heads))
         if inputs.edge_data and dtype != torch.float32:  # the edge-by-edge kernel takes those of float32
             all_terms = BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES
-            specs.append(FusedKernelSpec(dtype, dtype, widest, warps, terms=all_terms))
-        return all(spec.shared_bytes <= gpu.block_shared_bytes for spec in specs)
+            instances.append(fused_instance(element, dtype, widest, items, terms=all_terms))
+        return instances
 
-    def shape_of(warps: int) -> BlockShape:
-        while warps > 1 and not fits(warps):
-            warps //= 2
-        spec = kernel_spec(element, inputs.out_dtype or dtype, dim, warps, num_heads)
-        return BlockShape(warps, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * warps)
+    def shape_of(items: int) -> BlockShape:
+        sizes = instance_sizes(tuple(instances_of(items)), device_index)
+        if items > 1 and any(each.shared_bytes > gpu.block_shared_bytes for each in sizes):
+            return shape_of(items // 2)
+        return BlockShape(items, gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * items)
 
     small = shape_of(WARPS)
     if dtype == torch.float32:
-        large = shape_of(max(1, WARPS // kernel_spec(element, dtype, dim, 1, num_heads).dim_warps))
+        large = shape_of(max(1, WARPS // choose_instance(element, dtype, dim, 1, num_heads).arguments.dim_warps))
     else:
         large = shape_of(FEW_WARPS if dim > WIDE_DIM else WARPS)
     num_groups = -(-num_heads // heads_of_group(num_heads, dim))
@@ -337,16 +261,16 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
     if dtype is None or inputs.head_dim is None:
         return
     dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
-    check_out_dtype(out_dtype, dtype)
     dtype = product_type(dtype)
     if _takes_edge_kernel(data, dtype, num_heads, dim, None):
         compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
     else:
-        get_kernel(kernel_spec(input_element(dtype), out_dtype, dim, data.schedule.warps, num_heads), device.index)
+        instance = choose_instance(input_element(dtype), out_dtype, dim, data.schedule.warps, num_heads)
+        get_kernel(instance, device.index)
 
 
 def launch(
-    spec: FusedKernelSpec,
+    instance: KernelInstance,
     data: Fused3SData,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -360,115 +284,116 @@ def launch(
     The kernel reads `data` before griddepcontrol.wait: its arrays must be complete on the device, not only queued.
 
     Args:
-        spec: the instance; its dimension, types and warps must be those of the tensors and of the schedule.
+        instance: its dimension, types and work items must be those of the tensors and of the schedule.
         data: A, on the tensors' GPU.
         query: [num_rows, H, d] fp16, bf16 or float32, any row and head strides.
         key, value: [num_cols, H, d], likewise.
         scale: factor of the scores.
         lse: [num_rows, H] float32 contiguous, filled with the log of each row's sum of exp(scale * score), -inf for a
             row without an edge; None: not wanted.
-        edges: terms other than types, in CSR order; those of `spec.terms`.
+        edges: terms other than types, in CSR order; those of the instance.
 
     Returns:
-        [num_rows, H, d] contiguous, of spec.out_dtype.
+        [num_rows, H, d] contiguous, of the instance's output type.
 
     Raises:
         ValueError: the instance does not fit the tensors or the schedule, or gradients are asked for.
     """
     schedule = data.schedule
-    if (spec.warps, spec.dim, spec.dtype) != (schedule.warps, query.shape[2], query.dtype):
+    element, out_dtype, dim, heads, warps, _, dim_warps = instance.arguments
+    if (warps // dim_warps, dim, element.dtype) != (schedule.warps, query.shape[2], query.dtype):
         raise ValueError(
-            f"spec: got {spec.dtype}, d = {spec.dim}, {spec.warps} warps; the tensors have {query.dtype}, "
-            f"d = {query.shape[2]}, and the schedule {schedule.warps} warps"
+            f"instance: got {element.dtype}, d = {dim}, {warps // dim_warps} work items a block; the tensors have "
+            f"{query.dtype}, d = {query.shape[2]}, and the schedule {schedule.warps} work items"
         )
-    query, key, value = checked_inputs("fused3s", spec.out_dtype, query, key, value, row_bytes=spec.copy_bytes)
+    itemsize = query.itemsize
+    query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=load_bytes(dim, itemsize))
     num_rows, num_heads = query.shape[:2]
-    num_groups = -(-num_heads // spec.heads)
-    output = torch.empty_like(query, dtype=spec.out_dtype, memory_format=torch.contiguous_format)
+    num_groups = -(-num_heads // heads)
+    output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
-    packed = None if edges is None or edges.padded_features is None else pack_features(spec, edges, num_heads)
+    of_edges = {} if edges is None else _edge_tensors(instance.arguments, data.slots, edges, num_heads)
+    kernel = get_kernel(instance, query.device.index)
     partial = arrived = None
     if num_partials := schedule.num_splits * num_groups:
         # Scratch memory of this call alone: plans may run on several streams.
-        partial = query.new_empty(num_partials * spec.partial_floats, dtype=torch.float32)
-        arrived = semaphores(num_partials * spec.block_warps, query.device)
+        partial = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
+        arrived = semaphores(num_partials * warps, query.device)
+    (query_row, query_head, _), (key_row, key_head, _), (value_row, value_head, _) = (
+        query.stride(),
+        key.stride(),
+        value.stride(),
+    )
     launch_kernel(
-        get_kernel(spec, query.device.index),
+        kernel,
         (schedule.num_blocks, num_groups),
-        WARP_SIZE * spec.block_warps,
-        (
-            *(data.kv_tiles, schedule.work_items, query, key, value, output, lse, partial, arrived, data.row_ids),
-            *_edge_tensors(data.slots, edges, packed),
+        WARP_SIZE * warps,
+        {
+            "kv_tiles": data.kv_tiles,
+            "work_items": schedule.work_items,
+            "query": query,
+            "key": key,
+            "value": value,
+            "output": output,
+            "lse": lse,
+            "partial": partial,
+            "semaphores": arrived,
+            "row_ids": data.row_ids,
+            **of_edges,
+        },
+        kernel.scalars(
+            query_head_stride=query_head,
+            key_head_stride=key_head,
+            value_head_stride=value_head,
+            query_row_bytes=query_row * itemsize,
+            key_row_bytes=key_row * itemsize,
+            value_row_bytes=value_row * itemsize,
+            num_rows=num_rows,
+            num_heads=num_heads,
+            sign_bits=(0x80008000 if itemsize == 2 else 0x80000000) if scale < 0 else 0,
+            scale_log2e=max(abs(scale) * LOG2E, LEAST_SCALE),
+            clamp_log2e=0.0 if edges is None or edges.clamp is None else edges.clamp * LOG2E,
+            **term_scalars(edges),
         ),
-        _scalars(
-            num_rows,
-            num_heads,
-            edges_scalars(edges),
-            dropout_scalars(None if edges is None else edges.dropout),
-            scale,
-            query.itemsize,
-            query.stride(),
-            key.stride(),
-            value.stride(),
-        ),
-        shared_bytes=spec.shared_bytes,
         overlaps=True,
     )
     return output
 
 
 def _edge_tensors(
-    slots: TileSlots | None, edges: BoundEdges | None, packed: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    if edges is None:
-        return (None,) * 8
-    places = (None,) * 3 if slots is None else (slots.tile_slots, slots.slot_edges, slots.slot_places)
-    features = None if packed is None else edges.padded_features.contiguous()
-    seed = None if edges.dropout is None else edges.dropout.seed
-    return *places, *contiguous(edges.bias, edges.multiplier), features, packed, seed
+    arguments: FusedArguments, slots: TileSlots | None, edges: BoundEdges, num_heads: int
+) -> dict[str, torch.Tensor | None]:
+    """Members of struct Params for edge data; weights of features are packed first."""
+    bias, multiplier = contiguous(edges.bias, edges.multiplier)
+    tensors = {"bias": bias, "multiplier": multiplier}
+    if slots is not None:
+        tensors |= {"tile_slots": slots.tile_slots, "slot_edges": slots.slot_edges, "slot_places": slots.slot_places}
+    if edges.padded_features is not None:
+        tensors |= {
+            "features": edges.padded_features.contiguous(),
+            "feature_weights": pack_features(arguments, edges, num_heads),
+        }
+    if edges.dropout is not None:
+        tensors["dropout_seed"] = edges.dropout.seed
+    return tensors
 
 
-def pack_features(spec: FusedKernelSpec, edges: BoundEdges, num_heads: int) -> torch.Tensor:
-    """[H, 2 words] 16-bit: the weights of features as an instance reads them, queued on torch's current stream."""
-    key_words, value_words = spec.packed_words
+def pack_features(arguments: FusedArguments, edges: BoundEdges, num_heads: int) -> torch.Tensor:
+    """[H, 2 words] 16-bit: the weights of features as an instance reads them (PackedWeights of cuda/tile_features.cuh),
+    queued on torch's current stream."""
+    dim, terms = arguments.dim, arguments.terms
+    key_words = 256 * -(-dim // 32) if terms & KEY_FEATURES else 0
+    value_words = 128 * -(-dim // SLICE) if terms & VALUE_FEATURES else 0
     packed = edges.padded_features.new_empty((num_heads, 2 * (key_words + value_words)))
-    weights = (None if each is None else each.contiguous() for each in (edges.key_weight, edges.value_weight))
+    key_weight, value_weight = contiguous(edges.key_weight, edges.value_weight)
+    kernel = get_kernel(PACK_FEATURES, packed.device.index)
     launch_kernel(
-        get_kernel(PackFeaturesSpec(), packed.device.index),
+        kernel,
         (-(-(key_words + value_words) // PACK_THREADS), num_heads),
         PACK_THREADS,
-        (packed, *weights),
-        _pack_scalars(spec.dim, edges.num_features, key_words, value_words),
+        {"packed": packed, "key_weight": key_weight, "value_weight": value_weight},
+        kernel.scalars(dim=dim, num_features=edges.num_features, key_words=key_words, value_words=value_words),
         overlaps=True,
     )
     return packed
-
-
-@lru_cache
-def _pack_scalars(*numbers: int) -> bytes:
-    return pack_scalars(*map(np.int32, numbers))
-
-
-@lru_cache  # a model calls with the same ones again and again, and packing them takes as long as half a launch
-def _scalars(
-    num_rows: int,
-    num_heads: int,
-    edges: tuple[int, int, float],
-    dropout: tuple[int, float],
-    scale: float,
-    itemsize: int,
-    *strides: tuple[int, int, int],
-) -> bytes:
-    bias_heads, multiplier_heads, clamp = edges
-    threshold, rescale = dropout
-    return pack_scalars(
-        *(np.uint32(threshold), np.float32(rescale)),
-        *(np.int64(head) for _, head, _ in strides),
-        *(np.int32(row * itemsize) for row, _, _ in strides),
-        np.int32(num_rows),
-        *(np.int32(number) for number in (num_heads, bias_heads, multiplier_heads)),
-        np.uint32((0x80008000 if itemsize == 2 else 0x80000000) if scale < 0 else 0),
-        np.float32(max(abs(scale) * math.log2(math.e), LEAST_SCALE)),
-        np.float32(clamp * math.log2(math.e)),
-    )

@@ -1,12 +1,10 @@
 """Gradients of `fused3s` over KV tiles: a row pass and a column pass; see cuda/fused3s_backward.cu."""
 
-import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import ClassVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -17,100 +15,51 @@ from ..formats.torch_plan import tiles_of_csr
 from ..formats.transpose import transpose_csr
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
-from ..runtime.launch import launch_kernel, pack_scalars
+from ..runtime.jit import ELEMENTS, Element, KernelInstance, get_kernel, input_element, instance_sizes
+from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 from .base import Memory
-from .cuda import LOAD_BYTES, MAX_DIM, aligned_rows
+from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes
 from .fused3s_edges import DROPOUT
-from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
+from .fused3s_shapes import COMMON_DIM
 
 TEAMS = 4
 FEW_TEAMS = 2  # for heads that several warps share: a block of eight is alone on its SM
 WARP_ROW_BYTES = 256  # of a row in one warp: wider heads are shared by two warps or four
-# As in cuda/team.cuh and cuda/fused3s_backward.cu:
-TEAM_BYTES = {1: 0, 2: 4 * 2048, 4: 5 * 2048}  # of struct TeamMemory, by warps
-STATS_BYTES = 128  # of a stage: struct RowStats of 16 rows
 GRADIENTS = frozenset(("query", "key", "value"))
 
 
-@dataclass(frozen=True)
-class BackwardKernelSpec:
-    """One instance of cuda/fused3s_backward.cu.
+class BackwardArguments(NamedTuple):
+    """Template arguments of cuda/fused3s_backward.cu.
 
     Attributes:
         element: of the inputs and gradients.
         dim: dimensions of a head, an even number up to 256.
         columns: the column pass, over A^T; else the row pass.
-        teams: teams of warps of a thread block, each with its own work item.
+        dim_warps: warps of a team, each with its part of the columns; a work item goes to a team.
+        warps: of a thread block.
         terms: DROPOUT or 0.
     """
 
     element: Element
     dim: int
     columns: bool
-    teams: int = TEAMS
-    terms: int = 0
+    dim_warps: int
+    warps: int
+    terms: int
 
-    source: ClassVar[str] = "fused3s_backward.cu"
 
-    @property
-    def name(self) -> str:
-        return cpp_name(
-            "fused3s_backward", self.element, self.dim, self.columns, self.dim_warps, self.warps, self.terms
-        )
+@lru_cache  # on small graphs a call takes as long as its launches: no instance is made twice
+def backward_instance(element: Element, dim: int, columns: bool, teams: int = TEAMS, terms: int = 0) -> KernelInstance:
+    """The instance of cuda/fused3s_backward.cu for blocks of `teams` teams; the others as in `BackwardArguments`."""
+    dim_warps = warps_of_team(element, dim)
+    arguments = BackwardArguments(element, dim, columns, dim_warps, teams * dim_warps, terms)
+    return KernelInstance("fused3s_backward.cu", "fused3s_backward", arguments)
 
-    @cached_property
-    def copy_bytes(self) -> int:
-        """Bytes of a cp.async, which each row of a head must be aligned to."""
-        return math.gcd(self.itemsize * self.dim, LOAD_BYTES)
 
-    @cached_property
-    def itemsize(self) -> int:
-        return self.element.dtype.itemsize
-
-    @cached_property
-    def dim_warps(self) -> int:
-        """Warps of a team, each with its part of the columns."""
-        row_bytes = self.itemsize * self.dim
-        return 1 if row_bytes <= WARP_ROW_BYTES else 2 if row_bytes <= 2 * WARP_ROW_BYTES else 4
-
-    @cached_property
-    def warps(self) -> int:
-        """Warps of a thread block."""
-        return self.teams * self.dim_warps
-
-    @cached_property
-    def slices(self) -> int:
-        """Slices of 16 columns of a warp."""
-        return -(-self.dim // (SLICE * self.dim_warps))
-
-    @cached_property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: struct BackwardMemory, and TeamMemory of each team."""
-        whole_lines = 4 if self.itemsize == 4 and self.slices == 3 else self.slices
-        stage = 2 * 16 * self.itemsize * SLICE * whole_lines + STATS_BYTES
-        records = RECORDS * SLOT_BYTES  # of a warp; those of all begin at a multiple
-        ring = -(-self.warps * STAGES * stage // records) * records
-        return ring + self.warps * records + self.teams * TEAM_BYTES[self.dim_warps]
-
-    @cached_property
-    def partial_floats(self) -> int:
-        """Floats of struct GradientPartial."""
-        return (2 if self.columns else 1) * self.dim_warps * self.slices * 16 * SLICE
-
-    def blocks_per_sm(self, gpu: GPULimits) -> int:
-        """Blocks that run on an SM at once; warps by registers are max_backward_warps of the kernel."""
-        width = SLICE * self.slices
-        if self.itemsize == 4:
-            one_term = self.element is Element.TF32
-            max_warps = 16 if width <= 16 else 12 if width <= 32 or (one_term and not self.columns) else 8
-        elif width <= 64:
-            max_warps = 12 if self.columns else 16
-        else:
-            is_tight = self.terms or gpu.capability != (9, 0)
-            max_warps = 8 if self.columns or self.dim_warps > 1 or (is_tight and self.dim > 112) else 12
-        return max(1, min(gpu.sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
+def warps_of_team(element: Element, dim: int) -> int:
+    row_bytes = element.dtype.itemsize * dim
+    return 1 if row_bytes <= WARP_ROW_BYTES else 2 if row_bytes <= 2 * WARP_ROW_BYTES else 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,35 +133,35 @@ def pass_inputs(
     device: torch.device, num_heads: int, head_dim: int | None, dtype: torch.dtype | None = None
 ) -> tuple[ScheduleInputs, ScheduleInputs]:
     """What the schedules of row pass and column pass depend on besides the graph; dtype None: 16 bits."""
-    return _pass_inputs(gpu_limits(device), num_heads, head_dim, dtype)
+    return _pass_inputs(gpu_limits(device), num_heads, head_dim, dtype, device.index)
 
 
 @lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
 def _pass_inputs(
-    gpu: GPULimits, num_heads: int, head_dim: int | None, dtype: torch.dtype | None
+    gpu: GPULimits, num_heads: int, head_dim: int | None, dtype: torch.dtype | None, device_index: int | None
 ) -> tuple[ScheduleInputs, ScheduleInputs]:
-    return tuple(
-        ScheduleInputs.of_one_shape(num_heads, _teams(gpu, head_dim, dtype, columns)) for columns in (False, True)
-    )
-
-
-def _teams(gpu: GPULimits, head_dim: int | None, dtype: torch.dtype | None, columns: bool) -> BlockShape:
-    """Teams of a block, and teams that the GPU runs at once."""
     element = ELEMENTS[dtype or torch.float16]  # float32: three terms, whatever the precision is now
-    spec = BackwardKernelSpec(element, head_dim or COMMON_DIM, columns)
-    if spec.dim_warps > 1:
-        spec = replace(spec, teams=FEW_TEAMS)
+    dim, teams = head_dim or COMMON_DIM, TEAMS
+    if warps_of_team(element, dim) > 1:
+        teams = FEW_TEAMS
     # The plan must run with all inputs that it leaves open.
-    widest = replace(spec, dim=head_dim or MAX_DIM, element=element if dtype else Element.FLOAT)
-    while spec.teams > 1 and replace(widest, teams=spec.teams).shared_bytes > gpu.block_shared_bytes:
-        spec = replace(spec, teams=spec.teams // 2)
-    return BlockShape(spec.teams, gpu.num_sms * spec.blocks_per_sm(gpu) * spec.teams)
+    widest = element if dtype else Element.FLOAT, head_dim or MAX_DIM
+
+    def shape_of(teams: int, columns: bool) -> BlockShape:
+        """Teams of a block, and teams that the GPU runs at once."""
+        instances = [backward_instance(*each, columns, teams) for each in dict.fromkeys([(element, dim), widest])]
+        sizes = instance_sizes(tuple(instances), device_index)
+        if teams > 1 and sizes[-1].shared_bytes > gpu.block_shared_bytes:
+            return shape_of(teams // 2, columns)
+        return BlockShape(teams, gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * teams)
+
+    return tuple(ScheduleInputs.of_one_shape(num_heads, shape_of(teams, columns)) for columns in (False, True))
 
 
 def compile_backward(data: BackwardData, dtype: torch.dtype, dim: int, device: torch.device) -> None:
     """Compile both passes without dropout."""
-    for spec in _specs(data, input_element(dtype), dim + dim % 2 * (-dim % 8), None):
-        get_kernel(spec, device.index)
+    for instance in _instances(data, input_element(dtype), dim + dim % 2 * (-dim % 8), None):
+        get_kernel(instance, device.index)
 
 
 def launch_backward(
@@ -252,39 +201,75 @@ def launch_backward(
         grad_output, query, key, value, output = padded
         grads = launch_backward(data, grad_output, query, key, value, output, lse, scale, dropout, wanted)
         return tuple(None if grad is None else grad[..., :dim].contiguous() for grad in grads)
-    specs = _specs(data, input_element(query.dtype), dim, dropout)[: 2 if {"key", "value"} & set(wanted) else 1]
-    query, key, value = (aligned_rows(each, specs[0].copy_bytes) for each in (query, key, value))
-    grad_output = aligned_rows(grad_output.to(query.dtype), specs[0].copy_bytes)
-    output = aligned_rows(output.to(query.dtype).contiguous(), specs[0].copy_bytes)
+    instances = _instances(data, input_element(query.dtype), dim, dropout)
+    if "key" not in wanted and "value" not in wanted:
+        del instances[1]
+    itemsize = query.itemsize
+    row_bytes = load_bytes(dim, itemsize)
+    query, key, value = aligned_rows(query, row_bytes), aligned_rows(key, row_bytes), aligned_rows(value, row_bytes)
+    grad_output = aligned_rows(grad_output.to(query.dtype), row_bytes)
+    output = aligned_rows(output.to(query.dtype).contiguous(), row_bytes)
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     row_stats = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
-    sizes = data.num_rows, data.num_cols, num_heads
-    factors = 0, 1.0
-    if dropout is not None:
-        factors = dropout.threshold, 1 / (1 - dropout.rate)
-    strides = [each.stride() for each in (query, key, value, grad_output)]
-    for spec, of_pass in zip(specs, (data.by_row, data.by_column), strict=False):
-        schedule, pitch = of_pass.schedule, (grad_query if of_pass is data.by_row else grad_key).stride(0)
+    (query_row, query_head, _), (key_row, key_head, _) = query.stride(), key.stride()
+    (value_row, value_head, _), (grad_row, grad_head, _) = value.stride(), grad_output.stride()
+    scalars = {
+        "query_head_stride": query_head,
+        "key_head_stride": key_head,
+        "value_head_stride": value_head,
+        "grad_head_stride": grad_head,
+        "query_row_bytes": query_row * itemsize,
+        "key_row_bytes": key_row * itemsize,
+        "value_row_bytes": value_row * itemsize,
+        "grad_row_bytes": grad_row * itemsize,
+        "num_rows": data.num_rows,
+        "num_cols": data.num_cols,
+        "num_heads": num_heads,
+        "scale_log2e": scale * LOG2E,
+        "scale": scale,
+        "threshold": 0 if dropout is None else dropout.threshold,
+        "rescale": 1.0 if dropout is None else 1 / (1 - dropout.rate),
+    }
+    tensors = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "grad_output": grad_output,
+        "output": output,
+        "lse": lse,
+        "row_stats": row_stats,
+        "grad_query": grad_query,
+        "grad_key": grad_key,
+        "grad_value": grad_value,
+        "seed": None if dropout is None else dropout.seed,
+    }
+    for instance, of_pass, gradient in zip(
+        instances, (data.by_row, data.by_column), (grad_query, grad_key), strict=False
+    ):
+        schedule = of_pass.schedule
         if not schedule.num_blocks or not num_heads:
             continue
+        kernel, warps = get_kernel(instance, query.device.index), instance.arguments.warps
         partial = arrived = None
         if num_partials := schedule.num_splits * num_heads:
-            partial = query.new_empty(num_partials * spec.partial_floats, dtype=torch.float32)
-            arrived = semaphores(num_partials * spec.warps, query.device)
+            partial = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
+            arrived = semaphores(num_partials * warps, query.device)
         launch_kernel(
-            get_kernel(spec, query.device.index),
+            kernel,
             (schedule.num_blocks, num_heads),
-            WARP_SIZE * spec.warps,
-            (
-                *(of_pass.kv_tiles, schedule.work_items, query, key, value, grad_output, output, lse, row_stats),
-                *(grad_query, grad_key, grad_value, partial, arrived, of_pass.row_ids),
-                None if dropout is None else dropout.seed,
-            ),
-            _scalars(*sizes, pitch // dim, scale, query.itemsize, *factors, *strides),
-            shared_bytes=spec.shared_bytes,
+            WARP_SIZE * warps,
+            {
+                "kv_tiles": of_pass.kv_tiles,
+                "work_items": schedule.work_items,
+                **tensors,
+                "partial": partial,
+                "semaphores": arrived,
+                "row_ids": of_pass.row_ids,
+            },
+            kernel.scalars(gradient_heads=gradient.stride(0) // dim, **scalars),
             overlaps=True,
         )
-    return (grad_query, grad_key, grad_value) if len(specs) > 1 else (grad_query, None, None)
+    return (grad_query, grad_key, grad_value) if len(instances) > 1 else (grad_query, None, None)
 
 
 def new_gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -292,38 +277,10 @@ def new_gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple([torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors])
 
 
-def _specs(data: BackwardData, element: Element, dim: int, dropout: Dropout | None) -> list[BackwardKernelSpec]:
+def _instances(data: BackwardData, element: Element, dim: int, dropout: Dropout | None) -> list[KernelInstance]:
     """Instances of the row pass and of the column pass."""
     terms = 0 if dropout is None else DROPOUT
     return [
-        _spec(element, dim, columns, of_pass.schedule.warps, terms)
-        for columns, of_pass in ((False, data.by_row), (True, data.by_column))
+        backward_instance(element, dim, False, data.by_row.schedule.warps, terms),
+        backward_instance(element, dim, True, data.by_column.schedule.warps, terms),
     ]
-
-
-@lru_cache  # on small graphs a call takes as long as its launches: no spec is made twice
-def _spec(element: Element, dim: int, columns: bool, teams: int, terms: int) -> BackwardKernelSpec:
-    return BackwardKernelSpec(element, dim, columns, teams, terms)
-
-
-@lru_cache  # packing them takes as long as half a launch
-def _scalars(
-    num_rows: int,
-    num_cols: int,
-    num_heads: int,
-    gradient_heads: int,
-    scale: float,
-    itemsize: int,
-    threshold: int,
-    rescale: float,
-    *strides: tuple[int, int, int],
-) -> bytes:
-    return pack_scalars(
-        *(np.int64(head) for _, head, _ in strides),
-        *(np.int32(row * itemsize) for row, _, _ in strides),
-        *(np.int32(number) for number in (num_rows, num_cols, num_heads, gradient_heads)),
-        np.float32(scale * math.log2(math.e)),
-        np.float32(scale),
-        np.uint32(threshold),
-        np.float32(rescale),
-    )

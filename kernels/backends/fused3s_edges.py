@@ -1,23 +1,19 @@
 """The kernel of `fused3s` for narrow heads on sparse graphs and for edge data; see cuda/fused3s_edges.cu."""
 
-import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import ClassVar
+from functools import lru_cache
 
-import numpy as np
 import torch
 from torch.nn import functional
 
-from ..dropout import Dropout
 from ..edge_data import BoundEdges
 from ..formats.row_items import RowItems, make_row_items
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import cpp_name, get_kernel
-from ..runtime.launch import launch_kernel, pack_scalars
+from ..runtime.jit import KernelInstance, get_kernel
+from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
-from .cuda import LOAD_BYTES, checked_inputs
+from .cuda import LOG2E, checked_inputs, load_bytes
 from .feature_products import FEATURES, add_features, project_query
 
 # As in cuda/score_terms.cuh and cuda/lane_group.cuh:
@@ -28,52 +24,7 @@ BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES, DROPOUT = 1, 2, 4,
 MOST_LANES = 16  # of a group, unless one head needs more: K and V of wider groups would leave L2 (kernels/NOTES.md)
 RESIDENT_WARPS = 24  # per SM, about what the registers allow
 LEAST_PART_EDGES, MOST_PART_EDGES = 16, 64
-NO_EDGE_TENSORS = (None,) * 8
-
-
-@dataclass(frozen=True)
-class EdgeKernelSpec:
-    """One instance of cuda/fused3s_edges.cu.
-
-    Attributes:
-        dtype: torch.float16, torch.bfloat16 or torch.float32, of query, key and value.
-        out_dtype: torch.float32 or `dtype`.
-        dim: dimensions of a head, an even number up to 256.
-        heads: heads of a lane group, a power of two.
-        terms: bits of enum EdgeTerm.
-    """
-
-    dtype: torch.dtype
-    out_dtype: torch.dtype
-    dim: int
-    heads: int
-    terms: int = 0
-
-    source: ClassVar[str] = "fused3s_edges.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name("fused3s_edges", self.dtype, self.out_dtype, self.dim, self.heads, self.terms)
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of a group."""
-        return self.heads * lanes_of_head(self.dim)
-
-    @cached_property
-    def groups_per_block(self) -> int:
-        return WARPS * WARP_SIZE // self.lanes
-
-    @cached_property
-    def partial_floats(self) -> int:
-        """Floats of a partial: O, maximum, sum and features of each lane, in whole float4."""
-        features = max(1, FEATURES // lanes_of_head(self.dim)) if self.terms & VALUE_FEATURES else 0
-        return self.lanes * -(-(LANE_DIMS + 2 + features) // 4) * 4
-
-    @cached_property
-    def copy_bytes(self) -> int:
-        """Bytes of a load, which each row of a head must be aligned to."""
-        return math.gcd(self.dim * self.dtype.itemsize, LOAD_BYTES)
+NO_TERMS = {"bias_heads": 1, "multiplier_heads": 1, "dropout_threshold": 0, "dropout_rescale": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +44,7 @@ def lanes_of_head(dim: int) -> int:
     return 1 << (-(-dim // LANE_DIMS) - 1).bit_length()
 
 
+@lru_cache
 def heads_of_lane_group(num_heads: int, dim: int) -> int:
     """Heads of a lane group, a power of two: as few idle heads as possible, then as many as MOST_LANES lanes hold."""
     most = max(1, MOST_LANES // lanes_of_head(dim))
@@ -137,10 +89,19 @@ def _resident_groups(gpu: GPULimits, num_heads: int, dim: int) -> tuple[int, int
     return gpu.num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim)), -(-num_heads // heads)
 
 
+@lru_cache  # a model calls with the same ones again and again
+def edge_instance(
+    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int = 0
+) -> KernelInstance:
+    """The instance of cuda/fused3s_edges.cu for heads of an even `dim`; `terms`: bits of enum EdgeTerm."""
+    arguments = dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim), terms
+    return KernelInstance("fused3s_edges.cu", "fused3s_edges", arguments)
+
+
 def compile_edge_kernel(
     dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, device: torch.device
 ) -> None:
-    get_kernel(_spec(dtype, out_dtype, dim, num_heads, 0), device.index)
+    get_kernel(edge_instance(dtype, out_dtype, dim, num_heads), device.index)
 
 
 def launch_edge_kernel(
@@ -167,45 +128,60 @@ def launch_edge_kernel(
         [num_rows, H, d] contiguous, of `out_dtype`.
     """
     num_rows, num_heads, dim = query.shape
-    spec = _spec(query.dtype, out_dtype, dim, num_heads, terms_of(edges))
-    query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=spec.copy_bytes)
+    instance = edge_instance(query.dtype, out_dtype, dim, num_heads, terms_of(edges))
+    itemsize, unit = query.itemsize, score_unit(query.dtype)
+    query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=load_bytes(dim, itemsize))
     output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
-    num_groups = -(-num_heads // spec.heads)
+    kernel = get_kernel(instance, query.device.index)
+    num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim))
     num_items, num_parts = data.work.items.shape[0], data.work.parts.shape[0]
-    partial = arrived = None
+    partial = arrived = feature_sums = None
     if num_parts:
-        partial = query.new_empty(num_parts * num_groups * spec.partial_floats, dtype=torch.float32)
+        partial = query.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, query.device)
-    of_edges, feature_sums = NO_EDGE_TENSORS, None
+    of_edges = edge_tensors(edges)
     if edges is not None:
-        projected = None
         if edges.key_weight is not None:  # u = W^T q
-            projected = project_query(query, edges.key_weight.contiguous())
+            of_edges["projected"] = project_query(query, edges.key_weight.contiguous())
         if edges.value_weight is not None:
-            feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
-        seed = None if edges.dropout is None else edges.dropout.seed
-        tensors = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight, edges.padded_features)
-        of_edges = (*tensors, projected, feature_sums, seed)
+            of_edges["feature_sums"] = feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
+    (query_row, query_head, _), (key_row, key_head, _), (value_row, value_head, _) = (
+        query.stride(),
+        key.stride(),
+        value.stride(),
+    )
     launch_kernel(
-        get_kernel(spec, query.device.index),
-        (-(-num_items // spec.groups_per_block), num_groups),
+        kernel,
+        (-(-num_items // kernel.sizes.block_items), num_groups),
         WARPS * WARP_SIZE,
-        (
-            *(data.work.items, data.indices, data.work.parts, query, key, value, output, lse, partial, arrived),
-            *of_edges,
-        ),
-        edge_kernel_scalars(
-            (num_rows, num_items, num_heads),
-            edges_scalars(edges),
-            dropout_scalars(None if edges is None else edges.dropout),
-            scale * score_unit(query.dtype),
-            score_unit(query.dtype),
-            query.itemsize,
-            query.stride(),
-            key.stride(),
-            value.stride(),
+        {
+            "items": data.work.items,
+            "indices": data.indices,
+            "parts": data.work.parts,
+            "query": query,
+            "key": key,
+            "value": value,
+            "output": output,
+            "lse": lse,
+            "partial": partial,
+            "semaphores": arrived,
+            **of_edges,
+        },
+        kernel.scalars(
+            query_head_stride=query_head,
+            key_head_stride=key_head,
+            value_head_stride=value_head,
+            query_row_bytes=query_row * itemsize,
+            key_row_bytes=key_row * itemsize,
+            value_row_bytes=value_row * itemsize,
+            num_rows=num_rows,
+            num_items=num_items,
+            num_heads=num_heads,
+            scale=scale * unit,
+            clamp=0.0 if edges is None or edges.clamp is None else edges.clamp * unit,
+            **term_scalars(edges),
         ),
         overlaps=True,
     )
@@ -230,22 +206,37 @@ def terms_of(edges: BoundEdges | None) -> int:
     return sum(term for term, value in given.items() if value is not None)
 
 
-def edges_scalars(edges: BoundEdges | None) -> tuple[int, int, float]:
-    """Heads of bias and multiplier, 1 or H, and the clamp."""
+def term_scalars(edges: BoundEdges | None) -> dict[str, float]:
+    """Members of struct Params: heads of bias and multiplier, 1 or H, and those of struct DropoutParams."""
     if edges is None:
-        return 1, 1, 0.0
-    heads = (1 if values is None else values.shape[1] for values in (edges.bias, edges.multiplier))
-    return *heads, edges.clamp or 0.0
+        return NO_TERMS
+    scalars = dict(NO_TERMS)
+    if edges.bias is not None:
+        scalars["bias_heads"] = edges.bias.shape[1]
+    if edges.multiplier is not None:
+        scalars["multiplier_heads"] = edges.multiplier.shape[1]
+    if edges.dropout is not None:
+        scalars["dropout_threshold"] = edges.dropout.threshold
+        scalars["dropout_rescale"] = 1 / (1 - edges.dropout.rate)
+    return scalars
+
+
+def edge_tensors(edges: BoundEdges | None) -> dict[str, torch.Tensor | None]:
+    """Members of struct Params of both edge kernels: edge data that they read as it is, and the dropout's seed."""
+    if edges is None:
+        return {}
+    names = ("bias", "multiplier", "types", "type_weight")
+    tensors = dict(zip(names, contiguous(*[getattr(edges, name) for name in names]), strict=True))
+    if edges.features is not None:
+        tensors["features"] = edges.padded_features.contiguous()
+    if edges.dropout is not None:
+        tensors["dropout_seed"] = edges.dropout.seed
+    return tensors
 
 
 def score_unit(dtype: torch.dtype) -> float:
     """kScoreUnit of cuda/score_terms.cuh."""
-    return 1.0 if dtype == torch.float32 else math.log2(math.e)
-
-
-def dropout_scalars(dropout: Dropout | None) -> tuple[int, float]:
-    """Members of struct DropoutParams behind the seed: threshold, and factor of the weights that are kept."""
-    return (0, 1.0) if dropout is None else (dropout.threshold, 1 / (1 - dropout.rate))
+    return 1.0 if dtype == torch.float32 else LOG2E
 
 
 def contiguous(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -259,39 +250,4 @@ def pad_weights(edges: BoundEdges, columns: int) -> BoundEdges:
     weights = {name: getattr(edges, name) for name in pads}
     return replace(
         edges, **{name: functional.pad(weight, pads[name]) for name, weight in weights.items() if weight is not None}
-    )
-
-
-@lru_cache
-def _spec(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int) -> EdgeKernelSpec:
-    return EdgeKernelSpec(dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim), terms)
-
-
-@lru_cache  # a model calls with the same ones again and again, and packing them takes as long as half a launch
-def edge_kernel_scalars(
-    sizes: tuple[int, ...],
-    edges: tuple[int, int, float],
-    dropout: tuple[int, float],
-    scale: float,
-    unit: float,
-    itemsize: int,
-    *strides: tuple[int, int, int],
-) -> bytes:
-    """Scalars of cuda/fused3s_edges.cu and cuda/fused3s_edges_backward.cu.
-
-    Args:
-        sizes: the members from num_rows on, in front of the heads of bias and multiplier.
-        edges, dropout: from `edges_scalars` and `dropout_scalars`.
-        scale: as the kernel has it.
-        unit: from `score_unit`.
-        strides: in elements, of the tensors by row.
-    """
-    bias_heads, multiplier_heads, clamp = edges
-    threshold, rescale = dropout
-    return pack_scalars(
-        *(np.uint32(threshold), np.float32(rescale)),
-        *(np.int64(head) for _, head, _ in strides),
-        *(np.int32(row * itemsize) for row, _, _ in strides),
-        *(np.int32(number) for number in (*sizes, bias_heads, multiplier_heads)),
-        *(np.float32(scale), np.float32(clamp * unit)),
     )

@@ -1,107 +1,36 @@
 """The backward pass of `fused3s` edge by edge; see cuda/fused3s_edges_backward.cu."""
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import ClassVar
+from functools import lru_cache
 
-import numpy as np
 import torch
 
 from ..edge_data import BoundEdges
 from ..formats.row_items import RowItems
 from ..formats.transpose import TransposedCSR, transpose_csr
 from ..fragments import WARP_SIZE
-from ..runtime.jit import cpp_name, get_kernel
-from ..runtime.launch import launch_kernel, pack_scalars
+from ..runtime.jit import KernelInstance, get_kernel
+from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 from .base import Gradients, Memory
-from .cuda import LOAD_BYTES, aligned_rows
+from .cuda import aligned_rows, load_bytes
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients
 from .fused3s_edges import (
-    KEY_FEATURES,
-    LANE_DIMS,
-    VALUE_FEATURES,
     WARPS,
     EdgeKernelData,
-    contiguous,
-    dropout_scalars,
-    edge_kernel_scalars,
-    edges_scalars,
+    edge_tensors,
     heads_of_lane_group,
     items_for_heads,
-    lanes_of_head,
     score_unit,
+    term_scalars,
     terms_of,
 )
 
-NO_EDGE_TENSORS = (None,) * 14
+SOURCE = "fused3s_edges_backward.cu"
 FEATURE_LANES = 4  # of an item in `gradients_of_features`
 TYPE_CHUNK = 1 << 22  # elements of [edges, H, d] at a time in `_type_gradient`
-
-
-@dataclass(frozen=True)
-class EdgeBackwardSpec:
-    """One instance of cuda/fused3s_edges_backward.cu.
-
-    Attributes:
-        dtype: torch.float16, torch.bfloat16 or torch.float32, of query, key, value and their gradients.
-        out_dtype: torch.float32 or `dtype`, of the output; None for the pass over columns.
-        dim: dimensions of a head, an even number up to 256.
-        heads: heads of a lane group, a power of two.
-        terms: bits of enum EdgeTerm.
-    """
-
-    dtype: torch.dtype
-    out_dtype: torch.dtype | None
-    dim: int
-    heads: int
-    terms: int = 0
-
-    source: ClassVar[str] = "fused3s_edges_backward.cu"
-
-    @property
-    def over_columns(self) -> bool:
-        return self.out_dtype is None
-
-    @property
-    def name(self) -> str:
-        if self.over_columns:
-            return cpp_name("gradients_over_columns", self.dtype, self.dim, self.heads, self.terms)
-        return cpp_name("gradients_over_rows", self.dtype, self.out_dtype, self.dim, self.heads, self.terms)
-
-    @cached_property
-    def groups_per_block(self) -> int:
-        return WARPS * WARP_SIZE // (self.heads * lanes_of_head(self.dim))
-
-    @cached_property
-    def partial_floats(self) -> int:
-        """Floats of a partial: the sums of each lane in whole float4."""
-        lane_features = max(1, FEATURES // lanes_of_head(self.dim))
-        sums = LANE_DIMS + (LANE_DIMS if self.over_columns else 0)
-        if not self.over_columns:
-            sums += lane_features * sum(bool(self.terms & term) for term in (KEY_FEATURES, VALUE_FEATURES))
-        return self.heads * lanes_of_head(self.dim) * -(-sums // 4) * 4
-
-    @cached_property
-    def copy_bytes(self) -> int:
-        """Bytes of a load, which each row of a head must be aligned to."""
-        return math.gcd(self.dim * self.dtype.itemsize, LOAD_BYTES)
-
-
-@dataclass(frozen=True)
-class FeatureGradientSpec:
-    """One instance of `gradients_of_features`; `dtype`: of the features."""
-
-    dtype: torch.dtype
-
-    source: ClassVar[str] = "fused3s_edges_backward.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name("gradients_of_features", self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +61,29 @@ def build_edge_backward_data(
     return EdgeBackwardData(transposed, work)
 
 
+@lru_cache  # on small graphs a call takes as long as its launches: no instance is made twice
+def edge_backward_instances(
+    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int = 0
+) -> tuple[KernelInstance, KernelInstance]:
+    """Instances of the pass over rows and of the pass over columns for heads of an even `dim`; `terms`: bits of enum
+    EdgeTerm."""
+    heads = heads_of_lane_group(num_heads, dim)
+    return (
+        KernelInstance(SOURCE, "gradients_over_rows", (dtype, out_dtype, dim, heads, terms)),
+        KernelInstance(SOURCE, "gradients_over_columns", (dtype, dim, heads, terms)),
+    )
+
+
+@lru_cache
+def features_instance(dtype: torch.dtype) -> KernelInstance:
+    return KernelInstance(SOURCE, "gradients_of_features", (dtype,))
+
+
 def compile_edge_backward(
     dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, device: torch.device
 ) -> None:
-    for spec in _specs(dtype, out_dtype, dim, num_heads, 0):
-        get_kernel(spec, device.index)
+    for instance in edge_backward_instances(dtype, out_dtype, dim, num_heads):
+        get_kernel(instance, device.index)
 
 
 def launch_edge_backward(
@@ -169,39 +116,58 @@ def launch_edge_backward(
         into: see `Backend.attend_backward`.
     """
     num_rows, num_heads, dim = query.shape
-    over_rows, over_columns = _specs(query.dtype, output.dtype, dim, num_heads, terms_of(edges))
+    over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, dim, num_heads, terms_of(edges))
     if grad_output.dtype is not query.dtype:
         grad_output = grad_output.to(query.dtype)
-    query, grad_output, key, value = [
-        aligned_rows(tensor, over_rows.copy_bytes) for tensor in (query, grad_output, key, value)
-    ]
+    row_bytes = load_bytes(dim, query.itemsize)
+    query, grad_output, key, value = [aligned_rows(tensor, row_bytes) for tensor in (query, grad_output, key, value)]
     of_edges = None if edges is None else _EdgeTensors(forward_data, query, grad_output, edges, wanted)
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
-    of_columns = "key" in wanted or "value" in wanted
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     if into and edges is not None and edges.key_weight is not None:
         (grad_query,) = new_gradients(query)  # add_features takes contiguous rows
-    scalars = edges_scalars(edges), dropout_scalars(None if edges is None else edges.dropout), scale
+    unit = score_unit(query.dtype)
+    scalars = {
+        "num_rows": num_rows,
+        "num_heads": num_heads,
+        "scale": scale,
+        "clamp": 0.0 if edges is None or edges.clamp is None else edges.clamp * unit,
+        **term_scalars(edges),
+    }
     _launch(
         over_rows,
         forward_data.work,
-        (forward_data.indices, None),
-        (query, grad_output, key, value),
-        (output.contiguous(), lse.contiguous(), row_state, grad_query, None),
-        NO_EDGE_TENSORS if of_edges is None else of_edges.for_rows,
-        num_rows,
-        *scalars,
+        {
+            "indices": forward_data.indices,
+            "own_first": query,
+            "own_second": grad_output,
+            "gathered_first": key,
+            "gathered_second": value,
+            "output": output.contiguous(),
+            "lse": lse.contiguous(),
+            "row_state": row_state,
+            "first_gradient": grad_query,
+            **({} if of_edges is None else of_edges.for_rows),
+        },
+        scalars,
     )
-    if of_columns:
+    if "key" in wanted or "value" in wanted:
         _launch(
             over_columns,
             data.work,
-            (data.transposed.indices, data.transposed.edge),
-            (key, value, query, grad_output),
-            (None, None, row_state, grad_key, grad_value),
-            NO_EDGE_TENSORS if of_edges is None else of_edges.for_columns,
-            num_rows,
-            *scalars,
+            {
+                "indices": data.transposed.indices,
+                "edges": data.transposed.edge,
+                "own_first": key,
+                "own_second": value,
+                "gathered_first": query,
+                "gathered_second": grad_output,
+                "row_state": row_state,
+                "first_gradient": grad_key,
+                "second_gradient": grad_value,
+                **({} if of_edges is None else of_edges.for_columns),
+            },
+            scalars,
         )
     found = of_rows(grad_query, grad_key, grad_value, wanted)
     return found if of_edges is None else of_edges.gradients(found, data.transposed, query, key, grad_output)
@@ -245,11 +211,17 @@ class _EdgeTensors:
         self.bias, self.multiplier = of_edges("bias" in wanted), of_edges("multiplier" in wanted)
         self.score_weights = of_edges("type_weight" in wanted or (of_features and edges.key_weight is not None))
         self.value_weights = of_edges(of_features and edges.value_weight is not None)
-        seed = None if edges.dropout is None else edges.dropout.seed
-        terms = contiguous(edges.bias, edges.multiplier, edges.types, edges.type_weight, edges.padded_features)
-        read = (*terms, self.projected_query, self.projected_grad)
-        sums = (self.key_sums, self.value_sums, self.bias, self.multiplier, self.score_weights, self.value_weights)
-        self.for_rows, self.for_columns = (*read, *sums, seed), (*read, *(None,) * 6, seed)
+        self.for_columns = edge_tensors(edges)
+        self.for_columns |= {"projected_query": self.projected_query, "projected_grad": self.projected_grad}
+        self.for_rows = {
+            **self.for_columns,
+            "key_feature_sums": self.key_sums,
+            "value_feature_sums": self.value_sums,
+            "bias_gradient": self.bias,
+            "multiplier_gradient": self.multiplier,
+            "score_weights": self.score_weights,
+            "value_weights": self.value_weights,
+        }
 
     def gradients(
         self,
@@ -282,47 +254,44 @@ class _EdgeTensors:
 
 
 def _launch(
-    spec: EdgeBackwardSpec,
-    work: RowItems,
-    edges_of_items: tuple[torch.Tensor, torch.Tensor | None],
-    rows: tuple[torch.Tensor, ...],
-    results: tuple[torch.Tensor | None, ...],
-    edge_tensors: tuple[torch.Tensor | None, ...],
-    num_rows: int,
-    edges: tuple[int, int, float],
-    dropout: tuple[int, float],
-    scale: float,
+    instance: KernelInstance, work: RowItems, tensors: dict[str, torch.Tensor | None], scalars: dict[str, float]
 ) -> None:
-    """One pass; the tuples of tensors are neighbouring members of struct Params.
-
-    Args:
-        edges, dropout: from `edges_scalars` and `dropout_scalars`.
-    """
+    """One pass over the rows of `work`, with the members of struct Params that do not follow from it."""
     num_items, num_parts = work.items.shape[0], work.parts.shape[0]
     if num_items == 0:
         return
-    num_heads = rows[0].shape[1]
-    num_groups = -(-num_heads // spec.heads)
+    own, gradient = tensors["own_first"], tensors["first_gradient"]
+    _, num_heads, dim = own.shape
+    kernel = get_kernel(instance, own.device.index)
+    num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim))
     partial = arrived = None
     if num_parts:
-        partial = rows[0].new_empty(num_parts * num_groups * spec.partial_floats, dtype=torch.float32)
-        arrived = semaphores(num_parts * num_groups, rows[0].device)
+        partial = own.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
+        arrived = semaphores(num_parts * num_groups, own.device)
+    strides = _strides(
+        own.itemsize,
+        own.stride(),
+        tensors["own_second"].stride(),
+        tensors["gathered_first"].stride(),
+        tensors["gathered_second"].stride(),
+    )
     launch_kernel(
-        get_kernel(spec, rows[0].device.index),
-        (-(-num_items // spec.groups_per_block), num_groups),
+        kernel,
+        (-(-num_items // kernel.sizes.block_items), num_groups),
         WARPS * WARP_SIZE,
-        (work.items, *edges_of_items, work.parts, *rows, *results, partial, arrived, *edge_tensors),
-        edge_kernel_scalars(
-            (num_rows, num_items, num_heads, results[3].stride(0) // spec.dim),
-            edges,
-            dropout,
-            scale,
-            score_unit(spec.dtype),
-            spec.dtype.itemsize,
-            *[tensor.stride() for tensor in rows],
-        ),
+        {"items": work.items, "parts": work.parts, "partial": partial, "semaphores": arrived, **tensors},
+        kernel.scalars(num_items=num_items, gradient_heads=gradient.stride(0) // dim, **strides, **scalars),
         overlaps=True,
     )
+
+
+@lru_cache  # a model calls with the same ones again and again
+def _strides(itemsize: int, *strides: tuple[int, int, int]) -> dict[str, int]:
+    """Members of struct Params for the strides of the four tensors by row."""
+    members, names = {}, ("own_first", "own_second", "gathered_first", "gathered_second")
+    for name, (row, head, _) in zip(names, strides, strict=True):
+        members |= {f"{name}_head_stride": head, f"{name}_row_bytes": row * itemsize}
+    return members
 
 
 def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -347,12 +316,20 @@ def _feature_gradient(
     num_heads = (value_weights if score_weights is None else score_weights).shape[1]
     num_items = work.items.shape[0]
     if num_edges:
+        kernel = get_kernel(features_instance(features.dtype), features.device.index)
         launch_kernel(
-            get_kernel(FeatureGradientSpec(features.dtype), features.device.index),
+            kernel,
             (-(-num_items * FEATURE_LANES // (WARPS * WARP_SIZE)),),
             WARPS * WARP_SIZE,
-            (work.items, score_weights, projected_query, value_weights, projected_grad, gradient),
-            pack_scalars(np.int32(num_rows), np.int32(num_items), np.int32(num_heads)),
+            {
+                "items": work.items,
+                "score_weights": score_weights,
+                "projected_query": projected_query,
+                "value_weights": value_weights,
+                "projected_grad": projected_grad,
+                "gradient": gradient,
+            },
+            kernel.scalars(num_rows=num_rows, num_items=num_items, num_heads=num_heads),
             overlaps=True,
         )
     return gradient
@@ -378,12 +355,3 @@ def _type_gradient(
         is_type = (edges.types[edge] == numbers[:, None]).float()
         gradient += is_type @ products.flatten(1)
     return gradient.view(num_types, num_heads, dim).to(query.dtype)
-
-
-@lru_cache
-def _specs(
-    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int
-) -> tuple[EdgeBackwardSpec, EdgeBackwardSpec]:
-    """Instances of the pass over rows and of the pass over columns."""
-    heads = heads_of_lane_group(num_heads, dim)
-    return tuple(EdgeBackwardSpec(dtype, out, dim, heads, terms) for out in (out_dtype, None))

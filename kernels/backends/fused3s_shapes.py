@@ -2,10 +2,5 @@
 
 TILE = (16, 16)
 COMMON_DIM = 128  # head dimension of a schedule made before it is known
-RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
 NARROW_DIM = 32  # heads up to this width may go edge by edge
 SLICE = 16  # columns of two n-tiles
-# As in cuda/fused3s_params.cuh:
-STAGES = 2
-RECORDS = 4
-SLOT_BYTES = 128

@@ -24,6 +24,15 @@ constexpr bool kIsWide = kElement == Element::kFloat || kElement == Element::kTF
 template <Element kElement>
 constexpr int kElement_bytes = kIsWide<kElement> ? 4 : 2;
 
+// What the host reads of an instance (kernels/runtime/jit.py); 0: it has none. A source defines, for a kernel f,
+//   template <parameters of f> __device__ KernelSizes f_sizes = {...};
+struct KernelSizes {
+  int shared_bytes;    // dynamic shared memory of a block
+  int partial_floats;  // of a partial result
+  int blocks_per_sm;   // that registers are left for, as in the launch bounds
+  int block_items;     // of one block: work items, heads, columns or rows, whatever the blocks share out
+};
+
 __device__ constexpr int divide_up(int x, int y) { return (x + y - 1) / y; }
 
 __device__ __forceinline__ float negative_infinity() { return __int_as_float(0xff800000); }

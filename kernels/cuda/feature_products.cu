@@ -44,6 +44,9 @@ __device__ __forceinline__ u32 load_weight(const Params& p, int head, int d, int
 }
 
 template <Element kIn, int kDim>
+__device__ KernelSizes project_query_sizes = {0, 0, kMinBlocks, HeadRow<kDim, sizeof(u16)>::kHeads};
+
+template <Element kIn, int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query(const __grid_constant__ ProjectParams p) {
   using Row = HeadRow<kDim, sizeof(u16)>;
   constexpr int kTiles = kFeatures / kTileN;
@@ -129,6 +132,9 @@ __device__ __forceinline__ void add_product(u32 (&words)[kChunkWords], const flo
     }
   }
 }
+
+template <Element kIn, Element kOut, int kDim>
+__device__ KernelSizes add_features_sizes = {0, 0, kMinBlocks, HeadRow<kDim, kElement_bytes<kOut>>::kHeads};
 
 template <Element kIn, Element kOut, int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __grid_constant__ AddParams p) {
@@ -235,6 +241,9 @@ struct GradientTile : GradientSlice<kDim, sizeof(u16)> {
     return 2 * (2 * (lane % 4) + i % 2) + quad % kNTiles;
   }
 };
+
+template <Element kIn, int kDim>
+__device__ KernelSizes weight_gradient_sizes = {0, 4 * GradientTile<kDim>::kPartial, kMinBlocks, GradientTile<kDim>::kDims};
 
 template <Element kIn, int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks)

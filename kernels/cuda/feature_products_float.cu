@@ -58,6 +58,9 @@ __device__ __forceinline__ void to_floats(float (&x)[kDims], uint4 chunk) {
 }
 
 template <int kDim>
+__device__ KernelSizes project_query_float_sizes = {0, 0, kMinBlocks, FloatRow<kDim>::kHeads};
+
+template <int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query_float(const __grid_constant__ ProjectParams p) {
   using Row = FloatRow<kDim>;
   constexpr int kLaneFeatures = kFeatures / Row::kHeadLanes;  // whose sums a lane stores
@@ -131,6 +134,9 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query_float(cons
     }
   }
 }
+
+template <int kDim>
+__device__ KernelSizes add_features_float_sizes = {0, 0, kMinBlocks, FloatRow<kDim>::kHeads};
 
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features_float(const __grid_constant__ AddParams p) {
@@ -221,6 +227,9 @@ struct FloatGradientTile : GradientSlice<kDim, sizeof(float)> {
   }
   __device__ static __forceinline__ int feature(int, int lane, int i) { return 4 * (lane % kQuarters) + i; }
 };
+
+template <int kDim>
+__device__ KernelSizes weight_gradient_float_sizes = {0, 4 * FloatGradientTile<kDim>::kPartial, kMinBlocks, FloatGradientTile<kDim>::kDims};
 
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks)

@@ -160,6 +160,30 @@ struct Choose<false, Then, Else> {
   using Type = Else;
 };
 
+template <Element kIn, int kDim, int kHeads, int kWarps, int kTerms, int kDimWarps>
+__device__ constexpr int shared_bytes() {
+  constexpr int kWidth = columns_of_warp<kDim, kDimWarps>();
+  if constexpr (kDimWarps > 1) {
+    return sizeof(SharedMemoryOfTeams<kWidth, kWarps, kDimWarps>);
+  } else if constexpr (kIsWide<kIn>) {
+    return sizeof(SharedMemory<kWidth, kHeads, kWarps, sizeof(float)>);
+  } else if constexpr (kHasFeatures<kTerms>) {
+    return sizeof(SharedMemoryOfFeatures<kDim, kHeads, kWarps, kTerms>);
+  } else if constexpr (kTerms != 0) {
+    return sizeof(SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms>);
+  } else {
+    return sizeof(SharedMemory<kDim, kHeads, kWarps>);
+  }
+}
+
+template <Element kIn, Element kOut, int kDim, int kHeads, int kWarps, int kTerms, int kDimWarps = 1>
+__device__ KernelSizes fused3s_sizes = {
+    shared_bytes<kIn, kDim, kHeads, kWarps, kTerms, kDimWarps>(),
+    static_cast<int>(sizeof(Partial<kDim, kHeads>) / sizeof(float)),
+    max_warps<kIn, columns_of_warp<kDim, kDimWarps>(), kHeads, kTerms>() / kWarps,
+    kWarps / kDimWarps,  // work items
+};
+
 template <Element kIn, Element kOut, int kDim, int kHeads, int kWarps, int kTerms, int kDimWarps = 1>
 __global__ void __launch_bounds__(kWarps* kWarpSize,
                                   max_warps<kIn, columns_of_warp<kDim, kDimWarps>(), kHeads, kTerms>() / kWarps)

@@ -67,7 +67,7 @@
 #include "team.cuh"
 
 // Warps per SM that __launch_bounds__ leaves registers for, without spills. Twelve warps of 128 columns in 16 bits fit
-// only compute capability 9.0. BackwardKernelSpec.blocks_per_sm repeats this.
+// only compute capability 9.0.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 __device__ constexpr int max_backward_warps() {
   constexpr int kWidth = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kWidth;
@@ -87,6 +87,15 @@ template <int kBytes, int kDim, int kDimWarps, int kWarps>
 struct BackwardMemory {
   RowPair<kBytes, kDim, kDimWarps> ring[kWarps][kStages];  // after the loop: the sums of each warp, unless kWarp
   __align__(kRecords * kRecord_bytes) unsigned char records[kWarps][kRecords][kRecord_bytes];
+};
+
+template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, int kTerms>
+__device__ KernelSizes fused3s_backward_sizes = {
+    static_cast<int>(sizeof(BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>) +
+                     (kDimWarps > 1 ? kWarps / kDimWarps * sizeof(TeamMemory<kDimWarps>) : 0)),
+    static_cast<int>(sizeof(GradientPartial<kDim, kColumns, kDimWarps>) / sizeof(float)),
+    max_backward_warps<kIn, kDim, kColumns, kDimWarps, kTerms>() / kWarps,
+    kWarps / kDimWarps,  // work items
 };
 
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, int kTerms>

@@ -132,6 +132,10 @@ struct Softmax {
   }
 };
 
+template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms,
+          typename Group = ForwardGroup<kIn, kDim, kHeads, kTerms>>
+__device__ KernelSizes fused3s_edges_sizes = {0, Group::kPartial, Group::kMinBlocks, kWarps * Group::kGroups};
+
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms>
 __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHeads, kTerms>::kMinBlocks)
     fused3s_edges(const __grid_constant__ Params p) {

@@ -408,6 +408,13 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   }
 }
 
+template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms,
+          typename Group = BackwardGroup<kIn, kDim, kHeads, kTerms, Pass::kRows>>
+__device__ KernelSizes gradients_over_rows_sizes = {0, Group::kPartial, Group::kMinBlocks, kWarps * Group::kGroups};
+template <Element kIn, int kDim, int kHeads, int kTerms,
+          typename Group = BackwardGroup<kIn, kDim, kHeads, kTerms, Pass::kColumns>>
+__device__ KernelSizes gradients_over_columns_sizes = {0, Group::kPartial, Group::kMinBlocks, kWarps * Group::kGroups};
+
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms>
 __global__ void __launch_bounds__(kWarps* kWarpSize, BackwardGroup<kIn, kDim, kHeads, kTerms, Pass::kRows>::kMinBlocks)
     gradients_over_rows(const __grid_constant__ Params p) {

@@ -1,52 +1,54 @@
-"""Compilation of the CUDA sources: a frozen spec names one template instance, NVRTC builds it once.
+"""Compilation of the CUDA sources: a `KernelInstance` names one template instance, NVRTC builds it once.
 
 CuPy keeps compiled modules on disk (CUPY_CACHE_DIR, ~/.cupy/kernel_cache). Its key is the source text, so project
 headers are pasted into the text. `compile_ptxas` builds for any architecture without a GPU and returns the report of
 ptxas, for tests and for readers who count registers.
 """
 
+import ctypes
 import logging
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import KernelCompileError
+from . import debug
+from .params import ParamsLayout, params_layout
+from .source import read_source
 
 logger = logging.getLogger(__name__)
 
-CUDA_FOLDER = Path(__file__).parents[1] / "cuda"
 OPTIONS = ("--std=c++17",)
+RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
 
 
 class Element(Enum):
-    """As in cuda/common.cuh: a type in memory, and of float32 inputs the number of TF32 terms of a product."""
+    """As in cuda/common.cuh: a type in memory, and of float32 inputs the number of TF32 terms of a product.
 
-    HALF = "kHalf"
-    BFLOAT16 = "kBFloat16"
-    FLOAT = "kFloat"
-    TF32 = "kTF32"
+    Attributes:
+        cpp: name in C++.
+        dtype: in memory.
+    """
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self]
+    HALF = "kHalf", torch.float16
+    BFLOAT16 = "kBFloat16", torch.bfloat16
+    FLOAT = "kFloat", torch.float32
+    TF32 = "kTF32", torch.float32
+
+    def __init__(self, cpp: str, dtype: torch.dtype) -> None:
+        self.cpp, self.dtype = cpp, dtype
 
 
-DTYPES = {
-    Element.HALF: torch.float16,
-    Element.BFLOAT16: torch.bfloat16,
-    Element.FLOAT: torch.float32,
-    Element.TF32: torch.float32,
-}
-ELEMENTS = {torch.float16: Element.HALF, torch.bfloat16: Element.BFLOAT16, torch.float32: Element.FLOAT}
+ELEMENTS = {element.dtype: element for element in (Element.HALF, Element.BFLOAT16, Element.FLOAT)}
 
 
 def input_element(dtype: torch.dtype) -> Element:
@@ -57,22 +59,63 @@ def input_element(dtype: torch.dtype) -> Element:
     return ELEMENTS[dtype]
 
 
-class KernelSpec(Protocol):
-    """One template instance: a frozen, hashable description of the compile-time choices.
+@dataclass(frozen=True)
+class KernelInstance:
+    """One instance of a kernel template.
 
     Attributes:
         source: name of the CUDA source in kernels/cuda, or the path of one elsewhere.
-        name: the C++ name of the instance, template arguments included.
-
-    Optional attributes: `shared_bytes`, the dynamic shared memory of a block; `arch`, such as "sm_90a", for kernels
-    with instructions of that architecture alone (the others are compiled for the GPU at hand).
+        function: name of the kernel.
+        arguments: its template arguments in the source's order; a NamedTuple where the host reads them, too.
+        arch: such as "sm_90a", for instructions of that architecture alone; None: compiled for the GPU at hand.
     """
 
-    @property
-    def source(self) -> str | Path: ...
+    source: str | Path
+    function: str
+    arguments: tuple[Element | torch.dtype | bool | int, ...] = ()
+    arch: str | None = None
+
+    def __post_init__(self) -> None:
+        # Every launch looks its instance up: the hash of all fields takes as long as a fifth of the launch.
+        fields = self.source, self.function, self.arguments, self.arch
+        object.__setattr__(self, "_hash", hash(fields))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """C++ name: `function<Element::kHalf, 128, true>`."""
+        return cpp_name(self.function, *self.arguments) if self.arguments else self.function
+
+    @property
+    def sizes_name(self) -> str:
+        """C++ name of the address of its `KernelSizes`, a variable template with the kernel's parameters."""
+        return "&" + cpp_name(f"{self.function}_sizes", *self.arguments)
+
+    @property
+    def exports_sizes(self) -> bool:
+        return f" {self.function}_sizes = {{" in read_source(self.source)
+
+
+class KernelSizes(NamedTuple):
+    """Sizes that a source computes for an instance, as struct KernelSizes of cuda/common.cuh has them; 0: has none.
+
+    Attributes:
+        shared_bytes: dynamic shared memory of a block.
+        partial_floats: floats of a partial result.
+        blocks_per_sm: blocks that registers are left for, by the launch bounds.
+        block_items: what the blocks share out, such as work items, heads or columns, of one of them.
+    """
+
+    shared_bytes: int = 0
+    partial_floats: int = 0
+    blocks_per_sm: int = 0
+    block_items: int = 0
+
+    def resident_blocks(self, sm_shared_bytes: int) -> int:
+        """Blocks that an SM holds at once: by the launch bounds, and by its shared memory."""
+        return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), self.blocks_per_sm))
 
 
 def cpp_name(function: str, *arguments: Element | torch.dtype | bool | int) -> str:
@@ -82,7 +125,7 @@ def cpp_name(function: str, *arguments: Element | torch.dtype | bool | int) -> s
         if isinstance(argument, torch.dtype):
             argument = ELEMENTS[argument]
         if isinstance(argument, Element):
-            return f"Element::{argument.value}"
+            return f"Element::{argument.cpp}"
         return str(argument).lower()
 
     return f"{function}<{', '.join(map(cpp, arguments))}>"
@@ -101,86 +144,126 @@ class PtxasReport:
     serialized: bool
 
 
-@cache
-def read_source(source: str | Path) -> str:
-    """Text of a CUDA source with its headers (`#include "..."`, beside it or in kernels/cuda) pasted in, each once."""
-    pasted: set[str] = set()
-    source = CUDA_FOLDER / source
-
-    def paste(name: str) -> str:
-        if name in pasted:
-            return ""
-        pasted.add(name)
-        path = next(each / name for each in (source.parent, CUDA_FOLDER) if (each / name).exists())
-        text = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
-        return re.sub(r'^#include "(.+)"$', lambda include: paste(include[1]), text, flags=re.MULTILINE)
-
-    return paste(source.name)
-
-
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """An instance on a GPU.
 
     Attributes:
+        name: C++ name of the instance.
         address: its CUfunction.
+        sizes: as its source computes them; zeros where it exports none.
+        params: layout of the struct that it takes.
+        scalars: `params.pack_scalars`.
         function: its CuPy function, which keeps the module loaded.
     """
 
+    name: str
     address: int
+    sizes: KernelSizes
+    params: ParamsLayout
+    scalars: Callable[..., bytes]
     function: Any
 
 
 _lock = threading.Lock()
-_kernels: dict[tuple[KernelSpec, int], Kernel] = {}
+_kernels: dict[tuple[KernelInstance, int], Kernel] = {}
 
 
-def get_kernel(spec: KernelSpec, device_index: int) -> Kernel:
+def get_kernel(instance: KernelInstance, device_index: int) -> Kernel:
     """An instance on a GPU, compiled and loaded on first use.
 
     Raises:
         KernelCompileError: NVRTC refused the source.
+        ValueError: it needs more shared memory than the GPU has.
     """
-    kernel = _kernels.get((spec, device_index))
+    kernel = _kernels.get((instance, device_index))
     if kernel is None:
         with _lock:
-            kernel = _kernels.get((spec, device_index))
+            kernel = _kernels.get((instance, device_index))
             if kernel is None:
-                kernel = _kernels[spec, device_index] = _load(spec, device_index)
+                kernel = _kernels[instance, device_index] = _load(instance, device_index)
     return kernel
 
 
-def _load(spec: KernelSpec, device_index: int) -> Kernel:
+@lru_cache
+def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | None) -> tuple[KernelSizes, ...]:
+    """Sizes of instances of one source on a GPU (None: the current one), for plans: the kernels are not compiled.
+
+    Raises:
+        KernelCompileError: NVRTC refused the source.
+    """
+    names = [instance.sizes_name for instance in instances]
+    with _device(device_index):
+        module = _compile(instances[0], names, f"the sizes of {instances[0].name}")
+        return tuple(_read_sizes(module, name) for name in names)
+
+
+def _load(instance: KernelInstance, device_index: int) -> Kernel:
+    logger.info("compiling %s (on first use; CuPy keeps the result on disk)", instance.name)
+    start = time.perf_counter()
+    is_named = isinstance(instance, KernelInstance)  # planning kernels get their struct packed by position
+    exported = [instance.sizes_name] if is_named and instance.exports_sizes else []
+    with _device(device_index):
+        module = _compile(instance, [instance.name, *exported], instance.name)
+        sizes = _read_sizes(module, exported[0]) if exported else KernelSizes()
+        function = module.get_function(instance.name)
+        if sizes.shared_bytes:
+            _allow_shared_memory(function, instance, sizes.shared_bytes, device_index)
+        address = function.kernel.ptr
+    logger.info("compiled %s in %.1f s", instance.name, time.perf_counter() - start)
+    if debug.ENABLED:
+        debug.report(
+            f"loaded {instance.name}: {function.num_regs} registers, {function.local_size_bytes} bytes of local memory "
+            f"a thread, {sizes}"
+        )
+    params = params_layout(instance.source, instance.function) if is_named else None
+    return Kernel(instance.name, address, sizes, params, params and params.pack_scalars, function)
+
+
+def _device(device_index: int | None) -> Any:
     import cupy
 
-    logger.info("compiling %s (on first use; CuPy keeps the result on disk)", spec.name)
-    start = time.perf_counter()
-    source = read_source(spec.source)
+    return cupy.cuda.Device(device_index)
+
+
+def _compile(instance: KernelInstance, names: Sequence[str], what: str) -> Any:
+    """CuPy's module with `names` of the instance's source, loaded on the current GPU."""
+    import cupy
+
+    source = read_source(instance.source)
     # CuPy adds the plain architecture of the GPU; NVRTC takes the more specific of the two.
-    arch = getattr(spec, "arch", None)
+    arch = getattr(instance, "arch", None)
     options = (*OPTIONS, f"--gpu-architecture={arch}") if arch else OPTIONS
     try:
-        with cupy.cuda.Device(device_index):
-            module = cupy.RawModule(code=source, options=options, name_expressions=[spec.name])
-            function = module.get_function(spec.name)
-            if shared_bytes := getattr(spec, "shared_bytes", 0):
-                _allow_shared_memory(function, spec, shared_bytes, device_index)
-            address = function.kernel.ptr
+        module = cupy.RawModule(code=source, options=options, name_expressions=names)
+        module.compile()
+        return module
     except (cupy.cuda.compiler.CompileException, cupy.cuda.nvrtc.NVRTCError) as error:
-        raise _compile_error(spec.name, source, str(error)) from error
-    logger.info("compiled %s in %.1f s", spec.name, time.perf_counter() - start)
-    return Kernel(address, function)
+        raise _compile_error(what, source, str(error)) from error
 
 
-def _allow_shared_memory(function: Any, spec: KernelSpec, shared_bytes: int, device_index: int) -> None:
+def _read_sizes(module: Any, name: str) -> KernelSizes:
+    """The value of a variable of a loaded module."""
+    from cupy.cuda import driver, runtime
+
+    loaded = module.module
+    sizes = (ctypes.c_int * len(KernelSizes._fields))()
+    address = driver.moduleGetGlobal(loaded.ptr, loaded.mapping[name])
+    runtime.memcpy(ctypes.addressof(sizes), address, ctypes.sizeof(sizes), runtime.memcpyDeviceToHost)
+    return KernelSizes(*sizes)
+
+
+def _allow_shared_memory(function: Any, instance: KernelInstance, shared_bytes: int, device_index: int) -> None:
     """Opt in to more dynamic shared memory than the 48 KiB that every kernel may use."""
     offered = torch.cuda.get_device_properties(device_index).shared_memory_per_block_optin
     if shared_bytes > offered:
-        raise ValueError(f"{spec.name} needs {shared_bytes} bytes of shared memory a block; this GPU offers {offered}")
+        raise ValueError(
+            f"{instance.name} needs {shared_bytes} bytes of shared memory a block; this GPU offers {offered}"
+        )
     function.max_dynamic_shared_size_bytes = shared_bytes
 
 
-def compile_ptxas(specs: Sequence[KernelSpec], arch: str) -> dict[KernelSpec, PtxasReport]:
+def compile_ptxas(instances: Sequence[KernelInstance], arch: str) -> dict[KernelInstance, PtxasReport]:
     """Compile instances of one source for `arch` ("sm_80", "sm_90", ...) and read ptxas's report. Needs no GPU.
 
     Raises:
@@ -188,19 +271,19 @@ def compile_ptxas(specs: Sequence[KernelSpec], arch: str) -> dict[KernelSpec, Pt
     """
     from cupy.cuda import nvrtc
 
-    source = read_source(specs[0].source)
-    program = nvrtc.createProgram(source, Path(specs[0].source).name, [], [])
+    source = read_source(instances[0].source)
+    program = nvrtc.createProgram(source, Path(instances[0].source).name, [], [])
     try:
-        for spec in specs:
-            nvrtc.addNameExpression(program, spec.name)
+        for instance in instances:
+            nvrtc.addNameExpression(program, instance.name)
         options = [*OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v"]
         try:
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program)
-            raise _compile_error(f"{specs[0].name} and others for {arch}", source, log) from error
+            raise _compile_error(f"{instances[0].name} and others for {arch}", source, log) from error
         log = nvrtc.getProgramLog(program)
-        return {spec: _parse_report(log, nvrtc.getLoweredName(program, spec.name)) for spec in specs}
+        return {instance: _parse_report(log, nvrtc.getLoweredName(program, instance.name)) for instance in instances}
     finally:
         nvrtc.destroyProgram(program)
 

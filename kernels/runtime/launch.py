@@ -8,17 +8,16 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
-import numpy as np
 import torch
 
 from ..torch_private import current_device_index, raw_stream
+from . import debug
 from .jit import Kernel
 
 OVERLAP_CAPABILITY = (9, 0)  # least compute capability for programmatic dependent launch
-SCALAR_TYPES = (np.int64, np.uint32, np.int32, np.float32)
 # Of cuda.h: CUlaunchConfig (grid, block, shared memory; stream, attributes; their number), and a CUlaunchAttribute that
 # is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
 CONFIG, ATTRIBUTE = struct.Struct("<7I4x2QI4x"), struct.Struct("<I4xi60x")
@@ -29,10 +28,10 @@ def launch_kernel(
     kernel: Kernel,
     grid: tuple[int, ...],
     block: int,
-    tensors: Sequence[torch.Tensor | None],
-    scalars: bytes = b"",
+    tensors: Mapping[str, torch.Tensor | None],
+    scalars: bytes,
     *,
-    shared_bytes: int = 0,
+    shared_bytes: int | None = None,
     overlaps: bool = False,
 ) -> None:
     """Queue a kernel on torch's current stream and return at once.
@@ -41,24 +40,36 @@ def launch_kernel(
         kernel: from `kernels.runtime.jit.get_kernel`.
         grid: thread blocks.
         block: threads of a block.
-        tensors: the pointers, which are the first members of the kernel's struct Params; all on one GPU, None for a
-            null pointer but the first.
-        scalars: the other members, from `pack_scalars`.
-        shared_bytes: dynamic shared memory of a block.
+        tensors: by the names of the pointers in the struct that the kernel takes, all on one GPU. The first one is a
+            tensor; None, and a name that is left out, is a null pointer.
+        scalars: all other members, from `kernel.scalars`.
+        shared_bytes: dynamic shared memory of a block; None: `kernel.sizes` has it.
         overlaps: programmatic dependent launch (cuda/ptx/griddepcontrol.cuh), where the GPU has it: the kernel may
             start before the one in front of it on the stream is done, but for the first one after `next_waits`.
+
+    Raises:
+        TypeError: a name is unknown.
+        RuntimeError: the driver refused the launch.
     """
-    device_index = tensors[0].get_device()
+    device_index = next(iter(tensors.values())).get_device()
     stream = stream_handle(device_index)
     if overlaps and _waiting:
         key = device_index, stream
         overlaps = key not in _waiting
         _waiting.discard(key)
     overlaps = overlaps and _can_overlap(device_index)
-    _thread.fill([0 if tensor is None else tensor.data_ptr() for tensor in tensors], scalars)
+    if shared_bytes is None:
+        shared_bytes = kernel.sizes.shared_bytes
+    kernel.params.pack_into(_thread.params, tensors, scalars)
+    if debug.ENABLED:
+        debug.report(
+            f"launch {kernel.name}: grid {grid}, block {block}, {shared_bytes} bytes of shared memory, {overlaps=}"
+        )
     current = _enter(device_index)
-    error = _thread.launch(kernel.address, (*grid, 1, 1), block, shared_bytes, stream, overlaps)
-    _leave(device_index, current)
+    try:
+        error = _thread.launch(kernel.address, (*grid, 1, 1), block, shared_bytes, stream, overlaps)
+    finally:
+        _leave(device_index, current)
     if error:
         raise _launch_error(error, grid, block)
 
@@ -79,14 +90,18 @@ def launch_all(device_index: int, launches: Sequence[Launch], zeros: tuple[int, 
     stream, thread, current = stream_handle(device_index), _thread, _enter(device_index)
     params, launch, error = thread.params, thread.launch, 0
     grid = block = None
-    if zeros[1]:
-        error = _driver().cuMemsetD32Async(zeros[0], 0, zeros[1], stream)
-    for kernel, grid, block, pointers, scalars in launches if not error else ():
-        members = pointers + scalars
-        params[: len(members)] = members
-        if error := launch(kernel.address, grid, block, 0, stream, False):
-            break
-    _leave(device_index, current)
+    try:
+        if zeros[1]:
+            error = _driver().cuMemsetD32Async(zeros[0], 0, zeros[1], stream)
+        for kernel, grid, block, pointers, scalars in launches if not error else ():
+            members = pointers + scalars
+            params[: len(members)] = members
+            if debug.ENABLED:
+                debug.report(f"launch {kernel.name}: grid {grid}, block {block}, no overlap")
+            if error := launch(kernel.address, grid, block, 0, stream, False):
+                break
+    finally:
+        _leave(device_index, current)
     if error and block is None:
         raise RuntimeError(f"memory was not zeroed: {_error_name(error)}")
     if error:
@@ -132,21 +147,6 @@ def stream_handle(device_index: int) -> int:
 def current_gpu() -> int:
     """Index of the current GPU, without `torch.cuda.current_device`'s look at whether CUDA is initialised."""
     return current_device_index()
-
-
-def pack_scalars(*scalars: np.generic) -> bytes:
-    """The scalar members of a kernel's struct Params, which come after its pointers, in C layout.
-
-    Raises:
-        TypeError: one is none of `SCALAR_TYPES`.
-    """
-    packed = b""
-    for scalar in scalars:
-        if type(scalar) not in SCALAR_TYPES:
-            allowed = ", ".join(one.__name__ for one in SCALAR_TYPES)
-            raise TypeError(f"scalars: got {scalar!r}, a {type(scalar).__name__}; kernels declare {allowed}")
-        packed += bytes(-len(packed) % scalar.itemsize) + scalar.tobytes()
-    return packed + bytes(-len(packed) % 8)
 
 
 _waiting: set[tuple[int, int]] = set()  # GPU and stream, see `next_waits`
@@ -198,12 +198,7 @@ def _error_name(error: int) -> str:
 
 @cache
 def _can_overlap(device_index: int) -> bool:
-    return torch.cuda.get_device_capability(device_index) >= OVERLAP_CAPABILITY
-
-
-@cache
-def _layout(num_pointers: int, scalar_bytes: int) -> struct.Struct:
-    return struct.Struct(f"<{num_pointers}Q{scalar_bytes}s")
+    return debug.ALLOWS_OVERLAP and torch.cuda.get_device_capability(device_index) >= OVERLAP_CAPABILITY
 
 
 _overlap = ctypes.create_string_buffer(ATTRIBUTE.pack(PROGRAMMATIC_STREAM_SERIALIZATION, 1), ATTRIBUTE.size)
@@ -228,12 +223,6 @@ class _Thread(threading.local):
         self._address_of_config = ctypes.addressof(config)
         self.kernel_params = ctypes.addressof(self._addresses)
         self.devices: set[int] = set()
-
-    def fill(self, pointers: Sequence[int], scalars: bytes) -> None:
-        layout = _layout(len(pointers), len(scalars))
-        if layout.size > self.MOST_BYTES:
-            raise ValueError(f"struct Params: got {layout.size} bytes; {self.MOST_BYTES} at most are allowed")
-        layout.pack_into(self.params, 0, *pointers, scalars)
 
     def launch(
         self, function: int, grid: tuple[int, ...], block: int, shared_bytes: int, stream: int, overlaps: bool

@@ -19,8 +19,9 @@ from kernels import BSB, BackendUnavailableError, plan_attention, sparse_attenti
 from kernels.attention import _choose
 from kernels.backends import AUTO
 from kernels.backends.base import InputSpec
-from kernels.backends.cuda import KernelInstance, aligned_rows
+from kernels.backends.cuda import aligned_rows
 from kernels.errors import UnsupportedGraphError
+from kernels.runtime.jit import KernelInstance
 
 BASELINES = [name for name in REGISTRY if name not in AUTO]
 

@@ -8,7 +8,7 @@ from attention_cases import Csr
 from poison import poisoned_buffers
 
 from baselines import fused3s_paper
-from baselines.fused3s_paper import PaperKernelSpec
+from baselines.fused3s_paper import paper_instance
 from kernels import BSB, plan_attention
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
@@ -23,20 +23,20 @@ PLAIN = {"permuted": False}
 SPLIT_ROWS = {"permuted": False, "split_rows": True}
 EDGE_PARALLEL = {"reordered": False, "edge_parallel": True}
 PAPER_SPECS = [
-    PaperKernelSpec(HALF, FLOAT, 64),
-    PaperKernelSpec(BFLOAT, BFLOAT, 72, reordered=False),
-    PaperKernelSpec(HALF, HALF, 256, warps=4),
-    PaperKernelSpec(BFLOAT, FLOAT, 136),  # two 16-column blocks a warp, and most warps have one
-    PaperKernelSpec(HALF, FLOAT, 24, warps=2, **PLAIN),
-    PaperKernelSpec(BFLOAT, BFLOAT, 128, reordered=False, **PLAIN),
-    PaperKernelSpec(HALF, FLOAT, 200, **PLAIN),
-    PaperKernelSpec(BFLOAT, FLOAT, 8, **SPLIT_ROWS),  # one k-step: one warp works
-    PaperKernelSpec(HALF, HALF, 72, warps=4, **SPLIT_ROWS),  # the last warp has one k-step of two
-    PaperKernelSpec(HALF, FLOAT, 128, reordered=False, **SPLIT_ROWS),
-    PaperKernelSpec(HALF, FLOAT, 64, **EDGE_PARALLEL),
-    PaperKernelSpec(BFLOAT, BFLOAT, 136, warps=4, permuted=False, **EDGE_PARALLEL),
-    PaperKernelSpec(HALF, HALF, 256, reordered=False, edge_parallel=True, **SPLIT_ROWS),
-    PaperKernelSpec(HALF, FLOAT, 8, **EDGE_PARALLEL),  # one 16-column block: one warp combines
+    paper_instance(HALF, FLOAT, 64),
+    paper_instance(BFLOAT, BFLOAT, 72, reordered=False),
+    paper_instance(HALF, HALF, 256, warps=4),
+    paper_instance(BFLOAT, FLOAT, 136),  # two 16-column blocks a warp, and most warps have one
+    paper_instance(HALF, FLOAT, 24, warps=2, **PLAIN),
+    paper_instance(BFLOAT, BFLOAT, 128, reordered=False, **PLAIN),
+    paper_instance(HALF, FLOAT, 200, **PLAIN),
+    paper_instance(BFLOAT, FLOAT, 8, **SPLIT_ROWS),  # one k-step: one warp works
+    paper_instance(HALF, HALF, 72, warps=4, **SPLIT_ROWS),  # the last warp has one k-step of two
+    paper_instance(HALF, FLOAT, 128, reordered=False, **SPLIT_ROWS),
+    paper_instance(HALF, FLOAT, 64, **EDGE_PARALLEL),
+    paper_instance(BFLOAT, BFLOAT, 136, warps=4, permuted=False, **EDGE_PARALLEL),
+    paper_instance(HALF, HALF, 256, reordered=False, edge_parallel=True, **SPLIT_ROWS),
+    paper_instance(HALF, FLOAT, 8, **EDGE_PARALLEL),  # one 16-column block: one warp combines
 ]
 # Mode, heads, scale, strided inputs.
 LAUNCHES = [("late", 2, 0.3, True), ("early", 1, -0.2, False), ("random", 2, 0.0, False)]
@@ -48,15 +48,17 @@ def test_the_papers_kernel(monkeypatch, spec):
         graph = make_graph()
         bsb = BSB.from_scipy(graph)
         for mode, heads, scale, strided in LAUNCHES:
-            tensors = inputs(graph, heads, spec.dim, spec.dtype, strided)
+            tensors = inputs(graph, heads, spec.arguments.dim, spec.arguments.dtype, strided)
             with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
                 output = fused3s_paper.launch(spec, bsb, *tensors, scale)
-            assert output.dtype == spec.out_dtype
+            assert output.dtype == spec.arguments.out_dtype
             assert_attention(output, tensors, graph, scale, f"{name}, {mode}")
 
 
 @pytest.mark.parametrize(("least_tcbs", "most_blocks"), [(1, 4096), (3, 4096), (1, 2)])
-@pytest.mark.parametrize("spec", [spec for spec in PAPER_SPECS if spec.edge_parallel], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [spec for spec in PAPER_SPECS if spec.arguments.edge_parallel], ids=lambda spec: spec.name
+)
 def test_windows_split_over_edge_parallel_blocks(monkeypatch, spec, least_tcbs, most_blocks):
     """Blocks of one TCB, of parts of two windows, and of many windows: the same bits in any order of the blocks."""
     monkeypatch.setattr(fused3s_paper, "LEAST_TCBS", least_tcbs)
@@ -64,12 +66,12 @@ def test_windows_split_over_edge_parallel_blocks(monkeypatch, spec, least_tcbs, 
     for name in ("n_one_past_16", "empty_rows_and_windows", "wide"):
         graph = GRAPHS[name]()
         bsb = BSB.from_scipy(graph)
-        tensors = inputs(graph, 2, spec.dim, spec.dtype)
+        tensors = inputs(graph, 2, spec.arguments.dim, spec.arguments.dtype)
         outputs = []
         for mode in ("late", "early", "random"):
             with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
                 outputs.append(fused3s_paper.launch(spec, bsb, *tensors, 0.3))
-        assert_attention(outputs[0], tensors, graph, 0.3, f"{name}, {spec.num_blocks(bsb)} blocks")
+        assert_attention(outputs[0], tensors, graph, 0.3, f"{name}, {spec.arguments.num_blocks(bsb)} blocks")
         assert torch.equal(outputs[0], outputs[1])
         assert torch.equal(outputs[0], outputs[2])
 
@@ -77,10 +79,10 @@ def test_windows_split_over_edge_parallel_blocks(monkeypatch, spec, least_tcbs, 
 def test_clocks_of_the_papers_kernel(monkeypatch):
     """Every block notes its SM, and a clock that runs."""
     graph = GRAPHS["n_one_past_16"]()
-    spec = PaperKernelSpec(HALF, FLOAT, 64, clocked=True)
+    spec = paper_instance(HALF, FLOAT, 64, clocked=True)
     bsb = BSB.from_scipy(graph)
     clocks = torch.full((2, bsb.num_row_windows, 3), -1)
-    tensors = inputs(graph, 2, spec.dim, spec.dtype)
+    tensors = inputs(graph, 2, spec.arguments.dim, spec.arguments.dtype)
     with cuda_on_cpu(), poisoned_buffers(monkeypatch):
         output = fused3s_paper.launch(spec, bsb, *tensors, 0.2, clocks)
     assert_attention(output, tensors, graph, 0.2, spec.name)

@@ -1,7 +1,6 @@
 """Switches of the paper's kernel for measurements: split rows (F3S_splitR), edge-parallel blocks and clocks."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +11,10 @@ from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
 from baselines import fused3s_paper
-from baselines.fused3s_paper import PaperKernelSpec, launch
+from baselines.fused3s_paper import launch, paper_instance
 from kernels import BSB
+from kernels.runtime.jit import KernelInstance
+from tests.cuda_shim.cuda_on_cpu import sizes_alone
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]
@@ -26,16 +27,16 @@ def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype, devic
     return [torch.randn(n, heads, dim, generator=generator, device=device).to(dtype) for n in (rows, cols, cols)]
 
 
-def split_rows(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> PaperKernelSpec:
-    return PaperKernelSpec(dtype, out_dtype, dim, permuted=False, split_rows=True, **switches)
+def split_rows(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> KernelInstance:
+    return paper_instance(dtype, out_dtype, dim, permuted=False, split_rows=True, **switches)
 
 
-def check(monkeypatch, spec: PaperKernelSpec, graph, heads: int, scale: float, label: str) -> float:
-    tensors = inputs(*graph.shape, heads, spec.dim, spec.dtype)
+def check(monkeypatch, spec: KernelInstance, graph, heads: int, scale: float, label: str) -> float:
+    tensors = inputs(*graph.shape, heads, spec.arguments.dim, spec.arguments.dtype)
     bsb = BSB.from_scipy(graph).to("cuda")
     with poisoned_buffers(monkeypatch):
         output = launch(spec, bsb, *tensors, scale)
-    assert output.dtype == spec.out_dtype
+    assert output.dtype == spec.arguments.out_dtype
     # The parts of S and of O are added in one order, so different bits mean a race.
     assert all(torch.equal(launch(spec, bsb, *tensors, scale), output) for _ in range(3))
     return assert_within_bound(output, *tensors, *edges_of(graph, "cuda"), scale, f"{spec.name}, {label}")
@@ -82,8 +83,8 @@ def test_split_rows_of_unusual_scores(kind):
 RUNS = [(1, 4096), (3, 4096), (1, 2)]
 
 
-def edge_parallel(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> PaperKernelSpec:
-    return PaperKernelSpec(dtype, out_dtype, dim, reordered=False, edge_parallel=True, **switches)
+def edge_parallel(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> KernelInstance:
+    return paper_instance(dtype, out_dtype, dim, reordered=False, edge_parallel=True, **switches)
 
 
 def set_runs(monkeypatch, least_tcbs: int, most_blocks: int) -> None:
@@ -121,7 +122,7 @@ def test_edge_parallel_streams_do_not_disturb_each_other(monkeypatch):
     graph = sp.csr_array((np.random.default_rng(9).random((64, 8_000)) < 0.5).astype(np.int8))
     bsb = BSB.from_scipy(graph).to("cuda")
     spec = edge_parallel(HALF, SINGLE, 64)
-    assert spec.num_blocks(bsb) > 200
+    assert spec.arguments.num_blocks(bsb) > 200
     calls = [[tensor * factor for tensor in inputs(*graph.shape, 2, 64, HALF)] for factor in (0.5, 1)]
     expected = [launch(spec, bsb, *tensors, 0.1) for tensors in calls]
     for output, tensors in zip(expected, calls, strict=True):
@@ -154,16 +155,16 @@ def test_edge_parallel_streams_do_not_disturb_each_other(monkeypatch):
 def test_clocked_build_gives_the_same_bits_and_a_clock_for_each_block(edge_case, switches, dim):
     tensors = inputs(*edge_case.shape, 2, dim, HALF)
     bsb = BSB.from_scipy(edge_case).to("cuda")
-    spec = PaperKernelSpec(HALF, SINGLE, dim, **switches)
+    spec = paper_instance(HALF, SINGLE, dim, **switches)
     expected = launch(spec, bsb, *tensors, 0.3)
 
-    shape = (2, spec.num_blocks(bsb), 3)
+    shape = (2, spec.arguments.num_blocks(bsb), 3)
     memory = torch.full((math.prod(shape) + 6,), -1, dtype=torch.int64, device="cuda")
     clocks = memory[3:-3].view(shape)
     before = torch.cuda.Event(enable_timing=True)
     after = torch.cuda.Event(enable_timing=True)
     before.record()
-    output = launch(replace(spec, clocked=True), bsb, *tensors, 0.3, clocks)
+    output = launch(paper_instance(HALF, SINGLE, dim, **switches, clocked=True), bsb, *tensors, 0.3, clocks)
     after.record()
     torch.cuda.synchronize()
 
@@ -183,7 +184,7 @@ def test_clocked_build_gives_the_same_bits_and_a_clock_for_each_block(edge_case,
 def test_wrong_clocks_are_named():
     bsb = BSB.from_csr([0, 1], [0])
     tensors = inputs(1, 1, 1, 64, HALF, device="cpu")
-    plain, clocked = (PaperKernelSpec(HALF, SINGLE, 64, clocked=clocked) for clocked in (False, True))
+    plain, clocked = (paper_instance(HALF, SINGLE, 64, clocked=clocked) for clocked in (False, True))
     right = torch.zeros(1, 1, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"clocks: got None; a clocked instance needs int64 \[1, 1, 3\]"):
         launch(clocked, bsb, *tensors, 1.0)
@@ -199,7 +200,7 @@ def test_rows_too_far_apart_are_named(name, place):
     tensors = inputs(1, 1, 1, 64, HALF, device="cpu")
     tensors[place] = tensors[place].as_strided((1, 1, 64), (2**30, 64, 1))
     with pytest.raises(ValueError, match=f"{name}: got rows 2147483648 bytes apart; at most 2147483647 are allowed"):
-        launch(PaperKernelSpec(HALF, SINGLE, 64), BSB.from_csr([0, 1], [0]), *tensors, 1.0)
+        launch(paper_instance(HALF, SINGLE, 64), BSB.from_csr([0, 1], [0]), *tensors, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -210,17 +211,17 @@ def test_edge_parallel_blocks_have_enough_tcbs_and_are_few(monkeypatch, num_tcbs
     set_runs(monkeypatch, least_tcbs, most_blocks)
     bsb = BSB.from_csr([0, 8 * num_tcbs], np.arange(8 * num_tcbs), num_cols=8 * max(num_tcbs, 1))
     assert bsb.num_tcbs == num_tcbs
-    assert edge_parallel(HALF, SINGLE, 64).num_blocks(bsb) == blocks
+    assert edge_parallel(HALF, SINGLE, 64).arguments.num_blocks(bsb) == blocks
 
 
 def test_split_rows_and_permuted_exclude_each_other():
     with pytest.raises(ValueError, match=r"split_rows: got True with permuted=True; .* set permuted=False"):
-        PaperKernelSpec(HALF, SINGLE, 64, split_rows=True)
+        paper_instance(HALF, SINGLE, 64, split_rows=True)
 
 
 def test_edge_parallel_and_reordered_exclude_each_other():
     with pytest.raises(ValueError, match=r"edge_parallel: got True with reordered=True; .* set reordered=False"):
-        PaperKernelSpec(HALF, SINGLE, 64, edge_parallel=True)
+        paper_instance(HALF, SINGLE, 64, edge_parallel=True)
 
 
 @pytest.mark.parametrize(
@@ -228,5 +229,5 @@ def test_edge_parallel_and_reordered_exclude_each_other():
 )
 def test_dynamic_shared_memory_of_split_rows(dim, splits):
     """512 bytes for each of 8 TCBs and each warp that has dimensions."""
-    assert split_rows(HALF, SINGLE, dim).shared_bytes == 8 * splits * 512
-    assert PaperKernelSpec(HALF, SINGLE, dim).shared_bytes == 0
+    sizes = sizes_alone((split_rows(HALF, SINGLE, dim), paper_instance(HALF, SINGLE, dim)))
+    assert [each.shared_bytes for each in sizes] == [8 * splits * 512, 0]

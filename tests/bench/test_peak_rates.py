@@ -24,8 +24,7 @@ from bench.peak_rates import (
 )
 from bench.provenance import provenance
 from kernels import fragments
-from kernels.backends.cuda import KernelInstance
-from kernels.runtime.jit import compile_ptxas
+from kernels.runtime.jit import KernelInstance, compile_ptxas
 
 
 def finaliser(i: int, num_rows: int) -> int:

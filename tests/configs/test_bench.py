@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import data
-from baselines.fused3s_paper import PaperKernelSpec
+from baselines.fused3s_paper import paper_instance
 from configs import ConfigError, load_config
 from configs.bench_schema import EDGE_PARALLEL, NUMBERED_EDGES, VARIANTS, BenchConfig
 from kernels.edge_data import MAX_FEATURES, MAX_TYPES
@@ -41,9 +41,9 @@ def test_the_papers_back_ends_and_variants_ship():
 def test_each_variant_is_one_switch_from_the_one_before():
     for before, after in pairwise(VARIANTS.values()):
         assert sum(before[switch] != after[switch] for switch in before) == 1
-    specs = [PaperKernelSpec(torch.float16, torch.float32, 64, **switches) for switches in VARIANTS.values()]
+    specs = [paper_instance(torch.float16, torch.float32, 64, **switches) for switches in VARIANTS.values()]
     assert len({spec.name for spec in specs}) == 4
-    assert specs[-1] == PaperKernelSpec(torch.float16, torch.float32, 64)
+    assert specs[-1] == paper_instance(torch.float16, torch.float32, 64)
 
 
 def test_the_other_configurations_load():

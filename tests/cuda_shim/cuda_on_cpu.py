@@ -7,12 +7,11 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,9 @@ from dense import residual_norm
 from kernels.backends import cuda, feature_products, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward
 from kernels.runtime import semaphores
 from kernels.runtime.device import GPULimits
-from kernels.runtime.jit import CUDA_FOLDER
+from kernels.runtime.jit import KernelInstance, KernelSizes
+from kernels.runtime.params import params_layout
+from kernels.runtime.source import CUDA_FOLDER
 from parallel import rank_rows
 
 SHIM_FOLDER = Path(__file__).parent
@@ -41,8 +42,9 @@ BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward),
     *(dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
-# Kernels that read and write tensors: their places.
-UPDATED = {"add_features": (0,), "add_features_float": (0,), "relu_backward": (0,), "combine_rows": (0, 1)}
+# Kernels that read and write tensors: which.
+UPDATED = {"add_features": ("output",), "add_features_float": ("output",), "relu_backward": ("grad",)}
+UPDATED |= {"combine_rows": ("output", "lse")}
 
 
 class CudaError(AssertionError):
@@ -140,18 +142,47 @@ def _shared_memory(line: str) -> str:
 @cache
 def build(source: str | Path, name: str, folder: Path = CUDA_FOLDER) -> ctypes.CDLL:
     """The shared object of one instance; kept by the hash of its text, of the shim and of the compiler's options."""
-    text = f'#include "launch.h"\n{paste_source(source, folder)}\nSHIM_KERNEL({name})\n'
-    shim = _compiled_shim()
-    path = shim / f"{_hash(text)}.so"
-    includes = (f"-I{shim}", f"-I{SHIM_FOLDER}")
-    _compile(path, text, *includes, "-x", "c++", "-", "-x", "none", str(shim / "shim.o"), what=name)
-    library = ctypes.CDLL(str(path))
+    text, function = paste_source(source, folder), name.partition("<")[0]
+    entries = f"SHIM_KERNEL({name})\n"
+    if f" {function}_sizes = {{" in text:
+        entries += f"SHIM_SIZES(&{name.replace(function, f'{function}_sizes', 1)})\n"
+    library = _library(text, entries, name)
     library.shim_launch.restype = ctypes.c_char_p
     library.shim_bank_conflicts.restype = library.shim_word_conflicts.restype = ctypes.c_uint64
     library.shim_allocate.restype = ctypes.c_void_p
     library.shim_allocate.argtypes = (ctypes.c_size_t,)
     library.shim_free.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     return library
+
+
+@cache
+def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | None = None) -> tuple[KernelSizes, ...]:
+    """In place of `runtime.jit.instance_sizes`. Those of one instance are in the shared object that launches it."""
+    if len(instances) == 1:
+        return (_read_sizes(build(instances[0].source, instances[0].name), 0),)
+    return sizes_alone(instances)
+
+
+@cache
+def sizes_alone(instances: tuple[KernelInstance, ...], device_index: int | None = None) -> tuple[KernelSizes, ...]:
+    """The same for instances that are not launched: their kernels are not compiled."""
+    names = ", ".join(instance.sizes_name for instance in instances)
+    text = paste_source(instances[0].source)
+    library = _library(text, f"SHIM_SIZES({names})\n", f"the sizes of {instances[0].name}")
+    return tuple(_read_sizes(library, index) for index in range(len(instances)))
+
+
+def _library(text: str, entries: str, what: str) -> ctypes.CDLL:
+    text, shim = f'#include "launch.h"\n{text}\n{entries}', _compiled_shim()
+    path = shim / f"{_hash(text)}.so"
+    includes = (f"-I{shim}", f"-I{SHIM_FOLDER}")
+    _compile(path, text, *includes, "-x", "c++", "-", "-x", "none", str(shim / "shim.o"), what=what)
+    return ctypes.CDLL(str(path))
+
+
+def _read_sizes(library: ctypes.CDLL, index: int) -> KernelSizes:
+    library.shim_sizes.restype = ctypes.POINTER(ctypes.c_int)
+    return KernelSizes(*library.shim_sizes(index)[: len(KernelSizes._fields)])
 
 
 def _compiled_shim() -> Path:
@@ -237,6 +268,24 @@ class _GuardedTensor:
         self.library.shim_free(self.memory, self.allocated)
 
 
+class CpuKernel:
+    """In place of `runtime.jit.Kernel`; compiled when it is launched, or its sizes are read."""
+
+    def __init__(self, instance: KernelInstance, folder: Path) -> None:
+        self.instance, self.name, self.folder = instance, instance.name, folder
+        if isinstance(instance, KernelInstance):  # else a planning kernel, whose struct is packed by position
+            self.params = params_layout(instance.source, instance.function)
+            self.scalars = self.params.pack_scalars
+
+    @cached_property
+    def library(self) -> ctypes.CDLL:
+        return build(self.instance.source, self.name, self.folder)
+
+    @cached_property
+    def sizes(self) -> KernelSizes:
+        return _read_sizes(self.library, 0) if hasattr(self.library, "shim_sizes") else KernelSizes()
+
+
 class CpuGpu:
     """In place of a GPU: `get_kernel` and `launch_kernel` as the backends call them.
 
@@ -253,27 +302,37 @@ class CpuGpu:
         self.launched: list[str] = []
         self.bank_conflicts = self.word_conflicts = 0
 
-    def get_kernel(self, spec: Any, device_index: int | None) -> Any:
-        return spec
+    def get_kernel(self, instance: KernelInstance, device_index: int | None) -> CpuKernel:
+        return CpuKernel(instance, self.folder)
 
     def launch_kernel(
         self,
-        spec: Any,
+        kernel: CpuKernel,
         grid: tuple[int, ...],
         block: int,
-        tensors: Sequence[torch.Tensor | None],
-        scalars: bytes = b"",
+        tensors: Mapping[str, torch.Tensor | None] | Sequence[torch.Tensor | None],
+        scalars: bytes,
         *,
-        shared_bytes: int = 0,
+        shared_bytes: int | None = None,
         overlaps: bool = False,
         cluster: int = 1,
     ) -> None:
-        library = build(spec.source, spec.name, self.folder)
-        self.launched.append(spec.name)
-        guarded = [tensor if tensor is None else _GuardedTensor(library, tensor) for tensor in tensors]
-        kept = [each for each in guarded if each is not None]
+        """`tensors` by name, or all of them by position."""
+        library = kernel.library
+        self.launched.append(kernel.name)
+        if isinstance(tensors, Mapping):
+            kernel.params.check_names(tensors)
+            tensors = {name: tensors.get(name) for name in kernel.params.pointers}
+        else:
+            tensors = dict(enumerate(tensors))
+        guarded = {
+            name: tensor if tensor is None else _GuardedTensor(library, tensor) for name, tensor in tensors.items()
+        }
+        kept = [each for each in guarded.values() if each is not None]
+        if shared_bytes is None:
+            shared_bytes = kernel.sizes.shared_bytes
         try:
-            addresses = [0 if each is None else each.address for each in guarded]
+            addresses = [0 if each is None else each.address for each in guarded.values()]
             params = b"".join(address.to_bytes(8, "little") for address in addresses) + scalars
             ranges = [_Range(each.address, each.bytes, each.tensor.is_floating_point(), 0) for each in kept]
             message = library.shim_launch(
@@ -297,13 +356,13 @@ class CpuGpu:
                 )
             )
             if message:
-                raise CudaError(f"{spec.name}: {message.decode()}")
+                raise CudaError(f"{kernel.name}: {message.decode()}")
             self.bank_conflicts += library.shim_bank_conflicts()
             self.word_conflicts += library.shim_word_conflicts()
-            for place, each in enumerate(guarded):
+            for name, each in guarded.items():
                 if each is not None:
-                    updated = place in UPDATED.get(spec.name.split("<")[0], ())
-                    each.take_back(f"{spec.name}: tensor {place} {list(each.tensor.shape)}", updated)
+                    updated = name in UPDATED.get(kernel.name.split("<")[0], ())
+                    each.take_back(f"{kernel.name}: tensor {name} {list(each.tensor.shape)}", updated)
         finally:
             for each in kept:
                 each.free()
@@ -323,6 +382,8 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
             patch.setattr(backend, "launch_kernel", gpu.launch_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
+        for backend in (fused3s, fused3s_backward):
+            patch.setattr(backend, "instance_sizes", instance_sizes)
         for backend in (
             *(dense_block, dense_block_training, feature_products),
             *(fused3s, fused3s_backward, fused3s_edges, residual_norm),

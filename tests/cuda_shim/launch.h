@@ -27,3 +27,10 @@ const char* run(const Launch& given, size_t params_bytes, void (*body)(const cha
     return shim::run(*given, shim::params_bytes(&__VA_ARGS__),                                         \
                      [](const char* params) { shim::call(&__VA_ARGS__, params); });                    \
   }
+
+// Addresses of KernelSizes, for Python.
+#define SHIM_SIZES(...)                                                                    \
+  extern "C" __attribute__((visibility("default"))) const int* shim_sizes(int index) {     \
+    static const KernelSizes* const all[] = {__VA_ARGS__};                                 \
+    return &all[index]->shared_bytes;                                                      \
+  }

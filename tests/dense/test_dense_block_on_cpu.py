@@ -11,12 +11,12 @@ from dense_cases import UNUSUAL, assert_block, parameters, unusual_rows
 from poison import poisoned_buffers
 
 import dense.block as dense
-from dense.block import DenseBlockSpec
+from dense.block import SOURCE
 from dense.weights import BLOCK_ROWS, DIMS, SHAPES
-from kernels.runtime.jit import CUDA_FOLDER
-from tests.cuda_shim.cuda_on_cpu import COMPILER, CpuGpu, CudaError, Mode
+from kernels.runtime.source import CUDA_FOLDER
+from tests.cuda_shim.cuda_on_cpu import COMPILER, CpuGpu, CpuKernel, CudaError, Mode
 
-DENSE_FOLDER = DenseBlockSpec.source.parent
+DENSE_FOLDER = SOURCE.parent
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
@@ -39,9 +39,10 @@ def run(
     gpu = CpuGpu(mode, folder)
     limits = SimpleNamespace(num_sms=NUM_SMS)
 
-    def launch(spec: DenseBlockSpec, *arguments, shared_bytes: int, **options) -> None:
-        shared_bytes -= missing_bytes
-        gpu.launch_kernel(spec, *arguments, cluster=spec.shape.cluster, shared_bytes=shared_bytes, **options)
+    def launch(kernel: CpuKernel, *arguments, **options) -> None:
+        shared_bytes = kernel.sizes.shared_bytes - missing_bytes
+        cluster = kernel.instance.arguments.cluster
+        gpu.launch_kernel(kernel, *arguments, cluster=cluster, shared_bytes=shared_bytes, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense, "get_kernel", gpu.get_kernel)

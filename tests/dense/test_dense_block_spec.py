@@ -1,21 +1,29 @@
 """The dense block without running it: what its instances need, and which weights and inputs are refused."""
 
-import dataclasses
 import re
 
 import pytest
 import torch
-from dense_cases import SPECS, parameters
+from dense_cases import parameters
 
-from dense.block import DenseBlockSpec, dense_block, dense_block_unavailable, pack_block
-from dense.block_training import (
-    TRAINING_DIMS,
-    DenseBackwardSpec,
-    TrainingPacking,
-    training_block_unavailable,
+import dense.block as forward
+import dense.block_training as training
+from dense.block import block_instance, dense_block, dense_block_unavailable, pack_block
+from dense.block_training import TRAINING_DIMS, TrainingPacking, backward_instance, training_block_unavailable
+from dense.weights import (
+    ARCH,
+    BLOCK_SHARED_BYTES,
+    DIMS,
+    backward_layout,
+    block_threads,
+    dimension_of_column,
+    forward_layout,
+    swizzle_tile,
 )
-from dense.weights import BLOCK_SHARED_BYTES, DIMS, dimension_of_column, swizzle_tile
-from kernels.runtime.jit import CUDA_FOLDER, compile_ptxas
+from kernels.runtime.jit import compile_ptxas
+from tests.cuda_shim.cuda_on_cpu import COMPILER, sizes_alone
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -23,55 +31,66 @@ def test_instances_keep_everything_in_registers(dtype):
     pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
     # Each dimension in one of the types: the compiler takes seconds for each, and registers do not depend on the type.
     turn = (torch.float16, torch.bfloat16).index(dtype)
-    shapes = [spec for spec in SPECS if DIMS.index(spec.dim) % 2 == turn]
-    specs = [DenseBlockSpec(dtype, spec.dim, spec.has_next) for spec in shapes]
-    of_training = [spec for spec in specs if spec.dim in TRAINING_DIMS]
-    specs += [dataclasses.replace(spec, keep=True) for spec in of_training]
-    backward = [DenseBackwardSpec(dtype, spec.dim, spec.has_next) for spec in of_training]
-    reports = compile_ptxas(specs, DenseBlockSpec.arch) | compile_ptxas(backward, DenseBackwardSpec.arch)
-    for spec, report in reports.items():
-        assert report.registers == 65536 // spec.threads // 8 * 8, (spec.name, report)  # before they are moved
+    shapes = [(dim, after) for dim in DIMS[turn::2] for after in (True, False)]
+    of_training = [(dim, after) for dim, after in shapes if dim in TRAINING_DIMS]
+    specs = [block_instance(dtype, *shape) for shape in shapes]
+    specs += [block_instance(dtype, *shape, keep=True) for shape in of_training]
+    backward = [backward_instance(dtype, *shape) for shape in of_training]
+    for spec, report in (compile_ptxas(specs, ARCH) | compile_ptxas(backward, ARCH)).items():
+        threads = block_threads(spec.arguments[3])  # consumers
+        assert report.registers == 65536 // threads // 8 * 8, (spec.name, report)  # before they are moved
         assert report.spill_bytes == 0, (spec.name, report)
         assert not report.serialized, (spec.name, report)
         assert report.shared_bytes == 0, (spec.name, report)  # all of it is dynamic
 
 
-@pytest.mark.parametrize(("kind", "dims"), [(DenseBlockSpec, DIMS), (DenseBackwardSpec, TRAINING_DIMS)])
-def test_the_table_of_instances_in_the_source_is_true(kind, dims):
-    source = (CUDA_FOLDER / kind.source).read_text(encoding="utf-8")
+@needs_compiler
+@pytest.mark.parametrize(
+    ("source", "make_layout", "make_instance", "dims"),
+    [
+        (forward.SOURCE, forward_layout, block_instance, DIMS),
+        (training.SOURCE, backward_layout, backward_instance, TRAINING_DIMS),
+    ],
+    ids=["forward", "backward"],
+)
+def test_the_table_of_instances_in_the_source_is_true(source, make_layout, make_instance, dims):
+    text = source.read_text(encoding="utf-8")
 
     def row(name: str) -> list[list[int]]:
-        (line,) = re.findall(rf"^//   {re.escape(name)}  +(.*\d)$", source, re.MULTILINE)
+        (line,) = re.findall(rf"^//   {re.escape(name)}  +(.*\d)$", text, re.MULTILINE)
         return [[int(number.replace(",", "")) for number in cell.split(" x ")] for cell in re.split(" {2,}", line)]
 
-    specs = [kind(torch.float16, dim, True) for dim in dims]
-    assert row("kDim") == [[spec.dim] for spec in specs]
-    assert row("kSlice") == [[spec.shape.slice] for spec in specs]
-    assert row("kConsumers") == [[spec.shape.consumers] for spec in specs]
-    if kind is DenseBlockSpec:
-        assert row("k of a panel") == [[spec.panel_k] for spec in specs]
-        assert row("kCluster") == [[spec.shape.cluster] for spec in specs]
+    layouts = [make_layout(dim, True) for dim in dims]
+    assert row("kDim") == [[layout.dim] for layout in layouts]
+    assert row("kSlice") == [[layout.shape.slice] for layout in layouts]
+    assert row("kConsumers") == [[layout.shape.consumers] for layout in layouts]
+    if make_layout is forward_layout:
+        assert row("k of a panel") == [[layout.panel_k] for layout in layouts]
+        assert row("kCluster") == [[layout.shape.cluster] for layout in layouts]
     for name in ("resident", "stages"):
-        counts = [getattr(spec, name) for spec in specs]
-        expected = [[n, spec.tile_bytes] if n else [0] for n, spec in zip(counts, specs, strict=True)]
+        counts = [getattr(layout, name) for layout in layouts]
+        expected = [[n, layout.tile_bytes] if n else [0] for n, layout in zip(counts, layouts, strict=True)]
         assert row("resident tiles" if name == "resident" else name) == expected
-    assert row("total") == [[spec.shared_bytes] for spec in specs]
+    sizes = sizes_alone(tuple(make_instance(torch.float16, dim, True) for dim in dims))
+    assert row("total") == [[each.shared_bytes] for each in sizes]
+    assert max(each.shared_bytes for each in sizes) <= BLOCK_SHARED_BYTES
 
 
-BACKWARD_SPECS = [DenseBackwardSpec(torch.float16, dim, after) for dim in TRAINING_DIMS for after in (True, False)]
+LAYOUTS = [forward_layout(dim, after) for dim in DIMS for after in (True, False)]
+LAYOUTS += [backward_layout(dim, after) for dim in TRAINING_DIMS for after in (True, False)]
 
 
-@pytest.mark.parametrize("spec", [*SPECS, *BACKWARD_SPECS], ids=lambda spec: spec.name)
-def test_buffers_fit_and_are_as_many_as_a_round_needs(spec):
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_buffers_are_as_many_as_a_round_needs(layout):
     """The weights of a block without padding; what does not stay comes through a ring that ends where it began."""
-    assert spec.tiles * spec.tile_bytes == (8 if spec.has_next else 5) * spec.dim**2 * 2
-    assert spec.shared_bytes <= BLOCK_SHARED_BYTES
-    assert 0 <= spec.resident <= spec.tiles
-    streamed = spec.tiles - spec.resident
-    assert streamed % spec.stages == 0 if spec.stages else streamed == 0
+    has_next = layout.first + layout.last == 4
+    assert layout.tiles * layout.tile_bytes == (8 if has_next else 5) * layout.dim**2 * 2
+    assert 0 <= layout.resident <= layout.tiles
+    streamed = layout.tiles - layout.resident
+    assert streamed % layout.stages == 0 if layout.stages else streamed == 0
 
 
-@pytest.mark.parametrize("size", sorted({*DIMS, *(spec.shape.slice for spec in SPECS), 16, 48}))
+@pytest.mark.parametrize("size", sorted({*DIMS, *(layout.shape.slice for layout in LAYOUTS), 16, 48}))
 def test_a_lane_has_neighbours_in_memory(size):
     """All dimensions once; the columns of a lane in 32 (or the last 16) are one aligned access to memory."""
     dimensions = dimension_of_column(size)
@@ -146,8 +165,8 @@ def test_packing_for_training_is_that_of_inference(dim):
     names = ("out_b", "norm1_w", "norm1_b", "up_b", "down_b", "norm2_w", "norm2_b")
     packing = TrainingPacking(dim, torch.float16, 2, 1e-5, torch.device("cpu"))
     packed = packing.pack(matrices, [[block[name] for name in names] for block in blocks])
-    for of_pass, block in zip(packed, blocks, strict=True):
-        of_inference = pack_block(**block)
+    for of_pass, arguments in zip(packed, blocks, strict=True):
+        of_inference = pack_block(**arguments)
         assert torch.equal(of_pass.weights, of_inference.weights.flatten())
         assert torch.equal(of_pass.vectors, of_inference.vectors)
         assert torch.equal(of_pass.transposed.sort().values, of_pass.weights.sort().values)

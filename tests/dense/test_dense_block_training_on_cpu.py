@@ -9,12 +9,12 @@ import torch
 from dense_training_cases import assert_training_block, make_case, run
 from poison import poisoned_buffers
 
-from dense.block import DenseBlockSpec
+from dense.block import SOURCE
 from dense.block_training import TRAINING_DIMS
-from kernels.runtime.jit import CUDA_FOLDER
+from kernels.runtime.source import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, CudaError, Mode, cuda_on_cpu
 
-DENSE_FOLDER = DenseBlockSpec.source.parent
+DENSE_FOLDER = SOURCE.parent
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),

@@ -7,20 +7,21 @@ from itertools import product
 import pytest
 import torch
 from gradient_cases import GradientCase, assert_gradients, gradient_case
+from instances import plan_for
 from poison import poisoned_buffers
 from tolerance import edges_of
 
 from baselines import REGISTRY
-from kernels.backends import fused3s_backward
 from kernels.backends.base import InputSpec
 from kernels.backends.fused3s_backward import (
     FEW_TEAMS,
     TEAMS,
-    BackwardKernelSpec,
     PassData,
+    backward_instance,
     build_backward_data,
     launch_backward,
     pass_inputs,
+    warps_of_team,
 )
 from kernels.dropout import Dropout
 from kernels.formats.csr import csr_pattern
@@ -29,7 +30,7 @@ from kernels.formats.row_order import permute_rows
 from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element, input_element
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu, sizes_alone
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, inputs
 
 pytestmark = [
@@ -72,11 +73,7 @@ VARIANTS = [
 
 @contextmanager
 def backward_on_cpu(monkeypatch, mode="late"):
-    limits = GPULimits(2, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
-    with cuda_on_cpu(MODES[mode]) as gpu, monkeypatch.context() as patch:
-        patch.setattr(fused3s_backward, "get_kernel", gpu.get_kernel)
-        patch.setattr(fused3s_backward, "launch_kernel", gpu.launch_kernel)
-        patch.setattr(fused3s_backward, "gpu_limits", lambda device: limits)
+    with cuda_on_cpu(MODES[mode]) as gpu:
         yield gpu
 
 
@@ -109,8 +106,8 @@ def run(monkeypatch, graph, case: GradientCase, variant: Variant, **options):
     """Gradients by a schedule of the variant's own."""
 
     def rescheduled(of_pass: PassData) -> PassData:
-        spec = BackwardKernelSpec(input_element(case.query.dtype), case.query.shape[2], columns=False)
-        teams = TEAMS if spec.dim_warps == 1 else FEW_TEAMS
+        team = warps_of_team(input_element(case.query.dtype), case.query.shape[2])
+        teams = TEAMS if team == 1 else FEW_TEAMS
         return replace(of_pass, schedule=make_schedule(of_pass.kv_tiles, of_pass.tile_offset, teams, variant.split))
 
     with backward_on_cpu(monkeypatch, variant.mode) as gpu:
@@ -223,10 +220,13 @@ def test_the_transpose_of_a_symmetric_graph_has_its_tiles_whatever_the_order_of_
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256, None])
 def test_blocks_fit_all_inputs_that_a_plan_leaves_open(monkeypatch, block_kb, dtype, head_dim):
     limits = GPULimits(108, sm_shared_bytes=(block_kb + 1) * 1024, block_shared_bytes=block_kb * 1024)
-    monkeypatch.setattr(fused3s_backward, "gpu_limits", lambda device: limits)
+    plan_for(monkeypatch, limits)
     elements = [Element.HALF, Element.FLOAT] if dtype is None else [input_element(dtype)]
     dims = [64, 128, 256] if head_dim is None else [head_dim]
     for columns, shapes in enumerate(pass_inputs(torch.device("cpu"), 1, head_dim, dtype)):
-        for element, dim in product(elements, dims):
-            spec = BackwardKernelSpec(element, dim, bool(columns), shapes.large.warps)
-            assert spec.shared_bytes <= block_kb * 1024, spec
+        instances = [
+            backward_instance(element, dim, bool(columns), shapes.large.warps)
+            for element, dim in product(elements, dims)
+        ]
+        for instance, sizes in zip(instances, sizes_alone(tuple(instances)), strict=True):
+            assert sizes.shared_bytes <= block_kb * 1024, instance.name

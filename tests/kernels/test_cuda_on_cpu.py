@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from gradient_cases import attention_with_dropout
+from instances import forward_instance, items_of
 from poison import poisoned_buffers
 from tolerance import edges_of, row_errors
 
@@ -12,13 +13,13 @@ from baselines import REGISTRY
 from kernels import plan_attention
 from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
-from kernels.backends.fused3s import FusedKernelSpec
 from kernels.backends.fused3s_edges import DROPOUT
 from kernels.dropout import Dropout
 from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern
 from kernels.formats.row_order import permute_rows
 from kernels.formats.schedule import SplitHeuristic, make_schedule
+from kernels.runtime.jit import Element, KernelInstance
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
@@ -31,30 +32,30 @@ HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 # Head dimensions of every swizzle and every number of lanes a row; two warps at the width that takes them. Head groups:
 # slices of one head and of two, copies of 4, 8 and 16 bytes, more parts of a row than lanes, odd numbers of heads.
 SPECS = [
-    FusedKernelSpec(HALF, FLOAT, 8, warps=4),
-    FusedKernelSpec(HALF, HALF, 16, warps=2),
-    FusedKernelSpec(BFLOAT, BFLOAT, 40, warps=4),
-    FusedKernelSpec(HALF, FLOAT, 64, warps=4),
-    FusedKernelSpec(HALF, HALF, 72, warps=4),
-    FusedKernelSpec(HALF, HALF, 128, warps=4),
-    FusedKernelSpec(BFLOAT, BFLOAT, 200, warps=2),
-    FusedKernelSpec(HALF, FLOAT, 256, warps=2),
-    FusedKernelSpec(HALF, HALF, 2, warps=4),
-    FusedKernelSpec(HALF, FLOAT, 12, warps=2),
-    FusedKernelSpec(BFLOAT, BFLOAT, 100, warps=4),
-    FusedKernelSpec(HALF, HALF, 64, warps=4, heads=2),
-    FusedKernelSpec(BFLOAT, FLOAT, 32, warps=4, heads=4),
-    FusedKernelSpec(HALF, HALF, 16, warps=4, heads=8),
-    FusedKernelSpec(HALF, FLOAT, 8, warps=4, heads=8),
-    FusedKernelSpec(BFLOAT, BFLOAT, 8, warps=2, heads=5),
-    FusedKernelSpec(HALF, HALF, 10, warps=4, heads=8),
-    FusedKernelSpec(HALF, HALF, 2, warps=4, heads=3),
-    FusedKernelSpec(HALF, HALF, 40, warps=2, heads=2),
+    forward_instance(HALF, FLOAT, 8, items=4),
+    forward_instance(HALF, HALF, 16, items=2),
+    forward_instance(BFLOAT, BFLOAT, 40, items=4),
+    forward_instance(HALF, FLOAT, 64, items=4),
+    forward_instance(HALF, HALF, 72, items=4),
+    forward_instance(HALF, HALF, 128, items=4),
+    forward_instance(BFLOAT, BFLOAT, 200, items=2),
+    forward_instance(HALF, FLOAT, 256, items=2),
+    forward_instance(HALF, HALF, 2, items=4),
+    forward_instance(HALF, FLOAT, 12, items=2),
+    forward_instance(BFLOAT, BFLOAT, 100, items=4),
+    forward_instance(HALF, HALF, 64, items=4, heads=2),
+    forward_instance(BFLOAT, FLOAT, 32, items=4, heads=4),
+    forward_instance(HALF, HALF, 16, items=4, heads=8),
+    forward_instance(HALF, FLOAT, 8, items=4, heads=8),
+    forward_instance(BFLOAT, BFLOAT, 8, items=2, heads=5),
+    forward_instance(HALF, HALF, 10, items=4, heads=8),
+    forward_instance(HALF, HALF, 2, items=4, heads=3),
+    forward_instance(HALF, HALF, 40, items=2, heads=2),
 ]
 # float32: one warp a head, teams of two and four warps, of which the last may have fewer columns; odd and even numbers
 # of slices; head groups as above.
 SPECS += [
-    FusedKernelSpec(FLOAT, FLOAT, dim, warps, heads, one_term=one_term, dim_warps=dim_warps)
+    forward_instance(FLOAT, FLOAT, dim, warps, heads, one_term=one_term, dim_warps=dim_warps)
     for dim, heads, warps, dim_warps, terms in [
         (2, 1, 4, 1, "1"),
         (8, 1, 2, 1, "3"),
@@ -80,11 +81,15 @@ SPECS += [
     if ("1" if one_term else "3") in terms
 ]
 # 16 bits, three TF32 terms, and one in teams of two warps.
-OF_EACH_ELEMENT = [SPECS[3], FusedKernelSpec(FLOAT, FLOAT, 64), FusedKernelSpec(FLOAT, FLOAT, 128, 2, 1, 0, True, 2)]
+OF_EACH_ELEMENT = [SPECS[3], forward_instance(FLOAT, FLOAT, 64), forward_instance(FLOAT, FLOAT, 128, 2, 1, 0, True, 2)]
 each_element = pytest.mark.parametrize("spec", OF_EACH_ELEMENT, ids=lambda spec: spec.name)
 BY_WARP = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
 BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
 SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
+
+
+def has_one_term(spec: KernelInstance) -> bool:
+    return spec.arguments.element == Element.TF32
 
 
 @dataclass(frozen=True)
@@ -99,9 +104,10 @@ class Variant:
     reordered: bool = False
     with_lse: bool = True
 
-    def num_heads(self, spec: FusedKernelSpec) -> int:
+    def num_heads(self, spec: KernelInstance) -> int:
         """`heads` of an instance for one head; of a head group one group, or two of which the last lacks a head."""
-        return self.heads if spec.heads == 1 else self.heads * spec.heads - (self.heads > 1)
+        heads = spec.arguments.heads
+        return self.heads if heads == 1 else self.heads * heads - (self.heads > 1)
 
 
 VARIANTS = [
@@ -116,7 +122,7 @@ VARIANTS = [
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, spec: FusedKernelSpec, graph, tensors: list[torch.Tensor], variant: Variant
+    monkeypatch: pytest.MonkeyPatch, spec: KernelInstance, graph, tensors: list[torch.Tensor], variant: Variant
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output and lse of a launch with a schedule of the variant's own."""
     pattern, perm = csr_pattern(graph), None
@@ -126,7 +132,7 @@ def run(
     q, k, v = tensors
     with cuda_on_cpu(MODES[variant.mode]) as gpu:
         data = REGISTRY["fused3s"].build(pattern, q.device, InputSpec(), perm)  # KV tiles, whatever the heads are
-        schedule = make_schedule(data.kv_tiles, data.tile_offset, spec.warps, variant.split)
+        schedule = make_schedule(data.kv_tiles, data.tile_offset, items_of(spec), variant.split)
         with poisoned_buffers(monkeypatch):
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
             output = fused3s.launch(spec, replace(data, schedule=schedule), q, k, v, variant.scale, lse)
@@ -140,18 +146,20 @@ def test_every_case_matches_float64(monkeypatch, spec):
     for name, make_graph in MULTIGRAPHS.items():
         graph = make_graph()
         for variant in VARIANTS:
-            tensors = inputs(graph, variant.num_heads(spec), spec.dim, spec.dtype, variant.strided)
+            tensors = inputs(
+                graph, variant.num_heads(spec), spec.arguments.dim, spec.arguments.element.dtype, variant.strided
+            )
             output, lse = run(monkeypatch, spec, graph, tensors, variant)
-            assert output.dtype == spec.out_dtype
+            assert output.dtype == spec.arguments.out_dtype
             label = f"{name}, {variant}"
-            assert_attention(output, tensors, graph, variant.scale, label, lse=lse, one_term=spec.one_term)
+            assert_attention(output, tensors, graph, variant.scale, label, lse=lse, one_term=has_one_term(spec))
 
 
 @each_element
 @pytest.mark.parametrize("mode", MODES)
 def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode, spec):
     graph = GRAPHS["wide"]()
-    tensors = inputs(graph, 2, spec.dim, spec.dtype)
+    tensors = inputs(graph, 2, spec.arguments.dim, spec.arguments.element.dtype)
     results = [run(monkeypatch, spec, graph, tensors, Variant(SPLIT, each, 2, 0.2))[0] for each in ("late", mode)]
     assert torch.equal(*results)
 
@@ -162,9 +170,9 @@ def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode, spec):
 def test_every_edge_counts_once(monkeypatch, name, split, spec):
     """With q = 0 and v = one-hot of key mod d, the output times the degree is the number of such keys."""
     graph = GRAPHS[name]()
-    q, k, v = (torch.zeros_like(each) for each in inputs(graph, 1, spec.dim, spec.dtype))
+    q, k, v = (torch.zeros_like(each) for each in inputs(graph, 1, spec.arguments.dim, spec.arguments.element.dtype))
     keys = torch.arange(graph.shape[1])
-    v[keys, 0, keys % spec.dim] = 1
+    v[keys, 0, keys % spec.arguments.dim] = 1
     output, _ = run(monkeypatch, spec, graph, [q, k, v], Variant(split, "late", 1, 1.0))
     adjacency = torch.from_numpy(graph.toarray()).double()
     counts = adjacency @ v[:, 0].double()
@@ -184,11 +192,11 @@ def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split, spec):
     variant = Variant(split, "late", 1, 0.2)
 
     for place, row in ((0, query), (1, key)):
-        tensors = inputs(graph, 1, spec.dim, spec.dtype)
-        tensors[place][row, 0, spec.dim // 2] = torch.nan
+        tensors = inputs(graph, 1, spec.arguments.dim, spec.arguments.element.dtype)
+        tensors[place][row, 0, spec.arguments.dim // 2] = torch.nan
         output, _ = run(monkeypatch, spec, graph, tensors, variant)
-        assert_attention(output, tensors, graph, variant.scale, name, one_term=spec.one_term)
-    tensors = inputs(graph, 1, spec.dim, spec.dtype)
+        assert_attention(output, tensors, graph, variant.scale, name, one_term=has_one_term(spec))
+    tensors = inputs(graph, 1, spec.arguments.dim, spec.arguments.element.dtype)
     tensors[2][key] = torch.nan
     output, _ = run(monkeypatch, spec, graph, tensors, variant)
     assert output[uses[:, key]].isnan().all()
@@ -199,14 +207,14 @@ def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split, spec):
 def test_scores_that_overflow_to_minus_infinity_have_no_weight(monkeypatch, split, spec):
     """Column 0 of q is 1e20, that of one key -1e19: as if its edges were not there; a row with no other edge is 0."""
     graph = GRAPHS["tall"]()
-    q, k, v = inputs(graph, 1, spec.dim, spec.dtype)
+    q, k, v = inputs(graph, 1, spec.arguments.dim, spec.arguments.element.dtype)
     q[..., 0], k[..., 0] = 1e20, 0.0
     mask = graph.toarray() != 0
     key = mask[mask.sum(1) == 1][0].argmax()  # of a row with one edge
     k[key, 0, 0] = -1e19
     output, _ = run(monkeypatch, spec, graph, [q, k, v], Variant(split, "late", 1, 0.2))
     q[..., 0], k[key, 0, 0], mask[:, key] = 0.0, 0.0, False
-    assert_attention(output, [q, k, v], type(graph)(mask), 0.2, "without the key", one_term=spec.one_term)
+    assert_attention(output, [q, k, v], type(graph)(mask), 0.2, "without the key", one_term=has_one_term(spec))
 
 
 @pytest.mark.parametrize("reorder", ["none", "rcm"])
@@ -255,7 +263,7 @@ def test_float32_follows_the_precision_of_torch(monkeypatch, precision, num_sms,
 @pytest.mark.parametrize(("dim", "warps", "dim_warps"), [(64, 4, 1), (128, 2, 2), (200, 1, 4)])
 def test_dropout_of_float32(monkeypatch, one_term, dim, warps, dim_warps):
     graph = GRAPHS["wide"]()
-    spec = FusedKernelSpec(FLOAT, FLOAT, dim, warps, terms=DROPOUT, one_term=one_term, dim_warps=dim_warps)
+    spec = forward_instance(FLOAT, FLOAT, dim, warps, terms=DROPOUT, one_term=one_term, dim_warps=dim_warps)
     tensors = inputs(graph, 2, dim, FLOAT)
     dropout = Dropout(0.3, torch.tensor([0x1234567890]))
     for split in (BY_WARP, SPLIT):

@@ -1,15 +1,13 @@
 """A launch on the CPU finds faults: each of cuda_shim/faults.cu ends it with its message."""
 
 import re
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from poison import poisoned_buffers
 
 from kernels import plan_attention
-from kernels.runtime.launch import pack_scalars
+from kernels.runtime.jit import KernelInstance
 from tests.cuda_shim import cuda_on_cpu
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, SHIM_FOLDER, CpuGpu, CudaError, Mode
 from tests.cuda_shim.oracle import GRAPHS, inputs
@@ -34,8 +32,8 @@ MESSAGES = {
     "kLocalBounds": r"index out of an array's bounds at .* in block",
     "kGlobalBounds": r"faults\.cu:\d+, .*in no tensor of the launch",
     "kGlobalLoad": r"memory fault",
-    "kWritesInput": r"tensor 0 \[192, 4\] was changed",
-    "kKeepsSemaphore": r"tensor 2 \[1\] was changed",
+    "kWritesInput": r"tensor input \[192, 4\] was changed",
+    "kKeepsSemaphore": r"tensor semaphore \[1\] was changed",
     "kHalfWarp": r"returned while other lanes|deadlock\n.*16 threads",
     "kTwoCollectives": r"faults\.cu:\d+, .*other lanes of the warp are in another collective, at faults\.cu:\d+",
     "kDeadlock": r"deadlock(\n.*)*48 threads wait at faults\.cu:\d+ for __syncthreads",
@@ -48,16 +46,16 @@ MESSAGES = {
 def run(fault: str, mode: Mode) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, expected) of a launch."""
     gpu = CpuGpu(mode, SHIM_FOLDER, cpu_seconds=1)
-    spec = SimpleNamespace(source="faults.cu", name="faults")
+    kernel = gpu.get_kernel(KernelInstance(SHIM_FOLDER / "faults.cu", "faults"), None)
     source = torch.arange(4.0 * BLOCKS * THREADS).view(-1, 4)
     output = torch.full_like(source, torch.nan)
     semaphore = torch.zeros(1, dtype=torch.int32)
     gpu.launch_kernel(
-        spec,
+        kernel,
         (BLOCKS,),
         THREADS,
-        (source, output, semaphore),
-        pack_scalars(np.int32(FAULTS.index(fault))),
+        {"input": source, "output": output, "semaphore": semaphore},
+        kernel.scalars(fault=FAULTS.index(fault)),
         shared_bytes=16 * THREADS,
         overlaps=True,
     )

@@ -10,13 +10,12 @@ from poison import poisoned_buffers
 from kernels.backends import feature_products
 from kernels.backends.feature_products import (
     FEATURES,
-    AddFeaturesSpec,
-    ProjectQuerySpec,
     add_features,
+    product_instance,
     project_query,
     weight_gradients,
 )
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu, sizes_alone
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
@@ -209,13 +208,14 @@ def test_no_rows():
 
 
 def test_heads_of_a_block():
-    assert [ProjectQuerySpec(HALF, dim).heads for dim in (2, 8, 10, 16, 18, 24, 32, 256)] == [4, 4, 2, 2, 1, 1, 1, 1]
-    assert [AddFeaturesSpec(HALF, FLOAT, dim).heads for dim in (2, 4, 6, 8, 10, 16)] == [4, 4, 2, 2, 1, 1]
+    instances = [product_instance("project_query", HALF, dim) for dim in (2, 8, 10, 16, 18, 24, 32, 256)]
+    instances += [product_instance("add_features", HALF, dim, FLOAT) for dim in (2, 4, 6, 8, 10, 16)]
+    heads = [sizes.block_items for sizes in sizes_alone(tuple(instances))]
+    assert heads == [4, 4, 2, 2, 1, 1, 1, 1, 4, 4, 2, 2, 1, 1]
 
 
 def test_blocks_fill_the_gpu_once(monkeypatch):
     grids = []
-    monkeypatch.setattr(feature_products, "get_kernel", lambda *arguments: None)
     with cuda_on_cpu(num_sms=4):
         monkeypatch.setattr(feature_products, "launch_kernel", lambda _, grid, *rest, **options: grids.append(grid))
         for rows in (1, 129, 100_000):

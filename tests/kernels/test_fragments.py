@@ -4,7 +4,7 @@ import re
 from itertools import product
 
 from kernels.fragments import WARP_SIZE, a_element, b_element, c_element, table
-from kernels.runtime.jit import CUDA_FOLDER
+from kernels.runtime.source import CUDA_FOLDER
 
 
 def test_elements_are_bijections():

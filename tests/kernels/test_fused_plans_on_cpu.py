@@ -106,20 +106,20 @@ def test_choice_of_the_kernel_without_edge_data(monkeypatch, name, by_edge, by_t
 @pytest.mark.parametrize(
     ("name", "kind", "heads", "dim", "instance"),
     [
-        ("256 edges a tile", "bias", 1, 128, "fused3s<Element::kHalf, Element::kHalf, 128, 1, 4, 1>"),
-        ("256 edges a tile", "clamp", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 8>"),
-        ("256 edges a tile", "multiplier_per_head", 4, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 1, 4, 2>"),
+        ("256 edges a tile", "bias", 1, 128, "fused3s<Element::kHalf, Element::kHalf, 128, 1, 4, 1, 1>"),
+        ("256 edges a tile", "clamp", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 8, 1>"),
+        ("256 edges a tile", "multiplier_per_head", 4, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 1, 4, 2, 1>"),
         ("256 edges a tile", "types", 1, 128, "fused3s_edges<Element::kHalf, Element::kHalf, 128, 1, 4>"),
-        ("2 edges a row, 16 a tile", "key_features", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 16>"),
-        ("256 edges a tile", "features", 2, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 48>"),
-        ("256 edges a tile", "features", 1, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 1, 4, 48>"),
+        ("2 edges a row, 16 a tile", "key_features", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 16, 1>"),
+        ("256 edges a tile", "features", 2, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 48, 1>"),
+        ("256 edges a tile", "features", 1, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 1, 4, 48, 1>"),
         ("256 edges a tile", "features", 2, 16, "fused3s_edges<Element::kHalf, Element::kHalf, 16, 2, 48>"),
         ("2 edges a row, 16 a tile", "features", 1, 16, "fused3s_edges<Element::kHalf, Element::kHalf, 16, 1, 48>"),
         ("256 edges a tile", "all", 2, 16, "fused3s_edges<Element::kHalf, Element::kHalf, 16, 2, 63>"),
-        ("8 edges a row, 16 a tile", "bias", 1, 32, "fused3s<Element::kHalf, Element::kHalf, 32, 1, 4, 1>"),
+        ("8 edges a row, 16 a tile", "bias", 1, 32, "fused3s<Element::kHalf, Element::kHalf, 32, 1, 4, 1, 1>"),
         ("8 edges a row, 16 a tile", "bias", 4, 16, "fused3s_edges<Element::kHalf, Element::kHalf, 16, 4, 1>"),
         ("8 edges a row, 16 a tile", "bias", 2, 64, "fused3s_edges<Element::kHalf, Element::kHalf, 64, 2, 1>"),
-        ("2 edges a row, 16 a tile", "bias", 2, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 1>"),
+        ("2 edges a row, 16 a tile", "bias", 2, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 1, 1>"),
     ],
 )
 def test_choice_of_the_kernel_with_edge_data(monkeypatch, name, kind, heads, dim, instance):
@@ -140,7 +140,7 @@ def test_a_plan_takes_heads_that_it_was_not_made_for(monkeypatch):
                 output = plan(*tensors)
             assert_attention(output, tensors, graph, dim**-0.5, f"{heads} x {dim}")
             padded = dim + dim % 2 * (-dim % 8)
-            assert gpu.launched[-1] == f"fused3s<Element::kHalf, Element::kHalf, {padded}, {group}, 4, 0>"
+            assert gpu.launched[-1] == f"fused3s<Element::kHalf, Element::kHalf, {padded}, {group}, 4, 0, 1>"
 
 
 def test_a_plan_goes_to_narrow_heads_and_back(monkeypatch):

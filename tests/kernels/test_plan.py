@@ -7,10 +7,11 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 import pytest
 import torch
 from attention_cases import EDGE_CASES
+from instances import plan_for
 
 from baselines import REGISTRY, flashsparse, fused3s_paper
 from kernels import AttentionPlan, BackendUnavailableError, plan_attention
-from kernels.backends import fused3s, fused3s_backward, fused3s_edges
+from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
 from kernels.backends.cuda import CudaBackend
 from kernels.formats.schedule import SplitHeuristic, make_schedule
@@ -33,8 +34,7 @@ def plannable(monkeypatch):
     for name in [*CUDA_BACKENDS, "flex_attention", "anemoi"]:
         monkeypatch.setattr(REGISTRY[name], "unavailable", lambda device: None)
     limits = GPULimits(num_sms=132, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
-    for module in (fused3s, fused3s_backward, fused3s_edges):
-        monkeypatch.setattr(module, "gpu_limits", lambda device: limits)
+    plan_for(monkeypatch, limits)
 
 
 def make_plan(backend: str, name: str = "n_one_past_16", **options) -> AttentionPlan:

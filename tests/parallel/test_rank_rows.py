@@ -9,7 +9,7 @@ import torch
 from poison import poisoned_buffers
 
 from kernels.runtime.jit import compile_ptxas
-from parallel.rank_rows import CombineSpec, PackSpec, combine_rows_, pack_rows
+from parallel.rank_rows import combine_rows_, pack_rows, rows_instance
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -277,8 +277,13 @@ def test_wrong_arguments_of_combine():
 
 
 def test_registers():
-    specs = [PackSpec(size) for size in (2, 4, 8, 16)]
-    specs += [CombineSpec(dtype, size) for dtype in TYPES for size in (2, 4, 8, 16) if size >= dtype.itemsize]
+    specs = [rows_instance("pack_rows", size) for size in (2, 4, 8, 16)]
+    specs += [
+        rows_instance("combine_rows", dtype, size)
+        for dtype in TYPES
+        for size in (2, 4, 8, 16)
+        if size >= dtype.itemsize
+    ]
     for arch in ("sm_80", "sm_90"):
         for spec, report in compile_ptxas(specs, arch).items():
             assert report.spill_bytes == 0, f"{spec.name} for {arch}: {report}"

@@ -1,16 +1,10 @@
 """Weights of a Graph Transformer block, torch's result, and the bound for the kernel's."""
 
-from itertools import product
-
 import torch
 import torch.nn.functional as F
 from tolerance import FLOOR, row_errors
 
-from dense.block import DenseBlockSpec
-from dense.weights import DIMS
-
 EPS = 1e-5
-SPECS = [DenseBlockSpec(torch.float16, dim, has_next) for dim, has_next in product(DIMS, (True, False))]
 
 
 def parameters(dim: int, has_next: bool, dtype: torch.dtype = torch.float16, device: str = "cpu") -> dict:

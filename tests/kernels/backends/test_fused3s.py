@@ -1,7 +1,5 @@
 """The host side of `fused3s` on the CPU: which instance a plan takes, parameters of a launch, and refusals."""
 
-import math
-import struct
 from dataclasses import replace
 from itertools import product
 
@@ -10,16 +8,18 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES
+from instances import forward_instance, items_of, plan_for
 
 from baselines import REGISTRY
-from kernels.backends import fused3s, fused3s_edges
+from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
-from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec, _scalars, heads_of_group, kernel_spec
+from kernels.backends.fused3s import FEW_WARPS, WARPS, choose_instance, heads_of_group
 from kernels.backends.fused3s_edges import BIAS, CLAMP, MULTIPLIER
 from kernels.formats.csr import csr_pattern
 from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element
+from tests.cuda_shim.cuda_on_cpu import sizes_alone
 
 CPU = torch.device("cpu")
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -28,11 +28,14 @@ RTX_4090 = GPULimits(num_sms=128, sm_shared_bytes=100 * 1024, block_shared_bytes
 SMALL, LARGE = EDGE_CASES["n_one_past_16"], lambda: sp.csr_array(np.ones((1600, 300), np.int8))
 
 
+def fits(instance, gpu: GPULimits) -> bool:
+    return sizes_alone((instance,))[0].shared_bytes <= gpu.block_shared_bytes
+
+
 def build(monkeypatch, graph, inputs: InputSpec, gpu: GPULimits = H200, perm=None):
     """Data of a plan for `gpu`, and the instances compiled for it."""
     compiled = []
-    for module in (fused3s, fused3s_edges):
-        monkeypatch.setattr(module, "gpu_limits", lambda device: gpu)
+    plan_for(monkeypatch, gpu)
     monkeypatch.setattr(fused3s, "get_kernel", lambda spec, device_index: compiled.append(spec))
     return REGISTRY["fused3s"].build(csr_pattern(graph), CPU, inputs, perm), compiled
 
@@ -50,8 +53,8 @@ def build(monkeypatch, graph, inputs: InputSpec, gpu: GPULimits = H200, perm=Non
 def test_warps_of_a_plan(monkeypatch, make_graph, gpu, dim, warps):
     data, compiled = build(monkeypatch, make_graph(), InputSpec(HALF, dim, 1, FLOAT), gpu)
     assert data.schedule.warps == warps
-    assert compiled == [FusedKernelSpec(HALF, FLOAT, dim, warps)]
-    assert compiled[0].shared_bytes <= gpu.block_shared_bytes
+    assert compiled == [forward_instance(HALF, FLOAT, dim, warps)]
+    assert fits(compiled[0], gpu)
 
 
 @pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
@@ -65,9 +68,10 @@ def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, d
     for precision in ("highest", "high"):
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda precision=precision: precision)
         data, compiled = build(monkeypatch, make_graph(), InputSpec(FLOAT, dim), gpu)
-        (spec,) = compiled
-        assert (spec.one_term, spec.dim_warps) == (precision == "high", dim_warps)
-        assert spec.shared_bytes <= gpu.block_shared_bytes
+        (instance,) = compiled
+        assert instance.arguments.element == (Element.TF32 if precision == "high" else Element.FLOAT)
+        assert instance.arguments.dim_warps == dim_warps
+        assert fits(instance, gpu)
         shapes[precision] = data.schedule.work_items.shape
     assert shapes["highest"] == shapes["high"]
     if make_graph is LARGE:
@@ -79,8 +83,7 @@ def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, d
 def test_plans_without_a_type_take_float32(monkeypatch, dim, gpu):
     data, _ = build(monkeypatch, SMALL(), InputSpec(None, dim), gpu)
     for columns in (dim,) if dim else (16, 64, 128, 256):
-        spec = kernel_spec(Element.FLOAT, FLOAT, columns, data.schedule.warps)
-        assert spec.shared_bytes <= gpu.block_shared_bytes
+        assert fits(choose_instance(Element.FLOAT, FLOAT, columns, data.schedule.warps), gpu)
 
 
 def test_heads_count_as_work(monkeypatch):
@@ -99,19 +102,22 @@ def test_nothing_is_compiled_before_the_inputs_are_known(monkeypatch):
 
 
 def test_instances_with_two_warps_fit_every_gpu():
-    for dim in range(2, 257, 2):
-        for terms in (0, BIAS | MULTIPLIER):
-            spec = FusedKernelSpec(HALF, FLOAT, dim, FEW_WARPS, terms=terms)
-            assert spec.shared_bytes <= RTX_4090.block_shared_bytes
+    instances = [
+        forward_instance(HALF, FLOAT, dim, FEW_WARPS, terms=terms)
+        for dim, terms in product(range(2, 257, 2), (0, BIAS | MULTIPLIER))
+    ]
+    sizes = sizes_alone(tuple(instances))
+    assert max(each.shared_bytes for each in sizes) <= RTX_4090.block_shared_bytes
 
 
 @pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
 @pytest.mark.parametrize("dim", [64, 128, 160, 176, 192, 200, 256, None])
 def test_edge_terms_fit_the_gpu_of_the_plan(monkeypatch, dim, gpu):
     data, _ = build(monkeypatch, SMALL(), InputSpec(HALF, dim, 1, FLOAT, edge_data=True), gpu)
-    spec = kernel_spec(Element.HALF, FLOAT, dim or 256, data.schedule.warps, 1, BIAS | MULTIPLIER | CLAMP)
-    assert spec.terms == BIAS | MULTIPLIER | CLAMP
-    assert spec.shared_bytes <= gpu.block_shared_bytes
+    terms = BIAS | MULTIPLIER | CLAMP
+    instance = choose_instance(Element.HALF, FLOAT, dim or 256, data.schedule.warps, 1, terms)
+    assert instance.arguments.terms == terms
+    assert fits(instance, gpu)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +125,8 @@ def test_edge_terms_fit_the_gpu_of_the_plan(monkeypatch, dim, gpu):
     [(H200, 64, 4), (H200, 128, 3), (H200, 256, 1), (RTX_4090, 64, 2), (RTX_4090, 128, 1)],
 )
 def test_blocks_of_an_sm_follow_its_shared_memory_and_registers(gpu, dim, blocks):
-    assert FusedKernelSpec(HALF, FLOAT, dim).blocks_per_sm(gpu.sm_shared_bytes) == blocks
+    (sizes,) = sizes_alone((forward_instance(HALF, FLOAT, dim),))
+    assert sizes.resident_blocks(gpu.sm_shared_bytes) == blocks
 
 
 def test_row_ids_pad_the_last_window_with_no_row(monkeypatch):
@@ -130,41 +137,31 @@ def test_row_ids_pad_the_last_window_with_no_row(monkeypatch):
     assert build(monkeypatch, graph, InputSpec())[0].row_ids is None
 
 
-def test_scalars_follow_the_strides():
-    query, key, _ = torch.zeros(5, 3, 2, 16, dtype=HALF).unbind(1)
-    strides = (query.stride(), key.stride(), torch.zeros(5, 2, 16).stride())
-    packed = _scalars(5, 2, (1, 2, 3.0), (7, 1.5), -0.5, 2, *strides)
-    assert struct.unpack("<If", packed[:8]) == (7, 1.5)  # of dropout
-    packed = packed[8:]
-    heads, rows, rest = struct.unpack("<3q", packed[:24]), struct.unpack("<3i", packed[24:36]), packed[36:]
-    assert (heads, rows) == ((16, 16, 16), (192, 192, 64))
-    log2e = math.log2(math.e)
-    assert struct.unpack("<4iI2f", rest) == (5, 2, 1, 2, 0x80008000, *map(pytest.approx, (0.5 * log2e, 3 * log2e)))
-    with pytest.raises(OverflowError):
-        _scalars(1, 1, (1, 1, 0.0), (0, 1.0), 1.0, 2, *[(2**30, 16, 1)] * 3)
-
-
 @pytest.mark.parametrize(
-    "spec",
-    [FusedKernelSpec(HALF, HALF, 64, FEW_WARPS), FusedKernelSpec(HALF, HALF, 72), FusedKernelSpec(BFLOAT, BFLOAT, 64)],
-    ids=["warps", "dim", "dtype"],
+    "instance",
+    [
+        forward_instance(HALF, HALF, 64, FEW_WARPS),
+        forward_instance(HALF, HALF, 72),
+        forward_instance(BFLOAT, BFLOAT, 64),
+    ],
+    ids=["items", "dim", "dtype"],
 )
-def test_an_instance_that_does_not_fit_tensors_and_schedule_is_refused(monkeypatch, spec):
+def test_an_instance_that_does_not_fit_tensors_and_schedule_is_refused(monkeypatch, instance):
     graph = SMALL()
     data, _ = build(monkeypatch, graph, InputSpec())
     data = replace(data, schedule=make_schedule(data.kv_tiles, data.tile_offset, WARPS, SplitHeuristic(4, 16, 32)))
     q = torch.zeros(graph.shape[0], 1, 64, dtype=HALF)
-    with pytest.raises(ValueError, match=r"^spec: got .*; the tensors have torch.float16, d = 64, .* 4 warps$"):
-        fused3s.launch(spec, data, q, q, q, 1.0)
+    with pytest.raises(ValueError, match=r"^instance: got .*; the tensors have torch.float16, d = 64, .* 4 work"):
+        fused3s.launch(instance, data, q, q, q, 1.0)
     with pytest.raises(ValueError, match=r"out_dtype: got torch.bfloat16"):
-        fused3s.launch(FusedKernelSpec(HALF, BFLOAT, 64), data, q, q, q, 1.0)
+        fused3s.launch(forward_instance(HALF, BFLOAT, 64), data, q, q, q, 1.0)
 
 
 @pytest.mark.parametrize(("gpu", "warps"), [(H200, FEW_WARPS), (RTX_4090, 1)])
 def test_a_plan_of_unknown_width_runs_with_the_widest(monkeypatch, gpu, warps):
     data, _ = build(monkeypatch, SMALL(), InputSpec(), gpu)
     assert data.schedule.warps == warps
-    assert FusedKernelSpec(HALF, FLOAT, 256, warps).shared_bytes <= gpu.block_shared_bytes
+    assert fits(forward_instance(HALF, FLOAT, 256, warps), gpu)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +184,10 @@ def test_a_plan_of_unknown_width_runs_with_the_widest(monkeypatch, gpu, warps):
 )
 def test_heads_of_a_group(num_heads, dim, heads):
     assert heads_of_group(num_heads, dim) == heads
-    spec = kernel_spec(Element.HALF, HALF, dim, WARPS, num_heads)
-    assert spec == FusedKernelSpec(HALF, HALF, dim, WARPS, heads)
-    assert kernel_spec(Element.HALF, HALF, dim, WARPS, num_heads, BIAS).heads == 1
+    instance = choose_instance(Element.HALF, HALF, dim, WARPS, num_heads)
+    assert instance == forward_instance(HALF, HALF, dim, WARPS, heads)
+    assert items_of(instance) == WARPS
+    assert choose_instance(Element.HALF, HALF, dim, WARPS, num_heads, BIAS).arguments.heads == 1
 
 
 def test_groups_are_as_few_and_as_even_as_their_width_allows():

@@ -8,15 +8,16 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
+from instances import forward_instance
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
 from baselines import REGISTRY, fused3s_paper
-from baselines.fused3s_paper import PaperKernelSpec
+from baselines.fused3s_paper import paper_instance
 from kernels import BSB, plan_attention, sparse_attention
 from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
-from kernels.backends.fused3s import Fused3SData, FusedKernelSpec
+from kernels.backends.fused3s import Fused3SData
 from kernels.backends.reference import edge_softmax_attention
 from kernels.formats.csr import csr_pattern
 from kernels.formats.row_order import permute_rows
@@ -52,14 +53,14 @@ def fused3s_data(
 def make_paper(graph):
     bsb = BSB.from_scipy(graph).to(GPU)
     return lambda q, k, v, scale, out_dtype: fused3s_paper.launch(
-        PaperKernelSpec(q.dtype, out_dtype, q.shape[-1]), bsb, q, k, v, scale
+        paper_instance(q.dtype, out_dtype, q.shape[-1]), bsb, q, k, v, scale
     )
 
 
 def make_fused3s(graph, heuristic: SplitHeuristic | None = None):
     data = fused3s_data(graph, heuristic=heuristic)
     return lambda q, k, v, scale, out_dtype: fused3s.launch(
-        FusedKernelSpec(q.dtype, out_dtype, q.shape[-1]), data, q, k, v, scale
+        forward_instance(q.dtype, out_dtype, q.shape[-1]), data, q, k, v, scale
     )
 
 
@@ -122,7 +123,7 @@ def test_every_dimension(monkeypatch, kernel, dim, dtype, out_dtype):
 @pytest.mark.parametrize("dim", [8, 64, 72, 128, 256])
 def test_switches_of_the_papers_kernel_keep_the_result(monkeypatch, edge_case, reordered, permuted, dim):
     q, k, v = inputs(*edge_case.shape, 1, dim, torch.float16)
-    spec = PaperKernelSpec(q.dtype, torch.float32, dim, reordered=reordered, permuted=permuted)
+    spec = paper_instance(q.dtype, torch.float32, dim, reordered=reordered, permuted=permuted)
     bsb = BSB.from_scipy(edge_case).to(GPU)
     with poisoned_buffers(monkeypatch):
         output = fused3s_paper.launch(spec, bsb, q, k, v, 0.2)
@@ -136,7 +137,7 @@ def test_switches_of_the_papers_kernel_keep_the_result(monkeypatch, edge_case, r
 def test_schedules_of_fused3s_keep_the_result(monkeypatch, edge_case, heuristic, dim, warps):
     q, k, v = inputs(*edge_case.shape, 2, dim, torch.float16)
     data = fused3s_data(edge_case, warps, heuristic)
-    spec = FusedKernelSpec(q.dtype, torch.float16, dim, warps=warps)
+    spec = forward_instance(q.dtype, torch.float16, dim, warps)
     with poisoned_buffers(monkeypatch):
         output = fused3s.launch(spec, data, q, k, v, 0.2)
     assert_within_bound(output, q, k, v, *edges_of(edge_case, "cuda"), 0.2, f"{spec.name} {heuristic}")
@@ -364,7 +365,7 @@ def test_out_of_memory_names_the_size():
     bsb = BSB.from_csr([0, 0], []).to("cuda")
     q = torch.empty(1, 1, 256, device="cuda", dtype=torch.float16).expand(1, 1 << 30, 256)
     with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate \d+"):
-        fused3s_paper.launch(PaperKernelSpec(torch.float16, torch.float32, 256), bsb, q, q, q, 1.0)
+        fused3s_paper.launch(paper_instance(torch.float16, torch.float32, 256), bsb, q, q, q, 1.0)
 
 
 def test_offsets_past_2_to_31_elements(backend):
@@ -387,7 +388,7 @@ def test_rows_in_any_order_keep_the_result_and_its_lse(monkeypatch, edge_case, d
     q, k, v = inputs(*edge_case.shape, 2, dim, torch.float16)
     perm = torch.randperm(edge_case.shape[0], generator=torch.Generator().manual_seed(3)).int()
     data = fused3s_data(edge_case, heuristic=heuristic, perm=perm)
-    spec = FusedKernelSpec(q.dtype, torch.float32, dim)
+    spec = forward_instance(q.dtype, torch.float32, dim)
     with poisoned_buffers(monkeypatch):
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device="cuda")
         output = fused3s.launch(spec, data, q, k, v, 0.2, lse)

@@ -9,16 +9,17 @@ from itertools import cycle, product
 
 import pytest
 import torch
+from instances import forward_instance, items_of
 
 from baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from baselines.flashsparse import Kernels
-from baselines.fused3s_paper import PaperKernelSpec
+from baselines.fused3s_paper import SOURCE as PAPER_SOURCE
+from baselines.fused3s_paper import paper_instance
 from kernels import KernelCompileError
 from kernels.backends import feature_products
-from kernels.backends.cuda import KernelInstance
-from kernels.backends.feature_products import AddFeaturesSpec, ProjectQuerySpec, WeightGradientSpec
-from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, FusedKernelSpec, heads_of_group, kernel_spec
-from kernels.backends.fused3s_backward import FEW_TEAMS, BackwardKernelSpec
+from kernels.backends.feature_products import product_instance
+from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, choose_instance, heads_of_group
+from kernels.backends.fused3s_backward import FEW_TEAMS, backward_instance
 from kernels.backends.fused3s_edges import (
     BIAS,
     CLAMP,
@@ -26,13 +27,12 @@ from kernels.backends.fused3s_edges import (
     KEY_FEATURES,
     MULTIPLIER,
     VALUE_FEATURES,
-    EdgeKernelSpec,
-    heads_of_lane_group,
+    edge_instance,
 )
 from kernels.backends.fused3s_edges import TYPES as EDGE_TYPES
-from kernels.backends.fused3s_edges_backward import EdgeBackwardSpec
+from kernels.backends.fused3s_edges_backward import edge_backward_instances
 from kernels.runtime import jit
-from kernels.runtime.jit import Element, PtxasReport, compile_ptxas
+from kernels.runtime.jit import Element, KernelInstance, PtxasReport, compile_ptxas
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 
@@ -72,21 +72,23 @@ def check(spec, report: PtxasReport, arch: str, registers: int, static_bytes: in
     assert report.spill_bytes <= spill_bytes, (arch, spec.name, report)
 
 
-def fused3s_instances(arch: str) -> list[FusedKernelSpec]:
+def fused3s_instances(arch: str) -> list[KernelInstance]:
     """Four warps at every head dimension, two at the wide ones, where large graphs take them, and at some others; on
     sm_90 also all types at the common dimensions."""
-    specs = {FusedKernelSpec(*types, dim, WARPS) for dim, types in in_turn(DIMS, arch)}
+    specs = {forward_instance(*types, dim, WARPS) for dim, types in in_turn(DIMS, arch)}
     few = [dim for dim in DIMS if dim > WIDE_DIM or dim % 32 == 8]
-    specs |= {FusedKernelSpec(*types, dim, FEW_WARPS) for dim, types in in_turn(few, arch, shift=1)}
+    specs |= {forward_instance(*types, dim, FEW_WARPS) for dim, types in in_turn(few, arch, shift=1)}
     if arch == "sm_90":
         common = ((64, WARPS), (128, WARPS), (256, FEW_WARPS))
-        specs |= {FusedKernelSpec(*types, dim, warps) for types, (dim, warps) in product(TYPES, common)}
+        specs |= {forward_instance(*types, dim, warps) for types, (dim, warps) in product(TYPES, common)}
     return sorted(specs, key=lambda spec: spec.name)
 
 
-def registers_of(spec: FusedKernelSpec) -> int:
+def registers_of(spec: KernelInstance) -> int:
     """Three blocks of four warps fit an SM with 170 registers a thread, four with 128."""
-    columns = 16 * spec.slices
+    _, _, dim, heads, *_ = spec.arguments
+    columns = 8 * -(-dim // 8) * heads if heads > 1 and dim <= 8 else heads * 16 * -(-dim // 16)
+    columns = 16 * -(-columns // 16)
     return 128 if columns <= 64 else 170 if columns <= 128 else 255
 
 
@@ -111,14 +113,16 @@ def test_float32_of_fused3s(arch):
     others = [shape for place, shape in enumerate(OTHER_FLOAT_SHAPES) if place % len(FLOAT_ARCHS) == turn]
     elements = (jit.Element.FLOAT, jit.Element.TF32)
     specs = [
-        kernel_spec(element, FLOAT, dim, 1 if dim > 128 else 2, heads)
+        choose_instance(element, FLOAT, dim, 1 if dim > 128 else 2, heads)
         for (dim, heads), element in product(FLOAT_SHAPES + others, elements)
     ]
-    specs.append(kernel_spec(elements[turn % 2], FLOAT, (64, 128, 256)[turn % 3], 1, terms=DROPOUT))
+    specs.append(choose_instance(elements[turn % 2], FLOAT, (64, 128, 256)[turn % 3], 1, terms=DROPOUT))
     for spec, report in compile_ptxas(specs, arch).items():
-        columns = 16 * spec.warp_slices
+        _, _, dim, heads, _, _, dim_warps = spec.arguments
+        slices = -(-heads * dim // 16) if heads > 1 and dim <= 8 else heads * -(-dim // 16)
+        columns = 16 * -(-slices // dim_warps)
         registers = 128 if columns <= 32 else 168 if arch in ("sm_90", "sm_100") else 255
-        is_common = spec.dim in (8, 16, 32, 64, 128, 256) and spec.heads in (1, 2, 4, 8)
+        is_common = dim in (8, 16, 32, 64, 128, 256) and heads in (1, 2, 4, 8)
         check(spec, report, arch, registers, spill_bytes=0 if is_common else 72)
 
 
@@ -130,7 +134,7 @@ def shapes_in_turn(shapes: list, arch: str) -> list[tuple]:
 @every_arch
 def test_head_groups_of_fused3s(arch):
     shapes = [*GROUPS, *((dim, 1) for dim in OTHER_DIMS)]
-    specs = [FusedKernelSpec(*types, dim, WARPS, heads) for (dim, heads), types in shapes_in_turn(shapes, arch)]
+    specs = [forward_instance(*types, dim, WARPS, heads) for (dim, heads), types in shapes_in_turn(shapes, arch)]
     for spec, report in compile_ptxas(specs, arch).items():
         check(spec, report, arch, registers_of(spec))
 
@@ -139,7 +143,7 @@ def test_head_groups_of_fused3s(arch):
 def test_edge_terms_of_fused3s(arch):
     shapes = list(product((12, 64, 72, 128, 200), TERMS))
     specs = [
-        FusedKernelSpec(*types, dim, FEW_WARPS if dim > WIDE_DIM else WARPS, terms=terms)
+        forward_instance(*types, dim, FEW_WARPS if dim > WIDE_DIM else WARPS, terms=terms)
         for (dim, terms), types in shapes_in_turn(shapes, arch)
     ]
     for spec, report in compile_ptxas(specs, arch).items():
@@ -148,10 +152,10 @@ def test_edge_terms_of_fused3s(arch):
 
 def test_gradients():
     """Both forms of the backward pass, and low-rank features in the tile kernel."""
-    wide = [BackwardKernelSpec(Element.HALF, dim, columns) for dim, columns in product((64, 128, 256), (False, True))]
-    wide.append(BackwardKernelSpec(Element.BFLOAT16, 128, True, terms=DROPOUT))
-    narrow = [EdgeBackwardSpec(HALF, out, 16, 8, terms) for out, terms in product((HALF, None), (0, DROPOUT))]
-    features = [FusedKernelSpec(HALF, HALF, dim, terms=FEATURES) for dim in (64, 128)]
+    wide = [backward_instance(Element.HALF, dim, columns) for dim, columns in product((64, 128, 256), (False, True))]
+    wide.append(backward_instance(Element.BFLOAT16, 128, True, terms=DROPOUT))
+    narrow = [each for terms in (0, DROPOUT) for each in edge_backward_instances(HALF, HALF, 16, 8, terms)]
+    features = [forward_instance(HALF, HALF, dim, terms=FEATURES) for dim in (64, 128)]
     for specs in (wide, narrow, features):
         for spec, report in compile_ptxas(specs, "sm_90").items():
             check(spec, report, "sm_90", registers=255)
@@ -162,7 +166,7 @@ def test_gradients_in_float32(arch):
     """Both numbers of TF32 terms; one, two and four warps a team."""
     shapes = list(product((16, 48, 64, 128, 256), (Element.FLOAT, Element.TF32), (False, True), (0, DROPOUT)))
     specs = [
-        BackwardKernelSpec(element, dim, columns, FEW_TEAMS, terms)
+        backward_instance(element, dim, columns, FEW_TEAMS, terms)
         for (dim, element, columns, terms), _ in shapes_in_turn(shapes, arch)
     ]
     for spec, report in compile_ptxas(specs, arch).items():
@@ -172,33 +176,29 @@ def test_gradients_in_float32(arch):
 @every_arch
 def test_fused3s_edges(arch):
     shapes = list(product(LANE_DIMS, (1, 16), LANE_TERMS))
-    specs = {
-        EdgeKernelSpec(*types, dim, heads_of_lane_group(heads, dim), terms)
-        for (dim, heads, terms), types in shapes_in_turn(shapes, arch)
-    }
+    specs = {edge_instance(*types, dim, heads, terms) for (dim, heads, terms), types in shapes_in_turn(shapes, arch)}
     # The most registers of the instances with the smallest budget.
-    specs |= {
-        EdgeKernelSpec(HALF, HALF, dim, heads_of_lane_group(16, dim), BIAS | MULTIPLIER) for dim in (8, 34, 66, 130)
-    }
+    specs |= {edge_instance(HALF, HALF, dim, 16, BIAS | MULTIPLIER) for dim in (8, 34, 66, 130)}
     for spec, report in compile_ptxas(sorted(specs, key=lambda spec: spec.name), arch).items():
-        check(spec, report, arch, registers=255 if spec.terms & (EDGE_TYPES | FEATURES) else 96)
+        check(spec, report, arch, registers=255 if spec.arguments[-1] & (EDGE_TYPES | FEATURES) else 96)
 
 
 @every_arch
 def test_float32_edge_by_edge(arch):
     shapes = [
-        (dim, heads_of_lane_group(heads, dim), terms)
+        (dim, heads, terms)
         for (dim, heads, terms), _ in shapes_in_turn(list(product(LANE_DIMS, (1, 16), LANE_TERMS)), arch)
     ]
-    forward = [EdgeKernelSpec(FLOAT, FLOAT, *shape) for shape in dict.fromkeys(shapes)]
+    forward = list(dict.fromkeys(edge_instance(FLOAT, FLOAT, *shape) for shape in shapes))
     for spec, report in compile_ptxas(forward, arch).items():
-        check(spec, report, arch, registers=255 if spec.terms & (EDGE_TYPES | FEATURES) else 128)
-    backward = [EdgeBackwardSpec(FLOAT, out, *shape) for shape, out in zip(shapes[::2], cycle((FLOAT, None)))]
+        check(spec, report, arch, registers=255 if spec.arguments[-1] & (EDGE_TYPES | FEATURES) else 128)
+    backward = [edge_backward_instances(FLOAT, FLOAT, *shape)[i] for shape, i in zip(shapes[::2], cycle((0, 1)))]
     for spec, report in compile_ptxas(list(dict.fromkeys(backward)), arch).items():
-        many = spec.terms & FEATURES and spec.dim <= 8  # 16 features a lane
+        *_, dim, _, terms = spec.arguments
+        many = terms & FEATURES and dim <= 8  # 16 features a lane
         check(spec, report, arch, registers=255, spill_bytes=512 if many else 0)
     products = [
-        spec for dim in LANE_DIMS for spec in (ProjectQuerySpec(FLOAT, dim), AddFeaturesSpec(FLOAT, FLOAT, dim))
+        product_instance(function, FLOAT, dim) for dim in LANE_DIMS for function in ("project_query", "add_features")
     ]
     for spec, report in compile_ptxas(products, arch).items():
         check(spec, report, arch, registers=128, static_bytes=report.shared_bytes)
@@ -209,63 +209,75 @@ def test_gradients_of_feature_weights(arch):
     """Registers for the blocks of an SM that the grid has: three, or two of float32."""
     dtype = (HALF, BFLOAT)[FLOAT_ARCHS.index(arch) % 2]
     for each, registers in ((dtype, 80), (FLOAT, 128)):
-        specs = [WeightGradientSpec(each, dim) for dim in (2, 10, 16, 24, 34, 36, 64, 256)]
+        specs = [product_instance("weight_gradient", each, dim) for dim in (2, 10, 16, 24, 34, 36, 64, 256)]
         for spec, report in compile_ptxas(specs, arch).items():
-            static_bytes = feature_products.WARPS * feature_products.FEATURES * spec.slice_dims * 4 + 4
+            dim = spec.arguments[-1]
+            slice_dims = 16 if dim <= 16 else 32 if dim <= 32 else 64
+            static_bytes = feature_products.WARPS * feature_products.FEATURES * slice_dims * 4 + 4
             check(spec, report, arch, registers, static_bytes)
 
 
 def test_every_head_dimension_is_compiled_for_some_architecture():
     specs = [spec for arch in ARCHS for spec in fused3s_instances(arch)]
-    assert {spec.dim for spec in specs if spec.warps == WARPS} == set(DIMS)
-    assert {spec.dim for spec in specs if spec.warps == FEW_WARPS} >= {dim for dim in DIMS if dim > WIDE_DIM}
+    assert {spec.arguments.dim for spec in specs if items_of(spec) == WARPS} == set(DIMS)
+    assert {spec.arguments.dim for spec in specs if items_of(spec) == FEW_WARPS} >= {
+        dim for dim in DIMS if dim > WIDE_DIM
+    }
     for arch in ARCHS:
         here = fused3s_instances(arch)
-        assert {spec.dim % 32 for spec in here} == {0, 8, 16, 24}
-        assert {(spec.dtype, spec.out_dtype) for spec in here} == set(TYPES)
+        assert {spec.arguments.dim % 32 for spec in here} == {0, 8, 16, 24}
+        assert {(spec.arguments.element.dtype, spec.arguments.out_dtype) for spec in here} == set(TYPES)
     widest = dict(GROUPS)  # the last is the largest
     assert [widest[dim] for dim in (2, 8, 10, 16, 18, 32, 34, 64)] == [8, 8, 4, 4, 2, 2, 1, 1]
-    paper = [spec for arch in ARCHS for spec in fused3s_paper_instances(arch)]
+    paper = [spec.arguments for arch in ARCHS for spec in fused3s_paper_instances(arch)]
     for split_rows in (False, True):
         assert {spec.dim for spec in paper if spec.split_rows == split_rows} == set(DIMS)
     assert {spec.dim for spec in paper if spec.edge_parallel} == set(DIMS[1::3])
 
 
-def fused3s_paper_instances(arch: str) -> list[PaperKernelSpec]:
+def fused3s_paper_instances(arch: str) -> list[KernelInstance]:
     """The default and split rows at every head dimension, edge-parallel at every third, and each setting of the other
     switches."""
-    specs = [PaperKernelSpec(*types, dim) for dim, types in in_turn(DIMS, arch)]
+    specs = [paper_instance(*types, dim) for dim, types in in_turn(DIMS, arch)]
     specs += [
-        PaperKernelSpec(*types, dim, permuted=False, split_rows=True, clocked=dim % 16 == 0)
+        paper_instance(*types, dim, permuted=False, split_rows=True, clocked=dim % 16 == 0)
         for dim, types in in_turn(DIMS, arch, shift=1)
     ]
     specs += [
-        PaperKernelSpec(*types, dim, reordered=False, edge_parallel=True, clocked=dim % 16 == 0)
+        paper_instance(*types, dim, reordered=False, edge_parallel=True, clocked=dim % 16 == 0)
         for dim, types in in_turn(DIMS[1::3], arch, shift=2)
     ]
     switches = list(product((False, True), (False, True), (False, True)))
     dim = dict(zip(ARCHS, (256, 64, 128, 256), strict=True))[arch]
     specs += [
-        PaperKernelSpec(HALF, FLOAT, dim, reordered=reordered, permuted=permuted, clocked=clocked)
+        paper_instance(HALF, FLOAT, dim, reordered=reordered, permuted=permuted, clocked=clocked)
         for reordered, permuted, clocked in switches
     ]
     return sorted(set(specs), key=lambda spec: spec.name)
 
 
-def fused3s_paper_static_bytes(spec: PaperKernelSpec) -> int:
+def fused3s_paper_static_bytes(spec: KernelInstance) -> int:
     """The shared-memory plan at the head of fused3s_paper.cu; split rows keep Q in registers."""
-    query = 0 if spec.split_rows else -(-spec.dim // 32) * 2 * 32 * 16
-    return query + spec.warps * 2 * 32 * 4 + -(-spec.dim // 16) * 8 * 32 * 4 + 2 * 16 * spec.warps * 4
+    query = 0 if spec.arguments.split_rows else -(-spec.arguments.dim // 32) * 2 * 32 * 16
+    return (
+        query
+        + spec.arguments.warps * 2 * 32 * 4
+        + -(-spec.arguments.dim // 16) * 8 * 32 * 4
+        + 2 * 16 * spec.arguments.warps * 4
+    )
 
 
 @every_arch
 def test_fused3s_paper(arch):
     for spec, report in compile_ptxas(fused3s_paper_instances(arch), arch).items():
         # 64 registers leave room for four blocks of 8 warps an SM, 80 for three.
-        registers = 80 if spec.dim > 128 and (spec.edge_parallel or not spec.permuted) else 64
-        spill_bytes = 48 if spec.clocked else 0  # clocked instances give no times
+        registers = (
+            80 if spec.arguments.dim > 128 and (spec.arguments.edge_parallel or not spec.arguments.permuted) else 64
+        )
+        spill_bytes = 48 if spec.arguments.clocked else 0  # clocked instances give no times
         check(spec, report, arch, registers, fused3s_paper_static_bytes(spec), spill_bytes)
-        assert report.shared_bytes + spec.shared_bytes <= 99 * 1024, (arch, spec.name)  # a block's limit on sm_86
+        dynamic_bytes = 8 * 8 * 512 if spec.arguments.split_rows else 0  # at most
+        assert report.shared_bytes + dynamic_bytes <= 99 * 1024, (arch, spec.name)  # a block's limit on sm_86
 
 
 # Most registers of any instance of a baseline. 256 threads of dfgnn_hyper with 104 still put two blocks on an SM, and
@@ -307,7 +319,7 @@ def test_compile_error_names_instance_log_and_saved_source(monkeypatch, tmp_path
     monkeypatch.setattr(jit.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(jit, "read_source", lambda name: "this is not CUDA")
     with pytest.raises(KernelCompileError) as caught:
-        compile_ptxas([PaperKernelSpec(torch.float16, torch.float32, 64)], "sm_90")
+        compile_ptxas([paper_instance(torch.float16, torch.float32, 64)], "sm_90")
     (saved,) = tmp_path.glob("*.cu")
     assert saved.read_text() == "this is not CUDA"
     for part in ("fused3s_paper<Element::kHalf, Element::kFloat, 64", "sm_90", str(saved), "error"):
@@ -318,11 +330,11 @@ def test_narrowing_conversions_do_not_compile(monkeypatch, tmp_path):
     monkeypatch.setattr(jit.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(jit, "read_source", lambda name: "__device__ void f(int g) { const unsigned a[1] = {g}; }")
     with pytest.raises(KernelCompileError, match="narrowing"):
-        compile_ptxas([PaperKernelSpec(torch.float16, torch.float32, 64)], "sm_90")
+        compile_ptxas([paper_instance(torch.float16, torch.float32, 64)], "sm_90")
 
 
 def test_headers_are_pasted_once():
-    source = jit.read_source(PaperKernelSpec.source)
+    source = jit.read_source(PAPER_SOURCE)
     assert "#include" not in source
     assert "#pragma once" not in source
     assert source.count("void mma_m16n8k16(") == 1

@@ -3,55 +3,173 @@
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 
+from dense.block_training import TrainingPacking
 from kernels import AttentionPlan, plan_attention
 from kernels.formats.schedule import SplitHeuristic, make_schedule
+from kernels.runtime import debug, launch
 from kernels.runtime.cuda_graph import capture
-from kernels.runtime.launch import _thread, pack_scalars
+from kernels.runtime.jit import Kernel, KernelSizes
+from kernels.runtime.params import ParamsLayout, params_layout
 
 NODES, HOP, LAUNCHES = 1024, 389, 30
 
 
-def test_params_have_c_layout():
+MIXED = """
+struct Seeds {
+  const i64* seed;
+  u32 flags;  // of the seed
+};
+constexpr int kPasses = 2;
+struct Params {
+  const void* rows[kPasses];  // [num_rows]
+  float* output;
+  Seeds first;
+  i64 stride;
+  int num_rows;
+  float scale[2];
+};
+__global__ void mixed(const __grid_constant__ Params p) {}
+struct Late {
+  int num_rows;
+  float* output;
+};
+__global__ void late(const __grid_constant__ Late p) {}
+"""
+SCALARS = {"first_flags": 0x80008000, "stride": -2, "num_rows": -3, "scale_0": 0.5, "scale_1": 0.25}
+
+
+@pytest.fixture
+def layout(tmp_path) -> ParamsLayout:
+    (tmp_path / "mixed.cu").write_text(MIXED)
+    return params_layout(tmp_path / "mixed.cu", "mixed")
+
+
+def test_params_have_c_layout_by_name(layout):
     class Params(ctypes.Structure):
         _fields_ = (
-            ("first", ctypes.c_void_p),
-            ("second", ctypes.c_void_p),
-            ("flags", ctypes.c_uint32),
-            ("stride", ctypes.c_int64),
-            ("rows", ctypes.c_int32),
-            ("scale", ctypes.c_float),
-            ("last", ctypes.c_int32),
+            *((name, ctypes.c_void_p) for name in ("rows_0", "rows_1", "output", "first_seed")),
+            *(("first_flags", ctypes.c_uint32), ("stride", ctypes.c_int64), ("num_rows", ctypes.c_int32)),
+            *(("scale_0", ctypes.c_float), ("scale_1", ctypes.c_float)),
         )
 
-    scalars = pack_scalars(np.uint32(0x80008000), np.int64(-2), np.int32(-3), np.float32(0.5), np.int32(7))
-    assert 16 + len(scalars) == ctypes.sizeof(Params)
-    _thread.fill([2**63 + 1, 0], scalars)
-    (address,) = (ctypes.c_void_p * 1).from_address(_thread.kernel_params)
-    params = Params.from_address(address)
-    values = (params.first, params.second, params.flags, params.stride, params.rows, params.scale, params.last)
-    assert values == (2**63 + 1, None, 0x80008000, -2, -3, 0.5, 7)
+    assert layout.num_bytes == ctypes.sizeof(Params)
+    assert [*layout.pointers, *layout.scalars] == [name for name, _ in Params._fields_]
+    memory = ctypes.create_string_buffer(b"\xff" * layout.num_bytes, layout.num_bytes)
+    rows, output = torch.zeros(1), torch.zeros(1)
+    tensors = {"output": output, "rows_1": rows, "first_seed": None}  # in any order; what is left out is null
+    layout.pack_into(memoryview(memory).cast("B"), tensors, layout.pack_scalars(**SCALARS))
+    params = Params.from_buffer(memory)
+    assert {name: getattr(params, name) for name in SCALARS} == SCALARS
+    found = [getattr(params, name) for name in layout.pointers]
+    assert found == [None, rows.data_ptr(), output.data_ptr(), None]
+
+
+def test_names_and_numbers_that_do_not_fit_are_errors(layout):
+    scalars = layout.pack_scalars(**SCALARS)
+    memory = memoryview(bytearray(layout.num_bytes))
+    with pytest.raises(TypeError, match="got unknown tensors row_0; it has rows_0, rows_1, output, first_seed"):
+        layout.pack_into(memory, {"row_0": torch.zeros(1)}, scalars)
+    with pytest.raises(TypeError, match="got 4 bytes of scalars; pack all of first_flags, stride"):
+        layout.pack_into(memory, {"rows_0": torch.zeros(1)}, bytes(4))
+    with pytest.raises(TypeError, match=r"got scalars stride; it has first_flags, stride, num_rows, .* all are needed"):
+        layout.pack_scalars(stride=1)
+    for wrong in ({"num_rows": 2**31}, {"num_rows": 0.5}):
+        with pytest.raises(TypeError, match="do not fit"):
+            layout.pack_scalars(**SCALARS | wrong)
+
+
+def test_structs_that_cannot_be_read_are_errors(layout, tmp_path):
+    with pytest.raises(ValueError, match="struct Late: the pointer output follows a scalar"):
+        params_layout(tmp_path / "mixed.cu", "late")
+    with pytest.raises(ValueError, match="no kernel missing"):
+        params_layout(tmp_path / "mixed.cu", "missing")
+
+
+class FakeDriver:
+    """In place of libcuda, a GPU 1 that is not current, and its one stream; keeps whether launches overlap."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, error: BaseException | int = 0) -> None:
+        self.overlaps, self.current, self.error = [], 0, error
+        functions = SimpleNamespace(cuLaunchKernelEx=self.launch, cuGetErrorName=lambda error, name: 0)
+        patch.setattr(launch, "_driver", lambda: functions)
+        patch.setattr(launch, "_set_device", lambda index: setattr(self, "current", index))
+        patch.setattr(launch, "current_gpu", lambda: self.current)
+        patch.setattr(launch, "stream_handle", lambda device_index: 7)
+        patch.setattr(launch, "_can_overlap", lambda device_index: debug.ALLOWS_OVERLAP)
+        patch.setattr(launch, "_waiting", set())
+        patch.setattr(torch.Tensor, "get_device", lambda tensor: 1)
+
+    def launch(self, config, function, params, extra):
+        *_, has_attributes = launch.CONFIG.unpack(ctypes.string_at(config, launch.CONFIG.size))
+        self.overlaps.append(bool(has_attributes))
+        if isinstance(self.error, BaseException):
+            raise self.error
+        return self.error
+
+
+def start(layout: ParamsLayout, **options) -> None:
+    kernel = Kernel("mixed", 1, KernelSizes(), layout, layout.pack_scalars, None)
+    launch.launch_kernel(kernel, (2, 3), 64, {"output": torch.zeros(1)}, kernel.scalars(**SCALARS), **options)
+
+
+def test_the_first_launch_after_next_waits_does_not_overlap(monkeypatch, layout):
+    driver = FakeDriver(monkeypatch)
+    start(layout, overlaps=True)
+    launch.next_waits(1)
+    start(layout)
+    start(layout, overlaps=True)
+    start(layout, overlaps=True)
+    assert driver.overlaps == [True, False, False, True]
+
+
+def test_packing_weights_of_a_pass_makes_the_next_kernel_wait(monkeypatch, layout):
+    packing = TrainingPacking(64, torch.float16, 1, 1e-5, torch.device("cpu"))
+    matrices = [[torch.zeros(64, 64).half(), torch.zeros(128, 64).half(), torch.zeros(64, 128).half()]]
+    vectors = [[torch.zeros(128 if i == 3 else 64).half() for i in range(7)]]
+    driver = FakeDriver(monkeypatch)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    packing.pack(matrices, vectors)
+    start(layout, overlaps=True)
+    start(layout, overlaps=True)
+    assert driver.overlaps == [False, True]
+
+
+def test_no_launch_overlaps_where_the_environment_says_so(monkeypatch, layout):
+    can_overlap = launch._can_overlap.__wrapped__
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    assert can_overlap(0)
+    monkeypatch.setattr(debug, "ALLOWS_OVERLAP", False)
+    assert not can_overlap(0)
+
+
+@pytest.mark.parametrize(("error", "raised"), [(719, RuntimeError), (KeyboardInterrupt(), KeyboardInterrupt)])
+def test_a_launch_that_fails_leaves_the_device_as_it_was(monkeypatch, layout, error, raised):
+    driver = FakeDriver(monkeypatch, error)
+    with pytest.raises(raised):
+        start(layout)
+    assert driver.overlaps == [False]
+    assert driver.current == 0
+
+
+def test_launches_are_printed(monkeypatch, layout, capsys):
+    FakeDriver(monkeypatch)
+    monkeypatch.setattr(debug, "ENABLED", True)
+    start(layout, overlaps=True, shared_bytes=96)
+    assert capsys.readouterr().err == (
+        "fused3s: launch mixed: grid (2, 3), block 64, 96 bytes of shared memory, overlaps=True\n"
+    )
 
 
 def test_threads_do_not_share_params():
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(lambda: _thread.kernel_params).result() != _thread.kernel_params
-
-
-def test_params_that_do_not_fit_are_errors():
-    most = _thread.MOST_BYTES // 8
-    _thread.fill(range(most - 1), pack_scalars(np.int32(1)))
-    with pytest.raises(ValueError, match=f"got {8 * most + 8} bytes; {8 * most} at most"):
-        _thread.fill(range(most), pack_scalars(np.int32(1)))
-    with pytest.raises(TypeError, match="float64; kernels declare"):
-        pack_scalars(np.int32(1), np.float64(1))
-    with pytest.raises(TypeError, match="got 3, a int"):
-        pack_scalars(3)
+        assert other.submit(lambda: launch._thread.kernel_params).result() != launch._thread.kernel_params
 
 
 def hops(device: str) -> tuple[AttentionPlan, list[torch.Tensor]]:

@@ -5,26 +5,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from instances import forward_instance
 
-from kernels.backends.fused3s import FusedKernelSpec
-from kernels.runtime.jit import OPTIONS, read_source
+from kernels.runtime.jit import OPTIONS, KernelInstance
+from kernels.runtime.source import read_source
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 SPECS = [
-    FusedKernelSpec(HALF, FLOAT, 64),
-    FusedKernelSpec(BFLOAT, BFLOAT, 128),
-    FusedKernelSpec(HALF, HALF, 72),
-    FusedKernelSpec(HALF, FLOAT, 256, warps=2),
-    FusedKernelSpec(FLOAT, FLOAT, 64),
-    FusedKernelSpec(FLOAT, FLOAT, 256, warps=1, dim_warps=4),
+    forward_instance(HALF, FLOAT, 64),
+    forward_instance(BFLOAT, BFLOAT, 128),
+    forward_instance(HALF, HALF, 72),
+    forward_instance(HALF, FLOAT, 256, items=2),
+    forward_instance(FLOAT, FLOAT, 64),
+    forward_instance(FLOAT, FLOAT, 256, items=1, dim_warps=4),
 ]
 COPY = re.compile(r"cp\.async\.c[ag]")
 NON_COHERENT_LOAD = re.compile(r"\bld\.global(\.\w+)*\.nc\b")
 
 
-def ptx_of(spec: FusedKernelSpec) -> list[str]:
+def ptx_of(spec: KernelInstance) -> list[str]:
     """Lines of the kernel's PTX for sm_90, without comments and the functions around it."""
     from cupy.cuda import nvrtc
 
@@ -48,7 +49,7 @@ def test_inputs_are_read_after_griddepcontrol_wait(spec):
     (wait,) = (number for number, line in enumerate(lines) if "griddepcontrol.wait" in line)
     loads = [number for number, line in enumerate(lines) if NON_COHERENT_LOAD.search(line)]
     copies = [number for number, line in enumerate(lines) if COPY.search(line)]
-    assert len(loads) >= 2 * -(-spec.dim // spec.dim_warps // 32), (
+    assert len(loads) >= 2 * -(-spec.arguments.dim // spec.arguments.dim_warps // 32), (
         "Q is read by non-coherent loads, which asm volatile does not order"
     )
     assert min(loads) > wait, lines[min(loads)]

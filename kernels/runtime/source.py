@@ -1,0 +1,24 @@
+"""Text of the CUDA sources."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+CUDA_FOLDER = Path(__file__).parents[1] / "cuda"
+
+
+@cache
+def read_source(source: str | Path) -> str:
+    """Text of a CUDA source with its headers (`#include "..."`, beside it or in kernels/cuda) pasted in, each once."""
+    pasted: set[str] = set()
+    source = CUDA_FOLDER / source
+
+    def paste(name: str) -> str:
+        if name in pasted:
+            return ""
+        pasted.add(name)
+        path = next(each / name for each in (source.parent, CUDA_FOLDER) if (each / name).exists())
+        text = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
+        return re.sub(r'^#include "(.+)"$', lambda include: paste(include[1]), text, flags=re.MULTILINE)
+
+    return paste(source.name)

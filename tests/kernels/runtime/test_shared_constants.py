@@ -1,0 +1,51 @@
+"""What Python and the .cu files both write down, asserted by the host's C++ compiler: words of records, bits, lanes."""
+
+import subprocess
+
+import pytest
+
+from kernels.backends import fused3s_edges
+from kernels.backends.feature_products import FEATURES
+from kernels.formats import schedule
+from kernels.runtime.jit import KernelSizes
+from kernels.runtime.params import struct_members
+from kernels.runtime.source import read_source
+from tests.cuda_shim.cuda_on_cpu import COMPILER, FLAGS, SHIM_FOLDER, paste_source
+
+
+def assert_compiles(source: str, equations: dict[str, int]) -> None:
+    checks = "\n".join(f'static_assert({left} == {right}, "{left} is {right}");' for left, right in equations.items())
+    text = f'#include <cstddef>\n#include "launch.h"\n{paste_source(source)}\n{checks}\n'
+    command = [COMPILER, *FLAGS, f"-I{SHIM_FOLDER}", "-fsyntax-only", "-x", "c++", "-"]
+    result = subprocess.run(command, input=text, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+def test_records_and_bits():
+    words = {
+        "begin": schedule.BEGIN,
+        "count": schedule.COUNT,
+        "window": schedule.WINDOW,
+        "num_keys": schedule.NUM_KEYS,
+        "split": schedule.SPLIT,
+        "first_split": schedule.SPLITS.start,
+        "num_splits": schedule.SPLITS.start + 1,
+        "second": schedule.SECOND.start,
+    }
+    equations = {f"offsetof(WorkItem, {name})": 4 * word for name, word in words.items()}
+    equations |= {"sizeof(WorkItem)": 4 * schedule.ITEM_WORDS, "sizeof(KVTile)": 4 * schedule.TILE_WORDS}
+    assert_compiles("fused3s.cu", equations | {"offsetof(KVTile, bitmap)": 4 * schedule.BITMAP.start})
+    bits = ("BIAS", "MULTIPLIER", "TYPES", "CLAMP", "KEY_FEATURES", "VALUE_FEATURES", "DROPOUT")
+    equations = {f"k{bit.title().replace('_', '')}": getattr(fused3s_edges, bit) for bit in bits}
+    equations |= {"kWarps": fused3s_edges.WARPS, "kLaneDims": fused3s_edges.LANE_DIMS, "kFeatures": FEATURES}
+    for dim in range(2, 257, 2):
+        lanes = fused3s_edges.lanes_of_head(dim)
+        equations[f"LaneGroup<Element::kHalf, {dim}, 1>::kLanes"] = lanes
+    assert_compiles("fused3s_edges.cu", equations | {"sizeof(Item)": 4 * 4})
+
+
+def test_names_of_the_sizes():
+    members = dict(struct_members(read_source("fused3s.cu"), "KernelSizes"))
+    assert tuple(members) == KernelSizes._fields
+    assert set(members.values()) == {"i"}

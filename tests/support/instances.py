@@ -1,0 +1,39 @@
+"""Instances of cuda/fused3s.cu as tests name them, and plans without a GPU."""
+
+import pytest
+import torch
+
+from kernels.backends import fused3s, fused3s_backward, fused3s_edges
+from kernels.backends.fused3s import WARPS, fused_instance
+from kernels.runtime.device import GPULimits
+from kernels.runtime.jit import ELEMENTS, Element, KernelInstance
+from tests.cuda_shim.cuda_on_cpu import COMPILER, sizes_alone
+
+
+def forward_instance(
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    dim: int,
+    items: int = WARPS,
+    heads: int = 1,
+    terms: int = 0,
+    one_term: bool = False,
+    dim_warps: int = 1,
+) -> KernelInstance:
+    """`fused_instance` by the inputs' type; `one_term`: float32 with one TF32 term a product."""
+    return fused_instance(Element.TF32 if one_term else ELEMENTS[dtype], out_dtype, dim, items, heads, terms, dim_warps)
+
+
+def items_of(instance: KernelInstance) -> int:
+    """Work items of a block."""
+    return instance.arguments.warps // instance.arguments.dim_warps
+
+
+def plan_for(patch: pytest.MonkeyPatch, gpu: GPULimits) -> None:
+    """Plans are made for a GPU of these limits; sizes come from the host's compiler."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler found (g++ or clang++)")
+    for module in (fused3s, fused3s_backward, fused3s_edges):
+        patch.setattr(module, "gpu_limits", lambda device: gpu)
+    for module in (fused3s, fused3s_backward):
+        patch.setattr(module, "instance_sizes", sizes_alone)
