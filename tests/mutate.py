@@ -97,8 +97,20 @@ SUITES = {  # by how a file's name ends; the first that fits
     ".cuh": (ON_CPU,),
     ".cu": (ON_CPU, EDGES_ON_CPU),
 }
-COPIED = ("kernels", "baselines", "dense", "parallel", "tests", "fused3s_dgl.py", "pyproject.toml")
-INVALID = ("does not compile", "SyntaxError", "IndentationError")
+COPIED = (
+    "kernels",
+    "baselines",
+    "bench",
+    "data",
+    "dense",
+    "models",
+    "parallel",
+    "tests",
+    "training",
+    "fused3s_dgl.py",
+    "pyproject.toml",
+)
+INVALID = ("does not compile", "SyntaxError", "IndentationError", "ModuleNotFoundError")
 TIMEOUT_S = 600  # a mutant that makes a loop endless is killed by it
 
 # (pattern, replacements): one match is replaced by one of the replacements.
