@@ -56,7 +56,7 @@ class BoundEdges:
     """Edge data that is checked and in the order of one plan's backend; `AttentionPlan.bind_edges` makes it.
 
     Attributes:
-        order: edge order of the plan that it belongs to, and of those that `for_inputs` made from it.
+        order: edge order of the plan that it belongs to.
         bias, multiplier: [nnz, 1] or [nnz, H].
         padded_features: [nnz, MAX_FEATURES], zero from column `num_features` on: kernels multiply them all.
         types: [nnz] uint8.

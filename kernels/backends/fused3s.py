@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,21 +11,17 @@ from torch.nn import functional
 
 from ..edge_data import EdgeTerms
 from ..formats.gpu_csr import MOST_EDGES
-from ..formats.gpu_schedule import BlockShape, ScheduleInputs
-from ..formats.schedule import TileSlots
+from ..formats.schedule import ScheduleForm
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
+from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Gradients, InputSpec, Memory
 from .cuda import LOAD_BYTES, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, product_type
+from .fused3s_data import Fused3SData
 from .fused3s_edges import (
-    BIAS,
-    DROPOUT,
-    KEY_FEATURES,
-    MULTIPLIER,
-    VALUE_FEATURES,
     compile_edge_kernel,
     contiguous,
     dropout_scalars,
@@ -35,17 +31,24 @@ from .fused3s_edges import (
     terms_of,
     whole_rows,
 )
-from .fused3s_gradients import launch_gradients
-from .fused3s_planning import Fused3SData, MadePlan, check_size, make_room, plan_graph, replan
-from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
+from .fused3s_gradients import compile_gradients, launch_gradients
+from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
+from .fused3s_shapes import (
+    BIAS,
+    COMMON_DIM,
+    DROPOUT,
+    KEY_FEATURES,
+    MULTIPLIER,
+    RECORDS,
+    RESERVED_BYTES,
+    SLICE,
+    SLOT_BYTES,
+    STAGES,
+    VALUE_FEATURES,
+)
 from .kernel_choice import GraphSize, takes_edges
 
-WARPS = 4
-FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
-WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
-SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of the GPU one
 WARP_COLUMNS = 64  # of one float32 head: wider ones go to teams of warps, or few warps' rings would fill an SM
-GROUP_WIDTH = 64  # most columns of a head group: wider ones leave fewer warps on an SM (kernels/NOTES.md)
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
 # As in cuda/tile_features.cuh and cuda/pack_features.cu:
 FEATURE_BUFFER_BYTES = 1024
@@ -71,7 +74,7 @@ class FusedKernelSpec:
     dtype: torch.dtype
     out_dtype: torch.dtype
     dim: int
-    warps: int = WARPS
+    warps: int = 4
     heads: int = 1
     terms: int = 0
     one_term: bool = False
@@ -187,22 +190,17 @@ class Fused3SBackend(CudaBackend):
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> Fused3SData:
-        data = plan_graph(graph, device, inputs, _block_shapes(gpu_limits(device), inputs), perm)
+        data = plan_graph(graph, device, inputs, partial(forward_schedule, gpu_limits(device), inputs), perm)
         _compile(data, device, inputs)
         return data
 
     def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> MadePlan:
         """A plan with room for `num_edges` edges, to be filled."""
-        shapes = _block_shapes(gpu_limits(device), inputs)
         check_size(shape, num_edges, inputs.backward)
-        made = make_room(GraphSize(*shape, num_edges), device, inputs, shapes)
+        forward = partial(forward_schedule, gpu_limits(device), inputs)
+        made = make_room(GraphSize(*shape, num_edges), device, inputs, forward)
         _compile(made.bounded, device, inputs)
         return made
-
-    def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
-        data = replan(data, device, inputs, _block_shapes(gpu_limits(device), inputs))
-        _compile(data, device, inputs)
-        return data
 
     def raise_graph_errors(self, data: Fused3SData) -> None:
         if data.progress is not None:
@@ -213,18 +211,20 @@ class Fused3SBackend(CudaBackend):
 
     def describe(self, data: Fused3SData) -> str:
         data, lines = data if data.progress is None else data.progress.exact_plan(), []
-        if data.schedule and data.schedule.windows:
-            by_warp, by_block, split = data.schedule.windows
+        if data.windows:
+            by_warp, by_block, split, warp_tiles, split_tiles, segment = data.windows
+            num_blocks, warps, _ = data.work_items.shape
             lines = [
                 f"{data.tile_offset.numel() - 1} row windows, {len(data.kv_tiles) - 2} KV tiles of 16 keys",
                 f"windows by one warp {by_warp}, by one block {by_block}, by several blocks {split} "
-                f"({data.schedule.num_splits} splits)",
-                f"{data.schedule.num_blocks} blocks of {data.schedule.warps} warps a head; {data.schedule.heuristic}",
+                f"({data.num_splits} splits)",
+                f"{num_blocks} blocks of {warps} warps a head; warp_tiles {warp_tiles}, split_tiles {split_tiles}, "
+                f"sort_segment {segment or 'all'}",
             ]
-        elif data.schedule:
-            lines = [f"room for {len(data.kv_tiles) - 2} KV tiles of 16 keys, {data.schedule.num_blocks} blocks a head"]
-        if data.by_edge:
-            lines.append(f"edge by edge: {data.by_edge.work.items.shape[0]} items")
+        elif data.work_items is not None:
+            lines = [f"room for {len(data.kv_tiles) - 2} KV tiles of 16 keys, {len(data.work_items)} blocks a head"]
+        if data.row_items is not None:
+            lines.append(f"edge by edge: {len(data.row_items)} items")
         return "\n  ".join(lines)
 
     def attend(
@@ -248,11 +248,11 @@ class Fused3SBackend(CudaBackend):
             padded = (functional.pad(each, (0, -dim % 8)) for each in (query, key, value))
             edges = None if edges is None else pad_weights(edges, -dim % 8)
             return self.attend(data, *padded, scale, out_dtype, lse, edges)[..., :dim].contiguous()
-        if _takes_edge_kernel(data, query.dtype, num_heads, dim, edges):
-            return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
+        if _takes_edge_kernel(data, query.device, query.dtype, num_heads, dim, edges):
+            return launch_edge_kernel(data, query, key, value, scale, out_dtype, lse, edges)
         terms = terms_of(edges)
         element = input_element(query.dtype)
-        spec = kernel_spec(element, out_dtype, dim, data.schedule.warps, num_heads, terms)
+        spec = kernel_spec(element, out_dtype, dim, data.work_items.shape[1], num_heads, terms)
         return launch(spec, data, query, key, value, scale, lse, edges)
 
     def attend_backward(
@@ -273,22 +273,27 @@ class Fused3SBackend(CudaBackend):
         if (dtype := product_type(query.dtype)) != query.dtype:
             tensors = (*(each.to(dtype) for each in (grad_output, query, key, value)), output, lse)
             edges = None if edges is None else edges.to(dtype)
-            found = launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted)
+            found = launch_gradients(data, *tensors, scale, edges, wanted)
             return Gradients(*[None if gradient is None else gradient.to(query.dtype) for gradient in found])
         tensors = (grad_output, query, key, value, output, lse)
-        return launch_gradients(data.backward, data.by_edge, *tensors, scale, edges, wanted, into)
+        return launch_gradients(data, *tensors, scale, edges, wanted, into)
 
 
 def _takes_edge_kernel(
-    data: Fused3SData, dtype: torch.dtype, num_heads: int, dim: int, edges: EdgeTerms | None
+    data: Fused3SData,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_heads: int,
+    dim: int,
+    edges: EdgeTerms | None,
 ) -> bool:
     """Whether a call runs cuda/fused3s_edges.cu."""
-    if data.by_edge is None or data.schedule is None:
-        return data.by_edge is not None
+    if data.row_items is None or data.work_items is None:
+        return data.row_items is not None
     terms = terms_of(edges)
     if dtype == torch.float32 and terms & ~DROPOUT:
         return True  # the other kernel has none of these terms in float32
-    return takes_edges(data.size, num_heads, dim, terms) is not False
+    return takes_edges(tuning_for(gpu_limits(device)), data.size, num_heads, dim, terms) is not False
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
@@ -309,12 +314,20 @@ def kernel_spec(
     return spec
 
 
+def forward_schedule(gpu: GPULimits, inputs: InputSpec, most_tiles: int) -> ScheduleForm:
+    """Schedule of the forward pass of a graph with up to `most_tiles` KV tiles: the host knows no other number."""
+    small, large = _forward_schedules(gpu, inputs)
+    return small if small.num_groups * most_tiles < gpu.num_sms * tuning_for(gpu).small_tiles_per_sm else large
+
+
 @lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
-def _block_shapes(gpu: GPULimits, inputs: InputSpec) -> ScheduleInputs:
-    """What the schedule depends on besides the graph."""
+def _forward_schedules(gpu: GPULimits, inputs: InputSpec) -> tuple[ScheduleForm, ScheduleForm]:
+    """For a small graph, and for another."""
+    tuning = tuning_for(gpu)
     dim = _even(inputs.head_dim or COMMON_DIM)
     dtype = inputs.dtype or torch.float16
     element, num_heads = input_element(dtype), inputs.num_heads
+    num_groups = -(-num_heads // heads_of_group(num_heads, dim))
 
     def fits(warps: int) -> bool:
         """Whether blocks of so many work items run with all inputs that the plan leaves open."""
@@ -327,19 +340,16 @@ def _block_shapes(gpu: GPULimits, inputs: InputSpec) -> ScheduleInputs:
             specs.append(FusedKernelSpec(dtype, dtype, widest, warps, terms=all_terms))
         return all(spec.shared_bytes <= gpu.block_shared_bytes for spec in specs)
 
-    def shape_of(warps: int) -> BlockShape:
+    def form_of(warps: int) -> ScheduleForm:
         while warps > 1 and not fits(warps):
             warps //= 2
         spec = kernel_spec(element, inputs.out_dtype or dtype, dim, warps, num_heads)
-        return BlockShape(warps, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * warps)
+        return ScheduleForm(num_groups, warps, gpu.num_sms * spec.blocks_per_sm(gpu.sm_shared_bytes) * warps)
 
-    small = shape_of(WARPS)
+    large = tuning.few_warps if dim > tuning.wide_dim else tuning.warps
     if dtype == torch.float32:
-        large = shape_of(max(1, WARPS // kernel_spec(element, dtype, dim, 1, num_heads).dim_warps))
-    else:
-        large = shape_of(FEW_WARPS if dim > WIDE_DIM else WARPS)
-    num_groups = -(-num_heads // heads_of_group(num_heads, dim))
-    return ScheduleInputs(num_groups, gpu.num_sms * SMALL_TILES_PER_SM, small, large)
+        large = max(1, tuning.warps // kernel_spec(element, dtype, dim, 1, num_heads).dim_warps)
+    return form_of(tuning.warps), form_of(large)
 
 
 def _even(dim: int) -> int:
@@ -348,17 +358,19 @@ def _even(dim: int) -> int:
 
 
 def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
-    """Compile the kernel of `inputs` without edge data, where their type is known."""
+    """Compile the kernels of `inputs` without edge data, where their type is known."""
     dtype, num_heads = inputs.dtype, inputs.num_heads
     if dtype is None or inputs.head_dim is None:
         return
     dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
     check_out_dtype(out_dtype, dtype)
+    if inputs.backward:
+        compile_gradients(data, device, inputs)
     dtype = product_type(dtype)
-    if _takes_edge_kernel(data, dtype, num_heads, dim, None):
+    if _takes_edge_kernel(data, device, dtype, num_heads, dim, None):
         compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
     else:
-        get_kernel(kernel_spec(input_element(dtype), out_dtype, dim, data.schedule.warps, num_heads), device.index)
+        get_kernel(kernel_spec(input_element(dtype), out_dtype, dim, data.work_items.shape[1], num_heads), device.index)
 
 
 def launch(
@@ -391,11 +403,11 @@ def launch(
     Raises:
         ValueError: the instance does not fit the tensors or the schedule, or gradients are asked for.
     """
-    schedule = data.schedule
-    if (spec.warps, spec.dim, spec.dtype) != (schedule.warps, query.shape[2], query.dtype):
+    num_blocks, warps, _ = data.work_items.shape
+    if (spec.warps, spec.dim, spec.dtype) != (warps, query.shape[2], query.dtype):
         raise ValueError(
             f"spec: got {spec.dtype}, d = {spec.dim}, {spec.warps} warps; the tensors have {query.dtype}, "
-            f"d = {query.shape[2]}, and the schedule {schedule.warps} warps"
+            f"d = {query.shape[2]}, and the schedule {warps} warps"
         )
     query, key, value = checked_inputs("fused3s", spec.out_dtype, query, key, value, row_bytes=spec.copy_bytes)
     num_rows, num_heads = query.shape[:2]
@@ -405,17 +417,17 @@ def launch(
         return output
     packed = None if edges is None or edges.features is None else pack_features(spec, edges, num_heads)
     partial = arrived = None
-    if num_partials := schedule.num_splits * num_groups:
+    if num_partials := data.num_splits * num_groups:
         # Scratch memory of this call alone: plans may run on several streams.
         partial = query.new_empty(num_partials * spec.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_partials * spec.block_warps, query.device)
     launch_kernel(
         get_kernel(spec, query.device.index),
-        (schedule.num_blocks, num_groups),
+        (num_blocks, num_groups),
         WARP_SIZE * spec.block_warps,
         (
-            *(data.kv_tiles, schedule.work_items, query, key, value, output, lse, partial, arrived, data.row_ids),
-            *_edge_tensors(data.slots, edges, packed),
+            *(data.kv_tiles, data.work_items, query, key, value, output, lse, partial, arrived, data.row_ids),
+            *_edge_tensors(data, edges, packed),
         ),
         _scalars(
             num_rows,
@@ -435,14 +447,21 @@ def launch(
 
 
 def _edge_tensors(
-    slots: TileSlots | None, edges: EdgeTerms | None, packed: torch.Tensor | None
+    data: Fused3SData, edges: EdgeTerms | None, packed: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     if edges is None:
         return (None,) * 8
-    places = (None,) * 3 if slots is None else (slots.tile_slots, slots.slot_edges, slots.slot_places)
     features = None if packed is None else whole_rows(edges.features)
     seed = None if edges.dropout is None else edges.dropout.seed
-    return *places, *contiguous(edges.bias, edges.multiplier), features, packed, seed
+    return (
+        data.tile_slots,
+        data.slot_edges,
+        data.slot_places,
+        *contiguous(edges.bias, edges.multiplier),
+        features,
+        packed,
+        seed,
+    )
 
 
 def pack_features(spec: FusedKernelSpec, edges: EdgeTerms, num_heads: int) -> torch.Tensor:

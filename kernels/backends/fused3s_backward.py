@@ -11,22 +11,18 @@ import torch
 from torch.nn import functional
 
 from ..dropout import Dropout
-from ..formats.gpu_schedule import BlockShape, ScheduleInputs, most_tiles_of
-from ..formats.schedule import Schedule
-from ..formats.torch_plan import tiles_of_csr
-from ..formats.transpose import transpose_csr
+from ..formats.schedule import ScheduleForm
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, cpp_name, get_kernel, input_element
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
+from ..tuning import tuning_for
 from .base import Memory
 from .cuda import LOAD_BYTES, MAX_DIM, aligned_rows
-from .fused3s_edges import DROPOUT
-from .fused3s_shapes import COMMON_DIM, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
+from .fused3s_data import Fused3SData
+from .fused3s_shapes import COMMON_DIM, DROPOUT, RECORDS, RESERVED_BYTES, SLICE, SLOT_BYTES, STAGES
 
-TEAMS = 4
-FEW_TEAMS = 2  # for heads that several warps share: a block of eight is alone on its SM
 WARP_ROW_BYTES = 256  # of a row in one warp: wider heads are shared by two warps or four
 # As in cuda/team.cuh and cuda/fused3s_backward.cu:
 TEAM_BYTES = {1: 0, 2: 4 * 2048, 4: 5 * 2048}  # of struct TeamMemory, by warps
@@ -49,7 +45,7 @@ class BackwardKernelSpec:
     element: Element
     dim: int
     columns: bool
-    teams: int = TEAMS
+    teams: int = 4
     terms: int = 0
 
     source: ClassVar[str] = "fused3s_backward.cu"
@@ -113,110 +109,44 @@ class BackwardKernelSpec:
         return max(1, min(gpu.sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), max_warps // self.warps))
 
 
-@dataclass(frozen=True, eq=False)
-class PassData:
-    """A, or A^T, as one pass reads it.
-
-    Attributes:
-        kv_tiles: [num_tiles + 2, 24] int32, see `make_kv_tiles`.
-        tile_offset: [num_windows + 1] int32, first KV tile of each window.
-        row_ids: [16 num_windows] int32, row of each row of the windows, as in `Fused3SData`; None: in their own order.
-        schedule: the work items, one a team of warps.
-    """
-
-    kv_tiles: torch.Tensor
-    tile_offset: torch.Tensor
-    row_ids: torch.Tensor | None
-    schedule: Schedule
-
-
-@dataclass(frozen=True, eq=False)
-class BackwardData:
-    """A graph as cuda/fused3s_backward.cu reads it.
-
-    Attributes:
-        by_row: A, for the row pass; its KV tiles are those of the forward pass.
-        by_column: A^T, whose rows are in their own order.
-        num_rows, num_cols: shape of A.
-    """
-
-    by_row: PassData
-    by_column: PassData
-    num_rows: int
-    num_cols: int
-
-
-def build_backward_data(
-    kv_tiles: torch.Tensor,
-    tile_offset: torch.Tensor,
-    row_ids: torch.Tensor | None,
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    num_cols: int,
-    num_heads: int = 1,
-    head_dim: int | None = None,
-    dtype: torch.dtype | None = None,
-) -> BackwardData:
-    """Format and schedules of both passes, by torch.
-
-    Args:
-        kv_tiles, tile_offset, row_ids: of the forward pass (`Fused3SData`).
-        indptr: [num_rows + 1] int64, indices [nnz] int32: CSR pattern of A in the forward pass's order of rows, columns
-            ascending.
-        num_cols: columns of A.
-        num_heads, head_dim, dtype: of the inputs; None where not known.
-    """
-    num_rows, num_edges = len(indptr) - 1, indices.numel()
-    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
-    of_rows, of_columns = pass_inputs(kv_tiles.device, num_heads, head_dim, dtype)
-    column_tiles, column_offset = tiles_of_csr(transposed.indptr, transposed.indices, num_rows)
-    by_row = of_rows.schedule_by_torch(kv_tiles, tile_offset, most_tiles_of(num_edges, num_rows))
-    by_column = of_columns.schedule_by_torch(column_tiles, column_offset, most_tiles_of(num_edges, num_cols))
-    return BackwardData(
-        PassData(kv_tiles, tile_offset, row_ids, by_row),
-        PassData(column_tiles, column_offset, None, by_column),
-        num_rows,
-        num_cols,
-    )
-
-
-def pass_inputs(
+def pass_schedules(
     device: torch.device, num_heads: int, head_dim: int | None, dtype: torch.dtype | None = None
-) -> tuple[ScheduleInputs, ScheduleInputs]:
-    """What the schedules of row pass and column pass depend on besides the graph; dtype None: 16 bits."""
-    return _pass_inputs(gpu_limits(device), num_heads, head_dim, dtype)
+) -> tuple[ScheduleForm, ScheduleForm]:
+    """Schedules of row pass and column pass; dtype None: 16 bits."""
+    return _pass_schedules(gpu_limits(device), num_heads, head_dim, dtype)
 
 
 @lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
-def _pass_inputs(
+def _pass_schedules(
     gpu: GPULimits, num_heads: int, head_dim: int | None, dtype: torch.dtype | None
-) -> tuple[ScheduleInputs, ScheduleInputs]:
-    return tuple(
-        ScheduleInputs.of_one_shape(num_heads, _teams(gpu, head_dim, dtype, columns)) for columns in (False, True)
-    )
+) -> tuple[ScheduleForm, ScheduleForm]:
+    return tuple(_pass_schedule(gpu, num_heads, head_dim, dtype, columns) for columns in (False, True))
 
 
-def _teams(gpu: GPULimits, head_dim: int | None, dtype: torch.dtype | None, columns: bool) -> BlockShape:
+def _pass_schedule(
+    gpu: GPULimits, num_heads: int, head_dim: int | None, dtype: torch.dtype | None, columns: bool
+) -> ScheduleForm:
     """Teams of a block, and teams that the GPU runs at once."""
+    tuning = tuning_for(gpu)
     element = ELEMENTS[dtype or torch.float16]  # float32: three terms, whatever the precision is now
-    spec = BackwardKernelSpec(element, head_dim or COMMON_DIM, columns)
+    spec = BackwardKernelSpec(element, head_dim or COMMON_DIM, columns, tuning.teams)
     if spec.dim_warps > 1:
-        spec = replace(spec, teams=FEW_TEAMS)
+        spec = replace(spec, teams=tuning.few_teams)
     # The plan must run with all inputs that it leaves open.
     widest = replace(spec, dim=head_dim or MAX_DIM, element=element if dtype else Element.FLOAT)
     while spec.teams > 1 and replace(widest, teams=spec.teams).shared_bytes > gpu.block_shared_bytes:
         spec = replace(spec, teams=spec.teams // 2)
-    return BlockShape(spec.teams, gpu.num_sms * spec.blocks_per_sm(gpu) * spec.teams)
+    return ScheduleForm(num_heads, spec.teams, gpu.num_sms * spec.blocks_per_sm(gpu) * spec.teams, columns)
 
 
-def compile_backward(data: BackwardData, dtype: torch.dtype, dim: int, device: torch.device) -> None:
+def compile_backward(data: Fused3SData, dtype: torch.dtype, dim: int, device: torch.device) -> None:
     """Compile both passes without dropout."""
     for spec in _specs(data, input_element(dtype), dim + dim % 2 * (-dim % 8), None):
         get_kernel(spec, device.index)
 
 
 def launch_backward(
-    data: BackwardData,
+    data: Fused3SData,
     grad_output: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -231,7 +161,7 @@ def launch_backward(
     """Run both passes on torch's current stream, without waiting for them.
 
     Args:
-        data: A, on the tensors' GPU.
+        data: with what the backward pass over KV tiles reads, on the tensors' GPU.
         grad_output: [num_rows, H, d] fp16, bf16 or fp32, any strides.
         query: [num_rows, H, d] fp16, bf16 or fp32, any row and head strides. fp32: products in TF32 terms by
             torch.get_float32_matmul_precision(), see `input_element`.
@@ -263,24 +193,27 @@ def launch_backward(
     if dropout is not None:
         factors = dropout.threshold, 1 / (1 - dropout.rate)
     strides = [each.stride() for each in (query, key, value, grad_output)]
-    for spec, of_pass in zip(specs, (data.by_row, data.by_column), strict=False):
-        schedule, pitch = of_pass.schedule, (grad_query if of_pass is data.by_row else grad_key).stride(0)
-        if not schedule.num_blocks or not num_heads:
+    passes = (
+        (data.kv_tiles, data.row_work_items, data.row_splits, data.row_ids, grad_query),
+        (data.column_tiles, data.column_work_items, data.column_splits, None, grad_key),
+    )
+    for spec, (kv_tiles, work_items, num_splits, row_ids, gradient) in zip(specs, passes, strict=False):
+        if not gradient.numel():
             continue
         partial = arrived = None
-        if num_partials := schedule.num_splits * num_heads:
+        if num_partials := num_splits * num_heads:
             partial = query.new_empty(num_partials * spec.partial_floats, dtype=torch.float32)
             arrived = semaphores(num_partials * spec.warps, query.device)
         launch_kernel(
             get_kernel(spec, query.device.index),
-            (schedule.num_blocks, num_heads),
+            (work_items.shape[0], num_heads),
             WARP_SIZE * spec.warps,
             (
-                *(of_pass.kv_tiles, schedule.work_items, query, key, value, grad_output, output, lse, row_stats),
-                *(grad_query, grad_key, grad_value, partial, arrived, of_pass.row_ids),
+                *(kv_tiles, work_items, query, key, value, grad_output, output, lse, row_stats),
+                *(grad_query, grad_key, grad_value, partial, arrived, row_ids),
                 None if dropout is None else dropout.seed,
             ),
-            _scalars(*sizes, pitch // dim, scale, query.itemsize, *factors, *strides),
+            _scalars(*sizes, gradient.stride(0) // dim, scale, query.itemsize, *factors, *strides),
             shared_bytes=spec.shared_bytes,
             overlaps=True,
         )
@@ -292,12 +225,12 @@ def new_gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple([torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors])
 
 
-def _specs(data: BackwardData, element: Element, dim: int, dropout: Dropout | None) -> list[BackwardKernelSpec]:
+def _specs(data: Fused3SData, element: Element, dim: int, dropout: Dropout | None) -> list[BackwardKernelSpec]:
     """Instances of the row pass and of the column pass."""
     terms = 0 if dropout is None else DROPOUT
     return [
-        _spec(element, dim, columns, of_pass.schedule.warps, terms)
-        for columns, of_pass in ((False, data.by_row), (True, data.by_column))
+        _spec(element, dim, columns, work_items.shape[1], terms)
+        for columns, work_items in ((False, data.row_work_items), (True, data.column_work_items))
     ]
 
 

@@ -11,23 +11,21 @@ from torch.nn import functional
 
 from ..dropout import Dropout
 from ..edge_data import EdgeTerms
-from ..formats.row_items import RowItems, make_row_items
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
 from ..runtime.semaphores import semaphores
+from ..tuning import MOST_LANES, tuning_for
 from .cuda import LOAD_BYTES, checked_inputs
 from .feature_products import FEATURES, add_features, project_query
+from .fused3s_data import Fused3SData
+from .fused3s_shapes import BIAS, CLAMP, DROPOUT, KEY_FEATURES, MULTIPLIER, TYPES, VALUE_FEATURES
 
-# As in cuda/score_terms.cuh and cuda/lane_group.cuh:
+# As in cuda/lane_group.cuh:
 WARPS = 4
 LANE_DIMS = 8
-BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES, DROPOUT = 1, 2, 4, 8, 16, 32, 64
 
-MOST_LANES = 16  # of a group, unless one head needs more: K and V of wider groups would leave L2 (kernels/NOTES.md)
-RESIDENT_WARPS = 24  # per SM, about what the registers allow
-LEAST_PART_EDGES, MOST_PART_EDGES = 16, 64
 NO_EDGE_TENSORS = (None,) * 8
 
 
@@ -76,19 +74,6 @@ class EdgeKernelSpec:
         return math.gcd(self.dim * self.dtype.itemsize, LOAD_BYTES)
 
 
-@dataclass(frozen=True, eq=False)
-class EdgeKernelData:
-    """A graph as cuda/fused3s_edges.cu reads it.
-
-    Attributes:
-        indices: [nnz] int32, key of each edge, rows and columns ascending.
-        work: the items.
-    """
-
-    indices: torch.Tensor
-    work: RowItems
-
-
 def lanes_of_head(dim: int) -> int:
     return 1 << (-(-dim // LANE_DIMS) - 1).bit_length()
 
@@ -100,41 +85,19 @@ def heads_of_lane_group(num_heads: int, dim: int) -> int:
     return min(candidates, key=lambda heads: (-(-num_heads // heads) * heads, -heads))
 
 
-def build_edge_kernel_data(
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    row_ids: torch.Tensor | None,
-    device: torch.device,
-    num_heads: int,
-    dim: int,
-) -> EdgeKernelData:
-    """Items of a CSR pattern (`formats.edges.canonical_csr`) for such heads, by torch."""
-    return EdgeKernelData(indices, items_for_heads(indptr, indices.numel(), row_ids, device, num_heads, dim))
-
-
-def items_for_heads(
-    indptr: torch.Tensor,
-    num_edges: int,
-    row_ids: torch.Tensor | None,
-    device: torch.device,
-    num_heads: int,
-    dim: int,
-) -> RowItems:
-    """Items of a CSR pattern for such heads, by torch."""
-    return make_row_items(indptr, row_ids, part_edges_for_heads(num_edges, device, num_heads, dim))
-
-
 def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, dim: int) -> int:
     """Most edges of an item: about as many items as lane groups for such heads are resident at once."""
-    groups, passes = _resident_groups(gpu_limits(device), num_heads, dim)
-    return min(max(num_edges * passes // groups, LEAST_PART_EDGES), MOST_PART_EDGES)
+    gpu = gpu_limits(device)
+    groups, passes = _resident_groups(gpu, num_heads, dim)
+    tuning = tuning_for(gpu)
+    return min(max(num_edges * passes // groups, tuning.least_part_edges), tuning.most_part_edges)
 
 
 @lru_cache
 def _resident_groups(gpu: GPULimits, num_heads: int, dim: int) -> tuple[int, int]:
     """Lane groups that are resident at once, and how many of them a row takes for all its heads."""
     heads = heads_of_lane_group(num_heads, dim)
-    return gpu.num_sms * RESIDENT_WARPS * WARP_SIZE // (heads * lanes_of_head(dim)), -(-num_heads // heads)
+    return gpu.num_sms * tuning_for(gpu).edge_warps * WARP_SIZE // (heads * lanes_of_head(dim)), -(-num_heads // heads)
 
 
 def compile_edge_kernel(
@@ -144,7 +107,7 @@ def compile_edge_kernel(
 
 
 def launch_edge_kernel(
-    data: EdgeKernelData,
+    data: Fused3SData,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -173,7 +136,7 @@ def launch_edge_kernel(
     if output.numel() == 0:
         return output
     num_groups = -(-num_heads // spec.heads)
-    num_items, num_parts = data.work.items.shape[0], data.work.parts.shape[0]
+    num_items, num_parts = data.row_items.shape[0], data.row_parts.shape[0]
     partial = arrived = None
     if num_parts:
         partial = query.new_empty(num_parts * num_groups * spec.partial_floats, dtype=torch.float32)
@@ -194,7 +157,7 @@ def launch_edge_kernel(
         (-(-num_items // spec.groups_per_block), num_groups),
         WARPS * WARP_SIZE,
         (
-            *(data.work.items, data.indices, data.work.parts, query, key, value, output, lse, partial, arrived),
+            *(data.row_items, data.indices, data.row_parts, query, key, value, output, lse, partial, arrived),
             *of_edges,
         ),
         edge_kernel_scalars(

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 
 from ..edge_data import EdgeTerms
-from ..formats.row_items import RowItems
-from ..formats.transpose import TransposedCSR, transpose_csr
 from ..fragments import WARP_SIZE
 from ..runtime.jit import cpp_name, get_kernel
 from ..runtime.launch import launch_kernel, pack_scalars
@@ -20,23 +18,21 @@ from .base import Gradients, Memory
 from .cuda import LOAD_BYTES, aligned_rows
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients
+from .fused3s_data import Fused3SData
 from .fused3s_edges import (
-    KEY_FEATURES,
     LANE_DIMS,
-    VALUE_FEATURES,
     WARPS,
-    EdgeKernelData,
     contiguous,
     dropout_scalars,
     edge_kernel_scalars,
     edges_scalars,
     heads_of_lane_group,
-    items_for_heads,
     lanes_of_head,
     score_unit,
     terms_of,
     whole_rows,
 )
+from .fused3s_shapes import KEY_FEATURES, VALUE_FEATURES
 
 NO_EDGE_TENSORS = (None,) * 14
 FEATURE_LANES = 4  # of an item in `gradients_of_features`
@@ -105,34 +101,6 @@ class FeatureGradientSpec:
         return cpp_name("gradients_of_features", self.dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class EdgeBackwardData:
-    """What the backward pass reads beside `EdgeKernelData`.
-
-    Attributes:
-        transposed: A^T, with the places of the edges in the CSR that edge data is bound to.
-        work: its items.
-    """
-
-    transposed: TransposedCSR
-    work: RowItems
-
-
-def build_edge_backward_data(
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    num_cols: int,
-    device: torch.device,
-    num_heads: int,
-    dim: int,
-    row_ids: torch.Tensor | None = None,
-) -> EdgeBackwardData:
-    """A^T of the CSR pattern that `build_edge_kernel_data` takes, for the same heads, by torch."""
-    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
-    work = items_for_heads(transposed.indptr, indices.numel(), None, device, num_heads, dim)
-    return EdgeBackwardData(transposed, work)
-
-
 def compile_edge_backward(
     dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, device: torch.device
 ) -> None:
@@ -141,8 +109,7 @@ def compile_edge_backward(
 
 
 def launch_edge_backward(
-    forward_data: EdgeKernelData,
-    data: EdgeBackwardData,
+    data: Fused3SData,
     grad_output: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -157,8 +124,7 @@ def launch_edge_backward(
     """Run the kernels on torch's current stream, without waiting for them. The gradients are bitwise reproducible.
 
     Args:
-        forward_data: A, as for `launch_edge_kernel`.
-        data: A^T of the same pattern.
+        data: A, as for `launch_edge_kernel`, and A^T.
         grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
         query: [num_rows, H, d] fp16, bf16 or float32, any row and head strides, d even.
         key, value: [num_cols, H, d], likewise.
@@ -176,7 +142,7 @@ def launch_edge_backward(
     query, grad_output, key, value = [
         aligned_rows(tensor, over_rows.copy_bytes) for tensor in (query, grad_output, key, value)
     ]
-    of_edges = None if edges is None else _EdgeTensors(forward_data, query, grad_output, edges, wanted)
+    of_edges = None if edges is None else _EdgeTensors(data, query, grad_output, edges, wanted)
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     of_columns = "key" in wanted or "value" in wanted
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
@@ -185,8 +151,8 @@ def launch_edge_backward(
     scalars = edges_scalars(edges), dropout_scalars(None if edges is None else edges.dropout), scale
     _launch(
         over_rows,
-        forward_data.work,
-        (forward_data.indices, None),
+        (data.row_items, data.row_parts),
+        (data.indices, None),
         (query, grad_output, key, value),
         (output.contiguous(), lse.contiguous(), row_state, grad_query, None),
         NO_EDGE_TENSORS if of_edges is None else of_edges.for_rows,
@@ -196,8 +162,8 @@ def launch_edge_backward(
     if of_columns:
         _launch(
             over_columns,
-            data.work,
-            (data.transposed.indices, data.transposed.edge),
+            (data.column_items, data.column_parts),
+            (data.column_rows, data.column_edges),
             (key, value, query, grad_output),
             (None, None, row_state, grad_key, grad_value),
             NO_EDGE_TENSORS if of_edges is None else of_edges.for_columns,
@@ -205,7 +171,7 @@ def launch_edge_backward(
             *scalars,
         )
     found = of_rows(grad_query, grad_key, grad_value, wanted)
-    return found if of_edges is None else of_edges.gradients(found, data.transposed, query, key, grad_output)
+    return found if of_edges is None else of_edges.gradients(found, query, key, grad_output)
 
 
 def of_rows(
@@ -222,19 +188,19 @@ class _EdgeTensors:
 
     def __init__(
         self,
-        forward_data: EdgeKernelData,
+        data: Fused3SData,
         query: torch.Tensor,
         grad_output: torch.Tensor,
         edges: EdgeTerms,
         wanted: frozenset[str],
     ) -> None:
         num_rows, num_heads, _ = query.shape
-        num_edges = forward_data.indices.numel()
+        num_edges = data.indices.numel()
 
         def of_edges(is_wanted: bool) -> torch.Tensor | None:
             return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
 
-        self.work, self.edges, self.wanted = forward_data.work, edges, wanted
+        self.data, self.edges, self.wanted = data, edges, wanted
         self.projected_query = self.projected_grad = self.key_sums = self.value_sums = None
         if edges.key_weight is not None:  # u = W^T q
             self.projected_query = project_query(query, edges.key_weight.contiguous())
@@ -256,7 +222,6 @@ class _EdgeTensors:
     def gradients(
         self,
         of_rows: Gradients,
-        transposed: TransposedCSR,
         query: torch.Tensor,
         key: torch.Tensor,
         grad_output: torch.Tensor,
@@ -269,10 +234,10 @@ class _EdgeTensors:
             "bias": lambda: _for_heads(self.bias, edges.bias),
             "multiplier": lambda: _for_heads(self.multiplier, edges.multiplier),
             "features": lambda: _feature_gradient(
-                *(self.work, edges.features, self.score_weights, self.projected_query),
+                *(self.data.row_items, edges.features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
             ),
-            "type_weight": lambda: _type_gradient(transposed, query, key, self.score_weights, edges),
+            "type_weight": lambda: _type_gradient(self.data, query, key, self.score_weights, edges),
         }
         found = {name: make() for name, make in makers.items() if name in wanted}
         products = {"key_weight": (query, self.key_sums), "value_weight": (grad_output, self.value_sums)}
@@ -285,7 +250,7 @@ class _EdgeTensors:
 
 def _launch(
     spec: EdgeBackwardSpec,
-    work: RowItems,
+    work: tuple[torch.Tensor, torch.Tensor],
     edges_of_items: tuple[torch.Tensor, torch.Tensor | None],
     rows: tuple[torch.Tensor, ...],
     results: tuple[torch.Tensor | None, ...],
@@ -298,10 +263,12 @@ def _launch(
     """One pass; the tuples of tensors are neighbouring members of struct Params.
 
     Args:
+        work: items and parts.
         edges, dropout: from `edges_scalars` and `dropout_scalars`.
     """
-    num_items, num_parts = work.items.shape[0], work.parts.shape[0]
-    if num_items == 0:
+    items, parts = work
+    num_items, num_parts = items.shape[0], parts.shape[0]
+    if not rows[0].numel():
         return
     num_heads = rows[0].shape[1]
     num_groups = -(-num_heads // spec.heads)
@@ -313,7 +280,7 @@ def _launch(
         get_kernel(spec, rows[0].device.index),
         (-(-num_items // spec.groups_per_block), num_groups),
         WARPS * WARP_SIZE,
-        (work.items, *edges_of_items, work.parts, *rows, *results, partial, arrived, *edge_tensors),
+        (items, *edges_of_items, parts, *rows, *results, partial, arrived, *edge_tensors),
         edge_kernel_scalars(
             (num_rows, num_items, num_heads, results[3].stride(0) // spec.dim),
             edges,
@@ -335,7 +302,7 @@ def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _feature_gradient(
-    work: RowItems,
+    items: torch.Tensor,
     features: torch.Tensor,
     score_weights: torch.Tensor | None,
     projected_query: torch.Tensor | None,
@@ -347,13 +314,13 @@ def _feature_gradient(
     gradient = features.new_empty((num_edges, FEATURES))
     _, num_rows, _ = (projected_grad if projected_query is None else projected_query).shape
     num_heads = (value_weights if score_weights is None else score_weights).shape[1]
-    num_items = work.items.shape[0]
+    num_items = items.shape[0]
     if num_edges:
         launch_kernel(
             get_kernel(FeatureGradientSpec(features.dtype), features.device.index),
             (-(-num_items * FEATURE_LANES // (WARPS * WARP_SIZE)),),
             WARPS * WARP_SIZE,
-            (work.items, score_weights, projected_query, value_weights, projected_grad, gradient),
+            (items, score_weights, projected_query, value_weights, projected_grad, gradient),
             pack_scalars(np.int32(num_rows), np.int32(num_items), np.int32(num_heads)),
             overlaps=True,
         )
@@ -361,21 +328,21 @@ def _feature_gradient(
 
 
 def _type_gradient(
-    transposed: TransposedCSR, query: torch.Tensor, key: torch.Tensor, score_weights: torch.Tensor, edges: EdgeTerms
+    data: Fused3SData, query: torch.Tensor, key: torch.Tensor, score_weights: torch.Tensor, edges: EdgeTerms
 ) -> torch.Tensor:
     """[T, H, d]: the sum over the edges of each type of `score_weights` [nnz, H] q_i * k_j.
 
     Chunks of the edges as matrix products with the one-hot types [T, edges]: no atomics, so bitwise reproducible.
     """
     num_types, num_heads, dim = edges.type_weight.shape
-    num_edges = transposed.edge.numel()
+    num_edges = data.column_edges.numel()
     gradient = query.new_zeros((num_types, num_heads * dim), dtype=torch.float32)
     numbers = torch.arange(num_types, device=query.device)
     step = max(1, TYPE_CHUNK // (num_heads * dim))
     for first in range(0, num_edges, step):
-        row, edge = transposed.indices[first : first + step], transposed.edge[first : first + step]
+        row, edge = data.column_rows[first : first + step], data.column_edges[first : first + step]
         place = torch.arange(first, first + len(edge), device=query.device)
-        column = torch.searchsorted(transposed.indptr, place, right=True) - 1
+        column = torch.searchsorted(data.column_offsets, place, right=True) - 1
         products = query[row].float() * key[column].float() * score_weights[edge, :, None]
         is_type = (edges.types[edge] == numbers[:, None]).float()
         gradient += is_type @ products.flatten(1)

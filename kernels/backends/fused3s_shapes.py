@@ -1,10 +1,11 @@
-"""Constants of the kernels of `fused3s` over KV tiles, forward and backward."""
+"""Constants of the kernels of `fused3s`."""
 
 TILE = (16, 16)
 COMMON_DIM = 128  # head dimension of a schedule made before it is known
 RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
-NARROW_DIM = 32  # heads up to this width may go edge by edge
 SLICE = 16  # columns of two n-tiles
+# Bits of enum EdgeTerm, as in cuda/score_terms.cuh:
+BIAS, MULTIPLIER, TYPES, CLAMP, KEY_FEATURES, VALUE_FEATURES, DROPOUT = 1, 2, 4, 8, 16, 32, 64
 # As in cuda/fused3s_params.cuh:
 STAGES = 2
 RECORDS = 4

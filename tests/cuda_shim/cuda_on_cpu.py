@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from plan_oracle import plan_on_cpu
 
 from baselines import dfgnn, flashsparse, fused3s_paper
 from dense import block as dense_block
@@ -323,11 +324,9 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
             patch.setattr(backend, "launch_kernel", gpu.launch_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
-        for backend in (
-            *(dense_block, dense_block_training, feature_products),
-            *(fused3s, fused3s_backward, fused3s_edges, residual_norm),
-        ):
+        for backend in (dense_block, dense_block_training, feature_products, residual_norm):
             patch.setattr(backend, "gpu_limits", lambda device: limits)
+        plan_on_cpu(patch, limits)
         patch.setattr(semaphores, "stream_handle", lambda device_index: 0)
         patch.setattr(semaphores, "is_capturing", lambda device: False)
         patch.setattr(semaphores, "_eager", {})

@@ -1,10 +1,11 @@
 """cuda/fused3s.cu on the CPU (tests/cuda_shim): the real source and the real plans against dense float64."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 from gradient_cases import attention_with_dropout
+from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 from poison import poisoned_buffers
 from tolerance import edges_of, row_errors
 
@@ -18,7 +19,6 @@ from kernels.dropout import Dropout
 from kernels.edge_data import EdgeTerms
 from kernels.formats.csr import csr_pattern
 from kernels.formats.row_order import permute_rows
-from kernels.formats.schedule import SplitHeuristic, make_schedule
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
@@ -129,7 +129,7 @@ def run(
         schedule = make_schedule(data.kv_tiles, data.tile_offset, spec.warps, variant.split)
         with poisoned_buffers(monkeypatch):
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
-            output = fused3s.launch(spec, replace(data, schedule=schedule), q, k, v, variant.scale, lse)
+            output = fused3s.launch(spec, with_schedule(data, schedule), q, k, v, variant.scale, lse)
     conflicts = gpu.bank_conflicts, gpu.word_conflicts
     assert conflicts == (0, 0), "the swizzles of K and V spread the rows of a load over all banks"
     return output, lse
@@ -209,7 +209,7 @@ def test_scores_that_overflow_to_minus_infinity_have_no_weight(monkeypatch, spli
     assert_attention(output, [q, k, v], type(graph)(mask), 0.2, "without the key", one_term=spec.one_term)
 
 
-@pytest.mark.parametrize("reorder", ["none", "rcm"])
+@pytest.mark.parametrize("reorder", ["none", "communities"])
 @pytest.mark.parametrize("num_sms", [1, 132])
 @pytest.mark.parametrize(("dim", "out_dtype"), [(64, FLOAT), (256, FLOAT)])
 def test_plans_run_as_a_user_calls_them(monkeypatch, reorder, num_sms, dim, out_dtype):
@@ -264,7 +264,7 @@ def test_dropout_of_float32(monkeypatch, one_term, dim, warps, dim_warps):
             schedule = make_schedule(data.kv_tiles, data.tile_offset, warps, split)
             edges = EdgeTerms(dropout=dropout)
             with poisoned_buffers(monkeypatch):
-                output = fused3s.launch(spec, replace(data, schedule=schedule), *tensors, 0.2, None, edges)
+                output = fused3s.launch(spec, with_schedule(data, schedule), *tensors, 0.2, None, edges)
         expected, _ = attention_with_dropout(*(each.double() for each in tensors), *edges_of(graph), 0.2, dropout)
         error = row_errors(output, expected)
         assert error.max() <= (2e-3 if one_term else 4e-6)

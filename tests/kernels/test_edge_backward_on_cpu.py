@@ -5,13 +5,12 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, EdgeList, edge_inputs, qkv
+from plan_oracle import data_by_edge
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
-from kernels.backends import fused3s_edges
 from kernels.backends.base import Gradients
-from kernels.backends.fused3s_edges import build_edge_kernel_data
-from kernels.backends.fused3s_edges_backward import build_edge_backward_data, launch_edge_backward
+from kernels.backends.fused3s_edges_backward import launch_edge_backward
 from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout
 from kernels.edge_data import EdgeTerms
@@ -67,11 +66,7 @@ class Call:
             pattern = permute_rows(pattern, perm)
         device = torch.device("cpu")
         indptr, indices = canonical_csr(pattern, device)
-        with cuda_on_cpu(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fused3s_edges, "LEAST_PART_EDGES", part_edges)
-            patch.setattr(fused3s_edges, "MOST_PART_EDGES", part_edges)
-            self.forward_data = build_edge_kernel_data(indptr, indices, perm, device, heads, dim)
-            self.data = build_edge_backward_data(indptr, indices, graph.shape[1], device, heads, dim, perm)
+        self.data = data_by_edge(indptr, indices, graph.shape, perm, part_edges)
 
         row, self.col = rows_of_edges(indptr), indices.long()  # in the order of edge data
         self.row = row if perm is None else perm.long()[row]
@@ -105,7 +100,6 @@ class Call:
         tensors = {"grad_output": self.grad_output} | self.tensors | changed
         with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
             return launch_edge_backward(
-                self.forward_data,
                 self.data,
                 **tensors,
                 output=self.output,
@@ -164,7 +158,7 @@ def test_gradients_match_float64(monkeypatch, case):
 
 def test_split_rows_and_columns_have_the_same_bits_in_every_order(monkeypatch):
     call = Call(EDGE_LISTS["hub"](), 8, 8, HALF, HALF, "all", 0.4, part_edges=4)
-    assert call.forward_data.work.parts.shape[0] > 10
+    assert call.data.row_parts.shape[0] > 10
     assert call.data.work.parts.shape[0] > 10
     expected = call.run(monkeypatch, "late")
     for mode in ("early", "random"):

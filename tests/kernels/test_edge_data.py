@@ -1,5 +1,6 @@
 """Edge data: every backend that takes it against dense float64 attention, gradients, plans, and wrong arguments."""
 
+import copy
 import re
 from dataclasses import replace
 from functools import cache, partial
@@ -23,7 +24,6 @@ from baselines import REGISTRY
 from kernels import AttentionPlan, BoundEdges, EdgeData, plan_attention, sparse_attention
 from kernels import attention as attention_module
 from kernels.backends import reference
-from kernels.backends.base import InputSpec
 from kernels.backends.reference import Edges, ReferenceBackend
 from kernels.runtime.cuda_graph import capture
 
@@ -164,7 +164,7 @@ class ShuffledReference(ReferenceBackend):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reorder", ["none", "rcm"])
+@pytest.mark.parametrize("reorder", ["none", "communities"])
 def test_a_backend_keeps_edges_and_rows_in_its_own_order(monkeypatch, reorder, form):
     monkeypatch.setitem(REGISTRY, "shuffled", ShuffledReference())
     for name in ("repeated", "self_loops"):
@@ -197,9 +197,6 @@ def test_all_ways_to_bring_edge_data_give_the_same(backend):
     assert isinstance(bound, BoundEdges)
     output = plan(*tensors, **arguments)
     assert torch.equal(plan(*tensors, edges=bound, **weights), output)
-    other = plan.for_inputs(num_heads=8)
-    assert other.inputs == InputSpec(num_heads=8, edge_data=True)
-    assert torch.equal(other(*tensors, edges=bound, **weights), output)
     assert torch.equal(sparse_attention(*tensors, graph, backend=backend, **arguments), output)
     one_head = [tensor[:, 0] for tensor in tensors]
     heads_first = {
@@ -247,17 +244,15 @@ def test_torch_compile_traces_a_call_with_bound_edges():
 
 
 @pytest.mark.parametrize("backend", ["reference", "csr_unfused", "pyg"])
-def test_a_plan_keeps_its_edge_order_where_it_goes(backend, tmp_path):
+def test_a_plan_keeps_its_edge_order_where_it_goes(backend):
     skip_if_missing(backend)
     graph, tensors, arguments = whole_case()
     plan = planned(backend, graph)
     expected = plan(*tensors, **arguments)
-    plan.save(tmp_path / "plan.pt")
-    loaded = AttentionPlan.load(tmp_path / "plan.pt", "cpu")
-    assert loaded.inputs == plan.inputs == InputSpec(edge_data=True)
-    assert torch.equal(loaded(*tensors, **arguments), expected)
+    copied = copy.deepcopy(plan)
+    assert torch.equal(copied(*tensors, **arguments), expected)
     with pytest.raises(ValueError, match="bound by another plan; bind the EdgeData with bind_edges of this one"):
-        loaded(*tensors, **(arguments | {"edges": plan.bind_edges(arguments["edges"])}))
+        copied(*tensors, **(arguments | {"edges": plan.bind_edges(arguments["edges"])}))
 
     moved = plan.to("meta")
     assert moved.edge_order.edge_of_csr.device.type == "meta"

@@ -2,7 +2,6 @@
 
 import math
 import struct
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,18 +9,20 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES
+from plan_oracle import SplitHeuristic, make_schedule, plan_on_cpu, with_schedule
 
 from baselines import REGISTRY
-from kernels.backends import fused3s, fused3s_edges
+from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
-from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec, _scalars, heads_of_group, kernel_spec
+from kernels.backends.fused3s import FusedKernelSpec, _scalars, heads_of_group, kernel_spec
 from kernels.backends.fused3s_edges import BIAS, CLAMP, MULTIPLIER
 from kernels.formats.csr import csr_pattern
-from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element
+from kernels.tuning import SM90
 
 CPU = torch.device("cpu")
+WARPS, FEW_WARPS = SM90.warps, SM90.few_warps
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 H200 = GPULimits(num_sms=132, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
 RTX_4090 = GPULimits(num_sms=128, sm_shared_bytes=100 * 1024, block_shared_bytes=99 * 1024)
@@ -31,8 +32,7 @@ SMALL, LARGE = EDGE_CASES["n_one_past_16"], lambda: sp.csr_array(np.ones((1600, 
 def build(monkeypatch, graph, inputs: InputSpec, gpu: GPULimits = H200, perm=None):
     """Data of a plan for `gpu`, and the instances compiled for it."""
     compiled = []
-    for module in (fused3s, fused3s_edges):
-        monkeypatch.setattr(module, "gpu_limits", lambda device: gpu)
+    plan_on_cpu(monkeypatch, gpu)
     monkeypatch.setattr(fused3s, "get_kernel", lambda spec, device_index: compiled.append(spec))
     return REGISTRY["fused3s"].build(csr_pattern(graph), CPU, inputs, perm), compiled
 
@@ -49,7 +49,7 @@ def build(monkeypatch, graph, inputs: InputSpec, gpu: GPULimits = H200, perm=Non
 )
 def test_warps_of_a_plan(monkeypatch, make_graph, gpu, dim, warps):
     data, compiled = build(monkeypatch, make_graph(), InputSpec(HALF, dim, 1, FLOAT), gpu)
-    assert data.schedule.warps == warps
+    assert data.work_items.shape[1] == warps
     assert compiled == [FusedKernelSpec(HALF, FLOAT, dim, warps)]
     assert compiled[0].shared_bytes <= gpu.block_shared_bytes
 
@@ -68,10 +68,10 @@ def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, d
         (spec,) = compiled
         assert (spec.one_term, spec.dim_warps) == (precision == "high", dim_warps)
         assert spec.shared_bytes <= gpu.block_shared_bytes
-        shapes[precision] = data.schedule.work_items.shape
+        shapes[precision] = data.work_items.shape
     assert shapes["highest"] == shapes["high"]
     if make_graph is LARGE:
-        assert data.schedule.warps == most_teams
+        assert data.work_items.shape[1] == most_teams
 
 
 @pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
@@ -79,13 +79,13 @@ def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, d
 def test_plans_without_a_type_take_float32(monkeypatch, dim, gpu):
     data, _ = build(monkeypatch, SMALL(), InputSpec(None, dim), gpu)
     for columns in (dim,) if dim else (16, 64, 128, 256):
-        spec = kernel_spec(Element.FLOAT, FLOAT, columns, data.schedule.warps)
+        spec = kernel_spec(Element.FLOAT, FLOAT, columns, data.work_items.shape[1])
         assert spec.shared_bytes <= gpu.block_shared_bytes
 
 
 def test_heads_count_as_work(monkeypatch):
     one, eight = (
-        build(monkeypatch, EDGE_CASES["n_multiple_of_16"](), InputSpec(HALF, 256, heads))[0].schedule.warps
+        build(monkeypatch, EDGE_CASES["n_multiple_of_16"](), InputSpec(HALF, 256, heads))[0].work_items.shape[1]
         for heads in (1, 1000)
     )
     assert (one, eight) == (WARPS, FEW_WARPS)
@@ -94,7 +94,7 @@ def test_heads_count_as_work(monkeypatch):
 def test_nothing_is_compiled_before_the_inputs_are_known(monkeypatch):
     for inputs in (InputSpec(), InputSpec(dtype=HALF), InputSpec(head_dim=64)):
         data, compiled = build(monkeypatch, SMALL(), inputs)
-        assert data.schedule.num_blocks > 0
+        assert len(data.work_items) > 0
         assert compiled == []
 
 
@@ -109,7 +109,7 @@ def test_instances_with_two_warps_fit_every_gpu():
 @pytest.mark.parametrize("dim", [64, 128, 160, 176, 192, 200, 256, None])
 def test_edge_terms_fit_the_gpu_of_the_plan(monkeypatch, dim, gpu):
     data, _ = build(monkeypatch, SMALL(), InputSpec(HALF, dim, 1, FLOAT, edge_data=True), gpu)
-    spec = kernel_spec(Element.HALF, FLOAT, dim or 256, data.schedule.warps, 1, BIAS | MULTIPLIER | CLAMP)
+    spec = kernel_spec(Element.HALF, FLOAT, dim or 256, data.work_items.shape[1], 1, BIAS | MULTIPLIER | CLAMP)
     assert spec.terms == BIAS | MULTIPLIER | CLAMP
     assert spec.shared_bytes <= gpu.block_shared_bytes
 
@@ -152,7 +152,7 @@ def test_scalars_follow_the_strides():
 def test_an_instance_that_does_not_fit_tensors_and_schedule_is_refused(monkeypatch, spec):
     graph = SMALL()
     data, _ = build(monkeypatch, graph, InputSpec())
-    data = replace(data, schedule=make_schedule(data.kv_tiles, data.tile_offset, WARPS, SplitHeuristic(4, 16, 32)))
+    data = with_schedule(data, make_schedule(data.kv_tiles, data.tile_offset, WARPS, SplitHeuristic(4, 16, 32)))
     q = torch.zeros(graph.shape[0], 1, 64, dtype=HALF)
     with pytest.raises(ValueError, match=r"^spec: got .*; the tensors have torch.float16, d = 64, .* 4 warps$"):
         fused3s.launch(spec, data, q, q, q, 1.0)
@@ -163,7 +163,7 @@ def test_an_instance_that_does_not_fit_tensors_and_schedule_is_refused(monkeypat
 @pytest.mark.parametrize(("gpu", "warps"), [(H200, FEW_WARPS), (RTX_4090, 1)])
 def test_a_plan_of_unknown_width_runs_with_the_widest(monkeypatch, gpu, warps):
     data, _ = build(monkeypatch, SMALL(), InputSpec(), gpu)
-    assert data.schedule.warps == warps
+    assert data.work_items.shape[1] == warps
     assert FusedKernelSpec(HALF, FLOAT, 256, warps).shared_bytes <= gpu.block_shared_bytes
 
 

@@ -5,10 +5,22 @@ from itertools import product
 
 import pytest
 import torch
+from plan_oracle import (
+    BEGIN,
+    BITMAP,
+    COUNT,
+    ITEM_WORDS,
+    NUM_KEYS,
+    SECOND,
+    SPLIT,
+    SPLITS,
+    TILE_WORDS,
+    WINDOW,
+)
 
 from baselines.fused3s_paper import PaperKernelSpec
-from kernels.backends.fused3s import FEW_WARPS, WARPS, FusedKernelSpec
-from kernels.backends.fused3s_backward import FEW_TEAMS, TEAMS, BackwardKernelSpec
+from kernels.backends.fused3s import FusedKernelSpec
+from kernels.backends.fused3s_backward import BackwardKernelSpec
 from kernels.backends.fused3s_edges import (
     BIAS,
     CLAMP,
@@ -22,19 +34,8 @@ from kernels.backends.fused3s_edges import (
     heads_of_lane_group,
 )
 from kernels.backends.fused3s_edges import WARPS as WARPS_OF_EDGES
-from kernels.formats.schedule import (
-    BEGIN,
-    BITMAP,
-    COUNT,
-    ITEM_WORDS,
-    NUM_KEYS,
-    SECOND,
-    SPLIT,
-    SPLITS,
-    TILE_WORDS,
-    WINDOW,
-)
 from kernels.runtime.jit import Element
+from kernels.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import COMPILER, FLAGS, SHIM_FOLDER, paste_source
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
@@ -55,10 +56,10 @@ def assert_compiles(source: str, equations: list[tuple[str, int]]) -> None:
 def test_fused3s():
     equations = []
     for dim in EVEN_DIMS:
-        for heads, warps in product((1, 2, 3, 5, 8, 16) if dim <= 64 else (1,), (FEW_WARPS, WARPS)):
+        for heads, warps in product((1, 2, 3, 5, 8, 16) if dim <= 64 else (1,), (SM90.few_warps, SM90.warps)):
             spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps, heads)
             equations.append((f"sizeof(SharedMemory<{dim}, {heads}, {warps}>)", spec.shared_bytes))
-        for warps, terms in product((FEW_WARPS, WARPS), TERMS):
+        for warps, terms in product((SM90.few_warps, SM90.warps), TERMS):
             spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps, terms=terms)
             equations.append((f"sizeof(SharedMemoryOfTerms<{dim}, 1, {warps}, {terms}>)", spec.shared_bytes))
     for dim, heads in product(EVEN_DIMS, range(1, 17)):
@@ -70,7 +71,7 @@ def test_fused3s():
             columns = 16 * -(-dim // (16 * dim_warps)) if dim_warps > 1 else dim
             if dim_warps > 1 and (heads > 1 or columns * (dim_warps - 1) >= dim):
                 continue
-            spec = FusedKernelSpec(torch.float32, torch.float32, dim, FEW_WARPS, heads, dim_warps=dim_warps)
+            spec = FusedKernelSpec(torch.float32, torch.float32, dim, SM90.few_warps, heads, dim_warps=dim_warps)
             memory = f"SharedMemory<{columns}, {heads}, {spec.block_warps}, 4>"
             if dim_warps > 1:
                 memory = f"SharedMemoryOfTeams<{columns}, {spec.block_warps}, {dim_warps}>"
@@ -86,7 +87,7 @@ def test_fused3s():
 def test_fused3s_backward():
     equations = []
     elements = (Element.HALF, Element.FLOAT)
-    for element, dim, columns, teams in product(elements, EVEN_DIMS, (False, True), (1, FEW_TEAMS, TEAMS)):
+    for element, dim, columns, teams in product(elements, EVEN_DIMS, (False, True), (1, SM90.few_teams, SM90.teams)):
         spec = BackwardKernelSpec(element, dim, columns, teams)
         memory = f"sizeof(BackwardMemory<{spec.itemsize}, {dim}, {spec.dim_warps}, {spec.warps}>)"
         if spec.dim_warps > 1:
@@ -99,7 +100,9 @@ def test_fused3s_backward():
 
 def test_fused3s_with_features():
     equations = []
-    for dim, warps, terms in product(EVEN_DIMS, (FEW_WARPS, WARPS), (KEY_FEATURES, KEY_FEATURES | VALUE_FEATURES, 59)):
+    for dim, warps, terms in product(
+        EVEN_DIMS, (SM90.few_warps, SM90.warps), (KEY_FEATURES, KEY_FEATURES | VALUE_FEATURES, 59)
+    ):
         spec = FusedKernelSpec(torch.float16, torch.float32, dim, warps, terms=terms)
         equations.append((f"sizeof(SharedMemoryOfFeatures<{dim}, 1, {warps}, {terms}>)", spec.shared_bytes))
     assert_compiles("fused3s.cu", equations)
