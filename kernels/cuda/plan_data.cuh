@@ -6,9 +6,9 @@
 constexpr int kTileWords = 24;   // of a KV tile: 16 columns, kNoColumn past the last, and 8 words of bitmap
 constexpr int kItemWords = 56;   // of a work item
 constexpr int kNoColumn = -1;
-constexpr int kWarpItem = -1;    // KWARP
-constexpr int kBlockItem = -2;   // KBLOCK
-constexpr int kSortSegment = 32;  // SORT_SEGMENT, a segment for each warp
+constexpr int kWarpItem = -1;
+constexpr int kBlockItem = -2;
+constexpr int kSortSegment = 32;  // neighbouring windows that are sorted by size; one a lane
 
 template <bool kWide>
 struct IndexOf {
@@ -36,9 +36,9 @@ enum ScheduleNumber {
   kNumSplits,      // of all windows of several blocks
   kWarpWindows,    // windows of one warp
   kSplitWindows,   // windows of several blocks
-  kWarpTiles,      // SplitHeuristic
-  kSplitTiles,     // SplitHeuristic
-  kSegment,        // SplitHeuristic; 0 for None
+  kWarpTiles,      // most KV tiles of a window that one warp takes alone
+  kSplitTiles,     // most KV tiles of a block
+  kSegment,        // kSortSegment; 0 where all windows of one warp are sorted
   kLeadingBlocks,  // shared blocks in front of the windows of one warp
   kSharedBlocks,   // blocks of windows of one and several blocks
   kScheduleNumbers = 16,

@@ -1,4 +1,4 @@
-// Items of the rows of CSR patterns, of A and of its transpose, for fused3s_edges.cu (kernels/formats/row_items.py says
+// Items of the rows of CSR patterns, of A and of its transpose, for fused3s_edges.cu (kernels/formats/gpu_row_items.py says
 // how, and is what the tests compare with).
 //
 //   plan_parts        the parts of long rows, and a list of the other rows

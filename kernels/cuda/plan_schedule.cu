@@ -1,7 +1,6 @@
-// The schedule of a plan: which warp takes which KV tiles (kernels/formats/schedule.py says how, and is what the tests
-// compare with).
+// The schedule of a plan: which warp takes which KV tiles (kernels/formats/schedule.py says how).
 //
-//   plan_schedule   a block for each schedule: first KV tile of each window, SplitHeuristic, order of the blocks
+//   plan_schedule   a block for each schedule: first KV tile of each window, Heuristic, order of the blocks
 //   plan_items      a warp for each work item of a schedule, and for items without work behind them
 //
 // All orders are stable sorts by small numbers, so they do not depend on the order in which threads run.
@@ -43,7 +42,8 @@ struct Params {
   ScheduleInputs inputs[kMostSchedules];
 };
 
-// SplitHeuristic.of in the same arithmetic.
+// Sizes, in KV tiles, that decide who takes a window: the rule that kernels/formats/schedule.py describes. `segment`: 0
+// where windows of one warp are all sorted, and dealt to the blocks in turn.
 struct Heuristic {
   int warps, warp_tiles, split_tiles, segment;
 };

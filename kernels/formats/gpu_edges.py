@@ -10,21 +10,18 @@ from ..runtime.launch import Launch
 from .gpu_csr import WINDOW_ROWS, blocks_of
 
 WARPS = 8  # as in cuda/plan_edges.cu
-POINTERS, SCALARS = struct.Struct("<7Q"), struct.Struct("<2i")  # of struct Params
+POINTERS, SCALARS = struct.Struct("<6Q"), struct.Struct("<2i")  # of struct Params
 
 
 @dataclass(frozen=True, eq=False)
 class PlanEdgesSpec:
-    """One instance of cuda/plan_edges.cu."""
-
-    name: str
+    """The kernel of cuda/plan_edges.cu."""
 
     source: ClassVar[str] = "plan_edges.cu"
+    name: ClassVar[str] = "plan_edges"
 
 
-COUNT_EDGES, WRITE_CSR, WRITE_SLOTS = (
-    PlanEdgesSpec(f"plan_edges<Edges::{edges}>") for edges in ("kCount", "kCsr", "kSlots")
-)
+PLAN_EDGES = PlanEdgesSpec()
 
 
 def slot_launch(
@@ -37,13 +34,8 @@ def slot_launch(
         kv_tiles, tile_offset: addresses of those arrays of `GPUPlan`, of A.
         offsets: address [num_rows + 1] int64 of the CSR.
     """
-    addresses = (offsets, kv_tiles, tile_offset, 0, *slots)
-    return _launch(WRITE_SLOTS, addresses, -(-num_rows // WINDOW_ROWS), num_rows, device_index)
-
-
-def _launch(
-    spec: PlanEdgesSpec, addresses: tuple[int, ...], num_windows: int, num_rows: int, device_index: int | None
-) -> Launch:
+    num_windows = -(-num_rows // WINDOW_ROWS)
+    pointers = POINTERS.pack(offsets, kv_tiles, tile_offset, *slots)
     grid = (blocks_of(num_windows, WARPS), 1, 1)
-    pointers = POINTERS.pack(*addresses, *(0,) * (7 - len(addresses)))
-    return get_kernel(spec, device_index), grid, WARPS * WARP_SIZE, pointers, SCALARS.pack(num_windows, num_rows)
+    scalars = SCALARS.pack(num_windows, num_rows)
+    return get_kernel(PLAN_EDGES, device_index), grid, WARPS * WARP_SIZE, pointers, scalars
