@@ -1,16 +1,13 @@
 """A graph as the kernels of `fused3s` read it: one flat record."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from ..runtime.launch import stream_handle
 from ..tensor_record import tensors_of
 from .kernel_choice import GraphSize
-
-if TYPE_CHECKING:
-    from .fused3s_planning import PlanProgress
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +75,7 @@ class Fused3SData:
     column_parts: torch.Tensor | None = None
 
     # Of the object that planning returned, and of no copy: what the GPU finds out, and where memory was allocated.
-    progress: ClassVar["PlanProgress | None"] = None
+    progress: ClassVar[Any] = None  # fused3s_planning.PlanProgress
     made_on: ClassVar[tuple[int, int] | None] = None  # GPU and stream
 
     @property

@@ -46,7 +46,7 @@ def problem(device: torch.device | None = None, **sections) -> str | None:
             "use runtime.dense: auto",
         ),
         ({"runtime": {"cuda_graph": True}}, "runtime.cuda_graph = True", "use runtime.cuda_graph: auto"),
-        ({"attention": {"reorder": "communities"}}, "attention.reorder = 'rcm'", "use attention.reorder: none"),
+        ({"attention": {"reorder": "communities"}}, "attention.reorder = 'communities'", "use attention.reorder: none"),
         ({"attention": {"reorder": "communities"}}, "attention.reorder = 'communities'", "use attention.reorder: none"),
         (
             {"attention": {"reorder": "communities", "backend": "fused3s"}},
