@@ -47,7 +47,6 @@ def problem(device: torch.device | None = None, **sections) -> str | None:
         ),
         ({"runtime": {"cuda_graph": True}}, "runtime.cuda_graph = True", "use runtime.cuda_graph: auto"),
         ({"attention": {"reorder": "communities"}}, "attention.reorder = 'communities'", "use attention.reorder: none"),
-        ({"attention": {"reorder": "communities"}}, "attention.reorder = 'communities'", "use attention.reorder: none"),
         (
             {"attention": {"reorder": "communities", "backend": "fused3s"}},
             "attention.backend = 'fused3s'",
