@@ -92,7 +92,7 @@ def build(graph, heads, dim, reordered=False):
     if reordered:
         perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
         pattern = permute_rows(pattern, perm)
-    by_tile = replace(SM90, backward=())
+    by_tile = replace(SM90, forward=(), backward=())
     with pytest.MonkeyPatch.context() as patch:
         for module in (fused3s, fused3s_backward, fused3s_edges, fused3s_planning):
             patch.setattr(module, "tuning_for", lambda gpu: by_tile)

@@ -159,7 +159,7 @@ def test_gradients_match_float64(monkeypatch, case):
 def test_split_rows_and_columns_have_the_same_bits_in_every_order(monkeypatch):
     call = Call(EDGE_LISTS["hub"](), 8, 8, HALF, HALF, "all", 0.4, part_edges=4)
     assert call.data.row_parts.shape[0] > 10
-    assert call.data.work.parts.shape[0] > 10
+    assert call.data.column_parts.shape[0] > 10
     expected = call.run(monkeypatch, "late")
     for mode in ("early", "random"):
         gradients = call.run(monkeypatch, mode)
