@@ -18,7 +18,7 @@ not needed for this module. Written for version 0.19.
 import importlib.util
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -89,13 +89,11 @@ class AnemoiBackend(Backend):
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> AnemoiData:
         indptr, indices = canonical_csr(graph, device)
-        return self.rebuild(AnemoiData(indices.long(), indptr, None), device, inputs)
-
-    def rebuild(self, data: AnemoiData, device: torch.device, inputs: InputSpec) -> AnemoiData:
-        if inputs.edge_data or inputs.dtype is None or inputs.head_dim is None:
-            return replace(data, zeros=None)
-        shape = (data.row.numel(), inputs.num_heads, inputs.head_dim)
-        return replace(data, zeros=torch.zeros(shape, dtype=inputs.dtype, device=device))
+        zeros = None
+        if not inputs.edge_data and inputs.dtype is not None and inputs.head_dim is not None:
+            shape = (indices.numel(), inputs.num_heads, inputs.head_dim)
+            zeros = torch.zeros(shape, dtype=inputs.dtype, device=device)
+        return AnemoiData(indices.long(), indptr, zeros)
 
     def keep_edge_tensor(self, edges: BoundEdges) -> torch.Tensor:
         """Make the edge tensor of features and key weight and keep it for calls with the same two objects.

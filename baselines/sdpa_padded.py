@@ -6,7 +6,7 @@ Neighbouring blocks share an item as long as they fit the n of the largest, so t
 graph. A graph that is one block is dense attention, and is refused where its mask is too large.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -114,9 +114,6 @@ class SDPAPaddedBackend(Backend):
         _check_size(packing, inputs.dtype or torch.float32)
         mask = None if inputs.dtype is None else packing.mask(row, col, inputs.dtype)
         return PaddedData(row, col, indptr.diff() > 0, packing, mask)
-
-    def rebuild(self, data: PaddedData, device: torch.device, inputs: InputSpec) -> PaddedData:
-        return replace(data, mask=None if inputs.dtype is None else data.mask_of(inputs.dtype))
 
     def attend(self, data: PaddedData, call: Call) -> torch.Tensor:
         query, key, value, scale, out_dtype, *_ = call

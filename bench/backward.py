@@ -22,8 +22,9 @@ from bench.runner import Cell, GraphBench, UnsupportedInputsError
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernels_by_turns
 from bench.traffic import gathered_bytes, gathered_columns
 from configs.bench_schema import BenchConfig, Shape
-from kernels.formats.csr import CSRPattern
-from kernels.formats.transpose import transpose_csr
+from kernels.formats.csr import as_tensor, csr_from_edges
+from kernels.formats.edge_list import EdgeList
+from kernels.formats.edges import canonical_csr, rows_of_edges
 
 GRADIENTS = frozenset(("query", "key", "value"))
 ALLOWED_OVER_TORCH = 2.0  # error over that of plain torch
@@ -132,5 +133,7 @@ class BackwardBench(GraphBench):
     def gathered_columns(self) -> tuple[int, int]:
         """Of A, and of its transpose."""
         pattern = self.pattern
-        back = transpose_csr(pattern.indptr, pattern.indices, pattern.shape[1])
-        return gathered_columns(pattern), gathered_columns(CSRPattern(back.indptr, back.indices, pattern.shape[::-1]))
+        indptr, indices = canonical_csr(pattern, as_tensor(pattern.indices).device)
+        reversed_edges = torch.stack([rows_of_edges(indptr), indices.long()])
+        back = csr_from_edges(EdgeList(reversed_edges, pattern.shape[::-1]))
+        return gathered_columns(pattern), gathered_columns(back)

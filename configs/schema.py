@@ -184,7 +184,7 @@ class AttentionConfig(Section):
 
     backend: str = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: float16 on a GPU, float32 on the CPU
-    reorder: Literal["none", "rcm", "communities", "auto"] = "none"  # order of the rows inside attention
+    reorder: Literal["none", "communities", "auto"] = "none"  # order of the rows inside attention
 
     @field_validator("backend")
     @classmethod

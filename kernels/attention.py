@@ -72,7 +72,7 @@ from .formats.csr import csr_from_edges
 from .formats.edge_list import EdgeList, check_ids
 from .formats.edge_order import edge_order
 from .formats.graph_forms import count_edges, graph_record
-from .formats.row_order import check_method, permute_rows
+from .formats.row_order import check_method, check_permutation, permute_rows
 from .plan import DTYPES, AttentionPlan
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def plan_attention(
     head_dim: int | None = None,
     num_heads: int = 1,
     out_dtype: torch.dtype | None = None,
-    reorder: str = "none",
+    reorder: str | torch.Tensor = "none",
     edge_data: bool = False,
     backward: bool = False,
 ) -> AttentionPlan:
@@ -135,13 +135,14 @@ def plan_attention(
         dtype, head_dim, num_heads, out_dtype: q, k, v and the output, where known. "auto" then takes a backend that
             accepts them, the schedule is made for them, and the kernel is compiled now instead of at the first call.
             Where not known, the schedule is made for one head of 128 columns; the plan takes any inputs all the same.
-        reorder: "none", "rcm", "communities" or "auto": which rows share a window, see `formats.row_order`. q, k, v
-            and the output stay in the caller's order. The plan's `order` says what it cost and saves. "auto" reorders
-            where that pays off, and nothing where no backend on `device` can.
+        reorder: "none", "communities" or "auto": which rows share a window, see `formats.row_order`. q, k, v and the
+            output stay in the caller's order. The plan's `order` says what it cost and saves. "auto" reorders where
+            that pays off, and nothing where no backend on `device` can. Or a permutation [num_rows] int32 or int64,
+            such as the `order.perm` of an earlier plan: row reorder[i] comes i-th.
         edge_data: keep the caller's edge order, so that calls can bring edge data (`AttentionPlan.bind_edges`) or a
             clamp; 8 bytes an edge. "auto" then takes a backend that computes with them.
-        backward: build what the backward pass reads, too. "auto" then takes a backend with gradients. Without it the
-            first call that needs gradients builds it, unless it is traced by torch.compile or captured in a CUDA graph.
+        backward: build what the backward pass reads, too. "auto" then takes a backend with gradients. Calls of a
+            `fused3s` plan without it raise an error where an input requires a gradient.
 
     Raises:
         BackendUnavailableError: the backend cannot run on this machine or device; the text is the reason.
@@ -150,31 +151,38 @@ def plan_attention(
     """
     device = resolve_device(device)
     check_word("device", device.type, ("cpu", "cuda"))
-    check_method(reorder)
+    perm, method = None, reorder
+    if isinstance(reorder, torch.Tensor):
+        perm, method = reorder.to("cpu"), "given"
+    else:
+        check_method(method)
     options = dtype, head_dim, num_heads, out_dtype, edge_data, backward
     try:
         inputs = _checked_inputs(*options)
     except TypeError:  # of an option, or there is one that cannot be looked up
         inputs = _checked_inputs.__wrapped__(*options)
-    if (reorder, backend) == ("auto", "auto") and not _can_reorder(device):
+    if (method, backend) == ("auto", "auto") and not _can_reorder(device):
         logger.info("rows stay in their order (reorder='auto'): no backend on %s reorders them", device)
-        reorder = "none"
+        method = "none"
     if check is not None:
         check_flag("check", check)
     pattern = graph_record(graph, shape, edge_data)
-    chosen = _choose(backend, device, inputs, reorder)
+    chosen = _choose(backend, device, inputs, method)
     num_edges = count_edges(pattern)
     _check_size(chosen, num_edges, inputs)
     if isinstance(pattern, EdgeList):
-        if not (chosen.takes_edge_lists and device.type == "cuda" and reorder == "none"):
+        if not (chosen.takes_edge_lists and device.type == "cuda" and method == "none"):
             pattern = csr_from_edges(pattern, edge_data)
         elif not pattern.edge_index.is_cuda:
             check_ids(pattern)
-    order = perm = None
-    if reorder != "none":
+    order = None
+    if perm is not None:
+        check_permutation("reorder", perm, pattern.shape[0])
+        perm = perm.int()
+    elif method != "none":
         from .formats.row_order_search import find_row_order  # the only part that needs SciPy
 
-        order = find_row_order(csr_of(pattern), reorder)
+        order = find_row_order(csr_of(pattern), method)
         perm = order.perm
     if perm is not None:
         pattern = permute_rows(csr_of(pattern), perm)

@@ -12,7 +12,7 @@ import torch
 
 from .backends.base import Backend, Call, Gradients, Memory
 from .dropout import Dropout
-from .edge_data import FLOATS, BoundEdges
+from .edge_data import FLOATS, NUMBERS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 from .torch_private import autograd_active, functorch_active
@@ -35,8 +35,8 @@ def is_differentiated(call: Call) -> bool:
 def attend_with_gradients(backend: Backend, data: Any, call: Call) -> torch.Tensor:
     """`backend.attend` of a call with a log-sum-exp, with gradients by `backend.attend_backward`."""
     terms = () if call.edges is None else call.edges.tensors()
-    function = _TransformedAttention if is_transformed() else _Attention
-    return function.apply(backend, data, call, *call[:3], *terms)
+    apply = _TransformedAttention.apply if is_transformed() else _apply_attention
+    return apply(backend, data, call, *call[:3], *terms)
 
 
 def gradients_of(
@@ -102,6 +102,11 @@ class _Attention(torch.autograd.Function):
         return None, None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
 
 
+# Function.apply in the C++ of torch: in front of it comes a search for the dead wrappers of torch.func among the
+# arguments, which takes as long as a launch.
+_apply_attention = super(torch.autograd.Function, _Attention).apply
+
+
 class _TransformedAttention(_Attention):
     """`_Attention` in the form that the transforms of torch.func ask for, with errors for what it does not have."""
 
@@ -137,7 +142,8 @@ def without_tensors(call: Call) -> Call:
     edges = call.edges
     if edges is not None:
         dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
-        edges = BoundEdges(num_features=edges.num_features, clamp=edges.clamp, dropout=dropout)
+        numbers = dict(zip(NUMBERS, edges.numbers(), strict=True))
+        edges = BoundEdges(num_features=edges.num_features, **numbers, dropout=dropout)
     return Call(None, None, None, call.scale, call.out_dtype, None, edges)
 
 

@@ -110,9 +110,15 @@ class BoundEdges:
         weights = key_weight, value_weight, type_weight
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
         sizes = self.num_features, self.num_types  # no dataclasses.replace: its time is that of a launch
-        return BoundEdges(self.order, *of_scores, features, types, *sizes, *weights, self.clamp, dropout)
+        return BoundEdges(self.order, *of_scores, features, types, *sizes, *weights, *self.numbers(), dropout=dropout)
+
+    def numbers(self) -> tuple[float | None, ...]:
+        """The fields of NUMBERS."""
+        return tuple([getattr(self, name) for name in NUMBERS])
 
 
+# Fields by what the calls do with them: no other place lists them.
+NUMBERS = ("clamp",)  # float arguments of the score: kernels get them by name, see `kernels/EXTENDING.md`
 FLOATS = ("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight")  # with gradients
 TENSORS = (*FLOATS, "types")
 
@@ -157,8 +163,8 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
         features = functional.pad(features, (0, MAX_FEATURES - num_features))
     types = None if types is None else types.to(torch.uint8)
     weights = data.key_weight, data.value_weight, data.type_weight
-    clamp = None if data.clamp is None else float(data.clamp)
-    return BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, clamp)
+    numbers = [None if (number := getattr(data, name)) is None else float(number) for name in NUMBERS]
+    return BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, *numbers)
 
 
 def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:

@@ -9,13 +9,13 @@ torch.export works, and the exported program holds the plan: it is a program for
 `import kernels` where it runs; AOTInductor cannot run the kernels.
 """
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from ast import literal_eval
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, lru_cache
-from itertools import count
-from operator import attrgetter
-from typing import Any, NoReturn, get_args, get_type_hints
+from functools import lru_cache
+from itertools import count, islice
+from typing import Any, NoReturn, get_type_hints
 from weakref import WeakValueDictionary
 
 import torch
@@ -24,15 +24,15 @@ from .autograd import gradients_of, names_of
 from .backends import REGISTRY
 from .backends.base import Backend, Call
 from .dropout import Dropout
-from .edge_data import FLOATS, TENSORS, BoundEdges
+from .edge_data import FLOATS, NUMBERS, TENSORS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
 from .torch_private import mark_static_address
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
 # Tensors of `BoundEdges` but those that are None, as torch differentiates no list with a None; which of all they are;
-# clamp or 0; rate of the dropout or 0.
-EDGES = "Tensor[] edge_tensors, bool[] is_given, float clamp, float dropout"
+# its numbers, NaN for None; rate of the dropout or 0.
+EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout"
 INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
 LIBRARY.define(f"attention({INPUTS}, ScalarType out_dtype, bool with_lse) -> (Tensor output, Tensor lse)")
@@ -48,9 +48,8 @@ class Operands:
     Attributes:
         tensors: all tensors of the record.
         numbers: its integers; of an object of another library the number under which this process knows it.
-        layout: JSON of the backend and the record: "t" for the next tensor, "n" for the next number, {"fields": [...]}
-            for a record, a list for a tuple, null for None, {"is": value} for anything else, "foreign" for such an
-            object.
+        layout: the backend and what each field is, as Python literals: "t" for the next tensor, "n" for the next
+            number, a count for a tuple of so many numbers, a list for a record in a field, (value,) for anything else.
     """
 
     tensors: list[torch.Tensor]
@@ -62,114 +61,58 @@ class Operands:
         if REGISTRY[backend].data_type is None:
             number = next(_numbers)
             _foreign[number] = record
-            return cls([], [number], json.dumps({"backend": backend, "record": "foreign"}))
+            return cls([], [number], repr((backend, None)))
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
-        form: list[Any] = []
-        _take_apart(record, tensors, numbers, form)
-        return cls(tensors, numbers, _layout(backend, tuple(form)))
+        return cls(tensors, numbers, repr((backend, _take_apart(record, tensors, numbers))))
 
     @staticmethod
     def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
         """The backend, and the record with these tensors and numbers."""
-        backend, make = _maker(layout)
-        return REGISTRY[backend], make(iter(tensors), iter(numbers))
+        name, kinds = _parsed(layout)
+        backend = REGISTRY[name]
+        if kinds is None:
+            return backend, _foreign_object(name, numbers[0])
+        return backend, _put_together(backend.data_type, kinds, iter(tensors), iter(numbers))
 
 
 _foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
 _numbers = count()
+_parsed = lru_cache(literal_eval)  # each call of an operator needs it
 
 
-def _take_apart(value: Any, tensors: list[torch.Tensor], numbers: list[int], form: list[Any]) -> None:
-    """Append the tensors and the numbers of a part of a record, and to `form` what `_layout` makes its text of.
-
-    A new graph in every step of a training takes this time in every step.
-    """
-    kind = type(value)
-    if kind is tuple:
-        form.append((tuple, len(value)))
-        parts = value
-    elif (take_parts := _parts_of(kind)) is not None:
-        form.append(kind)
-        parts = take_parts(value)
-    else:
-        parts = (value,)
-    for part in parts:
-        kind = type(part)
-        if part is None:
-            form.append(None)
-        elif kind is int:
-            numbers.append(part)
-            form.append(int)
-        elif kind is torch.Tensor or isinstance(part, torch.Tensor):
-            mark_static_address(part)
-            tensors.append(part)
-            form.append(torch.Tensor)
-        elif kind is tuple or _parts_of(kind) is not None:
-            _take_apart(part, tensors, numbers, form)
+def _take_apart(record: Any, tensors: list[torch.Tensor], numbers: list[int]) -> list[Any]:
+    """Append the tensors and numbers of a record; what its fields are."""
+    kinds: list[Any] = []
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, torch.Tensor):
+            mark_static_address(value)
+            tensors.append(value)
+            kinds.append("t")
+        elif type(value) is int:
+            numbers.append(value)
+            kinds.append("n")
+        elif type(value) is tuple:
+            numbers += value
+            kinds.append(len(value))
         else:
-            form.append((kind, part))
+            kinds.append(_take_apart(value, tensors, numbers) if is_dataclass(value) else (value,))
+    return kinds
 
 
-@lru_cache
-def _layout(backend: str, form: tuple[Any, ...]) -> str:
-    """`Operands.layout`; plans of one kind share it."""
-    rest = iter(form)
-
-    def part() -> Any:
-        kind = next(rest)
-        if kind is None:
-            return None
-        if kind in (torch.Tensor, int):
-            return "t" if kind is torch.Tensor else "n"
-        if not isinstance(kind, tuple):
-            return {"fields": [part() for _ in fields(kind)]}
-        kind, value = kind
-        return [part() for _ in range(value)] if kind is tuple else {"is": value}
-
-    return json.dumps({"backend": backend, "record": part()})
-
-
-@cache
-def _parts_of(record_type: type) -> Callable[[Any], tuple[Any, ...]] | None:
-    """A function that gives the values of the fields of a record type; None for other types."""
-    if not is_dataclass(record_type):
-        return None
-    names = [field.name for field in fields(record_type)]
-    return attrgetter(*names) if len(names) > 1 else lambda record: tuple(getattr(record, name) for name in names)
-
-
-Maker = Callable[[Iterator[torch.Tensor], Iterator[int]], Any]
-
-
-@lru_cache
-def _maker(layout: str) -> tuple[str, Maker]:
-    """The name of the backend of a layout, and what makes its record; each call of an operator needs them."""
-
-    def maker(part: Any, hint: Any) -> Maker:
-        if part is None:
-            return lambda tensors, numbers: None
-        if part == "t":
-            return lambda tensors, numbers: next(tensors)
-        if part == "n":
-            return lambda tensors, numbers: next(numbers)
-        if isinstance(part, list):
-            makers = [maker(each, None) for each in part]
-            return lambda tensors, numbers: tuple([make(tensors, numbers) for make in makers])
-        if "is" in part:
-            return lambda tensors, numbers: part["is"]
-        record_type = next(one for one in (hint, *get_args(hint)) if is_dataclass(one))  # of `BSB` or `BSB | None`
-        hints = get_type_hints(record_type)
-        makers = [
-            maker(each, hints[field.name]) for field, each in zip(fields(record_type), part["fields"], strict=True)
-        ]
-        return lambda tensors, numbers: record_type(*[make(tensors, numbers) for make in makers])
-
-    content = json.loads(layout)
-    backend = content["backend"]
-    if content["record"] == "foreign":
-        return backend, lambda tensors, numbers: _foreign_object(backend, next(numbers))
-    return backend, maker(content["record"], REGISTRY[backend].data_type)
+def _put_together(record_type: type, kinds: list[Any], tensors: Iterator[torch.Tensor], numbers: Iterator[int]) -> Any:
+    values = []
+    for field, kind in zip(fields(record_type), kinds, strict=True):
+        if isinstance(kind, str):
+            values.append(next(tensors if kind == "t" else numbers))
+        elif isinstance(kind, int):
+            values.append(tuple(islice(numbers, kind)))
+        elif isinstance(kind, list):
+            values.append(_put_together(get_type_hints(record_type)[field.name], kind, tensors, numbers))
+        else:
+            values.append(kind[0])
+    return record_type(*values)
 
 
 def _foreign_object(backend: str, number: int) -> Any:
@@ -193,8 +136,9 @@ def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
     is_given = [each is not None for each in edges.tensors()]
     tensors = [each for each in edges.tensors() if each is not None]
     rate = 0.0 if edges.dropout is None else edges.dropout.rate
+    numbers = [math.nan if number is None else number for number in edges.numbers()]
     plan_inputs = plan.tensors, plan.numbers, plan.layout
-    return *call[:3], *plan_inputs, call.scale, tensors, is_given, edges.clamp or 0.0, rate
+    return *call[:3], *plan_inputs, call.scale, tensors, is_given, numbers, rate
 
 
 def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -> list[Any]:
@@ -213,7 +157,7 @@ def _call(
     scale: float,
     edge_tensors: list[torch.Tensor],
     is_given: list[bool],
-    clamp: float,
+    edge_numbers: list[float],
     dropout: float,
     *,
     out_dtype: torch.dtype,
@@ -222,13 +166,14 @@ def _call(
     """The inverse of `_inputs`."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     edges = None
-    if edge_tensors or clamp:
+    numbers = [None if math.isnan(number) else number for number in edge_numbers]
+    if edge_tensors or any(number is not None for number in numbers):
         tensors = _places(edge_tensors, is_given)
         weights = dict(zip(TENSORS, tensors, strict=False))
         weight = weights["value_weight"] if weights["key_weight"] is None else weights["key_weight"]
         template = BoundEdges(
             num_features=0 if weight is None else weight.shape[2],
-            clamp=clamp or None,
+            **dict(zip(NUMBERS, numbers, strict=True)),
             dropout=Dropout(dropout) if dropout else None,
         )
         edges = template.with_tensors(tensors)
@@ -269,21 +214,21 @@ def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, clamp, dropout, _, with_lse = inputs
+    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, edge_numbers, dropout, _, with_lse = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*output, query, key, value, *edge_tensors, *plan_tensors)
-    ctx.call = len(edge_tensors), numbers, is_given, clamp, dropout, with_lse
+    ctx.call = len(edge_tensors), numbers, is_given, edge_numbers, dropout, with_lse
 
 
 def _differentiate(ctx: Any, grad_output: torch.Tensor, grad_lse: None) -> tuple[Any, ...]:
-    num_edge_tensors, (numbers, layout, scale), is_given, clamp, dropout, with_lse = ctx.call
-    if not with_lse and not REGISTRY[_maker(layout)[0]].autograd:
+    num_edge_tensors, (numbers, layout, scale), is_given, edge_numbers, dropout, with_lse = ctx.call
+    if not with_lse and not REGISTRY[_parsed(layout)[0]].autograd:
         raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
     output, lse, query, key, value, *rest = ctx.saved_tensors
     edge_tensors, plan_tensors = rest[:num_edge_tensors], rest[num_edge_tensors:]
     of_edges = _places(ctx.needs_input_grad[7], is_given, False)[: len(FLOATS)]
     wanted = [*ctx.needs_input_grad[:3], *of_edges]
-    inputs = (query, key, value, plan_tensors, numbers, layout, scale, edge_tensors, is_given, clamp, dropout)
+    inputs = (query, key, value, plan_tensors, numbers, layout, scale, edge_tensors, is_given, edge_numbers, dropout)
     found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, wanted)
     found = [*_places(found, wanted), None, None]  # of types and the seed
     of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
@@ -295,7 +240,7 @@ def _save_layout(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:
-    refuse_double_backward(json.loads(ctx.layout)["backend"])
+    refuse_double_backward(_parsed(ctx.layout)[0])
 
 
 for device in ("CPU", "CUDA"):

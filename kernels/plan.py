@@ -1,11 +1,9 @@
-"""A plan: sparse attention over one graph as data, ready to be called, moved, saved and printed."""
+"""A plan: sparse attention over one graph as data, ready to be called, moved and printed."""
 
 import math
-import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,23 +15,21 @@ from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
 from .dropout import Dropout, make_dropout
 from .edge_data import BoundEdges, EdgeData, bind, cast_floats, check_edges
-from .errors import BackendUnavailableError
 from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
 from .operators import Operands, attend_as_operator
-from .tensor_record import from_dict, map_tensors, num_bytes, to_dict
-from .torch_files import read_torch_file
+from .tensor_record import map_tensors, num_bytes
 from .torch_private import dispatch_modes
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FILE_VERSION = 5
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionPlan:
     """Sparse attention over one graph: its format and schedule are built and lie on `device`. Call it with q, k and v.
 
-    A plan is made for `inputs`. It takes others too, with a schedule that was not made for them: see `for_inputs`.
+    A plan is made for `inputs`. It takes other types, widths and numbers of heads too, with a schedule that was not
+    made for them.
 
     Attributes:
         backend: name of the backend, never "auto".
@@ -41,7 +37,7 @@ class AttentionPlan:
         device: where q, k and v must be.
         inputs: dtype, head dimension, heads and output type that the schedule was made for.
         data: format and schedule, a frozen record of the backend's own type.
-        order: the order of the rows, what it saves and what it cost; None if none was asked for.
+        order: the order of the rows that was searched for, what it saves and what it cost; None if none was.
         edge_order: the caller's edges in CSR order; None unless planned with edge_data=True.
     """
 
@@ -73,8 +69,8 @@ class AttentionPlan:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention on torch's current stream, without waiting for it; see `sparse_attention`.
 
-        The output carries gradients to q, k, v, the edge data and its weights. The first such call of a plan made
-        without backward=True builds what the backward pass reads, and the plan keeps it.
+        The output carries gradients to q, k, v, the edge data and its weights; a plan of `fused3s` must then have been
+        made with backward=True.
 
         Args:
             return_lse: return (output, lse): lse is float32, q's shape without d, the natural logarithm of the sum of
@@ -103,17 +99,17 @@ class AttentionPlan:
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
         call = self.call(q, k, v, scale, out_dtype, edges, dropout)
         differentiated = not backend.autograd and is_differentiated(call)
-        plan = self.differentiable() if differentiated else self
+        if differentiated:
+            self.require_backward()
         with_lse = return_lse or differentiated
         if not backend.traceable and _is_traced():
-            output, lse = attend_as_operator(plan._operands, call, with_lse)
+            output, lse = attend_as_operator(self._operands, call, with_lse)
         else:
             lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
             if lse is not None:
                 call = Call(*call[:5], lse, call.edges)  # `_replace` takes thrice the time
-            output = (
-                attend_with_gradients(backend, plan.data, call) if differentiated else backend.attend(plan.data, call)
-            )
+            attend = partial(attend_with_gradients, backend) if differentiated else backend.attend
+            output = attend(self.data, call)
         if q.dim() == 2:
             output, lse = output.squeeze(1), lse.squeeze(1) if return_lse else None
         return (output, lse) if return_lse else output
@@ -204,29 +200,16 @@ class AttentionPlan:
             )
         return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data), check_values)
 
-    def for_inputs(
-        self,
-        *,
-        dtype: torch.dtype | None = None,
-        head_dim: int | None = None,
-        num_heads: int = 1,
-        out_dtype: torch.dtype | None = None,
-    ) -> "AttentionPlan":
-        """The plan of the same graph for other inputs."""
-        planned = self.inputs
-        return self._rebuilt(InputSpec(dtype, head_dim, num_heads, out_dtype, planned.edge_data, planned.backward))
-
-    def with_backward(self) -> "AttentionPlan":
-        """The plan with what the backward pass reads, made once; itself if planned with backward=True.
-
-        Raises:
-            ValueError: the backend computes the forward pass only.
-        """
-        if self.inputs.backward:
-            return self
+    def require_backward(self) -> None:
+        """Raise a ValueError where the plan was made without what `attend_backward` of its backend reads."""
         if not REGISTRY[self.backend].trains:
             raise forward_only(self.backend)
-        return self._with_backward
+        if not self.inputs.backward:
+            raise ValueError(
+                f"an input requires a gradient or a transform of torch.func runs, but this plan of {self.backend} was "
+                "made without a backward pass: make it with plan_attention(..., backward=True), or call it under "
+                "torch.no_grad()"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -253,62 +236,6 @@ class AttentionPlan:
                 torch.cuda.synchronize(one)
         return replace(self, device=device, data=data, edge_order=edge_order)
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the plan to a file, which is complete or not there at all.
-
-        Raises:
-            TypeError: the backend's format holds objects of another library.
-        """
-        self._require_data("saved")
-        cpu = self.to("cpu")
-        content = {
-            "version": FILE_VERSION,
-            "backend": self.backend,
-            "shape": self.shape,
-            "inputs": asdict(self.inputs),
-            "data": to_dict(cpu.data),
-            "order": None if self.order is None else to_dict(self.order),
-            "edge_order": None if cpu.edge_order is None else to_dict(cpu.edge_order),
-        }
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it first")
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            torch.save(content, unfinished)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike, device: torch.device | str | None = None) -> "AttentionPlan":
-        """A plan that `save` wrote, on `device` (default: the GPU where there is one). No code of the file is run.
-
-        Raises:
-            BackendUnavailableError: its backend cannot run on `device`.
-            OSError: the file cannot be opened.
-            ValueError: the file is damaged or no plan, or was written by another version.
-        """
-        device = resolve_device(device)
-        content = read_torch_file(path)
-        version = content.get("version") if isinstance(content, dict) else None
-        if version != FILE_VERSION or content.get("backend") not in REGISTRY:
-            raise ValueError(f"{path}: no plan of version {FILE_VERSION}; build the plan anew with plan_attention")
-        backend = REGISTRY[content["backend"]]
-        if reason := backend.unavailable(device):
-            raise BackendUnavailableError(f"backend {backend.name} cannot run: {reason}")
-        order, edge_order = content["order"], content["edge_order"]
-        plan = cls(
-            backend=backend.name,
-            shape=tuple(content["shape"]),
-            device=torch.device("cpu"),
-            inputs=InputSpec(**content["inputs"]),
-            data=from_dict(backend.data_type, content["data"]),
-            order=None if order is None else from_dict(RowOrder, order),
-            edge_order=None if edge_order is None else from_dict(EdgeOrder, edge_order),
-        )
-        return plan.to(device)
-
     def __repr__(self) -> str:
         spec = self.inputs
         dtype = "any type" if spec.dtype is None else str(spec.dtype).removeprefix("torch.")
@@ -325,25 +252,6 @@ class AttentionPlan:
         if described := REGISTRY[self.backend].describe(self.data):
             lines.append(described)
         return "\n  ".join(lines)
-
-    @cached_property
-    def _with_backward(self) -> "AttentionPlan":
-        return self._rebuilt(replace(self.inputs, backward=True))
-
-    def _rebuilt(self, inputs: InputSpec) -> "AttentionPlan":
-        return replace(self, inputs=inputs, data=REGISTRY[self.backend].rebuild(self.data, self.device, inputs))
-
-    def differentiable(self) -> "AttentionPlan":
-        """`with_backward`, which cannot be built while a graph is captured or traced."""
-        if self.inputs.backward or not REGISTRY[self.backend].trains:
-            return self.with_backward()
-        if torch.compiler.is_compiling() or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            during = "traced by torch.compile" if torch.compiler.is_compiling() else "captured in a CUDA graph"
-            raise ValueError(
-                f"a call that needs gradients is {during}, and the plan has no backward pass, which cannot be built "
-                "there: make the plan with plan_attention(..., backward=True), or take plan.with_backward()"
-            )
-        return self.with_backward()
 
     def _bound(
         self, query: torch.Tensor, edges: BoundEdges | EdgeData | None, dropout: Dropout | float

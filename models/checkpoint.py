@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from kernels.torch_files import read_torch_file
+from models.torch_files import read_torch_file
 
 _SHOWN = 4  # tensors listed per kind of difference, since one wrong setting affects all blocks
 

@@ -117,7 +117,6 @@ def _attention_of_edges(
 ) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         plan = _plan(query, key, features, edge_index, backend, cache, with_lse)
-        plan = plan.with_backward() if with_lse else plan
         terms = _terms(plan, query, features, key_weight, value_weight, dropout_seed, dropout, cache)
         if with_lse and REGISTRY[plan.backend].writes_lse:
             output, lse = plan(query, key, value, scale=scale, return_lse=True, **terms)
@@ -146,7 +145,7 @@ def _attention_of_edges_backward(
 ) -> list[Tensor]:
     """The wanted gradients, in the order of WANTED."""
     with torch.no_grad():
-        plan = _plan(query, key, features, edge_index, backend, cache, True).with_backward()
+        plan = _plan(query, key, features, edge_index, backend, cache, True)
         chosen = REGISTRY[plan.backend]
         terms = _terms(plan, query, features, key_weight, value_weight, dropout_seed, dropout, cache)
         call = plan.call(query, key, value, scale, output.dtype, **terms)._replace(lse=lse)

@@ -86,8 +86,7 @@ def attend_jointly(
     if torch.is_grad_enabled():
         for each in given:
             if each is not None and each.requires_grad:
-                if not plan.inputs.backward:
-                    call = call._replace(plan=plan.differentiable())
+                plan.require_backward()
                 return _apply_layer(call, *given)
     return _forward(call, None, *given)
 

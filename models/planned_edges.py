@@ -32,7 +32,8 @@ def plan_edge_index(
             or COO tensor whose rows are the targets (`adj_t`). Edge data keep the order of the columns, or of the
             stored entries.
         shape: (targets, sources).
-        backward: whether gradients are wanted; a plan that is kept serves calls with and without.
+        backward: whether gradients are wanted. A plan that is kept with them serves calls without, too; one without
+            is replaced.
         cache: False: make a plan at every call.
         backend, dtype, head_dim, num_heads, edge_data: of `kernels.plan_attention`.
 
@@ -47,7 +48,7 @@ def plan_edge_index(
     plans = _plans.results(edge_index) if cache else {}
     key = (shape, backend, dtype, head_dim, num_heads, edge_data)
     plan = plans.get(key)
-    if plan is None:
+    if plan is None or (backward and not plan.inputs.backward):
         plan = plans[key] = plan_attention(
             _graph_of(edge_index, shape),
             shape=shape,

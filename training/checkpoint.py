@@ -9,8 +9,8 @@ from torch import Tensor
 
 from configs import Config
 from data import GraphMeta
-from kernels.torch_files import read_torch_file
 from models import GraphTransformer
+from models.torch_files import read_torch_file
 from training.errors import TrainingError
 from training.files import write_atomically
 from training.step import Step

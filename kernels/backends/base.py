@@ -101,7 +101,7 @@ class Backend(ABC):
         name: the key in the registry, in configs and in results.
         summary: one line for a user.
         data_type: type of what `build` returns; None where that holds objects of another library, which cannot be
-            moved or saved.
+            moved.
         head_by_head: whether a call takes as many passes as there are heads.
         writes_lse: whether `attend` fills `call.lse`.
         reorders: whether `build` takes a row order.
@@ -159,10 +159,6 @@ class Backend(ABC):
 
     def raise_graph_errors(self, data: Any) -> None:  # noqa: B027 (an optional method)
         """Wait for `data`, and raise the ValueError of ids out of range, where `build` left that to later."""
-
-    def rebuild(self, data: Any, device: torch.device, inputs: InputSpec) -> Any:
-        """`data` for other inputs; what both need is shared. The default needs nothing else."""
-        return data
 
     def sorted_edges(self, data: Any) -> torch.Tensor | None:
         """[E] integers on the device of `data`: the number of each edge, in CSR order, in the graph that `build` took;

@@ -17,23 +17,23 @@ import torch
 
 from ..edge_data import BoundEdges, transform_scores
 from ..errors import UnsupportedGraphError
-from ..formats.csr import MAX_DIM as MOST_EDGES
 from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
-from ..formats.transpose import TransposedCSR, transpose_csr
-from ..tensor_record import map_tensors
 from .base import Backend, Call, InputSpec, dropout_factors
 
 
 @dataclass(frozen=True, eq=False)
 class CSR:
-    """A: indptr [num_rows + 1], indices and row [nnz], int64; its transpose, int64 too, in plans with a backward pass.
-    Repeated edges are entries of their own, which MKL takes and cuSPARSE does not."""
+    """A: indptr [num_rows + 1], indices and row [nnz], int64. Repeated edges are entries of their own, which MKL takes
+    and cuSPARSE does not. With a backward pass also A^T, int64: column_offsets [num_cols + 1], column_rows [nnz] and
+    column_edges [nnz], the place of each edge in `indices`."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
     row: torch.Tensor
     shape: tuple[int, int]
-    transpose: TransposedCSR | None = None
+    column_offsets: torch.Tensor | None = None
+    column_rows: torch.Tensor | None = None
+    column_edges: torch.Tensor | None = None
 
     def matrix(self, values: torch.Tensor) -> torch.Tensor:
         """[num_rows, num_cols] torch.sparse_csr with these values [nnz]."""
@@ -41,13 +41,14 @@ class CSR:
 
     def transposed_matrix(self, values: torch.Tensor) -> torch.Tensor:
         """The transpose of `matrix`."""
-        return _sparse_csr(self.transpose.indptr, self.transpose.indices, values[self.transpose.edge], self.shape[::-1])
+        return _sparse_csr(self.column_offsets, self.column_rows, values[self.column_edges], self.shape[::-1])
 
     def with_transpose(self) -> "CSR":
-        if self.transpose is not None:
+        if self.column_offsets is not None:
             return self
-        transposed = transpose_csr(self.indptr, self.indices, self.shape[1])
-        return replace(self, transpose=map_tensors(transposed, torch.Tensor.long))
+        columns, edges = torch.sort(self.indices, stable=True)
+        offsets = torch.searchsorted(columns, torch.arange(self.shape[1] + 1, device=columns.device))
+        return replace(self, column_offsets=offsets, column_rows=self.row[edges], column_edges=edges)
 
 
 def _sparse_csr(
@@ -74,9 +75,6 @@ class CSRUnfusedBackend(Backend):
             return "no NVIDIA GPU found, or this PyTorch has no CUDA"
         return None
 
-    def most_edges(self, inputs: InputSpec) -> int | None:
-        return MOST_EDGES if inputs.backward else None  # the transpose numbers them
-
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
         indptr, indices = canonical_csr(graph, device)
         if device.type == "cuda" and indices.numel() and not is_distinct(indptr, indices, graph.shape):
@@ -84,9 +82,6 @@ class CSRUnfusedBackend(Backend):
                 "unsupported: the graph repeats edges, which cuSPARSE does not add up; backend='scatter' counts each"
             )
         data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
-        return data.with_transpose() if inputs.backward else data
-
-    def rebuild(self, data: CSR, device: torch.device, inputs: InputSpec) -> CSR:
         return data.with_transpose() if inputs.backward else data
 
     def attend(self, data: CSR, call: Call) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import torch
@@ -117,3 +118,11 @@ def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
 def _rows_fit(strides: tuple[int, ...], num_elements: int) -> bool:
     *others, last = strides
     return last == 1 and math.gcd(*others) % num_elements == 0
+
+
+def stride_scalars(names: Sequence[str], strides: Sequence[tuple[int, int, int]], itemsize: int) -> dict[str, int]:
+    """Members of struct Params for the strides of tensors [N, H, d]: `NAME_head_stride` and `NAME_row_bytes`."""
+    members = {}
+    for name, (row, head, _) in zip(names, strides, strict=True):
+        members |= {f"{name}_head_stride": head, f"{name}_row_bytes": row * itemsize}
+    return members

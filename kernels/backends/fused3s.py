@@ -1,46 +1,37 @@
 """`fused3s`: the fast fused kernel; see cuda/fused3s.cu and formats/schedule.py."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
 from ..edge_data import BoundEdges
 from ..formats.gpu_csr import MOST_EDGES
-from ..formats.gpu_schedule import BlockShape, ScheduleInputs
-from ..formats.schedule import TileSlots
+from ..formats.schedule import ScheduleForm
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import ELEMENTS, Element, KernelInstance, get_kernel, input_element, instance_sizes
+from ..runtime.jit import ELEMENTS, Element, Kernel, KernelInstance, get_kernel, input_element, instance_sizes
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
+from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
-from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type
+from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
+from .fused3s_data import Fused3SData
 from .fused3s_edges import (
-    BIAS,
-    DROPOUT,
-    KEY_FEATURES,
-    MULTIPLIER,
-    VALUE_FEATURES,
+    Members,
     compile_edge_kernel,
     contiguous,
     launch_edge_kernel,
-    pad_weights,
+    padded_call,
     term_scalars,
     terms_of,
 )
-from .fused3s_gradients import launch_gradients
-from .fused3s_planning import Fused3SData, MadePlan, check_size, make_room, plan_graph, replan
-from .fused3s_shapes import COMMON_DIM, SLICE
+from .fused3s_gradients import compile_gradients, launch_gradients
+from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
+from .fused3s_shapes import BIAS, COMMON_DIM, DROPOUT, KEY_FEATURES, MULTIPLIER, SLICE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
 
-WARPS = 4
-FEW_WARPS = 2  # for wide heads: the rings of four warps leave a block alone on its SM, or do not fit it at all
-WIDE_DIM = 192  # heads wider than this take FEW_WARPS where the graph has work for all SMs
-SMALL_TILES_PER_SM = 12  # a graph with fewer KV tiles cannot give every warp of the GPU one
 WARP_COLUMNS = 64  # of one float32 head: wider ones go to teams of warps, or few warps' rings would fill an SM
-GROUP_WIDTH = 64  # most columns of a head group: wider ones leave fewer warps on an SM (kernels/NOTES.md)
 LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
 PACK_THREADS = 256  # as in cuda/pack_features.cu
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
@@ -72,7 +63,7 @@ def fused_instance(
     element: Element,
     out_dtype: torch.dtype,
     dim: int,
-    items: int = WARPS,
+    items: int,
     heads: int = 1,
     terms: int = 0,
     dim_warps: int = 1,
@@ -116,22 +107,18 @@ class Fused3SBackend(CudaBackend):
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> Fused3SData:
-        data = plan_graph(graph, device, inputs, _block_shapes(gpu_limits(device), inputs, device.index), perm)
+        forward = partial(forward_schedule, gpu_limits(device), inputs, device.index)
+        data = plan_graph(graph, device, inputs, forward, perm)
         _compile(data, device, inputs)
         return data
 
     def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> MadePlan:
         """A plan with room for `num_edges` edges, to be filled."""
-        shapes = _block_shapes(gpu_limits(device), inputs, device.index)
         check_size(shape, num_edges, inputs.backward)
-        made = make_room(GraphSize(*shape, num_edges), device, inputs, shapes)
+        forward = partial(forward_schedule, gpu_limits(device), inputs, device.index)
+        made = make_room(GraphSize(*shape, num_edges), device, inputs, forward)
         _compile(made.bounded, device, inputs)
         return made
-
-    def rebuild(self, data: Fused3SData, device: torch.device, inputs: InputSpec) -> Fused3SData:
-        data = replan(data, device, inputs, _block_shapes(gpu_limits(device), inputs, device.index))
-        _compile(data, device, inputs)
-        return data
 
     def raise_graph_errors(self, data: Fused3SData) -> None:
         if data.progress is not None:
@@ -142,37 +129,34 @@ class Fused3SBackend(CudaBackend):
 
     def describe(self, data: Fused3SData) -> str:
         data, lines = data if data.progress is None else data.progress.exact_plan(), []
-        if data.schedule and data.schedule.windows:
-            by_warp, by_block, split = data.schedule.windows
+        if data.windows:
+            by_warp, by_block, split, warp_tiles, split_tiles, segment = data.windows
+            num_blocks, warps, _ = data.work_items.shape
             lines = [
                 f"{data.tile_offset.numel() - 1} row windows, {len(data.kv_tiles) - 2} KV tiles of 16 keys",
                 f"windows by one warp {by_warp}, by one block {by_block}, by several blocks {split} "
-                f"({data.schedule.num_splits} splits)",
-                f"{data.schedule.num_blocks} blocks of {data.schedule.warps} warps a head; {data.schedule.heuristic}",
+                f"({data.num_splits} splits)",
+                f"{num_blocks} blocks of {warps} warps a head; warp_tiles {warp_tiles}, split_tiles {split_tiles}, "
+                f"sort_segment {segment or 'all'}",
             ]
-        elif data.schedule:
-            lines = [f"room for {len(data.kv_tiles) - 2} KV tiles of 16 keys, {data.schedule.num_blocks} blocks a head"]
-        if data.by_edge:
-            lines.append(f"edge by edge: {data.by_edge.work.items.shape[0]} items")
+        elif data.work_items is not None:
+            lines = [f"room for {len(data.kv_tiles) - 2} KV tiles of 16 keys, {len(data.work_items)} blocks a head"]
+        if data.row_items is not None:
+            lines.append(f"edge by edge: {len(data.row_items)} items")
         return "\n  ".join(lines)
 
     def attend(self, data: Fused3SData, call: Call) -> torch.Tensor:
-        data = data.ready()
+        data, dim = data.ready(), call.query.shape[2]
         if (dtype := product_type(call.query.dtype)) != call.query.dtype:
             check_out_dtype(call.out_dtype, call.query.dtype)
             call = call.to(dtype)
-        query, key, value, scale, out_dtype, lse, edges = call
-        num_heads, dim = query.shape[1:]
-        if dim % 2:  # rows of pairs of elements are what the kernel can copy
-            padded = (functional.pad(each, (0, -dim % 8)) for each in (query, key, value))
-            edges = None if edges is None else pad_weights(edges, -dim % 8)
-            return self.attend(data, Call(*padded, scale, out_dtype, lse, edges))[..., :dim].contiguous()
-        if _takes_edge_kernel(data, query.dtype, num_heads, dim, edges):
-            return launch_edge_kernel(data.by_edge, query, key, value, scale, out_dtype, lse, edges)
-        terms = terms_of(edges)
-        element = input_element(query.dtype)
-        instance = choose_instance(element, out_dtype, dim, data.schedule.warps, num_heads, terms)
-        return launch(instance, data, query, key, value, scale, lse, edges)
+        if dim % 2:
+            return self.attend(data, padded_call(call))[..., :dim].contiguous()
+        if _takes_edge_kernel(data, call.query, call.edges):
+            return launch_edge_kernel(data, call)
+        element, num_heads, items = input_element(dtype), call.query.shape[1], data.work_items.shape[1]
+        instance = choose_instance(element, call.out_dtype, dim, items, num_heads, terms_of(call.edges))
+        return launch(instance, data, call)
 
     def attend_backward(
         self,
@@ -184,25 +168,21 @@ class Fused3SBackend(CudaBackend):
         into: Memory | None = None,
     ) -> Gradients:
         data, dtype = data.ready(is_forward=False), call.query.dtype
-        if (rounded := product_type(dtype)) != dtype:
-            call, into = call.to(rounded), None
-        tensors = (grad_output.to(rounded), *call[:3], output, call.lse)
-        found = launch_gradients(data.backward, data.by_edge, *tensors, call.scale, call.edges, wanted, into)
-        if rounded != dtype:
-            found = Gradients(*[None if gradient is None else gradient.to(dtype) for gradient in found])
-        return found
+        if (rounded := product_type(dtype)) == dtype:
+            return launch_gradients(data, call, output, grad_output, wanted, into)
+        found = launch_gradients(data, call.to(rounded), output, grad_output, wanted)
+        return Gradients(*[None if gradient is None else gradient.to(dtype) for gradient in found])
 
 
-def _takes_edge_kernel(
-    data: Fused3SData, dtype: torch.dtype, num_heads: int, dim: int, edges: BoundEdges | None
-) -> bool:
+def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges | None) -> bool:
     """Whether a call runs cuda/fused3s_edges.cu."""
-    if data.by_edge is None or data.schedule is None:
-        return data.by_edge is not None
+    if data.row_items is None or data.work_items is None:
+        return data.row_items is not None
     terms = terms_of(edges)
-    if dtype == torch.float32 and terms & ~DROPOUT:
+    if query.dtype == torch.float32 and terms & ~DROPOUT:
         return True  # the other kernel has none of these terms in float32
-    return takes_edges(data.size, num_heads, dim, terms) is not False
+    tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
+    return takes_edges(tuning, data.size, num_heads, dim, terms) is not False
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
@@ -212,15 +192,25 @@ def heads_of_group(num_heads: int, dim: int) -> int:
     return -(-num_heads // num_groups)
 
 
+def forward_schedule(gpu: GPULimits, inputs: InputSpec, device_index: int | None, most_tiles: int) -> ScheduleForm:
+    """Schedule of the forward pass of a graph with up to `most_tiles` KV tiles: the host knows no other number."""
+    small, large = _forward_schedules(gpu, inputs, device_index)
+    return small if small.num_groups * most_tiles < gpu.num_sms * tuning_for(gpu).small_tiles_per_sm else large
+
+
 @lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
-def _block_shapes(gpu: GPULimits, inputs: InputSpec, device_index: int | None = None) -> ScheduleInputs:
-    """What the schedule depends on besides the graph."""
+def _forward_schedules(
+    gpu: GPULimits, inputs: InputSpec, device_index: int | None
+) -> tuple[ScheduleForm, ScheduleForm]:
+    """For a small graph, and for another."""
+    tuning = tuning_for(gpu)
     dim = _even(inputs.head_dim or COMMON_DIM)
     dtype, out_dtype = inputs.dtype or torch.float16, inputs.out_dtype
     if inputs.dtype is None or out_dtype is None:
         out_dtype = dtype
     check_out_dtype(out_dtype, dtype)
     element, num_heads = input_element(dtype), inputs.num_heads
+    num_groups = -(-num_heads // heads_of_group(num_heads, dim))
 
     def instances_of(items: int) -> list[KernelInstance]:
         """The instance of the inputs, and those with most shared memory of all inputs that the plan leaves open."""
@@ -235,19 +225,16 @@ def _block_shapes(gpu: GPULimits, inputs: InputSpec, device_index: int | None = 
             instances.append(fused_instance(element, dtype, widest, items, terms=all_terms))
         return instances
 
-    def shape_of(items: int) -> BlockShape:
+    def form_of(items: int) -> ScheduleForm:
         sizes = instance_sizes(tuple(instances_of(items)), device_index)
         if items > 1 and any(each.shared_bytes > gpu.block_shared_bytes for each in sizes):
-            return shape_of(items // 2)
-        return BlockShape(items, gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * items)
+            return form_of(items // 2)
+        return ScheduleForm(num_groups, items, gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * items)
 
-    small = shape_of(WARPS)
+    large = tuning.few_warps if dim > tuning.wide_dim else tuning.warps
     if dtype == torch.float32:
-        large = shape_of(max(1, WARPS // choose_instance(element, dtype, dim, 1, num_heads).arguments.dim_warps))
-    else:
-        large = shape_of(FEW_WARPS if dim > WIDE_DIM else WARPS)
-    num_groups = -(-num_heads // heads_of_group(num_heads, dim))
-    return ScheduleInputs(num_groups, gpu.num_sms * SMALL_TILES_PER_SM, small, large)
+        large = max(1, tuning.warps // choose_instance(element, dtype, dim, 1, num_heads).arguments.dim_warps)
+    return form_of(tuning.warps), form_of(large)
 
 
 def _even(dim: int) -> int:
@@ -256,29 +243,22 @@ def _even(dim: int) -> int:
 
 
 def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
-    """Compile the kernel of `inputs` without edge data, where their type is known."""
+    """Compile the kernels of `inputs` without edge data, where their type is known."""
     dtype, num_heads = inputs.dtype, inputs.num_heads
     if dtype is None or inputs.head_dim is None:
         return
     dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
+    if inputs.backward:
+        compile_gradients(data, device, inputs)
     dtype = product_type(dtype)
-    if _takes_edge_kernel(data, dtype, num_heads, dim, None):
+    if _takes_edge_kernel(data, torch.empty((0, num_heads, dim), dtype=dtype, device=device), None):
         compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
     else:
-        instance = choose_instance(input_element(dtype), out_dtype, dim, data.schedule.warps, num_heads)
-        get_kernel(instance, device.index)
+        items = data.work_items.shape[1]
+        get_kernel(choose_instance(input_element(dtype), out_dtype, dim, items, num_heads), device.index)
 
 
-def launch(
-    instance: KernelInstance,
-    data: Fused3SData,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    lse: torch.Tensor | None = None,
-    edges: BoundEdges | None = None,
-) -> torch.Tensor:
+def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Tensor:
     """Run the kernel on torch's current stream, without waiting for it.
 
     The kernel reads `data` before griddepcontrol.wait: its arrays must be complete on the device, not only queued.
@@ -286,12 +266,8 @@ def launch(
     Args:
         instance: its dimension, types and work items must be those of the tensors and of the schedule.
         data: A, on the tensors' GPU.
-        query: [num_rows, H, d] fp16, bf16 or float32, any row and head strides.
-        key, value: [num_cols, H, d], likewise.
-        scale: factor of the scores.
-        lse: [num_rows, H] float32 contiguous, filled with the log of each row's sum of exp(scale * score), -inf for a
-            row without an edge; None: not wanted.
-        edges: terms other than types, in CSR order; those of the instance.
+        call: query, key and value of fp16, bf16 or fp32, any row and head strides; edge data without types, in CSR
+            order, with the terms of the instance.
 
     Returns:
         [num_rows, H, d] contiguous, of the instance's output type.
@@ -299,12 +275,13 @@ def launch(
     Raises:
         ValueError: the instance does not fit the tensors or the schedule, or gradients are asked for.
     """
-    schedule = data.schedule
+    query, key, value, scale, _, lse, edges = call
     element, out_dtype, dim, heads, warps, _, dim_warps = instance.arguments
-    if (warps // dim_warps, dim, element.dtype) != (schedule.warps, query.shape[2], query.dtype):
+    num_blocks, items, _ = data.work_items.shape
+    if (warps // dim_warps, dim, element.dtype) != (items, query.shape[2], query.dtype):
         raise ValueError(
             f"instance: got {element.dtype}, d = {dim}, {warps // dim_warps} work items a block; the tensors have "
-            f"{query.dtype}, d = {query.shape[2]}, and the schedule {schedule.warps} work items"
+            f"{query.dtype}, d = {query.shape[2]}, and the schedule {items} work items"
         )
     itemsize = query.itemsize
     query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=load_bytes(dim, itemsize))
@@ -313,62 +290,68 @@ def launch(
     output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
-    of_edges = {} if edges is None else _edge_tensors(instance.arguments, data.slots, edges, num_heads)
+    of_edges = {} if edges is None else _edge_tensors(instance.arguments, data, edges, num_heads)
     kernel = get_kernel(instance, query.device.index)
-    partial = arrived = None
-    if num_partials := schedule.num_splits * num_groups:
+    partials = arrived = None
+    if num_partials := data.num_splits * num_groups:
         # Scratch memory of this call alone: plans may run on several streams.
-        partial = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
+        partials = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_partials * warps, query.device)
-    (query_row, query_head, _), (key_row, key_head, _), (value_row, value_head, _) = (
-        query.stride(),
-        key.stride(),
-        value.stride(),
-    )
+    limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * LOG2E
+    strides = query.stride(), key.stride(), value.stride()
     launch_kernel(
         kernel,
-        (schedule.num_blocks, num_groups),
+        (num_blocks, num_groups),
         WARP_SIZE * warps,
         {
             "kv_tiles": data.kv_tiles,
-            "work_items": schedule.work_items,
+            "work_items": data.work_items,
             "query": query,
             "key": key,
             "value": value,
             "output": output,
             "lse": lse,
-            "partial": partial,
+            "partial": partials,
             "semaphores": arrived,
             "row_ids": data.row_ids,
             **of_edges,
         },
-        kernel.scalars(
-            query_head_stride=query_head,
-            key_head_stride=key_head,
-            value_head_stride=value_head,
-            query_row_bytes=query_row * itemsize,
-            key_row_bytes=key_row * itemsize,
-            value_row_bytes=value_row * itemsize,
-            num_rows=num_rows,
-            num_heads=num_heads,
-            sign_bits=(0x80008000 if itemsize == 2 else 0x80000000) if scale < 0 else 0,
-            scale_log2e=max(abs(scale) * LOG2E, LEAST_SCALE),
-            clamp_log2e=0.0 if edges is None or edges.clamp is None else edges.clamp * LOG2E,
-            **term_scalars(edges),
-        ),
+        _scalars(kernel, num_rows, num_heads, scale, itemsize, strides, limit, term_scalars(edges)),
         overlaps=True,
     )
     return output
 
 
+@lru_cache(1024)  # a model calls with the same ones again and again
+def _scalars(
+    kernel: Kernel,
+    num_rows: int,
+    num_heads: int,
+    scale: float,
+    itemsize: int,
+    strides: tuple[tuple[int, int, int], ...],
+    clamp_log2e: float,
+    terms: Members,
+) -> bytes:
+    """The scalars of struct Params."""
+    return kernel.scalars(
+        num_rows=num_rows,
+        num_heads=num_heads,
+        sign_bits=(0x80008000 if itemsize == 2 else 0x80000000) if scale < 0 else 0,
+        scale_log2e=max(abs(scale) * LOG2E, LEAST_SCALE),
+        clamp_log2e=clamp_log2e,
+        **stride_scalars(("query", "key", "value"), strides, itemsize),
+        **dict(terms),
+    )
+
+
 def _edge_tensors(
-    arguments: FusedArguments, slots: TileSlots | None, edges: BoundEdges, num_heads: int
+    arguments: FusedArguments, data: Fused3SData, edges: BoundEdges, num_heads: int
 ) -> dict[str, torch.Tensor | None]:
     """Members of struct Params for edge data; weights of features are packed first."""
     bias, multiplier = contiguous(edges.bias, edges.multiplier)
-    tensors = {"bias": bias, "multiplier": multiplier}
-    if slots is not None:
-        tensors |= {"tile_slots": slots.tile_slots, "slot_edges": slots.slot_edges, "slot_places": slots.slot_places}
+    places = {"tile_slots": data.tile_slots, "slot_edges": data.slot_edges, "slot_places": data.slot_places}
+    tensors = {"bias": bias, "multiplier": multiplier, **places}
     if edges.padded_features is not None:
         tensors |= {
             "features": edges.padded_features.contiguous(),

@@ -1,28 +1,24 @@
 """The backward pass of `fused3s` edge by edge; see cuda/fused3s_edges_backward.cu."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from ..edge_data import BoundEdges
-from ..formats.row_items import RowItems
-from ..formats.transpose import TransposedCSR, transpose_csr
 from ..fragments import WARP_SIZE
-from ..runtime.jit import KernelInstance, get_kernel
+from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
-from .base import Gradients, Memory
-from .cuda import aligned_rows, load_bytes
+from .base import Call, Gradients, Memory
+from .cuda import aligned_rows, load_bytes, stride_scalars
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
-from .fused3s_backward import new_gradients
+from .fused3s_backward import new_gradients, wanted_of
+from .fused3s_data import Fused3SData
 from .fused3s_edges import (
     WARPS,
-    EdgeKernelData,
+    Members,
     edge_tensors,
     heads_of_lane_group,
-    items_for_heads,
     score_unit,
     term_scalars,
     terms_of,
@@ -30,40 +26,13 @@ from .fused3s_edges import (
 
 SOURCE = "fused3s_edges_backward.cu"
 FEATURE_LANES = 4  # of an item in `gradients_of_features`
+BY_ROW = ("own_first", "own_second", "gathered_first", "gathered_second")  # tensors [.., H, d] of struct Params
 TYPE_CHUNK = 1 << 22  # elements of [edges, H, d] at a time in `_type_gradient`
-
-
-@dataclass(frozen=True, eq=False)
-class EdgeBackwardData:
-    """What the backward pass reads beside `EdgeKernelData`.
-
-    Attributes:
-        transposed: A^T, with the places of the edges in the CSR that edge data is bound to.
-        work: its items.
-    """
-
-    transposed: TransposedCSR
-    work: RowItems
-
-
-def build_edge_backward_data(
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    num_cols: int,
-    device: torch.device,
-    num_heads: int,
-    dim: int,
-    row_ids: torch.Tensor | None = None,
-) -> EdgeBackwardData:
-    """A^T of the CSR pattern that `build_edge_kernel_data` takes, for the same heads, by torch."""
-    transposed = transpose_csr(indptr, indices, num_cols, row_ids)
-    work = items_for_heads(transposed.indptr, indices.numel(), None, device, num_heads, dim)
-    return EdgeBackwardData(transposed, work)
 
 
 @lru_cache  # on small graphs a call takes as long as its launches: no instance is made twice
 def edge_backward_instances(
-    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int = 0
+    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int
 ) -> tuple[KernelInstance, KernelInstance]:
     """Instances of the pass over rows and of the pass over columns for heads of an even `dim`; `terms`: bits of enum
     EdgeTerm."""
@@ -82,63 +51,49 @@ def features_instance(dtype: torch.dtype) -> KernelInstance:
 def compile_edge_backward(
     dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, device: torch.device
 ) -> None:
-    for instance in edge_backward_instances(dtype, out_dtype, dim, num_heads):
+    for instance in edge_backward_instances(dtype, out_dtype, dim, num_heads, 0):
         get_kernel(instance, device.index)
 
 
 def launch_edge_backward(
-    forward_data: EdgeKernelData,
-    data: EdgeBackwardData,
-    grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    data: Fused3SData,
+    call: Call,
     output: torch.Tensor,
-    lse: torch.Tensor,
-    scale: float,
-    edges: BoundEdges | None,
+    grad_output: torch.Tensor,
     wanted: frozenset[str],
     into: Memory | None = None,
 ) -> Gradients:
     """Run the kernels on torch's current stream, without waiting for them. The gradients are bitwise reproducible.
 
     Args:
-        forward_data: A, as for `launch_edge_kernel`.
-        data: A^T of the same pattern.
+        data: with what both passes edge by edge read, on the tensors' GPU.
+        call: query, key and value of fp16, bf16 or float32, any row and head strides, d even; edge data in CSR order.
+        output: [num_rows, H, d] of the forward pass, of query's type or float32.
         grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
-        query: [num_rows, H, d] fp16, bf16 or float32, any row and head strides, d even.
-        key, value: [num_cols, H, d], likewise.
-        output: [num_rows, H, d], of query's type or float32.
-        lse: [num_rows, H] float32.
-        scale: factor of the scores.
-        edges: terms of the scores and values, in CSR order.
         wanted: fields of `Gradients` to compute. `type_weight` takes plain torch, which is not made for speed.
         into: see `Backend.attend_backward`.
     """
+    query, key, value, scale, _, lse, edges = call
     num_rows, num_heads, dim = query.shape
     over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, dim, num_heads, terms_of(edges))
     if grad_output.dtype is not query.dtype:
         grad_output = grad_output.to(query.dtype)
     row_bytes = load_bytes(dim, query.itemsize)
     query, grad_output, key, value = [aligned_rows(tensor, row_bytes) for tensor in (query, grad_output, key, value)]
-    of_edges = None if edges is None else _EdgeTensors(forward_data, query, grad_output, edges, wanted)
+    of_edges = None if edges is None else _EdgeTensors(data, query, grad_output, edges, wanted)
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     if into and edges is not None and edges.key_weight is not None:
         (grad_query,) = new_gradients(query)  # add_features takes contiguous rows
     unit = score_unit(query.dtype)
-    scalars = {
-        "num_rows": num_rows,
-        "num_heads": num_heads,
-        "scale": scale,
-        "clamp": 0.0 if edges is None or edges.clamp is None else edges.clamp * unit,
-        **term_scalars(edges),
-    }
+    limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * unit
+    scalars = num_rows, num_heads, scale, limit, term_scalars(edges)
     _launch(
         over_rows,
-        forward_data.work,
         {
-            "indices": forward_data.indices,
+            "items": data.row_items,
+            "parts": data.row_parts,
+            "indices": data.indices,
             "own_first": query,
             "own_second": grad_output,
             "gathered_first": key,
@@ -154,10 +109,11 @@ def launch_edge_backward(
     if "key" in wanted or "value" in wanted:
         _launch(
             over_columns,
-            data.work,
             {
-                "indices": data.transposed.indices,
-                "edges": data.transposed.edge,
+                "items": data.column_items,
+                "parts": data.column_parts,
+                "indices": data.column_rows,
+                "edges": data.column_edges,
                 "own_first": key,
                 "own_second": value,
                 "gathered_first": query,
@@ -169,17 +125,8 @@ def launch_edge_backward(
             },
             scalars,
         )
-    found = of_rows(grad_query, grad_key, grad_value, wanted)
-    return found if of_edges is None else of_edges.gradients(found, data.transposed, query, key, grad_output)
-
-
-def of_rows(
-    query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, wanted: Collection[str]
-) -> Gradients:
-    """Gradients of the three, those that are wanted."""
-    if "query" not in wanted:
-        query = None
-    return Gradients(query, key if "key" in wanted else None, value if "value" in wanted else None)
+    found = wanted_of(grad_query, grad_key, grad_value, wanted)
+    return found if of_edges is None else of_edges.gradients(found, query, key, grad_output)
 
 
 class _EdgeTensors:
@@ -187,19 +134,19 @@ class _EdgeTensors:
 
     def __init__(
         self,
-        forward_data: EdgeKernelData,
+        data: Fused3SData,
         query: torch.Tensor,
         grad_output: torch.Tensor,
         edges: BoundEdges,
         wanted: frozenset[str],
     ) -> None:
         num_rows, num_heads, _ = query.shape
-        num_edges = forward_data.indices.numel()
+        num_edges = data.indices.numel()
 
         def of_edges(is_wanted: bool) -> torch.Tensor | None:
             return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
 
-        self.work, self.edges, self.wanted = forward_data.work, edges, wanted
+        self.data, self.edges, self.wanted = data, edges, wanted
         self.projected_query = self.projected_grad = self.key_sums = self.value_sums = None
         if edges.key_weight is not None:  # u = W^T q
             self.projected_query = project_query(query, edges.key_weight.contiguous())
@@ -224,12 +171,7 @@ class _EdgeTensors:
         }
 
     def gradients(
-        self,
-        of_rows: Gradients,
-        transposed: TransposedCSR,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        grad_output: torch.Tensor,
+        self, of_rows: Gradients, query: torch.Tensor, key: torch.Tensor, grad_output: torch.Tensor
     ) -> Gradients:
         """All that are wanted, with those of query, key and value; after the passes."""
         edges, wanted = self.edges, self.wanted
@@ -239,10 +181,10 @@ class _EdgeTensors:
             "bias": lambda: _for_heads(self.bias, edges.bias),
             "multiplier": lambda: _for_heads(self.multiplier, edges.multiplier),
             "padded_features": lambda: _feature_gradient(
-                *(self.work, edges.padded_features, self.score_weights, self.projected_query),
+                *(self.data.row_items, edges.padded_features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
             ),
-            "type_weight": lambda: _type_gradient(transposed, query, key, self.score_weights, edges),
+            "type_weight": lambda: _type_gradient(self.data, query, key, self.score_weights, edges),
         }
         found = {name: make() for name, make in makers.items() if name in wanted}
         products = {"key_weight": (query, self.key_sums), "value_weight": (grad_output, self.value_sums)}
@@ -253,11 +195,9 @@ class _EdgeTensors:
         return of_rows._replace(**found)
 
 
-def _launch(
-    instance: KernelInstance, work: RowItems, tensors: dict[str, torch.Tensor | None], scalars: dict[str, float]
-) -> None:
-    """One pass over the rows of `work`, with the members of struct Params that do not follow from it."""
-    num_items, num_parts = work.items.shape[0], work.parts.shape[0]
+def _launch(instance: KernelInstance, tensors: dict[str, torch.Tensor | None], scalars: dict[str, float]) -> None:
+    """One pass, with the members of struct Params that do not follow from others."""
+    num_items, num_parts = tensors["items"].shape[0], tensors["parts"].shape[0]
     if num_items == 0:
         return
     own, gradient = tensors["own_first"], tensors["first_gradient"]
@@ -268,30 +208,33 @@ def _launch(
     if num_parts:
         partial = own.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, own.device)
-    strides = _strides(
-        own.itemsize,
-        own.stride(),
-        tensors["own_second"].stride(),
-        tensors["gathered_first"].stride(),
-        tensors["gathered_second"].stride(),
-    )
+    strides = tuple([tensors[name].stride() for name in BY_ROW])
     launch_kernel(
         kernel,
         (-(-num_items // kernel.sizes.block_items), num_groups),
         WARPS * WARP_SIZE,
-        {"items": work.items, "parts": work.parts, "partial": partial, "semaphores": arrived, **tensors},
-        kernel.scalars(num_items=num_items, gradient_heads=gradient.stride(0) // dim, **strides, **scalars),
+        {**tensors, "partial": partial, "semaphores": arrived},
+        _scalars(kernel, num_items, gradient.stride(0) // dim, own.itemsize, strides, *scalars),
         overlaps=True,
     )
 
 
-@lru_cache  # a model calls with the same ones again and again
-def _strides(itemsize: int, *strides: tuple[int, int, int]) -> dict[str, int]:
-    """Members of struct Params for the strides of the four tensors by row."""
-    members, names = {}, ("own_first", "own_second", "gathered_first", "gathered_second")
-    for name, (row, head, _) in zip(names, strides, strict=True):
-        members |= {f"{name}_head_stride": head, f"{name}_row_bytes": row * itemsize}
-    return members
+@lru_cache(1024)  # a model calls with the same ones again and again
+def _scalars(
+    kernel: Kernel,
+    num_items: int,
+    gradient_heads: int,
+    itemsize: int,
+    strides: tuple[tuple[int, int, int], ...],
+    num_rows: int,
+    num_heads: int,
+    scale: float,
+    clamp: float,
+    terms: Members,
+) -> bytes:
+    """The scalars of struct Params; strides of BY_ROW."""
+    sizes = {"num_rows": num_rows, "num_items": num_items, "num_heads": num_heads, "gradient_heads": gradient_heads}
+    return kernel.scalars(**sizes, scale=scale, clamp=clamp, **stride_scalars(BY_ROW, strides, itemsize), **dict(terms))
 
 
 def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -302,7 +245,7 @@ def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _feature_gradient(
-    work: RowItems,
+    items: torch.Tensor,
     features: torch.Tensor,
     score_weights: torch.Tensor | None,
     projected_query: torch.Tensor | None,
@@ -314,7 +257,7 @@ def _feature_gradient(
     gradient = features.new_empty((num_edges, FEATURES))
     _, num_rows, _ = (projected_grad if projected_query is None else projected_query).shape
     num_heads = (value_weights if score_weights is None else score_weights).shape[1]
-    num_items = work.items.shape[0]
+    num_items = len(items)
     if num_edges:
         kernel = get_kernel(features_instance(features.dtype), features.device.index)
         launch_kernel(
@@ -322,7 +265,7 @@ def _feature_gradient(
             (-(-num_items * FEATURE_LANES // (WARPS * WARP_SIZE)),),
             WARPS * WARP_SIZE,
             {
-                "items": work.items,
+                "items": items,
                 "score_weights": score_weights,
                 "projected_query": projected_query,
                 "value_weights": value_weights,
@@ -336,21 +279,21 @@ def _feature_gradient(
 
 
 def _type_gradient(
-    transposed: TransposedCSR, query: torch.Tensor, key: torch.Tensor, score_weights: torch.Tensor, edges: BoundEdges
+    data: Fused3SData, query: torch.Tensor, key: torch.Tensor, score_weights: torch.Tensor, edges: BoundEdges
 ) -> torch.Tensor:
     """[T, H, d]: the sum over the edges of each type of `score_weights` [nnz, H] q_i * k_j.
 
     Chunks of the edges as matrix products with the one-hot types [T, edges]: no atomics, so bitwise reproducible.
     """
     num_types, num_heads, dim = edges.type_weight.shape
-    num_edges = transposed.edge.numel()
+    num_edges = data.column_edges.numel()
     gradient = query.new_zeros((num_types, num_heads * dim), dtype=torch.float32)
     numbers = torch.arange(num_types, device=query.device)
     step = max(1, TYPE_CHUNK // (num_heads * dim))
     for first in range(0, num_edges, step):
-        row, edge = transposed.indices[first : first + step], transposed.edge[first : first + step]
+        row, edge = data.column_rows[first : first + step], data.column_edges[first : first + step]
         place = torch.arange(first, first + len(edge), device=query.device)
-        column = torch.searchsorted(transposed.indptr, place, right=True) - 1
+        column = torch.searchsorted(data.column_offsets, place, right=True) - 1
         products = query[row].float() * key[column].float() * score_weights[edge, :, None]
         is_type = (edges.types[edge] == numbers[:, None]).float()
         gradient += is_type @ products.flatten(1)

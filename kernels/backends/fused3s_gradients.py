@@ -1,80 +1,49 @@
-"""The backward pass of `fused3s`: which of its two kernels a call takes, and what they read.
+"""The backward pass of `fused3s`: which of its two kernels a call takes.
 
 cuda/fused3s_backward.cu        tensor cores, one head after the other; of the score's terms dropout alone
 cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn import functional
 
-from ..edge_data import BoundEdges
-from .base import Gradients, InputSpec, Memory
+from .base import Call, Gradients, InputSpec, Memory
 from .cuda import product_type
-from .fused3s_backward import BackwardData, compile_backward, launch_backward
-from .fused3s_edges import DROPOUT, EdgeKernelData, pad_weights, terms_of
-from .fused3s_edges_backward import EdgeBackwardData, compile_edge_backward, launch_edge_backward, of_rows
+from .fused3s_backward import compile_backward, launch_backward
+from .fused3s_data import Fused3SData
+from .fused3s_edges import padded_call, terms_of
+from .fused3s_edges_backward import compile_edge_backward, launch_edge_backward
+from .fused3s_shapes import DROPOUT
 
 
-@dataclass(frozen=True, eq=False)
-class GradientData:
-    """What the backward pass reads beside the forward pass's format.
-
-    Attributes:
-        tiles: for cuda/fused3s_backward.cu; None where no input of the plan takes it.
-        edges: for cuda/fused3s_edges_backward.cu, with the forward pass's `EdgeKernelData`; likewise.
-    """
-
-    tiles: BackwardData | None
-    edges: EdgeBackwardData | None
-
-
-def compile_gradients(tiles: BackwardData | None, device: torch.device, inputs: InputSpec) -> None:
-    """Compile the kernels of `inputs` without edge data, where their type is known; edge by edge without `tiles`."""
+def compile_gradients(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
+    """Compile the kernels of `inputs` without edge data, where their type is known; edge by edge without KV tiles."""
     dim = inputs.head_dim
     if inputs.dtype is None or dim is None:
         return
     dtype, even = product_type(inputs.dtype), dim + (-dim % 8 if dim % 2 else 0)
-    if tiles is None:
+    if data.column_work_items is None:
         compile_edge_backward(dtype, inputs.out_dtype or inputs.dtype, even, inputs.num_heads, device)
     else:
-        compile_backward(tiles, dtype, even, device)
+        compile_backward(data, dtype, even, device)
 
 
 def launch_gradients(
-    data: GradientData,
-    by_edge: EdgeKernelData | None,
-    grad_output: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    data: Fused3SData,
+    call: Call,
     output: torch.Tensor,
-    lse: torch.Tensor,
-    scale: float,
-    edges: BoundEdges | None,
+    grad_output: torch.Tensor,
     wanted: frozenset[str],
     into: Memory | None = None,
 ) -> Gradients:
-    """Run the backward pass on torch's current stream, without waiting for it; arguments as `Backend.attend_backward`.
-
-    Args:
-        by_edge: the forward pass's, with `data.edges`.
-    """
-    dim = query.shape[-1]
-    terms = terms_of(edges)
-    by_tile = data.tiles is not None and not terms & ~DROPOUT
-    if by_tile:
-        dropout = None if edges is None else edges.dropout
-        tensors = (grad_output, query, key, value, output, lse)
-        return of_rows(*launch_backward(data.tiles, *tensors, scale, dropout, wanted, into), wanted)
+    """Run the backward pass on torch's current stream, without waiting; arguments as `Backend.attend_backward`."""
+    dim = call.query.shape[2]
     if dim % 2:  # as in the forward pass
-        tensors = (functional.pad(each, (0, -dim % 8)) for each in (grad_output, query, key, value, output))
-        padded = None if edges is None else pad_weights(edges, -dim % 8)
-        found = launch_gradients(data, by_edge, *tensors, lse, scale, padded, wanted)
-        return _without_padding(found, dim)
-    tensors = (grad_output, query, key, value, output, lse)
-    return launch_edge_backward(by_edge, data.edges, *tensors, scale, edges, wanted, into)
+        output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
+        return _without_padding(launch_gradients(data, padded_call(call), output, grad_output, wanted), dim)
+    by_tile = data.column_work_items is not None and not terms_of(call.edges) & ~DROPOUT
+    launch = launch_backward if by_tile else launch_edge_backward
+    return launch(data, call, output, grad_output, wanted, into)
 
 
 def _without_padding(found: Gradients, dim: int) -> Gradients:

@@ -1,6 +1,23 @@
-"""Constants of the kernels of `fused3s` over KV tiles, forward and backward."""
+"""Constants of the kernels of `fused3s`."""
+
+import re
+
+from ..runtime.source import read_source
 
 TILE = (16, 16)
 COMMON_DIM = 128  # head dimension of a schedule made before it is known
-NARROW_DIM = 32  # heads up to this width may go edge by edge
 SLICE = 16  # columns of two n-tiles
+
+
+def _term_bits() -> dict[str, int]:
+    """The bits of enum EdgeTerm of cuda/score_terms.cuh, by the names that its members have here: kKeyFeatures is
+    key_features."""
+    body = re.search(r"enum EdgeTerm {(.*?)}", read_source("score_terms.cuh"), re.DOTALL)[1]
+    members = re.findall(r"\bk(\w+) = (\d+)", body)
+    return {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(): int(bit) for name, bit in members}
+
+
+TERM_BITS = _term_bits()
+BIAS, MULTIPLIER, TYPES = TERM_BITS["bias"], TERM_BITS["multiplier"], TERM_BITS["types"]
+KEY_FEATURES, VALUE_FEATURES = TERM_BITS["key_features"], TERM_BITS["value_features"]
+CLAMP, DROPOUT = TERM_BITS["clamp"], TERM_BITS["dropout"]

@@ -12,40 +12,8 @@ slower kernel on a small graph of cliques.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .fused3s_edges import DROPOUT, KEY_FEATURES, TYPES, VALUE_FEATURES
-from .fused3s_shapes import NARROW_DIM
-
-ALWAYS, NEVER = float("inf"), 0
-
-
-@dataclass(frozen=True)
-class EdgeLimit:
-    """Which calls go edge by edge.
-
-    Attributes:
-        tile_edges: edges of a KV tile below which they do.
-        least_row_edges: edges of a row below which no call does.
-        uncounted_row_edges: edges of a row below which all other calls do, without a count of the KV tiles.
-    """
-
-    tile_edges: float
-    least_row_edges: int = 0
-    uncounted_row_edges: int = 16
-
-
-# Edges of a KV tile below which calls go edge by edge, by what the call has and the width of its heads.
-ONE_HEAD = EdgeLimit(NEVER)
-FORWARD = (
-    (8, EdgeLimit(48)),
-    (16, EdgeLimit(36)),
-    (NARROW_DIM, EdgeLimit(20, least_row_edges=4, uncounted_row_edges=8)),
-)
-BACKWARD = ((NARROW_DIM, EdgeLimit(96)),)
-# With terms of edge data the kernel over KV tiles computes one head at a time.
-WITH_TERMS = ((NARROW_DIM, EdgeLimit(96)), (256, EdgeLimit(20, least_row_edges=6, uncounted_row_edges=8)))
-# Narrow heads: an edge costs about 9 instructions of a warp edge by edge, and a KV tile of up to 16 edges 250.
-WITH_FEATURES = ((NARROW_DIM, EdgeLimit(ALWAYS)),)
-ONE_HEAD_WITH_FEATURES = ((NARROW_DIM, EdgeLimit(24)),)
+from ..tuning import ALWAYS, NEVER, EdgeLimit, Tuning
+from .fused3s_shapes import DROPOUT, KEY_FEATURES, TYPES, VALUE_FEATURES
 
 
 @dataclass(frozen=True)
@@ -65,7 +33,7 @@ class GraphSize:
 
 
 def takes_edges(
-    size: GraphSize, num_heads: int, dim: int | None, terms: int = 0, backward: bool = False
+    tuning: Tuning, size: GraphSize, num_heads: int, dim: int | None, terms: int = 0, backward: bool = False
 ) -> bool | None:
     """Whether a call goes edge by edge; None where that takes the number of KV tiles.
 
@@ -76,7 +44,7 @@ def takes_edges(
     """
     if terms & TYPES or (backward and terms & ~DROPOUT):
         return True
-    limit = _limit(num_heads, dim, terms, backward)
+    limit = _limit(tuning, num_heads, dim, terms, backward)
     if limit.tile_edges == ALWAYS:
         return True
     if limit.tile_edges == NEVER or size.num_edges < limit.least_row_edges * size.num_rows:
@@ -90,13 +58,11 @@ def takes_edges(
 
 
 @lru_cache
-def _limit(num_heads: int, dim: int | None, terms: int, backward: bool) -> EdgeLimit:
-    if dim is None:
-        return EdgeLimit(NEVER)
+def _limit(tuning: Tuning, num_heads: int, dim: int | None, terms: int, backward: bool) -> EdgeLimit:
     if terms & (KEY_FEATURES | VALUE_FEATURES):
-        limits = WITH_FEATURES if num_heads > 1 else ONE_HEAD_WITH_FEATURES
+        limits = tuning.with_features if num_heads > 1 else tuning.one_head_with_features
     elif num_heads == 1:
-        return ONE_HEAD
+        limits = tuning.one_head
     else:
-        limits = BACKWARD if backward else WITH_TERMS if terms else FORWARD
-    return next((limit for most_dim, limit in limits if dim <= most_dim), EdgeLimit(NEVER))
+        limits = tuning.backward if backward else tuning.with_terms if terms else tuning.forward
+    return next((limit for most_dim, limit in limits if dim is not None and dim <= most_dim), EdgeLimit(NEVER))

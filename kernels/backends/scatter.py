@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..edge_data import BoundEdges, transform_scores
-from ..formats.csr import MAX_DIM as MOST_EDGES
 from ..formats.edges import canonical_csr, rows_of_edges
 from .base import Backend, Call, InputSpec, dropout_factors
 from .csr_unfused import CSR
@@ -32,15 +31,9 @@ class ScatterBackend(Backend):
             return "no NVIDIA GPU found, or this PyTorch has no CUDA"
         return None
 
-    def most_edges(self, inputs: InputSpec) -> int | None:
-        return MOST_EDGES if inputs.backward else None  # the transpose numbers them
-
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> CSR:
         indptr, indices = canonical_csr(graph, device)
         data = CSR(indptr, indices.long(), rows_of_edges(indptr), graph.shape)
-        return data.with_transpose() if inputs.backward else data
-
-    def rebuild(self, data: CSR, device: torch.device, inputs: InputSpec) -> CSR:
         return data.with_transpose() if inputs.backward else data
 
     def attend(self, data: CSR, call: Call) -> torch.Tensor:
@@ -49,8 +42,8 @@ class ScatterBackend(Backend):
         rows = _Segments(data.row, data.indptr, None)
         columns = _Segments(data.indices, None, None)
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
-            transpose = data.with_transpose().transpose
-            columns = _Segments(data.indices, transpose.indptr, transpose.edge)
+            data = data.with_transpose()
+            columns = _Segments(data.indices, data.column_offsets, data.column_edges)
 
         keys, values = _Gather.apply(key, columns), _Gather.apply(value, columns)  # [nnz, H, d]
         if edges.type_weight is not None:

@@ -6,9 +6,9 @@
 constexpr int kTileWords = 24;   // per KV tile: 16 columns, kNoColumn past the last, and 8 words of bitmap
 constexpr int kItemWords = 56;   // per work item
 constexpr int kNoColumn = -1;
-constexpr int kWarpItem = -1;    // KWARP
-constexpr int kBlockItem = -2;   // KBLOCK
-constexpr int kSortSegment = 32;  // SORT_SEGMENT, one segment per warp
+constexpr int kWarpItem = -1;
+constexpr int kBlockItem = -2;
+constexpr int kSortSegment = 32;  // neighbouring windows sorted by size, one per lane
 
 template <bool kWide>
 struct IndexOf {
@@ -36,9 +36,9 @@ enum ScheduleNumber {
   kNumSplits,      // of all split windows
   kWarpWindows,    // windows processed by one warp
   kSplitWindows,   // windows processed by several blocks
-  kWarpTiles,      // SplitHeuristic
-  kSplitTiles,     // SplitHeuristic
-  kSegment,        // SplitHeuristic; 0 for None
+  kWarpTiles,      // most KV tiles of a window that one warp processes alone
+  kSplitTiles,     // most KV tiles of a block
+  kSegment,        // kSortSegment; 0 where all windows of one warp are sorted
   kLeadingBlocks,  // shared blocks before the windows of one warp in the grid
   kSharedBlocks,   // blocks of block windows and split windows
   kScheduleNumbers = 16,

@@ -1,5 +1,4 @@
-// Items of the rows of CSR patterns, A and its transpose, for fused3s_edges.cu (rules and oracle:
-// kernels/formats/row_items.py).
+// Items of the rows of CSR patterns, A and its transpose, for fused3s_edges.cu (rules: kernels/formats/gpu_row_items.py).
 //
 //   plan_parts        the parts of long rows, and a list of the whole rows
 //   plan_whole_rows   one block per segment of 256 whole rows, sorted by length; then items without work

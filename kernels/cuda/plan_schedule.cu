@@ -1,6 +1,6 @@
-// The schedule of a plan: the KV tiles of each warp (rules and oracle: kernels/formats/schedule.py).
+// The schedule of a plan: the KV tiles of each warp (rules: kernels/formats/schedule.py).
 //
-//   plan_schedule   one block per schedule: first KV tile of each window, SplitHeuristic, order of the blocks
+//   plan_schedule   one block per schedule: first KV tile of each window, Heuristic, order of the blocks
 //   plan_items      one warp per work item of a schedule, and per item without work after them
 //
 // All orders are stable sorts by small numbers: independent of the order in which threads run.
@@ -42,7 +42,8 @@ struct Params {
   ScheduleInputs inputs[kMostSchedules];
 };
 
-// SplitHeuristic.of of kernels/formats/schedule.py, in the same arithmetic.
+// Sizes, in KV tiles, that decide who processes a window: the rule of kernels/formats/schedule.py. `segment`: 0 where all
+// windows of one warp are sorted and dealt to the blocks in snake order.
 struct Heuristic {
   int warps, warp_tiles, split_tiles, segment;
 };

@@ -8,13 +8,13 @@
     plan_edges                                         slots of the edges in the KV tiles
     plan_parts, plan_whole_rows                        items of the rows
 
-The used part of the arrays has the bits of `formats/schedule.py` and `formats/row_items.py`. The host does not wait:
-the arrays have room for the most that there can be, and items behind the last have no work. So a plan can be filled
-again with another graph, and the filling captured in a CUDA graph.
+The host does not wait: the arrays have room for the most that there can be, and items behind the last have no work. So
+a plan can be filled again with another graph, and the filling captured in a CUDA graph.
 """
 
 import struct
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -35,9 +35,12 @@ from .gpu_csr import (
 )
 from .gpu_edges import slot_launch
 from .gpu_row_items import most_items_of, most_parts_of, row_launches
-from .gpu_schedule import (
+from .schedule import (
+    ITEM_WORDS,
+    MANY_BLOCKS,
     SCHEDULE_NUMBERS,
-    BlockShape,
+    TILE_WORDS,
+    ScheduleForm,
     ScheduleNumber,
     most_blocks_of,
     most_shared_blocks,
@@ -45,8 +48,6 @@ from .gpu_schedule import (
     most_tiles_of,
     windows_of,
 )
-from .row_items import RowItems
-from .schedule import ITEM_WORDS, MANY_BLOCKS, TILE_WORDS, Schedule, SplitHeuristic, TileSlots
 
 # As in cuda/plan_schedule.cu and cuda/plan_data.cuh:
 MOST_SCHEDULES = 3
@@ -99,21 +100,6 @@ PLAN_ITEMS = PlanItemsSpec()
 
 
 @dataclass(frozen=True)
-class ScheduleForm:
-    """A schedule that a plan has.
-
-    Attributes:
-        of_transpose: whether it is one of A^T.
-        num_groups: head groups, each with its own blocks.
-        shape: of the blocks.
-    """
-
-    of_transpose: bool
-    num_groups: int
-    shape: BlockShape
-
-
-@dataclass(frozen=True)
 class PlanForm:
     """What a plan consists of; hashable.
 
@@ -138,10 +124,6 @@ class PlanForm:
         """Patterns with KV tiles: none, A, or A and A^T."""
         return 0 if not self.schedules else 1 + any(each.of_transpose for each in self.schedules)
 
-    def rows_of(self, side: int) -> int:
-        """Rows of A, or of A^T."""
-        return self.shape[side]
-
 
 class GPUPlan:
     """Memory of a plan, and how it is filled.
@@ -152,10 +134,19 @@ class GPUPlan:
     Attributes:
         form: what it consists of.
         csr: CSR of A and A^T.
-        kv_tiles, tile_offset: of A, and of A^T where it has KV tiles.
-        schedules: as in `form`, with bounds in place of numbers that the host does not know.
-        row_items: of A, and of A^T.
-        slots: None without edge data or without KV tiles.
+        kv_tiles: of A, and of A^T where it has KV tiles: [num_tiles + 2, 24] int32 struct KVTile, the last two without
+            keys.
+        tile_offset: likewise, [num_row_windows + 1] int32, first KV tile of each window.
+        work_items: of each schedule [num_blocks, warps, 56] int32 struct WorkItem: the first KV tile of a warp and
+            their number, the window, the keys of the last tile; kWarp, kBlock or the split, with the first split of the
+            window and their number; and copies of the first two KV tiles. Window -1: the warp has nothing to do.
+        num_splits: of each schedule, splits of all windows, or more.
+        windows: of each schedule, windows that one warp, one block and several blocks take, and `warp_tiles`,
+            `split_tiles` and `sort_segment` (0: all are sorted); () until the host knows.
+        row_items, row_parts: of A, and of A^T (gpu_row_items.py).
+        slots: where the edges are in the KV tiles of A, those of a KV tile one behind the other; None without edge data
+            or without KV tiles: [num_tiles + 3] int32 first slot of each KV tile, nnz behind the last; [nnz] int32 the
+            edge of each slot, in CSR order; [nnz] uint8 16 * row + key in the KV tile.
     """
 
     def __init__(self, form: PlanForm, device: torch.device, csr: GPUCSR | None = None) -> None:
@@ -165,10 +156,7 @@ class GPUPlan:
         item_sides = (1 + form.transposes) if part_edges else 0
         windows = self._windows = [windows_of(rows) for rows in shape[:sides]]
         tiles = [most_tiles_of(edges, rows) for rows in shape[:sides]]
-        blocks = [
-            (most_blocks_of(edges, shape[each.of_transpose], each.shape.warps), each.shape.warps)
-            for each in form.schedules
-        ]
+        blocks = [(most_blocks_of(edges, shape[each.of_transpose], each.warps), each.warps) for each in form.schedules]
         items = self._most_items = [most_items_of(edges, rows, part_edges) for rows in shape[:item_sides]]
         parts = most_parts_of(edges, part_edges) if item_sides else 0
         # Sizes in 32-bit words. Arrays whose rows the kernels read as 16 bytes come first, then those of 8.
@@ -186,18 +174,12 @@ class GPUPlan:
         self._kv_tiles = [take() for _ in tiles]
         self.kv_tiles = [view().view(-1, TILE_WORDS) for _ in tiles]
         self._work_items = [take() for _ in blocks]
-        self.schedules = [
-            Schedule(
-                view().view(count, warps, ITEM_WORDS),
-                most_splits_of(edges, shape[each.of_transpose], each.shape),
-                None,
-                None,
-            )
-            for (count, warps), each in zip(blocks, form.schedules, strict=True)
-        ]
+        self.work_items = [view().view(count, warps, ITEM_WORDS) for count, warps in blocks]
+        self.num_splits = [most_splits_of(edges, shape[each.of_transpose], each) for each in form.schedules]
+        self.windows: list[tuple[int, ...]] = [()] * len(blocks)
         self._items, self._parts = [take() for _ in items], [take() for _ in items]
-        of_items = [view().view(-1, 4) for _ in items]
-        self.row_items = [RowItems(each, view().view(-1, 2), part_edges) for each in of_items]
+        self.row_items = [view().view(-1, 4) for _ in items]
+        self.row_parts = [view().view(-1, 2) for _ in items]
         self.csr = csr or GPUCSR(device, take, view, shape, edges, form.transposes, form.edge_data)
         self._tile_offset = [take() for _ in windows]
         self.tile_offset = [view() for _ in windows]
@@ -205,7 +187,7 @@ class GPUPlan:
         if form.edge_data and sides:
             places = torch.empty(edges, dtype=torch.uint8, device=device)
             self._slots = take(), take(), address_of(places)
-            self.slots = TileSlots(view(), view(), places)
+            self.slots = view(), view(), places
 
     @property
     def numbers(self) -> torch.Tensor:
@@ -250,6 +232,30 @@ class GPUPlan:
         if self.device.type == "cuda":
             next_waits(index)  # the attention kernels read a plan before griddepcontrol.wait
 
+    def exact(self, numbers: list[int]) -> "GPUPlan":
+        """The plan with the used part of its arrays, from its `numbers` once it is filled; not to be filled again."""
+        exact = copy(self)
+        exact.kv_tiles, exact.work_items, exact.num_splits, exact.windows = list(self.kv_tiles), [], [], []
+        for which, each in enumerate(self.form.schedules):
+            found = numbers[PlanNumber.SCHEDULES + SCHEDULE_NUMBERS * which :]
+            side = each.of_transpose
+            exact.kv_tiles[side] = self.kv_tiles[side][: found[ScheduleNumber.NUM_TILES] + 2]
+            exact.work_items.append(self.work_items[which][: found[ScheduleNumber.NUM_BLOCKS]])
+            exact.num_splits.append(found[ScheduleNumber.NUM_SPLITS])
+            by_warp, split = found[ScheduleNumber.WARP_WINDOWS], found[ScheduleNumber.SPLIT_WINDOWS]
+            by_block = self._windows[side] - by_warp - split
+            exact.windows.append(
+                (by_warp, by_block, split, *found[ScheduleNumber.WARP_TILES : ScheduleNumber.SEGMENT + 1])
+            )
+        if self.slots:
+            exact.slots = (self.slots[0][: len(exact.kv_tiles[0]) + 1], *self.slots[1:])
+        exact.row_items, exact.row_parts = [], []
+        for side, (items, parts) in enumerate(zip(self.row_items, self.row_parts, strict=True)):
+            num_parts, num_whole = numbers[PlanNumber.ROW_ITEMS + 2 * side :][:2]
+            exact.row_items.append(items[: num_parts + num_whole])
+            exact.row_parts.append(parts[:num_parts])
+        return exact
+
     def count_tiles(self) -> int:
         """KV tiles of A, from its CSR. Waits for the GPU."""
         index, windows = self.device.index, windows_of(self.form.shape[0])
@@ -265,7 +271,7 @@ class GPUPlan:
             scratch: address of struct ScheduleScratch of each schedule.
             most_blocks, most_windows: of all schedules.
         """
-        index, windows, tiles, num_schedules = self.device.index, self._windows, self._kv_tiles, len(self.schedules)
+        index, windows, tiles, num_schedules = self.device.index, self._windows, self._kv_tiles, len(self.work_items)
         none = (0,) * (2 - len(windows))
         pointers = SCHEDULE_POINTERS.pack(
             *(*counts, *none, *self._tile_offset, *none, *tiles, *none),
@@ -306,59 +312,11 @@ class GPUPlan:
         windows = (*self._windows, 0)[:2]
         scalars = SCHEDULE_SCALARS.pack(most_blocks, most_windows, *windows, MANY_BLOCKS)
         most_items, seen = 0, set()
-        for schedule, each in zip(self.schedules, self.form.schedules, strict=True):
-            items = schedule.num_blocks * schedule.warps
-            shape = (each.num_groups, each.shape.warps, each.shape.resident_warps, items)
+        for work_items, each in zip(self.work_items, self.form.schedules, strict=True):
+            items = len(work_items) * each.warps
+            shape = (each.num_groups, each.warps, each.resident_warps, items)
             scalars += INPUT_SCALARS.pack(each.of_transpose, each.of_transpose not in seen, *shape)
             seen.add(each.of_transpose)
             most_items = max(most_items, items)
-        scalars += bytes(INPUT_SCALARS.size * (MOST_SCHEDULES - len(self.schedules)))
+        scalars += bytes(INPUT_SCALARS.size * (MOST_SCHEDULES - len(self.work_items)))
         return scalars + bytes(-len(scalars) % 8), most_items
-
-
-@dataclass(frozen=True)
-class PlanSizes:
-    """What the GPU found out, from `GPUPlan.numbers`.
-
-    Attributes:
-        schedules: of each schedule its numbers, by ScheduleNumber.
-        row_items: of A and A^T the parts, and the rows without parts.
-    """
-
-    schedules: list[list[int]]
-    row_items: list[list[int]]
-
-    @classmethod
-    def of(cls, numbers: list[int], form: PlanForm) -> "PlanSizes":
-        """From the first PlanNumber.COUNTS numbers."""
-
-        def each(first: int, size: int, count: int) -> list[list[int]]:
-            return [numbers[first + size * i : first + size * (i + 1)] for i in range(count)]
-
-        return cls(
-            each(PlanNumber.SCHEDULES, SCHEDULE_NUMBERS, len(form.schedules)),
-            each(PlanNumber.ROW_ITEMS, 2, 2),
-        )
-
-    def num_tiles(self, of_transpose: bool, form: PlanForm) -> int:
-        """KV tiles of A, or of A^T."""
-        which = next(i for i, each in enumerate(form.schedules) if each.of_transpose == of_transpose)
-        return self.schedules[which][ScheduleNumber.NUM_TILES]
-
-    def exact_schedule(self, which: int, schedule: Schedule, num_windows: int) -> Schedule:
-        """The used part of a schedule, and its numbers."""
-        numbers = self.schedules[which]
-        by_warp, split = numbers[ScheduleNumber.WARP_WINDOWS], numbers[ScheduleNumber.SPLIT_WINDOWS]
-        heuristic = SplitHeuristic(
-            warp_tiles=numbers[ScheduleNumber.WARP_TILES],
-            split_tiles=numbers[ScheduleNumber.SPLIT_TILES],
-            sort_segment=numbers[ScheduleNumber.SEGMENT] or None,
-        )
-        windows = (by_warp, num_windows - by_warp - split, split)
-        work_items = schedule.work_items[: numbers[ScheduleNumber.NUM_BLOCKS]]
-        return Schedule(work_items, numbers[ScheduleNumber.NUM_SPLITS], windows, heuristic)
-
-    def exact_items(self, side: int, work: RowItems) -> RowItems:
-        """The used part of the items."""
-        num_parts, num_whole = self.row_items[side]
-        return RowItems(work.items[: num_parts + num_whole], work.parts[:num_parts], work.part_edges)

@@ -1,4 +1,13 @@
-"""`formats/row_items.py` by two CUDA kernels, with the same bits and, behind them, items without work."""
+"""Work of the lane groups of cuda/fused3s_edges.cu, made once a graph by two CUDA kernels (cuda/plan_rows.cu).
+
+    item     [4] int32: row, first edge, number of edges, part (-1: the whole row); what one lane group takes
+    part     [2] int32: first part of the row, and the number of its parts; an item of a row that several lane groups
+             share, which combine their results in the order of the parts
+
+Rows of up to `part_edges` edges are one item. Items of a warp run as many rounds as the longest of them, so rows are
+sorted by length within segments of neighbouring rows, which find common keys in the cache; parts come first, and items
+without work last.
+"""
 
 import struct
 from collections.abc import Sequence
@@ -8,8 +17,8 @@ from typing import ClassVar
 from ..runtime.jit import get_kernel
 from ..runtime.launch import Launch
 from .gpu_csr import SCAN_BLOCKS, SCAN_CHUNK, blocks_of
-from .row_items import SORT_SEGMENT
 
+SORT_SEGMENT = 256  # sorted rows
 PARTS_THREADS = 1024  # as in cuda/plan_rows.cu
 POINTERS, SCALARS = struct.Struct("<10Q"), struct.Struct("<5i4x")  # of struct Params
 
@@ -51,14 +60,14 @@ def row_launches(
     """The kernels that fill the items of a matrix, and of its transpose where the sequences have two elements.
 
     Args:
-        items: addresses [most_items, 4] int32 of `RowItems.items`; by `most_items_of`.
-        parts: addresses [most parts, 2] int32 of `RowItems.parts`; by `most_parts_of`.
+        items: addresses [most_items, 4] int32; by `most_items_of`.
+        parts: addresses [most parts, 2] int32; by `most_parts_of`.
         offsets: addresses [num_rows + 1] int64; at least one row.
         whole_rows: addresses [num_rows] int32, scratch.
         part_edges: most edges of an item.
         row_ids: address [num_rows] int32, row of query and output of each row of the matrix; 0 for rows in their own
             order.
-        numbers: address `CSRArrays.numbers`; parts, and rows without parts, are written.
+        numbers: address `GPUCSR.numbers`; parts, and rows without parts, are written.
     """
     count = len(items)
     none = (0,) * (2 - count)

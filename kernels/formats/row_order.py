@@ -11,7 +11,7 @@ import torch
 
 from .csr import CSRPattern, as_tensor
 
-METHODS = ("none", "rcm", "communities", "auto")
+METHODS = ("none", "communities", "auto")
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class RowOrder:
 
     Attributes:
         perm: [num_rows] int32 on the CPU, the row at each position; None where the natural order stays.
-        method: "none", "rcm" or "communities", the method that made `perm`.
+        method: "none" or "communities", the method that made `perm`.
         seconds: time of the search, without the compilation of the first call.
         columns_before, columns_after: gathered columns, the distinct columns of each 16-row window added up, in the
             natural order and in `perm`.
@@ -39,7 +39,7 @@ class RowOrder:
 def check_method(method: str) -> None:
     """Raise a ValueError if `method` is none of METHODS."""
     if method not in METHODS:
-        raise ValueError(f"reorder: got {method!r}; allowed are {', '.join(METHODS)}")
+        raise ValueError(f"reorder: got {method!r}; allowed are {', '.join(METHODS)}, and a permutation of the rows")
 
 
 def permute_rows(pattern: CSRPattern, perm: Any) -> CSRPattern:
@@ -58,7 +58,7 @@ def permute_rows(pattern: CSRPattern, perm: Any) -> CSRPattern:
     """
     indptr, indices = as_tensor(pattern.indptr).long(), as_tensor(pattern.indices)
     perm = as_tensor(perm).to(indptr.device).long()
-    _check_permutation(perm, indptr.numel() - 1)
+    check_permutation("perm", perm, indptr.numel() - 1)
     starts = indptr[perm]
     counts = indptr[perm + 1] - starts
     permuted = torch.nn.functional.pad(torch.cumsum(counts, 0), (1, 0))
@@ -68,13 +68,16 @@ def permute_rows(pattern: CSRPattern, perm: Any) -> CSRPattern:
     return CSRPattern(permuted, indices[edge], pattern.shape, edge_ids)
 
 
-def _check_permutation(perm: torch.Tensor, num_rows: int) -> None:
+def check_permutation(name: str, perm: torch.Tensor, num_rows: int) -> None:
+    """Raise a TypeError or ValueError unless `perm` has each number from 0 to num_rows - 1 once, as integers."""
+    if perm.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: got {perm.dtype}; torch.int32 and torch.int64 are allowed")
     if perm.shape != (num_rows,):
-        raise ValueError(f"perm: got shape {tuple(perm.shape)}; [{num_rows}], the number of rows, is needed")
+        raise ValueError(f"{name}: got shape {tuple(perm.shape)}; [{num_rows}], the number of rows, is needed")
     outside = torch.nonzero((perm < 0) | (perm >= num_rows)).flatten()
     if outside.numel():
         at = int(outside[0])
-        raise ValueError(f"perm: entry {at} is {int(perm[at])}; allowed are 0 to {num_rows - 1}")
+        raise ValueError(f"{name}: entry {at} is {int(perm[at])}; allowed are 0 to {num_rows - 1}")
     repeated = torch.nonzero(torch.bincount(perm, minlength=num_rows) > 1).flatten()
     if repeated.numel():
-        raise ValueError(f"perm: row {int(repeated[0])} occurs more than once; every row must occur once")
+        raise ValueError(f"{name}: row {int(repeated[0])} occurs more than once; every row must occur once")

@@ -3,13 +3,12 @@
 A kernel gathers a row of K and of V for each distinct column of a 16-row window. Windows of rows with common columns
 need fewer, and neighbouring windows with common columns find theirs in the cache.
 
-    rcm          reverse Cuthill-McKee of the symmetrised graph (of the bipartite one if A is not square)
     communities  grown bottom up: rows into windows, windows into groups, groups into larger ones, and so on,
                  each filled with the member that shares most columns with it so far (`formats.window_filling`)
     auto         communities for at most MAX_EDGES edges, kept if they save MIN_SAVING of the traffic; else none
 
 Communities found by modularity (Louvain, Leiden) and sorted inside by minhash were tried on real graphs: they saved
-fewer gathers and took longer, as modularity knows nothing of windows. RCM saves fewer still, in less time.
+fewer gathers and took longer, as modularity knows nothing of windows. Reverse Cuthill-McKee saved fewer still.
 """
 
 import time
@@ -17,7 +16,6 @@ import time
 import numpy as np
 import scipy.sparse as sp
 import torch
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from .csr import MAX_DIM, CSRPattern, array_module, check_csr
 from .row_order import RowOrder, check_method
@@ -55,13 +53,13 @@ def find_row_order(pattern: CSRPattern, method: str = "auto") -> RowOrder:
     before = np.diff(_merge_rows(csr, natural, WINDOW_ROWS).indptr)  # columns of each window
     perm, after = None, before
     if method != "none":
-        perm = _rcm_order(csr) if method == "rcm" else _fill(csr, WINDOW_ROWS)
+        perm = _fill(csr, WINDOW_ROWS)
         windows = _merge_rows(csr, perm, WINDOW_ROWS)
         after = np.diff(windows.indptr)
         # K and V are moved for each column, Q and O for each row.
         if may_decline and after.sum() + csr.shape[0] > (1 - MIN_SAVING) * (before.sum() + csr.shape[0]):
             perm, after, method = None, before, "none"
-        elif method == "communities":
+        else:
             perm = _group_windows(windows, perm)  # as they are: what they gather stays the same
     return RowOrder(
         perm=None if perm is None else torch.from_numpy(perm),
@@ -102,17 +100,6 @@ def _fill(csr: sp.csr_array, window_rows: int) -> np.ndarray:
         seeds,
         window_rows,
     )
-
-
-def _rcm_order(csr: sp.csr_array) -> np.ndarray:
-    """[num_rows] int32 order of the rows by reverse Cuthill-McKee, rows without columns last."""
-    num_rows, num_cols = csr.shape
-    if num_rows == 0:  # SciPy's search fails on a graph without nodes
-        return np.empty(0, np.int32)
-    graph = csr + csr.T if num_rows == num_cols else sp.block_array([[None, csr], [csr.T, None]], format="csr")
-    order = reverse_cuthill_mckee(graph.tocsr(), symmetric_mode=True)
-    order = order[order < num_rows]
-    return order[np.argsort(np.diff(csr.indptr)[order] == 0, kind="stable")].astype(np.int32)
 
 
 def _merge_rows(csr: sp.csr_array, order: np.ndarray, size: int) -> sp.csr_array:

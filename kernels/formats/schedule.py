@@ -1,4 +1,4 @@
-"""Work of the warps of `cuda/fused3s.cu`, made once a graph on the graph's device.
+"""Schedules: the work of the warps of cuda/fused3s.cu and of the teams of cuda/fused3s_backward.cu, made once a graph.
 
     row window   16 rows of A
     KV tile      16 gathered keys of a window and the bitmap of the 16 x 16 block: one k-step of SpMM
@@ -28,256 +28,98 @@ kBlock windows with at most `warp_tiles` a warp come last: they are short and fi
 warp keep their natural order, since neighbours find common keys in the cache, but are sorted by size within
 `sort_segment`: a block holds its SM until its longest warp is done, and mixed sizes leave a fifth of the warps' time
 unused. Where all of them run at once neither matters, and each block gets large and small ones.
+
+cuda/plan_schedule.cu makes schedules, and holds the rule that gives `warp_tiles`, `split_tiles` and `sort_segment`, as
+fitted to the measurements in kernels/NOTES.md:
+
+One warp takes windows up to a third larger than the seven-eighths quantile, unless that is much beside its share of all
+tiles: the limit is higher where all windows run at once and lower where they run in waves. A graph that cannot fill the
+GPU shares even small windows. A split gets half more than a block's share of one head: the blocks of a head run
+together, and a longer split would be their last.
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 
-import torch
+from .gpu_csr import WINDOW_ROWS
 
-KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/fused3s.cu
 TILE_KEYS = 16
-# int32 words of struct KVTile
-KEYS, BITMAP = slice(0, 16), slice(16, 24)
-TILE_WORDS = 24
-TILES_AT_A_TIME = 1 << 22  # copied to KV tiles at a time: about 0.8 GB of scratch memory
-DECODED_TILES = 1 << 18  # decoded to edges at a time: about 0.5 GB of scratch memory
-# int32 words of struct WorkItem: the first KV tile, what to do, the second KV tile
-FIRST, SECOND = slice(0, 24), slice(32, 56)
-BEGIN, COUNT, WINDOW, NUM_KEYS, SPLIT, SPLITS = 24, 25, 26, 27, 28, slice(29, 31)
-ITEM_WORDS = 56
-SORT_SEGMENT = 32  # sorted windows: long enough for blocks of equals, short enough to keep neighbours together
+TILE_WORDS = 24  # int32 words of struct KVTile: 16 keys, -1 past the last, and the bitmap of the 16 x 16 block
+ITEM_WORDS = 56  # of struct WorkItem
 MANY_BLOCKS = 4096  # blocks of shared windows, eight waves: neighbours matter more than the last of them
+# Of the rule in cuda/plan_schedule.cu:
+LEAST_SHARED_EDGES = 2 * TILE_KEYS + 1  # of a window that blocks share: it has more than 2 KV tiles
+LEAST_SPLIT_TILES, MOST_SPLIT_TILES = 32, 256
+
+
+class ScheduleNumber(IntEnum):
+    """As in cuda/plan_data.cuh: int64 numbers of a schedule."""
+
+    NUM_TILES = 0
+    NUM_BLOCKS = 1
+    NUM_SPLITS = 2
+    WARP_WINDOWS = 3
+    SPLIT_WINDOWS = 4
+    WARP_TILES = 5
+    SPLIT_TILES = 6
+    SEGMENT = 7
+    LEADING_BLOCKS = 8
+    SHARED_BLOCKS = 9
+
+
+SCHEDULE_NUMBERS = 16
 
 
 @dataclass(frozen=True)
-class SplitHeuristic:
-    """Sizes, in KV tiles, that decide who takes a window.
+class ScheduleForm:
+    """What a schedule depends on besides the graph.
 
     Attributes:
-        warp_tiles: most KV tiles of a window that one warp takes alone.
-        split_tiles: most KV tiles of a block.
-        sort_segment: neighbouring windows of one warp that are sorted by size among themselves; None: all are sorted,
-            and dealt to the blocks in turn.
+        num_groups: head groups, each with its own blocks.
+        warps: work items of a block.
+        resident_warps: work items that the GPU runs at once.
+        of_transpose: whether it is one of A^T.
     """
 
-    warp_tiles: int
-    split_tiles: int
-    sort_segment: int | None
-
-    @classmethod
-    def of(cls, tiles: torch.Tensor, warps: int, resident_warps: int, num_heads: int = 1) -> "SplitHeuristic":
-        """The rule fitted to the measurements in kernels/NOTES.md.
-
-        One warp takes windows up to a third larger than the seven-eighths quantile, unless that is much beside its
-        share of all tiles: the limit is higher where all windows run at once and lower where they run in waves. A graph
-        that cannot fill the GPU shares even small windows. A split gets half more than a block's share of one head: the
-        blocks of a head run together, and a longer split would be their last.
-
-        Args:
-            tiles: [num_row_windows] KV tiles of each window.
-            warps: warps of a block.
-            resident_warps: warps that the GPU runs at once.
-            num_heads: heads, each with its own blocks.
-        """
-        if not len(tiles):
-            return cls(warp_tiles=1, split_tiles=1, sort_segment=SORT_SEGMENT)
-        total, most = torch.stack([tiles.sum(), tiles.max()]).tolist()
-        head_share = total / resident_warps
-        share = num_heads * head_share
-        warp_tiles = 3
-        if share >= 2:
-            quantile = int(tiles.kthvalue(-(-len(tiles) * 7 // 8)).values)
-            waves = num_heads * len(tiles) / resident_warps
-            part = 1.4 if waves <= 1 else 0.9 if waves <= 1.4 else 0.7
-            warp_tiles = max(2, min(round(1.3 * quantile), int(max(7, min(part * share, 22)))))
-        at_once = most <= warp_tiles * warps and num_heads * int((tiles <= warp_tiles).sum()) <= resident_warps
-        return cls(
-            warp_tiles=warp_tiles,
-            split_tiles=int(max(32, min(1.5 * head_share * warps, 256))),
-            sort_segment=None if at_once and share < 8 else SORT_SEGMENT,
-        )
+    num_groups: int
+    warps: int
+    resident_warps: int
+    of_transpose: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """Work items of all blocks.
+def most_tiles_of(num_edges: int, num_rows: int) -> int:
+    """Most KV tiles of a matrix: in each window one may be partly filled."""
+    return num_edges // TILE_KEYS + windows_of(num_rows)
 
-    Attributes:
-        work_items: [num_blocks, warps, 56] int32 struct WorkItem: the first KV tile of a warp and their number, the
-            window, the keys of the last tile; KWARP, KBLOCK or the split, with the first split of the window and their
-            number; and copies of the first two KV tiles. Window -1: the warp has nothing to do.
-        num_splits: splits of all windows, or more.
-        windows: number of windows that one warp, one block, and several blocks take; None where the host does not know.
-        heuristic: the sizes that the windows were shared out by; likewise.
+
+def windows_of(num_rows: int) -> int:
+    return -(-num_rows // WINDOW_ROWS)
+
+
+def most_shared_blocks(num_edges: int, num_rows: int) -> int:
+    """Most blocks of windows that blocks share: one for each, and one more for each full split."""
+    shared = min(windows_of(num_rows), num_edges // LEAST_SHARED_EDGES)
+    return shared + num_edges // (LEAST_SPLIT_TILES * TILE_KEYS)
+
+
+def most_blocks_of(num_edges: int, num_rows: int, warps: int) -> int:
+    """Most blocks of a schedule: of shared windows, and of the other windows, a warp for each."""
+    shared = min(windows_of(num_rows), num_edges // LEAST_SHARED_EDGES)
+    return most_shared_blocks(num_edges, num_rows) + -(-(windows_of(num_rows) - shared) // warps)
+
+
+def most_splits_of(num_edges: int, num_rows: int, form: ScheduleForm) -> int:
+    """Most splits of a schedule.
+
+    A window has several only with more than `split_tiles` KV tiles, and then at most two for as many of them. These
+    are 1.5 times a block's share of all KV tiles, so that all windows have up to 4/3 of the blocks that run at once;
+    but at least 32, for windows with more than 512 edges, and at most 256.
     """
-
-    work_items: torch.Tensor
-    num_splits: int
-    windows: tuple[int, int, int] | None
-    heuristic: SplitHeuristic | None
-
-    @property
-    def num_blocks(self) -> int:
-        return self.work_items.shape[0]
-
-    @property
-    def warps(self) -> int:
-        """Warps of a block."""
-        return self.work_items.shape[1]
-
-
-def make_schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, warps: int, heuristic: SplitHeuristic) -> Schedule:
-    """Schedule for blocks of `warps` warps. Its arrays are complete on the device when it returns.
-
-    Args:
-        kv_tiles: [num_tiles + 2, 24] int32 from `make_kv_tiles`.
-        tile_offset: [num_row_windows + 1] int32, first KV tile of each window (`BSB.tcb_row_offset`).
-    """
-    begin = tile_offset.long()
-    count = begin.diff(append=begin[-1:])  # with a 0 for window -1, which stands for no window
-    by_warp = count[:-1] <= heuristic.warp_tiles
-    shared, num_leading, num_splits, num_split_windows = _block_items(
-        torch.nonzero(~by_warp)[:, 0], begin, count, heuristic, warps
+    split_edges = LEAST_SPLIT_TILES * TILE_KEYS
+    of_edges = num_edges // (split_edges + 1) + num_edges // split_edges
+    resident_blocks = -(-form.resident_warps // form.warps)
+    of_share = max(
+        resident_blocks * 4 * (LEAST_SPLIT_TILES + 1) // (3 * LEAST_SPLIT_TILES) + 2,  # `split_tiles` is rounded down
+        2 * most_tiles_of(num_edges, num_rows) // MOST_SPLIT_TILES,
     )
-    alone = _warp_items(torch.nonzero(by_warp)[:, 0], begin, count, heuristic, warps)
-    items = torch.cat([shared[:, : num_leading * warps], alone, shared[:, num_leading * warps :]], 1)
-    work_items = _work_items(kv_tiles, items).view(-1, warps, ITEM_WORDS)
-    # Reading these numbers waits for the arrays, too: the kernel reads them before griddepcontrol.wait.
-    num_splits, num_split_windows, num_by_warp = torch.stack([num_splits, num_split_windows, by_warp.sum()]).tolist()
-    num_by_block = len(by_warp) - num_by_warp - num_split_windows
-    return Schedule(work_items, num_splits, (num_by_warp, num_by_block, num_split_windows), heuristic)
-
-
-def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
-    """[num_tiles + 2, 24] int32 struct KVTile: 16 keys, -1 past the last, and the bitmap; the last two have no keys.
-
-    Args:
-        columns: [16 num_tiles] int32, `BSB.col_sparse_to_dense`.
-        bitmap: [num_tiles, 16, 2] uint8, `BSB.bitmap`.
-    """
-    columns, num_tiles = columns.view(-1, TILE_KEYS), bitmap.shape[0]
-    tiles = torch.empty((num_tiles + 2, TILE_WORDS), dtype=torch.int32, device=bitmap.device)
-    tiles[num_tiles:] = -1
-    slot = torch.arange(TILE_KEYS, dtype=torch.int16, device=bitmap.device)
-    for first in range(0, num_tiles, TILES_AT_A_TIME):
-        part = slice(first, min(first + TILES_AT_A_TIME, num_tiles))
-        occupied = bitmap[part].view(torch.int16).squeeze(-1)  # a row's bits of the slots
-        for rows in (8, 4, 2, 1):
-            occupied = occupied[:, :rows] | occupied[:, rows:]
-        tiles[part, KEYS] = torch.where(occupied >> slot & 1 == 1, columns[part], -1)  # no row has a slot that pads
-        # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
-        row_pairs = bitmap[part].view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32)
-        tiles[part, BITMAP] = row_pairs.view(torch.int32)
-    return tiles
-
-
-def csr_of_tiles(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(indptr [16 num_row_windows + 1] int64, indices [nnz] int32) of the matrix in `make_kv_tiles`'s arrays."""
-    row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
-    row, by_row = torch.sort(row, stable=True)
-    counts = torch.bincount(row, minlength=16 * (len(tile_offset) - 1))
-    indices = kv_tiles[tile[by_row], (place[by_row] % 16).long()]
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)), indices
-
-
-@dataclass(frozen=True, eq=False)
-class TileSlots:
-    """Where the edges are in the KV tiles; those of a KV tile are consecutive slots.
-
-    Attributes:
-        tile_slots: [num_tiles + 3] int32, first slot of each KV tile; nnz behind the last.
-        slot_edges: [nnz] int32, the edge of each slot, in CSR order.
-        slot_places: [nnz] uint8, 16 * row + key in the KV tile.
-    """
-
-    tile_slots: torch.Tensor
-    slot_edges: torch.Tensor
-    slot_places: torch.Tensor
-
-
-def make_tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> TileSlots:
-    """Slots of the arrays of `make_kv_tiles`."""
-    row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
-    slot_edges = torch.empty_like(row, dtype=torch.int32)
-    # A stable sort of the slots by row is CSR order: KV tiles ascend in a row, and keys in a KV tile.
-    slot_edges[torch.sort(row, stable=True).indices] = torch.arange(len(row), dtype=torch.int32, device=row.device)
-    per_tile = torch.bincount(tile, minlength=kv_tiles.shape[0])
-    return TileSlots(torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int(), slot_edges, place)
-
-
-def _edges_of_tiles(
-    kv_tiles: torch.Tensor, tile_offset: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Row [nnz] int64, KV tile [nnz] int64 and place [nnz] uint8 of all edges, KV tile by KV tile."""
-    num_tiles, device = kv_tiles.shape[0] - 2, kv_tiles.device
-    bit = torch.arange(32, device=device, dtype=torch.int32)
-    window = torch.arange(len(tile_offset) - 1, device=device).repeat_interleave(tile_offset.diff())
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    rows, tiles, places = [none], [none], [none.byte()]
-    for first in range(0, num_tiles, DECODED_TILES):
-        part = kv_tiles[first : min(first + DECODED_TILES, num_tiles)]
-        tile, g, half_and_key = torch.nonzero(part[:, BITMAP, None] >> bit & 1, as_tuple=True)
-        row = g + 8 * (half_and_key // 16)
-        tiles.append(tile + first)
-        rows.append(16 * window[first + tile] + row)
-        places.append((16 * row + half_and_key % 16).byte())
-    return torch.cat(rows), torch.cat(tiles), torch.cat(places)
-
-
-def _block_items(
-    windows: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, heuristic: SplitHeuristic, warps: int
-) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
-    """Items of the windows that blocks share, as `_work_items` wants them: a block for each split, most tiles first
-    (by powers of two among many blocks); the number of blocks with more than `warp_tiles` a warp; the number of splits,
-    and of windows with several.
-    """
-    total = count[windows]
-    splits = (total + (heuristic.split_tiles - 1)) // heuristic.split_tiles
-    of_window = torch.stack([windows, begin[windows], total, splits, splits.cumsum(0) - splits])
-    window, start, total, num_splits, first = torch.repeat_interleave(of_window, splits, dim=1)
-    index = torch.arange(len(window), device=begin.device) - first
-    offset = total * index // num_splits
-    size = total * (index + 1) // num_splits - offset
-    is_split = num_splits > 1
-    number = is_split.cumsum(0) - 1
-    split = torch.where(is_split, number, KBLOCK)
-    leads = size > heuristic.warp_tiles * warps
-    order = size if len(size) <= MANY_BLOCKS else leads * 64 + torch.log2(size.double()).floor()
-    by_size = torch.argsort(order, descending=True, stable=True)
-    blocks = torch.stack([start + offset, size, window, split, (number - index) * is_split, num_splits * is_split])
-    start, size, *rest = blocks[:, by_size, None]
-
-    steps = torch.arange(warps + 1, device=begin.device)
-    bounds = start + (size * steps + (warps - 1)) // warps
-    items = torch.stack([each.expand(-1, warps) for each in (bounds[:, :-1], bounds.diff(dim=1), *rest)])
-    return items.flatten(1), int(leads.sum()), is_split.sum(), (splits > 1).sum()
-
-
-def _warp_items(
-    windows: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, heuristic: SplitHeuristic, warps: int
-) -> torch.Tensor:
-    """Items of the windows that one warp takes, as `_work_items` wants them, for whole blocks."""
-    segment = torch.arange(len(windows), device=begin.device) // (heuristic.sort_segment or max(1, len(windows)))
-    by_size = torch.argsort(segment * (heuristic.warp_tiles + 1) - count[windows], stable=True)
-    window = windows.new_full((-(-len(windows) // warps), warps), -1)
-    window.view(-1)[: len(windows)] = windows[by_size]
-    if heuristic.sort_segment is None:  # dealt to the blocks in turn, there and back
-        rounds = window.view(warps, -1)
-        rounds[:-1:2] = rounds[:-1:2].flip(1)  # only the last blocks have fewer
-        window = rounds.T
-    window = window.flatten()
-    none = torch.zeros_like(window)
-    return torch.stack([begin[window], count[window], window, none + KWARP, none, none])
-
-
-def _work_items(kv_tiles: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """[num_warps, 56] struct WorkItem.
-
-    Args:
-        items: [6, num_warps] int64: first tile, number of tiles, window, split, first split and number of splits.
-    """
-    begin, count, window, *split = items
-    first, second, last = kv_tiles[torch.stack([begin, begin + 1, begin + count - 1])]
-    num_keys = (last[:, KEYS] >= 0).sum(1)
-    words = torch.stack([begin, count, window, num_keys, *split, torch.zeros_like(begin)], 1).int()
-    return torch.cat([first, words, second], 1)
+    return min(of_edges, of_share)

@@ -118,7 +118,8 @@ def compiled_fill_windows() -> Callable[..., np.ndarray]:
         import numba
     except ImportError as error:
         raise ImportError(
-            "reorder: the method 'communities' needs the package numba (pip install numba); 'none' and 'rcm' do not"
+            "reorder: the method 'communities' needs the package numba (pip install numba); 'none' and a permutation "
+            "do not"
         ) from error
     signature = "int32[::1](int64[::1], int32[::1], int64[::1], int32[::1], int32[::1], int64)"
     return numba.njit(signature, cache=True)(fill_windows)

@@ -122,15 +122,17 @@ def test_report_and_rows_of_a_run(request_for, capsys):
         measured = measure(source, request)
         checks = check(source, measured.predictions, request)
     measured.predictions.not_finite = 1
-    order = RowOrder(torch.arange(21), "rcm", 0.5, columns_before=40, columns_after=30, tiles_before=3, tiles_after=2)
+    order = RowOrder(
+        torch.arange(21), "communities", 0.5, columns_before=40, columns_after=30, tiles_before=3, tiles_after=2
+    )
     run = InferenceRun(request, source.subject, measured, checks, order=order)
     write_results(run, {"ranks": 3, "variant": "halo"})
     assert "1 of 10 outputs are NaN or infinite" in capsys.readouterr().err
     rows = read_rows(request.results)
-    assert {(row.ranks, row.variant, row.status, row.backend) for row in rows} == {(3, "halo", "ok", "dgl")}
+    assert {(row.ranks, row.variant, row.status, row.backend) for row in rows} == {(3, "halo", "ok", "csr_unfused")}
     times = {(row.scope, row.metric): row.value for row in rows}
     assert times["model", "time"] == pytest.approx(measured.cost.forward.median)
     assert times["build", "time"] == pytest.approx(measured.cost.format_build)
     names, texts = ([str(cell) for cell in column.cells] for column in report_table(run).columns)
     assert names[-3:] == ["row order", "verification", "accuracy"]
-    assert texts[-3] == "rcm: 25.0% fewer gathered columns, found in 0.50 s"
+    assert texts[-3] == "communities: 25.0% fewer gathered columns, found in 0.50 s"

@@ -92,7 +92,7 @@ def test_graphs_that_do_not_fit_are_not_loaded(loaded):
     ("backend", "reorder", "options", "reason"),
     [
         ("csr_unfused", "none", {}, "backend is csr_unfused"),
-        ("fused3s", "rcm", {}, "reorder = 'rcm'"),
+        ("fused3s", "communities", {}, "reorder = 'communities'"),
         ("fused3s", "none", {"pos_enc": 3}, "Laplacian eigenvectors"),
         ("fused3s", "none", {"edge_features": "bias", "edge_in_features": 3}, "edge features"),
         ("fused3s", "none", {}, None),

@@ -46,10 +46,9 @@ def problem(device: torch.device | None = None, **sections) -> str | None:
             "use runtime.dense: auto",
         ),
         ({"runtime": {"cuda_graph": True}}, "runtime.cuda_graph = True", "use runtime.cuda_graph: auto"),
-        ({"attention": {"reorder": "rcm"}}, "attention.reorder = 'rcm'", "use attention.reorder: none"),
         ({"attention": {"reorder": "communities"}}, "attention.reorder = 'communities'", "use attention.reorder: none"),
         (
-            {"attention": {"reorder": "rcm", "backend": "fused3s"}},
+            {"attention": {"reorder": "communities", "backend": "fused3s"}},
             "attention.backend = 'fused3s'",
             "with attention.reorder: none",
         ),
@@ -76,7 +75,7 @@ def test_the_remedies_work():
 
 @pytest.mark.usefixtures("without_gpu")
 def test_each_problem_has_a_line():
-    text = problem(runtime={"dense": "fused", "cuda_graph": True}, attention={"reorder": "rcm"})
+    text = problem(runtime={"dense": "fused", "cuda_graph": True}, attention={"reorder": "communities"})
     assert [line.split(" = ")[0] for line in text.splitlines()] == [
         "runtime.dense",
         "runtime.cuda_graph",
@@ -99,7 +98,7 @@ def test_on_a_gpu_what_it_does_not_take_is_named(sections, parts):
 
 
 @pytest.mark.usefixtures("with_gpu")
-@pytest.mark.parametrize("reorder", ["rcm", "auto"])
+@pytest.mark.parametrize("reorder", ["communities", "auto"])
 def test_on_a_gpu_without_a_backend_that_reorders_rows(monkeypatch, reorder):
     monkeypatch.setattr(type(REGISTRY["fused3s"]), "unavailable", lambda self, device: "compute capability 7.5")
     text = problem(torch.device("cuda", 0), attention={"reorder": reorder})
@@ -109,7 +108,7 @@ def test_on_a_gpu_without_a_backend_that_reorders_rows(monkeypatch, reorder):
 
 @pytest.mark.usefixtures("with_gpu")
 def test_on_a_gpu_the_defaults_and_any_order_run():
-    for reorder in ("none", "rcm", "auto"):
+    for reorder in ("none", "communities", "auto"):
         for dtype in ("auto", "float32"):
             assert problem(torch.device("cuda", 0), attention={"reorder": reorder, "dtype": dtype}) is None
     assert problem(torch.device("cuda", 0), runtime={"cuda_graph": True}) is None

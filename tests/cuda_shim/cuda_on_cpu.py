@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plan_oracle import plan_on_cpu
 
 from baselines import dfgnn, flashsparse, fused3s_paper
 from dense import block as dense_block
@@ -384,11 +385,9 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
         for backend in (fused3s, fused3s_backward):
             patch.setattr(backend, "instance_sizes", instance_sizes)
-        for backend in (
-            *(dense_block, dense_block_training, feature_products),
-            *(fused3s, fused3s_backward, fused3s_edges, residual_norm),
-        ):
+        for backend in (dense_block, dense_block_training, feature_products, residual_norm):
             patch.setattr(backend, "gpu_limits", lambda device: limits)
+        plan_on_cpu(patch, limits)
         patch.setattr(semaphores, "stream_handle", lambda device_index: 0)
         patch.setattr(semaphores, "is_capturing", lambda device: False)
         patch.setattr(semaphores, "_eager", {})

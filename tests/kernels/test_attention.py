@@ -238,12 +238,12 @@ def test_auto_passes_over_backends_that_cannot_take_the_inputs(monkeypatch, dtyp
 
 def test_only_some_backends_reorder_rows():
     graph = random_graph()
-    with pytest.raises(ValueError, match="'rmc'; allowed are none, rcm, communities, auto"):
+    with pytest.raises(ValueError, match="'rmc'; allowed are none, communities, auto, and a permutation of the rows"):
         plan_attention(graph, device="cpu", reorder="rmc")
     with pytest.raises(ValueError, match=r"dgl cannot run .* cannot reorder rows .*, which only fused3s can"):
         plan_attention(graph, device="cpu", backend="dgl", dtype=torch.float32, head_dim=16, reorder="auto")
     with pytest.raises(BackendUnavailableError, match="not csr_unfused: it cannot reorder rows"):
-        plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16, reorder="rcm")
+        plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16, reorder="communities")
 
 
 def test_log_sum_exp_is_that_of_the_dense_scores():

@@ -8,28 +8,22 @@ import pytest
 import torch
 from gradient_cases import GradientCase, assert_gradients, gradient_case
 from instances import plan_for
+from plan_oracle import SplitHeuristic, make_schedule, with_pass_schedules
 from poison import poisoned_buffers
 from tolerance import edges_of
 
 from baselines import REGISTRY
-from kernels.backends.base import InputSpec
-from kernels.backends.fused3s_backward import (
-    FEW_TEAMS,
-    TEAMS,
-    PassData,
-    backward_instance,
-    build_backward_data,
-    launch_backward,
-    pass_inputs,
-    warps_of_team,
-)
+from kernels.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
+from kernels.backends.base import Call, InputSpec
+from kernels.backends.fused3s_backward import GRADIENTS, backward_instance, pass_schedules, warps_of_team
+from kernels.backends.fused3s_gradients import launch_gradients
 from kernels.dropout import Dropout
+from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern
-from kernels.formats.edges import canonical_csr
 from kernels.formats.row_order import permute_rows
-from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element, input_element
+from kernels.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu, sizes_alone
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, inputs
 
@@ -92,32 +86,36 @@ def make_case(graph, dim, dtype, variant: Variant, rate=0.0) -> GradientCase:
 
 
 def build(graph, heads, dim, reordered=False):
-    """The data of both passes from the pieces of the forward pass."""
+    """A plan with both passes over KV tiles."""
     pattern, perm, device = csr_pattern(graph), None, torch.device("cpu")
     if reordered:
         perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
         pattern = permute_rows(pattern, perm)
-    forward = REGISTRY["fused3s"].build(pattern, device, InputSpec(HALF, None, heads), perm)
-    pieces = (forward.kv_tiles, forward.tile_offset, forward.row_ids, *canonical_csr(pattern, device))
-    return build_backward_data(*pieces, graph.shape[1], heads, dim)
+    by_tile = replace(SM90, forward=(), backward=())
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (fused3s, fused3s_backward, fused3s_edges, fused3s_planning):
+            patch.setattr(module, "tuning_for", lambda gpu: by_tile)
+        return REGISTRY["fused3s"].build(pattern, device, InputSpec(None, dim, heads, backward=True), perm)
 
 
-def run(monkeypatch, graph, case: GradientCase, variant: Variant, **options):
-    """Gradients by a schedule of the variant's own."""
-
-    def rescheduled(of_pass: PassData) -> PassData:
-        team = warps_of_team(input_element(case.query.dtype), case.query.shape[2])
-        teams = TEAMS if team == 1 else FEW_TEAMS
-        return replace(of_pass, schedule=make_schedule(of_pass.kv_tiles, of_pass.tile_offset, teams, variant.split))
-
+def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=GRADIENTS):
+    """Gradients of query, key and value by a schedule of the variant's own."""
+    edges = None if case.dropout is None else BoundEdges(dropout=case.dropout)
+    call = Call(case.query, case.key, case.value, case.scale, case.output.dtype, case.lse, edges)
+    team = warps_of_team(input_element(case.query.dtype), case.query.shape[2])
+    teams = SM90.teams if team == 1 else SM90.few_teams
     with backward_on_cpu(monkeypatch, variant.mode) as gpu:
         data = build(graph, *case.query.shape[1:], variant.reordered)
-        data = replace(data, by_row=rescheduled(data.by_row), by_column=rescheduled(data.by_column))
+        data = with_pass_schedules(
+            data,
+            make_schedule(data.kv_tiles, data.tile_offset, teams, variant.split),
+            make_schedule(data.column_tiles, data.column_tile_offset, teams, variant.split),
+        )
         with poisoned_buffers(monkeypatch):
-            tensors = (case.grad_output, case.query, case.key, case.value, case.output, case.lse)
-            grads = launch_backward(data, *tensors, case.scale, case.dropout, **options)
+            grads = launch_gradients(data, call, case.output, case.grad_output, wanted)
     assert gpu.bank_conflicts == 0, "the swizzle spreads eight rows over all banks"
-    return grads
+    assert grads[3:] == (None,) * len(grads[3:])
+    return grads[:3]
 
 
 @pytest.mark.parametrize(("dim", "dtype", "rate"), SHAPES)
@@ -210,9 +208,9 @@ def test_the_transpose_of_a_symmetric_graph_has_its_tiles_whatever_the_order_of_
     with backward_on_cpu(monkeypatch):
         plain, reordered = build(symmetric, 1, 64), build(symmetric, 1, 64, reordered=True)
         wide = build(symmetric, 4, 256)
-    assert torch.equal(plain.by_column.kv_tiles, plain.by_row.kv_tiles)
-    assert torch.equal(reordered.by_column.kv_tiles, plain.by_column.kv_tiles)
-    assert (plain.by_row.schedule.warps, wide.by_row.schedule.warps) == (TEAMS, FEW_TEAMS)
+    assert torch.equal(plain.column_tiles, plain.kv_tiles)
+    assert torch.equal(reordered.column_tiles, plain.column_tiles)
+    assert (plain.row_work_items.shape[1], wide.row_work_items.shape[1]) == (SM90.teams, SM90.few_teams)
 
 
 @pytest.mark.parametrize("block_kb", [227, 163, 99])  # H100, A100, RTX 4090
@@ -223,10 +221,9 @@ def test_blocks_fit_all_inputs_that_a_plan_leaves_open(monkeypatch, block_kb, dt
     plan_for(monkeypatch, limits)
     elements = [Element.HALF, Element.FLOAT] if dtype is None else [input_element(dtype)]
     dims = [64, 128, 256] if head_dim is None else [head_dim]
-    for columns, shapes in enumerate(pass_inputs(torch.device("cpu"), 1, head_dim, dtype)):
+    for columns, form in enumerate(pass_schedules(torch.device("cpu"), 1, head_dim, dtype)):
         instances = [
-            backward_instance(element, dim, bool(columns), shapes.large.warps)
-            for element, dim in product(elements, dims)
+            backward_instance(element, dim, bool(columns), form.warps) for element, dim in product(elements, dims)
         ]
         for instance, sizes in zip(instances, sizes_alone(tuple(instances)), strict=True):
             assert sizes.shared_bytes <= block_kb * 1024, instance.name

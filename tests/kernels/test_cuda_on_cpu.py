@@ -1,24 +1,24 @@
 """cuda/fused3s.cu on the CPU (tests/cuda_shim): the real source and the real plans against dense float64."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 from gradient_cases import attention_with_dropout
 from instances import forward_instance, items_of
+from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 from poison import poisoned_buffers
 from tolerance import edges_of, row_errors
 
 from baselines import REGISTRY
 from kernels import plan_attention
 from kernels.backends import fused3s
-from kernels.backends.base import InputSpec
+from kernels.backends.base import Call, InputSpec
 from kernels.backends.fused3s_edges import DROPOUT
 from kernels.dropout import Dropout
 from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern
 from kernels.formats.row_order import permute_rows
-from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.jit import Element, KernelInstance
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
@@ -135,7 +135,8 @@ def run(
         schedule = make_schedule(data.kv_tiles, data.tile_offset, items_of(spec), variant.split)
         with poisoned_buffers(monkeypatch):
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
-            output = fused3s.launch(spec, replace(data, schedule=schedule), q, k, v, variant.scale, lse)
+            call = Call(q, k, v, variant.scale, spec.arguments.out_dtype, lse)
+            output = fused3s.launch(spec, with_schedule(data, schedule), call)
     conflicts = gpu.bank_conflicts, gpu.word_conflicts
     assert conflicts == (0, 0), "the swizzles of K and V spread the rows of a load over all banks"
     return output, lse
@@ -217,7 +218,7 @@ def test_scores_that_overflow_to_minus_infinity_have_no_weight(monkeypatch, spli
     assert_attention(output, [q, k, v], type(graph)(mask), 0.2, "without the key", one_term=has_one_term(spec))
 
 
-@pytest.mark.parametrize("reorder", ["none", "rcm"])
+@pytest.mark.parametrize("reorder", ["none", "communities"])
 @pytest.mark.parametrize("num_sms", [1, 132])
 @pytest.mark.parametrize(("dim", "out_dtype"), [(64, FLOAT), (256, FLOAT)])
 def test_plans_run_as_a_user_calls_them(monkeypatch, reorder, num_sms, dim, out_dtype):
@@ -270,9 +271,9 @@ def test_dropout_of_float32(monkeypatch, one_term, dim, warps, dim_warps):
         with cuda_on_cpu(MODES["random"]):
             data = REGISTRY["fused3s"].build(csr_pattern(graph), torch.device("cpu"), InputSpec(FLOAT, dim, 2))
             schedule = make_schedule(data.kv_tiles, data.tile_offset, warps, split)
-            edges = BoundEdges(dropout=dropout)
+            call = Call(*tensors, 0.2, FLOAT, edges=BoundEdges(dropout=dropout))
             with poisoned_buffers(monkeypatch):
-                output = fused3s.launch(spec, replace(data, schedule=schedule), *tensors, 0.2, None, edges)
+                output = fused3s.launch(spec, with_schedule(data, schedule), call)
         expected, _ = attention_with_dropout(*(each.double() for each in tensors), *edges_of(graph), 0.2, dropout)
         error = row_errors(output, expected)
         assert error.max() <= (2e-3 if one_term else 4e-6)

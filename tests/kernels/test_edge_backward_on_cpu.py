@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, EdgeList, bound_edges, qkv
+from plan_oracle import data_by_edge
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
-from kernels.backends import fused3s_edges
-from kernels.backends.base import Gradients
-from kernels.backends.fused3s_edges import build_edge_kernel_data
-from kernels.backends.fused3s_edges_backward import build_edge_backward_data, launch_edge_backward
+from kernels.backends.base import Call, Gradients
+from kernels.backends.fused3s_edges_backward import launch_edge_backward
 from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout
 from kernels.formats.csr import CSRPattern
@@ -42,7 +41,7 @@ CASES = {
 GRAPHS = ("repeated", "hub", "one_node_self_loop", "empty_rows_and_windows", "wide", "no_edges")
 
 
-class Call:
+class GradientCall:
     """Inputs on a graph with items of at most `part_edges` edges, and the gradients that autograd finds."""
 
     def __init__(
@@ -66,11 +65,7 @@ class Call:
             pattern = permute_rows(pattern, perm)
         device = torch.device("cpu")
         indptr, indices = canonical_csr(pattern, device)
-        with cuda_on_cpu(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fused3s_edges, "LEAST_PART_EDGES", part_edges)
-            patch.setattr(fused3s_edges, "MOST_PART_EDGES", part_edges)
-            self.forward_data = build_edge_kernel_data(indptr, indices, perm, device, heads, dim)
-            self.data = build_edge_backward_data(indptr, indices, graph.shape[1], device, heads, dim, perm)
+        self.data = data_by_edge(indptr, indices, graph.shape, perm, part_edges)
 
         row, self.col = rows_of_edges(indptr), indices.long()  # in the order of edge data
         self.row = row if perm is None else perm.long()[row]
@@ -102,17 +97,11 @@ class Call:
 
     def run(self, monkeypatch, mode: str = "late", wanted: set[str] | None = None, **changed) -> Gradients:
         tensors = {"grad_output": self.grad_output} | self.tensors | changed
+        rows = [tensors[name] for name in ROWS]
+        call = Call(*rows, self.scale, self.output.dtype, self.lse, self.edges)
+        wanted = frozenset(self.expected if wanted is None else wanted)
         with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
-            return launch_edge_backward(
-                self.forward_data,
-                self.data,
-                **tensors,
-                output=self.output,
-                lse=self.lse,
-                scale=self.scale,
-                edges=self.edges,
-                wanted=frozenset(self.expected if wanted is None else wanted),
-            )
+            return launch_edge_backward(self.data, call, self.output, tensors["grad_output"], wanted)
 
     def check(self, gradients: Gradients, label: str) -> None:
         """No row is off by more than two units in the last place of the largest row; rows without an edge are 0."""
@@ -138,14 +127,16 @@ def test_gradients_match_float64(monkeypatch, case):
     for kind in kinds:
         for name in GRAPHS:
             for part_edges, mode, reordered, scale in ((1000, "late", False, 0.4), (5, "random", True, -0.3)):
-                call = Call(EDGE_LISTS[name](), heads, dim, dtype, out_dtype, kind, rate, part_edges, reordered, scale)
+                call = GradientCall(
+                    EDGE_LISTS[name](), heads, dim, dtype, out_dtype, kind, rate, part_edges, reordered, scale
+                )
                 call.check(call.run(monkeypatch, mode), f"{name}, {kind}, parts of {part_edges} edges")
 
 
 def test_split_rows_and_columns_have_the_same_bits_in_every_order(monkeypatch):
-    call = Call(EDGE_LISTS["hub"](), 8, 8, HALF, HALF, "all", 0.4, part_edges=4)
-    assert call.forward_data.work.parts.shape[0] > 10
-    assert call.data.work.parts.shape[0] > 10
+    call = GradientCall(EDGE_LISTS["hub"](), 8, 8, HALF, HALF, "all", 0.4, part_edges=4)
+    assert call.data.row_parts.shape[0] > 10
+    assert call.data.column_parts.shape[0] > 10
     expected = call.run(monkeypatch, "late")
     for mode in ("early", "random"):
         gradients = call.run(monkeypatch, mode)
@@ -154,7 +145,7 @@ def test_split_rows_and_columns_have_the_same_bits_in_every_order(monkeypatch):
 
 
 def test_only_wanted_gradients(monkeypatch):
-    call = Call(EDGE_LISTS["directed"](), 8, 8, HALF, HALF, "all", 0.4)
+    call = GradientCall(EDGE_LISTS["directed"](), 8, 8, HALF, HALF, "all", 0.4)
     for name in call.expected:
         gradients = call.run(monkeypatch, wanted={name})
         got = {name for name, gradient in gradients._asdict().items() if gradient is not None}
@@ -162,7 +153,7 @@ def test_only_wanted_gradients(monkeypatch):
 
 
 def test_rows_that_are_not_connected_never_meet(monkeypatch):
-    call = Call(EDGE_LISTS["empty_rows_and_windows"](), 1, 2, HALF, FLOAT)
+    call = GradientCall(EDGE_LISTS["empty_rows_and_windows"](), 1, 2, HALF, FLOAT)
     expected = call.run(monkeypatch)
     no_row = torch.ones(len(call.tensors["query"]), dtype=torch.bool).index_fill_(0, call.row, False)
     no_col = torch.ones(len(call.tensors["key"]), dtype=torch.bool).index_fill_(0, call.col, False)
@@ -180,7 +171,7 @@ def test_rows_that_are_not_connected_never_meet(monkeypatch):
 
 def test_key_0_that_is_not_a_number_reaches_its_own_rows_alone(monkeypatch):
     """Edges that do not exist have key 0."""
-    call = Call(EDGE_LISTS["n_one_past_16"](), 1, 2, HALF, FLOAT)
+    call = GradientCall(EDGE_LISTS["n_one_past_16"](), 1, 2, HALF, FLOAT)
     key, value = (call.tensors[name].clone() for name in ("key", "value"))
     key[0], value[0] = torch.nan, torch.inf
     expected, gradients = call.run(monkeypatch), call.run(monkeypatch, key=key, value=value)
@@ -192,7 +183,7 @@ def test_key_0_that_is_not_a_number_reaches_its_own_rows_alone(monkeypatch):
 
 
 def test_strided_tensors(monkeypatch):
-    call = Call(EDGE_LISTS["wide"](), 1, 2, HALF, FLOAT)
+    call = GradientCall(EDGE_LISTS["wide"](), 1, 2, HALF, FLOAT)
     expected = call.run(monkeypatch)
     strided = {name: torch.stack([torch.full_like(x, torch.nan), x], 1)[:, 1] for name, x in call.tensors.items()}
     strided["grad_output"] = call.grad_output.transpose(0, 2).contiguous().transpose(0, 2)

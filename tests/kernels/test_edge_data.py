@@ -1,5 +1,6 @@
 """Edge data: every backend that takes it against dense float64 attention, gradients, plans, and wrong arguments."""
 
+import copy
 import re
 from dataclasses import replace
 from functools import cache, partial
@@ -165,7 +166,7 @@ class ShuffledReference(ReferenceBackend):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reorder", ["none", "rcm"])
+@pytest.mark.parametrize("reorder", ["none", "communities"])
 def test_a_backend_keeps_edges_and_rows_in_its_own_order(monkeypatch, reorder, form):
     monkeypatch.setitem(REGISTRY, "shuffled", ShuffledReference())
     for name in ("repeated", "self_loops"):
@@ -197,9 +198,6 @@ def test_all_ways_to_bring_edge_data_give_the_same(backend):
     assert isinstance(bound, BoundEdges)
     output = plan(*tensors, edges=data)
     assert torch.equal(plan(*tensors, edges=bound), output)
-    other = plan.for_inputs(num_heads=8)
-    assert other.inputs == InputSpec(num_heads=8, edge_data=True)
-    assert torch.equal(other(*tensors, edges=bound), output)
     assert torch.equal(sparse_attention(*tensors, graph, backend=backend, edges=data), output)
     one_head = [tensor[:, 0] for tensor in tensors]
     heads_first = {"bias": data.bias[:, :1], "type_weight": data.type_weight[:, :1]}
@@ -261,17 +259,16 @@ def test_torch_compile_traces_a_call_with_bound_edges():
 
 
 @pytest.mark.parametrize("backend", ["reference", "csr_unfused", "pyg"])
-def test_a_plan_keeps_its_edge_order_where_it_goes(backend, tmp_path):
+def test_a_plan_keeps_its_edge_order_where_it_goes(backend):
     skip_if_missing(backend)
     graph, tensors, data = whole_case()
     plan = planned(backend, graph)
     expected = plan(*tensors, edges=data)
-    plan.save(tmp_path / "plan.pt")
-    loaded = AttentionPlan.load(tmp_path / "plan.pt", "cpu")
-    assert loaded.inputs == plan.inputs == InputSpec(edge_data=True)
-    assert torch.equal(loaded(*tensors, edges=data), expected)
+    copied = copy.deepcopy(plan)
+    assert copied.inputs == plan.inputs == InputSpec(edge_data=True)
+    assert torch.equal(copied(*tensors, edges=data), expected)
     with pytest.raises(ValueError, match="bound by another plan; bind the EdgeData with bind_edges of this one"):
-        loaded(*tensors, edges=plan.bind_edges(data))
+        copied(*tensors, edges=plan.bind_edges(data))
 
     moved = plan.to("meta")
     assert moved.edge_order.edge_of_csr.device.type == "meta"

@@ -5,19 +5,22 @@ from dataclasses import replace
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, KINDS, assert_edge_attention, edge_inputs, in_order, qkv
+from plan_oracle import make_row_items, row_item_arrays
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
 from kernels import plan_attention
 from kernels.backends import fused3s_edges
-from kernels.backends.fused3s_edges import EdgeKernelData, heads_of_lane_group, launch_edge_kernel
+from kernels.backends.base import Call
+from kernels.backends.fused3s_data import Fused3SData
+from kernels.backends.fused3s_edges import heads_of_lane_group, launch_edge_kernel
 from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout
 from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern
 from kernels.formats.edges import canonical_csr, rows_of_edges
-from kernels.formats.row_items import make_row_items
 from kernels.formats.row_order import permute_rows
+from kernels.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
@@ -50,10 +53,11 @@ def run(monkeypatch, graph, tensors, scale, out_dtype, part_edges, mode="late", 
         perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
         pattern = permute_rows(pattern, perm)
     indptr, indices = canonical_csr(pattern, tensors[0].device)
-    data = EdgeKernelData(indices, make_row_items(indptr, perm, part_edges))
+    items = row_item_arrays(make_row_items(indptr, perm, part_edges))
+    data = Fused3SData(*graph.shape, len(indices), indices=indices, **items)
     with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
         lse = torch.empty(tensors[0].shape[:2], dtype=FLOAT, device=tensors[0].device)
-        return launch_edge_kernel(data, *tensors, scale, out_dtype, lse, edges), lse
+        return launch_edge_kernel(data, Call(*tensors, scale, out_dtype, lse, edges)), lse
 
 
 @pytest.mark.parametrize(("heads", "dim", "dtype", "out_dtype"), SHAPES)
@@ -92,7 +96,7 @@ def test_edge_data_matches_float64(monkeypatch, heads, dim, dtype, kind):
         tensors = qkv(graph.shape, heads, dim, dtype)
         made, order = FORMS["dgl" if name == "repeated" else "scipy_coo"](graph)
         edges = edge_inputs(kind, graph.num_edges, heads, dim, dtype)
-        for reorder, mode in (("none", "late"), ("rcm", "random")):
+        for reorder, mode in (("none", "late"), ("communities", "random")):
             with cuda_on_cpu(MODES[mode]):
                 plan = plan_attention(
                     made, backend="fused3s", device="cpu", dtype=dtype, head_dim=dim, num_heads=heads, edge_data=True,
@@ -110,12 +114,12 @@ def test_parts_of_a_row_keep_their_edge_data(monkeypatch, kind):
     tensors = qkv(graph.shape, 2, 24, HALF)
     edges = edge_inputs(kind, graph.num_edges, 2, 24, HALF)
     made, order = FORMS["scipy_coo"](graph)
-    monkeypatch.setattr(fused3s_edges, "LEAST_PART_EDGES", 4)
+    monkeypatch.setattr(fused3s_edges, "tuning_for", lambda gpu: replace(SM90, least_part_edges=4))
     with cuda_on_cpu(MODES["random"]):
         plan = plan_attention(
             made, backend="fused3s", device="cpu", dtype=HALF, head_dim=24, num_heads=2, edge_data=True
         )
-        assert plan.data.by_edge.work.parts.shape[0] > 10
+        assert plan.data.row_parts.shape[0] > 10
         ordered = in_order(edges, order)
         with poisoned_buffers(monkeypatch):
             output, again = (plan(*tensors, scale=-0.4, edges=ordered) for _ in range(2))

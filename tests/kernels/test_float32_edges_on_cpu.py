@@ -65,7 +65,7 @@ def test_dropout(monkeypatch, kind, heads, dim):
 
 def test_the_same_bits_in_every_order(monkeypatch):
     call = Float32Call.make(EDGE_LISTS["hub"](), 8, 8, "all", 0.4, part_edges=4)
-    assert call.forward_data.work.parts.shape[0] > 10
+    assert call.data.row_parts.shape[0] > 10
     expected = call.run(monkeypatch, "late")
     for mode in MODES:
         output, lse, gradients = call.run(monkeypatch, mode)

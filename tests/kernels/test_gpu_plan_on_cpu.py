@@ -1,24 +1,20 @@
 """cuda/plan_tiles.cu and cuda/plan_schedule.cu on the CPU (tests/cuda_shim): the bits of the plans that torch makes."""
 
-from dataclasses import dataclass
-
 import numpy as np
+import plan_oracle
 import pytest
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
+from plan_oracle import COUNT, WINDOW, make_row_items, make_tile_slots, schedule_of_form, tiles_of_csr
 
-from kernels.formats import gpu_plan, schedule
+from kernels.formats import gpu_plan
 from kernels.formats.csr import CSRPattern
 from kernels.formats.edges import canonical_csr
 from kernels.formats.gpu_csr import EdgeSource
-from kernels.formats.gpu_edges import gpu_csr_of_tiles
-from kernels.formats.gpu_plan import GPUPlan, PlanForm, PlanScheduleSpec, PlanSizes, ScheduleForm
-from kernels.formats.gpu_schedule import BlockShape, ScheduleInputs, most_tiles_of, windows_of
-from kernels.formats.row_items import make_row_items
-from kernels.formats.schedule import COUNT, WINDOW, Schedule, SplitHeuristic, make_schedule, make_tile_slots
-from kernels.formats.torch_plan import tiles_of_csr
+from kernels.formats.gpu_plan import GPUPlan, PlanForm, PlanScheduleSpec
+from kernels.formats.schedule import ScheduleForm, most_tiles_of
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES
-from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS
+from tests.cuda_shim.oracle import GRAPHS
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
@@ -26,12 +22,12 @@ pytestmark = [
 ]
 
 CPU = torch.device("cpu")
-# Heads in groups, blocks of small and of other graphs: few and many warps at once.
+# Heads in groups, few and many warps at once.
 INPUTS = {
-    "gpu": ScheduleInputs(1, 12 * 132, BlockShape(4, 132 * 16), BlockShape(2, 132 * 8)),
-    "half_full": ScheduleInputs(1, 24, BlockShape(4, 40), BlockShape(4, 40)),
-    "small_gpu": ScheduleInputs(3, 24, BlockShape(4, 8), BlockShape(2, 4)),
-    "one_warp": ScheduleInputs(2, 0, BlockShape(4, 1), BlockShape(1, 1)),
+    "gpu": ScheduleForm(1, 4, 132 * 16),
+    "half_full": ScheduleForm(1, 4, 40),
+    "small_gpu": ScheduleForm(3, 2, 4),
+    "one_warp": ScheduleForm(2, 1, 1),
 }
 
 
@@ -39,67 +35,44 @@ def csr(graph):
     return torch.from_numpy(graph.indptr).long(), torch.from_numpy(graph.indices.copy()).int()
 
 
-@dataclass
-class Made:
-    """A plan as the host has it once it knows the sizes, and its memory."""
-
-    kv_tiles: torch.Tensor
-    tile_offset: torch.Tensor
-    schedules: list[Schedule]
-    plan: GPUPlan
-
-    @property
-    def schedule(self):
-        return self.schedules[0]
-
-
-def check(monkeypatch, indptr, indices, shape, *inputs, mode="late", label="", part_edges=0):
-    """A plan with these schedules, row items and slots, compared with torch; and the launches."""
+def check(monkeypatch, indptr, indices, shape, *forms, mode="late", label="", part_edges=0):
+    """The exact plan with these schedules, row items and slots, compared with torch; and the launches."""
     num_rows, num_edges = shape[0], indices.numel()
     most_tiles = most_tiles_of(num_edges, num_rows)
-    forms = tuple(ScheduleForm(False, each.num_groups, each.shape(most_tiles)) for each in inputs)
     form = PlanForm(shape, num_edges, False, forms, part_edges, edge_data=part_edges > 0)
     with gpu_on_cpu(monkeypatch, mode) as gpu:
         plan = GPUPlan(form, CPU)
         plan.fill(EdgeSource(indices, indptr.long()))
-    sizes = PlanSizes.of(plan.numbers.tolist(), form)
+    exact = plan.exact(plan.numbers.tolist())
     offsets, columns = canonical_csr(CSRPattern(indptr, indices, shape), CPU)
     assert torch.equal(plan.csr.offsets[0], offsets), label
     assert torch.equal(plan.csr.indices, columns), label
     if part_edges:
         expected_items = make_row_items(offsets, None, part_edges)
-        items = sizes.exact_items(0, plan.row_items[0])
-        assert torch.equal(items.items, expected_items.items), label
-        assert torch.equal(items.parts, expected_items.parts), label
-        behind = plan.row_items[0].items[len(items.items) :]
+        items = exact.row_items[0]
+        assert torch.equal(items, expected_items.items), label
+        assert torch.equal(exact.row_parts[0], expected_items.parts), label
+        behind = plan.row_items[0][len(items) :]
         assert torch.equal(behind, torch.tensor([-1, 0, 0, -1], dtype=torch.int32).expand_as(behind)), label
     kv_tiles, tile_offset = tiles_of_csr(indptr, indices, shape[1])
-    num_tiles = sizes.num_tiles(False, form)
-    made = Made(plan.kv_tiles[0][: num_tiles + 2], plan.tile_offset[0], [], plan)
-    assert torch.equal(made.tile_offset, tile_offset), label
-    assert torch.equal(made.kv_tiles, kv_tiles), label
-    assert num_tiles <= most_tiles, label
+    assert torch.equal(exact.tile_offset[0], tile_offset), label
+    assert torch.equal(exact.kv_tiles[0], kv_tiles), label
+    assert len(kv_tiles) - 2 <= most_tiles, label
     if part_edges:
         slots = make_tile_slots(kv_tiles, tile_offset)
-        assert torch.equal(plan.slots.tile_slots[: num_tiles + 3], slots.tile_slots), label
-        assert torch.equal(plan.slots.slot_edges, slots.slot_edges), label
-        assert torch.equal(plan.slots.slot_places, slots.slot_places), label
-    for which, each in enumerate(inputs):
-        bounded = plan.schedules[which]
-        got = sizes.exact_schedule(which, bounded, windows_of(num_rows))
-        shape_of = each.shape(most_tiles)
-        heuristic = SplitHeuristic.of(tile_offset.diff(), shape_of.warps, shape_of.resident_warps, each.num_groups)
-        expected = make_schedule(kv_tiles, tile_offset, shape_of.warps, heuristic)
-        assert got.heuristic == expected.heuristic, label
-        assert (got.num_splits, got.windows) == (expected.num_splits, expected.windows), label
-        assert got.work_items.shape == expected.work_items.shape, label
-        assert torch.equal(got.work_items, expected.work_items), label
-        assert got.num_splits <= bounded.num_splits, f"{label}: more splits than there is memory for"
-        behind = bounded.work_items[got.num_blocks :]
+        for got, expected in zip(exact.slots, (slots.tile_slots, slots.slot_edges, slots.slot_places), strict=True):
+            assert torch.equal(got, expected), label
+    for which, each in enumerate(forms):
+        expected = schedule_of_form(each, kv_tiles, tile_offset)
+        assert exact.windows[which] == expected.windows_and_rule, label
+        assert exact.num_splits[which] == expected.num_splits, label
+        assert exact.work_items[which].shape == expected.work_items.shape, label
+        assert torch.equal(exact.work_items[which], expected.work_items), label
+        assert expected.num_splits <= plan.num_splits[which], f"{label}: more splits than there is memory for"
+        behind = plan.work_items[which][expected.num_blocks :]
         assert (behind[..., WINDOW] == -1).all(), f"{label}: work behind the last block"
         assert (behind[..., COUNT] == 0).all(), f"{label}: work behind the last block"
-        made.schedules.append(got)
-    return made, gpu
+    return exact, gpu
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -171,8 +144,8 @@ def test_the_order_of_threads_does_not_matter(monkeypatch):
     for inputs in (INPUTS["half_full"], INPUTS["one_warp"]):
         plans = [check(monkeypatch, indptr, indices, shape, inputs, mode=mode)[0] for mode in MODES]
         for plan in plans[1:]:
-            assert torch.equal(plan.kv_tiles, plans[0].kv_tiles)
-            assert torch.equal(plan.schedule.work_items, plans[0].schedule.work_items)
+            assert torch.equal(plan.kv_tiles[0], plans[0].kv_tiles[0])
+            assert torch.equal(plan.work_items[0], plans[0].work_items[0])
 
 
 def test_random_sizes_of_windows(monkeypatch):
@@ -182,10 +155,7 @@ def test_random_sizes_of_windows(monkeypatch):
         scale = float(generator.choice([1, 5, 30]))
         lengths = np.minimum(generator.exponential(scale, 16 * num_windows - seed % 16), 700).astype(int)
         indptr, indices, shape = random_csr(lengths, 700, seed)
-        shapes = [
-            BlockShape(int(generator.choice([1, 2, 3, 4])), int(generator.choice([4, 40, 400]))) for _ in range(2)
-        ]
-        inputs = ScheduleInputs(int(generator.choice([1, 2, 8])), int(generator.choice([0, 300, 10000])), *shapes)
+        inputs = ScheduleForm(*(int(generator.choice(each)) for each in ([1, 2, 8], [1, 2, 3, 4], [4, 40, 400])))
         check(monkeypatch, indptr, indices, shape, inputs, label=f"seed {seed}, {inputs}")
 
 
@@ -193,33 +163,33 @@ def test_more_blocks_and_windows_than_a_sort_takes(monkeypatch):
     """Sorted chunk by chunk: shared blocks by powers of two, and windows of one warp that are dealt."""
     monkeypatch.setattr(gpu_plan, "PLAN_SCHEDULE", PlanScheduleSpec(sort_keys=64))
     for many in (8, 64):
-        monkeypatch.setattr(schedule, "MANY_BLOCKS", many)
+        monkeypatch.setattr(plan_oracle, "MANY_BLOCKS", many)
         monkeypatch.setattr(gpu_plan, "MANY_BLOCKS", many)
         lengths = np.random.default_rng(many).choice([0, 2, 20, 120], 16 * 150 - 3)
         indptr, indices, shape = random_csr(lengths, 2000, many)
         plan, _ = check(monkeypatch, indptr, indices, shape, INPUTS["one_warp"])
-        assert plan.schedule.num_blocks > many
+        assert len(plan.work_items[0]) > many
     lengths = np.random.default_rng(3).choice([0, 2, 5], 16 * 100)
     plan, _ = check(monkeypatch, *random_csr(lengths, 900, 4), INPUTS["gpu"])
-    assert plan.schedule.heuristic.sort_segment is None
-    assert plan.schedule.windows[0] > 64
+    assert plan.windows[0][-1] == 0, "all are sorted"
+    assert plan.windows[0][0] > 64
 
 
 @pytest.mark.parametrize("many", [1, 4096])
 def test_blocks_of_just_warp_tiles_a_warp_do_not_lead(monkeypatch, many):
-    monkeypatch.setattr(schedule, "MANY_BLOCKS", many)
+    monkeypatch.setattr(plan_oracle, "MANY_BLOCKS", many)
     monkeypatch.setattr(gpu_plan, "MANY_BLOCKS", many)
     lengths = [0] * 16 * 5
     lengths[::16] = [16 * 12, 16 * 13, 16 * 12 + 1, 5, 16 * 4]  # warp_tiles is 3, with 4 warps a block
     plan, _ = check(monkeypatch, *random_csr(lengths, 900, 1), INPUTS["gpu"])
-    assert plan.schedule.windows == (1, 4, 0)
-    assert plan.schedule.work_items[:, 0, schedule.WINDOW].tolist() == [1, 2, 3, 0, 4]
+    assert plan.windows[0][:3] == (1, 4, 0)
+    assert plan.work_items[0][:, 0, WINDOW].tolist() == [1, 2, 3, 0, 4]
 
 
 def test_many_windows(monkeypatch):
     lengths = np.random.default_rng(6).choice([0, 0, 0, 1], 16 * 4200 - 5)
     plan, _ = check(monkeypatch, *random_csr(lengths, 900, 7, "repeated"), INPUTS["half_full"])
-    assert plan.schedule.windows[0] > 4096
+    assert plan.windows[0][0] > 4096
 
 
 def test_more_rows_than_a_block_counts(monkeypatch):
@@ -227,15 +197,3 @@ def test_more_rows_than_a_block_counts(monkeypatch):
     lengths = np.random.default_rng(1).choice([0, 1, 3, 17, 100], 9000, p=[0.6, 0.2, 0.1, 0.09, 0.01])
     for mode in ("late", "random"):
         check(monkeypatch, *random_csr(lengths, 900, 2), INPUTS["gpu"], mode=mode, part_edges=16)
-
-
-@pytest.mark.parametrize("name", MULTIGRAPHS)
-def test_the_edges_of_kv_tiles(monkeypatch, name):
-    graph = MULTIGRAPHS[name]()
-    indptr, indices = csr(graph)
-    tiles = tiles_of_csr(indptr, indices, graph.shape[1])
-    with gpu_on_cpu(monkeypatch, "random"):
-        found = gpu_csr_of_tiles(*tiles, len(indices))
-    expected = canonical_csr(CSRPattern(indptr, indices, graph.shape), CPU)
-    assert torch.equal(found[0][: graph.shape[0] + 1], expected[0])
-    assert torch.equal(found[1], expected[1])

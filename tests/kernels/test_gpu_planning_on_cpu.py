@@ -1,16 +1,18 @@
 """Plans of `fused3s` by the planning kernels on the CPU (tests/cuda_shim): the bits of the plans that torch makes."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import scipy.sparse
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph
+from plan_oracle import plan_by_torch
 
 from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
-from kernels.backends.fused3s_planning import make_room, plan_by_kernels, plan_by_torch, queue_plan
+from kernels.backends.fused3s_planning import make_room, plan_graph, queue_plan
 from kernels.backends.kernel_choice import GraphSize, takes_edges
 from kernels.formats.bsb import BSB
 from kernels.formats.csr import CSRPattern, csr_pattern
@@ -18,6 +20,7 @@ from kernels.formats.edge_list import EdgeList
 from kernels.formats.edge_order import edge_order
 from kernels.formats.gpu_csr import EdgeSource, PlanNumber
 from kernels.formats.row_order import permute_rows
+from kernels.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
 
 pytestmark = [
@@ -34,14 +37,11 @@ def planned(monkeypatch):
 
     def compare(graph, inputs, label, perm=None, mode="late"):
         graph = graph if isinstance(graph, (BSB, EdgeList)) else csr_pattern(graph)
-        row_ids = None
-        if perm is not None:
-            row_ids = torch.nn.functional.pad(perm, (0, -len(perm) % 16), value=len(perm))
         with cuda_on_cpu():
-            shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), inputs)
-            expected = plan_by_torch(graph, CPU, inputs, shapes, row_ids)
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
+            expected = plan_by_torch(graph, CPU, inputs, forward, perm)
             with gpu_on_cpu(monkeypatch, mode) as gpu:
-                made = plan_by_kernels(graph, CPU, inputs, shapes, row_ids)
+                made = plan_graph(graph, CPU, inputs, forward, perm)
         assert_equal_plans(made, expected, label)
         if inputs.edge_data and perm is None:
             assert torch.equal(made.edge_ids.long(), edge_order(graph, CPU).edge_of_csr), label
@@ -119,11 +119,11 @@ def test_an_edge_with_an_id_out_of_range(monkeypatch, ids, dtype):
     kept = EdgeList(graph.edge_index[:, torch.arange(400) != 17], graph.shape)
     for key in ("backward", "edge_data_backward"):
         with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
-            shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), INPUTS[key])
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS[key], CPU.index)
             with pytest.raises(ValueError, match=r"edge_index: row \d \((sources|targets)\)|edge_index: row"):
-                plan_by_kernels(graph, CPU, INPUTS[key], shapes)
-            made = queue_plan(graph, CPU, INPUTS[key], shapes)
-            expected = plan_by_kernels(kept, CPU, INPUTS[key], shapes)
+                plan_graph(graph, CPU, INPUTS[key], forward)
+            made = queue_plan(graph, CPU, INPUTS[key], forward)
+            expected = plan_graph(kept, CPU, INPUTS[key], forward)
         numbers = made.plan.numbers.tolist()
         assert 400 - numbers[PlanNumber.BAD_EDGE] == 17
         numbers[PlanNumber.BAD_EDGE] = 0
@@ -147,16 +147,16 @@ def test_a_damaged_csr(monkeypatch, what, place, value):
     damaged = CSRPattern(*arrays.values(), pattern.shape)
     for key in ("backward", "narrow_backward", "edge_data_backward"):
         with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
-            shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), INPUTS[key])
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS[key], CPU.index)
             with pytest.raises(ValueError, match=what):
-                plan_by_kernels(damaged, CPU, INPUTS[key], shapes)
-            made = queue_plan(damaged, CPU, INPUTS[key], shapes)
+                plan_graph(damaged, CPU, INPUTS[key], forward)
+            made = queue_plan(damaged, CPU, INPUTS[key], forward)
         for offsets in made.plan.csr.offsets:
             assert (offsets == 0).all()
-        for work in made.plan.row_items:
-            assert sorted(work.items[:, 0].tolist())[-300:] == list(range(300))
-        for schedule in made.plan.schedules:
-            assert (schedule.work_items[..., 25] == 0).all()  # COUNT
+        for items in made.plan.row_items:
+            assert sorted(items[:, 0].tolist())[-300:] == list(range(300))
+        for work_items in made.plan.work_items:
+            assert (work_items[..., 25] == 0).all()  # COUNT
 
 
 @pytest.mark.parametrize("key", INPUTS)
@@ -170,9 +170,9 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
         edge_list(*shape, 3000, 3),
     ]
     with cuda_on_cpu():
-        shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), inputs)
+        forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
         with gpu_on_cpu(monkeypatch):
-            made = make_room(GraphSize(*shape, room), CPU, inputs, shapes)
+            made = make_room(GraphSize(*shape, room), CPU, inputs, forward)
             for number, graph in enumerate(graphs):
                 padded = torch.full((2, min(room, graph.num_edges + 50)), -1, dtype=graph.edge_index.dtype)
                 padded[:, : graph.num_edges] = graph.edge_index
@@ -183,20 +183,19 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
                 with monkeypatch.context() as patch:
                     # As the room, whatever the number of edges.
                     patch.setattr("kernels.backends.fused3s_planning.part_edges_for_heads", _part_edges(made))
-                    patch.setattr("kernels.backends.fused3s_edges.part_edges_for_heads", _part_edges(made))
                     patch.setattr("kernels.backends.fused3s_planning.takes_edges", _choice_of(made))
-                    expected = plan_by_torch(alone, CPU, inputs, shapes, None)
+                    expected = plan_by_torch(alone, CPU, inputs, forward)
                 _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
 
 
 def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
     block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
     for backward in (False, True):
-        assert takes_edges(block, 8, 16, backward=backward) is True
-        assert takes_edges(dense, 8, 16, backward=backward) is None
+        assert takes_edges(SM90, block, 8, 16, backward=backward) is True
+        assert takes_edges(SM90, dense, 8, 16, backward=backward) is None
         counted = replace(dense, num_tiles=3200), replace(dense, num_tiles=500)  # 16 and 100 edges a KV tile
-        assert [takes_edges(size, 8, 16, backward=backward) for size in counted] == [True, False]
-    assert takes_edges(block, 1, 128) is False
+        assert [takes_edges(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
+    assert takes_edges(SM90, block, 1, 128) is False
 
 
 def _part_edges(made):
@@ -204,32 +203,20 @@ def _part_edges(made):
 
 
 def _choice_of(made):
-    return lambda size, *arguments, **options: takes_edges(made.size, *arguments, **options) is not False
+    return lambda tuning, size, *arguments, **options: (
+        takes_edges(tuning, made.size, *arguments, **options) is not False
+    )
 
 
 def _assert_used(made, expected, num_edges, label):
-    if expected.by_edge:
-        assert torch.equal(made.by_edge.indices[:num_edges], expected.by_edge.indices), label
-        assert torch.equal(made.by_edge.work.items, expected.by_edge.work.items), label
-        assert torch.equal(made.by_edge.work.parts, expected.by_edge.work.parts), label
-        assert torch.equal(made.offsets, expected.offsets), label
-    assert (made.kv_tiles is None) == (expected.kv_tiles is None), label
-    if expected.kv_tiles is not None:
-        assert torch.equal(made.kv_tiles, expected.kv_tiles), label
-        assert torch.equal(made.schedule.work_items, expected.schedule.work_items), label
-        assert made.schedule.num_splits == expected.schedule.num_splits, label
-    if expected.slots:
-        assert torch.equal(made.slots.slot_edges[:num_edges], expected.slots.slot_edges), label
-    if expected.backward and expected.backward.tiles:
-        for name in ("by_row", "by_column"):
-            for_made, for_expected = (getattr(each.backward.tiles, name) for each in (made, expected))
-            assert torch.equal(for_made.kv_tiles, for_expected.kv_tiles), label
-            assert torch.equal(for_made.schedule.work_items, for_expected.schedule.work_items), label
-    if expected.backward and expected.backward.edges:
-        for_made, for_expected = (each.backward.edges for each in (made, expected))
-        assert torch.equal(for_made.transposed.edge[:num_edges], for_expected.transposed.edge), label
-        assert torch.equal(for_made.transposed.indices[:num_edges], for_expected.transposed.indices), label
-        assert torch.equal(for_made.work.items, for_expected.work.items), label
+    """Arrays with an entry for each edge have room behind them, and no other array has."""
+    of_edges = {"indices", "slot_edges", "slot_places", "column_rows", "column_edges"}
+    for field in fields(expected):
+        got, wanted, at = getattr(made, field.name), getattr(expected, field.name), f"{label}: {field.name}"
+        if isinstance(wanted, torch.Tensor):
+            assert torch.equal(got[:num_edges] if field.name in of_edges else got, wanted), at
+        elif field.name not in ("edge_ids", "num_edges", "num_tiles"):
+            assert got == wanted, at
 
 
 def test_csr_with_unused_memory_behind(monkeypatch):
@@ -238,12 +225,12 @@ def test_csr_with_unused_memory_behind(monkeypatch):
     longer = torch.cat([indices, torch.full((90,), -1, dtype=torch.int32)])
     inputs = INPUTS["edge_data_backward"]
     with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
-        shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), inputs)
-        made = make_room(GraphSize(*pattern.shape, len(longer)), CPU, inputs, shapes)
+        forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
+        made = make_room(GraphSize(*pattern.shape, len(longer)), CPU, inputs, forward)
         made.plan.fill(EdgeSource(longer, indptr, has_padding=True))
         exact = made.exact(made.plan.numbers.tolist())
-    assert torch.equal(exact.by_edge.indices[: len(indices)], indices)
-    assert (exact.by_edge.indices[len(indices) :] == 0).all()
+    assert torch.equal(exact.indices[: len(indices)], indices)
+    assert (exact.indices[len(indices) :] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -258,7 +245,7 @@ def test_what_the_kernels_do_not_take(monkeypatch, graph, what):
     if graph.num_edges > 1:  # a contiguous copy would be 32 GB
         monkeypatch.setattr(torch.Tensor, "contiguous", lambda tensor: tensor)
     with cuda_on_cpu(), gpu_on_cpu(monkeypatch) as gpu:
-        shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), INPUTS["backward"])
+        forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS["backward"], CPU.index)
         with pytest.raises(ValueError, match=f"graph: got {what}"):
-            plan_by_kernels(graph, CPU, INPUTS["backward"], shapes)
+            plan_graph(graph, CPU, INPUTS["backward"], forward)
     assert not gpu.launched

@@ -1,13 +1,16 @@
 """Whole plans of `fused3s` on a GPU: the bits of the plans that torch makes on the CPU, and the waits of the host."""
 
+from functools import partial
+
 import pytest
 import scipy.sparse as sp
 import torch
 from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph, symmetric
+from plan_oracle import plan_by_torch, plan_on_cpu
 
 from kernels import plan_attention
-from kernels.backends import fused3s, fused3s_backward, fused3s_edges
-from kernels.backends.fused3s_planning import plan_by_torch, plan_graph
+from kernels.backends import fused3s
+from kernels.backends.fused3s_planning import plan_graph
 from kernels.formats.csr import CSRPattern, csr_pattern
 from kernels.formats.edge_list import EdgeList
 from kernels.runtime.device import gpu_limits
@@ -49,13 +52,10 @@ def device():
 def test_a_plan_has_the_bits_of_torchs(monkeypatch, device, name, key):
     graph, inputs = ALL[name](), INPUTS[key]
     limits = gpu_limits(device)
-    for module in (fused3s, fused3s_backward, fused3s_edges):
-        monkeypatch.setattr(module, "gpu_limits", lambda device: limits)
-    monkeypatch.setattr(fused3s_backward, "get_kernel", lambda spec, device_index: None)  # none for the CPU
-    monkeypatch.setattr("kernels.backends.fused3s_edges_backward.get_kernel", lambda spec, device_index: None)
-    shapes = fused3s._block_shapes(limits, inputs)
-    expected = plan_by_torch(graph if isinstance(graph, EdgeList) else csr_pattern(graph), CPU, inputs, shapes, None)
-    made = plan_graph(on_gpu(graph), device, inputs, shapes)
+    forward = partial(fused3s.forward_schedule, limits, inputs)
+    made = plan_graph(on_gpu(graph), device, inputs, forward)
+    plan_on_cpu(monkeypatch, limits)
+    expected = plan_by_torch(graph if isinstance(graph, EdgeList) else csr_pattern(graph), CPU, inputs, forward)
     assert_equal_plans(exact(made), expected, f"{name}, {key}")
 
 
@@ -111,8 +111,8 @@ def test_a_dense_graph_is_counted_once(monkeypatch):
     """Whether narrow heads go edge by edge takes the number of KV tiles: one wait, and the kernel of the CPU's plan."""
     graph = edge_list(3_000, 400, 600_000)
     plan = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=16, num_heads=8)
-    assert plan.data.size.num_tiles is not None
-    assert plan.data.by_edge is None
+    assert plan.data.num_tiles is not None
+    assert plan.data.row_items is None
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with pytest.warns(UserWarning, match="synchronizing") as caught:

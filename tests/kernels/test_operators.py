@@ -268,7 +268,7 @@ def test_a_trace_with_gradients_needs_a_plan_with_a_backward_pass():
     function = compiled(lambda *tensors: case.plan(*tensors), "formula")
     with torch.no_grad():
         same(function(*case.tensors), case.plan(*case.tensors))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"make the plan with plan_attention\(..., backward=True\)"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"make it with plan_attention\(..., backward=True\)"):
         function(*case.tensors)
 
 

@@ -120,7 +120,7 @@ def test_the_edges_of_the_last_fill_are_numbered(monkeypatch):
             assert sorted(edge[:used].tolist()) == list(range(used))
             column, row = GRAPHS[number].edge_index[:, edge[:used].long()]
             assert (row.diff() >= 0).all()
-            assert torch.equal(column.int(), room.plan.data.by_edge.indices[:used])
+            assert torch.equal(column.int(), room.plan.data.indices[:used])
             assert (edge[used:] == 0).all()
 
 

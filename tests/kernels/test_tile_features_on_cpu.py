@@ -48,9 +48,9 @@ SPARSE = ("one_node_self_loop", "empty_rows_and_windows", "hub", "repeated", "wi
     ("kind", "dim", "dtype", "mode", "reorder", "num_sms"),
     [
         ("features", 64, HALF, "late", "none", 132),
-        ("features", 40, BFLOAT, "random", "rcm", 2),
+        ("features", 40, BFLOAT, "random", "communities", 2),
         ("key_features", 64, BFLOAT, "random", "none", 132),
-        ("value_features", 64, HALF, "late", "rcm", 2),
+        ("value_features", 64, HALF, "late", "communities", 2),
     ],
 )
 def test_features(monkeypatch, kind, dim, dtype, mode, reorder, num_sms):
@@ -99,9 +99,9 @@ def test_products_beyond_fp16(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "heads", "dim", "dtype", "reorder", "num_sms"),
     [
-        (None, 2, 64, HALF, "rcm", 2),
+        (None, 2, 64, HALF, "communities", 2),
         (None, 1, 35, BFLOAT, "none", 132),
-        ("features", 1, 64, BFLOAT, "rcm", 132),
+        ("features", 1, 64, BFLOAT, "communities", 132),
         ("bias", 1, 64, HALF, "none", 2),
     ],
 )

@@ -158,7 +158,10 @@ def test_the_report_names_the_execution_and_its_reason(infer):
     ("key", "message"),
     [
         ("runtime.cuda_graph=true", "error: runtime.cuda_graph = True and runtime.device = 'auto' (here cpu)"),
-        ("attention.reorder=rcm", "error: attention.reorder = 'rcm' and runtime.device = 'auto' (here cpu)"),
+        (
+            "attention.reorder=communities",
+            "error: attention.reorder = 'communities' and runtime.device = 'auto' (here cpu)",
+        ),
         ("runtime.dense=fused", "error: runtime.dense = 'fused' and runtime.device = 'auto' (here cpu)"),
     ],
 )

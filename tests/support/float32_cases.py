@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from edge_cases import EdgeList, bound_edges, qkv
+from plan_oracle import data_by_edge
 from poison import poisoned_buffers
 
-from kernels.backends.base import Gradients
-from kernels.backends.fused3s_edges import EdgeKernelData, launch_edge_kernel
-from kernels.backends.fused3s_edges_backward import EdgeBackwardData, launch_edge_backward
+from kernels.backends.base import Call, Gradients
+from kernels.backends.fused3s_data import Fused3SData
+from kernels.backends.fused3s_edges import launch_edge_kernel
+from kernels.backends.fused3s_edges_backward import launch_edge_backward
 from kernels.dropout import Dropout, kept_edges
 from kernels.edge_data import BoundEdges, transform_scores
-from kernels.formats.row_items import make_row_items
-from kernels.formats.transpose import transpose_csr
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
 
 FACTOR = 4  # of the error of the worst row of plain torch in float32
@@ -105,8 +105,7 @@ class Float32Call:
 
     row: torch.Tensor
     col: torch.Tensor
-    forward_data: EdgeKernelData
-    backward_data: EdgeBackwardData
+    data: Fused3SData
     tensors: dict[str, torch.Tensor]
     edges: BoundEdges
     scale: float
@@ -132,15 +131,13 @@ class Float32Call:
         indptr = torch.nn.functional.pad(torch.bincount(place, minlength=num_rows).cumsum(0), (1, 0))
         row, col, indices = graph.row[order], graph.col[order], graph.col[order].int()
         row_ids = perm.int() if reordered else None
-        transposed = transpose_csr(indptr, indices, num_cols, row_ids)
         tensors = dict(zip(ROWS, qkv(graph.shape, heads, dim), strict=True))
         tensors["grad_output"] = torch.randn(tensors["query"].shape, generator=generator)
         dropout = None if rate is None else Dropout(rate, torch.tensor([SEED]))
         return cls(
             row,
             col,
-            EdgeKernelData(indices, make_row_items(indptr, row_ids, part_edges)),
-            EdgeBackwardData(transposed, make_row_items(transposed.indptr, None, part_edges)),
+            data_by_edge(indptr, indices, graph.shape, row_ids, part_edges),
             tensors,
             replace(bound_edges(graph, kind, order, heads, dim), dropout=dropout),
             scale,
@@ -154,19 +151,9 @@ class Float32Call:
         wanted = frozenset(self.leaves(torch.float32) if wanted is None else wanted)
         with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
             lse = torch.empty(tuple(query.shape[:2]), dtype=torch.float32, device=query.device)
-            output = launch_edge_kernel(
-                self.forward_data, query, key, value, self.scale, torch.float32, lse, self.edges
-            )
-            gradients = launch_edge_backward(
-                self.forward_data,
-                self.backward_data,
-                **self.tensors,
-                output=output,
-                lse=lse,
-                scale=self.scale,
-                edges=self.edges,
-                wanted=wanted,
-            )
+            call = Call(query, key, value, self.scale, torch.float32, lse, self.edges)
+            output = launch_edge_kernel(self.data, call)
+            gradients = launch_edge_backward(self.data, call, output, self.tensors["grad_output"], wanted)
         return output, lse, gradients
 
     def leaves(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:

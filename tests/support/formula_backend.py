@@ -32,21 +32,13 @@ class FormulaBackend(ReferenceBackend):
 
     def __init__(self) -> None:
         self.wanted: list[frozenset[str]] = []  # of the backward passes so far
-        self.rebuilt = 0
 
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> FormulaData:
         edges = super().build(graph, device, inputs, perm)
         data = FormulaData(edges, tuple(graph.shape), edges.row.numel(), "rows")
-        return self._with_counts(data) if inputs.backward else data
-
-    def rebuild(self, data: FormulaData, device: torch.device, inputs: InputSpec) -> FormulaData:
-        self.rebuilt += 1
-        return self._with_counts(data) if inputs.backward else data
-
-    def _with_counts(self, data: FormulaData) -> FormulaData:
-        return replace(data, counted=torch.tensor([data.num_edges]))
+        return replace(data, counted=torch.tensor([data.num_edges])) if inputs.backward else data
 
     def attend(self, data: FormulaData, call: Call) -> torch.Tensor:
         refuse_gradients(self.name, *call[:3])

@@ -25,9 +25,7 @@ WRITTEN = {
     "plan_items": {6, 7, 8},
     "plan_parts": {0, 1, 2, 3, 7, 8, 9},
     "plan_whole_rows": {0, 1},
-    "plan_edges<Edges::kCount>": {0},
-    "plan_edges<Edges::kCsr>": {3},
-    "plan_edges<Edges::kSlots>": {4, 5, 6},
+    "plan_edges": {3, 4, 5},
 }
 
 

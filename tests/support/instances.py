@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from plan_oracle import plan_on_cpu
 
-from kernels.backends import fused3s, fused3s_backward, fused3s_edges
-from kernels.backends.fused3s import WARPS, fused_instance
+from kernels.backends import fused3s, fused3s_backward
+from kernels.backends.fused3s import fused_instance
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import ELEMENTS, Element, KernelInstance
+from kernels.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import COMPILER, sizes_alone
 
 
@@ -14,7 +16,7 @@ def forward_instance(
     dtype: torch.dtype,
     out_dtype: torch.dtype,
     dim: int,
-    items: int = WARPS,
+    items: int = SM90.warps,
     heads: int = 1,
     terms: int = 0,
     one_term: bool = False,
@@ -30,10 +32,9 @@ def items_of(instance: KernelInstance) -> int:
 
 
 def plan_for(patch: pytest.MonkeyPatch, gpu: GPULimits) -> None:
-    """Plans are made for a GPU of these limits; sizes come from the host's compiler."""
+    """Plans of `fused3s` are made by torch, for a GPU of these limits; sizes come from the host's compiler."""
     if COMPILER is None:
         pytest.skip("no C++ compiler found (g++ or clang++)")
-    for module in (fused3s, fused3s_backward, fused3s_edges):
-        patch.setattr(module, "gpu_limits", lambda device: gpu)
+    plan_on_cpu(patch, gpu)
     for module in (fused3s, fused3s_backward):
         patch.setattr(module, "instance_sizes", sizes_alone)

@@ -1,6 +1,5 @@
 """The host side of `fused3s` on the CPU: which instance a plan takes, parameters of a launch, and refusals."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -9,19 +8,21 @@ import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES
 from instances import forward_instance, items_of, plan_for
+from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from baselines import REGISTRY
 from kernels.backends import fused3s
-from kernels.backends.base import InputSpec
-from kernels.backends.fused3s import FEW_WARPS, WARPS, choose_instance, heads_of_group
+from kernels.backends.base import Call, InputSpec
+from kernels.backends.fused3s import choose_instance, heads_of_group
 from kernels.backends.fused3s_edges import BIAS, CLAMP, MULTIPLIER
 from kernels.formats.csr import csr_pattern
-from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element
+from kernels.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import sizes_alone
 
 CPU = torch.device("cpu")
+WARPS, FEW_WARPS = SM90.warps, SM90.few_warps
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 H200 = GPULimits(num_sms=132, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
 RTX_4090 = GPULimits(num_sms=128, sm_shared_bytes=100 * 1024, block_shared_bytes=99 * 1024)
@@ -52,7 +53,7 @@ def build(monkeypatch, graph, inputs: InputSpec, gpu: GPULimits = H200, perm=Non
 )
 def test_warps_of_a_plan(monkeypatch, make_graph, gpu, dim, warps):
     data, compiled = build(monkeypatch, make_graph(), InputSpec(HALF, dim, 1, FLOAT), gpu)
-    assert data.schedule.warps == warps
+    assert data.work_items.shape[1] == warps
     assert compiled == [forward_instance(HALF, FLOAT, dim, warps)]
     assert fits(compiled[0], gpu)
 
@@ -72,10 +73,10 @@ def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, d
         assert instance.arguments.element == (Element.TF32 if precision == "high" else Element.FLOAT)
         assert instance.arguments.dim_warps == dim_warps
         assert fits(instance, gpu)
-        shapes[precision] = data.schedule.work_items.shape
+        shapes[precision] = data.work_items.shape
     assert shapes["highest"] == shapes["high"]
     if make_graph is LARGE:
-        assert data.schedule.warps == most_teams
+        assert data.work_items.shape[1] == most_teams
 
 
 @pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
@@ -83,12 +84,12 @@ def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, d
 def test_plans_without_a_type_take_float32(monkeypatch, dim, gpu):
     data, _ = build(monkeypatch, SMALL(), InputSpec(None, dim), gpu)
     for columns in (dim,) if dim else (16, 64, 128, 256):
-        assert fits(choose_instance(Element.FLOAT, FLOAT, columns, data.schedule.warps), gpu)
+        assert fits(choose_instance(Element.FLOAT, FLOAT, columns, data.work_items.shape[1]), gpu)
 
 
 def test_heads_count_as_work(monkeypatch):
     one, eight = (
-        build(monkeypatch, EDGE_CASES["n_multiple_of_16"](), InputSpec(HALF, 256, heads))[0].schedule.warps
+        build(monkeypatch, EDGE_CASES["n_multiple_of_16"](), InputSpec(HALF, 256, heads))[0].work_items.shape[1]
         for heads in (1, 1000)
     )
     assert (one, eight) == (WARPS, FEW_WARPS)
@@ -97,7 +98,7 @@ def test_heads_count_as_work(monkeypatch):
 def test_nothing_is_compiled_before_the_inputs_are_known(monkeypatch):
     for inputs in (InputSpec(), InputSpec(dtype=HALF), InputSpec(head_dim=64)):
         data, compiled = build(monkeypatch, SMALL(), inputs)
-        assert data.schedule.num_blocks > 0
+        assert len(data.work_items) > 0
         assert compiled == []
 
 
@@ -115,7 +116,7 @@ def test_instances_with_two_warps_fit_every_gpu():
 def test_edge_terms_fit_the_gpu_of_the_plan(monkeypatch, dim, gpu):
     data, _ = build(monkeypatch, SMALL(), InputSpec(HALF, dim, 1, FLOAT, edge_data=True), gpu)
     terms = BIAS | MULTIPLIER | CLAMP
-    instance = choose_instance(Element.HALF, FLOAT, dim or 256, data.schedule.warps, 1, terms)
+    instance = choose_instance(Element.HALF, FLOAT, dim or 256, data.work_items.shape[1], 1, terms)
     assert instance.arguments.terms == terms
     assert fits(instance, gpu)
 
@@ -149,18 +150,18 @@ def test_row_ids_pad_the_last_window_with_no_row(monkeypatch):
 def test_an_instance_that_does_not_fit_tensors_and_schedule_is_refused(monkeypatch, instance):
     graph = SMALL()
     data, _ = build(monkeypatch, graph, InputSpec())
-    data = replace(data, schedule=make_schedule(data.kv_tiles, data.tile_offset, WARPS, SplitHeuristic(4, 16, 32)))
+    data = with_schedule(data, make_schedule(data.kv_tiles, data.tile_offset, WARPS, SplitHeuristic(4, 16, 32)))
     q = torch.zeros(graph.shape[0], 1, 64, dtype=HALF)
     with pytest.raises(ValueError, match=r"^instance: got .*; the tensors have torch.float16, d = 64, .* 4 work"):
-        fused3s.launch(instance, data, q, q, q, 1.0)
+        fused3s.launch(instance, data, Call(q, q, q, 1.0, instance.arguments.out_dtype))
     with pytest.raises(ValueError, match=r"out_dtype: got torch.bfloat16"):
-        fused3s.launch(forward_instance(HALF, BFLOAT, 64), data, q, q, q, 1.0)
+        fused3s.launch(forward_instance(HALF, BFLOAT, 64), data, Call(q, q, q, 1.0, BFLOAT))
 
 
 @pytest.mark.parametrize(("gpu", "warps"), [(H200, FEW_WARPS), (RTX_4090, 1)])
 def test_a_plan_of_unknown_width_runs_with_the_widest(monkeypatch, gpu, warps):
     data, _ = build(monkeypatch, SMALL(), InputSpec(), gpu)
-    assert data.schedule.warps == warps
+    assert data.work_items.shape[1] == warps
     assert fits(forward_instance(HALF, FLOAT, 256, warps), gpu)
 
 

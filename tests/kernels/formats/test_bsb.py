@@ -5,6 +5,7 @@ import timeit
 import tracemalloc
 
 import numpy as np
+import plan_oracle
 import pytest
 import scipy.sparse as sp
 import torch
@@ -14,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels.formats.bsb_build
-import kernels.formats.schedule
 from fused3s_dgl import import_dgl
 from kernels import BSB
 from kernels.formats.csr import CSRPattern
@@ -156,11 +156,11 @@ def test_memory_of_several_passes_is_the_result_and_a_part_of_it(monkeypatch):
 
 @pytest.mark.parametrize("at_a_time", [1, 7, 10_000])
 def test_kv_tiles_in_several_parts_are_the_blocks(at_a_time, monkeypatch):
-    monkeypatch.setattr(kernels.formats.schedule, "TILES_AT_A_TIME", at_a_time)
+    monkeypatch.setattr(plan_oracle, "TILES_AT_A_TIME", at_a_time)
     mask = np.random.default_rng(0).random((200, 150)) < 0.1
     mask[32:64] = False  # two empty windows
     bsb = BSB.from_scipy(sp.csr_array(mask.astype(np.int8)), (16, 16))
-    tiles = kernels.formats.schedule.make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap).numpy()
+    tiles = plan_oracle.make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap).numpy()
     assert (tiles[-2:] == -1).all()
     rebuilt = np.zeros((208, 150), dtype=bool)
     tile = 0
@@ -181,8 +181,8 @@ def test_kv_tiles_hold_every_copy_of_an_edge(edges):
     """A copy's first column may be the last one before it, as padding is."""
     num_rows, num_cols, rows, cols = edges
     bsb = BSB.from_csr(*csr_with_duplicates(num_rows, rows, cols), num_cols, (16, 16))
-    kv_tiles = kernels.formats.schedule.make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
-    indptr, indices = kernels.formats.schedule.csr_of_tiles(kv_tiles, bsb.tcb_row_offset)
+    kv_tiles = plan_oracle.make_kv_tiles(bsb.col_sparse_to_dense, bsb.bitmap)
+    indptr, indices = plan_oracle.csr_of_tiles(kv_tiles, bsb.tcb_row_offset)
     listed = EdgeList(torch.from_numpy(rows), torch.from_numpy(cols), (num_rows, num_cols))
     np.testing.assert_array_equal(indices, listed.col[listed.csr_order()])
     assert indptr[: num_rows + 1].tolist() == bsb.to_csr()[0].tolist()

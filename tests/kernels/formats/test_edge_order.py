@@ -1,6 +1,7 @@
 """Edge orders: every form of a graph, repeated edges, rows in another order, and wrong edge ids."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fused3s_dgl import import_dgl
 from kernels import BSB
 from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
-from kernels.backends.fused3s_planning import plan_by_kernels
+from kernels.backends.fused3s_planning import plan_graph
 from kernels.formats.csr import CSRPattern, csr_from_scipy, csr_pattern
 from kernels.formats.edge_order import edge_order
 from kernels.formats.row_order import permute_rows
@@ -134,7 +135,7 @@ def test_the_kernels_that_plan_find_the_same_order(monkeypatch, name):
     inputs = InputSpec(torch.float16, 16, 2, edge_data=True)
     for given in (listed, csr_pattern(FORMS["scipy_coo"](graph)[0], edge_ids=True)):
         with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
-            shapes = fused3s._block_shapes(fused3s.gpu_limits(CPU), inputs)
-            data = plan_by_kernels(given, CPU, inputs, shapes)
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs)
+            data = plan_graph(given, CPU, inputs, forward)
         found = edge_order(given, CPU, sorted_edges=REGISTRY["fused3s"].sorted_edges(data))
         assert torch.equal(found.edge_of_csr, graph.csr_order())

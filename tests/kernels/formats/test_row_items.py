@@ -7,8 +7,7 @@ import torch
 from attention_cases import EDGE_CASES, load_real_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from kernels.formats.row_items import SORT_SEGMENT, RowItems, make_row_items
+from plan_oracle import ITEM_SORT_SEGMENT, RowItems, make_row_items
 
 ROW, FIRST, COUNT, PART = range(4)
 
@@ -29,8 +28,8 @@ def expected_items(counts: list[int], ids: list[int], part_edges: int) -> tuple[
                 begin = end
         first += count
     alone = []
-    for start in range(0, len(whole), SORT_SEGMENT):
-        alone += sorted(whole[start : start + SORT_SEGMENT], key=lambda item: -item[COUNT])
+    for start in range(0, len(whole), ITEM_SORT_SEGMENT):
+        alone += sorted(whole[start : start + ITEM_SORT_SEGMENT], key=lambda item: -item[COUNT])
     return shared + alone, parts
 
 
@@ -98,7 +97,7 @@ def test_graphs_without_edges(num_rows):
 
 
 def test_rows_are_sorted_within_segments_only():
-    counts = [1] * SORT_SEGMENT + [9] * SORT_SEGMENT
+    counts = [1] * ITEM_SORT_SEGMENT + [9] * ITEM_SORT_SEGMENT
     work = check(counts, part_edges=16)
     assert work.items[:, COUNT].tolist() == counts, "neighbouring rows were torn apart"
 

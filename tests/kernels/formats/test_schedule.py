@@ -9,9 +9,7 @@ import torch
 from attention_cases import EDGE_CASES, load_real_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from kernels import BSB
-from kernels.formats.schedule import (
+from plan_oracle import (
     BEGIN,
     BITMAP,
     COUNT,
@@ -34,6 +32,8 @@ from kernels.formats.schedule import (
     make_schedule,
     make_tile_slots,
 )
+
+from kernels import BSB
 
 TILE = (16, TILE_KEYS)
 HEURISTICS = [SplitHeuristic(1, 16, 3), SplitHeuristic(8, 64, 100), SplitHeuristic(2, 2, None), SplitHeuristic(0, 1, 2)]
@@ -202,7 +202,7 @@ def check_edges_of_tiles(graph: sp.csr_array) -> None:
 @pytest.mark.parametrize("decoded_tiles", [1, 7, 1 << 18])
 @pytest.mark.parametrize("name", EDGE_CASES)
 def test_edges_of_the_tiles_of_edge_cases(monkeypatch, name, decoded_tiles):
-    monkeypatch.setattr("kernels.formats.schedule.DECODED_TILES", decoded_tiles)
+    monkeypatch.setattr("plan_oracle.DECODED_TILES", decoded_tiles)
     check_edges_of_tiles(EDGE_CASES[name]())
 
 
@@ -235,7 +235,7 @@ TILE_COUNTS = st.lists(st.one_of(st.integers(0, 6), st.integers(0, 120)), max_si
 )
 def test_any_windows_under_any_sizes(counts, warps, warp_tiles, split_tiles, sort_segment, many_blocks):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kernels.formats.schedule.MANY_BLOCKS", many_blocks)
+        patch.setattr("plan_oracle.MANY_BLOCKS", many_blocks)
         schedule_of(counts, warps, SplitHeuristic(warp_tiles, split_tiles, sort_segment))
 
 
@@ -305,7 +305,7 @@ def test_large_windows_lead_and_medium_ones_end():
 
 @pytest.mark.parametrize(("many", "order"), [(8, [4, 1, 3, 2, 0, 5]), (4, [4, 1, 0, 2, 3, 5])])
 def test_blocks_start_largest_first_and_many_of_them_by_powers_of_two(monkeypatch, many, order):
-    monkeypatch.setattr("kernels.formats.schedule.MANY_BLOCKS", many)
+    monkeypatch.setattr("plan_oracle.MANY_BLOCKS", many)
     schedule = schedule_of([5, 9, 6, 7, 40, 2], 4, SplitHeuristic(warp_tiles=1, split_tiles=100, sort_segment=32))
     assert schedule.work_items[:, 0, WINDOW].tolist() == order
 

@@ -18,8 +18,8 @@ from baselines.fused3s_paper import paper_instance
 from kernels import KernelCompileError
 from kernels.backends import feature_products
 from kernels.backends.feature_products import product_instance
-from kernels.backends.fused3s import FEW_WARPS, WARPS, WIDE_DIM, choose_instance, heads_of_group
-from kernels.backends.fused3s_backward import FEW_TEAMS, backward_instance
+from kernels.backends.fused3s import choose_instance, heads_of_group
+from kernels.backends.fused3s_backward import backward_instance
 from kernels.backends.fused3s_edges import (
     BIAS,
     CLAMP,
@@ -33,6 +33,7 @@ from kernels.backends.fused3s_edges import TYPES as EDGE_TYPES
 from kernels.backends.fused3s_edges_backward import edge_backward_instances
 from kernels.runtime import jit
 from kernels.runtime.jit import Element, KernelInstance, PtxasReport, compile_ptxas
+from kernels.tuning import SM90
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 
@@ -75,11 +76,11 @@ def check(spec, report: PtxasReport, arch: str, registers: int, static_bytes: in
 def fused3s_instances(arch: str) -> list[KernelInstance]:
     """Four warps at every head dimension, two at the wide ones, where large graphs take them, and at some others; on
     sm_90 also all types at the common dimensions."""
-    specs = {forward_instance(*types, dim, WARPS) for dim, types in in_turn(DIMS, arch)}
-    few = [dim for dim in DIMS if dim > WIDE_DIM or dim % 32 == 8]
-    specs |= {forward_instance(*types, dim, FEW_WARPS) for dim, types in in_turn(few, arch, shift=1)}
+    specs = {forward_instance(*types, dim, SM90.warps) for dim, types in in_turn(DIMS, arch)}
+    few = [dim for dim in DIMS if dim > SM90.wide_dim or dim % 32 == 8]
+    specs |= {forward_instance(*types, dim, SM90.few_warps) for dim, types in in_turn(few, arch, shift=1)}
     if arch == "sm_90":
-        common = ((64, WARPS), (128, WARPS), (256, FEW_WARPS))
+        common = ((64, SM90.warps), (128, SM90.warps), (256, SM90.few_warps))
         specs |= {forward_instance(*types, dim, warps) for types, (dim, warps) in product(TYPES, common)}
     return sorted(specs, key=lambda spec: spec.name)
 
@@ -134,7 +135,7 @@ def shapes_in_turn(shapes: list, arch: str) -> list[tuple]:
 @every_arch
 def test_head_groups_of_fused3s(arch):
     shapes = [*GROUPS, *((dim, 1) for dim in OTHER_DIMS)]
-    specs = [forward_instance(*types, dim, WARPS, heads) for (dim, heads), types in shapes_in_turn(shapes, arch)]
+    specs = [forward_instance(*types, dim, SM90.warps, heads) for (dim, heads), types in shapes_in_turn(shapes, arch)]
     for spec, report in compile_ptxas(specs, arch).items():
         check(spec, report, arch, registers_of(spec))
 
@@ -143,7 +144,7 @@ def test_head_groups_of_fused3s(arch):
 def test_edge_terms_of_fused3s(arch):
     shapes = list(product((12, 64, 72, 128, 200), TERMS))
     specs = [
-        forward_instance(*types, dim, FEW_WARPS if dim > WIDE_DIM else WARPS, terms=terms)
+        forward_instance(*types, dim, SM90.few_warps if dim > SM90.wide_dim else SM90.warps, terms=terms)
         for (dim, terms), types in shapes_in_turn(shapes, arch)
     ]
     for spec, report in compile_ptxas(specs, arch).items():
@@ -166,7 +167,7 @@ def test_gradients_in_float32(arch):
     """Both numbers of TF32 terms; one, two and four warps a team."""
     shapes = list(product((16, 48, 64, 128, 256), (Element.FLOAT, Element.TF32), (False, True), (0, DROPOUT)))
     specs = [
-        backward_instance(element, dim, columns, FEW_TEAMS, terms)
+        backward_instance(element, dim, columns, SM90.few_teams, terms)
         for (dim, element, columns, terms), _ in shapes_in_turn(shapes, arch)
     ]
     for spec, report in compile_ptxas(specs, arch).items():
@@ -219,9 +220,9 @@ def test_gradients_of_feature_weights(arch):
 
 def test_every_head_dimension_is_compiled_for_some_architecture():
     specs = [spec for arch in ARCHS for spec in fused3s_instances(arch)]
-    assert {spec.arguments.dim for spec in specs if items_of(spec) == WARPS} == set(DIMS)
-    assert {spec.arguments.dim for spec in specs if items_of(spec) == FEW_WARPS} >= {
-        dim for dim in DIMS if dim > WIDE_DIM
+    assert {spec.arguments.dim for spec in specs if items_of(spec) == SM90.warps} == set(DIMS)
+    assert {spec.arguments.dim for spec in specs if items_of(spec) == SM90.few_warps} >= {
+        dim for dim in DIMS if dim > SM90.wide_dim
     }
     for arch in ARCHS:
         here = fused3s_instances(arch)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from dense.block_training import TrainingPacking
 from kernels import AttentionPlan, plan_attention
-from kernels.formats.schedule import SplitHeuristic, make_schedule
 from kernels.runtime import debug, launch
 from kernels.runtime.cuda_graph import capture
 from kernels.runtime.jit import Kernel, KernelSizes
@@ -190,9 +190,9 @@ def hops(device: str) -> tuple[AttentionPlan, list[torch.Tensor]]:
         num_heads=2,
     )
     data = plan.data
-    schedule = make_schedule(data.kv_tiles, data.tile_offset, data.schedule.warps, SplitHeuristic(4, 16, 32))
+    schedule = make_schedule(data.kv_tiles, data.tile_offset, data.work_items.shape[1], SplitHeuristic(4, 16, 32))
     assert schedule.windows == (0, 0, NODES // 16)
-    plan = replace(plan, data=replace(data, schedule=schedule))
+    plan = replace(plan, data=with_schedule(data, schedule))
     q, v = (torch.from_numpy(rng.standard_normal((NODES, 2, 64))).to(device, torch.float16) for _ in range(2))
     q = torch.where(q < 0, -1.0, 1.0).half()
     return plan, [q, q.roll(HOP, 0), v]
