@@ -9,7 +9,9 @@ import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph
 from plan_oracle import plan_by_torch
+from poison import poisoned_buffers
 
+from baselines import REGISTRY
 from kernels.backends import fused3s
 from kernels.backends.base import InputSpec
 from kernels.backends.fused3s_planning import make_room, plan_graph, queue_plan
@@ -249,3 +251,35 @@ def test_what_the_kernels_do_not_take(monkeypatch, graph, what):
         with pytest.raises(ValueError, match=f"graph: got {what}"):
             plan_graph(graph, CPU, INPUTS["backward"], forward)
     assert not gpu.launched
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
+@pytest.mark.parametrize("heads", [1, 8])
+def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
+    """Planned as one row or column without an edge; calls write zeros to the rows that there are, and nothing else."""
+    inputs, backend = InputSpec(HALF, 8, heads, backward=True), REGISTRY["fused3s"]
+    listed = EdgeList(torch.empty((2, 0), dtype=torch.int64), shape)
+    for graph in (listed, csr_pattern(scipy.sparse.csr_array(shape))):
+        with cuda_on_cpu():
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs)
+            with gpu_on_cpu(monkeypatch):
+                data = plan_graph(graph, CPU, inputs, forward)
+            assert (data.num_rows, data.num_cols, data.num_edges) == (*shape, 0)
+            query, key, value = (torch.randn(size, heads, 8).to(HALF) for size in (shape[0], shape[1], shape[1]))
+            with poisoned_buffers(monkeypatch):
+                lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+                output = backend.attend(data, query, key, value, 1.0, HALF, lse)
+                tensors = (torch.ones_like(output), query, key, value, output, lse, 1.0, None)
+                found = backend.attend_backward(data, *tensors, frozenset(("query", "key", "value")))
+        for got, like in zip((output, *found[:3]), (query, query, key, value), strict=True):
+            assert got.shape == like.shape
+            assert (got == 0).all()
+        assert (lse == -torch.inf).all()
+
+
+def test_an_edge_of_a_graph_without_rows_is_named(monkeypatch):
+    graph = EdgeList(torch.zeros((2, 1), dtype=torch.int64), (0, 5))
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
+        forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS["forward"])
+        with pytest.raises(ValueError, match=r"row 1 \(targets\) holds ids from 0 to 0; .* has 0 rows"):
+            plan_graph(graph, CPU, INPUTS["forward"], forward)
