@@ -4,16 +4,14 @@ The edges are in the order of `canonical_csr`. Nothing waits for the GPU: all si
 what only the GPU knows is in `numbers` (`PlanNumber`).
 """
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
 
 import torch
 
 from ..fragments import WARP_SIZE
-from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.jit import KernelInstance, get_kernel
 from ..runtime.launch import Launch, address_of
 
 WINDOW_ROWS = 16
@@ -24,7 +22,6 @@ MOST_ROWS = 1 << 30
 EDGE_THREADS, BLOCK_EDGES = 256, 1024
 SCAN_THREADS, SCAN_CHUNK, SCAN_BLOCKS = 1024, 4096, 128
 SORT_WARPS, WARP_EDGES = 8, 512  # warps of a block, most edges of a window of one warp
-POINTERS, SCALARS = struct.Struct("<12Q"), struct.Struct("<2q4i")  # of struct Params
 
 
 class PlanNumber(IntEnum):
@@ -40,17 +37,8 @@ class PlanNumber(IntEnum):
 COUNTS = int(PlanNumber.COUNTS)
 
 
-@dataclass(frozen=True, eq=False)
-class PlanCSRSpec:
-    """An instance of a kernel of cuda/plan_csr.cu."""
-
-    name: str
-
-    source: ClassVar[str] = "plan_csr.cu"
-
-
-_specs = {
-    (function, *arguments): PlanCSRSpec(cpp_name(function, *arguments))
+_instances = {
+    (function, *arguments): KernelInstance("plan_csr.cu", function, tuple(arguments))
     for function, count in (("plan_count", 2), ("plan_offsets", 1), ("plan_place", 1), ("plan_sort", 3))
     for arguments in ([bool(number >> bit & 1) for bit in range(count)] for number in range(1 << count))
 }
@@ -151,34 +139,56 @@ class GPUCSR:
         """
         (num_rows, num_cols), most_edges, num_edges = self._shape, self._most_edges, source.num_edges
         wide, is_csr, transposes = source.ids.dtype == torch.int64, source.offsets is not None, len(keys) == 3
-        pointers = POINTERS.pack(
-            *(address_of(source.ids), address_of(source.offsets), self.address_of_numbers, self.address_of_offsets[0]),
-            *(keys[0], keys[2] if transposes else 0, keys[1], self.address_of_indices, self.address_of_edges),
-            *(self.address_of_column_indices, self.address_of_column_edges, row_ids),
+        # The kernels of the source share one struct.
+        params = get_kernel(_instances["plan_offsets", is_csr], device_index).params
+        pointers = params.pack_pointers(
+            {
+                "columns": address_of(source.ids),
+                "row_offsets": address_of(source.offsets),
+                "numbers": self.address_of_numbers,
+                "offsets": self.address_of_offsets[0],
+                "keys": keys[0],
+                "spare_keys": keys[1],
+                "column_keys": keys[2] if transposes else 0,
+                "indices": self.address_of_indices,
+                "edges": self.address_of_edges,
+                "column_indices": self.address_of_column_indices,
+                "column_edges": self.address_of_column_edges,
+                "row_ids": row_ids,
+            }
         )
-        row_stride, has_padding = 0 if is_csr else source.ids.stride(0), source.has_padding
-        of_source = SCALARS.pack(num_edges, row_stride, num_rows, num_cols, 0, has_padding)
+
+        def scalars(num_edges: int, block_windows: int = 0) -> bytes:
+            return params.pack_scalars(
+                num_edges=num_edges,
+                row_stride=0 if is_csr else source.ids.stride(0),
+                num_rows=num_rows,
+                num_cols=num_cols,
+                block_windows=block_windows,
+                has_padding=source.has_padding,
+            )
+
+        of_source = scalars(num_edges)
         launches = []
         if num_edges or is_csr:
-            kernel = get_kernel(_specs["plan_count", wide, is_csr], device_index)
+            kernel = get_kernel(_instances["plan_count", wide, is_csr], device_index)
             grid_of_edges = (blocks_of(max(num_edges, num_rows + 1) if is_csr else num_edges, BLOCK_EDGES), 1, 1)
             launches.append((kernel, grid_of_edges, EDGE_THREADS, pointers, of_source))
         most = max(num_rows, num_cols) if transposes else num_rows
         grid = (min(SCAN_BLOCKS, most // SCAN_CHUNK + 1), 1 + transposes, 1)
-        kernel = get_kernel(_specs["plan_offsets", is_csr], device_index)
+        kernel = get_kernel(_instances["plan_offsets", is_csr], device_index)
         launches.append((kernel, grid, SCAN_THREADS, pointers, of_source))
         if num_edges and not is_csr:
-            kernel = get_kernel(_specs["plan_place", wide], device_index)
+            kernel = get_kernel(_instances["plan_place", wide], device_index)
             launches.append((kernel, grid_of_edges, EDGE_THREADS, pointers, of_source))
-        sorts = [(num_rows, _specs["plan_sort", wide, is_csr, False])]
+        sorts = [(num_rows, _instances["plan_sort", wide, is_csr, False])]
         if transposes:  # from keys, whatever those were made from: one instance
-            sorts.append((num_cols, _specs["plan_sort", False, False, True]))
-        for rows, spec in sorts if most_edges else ():
+            sorts.append((num_cols, _instances["plan_sort", False, False, True]))
+        for rows, instance in sorts if most_edges else ():
             num_windows = -(-rows // WINDOW_ROWS)
             windows = SORT_WARPS if most_edges <= WARP_EDGES * num_windows else 1
-            scalars = SCALARS.pack(most_edges, row_stride, num_rows, num_cols, windows, has_padding)
-            grid = (blocks_of(num_windows, windows), 1, 1)
-            launches.append((get_kernel(spec, device_index), grid, SORT_WARPS * WARP_SIZE, pointers, scalars))
+            grid, threads = (blocks_of(num_windows, windows), 1, 1), SORT_WARPS * WARP_SIZE
+            launches.append((get_kernel(instance, device_index), grid, threads, pointers, scalars(most_edges, windows)))
         return launches
 
 

@@ -1,27 +1,12 @@
 """Slots of the edges in the KV tiles, by cuda/plan_edges.cu."""
 
-import struct
-from dataclasses import dataclass
-from typing import ClassVar
-
 from ..fragments import WARP_SIZE
-from ..runtime.jit import get_kernel
+from ..runtime.jit import KernelInstance, get_kernel
 from ..runtime.launch import Launch
 from .gpu_csr import WINDOW_ROWS, blocks_of
 
 WARPS = 8  # as in cuda/plan_edges.cu
-POINTERS, SCALARS = struct.Struct("<6Q"), struct.Struct("<2i")  # of struct Params
-
-
-@dataclass(frozen=True, eq=False)
-class PlanEdgesSpec:
-    """The kernel of cuda/plan_edges.cu."""
-
-    source: ClassVar[str] = "plan_edges.cu"
-    name: ClassVar[str] = "plan_edges"
-
-
-PLAN_EDGES = PlanEdgesSpec()
+PLAN_EDGES = KernelInstance("plan_edges.cu", "plan_edges")
 
 
 def slot_launch(
@@ -34,8 +19,10 @@ def slot_launch(
         kv_tiles, tile_offset: addresses of those arrays of `GPUPlan`, of A.
         offsets: address [num_rows + 1] int64 of the CSR.
     """
-    num_windows = -(-num_rows // WINDOW_ROWS)
-    pointers = POINTERS.pack(offsets, kv_tiles, tile_offset, *slots)
-    grid = (blocks_of(num_windows, WARPS), 1, 1)
-    scalars = SCALARS.pack(num_windows, num_rows)
-    return get_kernel(PLAN_EDGES, device_index), grid, WARPS * WARP_SIZE, pointers, scalars
+    kernel, num_windows = get_kernel(PLAN_EDGES, device_index), -(-num_rows // WINDOW_ROWS)
+    places = dict(zip(("tile_slots", "slot_edges", "slot_places"), slots, strict=True))
+    pointers = kernel.params.pack_pointers(
+        {"offsets": offsets, "kv_tiles": kv_tiles, "tile_offset": tile_offset, **places}
+    )
+    grid, scalars = (blocks_of(num_windows, WARPS), 1, 1), kernel.scalars(num_windows=num_windows, num_rows=num_rows)
+    return kernel, grid, WARPS * WARP_SIZE, pointers, scalars

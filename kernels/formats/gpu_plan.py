@@ -12,18 +12,17 @@ The host does not wait: the arrays have room for the most that there can be, and
 a plan can be filled again with another graph, and the filling captured in a CUDA graph.
 """
 
-import struct
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 
 from ..fragments import WARP_SIZE
-from ..runtime.jit import cpp_name, get_kernel
+from ..runtime.jit import KernelInstance, get_kernel
 from ..runtime.launch import Launch, address_of, launch_all, next_waits
+from ..runtime.params import elements
 from .gpu_csr import (
     GPUCSR,
     SORT_WARPS,
@@ -55,48 +54,12 @@ SCHEDULE_THREADS = 1024
 ITEM_WARPS = 8
 BLOCK_WORDS = 5  # of struct ScheduleScratch for each shared block
 WINDOW_WORDS = 3  # and for each window
-TILE_POINTERS, TILE_SCALARS = struct.Struct("<8Q"), struct.Struct("<6i")  # of struct Params
-SCHEDULE_POINTERS, SCHEDULE_SCALARS = struct.Struct("<11Q"), struct.Struct("<5i")
-INPUT_SCALARS = struct.Struct("<6i")
+SCHEDULE_INPUTS = ("side", "is_first", "num_groups", "warps", "resident_warps", "most_items")
 
 
-@dataclass(frozen=True, eq=False)
-class PlanTilesSpec:
-    """One instance of `plan_tiles`; `writes`: whether it writes the KV tiles, or counts them."""
-
-    writes: bool
-
-    source: ClassVar[str] = "plan_tiles.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name("plan_tiles", self.writes)
-
-
-@dataclass(frozen=True, eq=False)
-class PlanScheduleSpec:
-    """`plan_schedule`, which sorts `sort_keys` numbers at a time."""
-
-    sort_keys: int
-
-    source: ClassVar[str] = "plan_schedule.cu"
-
-    @property
-    def name(self) -> str:
-        return cpp_name("plan_schedule", self.sort_keys)
-
-
-@dataclass(frozen=True, eq=False)
-class PlanItemsSpec:
-    """`plan_items`."""
-
-    source: ClassVar[str] = "plan_schedule.cu"
-    name: ClassVar[str] = "plan_items"
-
-
-COUNT_TILES, WRITE_TILES = PlanTilesSpec(writes=False), PlanTilesSpec(writes=True)
-PLAN_SCHEDULE = PlanScheduleSpec(sort_keys=4096)  # at least MANY_BLOCKS
-PLAN_ITEMS = PlanItemsSpec()
+COUNT_TILES, WRITE_TILES = (KernelInstance("plan_tiles.cu", "plan_tiles", (writes,)) for writes in (False, True))
+PLAN_SCHEDULE = KernelInstance("plan_schedule.cu", "plan_schedule", (4096,))  # keys sorted at a time, >= MANY_BLOCKS
+PLAN_ITEMS = KernelInstance("plan_schedule.cu", "plan_items")
 
 
 @dataclass(frozen=True)
@@ -272,22 +235,30 @@ class GPUPlan:
             most_blocks, most_windows: of all schedules.
         """
         index, windows, tiles, num_schedules = self.device.index, self._windows, self._kv_tiles, len(self.work_items)
-        none = (0,) * (2 - len(windows))
-        pointers = SCHEDULE_POINTERS.pack(
-            *(*counts, *none, *self._tile_offset, *none, *tiles, *none),
-            *(*self._work_items, *(0,) * (MOST_SCHEDULES - num_schedules), self.csr.address_of_numbers, scratch),
+        kernels = [get_kernel(instance, index) for instance in (PLAN_SCHEDULE, PLAN_ITEMS)]
+        params = kernels[0].params
+        arrays = elements(tiles=counts, tile_offset=self._tile_offset, kv_tiles=tiles, work_items=self._work_items)
+        pointers = params.pack_pointers(arrays | {"numbers": self.csr.address_of_numbers, "scratch": scratch})
+        most_items = max(
+            [len(items) * each.warps for items, each in zip(self.work_items, self.form.schedules, strict=True)]
         )
-        scalars, most_items = self._schedule_scalars(most_blocks, most_windows)
+        scalars = params.pack_scalars(
+            most_blocks=most_blocks,
+            most_windows=most_windows,
+            many_blocks=MANY_BLOCKS,
+            **elements(num_windows=(*windows, 0)[:2]),
+            **self._schedule_inputs(),
+        )
         grid_of_items = (blocks_of(most_items, ITEM_WARPS), num_schedules, 1)
         return [
             self._tiles_launch(COUNT_TILES, counts, windows, tiles),
-            (get_kernel(PLAN_SCHEDULE, index), (num_schedules, 1, 1), SCHEDULE_THREADS, pointers, scalars),
+            (kernels[0], (num_schedules, 1, 1), SCHEDULE_THREADS, pointers, scalars),
             self._tiles_launch(WRITE_TILES, self._tile_offset, windows, tiles),
-            (get_kernel(PLAN_ITEMS, index), grid_of_items, ITEM_WARPS * WARP_SIZE, pointers, scalars),
+            (kernels[1], grid_of_items, ITEM_WARPS * WARP_SIZE, pointers, scalars),
         ]
 
     def _tiles_launch(
-        self, spec: PlanTilesSpec, counts: Sequence[int], windows: Sequence[int], tiles: Sequence[int]
+        self, instance: KernelInstance, counts: Sequence[int], windows: Sequence[int], tiles: Sequence[int]
     ) -> Launch:
         """Kernel of the KV tiles of A, and of A^T where the sequences have two elements.
 
@@ -297,26 +268,28 @@ class GPUPlan:
         """
         form, csr, sides = self.form, self.csr, len(windows)
         per_block = [SORT_WARPS if form.most_edges <= WARP_EDGES * each else 1 for each in windows]
-        none = (0,) * (2 - sides)
+        kernel, none = get_kernel(instance, self.device.index), (0,) * (2 - sides)
         indices = (csr.address_of_indices, csr.address_of_column_indices)[:sides]
-        pointers = TILE_POINTERS.pack(
-            *(*counts, *none, *csr.address_of_offsets[:sides], *none, *indices, *none, *tiles, *none)
+        pointers = kernel.params.pack_pointers(
+            elements(tiles=counts, offsets=csr.address_of_offsets[:sides], indices=indices, kv_tiles=tiles)
         )
         rows, columns = form.shape[:sides], form.shape[::-1][:sides]
-        scalars = TILE_SCALARS.pack(*rows, *none, *columns, *none, *per_block, *none)
+        scalars = kernel.scalars(
+            **elements(num_rows=(*rows, *none), num_cols=(*columns, *none), block_windows=(*per_block, *none))
+        )
         grid = (max(map(blocks_of, windows, per_block)), sides, 1)
-        return get_kernel(spec, self.device.index), grid, SORT_WARPS * WARP_SIZE, pointers, scalars
+        return kernel, grid, SORT_WARPS * WARP_SIZE, pointers, scalars
 
-    def _schedule_scalars(self, most_blocks: int, most_windows: int) -> tuple[bytes, int]:
-        """Scalars of struct Params, and the most work items of a schedule."""
-        windows = (*self._windows, 0)[:2]
-        scalars = SCHEDULE_SCALARS.pack(most_blocks, most_windows, *windows, MANY_BLOCKS)
-        most_items, seen = 0, set()
-        for work_items, each in zip(self.work_items, self.form.schedules, strict=True):
-            items = len(work_items) * each.warps
-            shape = (each.num_groups, each.warps, each.resident_warps, items)
-            scalars += INPUT_SCALARS.pack(each.of_transpose, each.of_transpose not in seen, *shape)
-            seen.add(each.of_transpose)
-            most_items = max(most_items, items)
-        scalars += bytes(INPUT_SCALARS.size * (MOST_SCHEDULES - len(self.work_items)))
-        return scalars + bytes(-len(scalars) % 8), most_items
+    def _schedule_inputs(self) -> dict[str, int]:
+        """Members of struct Params of cuda/plan_schedule.cu: ScheduleInputs of each schedule; zeros for the others."""
+        members, seen = {}, set()
+        for which in range(MOST_SCHEDULES):
+            values = (0,) * len(SCHEDULE_INPUTS)
+            if which < len(self.work_items):
+                each = self.form.schedules[which]
+                items = self.work_items[which].shape[0] * each.warps
+                values = each.of_transpose, each.of_transpose not in seen, each.num_groups, each.warps
+                values += (each.resident_warps, items)
+                seen.add(each.of_transpose)
+            members |= {f"inputs_{which}_{name}": value for name, value in zip(SCHEDULE_INPUTS, values, strict=True)}
+        return members

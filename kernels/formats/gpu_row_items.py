@@ -9,30 +9,16 @@ sorted by length within segments of neighbouring rows, which find common keys in
 without work last.
 """
 
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
-from ..runtime.jit import get_kernel
+from ..runtime.jit import KernelInstance, get_kernel
 from ..runtime.launch import Launch
+from ..runtime.params import elements
 from .gpu_csr import SCAN_BLOCKS, SCAN_CHUNK, blocks_of
 
 SORT_SEGMENT = 256  # sorted rows
 PARTS_THREADS = 1024  # as in cuda/plan_rows.cu
-POINTERS, SCALARS = struct.Struct("<10Q"), struct.Struct("<5i4x")  # of struct Params
-
-
-@dataclass(frozen=True, eq=False)
-class PlanRowsSpec:
-    """A kernel of cuda/plan_rows.cu."""
-
-    name: str
-
-    source: ClassVar[str] = "plan_rows.cu"
-
-
-PLAN_PARTS, PLAN_WHOLE_ROWS = PlanRowsSpec("plan_parts"), PlanRowsSpec("plan_whole_rows")
+PLAN_PARTS, PLAN_WHOLE_ROWS = (KernelInstance("plan_rows.cu", name) for name in ("plan_parts", "plan_whole_rows"))
 
 
 def most_items_of(num_edges: int, num_rows: int, part_edges: int) -> int:
@@ -69,13 +55,14 @@ def row_launches(
             order.
         numbers: address `GPUCSR.numbers`; parts, and rows without parts, are written.
     """
-    count = len(items)
-    none = (0,) * (2 - count)
-    pointers = POINTERS.pack(*items, *none, *parts, *none, *offsets, *none, row_ids, *whole_rows, *none, numbers)
-    scalars = SCALARS.pack(*num_rows, *none, *most_items, *none, part_edges)
+    count, none = len(items), (0,) * (2 - len(items))
+    kernels = [get_kernel(instance, device_index) for instance in (PLAN_PARTS, PLAN_WHOLE_ROWS)]
+    params = kernels[0].params
+    arrays = elements(items=items, parts=parts, offsets=offsets, whole_rows=whole_rows)
+    pointers = params.pack_pointers({**arrays, "row_ids": row_ids, "numbers": numbers})
+    sizes = elements(num_rows=(*num_rows, *none), most_items=(*most_items, *none))
+    scalars = params.pack_scalars(part_edges=part_edges, **sizes)
     grid_of_parts = (min(SCAN_BLOCKS, blocks_of(max(num_rows), SCAN_CHUNK)), count, 1)
     grid_of_rows = (blocks_of(max(most_items), SORT_SEGMENT), count, 1)
-    return [
-        (get_kernel(PLAN_PARTS, device_index), grid_of_parts, PARTS_THREADS, pointers, scalars),
-        (get_kernel(PLAN_WHOLE_ROWS, device_index), grid_of_rows, SORT_SEGMENT, pointers, scalars),
-    ]
+    grids = (grid_of_parts, PARTS_THREADS), (grid_of_rows, SORT_SEGMENT)
+    return [(kernel, *grid, pointers, scalars) for kernel, grid in zip(kernels, grids, strict=True)]

@@ -201,8 +201,7 @@ def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | No
 def _load(instance: KernelInstance, device_index: int) -> Kernel:
     logger.info("compiling %s (on first use; CuPy keeps the result on disk)", instance.name)
     start = time.perf_counter()
-    is_named = isinstance(instance, KernelInstance)  # planning kernels get their struct packed by position
-    exported = [instance.sizes_name] if is_named and instance.exports_sizes else []
+    exported = [instance.sizes_name] if instance.exports_sizes else []
     with _device(device_index):
         module = _compile(instance, [instance.name, *exported], instance.name)
         sizes = _read_sizes(module, exported[0]) if exported else KernelSizes()
@@ -216,8 +215,8 @@ def _load(instance: KernelInstance, device_index: int) -> Kernel:
             f"loaded {instance.name}: {function.num_regs} registers, {function.local_size_bytes} bytes of local memory "
             f"a thread, {sizes}"
         )
-    params = params_layout(instance.source, instance.function) if is_named else None
-    return Kernel(instance.name, address, sizes, params, params and params.pack_scalars, function)
+    params = params_layout(instance.source, instance.function)
+    return Kernel(instance.name, address, sizes, params, params.pack_scalars, function)
 
 
 def _device(device_index: int | None) -> Any:
@@ -232,8 +231,7 @@ def _compile(instance: KernelInstance, names: Sequence[str], what: str) -> Any:
 
     source = read_source(instance.source)
     # CuPy adds the plain architecture of the GPU; NVRTC takes the more specific of the two.
-    arch = getattr(instance, "arch", None)
-    options = (*OPTIONS, f"--gpu-architecture={arch}") if arch else OPTIONS
+    options = (*OPTIONS, f"--gpu-architecture={instance.arch}") if instance.arch else OPTIONS
     try:
         module = cupy.RawModule(code=source, options=options, name_expressions=names)
         module.compile()

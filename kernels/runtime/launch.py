@@ -83,8 +83,8 @@ def launch_all(device_index: int, launches: Sequence[Launch], zeros: tuple[int, 
     For kernels of memory whose addresses the caller knows.
 
     Args:
-        launches: of each kernel the function, the grid, the threads of a block, the pointers that are the first members
-            of its struct Params, and the other members; together at most `_Thread.MOST_BYTES`.
+        launches: of each kernel the grid, the threads of a block, the pointers of its struct Params, from
+            `kernel.params.pack_pointers`, and the scalars, from `kernel.scalars`.
         zeros: address and number of 32-bit words that are set to 0 first.
     """
     stream, thread, current = stream_handle(device_index), _thread, _enter(device_index)

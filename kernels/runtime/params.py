@@ -6,7 +6,7 @@ array, have names of their own: `dropout_seed`, `rows_0`.
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class ParamsLayout:
         self.num_bytes = 8 * len(self.pointers) + self._pack.size
         # A model calls with the same numbers again and again: they are packed once. By functools, names count too.
         self.pack_scalars = lru_cache(1024)(self._pack_scalars)
+        self._pointers, self._known = struct.Struct(f"<{len(self.pointers)}{POINTER}"), set()
         self._packers: dict[tuple[str, ...], tuple[struct.Struct, list[int] | None]] = {}
 
     def _pack_scalars(self, **scalars: float) -> bytes:
@@ -68,6 +69,18 @@ class ParamsLayout:
         if order is not None:
             addresses = [addresses[index] for index in order]
         packer.pack_into(buffer, 0, *addresses, scalars)
+
+    def pack_pointers(self, addresses: Mapping[str, int]) -> bytes:
+        """The pointers in C layout, by name; null for those that are left out.
+
+        Raises:
+            TypeError: a name is unknown.
+        """
+        names = tuple(addresses)
+        if names not in self._known:
+            self.check_names(names)
+            self._known.add(names)
+        return self._pointers.pack(*[addresses.get(name, 0) for name in self.pointers])
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise a TypeError where a name is not that of a pointer."""
@@ -142,3 +155,8 @@ def _with_gaps(formats: str) -> struct.Struct:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
+
+
+def elements(**arrays: Sequence[int]) -> dict[str, int]:
+    """Names and values of the elements of array members: `elements(rows=(3, 5))` is {"rows_0": 3, "rows_1": 5}."""
+    return {f"{name}_{i}": value for name, values in arrays.items() for i, value in enumerate(values)}

@@ -11,8 +11,9 @@ from kernels.formats import gpu_plan
 from kernels.formats.csr import CSRPattern
 from kernels.formats.edges import canonical_csr
 from kernels.formats.gpu_csr import EdgeSource
-from kernels.formats.gpu_plan import GPUPlan, PlanForm, PlanScheduleSpec
+from kernels.formats.gpu_plan import GPUPlan, PlanForm
 from kernels.formats.schedule import ScheduleForm, most_tiles_of
+from kernels.runtime.jit import KernelInstance
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES
 from tests.cuda_shim.oracle import GRAPHS
 
@@ -161,7 +162,7 @@ def test_random_sizes_of_windows(monkeypatch):
 
 def test_more_blocks_and_windows_than_a_sort_takes(monkeypatch):
     """Sorted chunk by chunk: shared blocks by powers of two, and windows of one warp that are dealt."""
-    monkeypatch.setattr(gpu_plan, "PLAN_SCHEDULE", PlanScheduleSpec(sort_keys=64))
+    monkeypatch.setattr(gpu_plan, "PLAN_SCHEDULE", KernelInstance("plan_schedule.cu", "plan_schedule", (64,)))
     for many in (8, 64):
         monkeypatch.setattr(plan_oracle, "MANY_BLOCKS", many)
         monkeypatch.setattr(gpu_plan, "MANY_BLOCKS", many)

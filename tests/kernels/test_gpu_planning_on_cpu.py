@@ -261,7 +261,7 @@ def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
     listed = EdgeList(torch.empty((2, 0), dtype=torch.int64), shape)
     for graph in (listed, csr_pattern(scipy.sparse.csr_array(shape))):
         with cuda_on_cpu():
-            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs)
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
             with gpu_on_cpu(monkeypatch):
                 data = plan_graph(graph, CPU, inputs, forward)
             assert (data.num_rows, data.num_cols, data.num_edges) == (*shape, 0)
@@ -280,6 +280,6 @@ def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
 def test_an_edge_of_a_graph_without_rows_is_named(monkeypatch):
     graph = EdgeList(torch.zeros((2, 1), dtype=torch.int64), (0, 5))
     with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
-        forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS["forward"])
+        forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS["forward"], CPU.index)
         with pytest.raises(ValueError, match=r"row 1 \(targets\) holds ids from 0 to 0; .* has 0 rows"):
             plan_graph(graph, CPU, INPUTS["forward"], forward)

@@ -52,7 +52,7 @@ def device():
 def test_a_plan_has_the_bits_of_torchs(monkeypatch, device, name, key):
     graph, inputs = ALL[name](), INPUTS[key]
     limits = gpu_limits(device)
-    forward = partial(fused3s.forward_schedule, limits, inputs)
+    forward = partial(fused3s.forward_schedule, limits, inputs, device.index)
     made = plan_graph(on_gpu(graph), device, inputs, forward)
     plan_on_cpu(monkeypatch, limits)
     expected = plan_by_torch(graph if isinstance(graph, EdgeList) else csr_pattern(graph), CPU, inputs, forward)

@@ -1,5 +1,6 @@
 """The kernels that make plans, on the CPU (tests/cuda_shim)."""
 
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +14,20 @@ from kernels.runtime import launch
 from tests.cuda_shim import cuda_on_cpu
 from tests.cuda_shim.cuda_on_cpu import MODES, CpuGpu
 
-# Tensors that a kernel writes, by their place in its parameters.
+# Members of struct Params that a kernel writes to, without the index of an array.
 WRITTEN = {
-    "plan_count": {2},
-    "plan_offsets": {3},
-    "plan_place": {2, 4},
-    "plan_sort": {2, 4, 5, 6, 7, 8, 9, 10},
-    "plan_tiles<false>": {0, 1},
-    "plan_tiles<true>": {6, 7},
-    "plan_schedule": {2, 3, 9, 10},
-    "plan_items": {6, 7, 8},
-    "plan_parts": {0, 1, 2, 3, 7, 8, 9},
-    "plan_whole_rows": {0, 1},
-    "plan_edges": {3, 4, 5},
+    "plan_count": {"numbers"},
+    "plan_offsets": {"offsets"},
+    "plan_place": {"numbers", "keys"},
+    "plan_sort": {"numbers", "keys", "column_keys", "spare_keys"}
+    | {"indices", "edges", "column_indices", "column_edges"},
+    "plan_tiles<false>": {"tiles"},
+    "plan_tiles<true>": {"kv_tiles"},
+    "plan_schedule": {"tile_offset", "numbers", "scratch"},
+    "plan_items": {"work_items"},
+    "plan_parts": {"items", "parts", "whole_rows", "numbers"},
+    "plan_whole_rows": {"items"},
+    "plan_edges": {"tile_slots", "slot_edges", "slot_places"},
 }
 
 
@@ -40,9 +42,9 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
         return empty(shape, dtype=dtype, device=device).fill_(poison(dtype))
 
     def take_back_written(tensor, label, updated):
-        name, place = label.split(": tensor ")
+        name, member = label.split(": tensor ")
         written = WRITTEN.get(name) or WRITTEN.get(name.partition("<")[0], ())  # (): no planning kernel
-        take_back(tensor, label, updated or int(place.split()[0]) in written)
+        take_back(tensor, label, updated or re.sub(r"_\d$", "", member.split()[0]) in written)
 
     known: list[tuple[int, torch.Tensor]] = []  # address, and what may be read and written from there on
 
@@ -71,9 +73,10 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
     def launch_all(device_index, launches, zeros=(0, 0)):
         if zeros[1]:
             tensor_at(zeros[0]).view(torch.int32)[: zeros[1]] = 0
-        for function, grid, block, pointers, scalars in launches:
+        for kernel, grid, block, pointers, scalars in launches:
             tensors = [tensor_at(address) for (address,) in struct.iter_unpack("<Q", pointers)]
-            gpu.launch_kernel(function, grid, block, tensors, scalars)
+            tensors = dict(zip(kernel.params.pointers, tensors, strict=True))
+            gpu.launch_kernel(kernel, grid, block, tensors, scalars)
 
     with monkeypatch.context() as patch:
         patch.setattr("torch.empty", poisoned)

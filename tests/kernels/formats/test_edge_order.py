@@ -135,7 +135,7 @@ def test_the_kernels_that_plan_find_the_same_order(monkeypatch, name):
     inputs = InputSpec(torch.float16, 16, 2, edge_data=True)
     for given in (listed, csr_pattern(FORMS["scipy_coo"](graph)[0], edge_ids=True)):
         with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
-            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs)
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
             data = plan_graph(given, CPU, inputs, forward)
         found = edge_order(given, CPU, sorted_edges=REGISTRY["fused3s"].sorted_edges(data))
         assert torch.equal(found.edge_of_csr, graph.csr_order())
