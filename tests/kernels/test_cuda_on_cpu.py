@@ -14,7 +14,7 @@ from baselines import REGISTRY
 from kernels import plan_attention
 from kernels.backends import fused3s
 from kernels.backends.base import Call, InputSpec
-from kernels.backends.fused3s_edges import DROPOUT
+from kernels.backends.fused3s_shapes import DROPOUT
 from kernels.dropout import Dropout
 from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern

@@ -1,5 +1,6 @@
 """The torch operators: torch's own checks of them, torch.compile without a graph break, export."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from baselines import REGISTRY
 from kernels import AttentionPlan, Dropout, EdgeData, plan_attention
+from kernels.edge_data import NUMBERS
 from models.graph_transformer import GraphTransformer
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
@@ -80,20 +82,20 @@ def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
     operands = case.plan._operands
     plan = (operands.tensors, operands.numbers, operands.layout, SCALE)
     if not with_edges:
-        return *plan, [], [False] * 8, 0.0, 0.0
+        return *plan, [], [False] * 8, [math.nan] * len(NUMBERS), 0.0
     seed = torch.tensor([5], device=case.plan.device)
     data = replace(case.data, multiplier=None)
     edges = case.plan.call(*case.tensors, edges=data, dropout=Dropout(0.3, seed)).edges
     given = [tensor.detach() for tensor in edges.tensors() if tensor is not None]
     for tensor in given:
         tensor.requires_grad_(tensor.is_floating_point())
-    return *plan, given, [tensor is not None for tensor in edges.tensors()], edges.clamp, 0.3
+    return *plan, given, [tensor is not None for tensor in edges.tensors()], [edges.clamp], 0.3
 
 
 def detached(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments of an operator without gradients."""
-    *plan, given, is_given, clamp, rate = arguments
-    return *plan, [tensor.detach() for tensor in given], is_given, clamp, rate
+    *plan, given, is_given, numbers, rate = arguments
+    return *plan, [tensor.detach() for tensor in given], is_given, numbers, rate
 
 
 @pytest.mark.parametrize("with_edges", [False, True])
@@ -181,14 +183,19 @@ def test_a_compiled_call_has_the_gradients_of_each_kind_of_edge_data(backend, ki
     weight = case.data.key_weight
     same_weight = {} if weight is None else {"key_weight": weight, "value_weight": weight}
 
-    def attention(q, k, v, bound, others):
-        return case.plan(q, k, v, edges=bound) + case.plan(q, q, v, edges=replace(bound, **others))
+    def attention(q, k, v, bound):
+        return case.plan(q, k, v, edges=bound)
 
-    outputs = (
-        function(*case.tensors, case.plan.bind_edges(case.data), same_weight)
-        for function in (compiled(attention, backend), attention)
-    )
-    assert_same_call(*outputs, case.leaves)
+    def of_shared_tensors(q, k, v, bound):
+        return torch.cat([case.plan(q, q, v, edges=replace(bound, **same_weight)), k])
+
+    # Apart: of more than two gradients the compiled sum is rounded once, and the eager one after each addition.
+    of_shared = [leaf for leaf in case.leaves if not same_weight or leaf is not case.data.value_weight]
+    for function, leaves in ((attention, case.leaves), (of_shared_tensors, of_shared)):
+        outputs = (
+            each(*case.tensors, case.plan.bind_edges(case.data)) for each in (compiled(function, backend), function)
+        )
+        assert_same_call(*outputs, leaves)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

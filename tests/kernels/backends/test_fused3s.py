@@ -14,7 +14,7 @@ from baselines import REGISTRY
 from kernels.backends import fused3s
 from kernels.backends.base import Call, InputSpec
 from kernels.backends.fused3s import choose_instance, heads_of_group
-from kernels.backends.fused3s_edges import BIAS, CLAMP, MULTIPLIER
+from kernels.backends.fused3s_shapes import BIAS, CLAMP, MULTIPLIER
 from kernels.formats.csr import csr_pattern
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element

@@ -20,17 +20,10 @@ from kernels.backends import feature_products
 from kernels.backends.feature_products import product_instance
 from kernels.backends.fused3s import choose_instance, heads_of_group
 from kernels.backends.fused3s_backward import backward_instance
-from kernels.backends.fused3s_edges import (
-    BIAS,
-    CLAMP,
-    DROPOUT,
-    KEY_FEATURES,
-    MULTIPLIER,
-    VALUE_FEATURES,
-    edge_instance,
-)
-from kernels.backends.fused3s_edges import TYPES as EDGE_TYPES
+from kernels.backends.fused3s_edges import edge_instance
 from kernels.backends.fused3s_edges_backward import edge_backward_instances
+from kernels.backends.fused3s_shapes import BIAS, CLAMP, DROPOUT, KEY_FEATURES, MULTIPLIER, VALUE_FEATURES
+from kernels.backends.fused3s_shapes import TYPES as EDGE_TYPES
 from kernels.runtime import jit
 from kernels.runtime.jit import Element, KernelInstance, PtxasReport, compile_ptxas
 from kernels.tuning import SM90
