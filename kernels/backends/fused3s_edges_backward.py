@@ -198,9 +198,9 @@ class _EdgeTensors:
 def _launch(instance: KernelInstance, tensors: dict[str, torch.Tensor | None], scalars: dict[str, float]) -> None:
     """One pass, with the members of struct Params that do not follow from others."""
     num_items, num_parts = tensors["items"].shape[0], tensors["parts"].shape[0]
-    if num_items == 0:
-        return
     own, gradient = tensors["own_first"], tensors["first_gradient"]
+    if not own.numel():  # a graph without rows is planned as one row
+        return
     _, num_heads, dim = own.shape
     kernel = get_kernel(instance, own.device.index)
     num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim))

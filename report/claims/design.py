@@ -9,10 +9,10 @@ PEAK_RATES = "make reproduce-figures FIGURES=peak_rates"
 TABLES = "make tables"
 MASKS = "make reproduce-figures FIGURES=masks"
 
-ON_CPU = "tests/kernels/test_cuda_on_cpu_baselines.py::test_the_papers_kernel"
+ON_CPU = "tests/baselines/test_cuda_on_cpu_baselines.py::test_the_papers_kernel"
 EVERY_ROW = "tests/kernels/backends/test_fused_kernels.py::test_edge_cases"
 SWITCHES = "tests/kernels/backends/test_fused_kernels.py::test_switches_of_the_papers_kernel_keep_the_result"
-SPLIT_ROWS = "tests/kernels/backends/test_fused3s_paper.py::test_split_rows_on_edge_cases"
+SPLIT_ROWS = "tests/baselines/test_fused3s_paper.py::test_split_rows_on_edge_cases"
 FRAGMENTS = "tests/kernels/test_fragments.py::test_elements_are_bijections"
 BSB = "tests/kernels/formats/test_bsb.py::test_arrays_equal_the_papers_construction"
 INVERSE = "tests/kernels/formats/test_bsb.py::test_to_csr_is_the_inverse"
@@ -229,7 +229,7 @@ PRECISION = Section(
         Claim(
             "mixed precision",
             "Overflow corrupts inference; stabilized softmax prevents it (forward pass)",
-            (STABILITY, "tests/kernels/backends/test_baselines.py::test_naive_softmax_overflows_and_stable_does_not"),
+            (STABILITY, "tests/baselines/test_baselines.py::test_naive_softmax_overflows_and_stable_does_not"),
             stability.stable_kernels,
         ),
         Claim(
@@ -305,13 +305,13 @@ SETUP = Section(
         Claim(
             "baselines",
             "DF-GNN tiling and hyper: fp32, fused, stable softmax, CUDA cores",
-            ("tests/kernels/test_cuda_on_cpu_baselines.py::test_dfgnn",),
+            ("tests/baselines/test_cuda_on_cpu_baselines.py::test_dfgnn",),
             by_test("Written anew from their description; the authors' code is measured beside them."),
         ),
         Claim(
             "baselines",
             "FlashSparse: separate kernels on tensor cores, naive softmax, and a stable one",
-            ("tests/kernels/test_cuda_on_cpu_baselines.py::test_flashsparse",),
+            ("tests/baselines/test_cuda_on_cpu_baselines.py::test_flashsparse",),
             by_test(
                 "Written anew with fp32 accumulation and right results; the authors' naive form is measured beside it."
             ),
@@ -319,7 +319,7 @@ SETUP = Section(
         Claim(
             "baselines",
             "PyTorch Geometric",
-            ("tests/kernels/backends/test_baselines.py::test_real_graphs",),
+            ("tests/baselines/test_baselines.py::test_real_graphs",),
             by_test("The library's own routines in the steps of TransformerConv."),
         ),
         Claim(
@@ -412,7 +412,7 @@ OUTLOOK = Section(
         Claim(
             "future work",
             "Tensor Memory Accelerator",
-            ("tests/kernels/test_dense_block.py::test_every_row",),
+            ("tests/dense/test_dense_block.py::test_every_row",),
             by_test(
                 "Used by the fused dense block; a probe of bulk copies for the gathers was slower (kernels/NOTES.md).",
                 Verdict.IN_PART,

@@ -59,13 +59,13 @@ HEADLINE = Section(
         Claim(
             "title, abstract",
             "SDDMM, softmax and SpMM are one kernel on tensor cores",
-            ("tests/kernels/test_cuda_on_cpu_baselines.py::test_the_papers_kernel",),
+            ("tests/baselines/test_cuda_on_cpu_baselines.py::test_the_papers_kernel",),
             by_test("One launch of one kernel; no score is written to memory."),
         ),
         Claim(
             "contribution 2",
             "Fully on chip, blocks and warps share out the work, no synchronization through global memory",
-            ("tests/kernels/test_cuda_on_cpu_baselines.py::test_the_papers_kernel",),
+            ("tests/baselines/test_cuda_on_cpu_baselines.py::test_the_papers_kernel",),
             by_test("A thread block per row window. `fused3s` departs from it: it splits heavy windows over blocks."),
         ),
         Claim(
@@ -264,7 +264,7 @@ BREAKDOWN = Section(
         Claim(
             "fusion, Figure 2",
             "Edge-parallel blocks are slower than node-parallel ones",
-            (ABLATION, "tests/kernels/test_cuda_on_cpu_baselines.py::test_windows_split_over_edge_parallel_blocks"),
+            (ABLATION, "tests/baselines/test_cuda_on_cpu_baselines.py::test_windows_split_over_edge_parallel_blocks"),
             breakdown.edge_parallel,
             "about 1.2x for SpMM alone",
         ),

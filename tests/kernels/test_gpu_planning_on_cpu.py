@@ -13,7 +13,8 @@ from poison import poisoned_buffers
 
 from baselines import REGISTRY
 from kernels.backends import fused3s
-from kernels.backends.base import InputSpec
+from kernels.backends.base import Call, InputSpec
+from kernels.backends.fused3s_backward import GRADIENTS
 from kernels.backends.fused3s_planning import make_room, plan_graph, queue_plan
 from kernels.backends.kernel_choice import GraphSize, takes_edges
 from kernels.formats.bsb import BSB
@@ -268,9 +269,9 @@ def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
             query, key, value = (torch.randn(size, heads, 8).to(HALF) for size in (shape[0], shape[1], shape[1]))
             with poisoned_buffers(monkeypatch):
                 lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-                output = backend.attend(data, query, key, value, 1.0, HALF, lse)
-                tensors = (torch.ones_like(output), query, key, value, output, lse, 1.0, None)
-                found = backend.attend_backward(data, *tensors, frozenset(("query", "key", "value")))
+                call = Call(query, key, value, 1.0, HALF, lse)
+                output = backend.attend(data, call)
+                found = backend.attend_backward(data, call, output, torch.ones_like(output), GRADIENTS)
         for got, like in zip((output, *found[:3]), (query, query, key, value), strict=True):
             assert got.shape == like.shape
             assert (got == 0).all()
