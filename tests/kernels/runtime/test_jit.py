@@ -146,8 +146,11 @@ def test_edge_terms_of_fused3s(arch):
 
 def test_gradients():
     """Both forms of the backward pass, and low-rank features in the tile kernel."""
-    wide = [backward_instance(Element.HALF, dim, columns) for dim, columns in product((64, 128, 256), (False, True))]
-    wide.append(backward_instance(Element.BFLOAT16, 128, True, terms=DROPOUT))
+    wide = [
+        backward_instance(Element.HALF, dim, columns, SM90.teams)
+        for dim, columns in product((64, 128, 256), (False, True))
+    ]
+    wide.append(backward_instance(Element.BFLOAT16, 128, True, SM90.teams, DROPOUT))
     narrow = [each for terms in (0, DROPOUT) for each in edge_backward_instances(HALF, HALF, 16, 8, terms)]
     features = [forward_instance(HALF, HALF, dim, terms=FEATURES) for dim in (64, 128)]
     for specs in (wide, narrow, features):
