@@ -5,7 +5,20 @@ import importlib.util
 import fused3s
 import torch
 
-for name in ("bench", "configs", "data", "kernels", "models", "parallel", "report", "results", "scripts", "simulator"):
+for name in (
+    "baselines",
+    "bench",
+    "configs",
+    "data",
+    "dense",
+    "kernels",
+    "models",
+    "parallel",
+    "report",
+    "results",
+    "scripts",
+    "simulator",
+):
     assert importlib.util.find_spec(name) is None, f"the wheel installs a package named {name}"
 assert any((fused3s.runtime.source.CUDA_FOLDER / "ptx").iterdir()), "the wheel has no CUDA sources"
 
