@@ -75,10 +75,16 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   static constexpr bool kIsLargest =
       kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>));
   static constexpr bool kIsLarge = kHasFeatures || kTerms & kTypes;
+#if __CUDA_ARCH__ == 900
+  static constexpr bool kTight = false;
+#else
+  static constexpr bool kTight = ScoreTerms<kIn, kTerms>::kNumValues > 1;  // bias and multiplier
+#endif
   static constexpr int kMinBlocks = kIsLargest                         ? 2
                                     : kIsWide<kIn>                     ? (kIsLarge ? 3 : 4)
                                     : kIsLarge                         ? 4
                                     : kTerms && (kOwn > 1 || kDim % 4) ? 5
+                                    : kTight                           ? 5
                                                                        : 6;
   // Floats of a lane in a partial, whole float4: O, maximum, sum, and s.
   static constexpr int kSums = kLaneDims + 2 + (kTerms & kValueFeatures ? kLaneFeatures : 0);

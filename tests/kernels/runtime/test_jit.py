@@ -113,7 +113,7 @@ def test_float32_of_fused3s(arch):
     specs.append(choose_instance(elements[turn % 2], FLOAT, (64, 128, 256)[turn % 3], 1, terms=DROPOUT))
     for spec, report in compile_ptxas(specs, arch).items():
         _, _, dim, heads, _, _, dim_warps = spec.arguments
-        slices = -(-heads * dim // 16) if heads > 1 and dim <= 8 else heads * -(-dim // 16)
+        slices = -(-heads * 8 // 16) if heads > 1 and dim <= 8 else heads * -(-dim // 16)
         columns = 16 * -(-slices // dim_warps)
         registers = 128 if columns <= 32 else 168 if arch in ("sm_90", "sm_100") else 255
         is_common = dim in (8, 16, 32, 64, 128, 256) and heads in (1, 2, 4, 8)
