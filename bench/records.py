@@ -25,12 +25,12 @@ NONE = "none"
 NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of results/datasets
 
 # ok: the output was compared with a reference and agrees. unchecked: measured, the output was not compared. wrong:
-# measured, the output disagrees. predicted: computed, not measured; `reason` says from what. The others have no value.
-# unsupported: the backend does not take these inputs or this graph. unavailable: it cannot run on this machine.
-Status = Literal["ok", "unchecked", "wrong", "predicted", "oom", "unsupported", "unavailable", "error"]
+# measured, the output disagrees. The others have no value. unsupported: the backend does not take these inputs or this
+# graph. unavailable: it cannot run on this machine.
+Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
     *("kernels", "heads", "edges", "backward", "float32", "layers", "training", "end_to_end", "preprocessing", "plans"),
-    *("peak_rates", "sm_active", "stability", "infer", "train", "parallel", "scaling"),
+    *("peak_rates", "sm_active", "stability", "infer", "train", "parallel"),
 ]  # also the stem of its CSV
 
 
@@ -74,7 +74,7 @@ class Row(Provenance):
         edges: kind of edge data in the score: of a kernel see `configs.bench_schema.PLAIN_EDGES`, of a model its
             `model.edge_features`.
         checkpoint: file of the weights of a model; "none" for random ones.
-        ranks, link: of a graph on several GPUs (benchmarks `parallel` and `scaling`) their number, and what connects
+        ranks, link: of a graph on several GPUs (benchmark `parallel`) their number, and what connects
             them: NVLink, InfiniBand, gloo. The scheme is the `variant`, the partition the `order`.
         dtype, out_dtype: types of the inputs and of the output; in the benchmark `layers` of the weights, and of q, k
             and v.
@@ -156,10 +156,7 @@ class Row(Provenance):
         measured = self.status in ("ok", "unchecked", "wrong")
         if measured and (None in numbers or self.repeats == 0):
             raise ValueError(f"status {self.status!r} needs value, p10, p90 and repeats; got {numbers}, {self.repeats}")
-        if self.status == "predicted":
-            if self.value is None or numbers[1:] != (None, None) or self.repeats:
-                raise ValueError(f"status 'predicted' needs value alone; got {numbers}, {self.repeats}")
-        elif not measured and numbers != (None, None, None):
+        if not measured and numbers != (None, None, None):
             raise ValueError(f"status {self.status!r} has no value; got {numbers}")
         if self.status not in ("ok", "unchecked") and self.reason == NONE:
             raise ValueError(f"status {self.status!r} needs a reason")

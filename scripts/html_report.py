@@ -37,7 +37,6 @@ TITLES = {  # of groups of figures, in the order of the page
     "sm_active": "Active time of the SMs",
     "preprocessing": "Time to build the sparse formats",
     "formats": "Size of the sparse formats",
-    "predicted_scaling": "One graph on several GPUs: predicted, not measured",
     "stability": "Stability of the softmax",
 }
 

@@ -34,7 +34,6 @@ from report.tables.models import end_to_end_tables
 from report.tables.paper import paper_tables
 from report.tables.parallel import parallel_tables
 from report.tables.plans import plan_tables
-from report.tables.predicted_scaling import predicted_scaling_tables
 from report.tables.training import training_tables
 
 Drawer = Callable[[pd.DataFrame], dict[str, Figure]]  # figures by the names of their files
@@ -47,7 +46,6 @@ FIGURES: dict[str, tuple[Drawer, str]] = {
     "backward": (plots.backward.draw, "times of both passes: scripts/bench_kernels.py, configs/bench/backward.yaml"),
     "training": (plots.training.draw, "steps or epochs: scripts/bench_training.py, scripts/train.py"),
     "scaling": (plots.scaling.draw, "kernel times on two graphs or more: scripts/bench_kernels.py"),
-    "predicted_scaling": (plots.predicted_scaling.draw, "predictions: scripts/predict_scaling.py"),
     "paper": (plots.paper.draw, "kernel times on the paper's graphs at d = 128: scripts/bench_kernels.py"),
     "gather_model": (plots.gather_model.draw, "peak rates of the device: scripts/peak_rates.py"),
     "sm_active": (plots.sm_activity.draw, "active times of the SMs: scripts/sm_active_time.py"),
@@ -72,7 +70,6 @@ TABLES = {
     "training.md": training_tables,
     "plans.md": plan_tables,
     "parallel.md": parallel_tables,
-    "predicted-scaling.md": predicted_scaling_tables,
     "beyond.md": beyond_tables,
     "paper.md": paper_tables,
     "end-to-end.md": end_to_end_tables,

@@ -17,7 +17,6 @@ for name in (
     "report",
     "results",
     "scripts",
-    "simulator",
 ):
     assert importlib.util.find_spec(name) is None, f"the wheel installs a package named {name}"
 assert any((fused3s.runtime.source.CUDA_FOLDER / "ptx").iterdir()), "the wheel has no CUDA sources"

@@ -19,7 +19,6 @@ ALLOWED = {
     "parallel": {"kernels", "data", "models", "configs", "training"},
     "bench": {"kernels", "baselines", "dense", "data", "models", "configs", "training", "parallel", "fused3s_dgl"},
     "report": {"bench", "configs"},
-    "simulator": {"report", "bench", "parallel", "data", "configs"},
 }
 
 

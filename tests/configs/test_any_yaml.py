@@ -19,7 +19,6 @@ from configs.end_to_end_schema import EndToEndConfig
 from configs.layers_bench_schema import LayersBenchConfig
 from configs.parallel_bench_schema import ParallelBenchConfig
 from configs.plan_bench_schema import PlanBenchConfig
-from configs.scaling_schema import ScalingConfig
 from configs.training_bench_schema import TrainingBenchConfig
 
 ROOT = Path(__file__).resolve().parents[2] / "configs"
@@ -32,7 +31,6 @@ DOORS = {  # schema by a file that it loads
     "plan_bench/graphs.yaml": PlanBenchConfig,
     "bench/layers.yaml": LayersBenchConfig,
     "parallel_bench/single.yaml": ParallelBenchConfig,
-    "scaling/single.yaml": ScalingConfig,
 }
 KEYS = [
     (door, section, key)
