@@ -7,7 +7,7 @@
     fused3s        bsb              BSB with 16 x 16 blocks
     fused3s        none             the plan of `kernels.plan_attention`, by its own kernels; on a GPU
 
-A build depends on neither head dimension nor type. Rows of the CPU have the run id of the GPU in the same machine.
+A build depends on neither head dimension nor type.
 """
 
 import time

@@ -1,10 +1,12 @@
 """Environment of a measurement. Everything unknown is recorded as "none", never guessed."""
 
+import hashlib
 import os
 import platform
 import subprocess
 import uuid
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -26,6 +28,7 @@ def provenance(device: torch.device) -> Provenance:
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         commit=commit,
         dirty=dirty,
+        sources=sources(),
         device=device_name(device),
         device_type=device.type,
         driver=_driver() if on_gpu else NONE,
@@ -37,6 +40,17 @@ def provenance(device: torch.device) -> Provenance:
         numpy=_version("numpy"),
         **limits(device),
     )
+
+
+@cache
+def sources() -> str:
+    """Hash of the sources that a measured time depends on: kernels, baselines and dense layers."""
+    found = hashlib.sha256()
+    for folder in ("kernels", "baselines", "dense"):
+        for path in sorted(_ROOT.joinpath(folder).rglob("*")):
+            if path.suffix in (".cu", ".cuh", ".py"):
+                found.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def device_name(device: torch.device) -> str:

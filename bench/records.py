@@ -1,27 +1,32 @@
-"""The one CSV schema of the repository: long form, one measured value per row.
+"""Measured values as CSV files, one value per row, and the file runs.csv beside them: the provenance of each run.
 
 Speed-ups, rates and other derived numbers are computed when drawing and never stored. A column that does not apply to
-a row holds "none" (text), 0 (a size) or nothing (`score_range`, `sm`, `working_set`, `work`, clocks and powers).
-`value` and its percentiles are blank only if `status` and `reason` say why. A file with other columns is refused.
+a row holds "none" (text), 0 (a size) or nothing (`score_range`, `sm`, `working_set`, `work`, clocks and powers); a
+column that a file lacks has this default in each of its rows. `value` and its percentiles are blank only if `status`
+and `reason` say why.
 """
 
 import csv
 import fcntl
 import io
 import logging
-import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from bench.places import check_place
+from data.atomic import replacing
 
 logger = logging.getLogger(__name__)
 
 NONE = "none"
+RUNS = "runs.csv"  # in the folder of the CSVs whose runs it describes
+HOST_BOUND = 1.5  # an eager pass of so many times its CUDA graph's time, or more, is timed by the host
 NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of results/datasets
 
 # ok: the output was compared with a reference and agrees. unchecked: measured, the output was not compared. wrong:
@@ -32,6 +37,7 @@ Bench = Literal[
     *("kernels", "heads", "edges", "backward", "float32", "layers", "training", "end_to_end", "preprocessing", "plans"),
     *("peak_rates", "sm_active", "stability", "infer", "train", "parallel"),
 ]  # also the stem of its CSV
+Number = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
 
 
 class ResultsFileError(ValueError):
@@ -39,7 +45,11 @@ class ResultsFileError(ValueError):
 
 
 class Provenance(BaseModel):
-    """One process on one device, shared by all rows that it writes. Unknown values are "none", never guessed."""
+    """One process on one device, shared by all rows that it writes. Unknown values are "none", never guessed.
+
+    Attributes:
+        sources: hash of the sources of kernels and layers; empty in runs from before it was recorded.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -47,6 +57,7 @@ class Provenance(BaseModel):
     date: str  # UTC, ISO 8601, to the second
     commit: str
     dirty: Literal["yes", "no", "none"]  # whether the code differed from the commit
+    sources: str = ""
     device: str  # GPU name or CPU model
     device_type: Literal["cuda", "cpu"]
     driver: str
@@ -97,7 +108,8 @@ class Row(Provenance):
         working_set, work: bytes that a micro-benchmark touches; bytes that one run moves, or its FLOP.
         metric, unit: such as time and ms, peak_memory and MiB.
         value, p10, p90: median and percentiles over `repeats`.
-        disturbed: whether repeated medians of an eager run disagreed, see `bench.timers`; such a time is no evidence.
+        disturbed: whether repeated medians of an eager run disagreed, see `bench.timers`, or the run took HOST_BOUND
+            times as long as its CUDA graph: such a time depends on the host and is no evidence.
         sm_clock, power: clock of the SMs in MHz and draw of the GPU in W, read right after the timed runs.
         relative_error: norm of the difference from the reference over the norm of the reference; for a whole model
             as defined by `bench.checks.compare`. Blank if status is unchecked.
@@ -138,9 +150,9 @@ class Row(Provenance):
     work: int | None = Field(default=None, ge=0)
     metric: str
     unit: str
-    value: float | None = None
-    p10: float | None = None
-    p90: float | None = None
+    value: Number = None
+    p10: Number = None
+    p90: Number = None
     repeats: int = Field(default=0, ge=0)
     disturbed: Literal["yes", "no", "none"] = NONE
     sm_clock: int | None = Field(default=None, ge=0)
@@ -156,6 +168,8 @@ class Row(Provenance):
         measured = self.status in ("ok", "unchecked", "wrong")
         if measured and (None in numbers or self.repeats == 0):
             raise ValueError(f"status {self.status!r} needs value, p10, p90 and repeats; got {numbers}, {self.repeats}")
+        if (self.value, self.metric, self.region) == (0, "time", NONE):  # a part of a pass may be too short to be seen
+            raise ValueError("value: got 0; a time is longer")
         if not measured and numbers != (None, None, None):
             raise ValueError(f"status {self.status!r} has no value; got {numbers}")
         if self.status not in ("ok", "unchecked") and self.reason == NONE:
@@ -166,140 +180,163 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
+RUN_COLUMNS = tuple(Provenance.model_fields)
+ROW_COLUMNS = ("run_id", *(name for name in COLUMNS if name not in RUN_COLUMNS))
+DEFAULTS = {name: field.default for name, field in Row.model_fields.items() if not field.is_required()}
 LOCK_SECONDS = 60.0  # that a row waits for another process
-ADDED = ("edges", "checkpoint", "ranks", "link")  # columns that older files lack; their rows have the default
 OUTCOME = (
     *("order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power"),
     *("status", "reason", "relative_error", "note"),
 )
 # Identity of a measurement: a later row with the same values supersedes an earlier one.
-KEY = (
-    "device",
-    *(name for name in COLUMNS if name not in Provenance.model_fields and name not in ("config", *OUTCOME)),
-)
+KEY = ("device", "sources", *(name for name in ROW_COLUMNS if name not in ("run_id", "config", *OUTCOME)))
 
 
 def key(columns: Mapping[str, Any]) -> tuple:
     """Identity of a measurement; columns that are not given have their defaults."""
-    return tuple(columns.get(name, Row.model_fields[name].default) for name in KEY)
+    return tuple(columns.get(name, DEFAULTS.get(name)) for name in KEY)
 
 
-def finished(rows: Iterable[Row], statuses: Collection[Status]) -> set[tuple]:
-    """Keys of the rows with one of these statuses: they need not be measured again."""
-    return {tuple(getattr(row, name) for name in KEY) for row in rows if row.status in statuses}
+def finished(rows: Iterable[Row], statuses: Collection[Status]) -> dict[tuple, Row]:
+    """Rows with one of these statuses by their key: they need not be measured again."""
+    return {tuple(getattr(row, name) for name in KEY): row for row in rows if row.status in statuses}
 
 
 def check_results_file(path: Path) -> None:
     """Raise a ResultsFileError, or an OutputPathError, if `append_rows` would refuse `path`. Call it before a long
     run."""
+    if path.name == RUNS:
+        raise ResultsFileError(f"{path}: is the list of the runs; name another file")
     check_place("--results", path)
-    if path.exists():
-        _check_content(path, path.read_bytes())
+    for file, columns in ((path, ROW_COLUMNS), (path.with_name(RUNS), RUN_COLUMNS)):
+        _header(file, columns)
 
 
 def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Append rows to a CSV, with the header if the file is new. Several processes may append at the same time.
+    """Append rows to a CSV, and their runs to the runs.csv beside it. Several processes may append at the same time.
 
-    A file without a column of ADDED takes rows that have its default.
+    The file is new, or has the columns that rows needed so far; a column that it lacks is added.
 
     Raises:
-        ResultsFileError: the file has another header, lacks a column that a row needs, or ends inside a row; it is left
-            unchanged.
-        OSError: the rows could not be written, or another process kept the file locked; it has its old length.
+        ResultsFileError: the file holds other columns, or ends inside a row; it is left unchanged.
+        OSError: the rows could not be written, or another process kept runs.csv locked.
     """
+    check_results_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b", buffering=0) as file:
-        _lock(path, file)
-        file.seek(0)
-        before = file.read()
-        columns = _check_content(path, before)
-        for name in set(COLUMNS) - set(columns):
-            if any(getattr(row, name) != Row.model_fields[name].default for row in rows):
-                raise ResultsFileError(f"{path}: has no column {name!r}, which these rows need; write to another file")
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-        if not before:
-            writer.writeheader()
-        writer.writerows(row.model_dump() for row in rows)
-        content = text.getvalue().encode()
-        try:
-            written = file.write(content)
-            if written != len(content):
-                raise OSError(f"{path}: only {written} of {len(content)} bytes were written; is the disk full?")
-        except OSError as error:
-            file.truncate(len(before))
-            if error.errno and not error.filename:  # such as a full disk, which names no file
-                raise OSError(error.errno, error.strerror, str(path)) from error
-            raise
+    runs = path.with_name(RUNS)
+    with _locked(runs):
+        known = (
+            {} if not _header(runs, RUN_COLUMNS) else {run["run_id"]: run for run in _cells(runs).to_dict("records")}
+        )
+        new = {row.run_id: row.model_dump(include={*RUN_COLUMNS}) for row in rows if row.run_id not in known}
+        _append(runs, RUN_COLUMNS, list(new.values()))
+        _append(path, ROW_COLUMNS, [row.model_dump(include={*ROW_COLUMNS}) for row in rows])
 
 
-def _lock(path: Path, file: IO[bytes]) -> None:
-    """Lock a file until it is closed. Others hold the lock for milliseconds, unless they are stopped or hang."""
-    start, said = time.monotonic(), False
-    while True:
+def _append(path: Path, allowed: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append rows to a CSV as a whole; columns that they need and that it lacks are added to all of its rows."""
+    header = _header(path, allowed)
+    used = {name for row in rows for name, value in row.items() if name not in DEFAULTS or value != DEFAULTS[name]}
+    columns = [name for name in allowed if name in header or name in used]
+    if columns != header:
+        with replacing(path) as unfinished:
+            before = _cells(path) if header else pd.DataFrame(columns=columns)
+            for name in set(columns) - {*before}:
+                before[name] = DEFAULTS[name]
+            before[columns].to_csv(unfinished, index=False, lineterminator="\n")
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n").writerows(rows)
+    content = text.getvalue().encode()
+    with path.open("ab", buffering=0) as file:
+        length = file.tell()
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waited = time.monotonic() - start
+            if (written := file.write(content)) != len(content):
+                raise OSError(f"only {written} of {len(content)} bytes were written; is the disk full?")
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror} (it cannot be locked)", str(path)) from error
-        if waited > LOCK_SECONDS:
-            raise TimeoutError(
-                f"{path}: another process has kept it locked for {LOCK_SECONDS:.0f} s; end that process, or name "
-                "another file with --results"
-            )
-        if not said and waited > 1:
-            logger.warning("waiting for another process that writes to %s", path)
-            said = True
-        time.sleep(0.02)
+            file.truncate(length)
+            raise OSError(f"{path}: {error}") from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file. Others hold it for milliseconds, unless they are stopped or hang."""
+    with path.open("a") as file:
+        start, said = time.monotonic(), False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waited = time.monotonic() - start
+            if waited > LOCK_SECONDS:
+                raise TimeoutError(f"{path}: another process has kept it locked for {LOCK_SECONDS:.0f} s; end it")
+            if not said and waited > 1:
+                logger.warning("waiting for another process that writes to %s", path)
+                said = True
+            time.sleep(0.02)
+        yield
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows of a results file, in file order.
+    """Rows of a results file with the provenance of their runs, in file order.
 
     Raises:
-        ResultsFileError: the file or a row does not have the schema; the text names the line.
+        ResultsFileError: the file, its runs.csv or a row does not have the schema; the text names the line.
     """
-    content = path.read_bytes()
-    _check_content(path, content)
+    if not _header(path, ROW_COLUMNS):
+        return []
+    runs = path.with_name(RUNS)
+    if not _header(runs, RUN_COLUMNS):
+        raise ResultsFileError(f"{runs}: is missing, but says where the rows of {path.name} come from; restore it")
+    joined = _cells(path).merge(_cells(runs), on="run_id", how="left", validate="many_to_one")
+    unknown = joined.loc[joined["device"].isna(), "run_id"]
+    if len(unknown):
+        raise ResultsFileError(f"{path}, line {unknown.index[0] + 2}: run_id: {unknown.iloc[0]!r} is not in {runs}")
+    cells = ({name: cell for name, cell in row.items() if cell} for row in joined.to_dict("records"))
     try:
-        reader = csv.DictReader(io.StringIO(content.decode(), newline=""))
-        return [_row(path, reader.line_num, cells) for cells in reader]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ResultsFileError(f"{path}: not a CSV in UTF-8: {error}; move the file away") from error
-
-
-def _row(path: Path, line: int, cells: dict[str, str]) -> Row:
-    if None in cells:  # csv's key of what follows the last column
-        raise ResultsFileError(f"{path}, line {line}: has more cells than the header")
-    try:
-        row = Row.model_validate({name: cell or None for name, cell in cells.items()}, strict=False)  # all text
+        return _ROWS.validate_python(list(cells), strict=False)  # all cells are text
     except ValidationError as error:
         details = error.errors()[0]
-        column = ".".join(map(str, details["loc"])) or "row"
-        raise ResultsFileError(f"{path}, line {line}: {column}: {details['msg']}") from error
-    for column in ("value", "p10", "p90"):
-        number = getattr(row, column)
-        if number is not None and not 0 <= number < math.inf:
-            raise ResultsFileError(f"{path}, line {line}: {column}: got {number}; a finite number from 0 on is needed")
-    if (row.value, row.metric, row.region) == (0, "time", NONE):  # a part of a pass may be too short to be seen
-        raise ResultsFileError(f"{path}, line {line}: value: got 0; a time is longer")
-    return row
+        line, *column = details["loc"]
+        name = f"{column[0]}: " if column else ""
+        raise ResultsFileError(f"{path}, line {line + 2}: {name}{details['msg']}") from error
 
 
-def _check_content(path: Path, content: bytes) -> tuple[str, ...]:
-    """Columns of a file; those of a new one if it is empty."""
-    if not content:
-        return COLUMNS
-    if not content.endswith(b"\n"):
-        raise ResultsFileError(f"{path}: the last line is incomplete; repair or move the file, then run again")
-    header = next(csv.reader([content.split(b"\n", maxsplit=1)[0].decode(errors="replace")]))
-    older = [name for name in ADDED if name not in header]
-    if tuple(header) != tuple(name for name in COLUMNS if name not in older):
-        missing = [name for name in COLUMNS if name not in header]
-        extra = [name for name in header if name not in COLUMNS]
+def _cells(path: Path) -> pd.DataFrame:
+    """The cells of a CSV as text."""
+    try:
+        cells = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except ValueError as error:  # also pandas' errors, and text that is not UTF-8
+        raise ResultsFileError(f"{path}: not a CSV in UTF-8: {error}; move the file away") from error
+    short = cells.isna().any(axis=1)
+    if short.any() or not isinstance(cells.index, pd.RangeIndex):
+        line = int(short.to_numpy().argmax()) + 2
+        raise ResultsFileError(f"{path}, line {line}: has other cells than the header; repair or move the file")
+    return cells
+
+
+def _header(path: Path, allowed: Sequence[str]) -> list[str]:
+    """Columns of a file; none if it is missing or empty.
+
+    Raises:
+        ResultsFileError: it has columns that are not allowed, lacks one that has no default, or ends inside a line.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return []
+    with path.open("rb") as file:
+        first = file.readline().decode(errors="replace")
+        file.seek(-1, io.SEEK_END)
+        if file.read() != b"\n":
+            raise ResultsFileError(f"{path}: the last line is incomplete; repair or move the file, then run again")
+    header = first.rstrip("\n").split(",")
+    missing = [name for name in allowed if name not in DEFAULTS and name not in header]
+    unknown = [name for name in header if name not in allowed]
+    if missing or unknown:
         raise ResultsFileError(
             f"{path}: holds other columns than this version writes (missing: {missing or NONE}, "
-            f"unknown: {extra or NONE}); move the file away, or write to another one with --results"
+            f"unknown: {unknown or NONE}); move the file away, or write to another one with --results"
         )
-    return tuple(header)
+    return header
+
+
+_ROWS = TypeAdapter(list[Row])

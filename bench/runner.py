@@ -4,7 +4,7 @@ import fcntl
 import gc
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -234,8 +234,9 @@ class GraphBench(ABC):
             "config_sha": self.config.measure.sha(),
         }
 
-    def measure(self, done: Collection[tuple]) -> Iterator[tuple[Cell, list[Row]]]:
+    def measure(self, done: dict[tuple, Row]) -> Iterator[tuple[Cell, list[Row]]]:
         """Each cell with its rows as soon as they are measured; without rows if its key is `done`."""
+        self.known = {**done}
         on_gpu = self.device.type == "cuda"
         # A search for garbage after each cell would take a quarter of a second over what the imports left.
         gc.unfreeze()
@@ -259,6 +260,7 @@ class GraphBench(ABC):
                 rows = [row.model_copy(update=state) if is_time(row) else row for row in rows]
                 if cell.waits_for_host and (busy := describe_wait(host.waited())):
                     rows = [with_note(row, busy) if is_time(row) else row for row in rows]
+            self.known[key(self.columns(cell))] = rows[0]
             yield cell, rows
             if on_gpu:
                 after = f"{cell.description} on {self.loaded.meta.name}"
@@ -306,7 +308,7 @@ def run_bench(
     path: Path,
     load: Callable[[str], LoadedGraph],
     results: Path,
-    done: Collection[tuple],
+    done: dict[tuple, Row],
     device: torch.device,
     head: Sequence[str],
     line: Callable[[list[Row]], Iterable[str]],

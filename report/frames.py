@@ -12,14 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from statistics import geometric_mean
 
-import numpy as np
 import pandas as pd
 
-from bench.records import COLUMNS, NONE, Row, read_rows
+from bench.records import COLUMNS, NONE, RUNS, Row, read_rows
 from configs.bench_schema import REORDERED, VARIANTS
 from report.paper import SETS
 
-HOST_BOUND = 1.5  # an eager pass of so many times its CUDA graph's time, or more, is timed by the host
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 SUBJECTS = ("fused3s_paper", "fused3s")  # kernels whose speed-ups are drawn
 JOINED = (64, 128, 256)  # head dimensions that are summarised together
@@ -248,7 +246,7 @@ def recorded(folder: Path) -> pd.DataFrame:
     """
     rows: list[Row] = []
     for path in sorted(folder.rglob("*.csv")):
-        if LOCAL in path.relative_to(folder).parts or not path.is_file():
+        if LOCAL in path.relative_to(folder).parts or path.name == RUNS or not path.is_file():
             continue
         start = f"{COLUMNS[0]},".encode()
         with path.open("rb") as file:  # of any content: it may be another program's
@@ -266,23 +264,7 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     table["graph"] = [Graph.of(*name) for name in names]
     columns = ("backend", "variant", "order", "dense", "launch")
     table["series"] = [series_name(*row) for row in zip(*(table[name] for name in columns), strict=True)]
-    table.loc[_host_bound(table), "disturbed"] = "yes"
     return table
-
-
-def _host_bound(rows: pd.DataFrame) -> np.ndarray:
-    """Whether a row is the time of an eager model, or of its attention, on a graph too small to keep the GPU busy.
-
-    Such a time depends on the host and on what else it does, so that it counts as disturbed.
-    """
-    same = ["device", "data_sha256", "dim", "heads", "blocks", "dtype", "backend", "dense"]
-    times = rows[(rows["bench"] == "end_to_end") & (rows["metric"] == "time") & (rows["region"] == NONE)]
-    whole = latest(times[(times["scope"] == "model") & times["value"].notna()], *same, "launch")
-    by_launch = whole.pivot(index=same, columns="launch", values="value").reindex(columns=["eager", "cuda_graph"])
-    bound = by_launch.index[by_launch["eager"] >= HOST_BOUND * by_launch["cuda_graph"]]
-    eager = times[times["launch"] == "eager"]
-    marked = eager.index[pd.MultiIndex.from_frame(eager[same]).isin(bound)]
-    return rows.index.isin(marked)
 
 
 def series_name(backend: str, variant: str, order: str, dense: str, launch: str) -> str:

@@ -46,7 +46,7 @@ def main(
         raise typer.Exit(bench(settings, config, results, done, device))
 
 
-def bench(config: EndToEndConfig, path: Path, results: Path, done: set[tuple], device: torch.device) -> int:
+def bench(config: EndToEndConfig, path: Path, results: Path, done: dict[tuple, Row], device: torch.device) -> int:
     """Measure all cells that are not done; the exit status."""
     load = partial(data.load, **config.data.model_dump(exclude={"names"}))  # with features
     return runner.run_bench(ModelBench, config, path, load, results, done, device, HEAD, table_line)

@@ -46,7 +46,7 @@ def main(
         raise typer.Exit(bench(settings, config, results, done, device))
 
 
-def bench(config: BenchConfig, path: Path, results: Path, done: set[tuple], device: torch.device) -> int:
+def bench(config: BenchConfig, path: Path, results: Path, done: dict[tuple, Row], device: torch.device) -> int:
     """Measure all cells that are not done; the exit status."""
     kinds = {"float32": Float32Bench, "backward": BackwardBench}
     kind = kinds.get(config.kernel.bench, KernelBench)

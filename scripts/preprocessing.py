@@ -41,23 +41,21 @@ def main(
         raise typer.Exit(run(settings, str(config), results, done, cpu_edges))
 
 
-def run(settings: BenchConfig, config: str, results: Path, done: set[tuple], cpu_edges: int) -> int:
+def run(settings: BenchConfig, config: str, results: Path, done: dict[tuple, Row], cpu_edges: int) -> int:
     """Measure the builds that are not done; the exit status."""
     environments = {device: provenance(device) for device in runner.devices()}
     first = next(iter(environments.values()))
     runner.print_warnings(first)
-    run_id = first.run_id
 
     def measure(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
         for device, environment in environments.items():
             limit = cpu_edges if device.type == "cpu" else None
-            environment = environment.model_copy(update={"run_id": run_id})
             yield from measure_builds(loaded, environment, device, config, done, limit)
 
     cells = sum(len(builds(device)) for device in environments)
     table = Table("data set", "edges", "backend", "variant", "device", "ms", "p10", "p90", "status")
     names, load = settings.data.names, settings.data.load
-    return runner.measure_graphs(names, load, measure, cells, table, table_line, results, run_id)
+    return runner.measure_graphs(names, load, measure, cells, table, table_line, results, first.run_id)
 
 
 def table_line(rows: list[Row]) -> list[str]:

@@ -4,7 +4,8 @@ from statistics import geometric_mean
 
 import pandas as pd
 
-from report.frames import HOST_BOUND, JOINED, PRECISIONS, ModelRun, latest, model_panels, paper_model_rows, run_speedup
+from bench.records import HOST_BOUND
+from report.frames import JOINED, PRECISIONS, ModelRun, latest, model_panels, paper_model_rows, run_speedup
 from report.plots.style import DISTURBED
 from report.plots.waterfall import STEPS
 from report.readme.block import block, gpu

@@ -2,9 +2,8 @@
 
 import pandas as pd
 
-from bench.records import NONE
+from bench.records import HOST_BOUND, NONE
 from report.frames import (
-    HOST_BOUND,
     JOINED,
     PRECISIONS,
     ModelRun,

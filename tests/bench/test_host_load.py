@@ -63,7 +63,7 @@ def bench() -> Timed:
 def test_times_that_the_host_is_part_of_say_that_it_was_busy(bench, monkeypatch, waited, said):
     monkeypatch.setattr(runner, "HostLoad", lambda: SimpleNamespace(waited=lambda: waited))
     notes = {}
-    for measured, rows in bench.measure(set()):
+    for measured, rows in bench.measure({}):
         (name,) = (name for name, each in CELLS.items() if each == measured)
         assert rows[1].note in ("none", "CUDA events")  # memory does not depend on the host
         notes[name] = rows[0].note

@@ -231,7 +231,7 @@ def bench(name: str, config: LayersBenchConfig = CONFIG) -> LayersBench:
 
 def test_a_cell_has_a_row_of_each_layer_in_every_precision():
     found = bench("molecules")
-    rows = [row for _, some in found.measure(()) for row in some]
+    rows = [row for _, some in found.measure({}) for row in some]
     kinds = [(row.dtype, row.out_dtype, (row.backend, row.launch), row.status) for row in rows]
     assert kinds == [
         (dtype, out_dtype, layer, status)
@@ -272,7 +272,7 @@ def test_a_layer_that_fails_or_is_wrong_leaves_the_other_ones_time(monkeypatch):
             return super().forward(*arguments) * 1.01
 
     monkeypatch.setattr(layers, "FusedTransformerConv", Wrong)
-    ((_, (ours, theirs)),) = found.measure(())
+    ((_, (ours, theirs)),) = found.measure({})
     assert (ours.status, theirs.status) == ("wrong", "ok")
     assert "allowed 1.0e-04" in ours.reason
     assert ours.value > 0
@@ -282,7 +282,7 @@ def test_a_layer_that_fails_or_is_wrong_leaves_the_other_ones_time(monkeypatch):
             raise MemoryError("CUDA out of memory")
 
     monkeypatch.setattr(layers, "FusedTransformerConv", Failing)
-    ((_, (ours, theirs)),) = found.measure(())
+    ((_, (ours, theirs)),) = found.measure({})
     assert (ours.status, ours.value, theirs.status) == ("oom", None, "ok")
 
 
@@ -365,14 +365,14 @@ def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
     monkeypatch.setattr(kernels, "PlanRoom", RoomOnCpu, raising=False)
     monkeypatch.setattr(captured_loop, "capture", replayed)
     config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"precisions": ("float32",)})})
-    ((_, rows),) = bench("molecules", config).measure(())
+    ((_, rows),) = bench("molecules", config).measure({})
     assert [((row.backend, row.launch), row.status) for row in rows] == [(OURS, "ok"), (PYG, "ok"), (CAPTURED, "ok")]
     assert 0 < rows[2].relative_error < 1e-4
     assert rows[2].value > 0
 
     original = CapturedLoop.__call__
     monkeypatch.setattr(CapturedLoop, "__call__", lambda self, batch: original(self, batch) * 1.1)
-    ((_, rows),) = bench("molecules", config).measure(())
+    ((_, rows),) = bench("molecules", config).measure({})
     assert [row.status for row in rows] == ["ok", "ok", "wrong"]
 
 
@@ -382,7 +382,7 @@ def test_on_a_gpu_every_layer_is_right_and_traced(name):
     workload, device = CONFIG.data.workloads[name], torch.device("cuda")
     config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"shape": "8x16"})})
     problem = LoadedWorkload.of(name, workload, config.data.load(workload.graph))
-    for _, rows in LayersBench(problem, config, "layers.yaml", provenance(device), device).measure(()):
+    for _, rows in LayersBench(problem, config, "layers.yaml", provenance(device), device).measure({}):
         found = {((row.backend, row.launch), row.metric): row for row in rows}
         sides = [OURS, PYG] + [CAPTURED] * workload.captured
         assert [found[side, "time"].status for side in sides] == ["ok"] * len(sides), rows

@@ -29,7 +29,7 @@ def bench():
 
 
 def test_every_variant_of_every_shape_is_a_row(bench):
-    rows = [row for _, some in bench.measure(()) for row in some]
+    rows = [row for _, some in bench.measure({}) for row in some]
     assert [(row.heads, row.dim, row.variant, row.scope, row.status) for row in rows] == [
         (heads, dim, variant, scope, status)
         for heads, dim in ((1, 8), (2, 4))
@@ -46,10 +46,10 @@ def test_every_variant_of_every_shape_is_a_row(bench):
 
 def test_a_wrong_output_and_a_failure_are_rows(bench, monkeypatch):
     monkeypatch.setattr(plans, "float64_attention", lambda query, *rest: torch.zeros(query.shape))
-    statuses = {cell.variant: rows[0].status for cell, rows in bench.measure(())}
+    statuses = {cell.variant: rows[0].status for cell, rows in bench.measure({})}
     assert statuses["plan_and_run"] == "wrong"
     monkeypatch.setattr(plans.kernels, "plan_attention", lambda *args, **options: 1 / 0)
-    assert {rows[0].status for _, rows in bench.measure(())} == {"error"}
+    assert {rows[0].status for _, rows in bench.measure({})} == {"error"}
 
 
 def test_the_configurations_ship():

@@ -1,20 +1,18 @@
-"""The results CSV: whole rows or none, one header, no blank cell without a status."""
+"""Results files: whole rows or none, provenance once per run, and damage that is named with its line."""
 
 import csv
-import errno
 import multiprocessing
 from pathlib import Path
 
 import pytest
-import torch
+from kernel_rows import row
 from pydantic import ValidationError
 
-from bench.provenance import provenance
+from bench import records
 from bench.records import (
-    ADDED,
-    COLUMNS,
+    RUN_COLUMNS,
+    RUNS,
     ResultsFileError,
-    Row,
     append_rows,
     check_results_file,
     finished,
@@ -22,190 +20,170 @@ from bench.records import (
     read_rows,
 )
 
-PROVENANCE = provenance(torch.device("cpu")).model_dump()
+FAILED = {"status": "oom", "reason": "9 GiB", "value": None, "p10": None, "p90": None, "repeats": 0}
 
 
-def row(**changes) -> Row:
-    values = {
-        "bench": "infer",
-        "dataset": "cora",
-        "data_sha256": "0123",
-        "data_source": "synthetic",
-        "nodes": 10,
-        "nnz": 20,
-        "graphs": 1,
-        "dim": 64,
-        "heads": 1,
-        "blocks": 10,
-        "dtype": "float32",
-        "out_dtype": "float32",
-        "backend": "dgl",
-        "scope": "model",
-        "metric": "time",
-        "unit": "ms",
-        "value": 1.5,
-        "p10": 1.0,
-        "p90": 2.0,
-        "repeats": 5,
-        "status": "unchecked",
-        "config": "configs/infer/cora.yaml",
-        "config_sha": "abc",
-    }
-    return Row(**(PROVENANCE | values | changes))
+@pytest.fixture
+def path(tmp_path) -> Path:
+    path = tmp_path / "new" / "r.csv"
+    append_rows(path, [row("cora", "fused3s", 1.0)])
+    return path
 
 
-def test_rows_come_back_as_they_were_written(tmp_path):
-    rows = [row(), row(sm=3, score_range=-8, scores="shift", note='a "quoted", note')]
-    append_rows(tmp_path / "r.csv", rows)
-    assert read_rows(tmp_path / "r.csv") == rows
-
-
-def test_a_key_has_the_settings_and_not_the_outcome():
-    measured = row()
-    assert finished([measured], ("unchecked",)) == {key(measured.model_dump())}
-    assert finished([measured], ("ok",)) == set()
-    assert key(row(value=3.0, note="again", run_id="another", config="moved.yaml").model_dump()) == key(
-        measured.model_dump()
-    )
-    for change in ({"variant": "x"}, {"order": "auto"}, {"dense": "fused"}, {"launch": "eager"}, {"l2": "cold"}):
-        assert key(row(**change).model_dump()) != key(measured.model_dump())
-    columns = {name: value for name, value in measured.model_dump().items() if name not in ("sm", "variant")}
-    assert key(columns) == key(measured.model_dump())  # defaults
-
-
-@pytest.mark.parametrize("missing", [ADDED, *((name,) for name in ADDED)], ids=", ".join)
-def test_files_from_before_a_column_was_added_are_read_and_appended_to(tmp_path, missing):
-    path = tmp_path / "r.csv"
-    append_rows(path, [row()])
-    lines = [line.split(",") for line in path.read_text().splitlines()]
-    kept = [place for place, name in enumerate(COLUMNS) if name not in missing]
-    path.write_text("".join(f"{','.join(line[place] for place in kept)}\n" for line in lines))
-    assert read_rows(path) == [row()]
-    append_rows(path, [row(value=3.0)])
-    assert read_rows(path) == [row(), row(value=3.0)]
-    before = path.read_bytes()
-    with pytest.raises(ResultsFileError, match=f"has no column '{missing[0]}', which these rows need"):
-        append_rows(path, [row(**{missing[0]: 2 if missing[0] == "ranks" else "bias"})])
-    assert path.read_bytes() == before
-
-
-def read(path: Path) -> list[dict[str, str]]:
+def cells(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_append_writes_the_header_once_and_values_come_back(tmp_path):
-    path = tmp_path / "new" / "results.csv"
-    append_rows(path, [row(note='a "quoted", note'), row(value=0.1 + 0.2)])
-    append_rows(path, [row(status="ok", relative_error=1e-3)])
-    rows = read(path)
-    assert tuple(rows[0]) == COLUMNS
-    assert [r["status"] for r in rows] == ["unchecked", "unchecked", "ok"]
-    assert rows[0]["note"] == 'a "quoted", note'
-    assert float(rows[1]["value"]) == 0.1 + 0.2
-
-
-def test_no_blank_cell_but_what_the_status_explains(tmp_path):
-    append_rows(
-        tmp_path / "r.csv", [row(), row(status="oom", reason="9 GiB", value=None, p10=None, p90=None, repeats=0)]
-    )
-    checked, failed = read(tmp_path / "r.csv")
-    absent = ["max_sm_clock", "power_limit", "score_range", "sm", "working_set", "work"]
-    assert [name for name, cell in checked.items() if not cell] == [*absent, "sm_clock", "power", "relative_error"]
-    assert [name for name, cell in failed.items() if not cell] == [
-        *absent,
-        *("value", "p10", "p90", "sm_clock", "power", "relative_error"),
+def test_rows_come_back_as_they_were_written(path):
+    later = [
+        row("cora", "fused3s", 0.1 + 0.2, sm=3, score_range=-8, scores="shift", note='a "quoted", note'),
+        row("cora", "fused3s", None, **FAILED),
+        row("cora", "fused3s", 2.0, run_id="another", device="NVIDIA H100", sources="abc", power_limit=700.0),
     ]
+    append_rows(path, later)
+    assert read_rows(path) == [row("cora", "fused3s", 1.0), *later]
+
+
+def test_provenance_is_kept_once_per_run_and_columns_only_where_rows_need_them(path):
+    append_rows(path, [row("pubmed", "fused3s", 2.0), row("zinc", "fused3s", 3.0, order_found="rcm")])
+    assert len(cells(path.with_name(RUNS))) == 1
+    assert {*cells(path)[0]} & {*RUN_COLUMNS} == {"run_id"}
+    assert [line["order_found"] for line in cells(path)] == ["none", "none", "rcm"]  # added when it was needed
+    assert "sm" not in cells(path)[0]
+
+
+def test_a_key_has_the_settings_the_device_and_the_sources_and_not_the_outcome():
+    measured = row("cora", "fused3s", 1.0)
+    assert finished([measured], ("ok",)) == {key(measured.model_dump()): measured}
+    assert finished([measured], ("wrong",)) == {}
+    same = measured.model_copy(update={"value": 3.0, "note": "again", "run_id": "x", "date": "", "config": "moved"})
+    assert key(same.model_dump()) == key(measured.model_dump())
+    changes = [{"variant": "x"}, {"order": "auto"}, {"launch": "eager"}, {"l2": "cold"}, {"edges": "bias"}]
+    for change in [*changes, {"device": "another"}, {"sources": "other kernels"}]:
+        assert key(measured.model_copy(update=change).model_dump()) != key(measured.model_dump())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"value": None}, "needs value"),
+        ({"value": 0.0}, "a time is longer"),
         ({"repeats": 0}, "needs value"),
         ({"status": "oom", "reason": "9 GiB"}, "has no value"),
-        ({"status": "oom", "value": None, "p10": None, "p90": None}, "needs a reason"),
-        ({"status": "wrong", "relative_error": 1.0}, "needs a reason"),
-        ({"status": "ok"}, "needs relative_error"),
+        ({"status": "wrong", "relative_error": 1.0, "reason": "none"}, "needs a reason"),
+        ({"relative_error": None}, "needs relative_error"),
         ({"status": "fine"}, "status"),
         ({"scope": "everything"}, "scope"),
-        ({"nodes": "10"}, "nodes"),
         ({"speedup": 2.0}, "speedup"),
     ],
 )
-def test_row_that_does_not_explain_itself_is_refused(changes, message):
+def test_a_row_that_does_not_explain_itself_is_refused(changes, message):
     with pytest.raises(ValidationError, match=message):
-        row(**changes)
+        row("cora", "fused3s", 1.0, **changes)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("column", "text", "reason"),
     [
-        ("a,b\n1,2\n", "missing.*run_id.*unknown.*'a', 'b'"),
-        (",".join(COLUMNS[:-1]) + "\n", "missing: \\['note'\\]"),
-        (",".join(COLUMNS) + "\n12,2026", "last line is incomplete"),
+        ("value", "fast", "value: Input should be a valid number"),
+        ("value", "nan", "value: Input should be a finite number"),
+        ("p10", "-1", "p10: Input should be greater than or equal to 0"),
+        ("value", "0", "a time is longer"),
+        ("value", "", "needs value, p10, p90 and repeats"),
+        ("heads", "1.5", "heads: Input should be a valid integer"),
+        ("status", "fine", "status: Input should be"),
+        ("backend", "", "backend: Field required"),
+        ("run_id", "lost", "run_id: 'lost' is not in"),
+        ("note", "a,b", "has other cells than the header"),
     ],
 )
-def test_file_that_rows_do_not_fit_is_left_alone(tmp_path, content, message):
-    path = tmp_path / "r.csv"
-    path.write_text(content)
-    with pytest.raises(ResultsFileError, match=message):
-        check_results_file(path)
-    with pytest.raises(ResultsFileError, match=message):
-        append_rows(path, [row()])
-    assert path.read_text() == content
+def test_a_wrong_cell_is_named_with_its_line(path, column, text, reason):
+    append_rows(path, [row("pubmed", "fused3s", 2.0, note="last")])
+    header, first, last = path.read_text().splitlines()
+    changed = last.split(",")
+    changed[header.split(",").index(column)] = text
+    path.write_text("\n".join([header, first, ",".join(changed), ""]))
+    with pytest.raises(ResultsFileError) as caught:
+        read_rows(path)
+    assert str(caught.value).startswith(f"{path}")
+    assert reason in str(caught.value) or (column == "note" and "saw" in str(caught.value))
+    assert "line 3" in str(caught.value)
 
 
-class _FullDisk:
-    """A file on a disk that takes 100 bytes more, or fails after them."""
-
-    def __init__(self, file, fails):
-        self._file, self._fails = file, fails
-
-    def write(self, content):
-        self._file.write(content[:100])
-        if self._fails:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return 100
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *details):
-        self._file.close()
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"a,b\n1,2\n", "holds other columns than this version writes"),
+        (b"run_id,date,bench\nx,y,z\n", r"missing: \['config', .*unknown: \['date'\]"),
+        (b"\xff\xfe\n", "holds other columns"),
+        (b"run_id,bench\nthe power went off in", "the last line is incomplete"),
+    ],
+)
+def test_a_file_that_rows_do_not_fit_is_left_alone(path, content, reason):
+    path.write_bytes(content)
+    for use in (check_results_file, read_rows, lambda path: append_rows(path, [row("cora", "pyg", 1.0)])):
+        with pytest.raises(ResultsFileError, match=reason):
+            use(path)
+    assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_full_disk_leaves_no_half_row(tmp_path, monkeypatch, fails):
-    path = tmp_path / "r.csv"
-    append_rows(path, [row()])
-    before = path.read_bytes()
-    open_file = Path.open
-    monkeypatch.setattr(Path, "open", lambda self, *a, **k: _FullDisk(open_file(self, *a, **k), fails))
-    with pytest.raises(OSError, match=r"No space left|disk full"):
-        append_rows(path, [row()])
+def test_rows_whose_runs_are_lost_are_refused(path):
+    path.with_name(RUNS).unlink()
+    with pytest.raises(ResultsFileError, match=rf"{RUNS}: is missing"):
+        read_rows(path)
+
+
+def test_a_full_disk_leaves_no_half_row(path, monkeypatch):
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, content):
+            self.file.write(content[:100])
+            return 100
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *details):
+            self.file.close()
+
+    before, open_file = path.read_bytes(), Path.open
+    monkeypatch.setattr(Path, "open", lambda self, mode="r", **k: (Full if mode == "ab" else lambda x: x)(
+        open_file(self, mode, **k)))  # fmt: skip
+    with pytest.raises(OSError, match="disk full"):
+        append_rows(path, [row("cora", "fused3s", 1.0)])
     monkeypatch.undo()
     assert path.read_bytes() == before
 
 
-def _append_many(path: Path, start) -> None:
+def append_many(path: Path, nth: int, start) -> None:
     start.wait()
     for _ in range(20):
-        append_rows(path, [row(), row()])
+        append_rows(path, [row("cora", "fused3s", 1.0, run_id=str(nth), note="x")] * 2)
 
 
-def test_several_processes_append_whole_rows(tmp_path):
-    path = tmp_path / "r.csv"
+def test_several_processes_append_whole_rows(path):
     fork = multiprocessing.get_context("fork")
     start = fork.Event()
-    processes = [fork.Process(target=_append_many, args=(path, start)) for _ in range(4)]
+    processes = [fork.Process(target=append_many, args=(path, nth, start)) for nth in range(4)]
     for process in processes:
         process.start()
     start.set()
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    assert len(read(path)) == 4 * 20 * 2
+    assert len(read_rows(path)) == 1 + 4 * 20 * 2
+    assert len(cells(path.with_name(RUNS))) == 1 + 4
+
+
+def test_a_lock_that_is_never_released_ends_with_a_message(path, monkeypatch):
+    monkeypatch.setattr(records, "LOCK_SECONDS", 0.2)
+    before = path.read_bytes()
+    with records._locked(path.with_name(RUNS)), pytest.raises(TimeoutError, match="has kept it locked"):
+        append_rows(path, [row("pubmed", "fused3s", 2.0)])
+    assert path.read_bytes() == before

@@ -82,5 +82,5 @@ def test_more_graphs_than_torch_compile_takes_sizes():
     for nodes in range(2, 20):
         loaded = SimpleNamespace(meta=SimpleNamespace(num_nodes=nodes))
         bench = Compiling(loaded, compiled, "c.yaml", None, torch.device("cpu"))
-        ((_, (measured,)),) = bench.measure(set())
+        ((_, (measured,)),) = bench.measure({})
         assert measured.status == "ok", measured.reason

@@ -148,7 +148,7 @@ def test_without_a_gpu_the_script_reports_it(tmp_path):
 def test_measured_on_a_gpu(graph, variant):
     device = torch.device("cuda", torch.cuda.current_device())
     settings = config("kernel.dims=[64]", f"kernel.backends=[{variant}]")
-    ((_, rows),) = SmActivityBench(graph, settings, CONFIG, provenance(device), device).measure(())
+    ((_, rows),) = SmActivityBench(graph, settings, CONFIG, provenance(device), device).measure({})
     share, *times = rows
     assert share.status == "ok", share.reason
     assert 0 < share.p10 <= share.value <= share.p90 <= 1

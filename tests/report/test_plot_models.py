@@ -320,17 +320,3 @@ def test_variants_are_in_the_order_of_the_legend():
         "dfgnn_tiling plain",
         "csr_unfused plain",
     ]
-
-
-def test_an_eager_time_far_above_its_cuda_graph_is_the_hosts_and_in_no_mean():
-    rows = [
-        *(row("cora", "csr_unfused", "plain", 8.0), row("cora", "csr_unfused", "plain+graph", 5.0)),
-        *(row("pubmed", "csr_unfused", "plain", 8.0), row("pubmed", "csr_unfused", "plain+graph", 6.0)),
-        *(row(name, "fused3s", "plain", 2.0) for name in ("cora", "pubmed")),
-        *(row(name, "fused3s", "plain", 3.0, scope="attention") for name in ("cora", "pubmed")),
-        *(inside(name, "csr_unfused", "plain", 6.0) for name in ("cora", "pubmed")),
-    ]
-    for scope, mean in (("model", 4.0), ("attention", 2.0)):
-        found = model_speedup(frame(rows), "fused3s", "csr_unfused", dims=(128,), scope=scope)
-        assert (found.mean, [graph.dataset for graph in found.disturbed]) == (pytest.approx(mean), ["cora"])
-        assert [graph.dataset for graph in found.ratios] == ["pubmed"]

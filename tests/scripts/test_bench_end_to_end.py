@@ -54,7 +54,7 @@ def broken_backends(monkeypatch):
 def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(script, broken_backends, tmp_path):
     path = tmp_path / "r.csv"
     settings = config(f"{broken_backends}, csr_unfused: [plain], reference: [plain, plain+graph, fused]")
-    assert script.bench(settings, CONFIG, path, set(), CPU) == 1
+    assert script.bench(settings, CONFIG, path, {}, CPU) == 1
     found = {(row.backend, mode_of(row)): (row.status, row.reason) for row in model_times(path)}
     assert {name: found.pop((name, "plain")) for name in REASONS} == REASONS
     for name in ("zero", "not_a_number"):
@@ -72,7 +72,7 @@ def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(script, broken_b
 
 def test_rows_of_a_cell(script, tmp_path):
     path = tmp_path / "r.csv"
-    assert script.bench(config("reference: [plain]"), CONFIG, path, set(), CPU) == 0
+    assert script.bench(config("reference: [plain]"), CONFIG, path, {}, CPU) == 0
     rows = read_rows(path)
     time, attention, memory, *regions = [row for row in rows if mode_of(row) == "plain"]
     assert [(row.scope, row.metric, row.unit) for row in (time, attention, memory)] == [
@@ -102,7 +102,7 @@ def test_rows_of_a_cell(script, tmp_path):
 
 def test_a_run_resumes(script, broken_backends, tmp_path):
     path = tmp_path / "r.csv"
-    script.bench(config("reference: [plain], refuses: [plain]"), CONFIG, path, set(), CPU)
+    script.bench(config("reference: [plain], refuses: [plain]"), CONFIG, path, {}, CPU)
     more = config("reference: [plain, plain+graph], refuses: [plain], buggy: [plain], csr_unfused: [plain]")
     before = len(read_rows(path))
     script.bench(more, CONFIG, path, finished(read_rows(path), FINISHED), CPU)
@@ -123,7 +123,7 @@ def test_large_graphs_are_checked_against_another_fast_backend(script, tmp_path,
     path = tmp_path / "r.csv"
     modes = "csr_unfused: [plain], reference: [plain]"
     overrides = ["run.accuracy=[]", "model.dtype=float32"]
-    assert script.bench(config(modes, *overrides), CONFIG, path, set(), CPU) == 0
+    assert script.bench(config(modes, *overrides), CONFIG, path, {}, CPU) == 0
     notes = {row.backend: row.note.partition(";")[0] for row in model_times(path)}
     assert notes == {
         "csr_unfused": "checked against dgl",
@@ -136,7 +136,7 @@ def test_a_backend_of_another_type_runs_inside_a_model_of_the_configured_one(scr
     path = tmp_path / "r.csv"
     batch = ["data.names=[ogbg-molhiv]", "data.batch_size=9", "run.regions=[]", "run.accuracy=[]"]
     settings = config("reference: [plain], sdpa_padded: [plain]", *batch, "model.dtype=float32")
-    assert script.bench(settings, CONFIG, path, set(), CPU) == 0
+    assert script.bench(settings, CONFIG, path, {}, CPU) == 0
     rows = {row.backend: row for row in model_times(path)}
     assert {(row.dtype, row.out_dtype) for row in rows.values()} == {("float32", "float32")}
     assert rows["reference"].relative_error == 0
@@ -149,7 +149,7 @@ def test_float32_logits_of_16_bit_layers_have_the_error_of_16_bits(script, tmp_p
     batch = ["data.names=[ogbg-molhiv]", "data.batch_size=64", "run.regions=[]", "run.accuracy=[]"]
     model = ["model.dims=[64]", "model.blocks=6", "model.dtype=bfloat16"]
     settings = config("csr_unfused: [plain]", *batch, *model)  # computes attention in float32, as the reference
-    assert script.bench(settings, CONFIG, path, set(), CPU) == 0
+    assert script.bench(settings, CONFIG, path, {}, CPU) == 0
     (row,) = model_times(path)
     assert row.status == "ok"
     assert 64 * torch.finfo(torch.float32).eps < row.relative_error < 6e-2
@@ -170,7 +170,7 @@ def graphs_on_the_cpu(monkeypatch):
 def test_every_launch_has_a_row_with_a_time_or_a_reason(script, broken_backends, tmp_path):
     path = tmp_path / "r.csv"
     settings = config("hungry: [plain, plain+graph], reference: [plain, plain+graph]", "run.accuracy=[]")
-    assert script.bench(settings, CONFIG, path, set(), CPU) == 0
+    assert script.bench(settings, CONFIG, path, {}, CPU) == 0
     found = {(row.backend, mode_of(row)): row for row in model_times(path)}
     assert len(found) == 4
     for mode in ("plain", "plain+graph"):
@@ -194,7 +194,7 @@ def test_a_graph_that_leaves_no_memory_for_attention_alone_keeps_its_own_time(sc
     monkeypatch.setattr(models, "time_attention", too_little)
     path = tmp_path / "r.csv"
     settings = config("reference: [plain+graph]", "run.accuracy=[]")
-    assert script.bench(settings, CONFIG, path, set(), CPU) == 0
+    assert script.bench(settings, CONFIG, path, {}, CPU) == 0
     model, attention, _ = read_rows(path)
     assert (model.scope, model.status) == ("model", "ok")
     assert (attention.scope, attention.status, attention.value) == ("attention", "oom", None)
@@ -206,7 +206,7 @@ def test_a_reference_out_of_memory_is_not_the_backends_fault(script, tmp_path, m
     monkeypatch.setattr(models, "REFERENCE_ELEMENTS", 0)
     monkeypatch.setattr(models, "FAST_REFERENCES", ("hungry",))
     settings = config("reference: [plain]", "run.accuracy=[]")
-    script.bench(settings, CONFIG, tmp_path / "r.csv", set(), CPU)
+    script.bench(settings, CONFIG, tmp_path / "r.csv", {}, CPU)
     (row,) = model_times(tmp_path / "r.csv")
     assert row.status == "oom"
     assert row.reason.startswith("the reference hungry, not reference, ran out of memory: CUDA out of memory.")
@@ -214,7 +214,7 @@ def test_a_reference_out_of_memory_is_not_the_backends_fault(script, tmp_path, m
 
 def test_a_batch_and_a_graph_that_cannot_be_loaded(script, tmp_path, capsys):
     settings = config("reference: [plain]", "data.names=[longformer-4096, ogbg-molhiv]", "data.batch_size=9")
-    assert script.bench(settings, CONFIG, tmp_path / "r.csv", set(), CPU) == 2
+    assert script.bench(settings, CONFIG, tmp_path / "r.csv", {}, CPU) == 2
     assert [(row.dataset, row.graphs, row.status) for row in model_times(tmp_path / "r.csv")] == [
         ("ogbg-molhiv", 9, "ok")
     ]
@@ -279,7 +279,7 @@ def test_every_backend_runs_on_a_gpu_inside_a_model_of_either_precision(script, 
     modes = ", ".join(f"{name}: [plain, plain+graph]" for name in (*backends, "fused3s_paper", "fused3s"))
     overrides = ["model.dims=[64]", "run.accuracy=[]", f"model.dtype={dtype}"]
     device = torch.device("cuda", torch.cuda.current_device())
-    assert script.bench(config(modes, *overrides), CONFIG, path, set(), device) == 0
+    assert script.bench(config(modes, *overrides), CONFIG, path, {}, device) == 0
     rows = model_times(path)
     assert {row.dtype for row in rows} == {dtype}
     failed = {(row.backend, mode_of(row)): (row.status, row.reason) for row in rows if row.status != "ok"}

@@ -82,7 +82,7 @@ def check_broken_rows(rows: list[Row]) -> None:
 def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(script, broken_backends, tmp_path):
     path = tmp_path / "r.csv"
     settings = config(f"{broken_backends}, reference")
-    assert script.bench(settings, CONFIG, path, set(), torch.device("cpu")) == 1
+    assert script.bench(settings, CONFIG, path, {}, torch.device("cpu")) == 1
     check_broken_rows(kernel_times(path))
     reference = next(row for row in kernel_times(path) if row.backend == "reference")
     assert (reference.dtype, reference.out_dtype, reference.repeats) == ("float32", "float32", 30)
@@ -93,7 +93,7 @@ def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(script, broken_b
 
 
 def test_the_bytes_of_a_cell_follow_its_type_and_output(script, broken_backends, tmp_path):
-    script.bench(config("zero, reference"), CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
+    script.bench(config("zero, reference"), CONFIG, tmp_path / "r.csv", {}, torch.device("cpu"))
     cells = {(row.backend, row.metric): row for row in read_rows(tmp_path / "r.csv")}
     nodes = cells["zero", "time"].nodes
     assert cells["zero", "compulsory_bytes"].value == nodes * 16 * (2 + 4)
@@ -121,7 +121,7 @@ def test_the_reference_is_computed_once_a_dimension_and_all_types_get_its_number
     for name in ("half", "single"):
         monkeypatch.setitem(REGISTRY, name, Spy(name, 0.0))
     settings = config("single, half", "kernel.dims=[16, 24]")
-    script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
+    script.bench(settings, CONFIG, tmp_path / "r.csv", {}, torch.device("cpu"))
     assert calls == [16, 24]
     assert [row.dtype for row in kernel_times(tmp_path / "r.csv")] == ["float16", "float32"] * 2
     for dim in (16, 24):
@@ -131,7 +131,7 @@ def test_the_reference_is_computed_once_a_dimension_and_all_types_get_its_number
 def test_heads_and_edge_data_are_cells_of_their_own(script, tmp_path):
     path, cpu = tmp_path / "r.csv", torch.device("cpu")
     settings = shapes("reference, pyg", "kernel.edges=[none, bias_per_head, low_rank_3, types_4]")
-    assert script.bench(settings, CONFIG, path, set(), cpu) == 0
+    assert script.bench(settings, CONFIG, path, {}, cpu) == 0
     rows = kernel_times(path)
     found = {(row.heads, row.dim, row.edges, row.backend): row.status for row in rows}
     assert {row.bench for row in rows} == {"edges"}
@@ -150,7 +150,7 @@ def test_heads_and_edge_data_are_cells_of_their_own(script, tmp_path):
 
 def test_bytes_of_heads_and_edges_add_up(script, tmp_path):
     path = tmp_path / "r.csv"
-    script.bench(shapes("reference", "kernel.edges=[none, low_rank_3]"), CONFIG, path, set(), torch.device("cpu"))
+    script.bench(shapes("reference", "kernel.edges=[none, low_rank_3]"), CONFIG, path, {}, torch.device("cpu"))
     cells = {(row.heads, row.edges, row.metric): row for row in read_rows(path)}
     nodes, nnz = cells[3, "none", "time"].nodes, cells[3, "none", "time"].nnz
     assert cells[3, "none", "compulsory_bytes"].value == nodes * 15 * (4 + 4)
@@ -163,7 +163,7 @@ def test_wrong_edge_data_is_a_wrong_output(script, monkeypatch, tmp_path):
     bind = EdgeInputs.bind
     monkeypatch.setattr(EdgeInputs, "bind", lambda self, plan: bind(replace(self, bias=self.bias.roll(1, 0)), plan))
     settings = shapes("reference", "kernel.edges=[bias]")
-    assert script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu")) == 1
+    assert script.bench(settings, CONFIG, tmp_path / "r.csv", {}, torch.device("cpu")) == 1
     assert {row.status for row in kernel_times(tmp_path / "r.csv")} == {"wrong"}
 
 
@@ -182,7 +182,7 @@ def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alon
 
     monkeypatch.setitem(REGISTRY, "anemoi", Anemoi())
     settings = shapes("anemoi", "kernel.shapes=[3x5]", "kernel.edges=[bias, low_rank_3]")
-    assert script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu")) == 0
+    assert script.bench(settings, CONFIG, tmp_path / "r.csv", {}, torch.device("cpu")) == 0
     bias, features = kernel_times(tmp_path / "r.csv")
     assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes features alone")
     assert (features.status, features.dtype, features.out_dtype) == ("ok", "float16", "float16")
@@ -193,7 +193,7 @@ def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alon
 def test_backends_without_edge_data_and_rebuilt_plans_say_so(script, broken_backends, tmp_path):
     path = tmp_path / "r.csv"
     settings = shapes("zero, reference", "kernel.edges=[types_4]", "kernel.plans=[fixed, rebuilt]")
-    script.bench(settings, CONFIG, path, set(), torch.device("cpu"))
+    script.bench(settings, CONFIG, path, {}, torch.device("cpu"))
     reasons = {(row.backend, row.plan): row.reason for row in read_rows(path) if row.status == "unsupported"}
     assert reasons == {
         ("zero", "fixed"): "it takes no edge data",
@@ -207,7 +207,7 @@ def test_a_reference_that_does_not_fit_is_not_blamed_on_the_backend(script, monk
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried 9 GiB")
 
     monkeypatch.setattr(kernel_bench, "float64_attention", too_large)
-    script.bench(config("csr_unfused"), CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
+    script.bench(config("csr_unfused"), CONFIG, tmp_path / "r.csv", {}, torch.device("cpu"))
     (row,) = kernel_times(tmp_path / "r.csv")
     assert row.status == "oom"
     assert row.reason == "the float64 reference, not the backend, ran out of memory: CUDA out of memory."
@@ -215,7 +215,7 @@ def test_a_reference_that_does_not_fit_is_not_blamed_on_the_backend(script, monk
 
 def test_float16_outputs_are_cells_of_their_own(script, broken_backends, tmp_path):
     path, cpu = tmp_path / "r.csv", torch.device("cpu")
-    script.bench(config("zero, reference"), CONFIG, path, set(), cpu)
+    script.bench(config("zero, reference"), CONFIG, path, {}, cpu)
     half = config("zero, reference", "kernel.out_dtype=float16")
     script.bench(half, CONFIG, path, finished(read_rows(path), FINISHED), cpu)
     rows = [(row.backend, row.out_dtype, row.status) for row in kernel_times(path)[2:]]
@@ -227,7 +227,7 @@ def test_a_cell_has_three_times_and_the_back_to_back_time_first(script, monkeypa
     monkeypatch.setattr(kernel_bench, "l2_flusher", lambda device: lambda: flushes.append(1))
     monkeypatch.setattr(runner, "clock_and_power", lambda device: {"sm_clock": 1980, "power": 500.5})
     path, cpu = tmp_path / "r.csv", torch.device("cpu")
-    script.bench(config("reference"), CONFIG, path, set(), cpu)
+    script.bench(config("reference"), CONFIG, path, {}, cpu)
     times = [row for row in read_rows(path) if row.metric == "time"]
     assert [(row.launch, row.plan, row.l2) for row in times] == [
         ("back_to_back", "fixed", "warm"),
@@ -254,7 +254,7 @@ def test_work_that_cannot_be_captured_has_no_isolated_time(script, monkeypatch, 
 
     monkeypatch.setattr(kernel_bench, "time_isolated", refuse)
     path = tmp_path / "r.csv"
-    assert script.bench(config("reference"), CONFIG, path, set(), torch.device("cpu")) == 0
+    assert script.bench(config("reference"), CONFIG, path, {}, torch.device("cpu")) == 0
     isolated = [row for row in read_rows(path) if row.launch == "isolated"]
     assert [(row.l2, row.status, row.reason) for row in isolated] == [
         ("warm", "unsupported", "it waits for the GPU"),
@@ -277,7 +277,7 @@ def test_a_rebuilt_plan_builds_the_format_at_each_call(script, monkeypatch, tmp_
 
     monkeypatch.setitem(REGISTRY, "spy", Spy("spy", 0.0))
     path, cpu = tmp_path / "r.csv", torch.device("cpu")
-    script.bench(config("spy"), CONFIG, path, set(), cpu)
+    script.bench(config("spy"), CONFIG, path, {}, cpu)
     assert len(builds) == 1
     assert len(calls) > 90
     builds.clear()
@@ -295,7 +295,7 @@ def test_a_rebuilt_plan_builds_the_format_at_each_call(script, monkeypatch, tmp_
 def test_rows_are_not_ordered_at_each_call(script, monkeypatch, tmp_path):
     monkeypatch.setattr(type(REGISTRY["fused3s"]), "unavailable", lambda self, device: None)
     settings = config("fused3s+reorder", "kernel.plans=[rebuilt]")
-    script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
+    script.bench(settings, CONFIG, tmp_path / "r.csv", {}, torch.device("cpu"))
     (row,) = read_rows(tmp_path / "r.csv")
     assert (row.status, row.plan, row.order) == ("unsupported", "rebuilt", "auto")
     assert row.reason == "rows are ordered once per graph, on the CPU: too slow for each call"
@@ -305,13 +305,13 @@ def test_rows_are_not_ordered_at_each_call(script, monkeypatch, tmp_path):
 def test_rows_without_a_commit_are_announced(script, monkeypatch, tmp_path, capsys, commit, warnings):
     environment = runner.provenance(torch.device("cpu")).model_copy(update={"commit": commit})
     monkeypatch.setattr(runner, "provenance", lambda device: environment)
-    script.bench(config("reference"), CONFIG, tmp_path / "r.csv", set(), torch.device("cpu"))
+    script.bench(config("reference"), CONFIG, tmp_path / "r.csv", {}, torch.device("cpu"))
     assert capsys.readouterr().err.count("warning: rows will name no commit; ") == warnings
 
 
 def test_a_run_resumes(script, broken_backends, tmp_path):
     path, cpu = tmp_path / "r.csv", torch.device("cpu")
-    script.bench(config("reference, refuses"), CONFIG, path, set(), cpu)
+    script.bench(config("reference, refuses"), CONFIG, path, {}, cpu)
     more = config("reference, csr_unfused, refuses, buggy", "kernel.dims=[16, 24]")
     script.bench(more, CONFIG, path, finished(read_rows(path), FINISHED), cpu)
     cells = [(row.dim, row.backend) for row in kernel_times(path)[2:]]
@@ -332,7 +332,7 @@ def test_a_run_resumes(script, broken_backends, tmp_path):
 
 def test_a_graph_that_cannot_be_loaded_does_not_stop_the_others(script, tmp_path, capsys):
     settings = config("reference", "data.names=[longformer-4096, cora]")  # has no surrogate
-    assert script.bench(settings, CONFIG, tmp_path / "r.csv", set(), torch.device("cpu")) == 2
+    assert script.bench(settings, CONFIG, tmp_path / "r.csv", {}, torch.device("cpu")) == 2
     assert [row.dataset for row in kernel_times(tmp_path / "r.csv")] == ["cora"]
     assert "error: longformer-4096: " in capsys.readouterr().err
 
@@ -383,7 +383,7 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(script, tmp_path):
 def test_a_failing_backend_on_the_gpu(script, broken_backends, tmp_path):
     path, device = tmp_path / "r.csv", torch.device("cuda", torch.cuda.current_device())
     settings = config(f"fused3s_paper, {broken_backends}, {', '.join(VARIANTS)}, dfgnn_tiling")
-    assert script.bench(settings, CONFIG, path, set(), device) == 1
+    assert script.bench(settings, CONFIG, path, {}, device) == 1
     check_broken_rows([row for row in kernel_times(path) if row.variant == "none"])
     times = {row.backend: row for row in kernel_times(path) if row.variant == "none"}
     assert {row.variant for row in kernel_times(path)} == {"none", *VARIANTS}
@@ -399,7 +399,7 @@ def test_a_failing_backend_on_the_gpu(script, broken_backends, tmp_path):
 def test_the_three_times_of_a_kernel(script, tmp_path):
     path, device = tmp_path / "r.csv", torch.device("cuda", torch.cuda.current_device())
     settings = config("fused3s, fused3s_paper", "data.names=[pubmed]", "kernel.dims=[128]")
-    assert script.bench(settings, CONFIG, path, set(), device) == 0
+    assert script.bench(settings, CONFIG, path, {}, device) == 0
     rows = [row for row in read_rows(path) if row.metric == "time"]
     for back_to_back, warm, cold in (rows[:3], rows[3:]):
         assert back_to_back.note == "CUDA graph replays; scale 1"
@@ -416,7 +416,7 @@ def test_the_three_times_of_a_kernel(script, tmp_path):
 @pytest.mark.parametrize("backend", ["fused3s", "fused3s_paper", "flex_attention", "csr_unfused", "F3S_splitR"])
 def test_a_rebuilt_plan_on_the_gpu(script, tmp_path, backend):
     path, device = tmp_path / "r.csv", torch.device("cuda", torch.cuda.current_device())
-    assert script.bench(config(backend, "kernel.plans=[fixed, rebuilt]"), CONFIG, path, set(), device) == 0
+    assert script.bench(config(backend, "kernel.plans=[fixed, rebuilt]"), CONFIG, path, {}, device) == 0
     *_, fixed, rebuilt = (row for row in read_rows(path) if row.metric == "time" and row.launch != "isolated")
     assert (fixed.status, rebuilt.status, rebuilt.plan) == ("ok", "ok", "rebuilt")
     assert fixed.value < rebuilt.value < 100  # nothing is compiled anew
@@ -436,7 +436,7 @@ def test_work_that_cannot_be_captured_is_timed_with_events(script, monkeypatch, 
 
     monkeypatch.setitem(REGISTRY, "synchronises", Synchronises("synchronises", 0.0))
     path, device = tmp_path / "r.csv", torch.device("cuda", torch.cuda.current_device())
-    assert script.bench(config("synchronises, fused3s_paper"), CONFIG, path, set(), device) == 0
+    assert script.bench(config("synchronises, fused3s_paper"), CONFIG, path, {}, device) == 0
     events, replays = kernel_times(path)
     assert events.note.startswith("CUDA events")
     isolated = [row.status for row in read_rows(path) if row.launch == "isolated"]

@@ -3,7 +3,7 @@
 import torch
 
 from bench.provenance import provenance
-from bench.records import Row
+from bench.records import RUN_COLUMNS, Row
 
 PROVENANCE = provenance(torch.device("cpu")).model_dump() | {
     "device": "NVIDIA H200",
@@ -49,4 +49,6 @@ def row(dataset: str, series: str, milliseconds: float | None, status: str = "ok
         "config": "configs/bench/single.yaml",
         "config_sha": "abc",
     }
-    return Row(**(PROVENANCE | values | changes))
+    columns = PROVENANCE | values | changes
+    run = {name: columns[name] for name in RUN_COLUMNS if name != "run_id"}
+    return Row(**({**columns, "run_id": f"{hash(tuple(run.values())):x}"} | changes))
