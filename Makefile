@@ -12,7 +12,7 @@ PROCESSES ?= 2
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
 .DEFAULT_GOAL := setup
-.PHONY: help setup infer train tables reproduce-figures report readme-tables check-figures test lint wheel check-wheel clean
+.PHONY: help setup infer train tables reproduce-figures report readme-tables check-figures test lint docs wheel check-wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,7 +22,7 @@ setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, P
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),clone,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),clone,dev,docs]'
 	@touch $@
 
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
@@ -55,6 +55,9 @@ test: setup ## all tests; those that need a GPU or a browser are skipped where t
 lint: setup ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+docs: setup ## the pages of docs/ with the API reference, into build/docs; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # dist/fused3s-*.whl: the kernels alone, as the package fused3s.
 wheel: setup ## build dist/fused3s-*.whl, the kernels alone

@@ -14,7 +14,7 @@ from kernels.runtime.launch import launch_kernel
 from kernels.runtime.semaphores import semaphores
 
 # Edge-parallel blocks: no fewer TCBs each, so that few windows are split; no more blocks, each with two partials. The
-# fastest of nine pairs on an H200, whose 132 SMs take so many blocks in two rounds, at d > 128 in three.
+# fastest of nine pairs (kernels/NOTES.md): 132 SMs take MOST_BLOCKS in two rounds, at d > 128 in three.
 LEAST_TCBS = 8
 MOST_BLOCKS = 1056
 MAX_ROW_BYTES = 2**31 - 1

@@ -132,9 +132,12 @@ def plan_attention(
         backend: a name of `list_backends()`, or "auto" for the fastest that can run; the log says which that is, and
             on a GPU a `SlowerBackendWarning` why it is not `fused3s`.
         device: where q, k and v will be; default the GPU where there is one.
-        dtype, head_dim, num_heads, out_dtype: q, k, v and the output, where known. "auto" then takes a backend that
-            accepts them, the schedule is made for them, and the kernel is compiled now instead of at the first call.
-            Where not known, the schedule is made for one head of 128 columns; the plan takes any inputs all the same.
+        dtype: type of q, k and v, if known. With `head_dim`, "auto" takes a backend that accepts them, the schedule is
+            made for them, and the kernel is compiled now; otherwise at the first call.
+        head_dim: columns of a head, if known; otherwise the schedule is made for one head of 128 columns. The plan
+            takes any inputs all the same.
+        num_heads: number of heads.
+        out_dtype: type of the output; None means `dtype`.
         reorder: "none", "communities" or "auto": which rows share a window, see `formats.row_order`. q, k, v and the
             output stay in the caller's order. The plan's `order` says what it cost and saves. "auto" reorders where
             that pays off, and nothing where no backend on `device` can. Or a permutation [num_rows] int32 or int64,
@@ -213,8 +216,10 @@ def sparse_attention(
 
     Args:
         q: [num_rows, d] or [num_rows, H, d]; float16, bfloat16, float32 or float64.
-        k, v: [num_cols, d] or [num_cols, H, d], of q's type and device.
-        graph, shape: as in `plan_attention`.
+        k: [num_cols, d] or [num_cols, H, d], of q's type and device.
+        v: as k.
+        graph: as in `plan_attention`.
+        shape: as in `plan_attention`.
         scale: factor of the scores; None means 1/sqrt(d).
         backend: a name of `list_backends()`, or "auto" for the fastest that can run.
         out_dtype: type of the result; None means q's type. `fused3s_paper` writes torch.float32 or q's type.

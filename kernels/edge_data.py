@@ -118,7 +118,7 @@ class BoundEdges:
 
 
 # Fields by what the calls do with them: no other place lists them.
-NUMBERS = ("clamp",)  # float arguments of the score: kernels get them by name, see `kernels/EXTENDING.md`
+NUMBERS = ("clamp",)  # float arguments of the score: kernels get them by name, see docs/add/score-term.md
 FLOATS = ("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight")  # with gradients
 TENSORS = (*FLOATS, "types")
 

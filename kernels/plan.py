@@ -128,15 +128,21 @@ class AttentionPlan:
         dropout: Dropout | float = 0.0,
         wanted: Iterable[str] = ("query", "key", "value"),
     ) -> Gradients:
-        """Gradients of a call, without autograd: for a part of the edges of rows whose other edges lie elsewhere.
+        """Gradients of a call, without autograd: for a plan that holds only part of each row's edges.
 
         P = exp(S - lse) and dS = P (dO V^T - rowsum(dO * O)): with the output and the log-sum-exp of all edges of a
         row, the plan of a part of them gives that part's share of the gradients.
 
         Args:
-            grad_output, output: [num_rows, H, d].
-            q, k, v, scale, edges, dropout: as in the call; three dimensions, and a seed in the dropout.
-            lse: [num_rows, H] float32.
+            grad_output: [num_rows, H, d], gradient of the output.
+            q: [num_rows, H, d], as in the call.
+            k: [num_cols, H, d], as in the call.
+            v: [num_cols, H, d], as in the call.
+            output: [num_rows, H, d], over all edges of each row.
+            lse: [num_rows, H] float32, over all edges of each row.
+            scale: as in the call.
+            edges: as in the call.
+            dropout: as in the call, with a seed.
             wanted: the fields of `Gradients` to compute.
 
         Raises:

@@ -58,7 +58,13 @@ class PlanRoom:
         Args:
             shape: (num_rows, num_cols), both at least 1; graphs with fewer rows are padded with rows without edges.
             num_edges: most edges of a graph, repeated ones included.
-            device, dtype, head_dim, num_heads, out_dtype, edge_data, backward: as for `plan_attention`.
+            device: as for `plan_attention`; a GPU.
+            dtype: type of q, k and v.
+            head_dim: columns of a head.
+            num_heads: number of heads.
+            out_dtype: type of the output; None means `dtype`.
+            edge_data: keep the edge order, so that calls can bring edge data.
+            backward: make room for what the backward pass reads.
 
         Raises:
             BackendUnavailableError: fused3s cannot run on the device.

@@ -8,8 +8,8 @@ from parallel.errors import PartitionError
 
 METHODS = ("metis", "contiguous")
 WINDOW_ROWS = 16  # contiguous parts begin at a row window
-# Time of a row outside attention, in edges (d = 128 on one H200: 113 µs for 169,343 rows, 84 µs for 1,166,243 edges).
-# Without it METIS leaves up to 1.8 times the mean number of rows on one rank.
+# Time of a row outside attention, in edges (kernels/NOTES.md). Without it one rank gets up to 1.8 times the mean number
+# of rows.
 EDGES_PER_ROW = 8
 METIS_BYTES_PER_EDGE = 60  # of the symmetric graph, METIS's own copies included
 METIS_SEED = 0

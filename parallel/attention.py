@@ -60,7 +60,9 @@ class PartAttention:
         """softmax(scale q k^T masked by A) v of this rank's rows.
 
         Args:
-            q, k, v: [n, H, d] of this rank's rows; H, d and type are the same on all ranks.
+            q: [n, H, d] of this rank's rows; H, d and type are the same on all ranks.
+            k: as q.
+            v: as q.
             scale: default 1/sqrt(d).
             out_dtype: default: q's type.
             dropout: `Dropout(rate, seed)` with the same seed on all ranks, or 0. The mask depends on the partition.
@@ -130,7 +132,9 @@ def plan_part_attention(
     Args:
         scheme: "auto" (`parallel.cost_model`), "halo", "heads" or "allgather".
         backend: of `kernels.plan_attention`.
-        dtype, head_dim, num_heads: of q, k and v.
+        dtype: type of q, k and v.
+        head_dim: columns of a head.
+        num_heads: number of heads.
         backward: whether calls are differentiated.
 
     Raises:

@@ -38,7 +38,7 @@ class Partition:
         offsets: [P + 1] first row of each part in the partition's order, in which each part is contiguous.
         interior: [P] rows of each part without a halo column. They come first.
         edges: [P] edges of each part.
-        halo: [P][P] rows that part p receives from part q.
+        halo: [P, P] rows that part p receives from part q.
         about: of the source.
     """
 

@@ -342,14 +342,7 @@ __device__ __forceinline__ void combine_window(const Params& p, int window, int 
   }
 }
 
-// Loads in flight and registers, the fastest of what was tried on an H200 with 8 warps. Time of the authors' kernel
-// over this one's, geometric mean over 8 graphs, fp16 inputs and fp32 output:
-//   kDim                    64    128   256
-//   permuted, reordered     1.53  1.24  1.33
-//   plain, reordered        1.18  0.93  0.92
-//   plain, split columns    1.04  0.83  0.82
-//   plain, split rows       0.79  0.68  0.81  (0.88, 0.75, 0.72 with a separate loop that writes O)
-//   edge-parallel           1.30  1.09  1.13  (0.7 to 6.1 by graph at kDim = 64)
+// Loads in flight and registers, the fastest of those tried with 8 warps (kernels/NOTES.md has the times).
 // The plain layout of V takes more registers: eight 2-byte loads in place of four of 4 bytes.
 template <int kDim, bool kPermuted, bool kEdgeParallel>
 struct Tuning {

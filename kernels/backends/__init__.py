@@ -1,8 +1,7 @@
 """Attention backends; `REGISTRY` is the only list of them.
 
-"auto" takes the first of AUTO that can run, so these come fastest first; on a GPU those that compute head by head come
-behind the others. Other backends run only where they are named, once `register` knows them: `import baselines` does
-that for those of a clone.
+"auto" takes the first of AUTO that can run. AUTO is sorted by speed; on a GPU, backends that compute head by head come
+last. All other backends run only when named, after `register`: `import baselines` registers those of a clone.
 """
 
 from .base import Backend
@@ -15,7 +14,7 @@ REGISTRY: dict[str, Backend] = {}
 
 
 def register(*backends: Backend) -> None:
-    """Let calls name these backends."""
+    """Add backends to REGISTRY, so that calls can name them."""
     REGISTRY.update({backend.name: backend for backend in backends})
 
 

@@ -13,15 +13,15 @@ from ..formats.csr import CSRPattern
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Inputs and output that a plan is made for; None where not known.
+    """Inputs and output that a plan is made for; None if unknown.
 
     Attributes:
         dtype: type of q, k and v.
         head_dim: columns of a head.
-        num_heads: heads.
+        num_heads: number of heads.
         out_dtype: type of the output; None means `dtype`.
         edge_data: whether calls bring edge data.
-        backward: whether calls are differentiated: the format then holds what the backward pass reads.
+        backward: whether calls need gradients; the format then holds what the backward pass reads.
     """
 
     dtype: torch.dtype | None = None
@@ -39,10 +39,10 @@ class Call(NamedTuple):
         query: [num_rows, H, d]; key, value: [num_cols, H, d]; checked by `AttentionPlan`.
         scale: factor of the scores.
         out_dtype: type of the output.
-        lse: [num_rows, H] float32, filled with the log-sum-exp of each row's scaled scores; given to backends with
-            `writes_lse` only.
-        edges: data of the edges in the order of `Backend.edge_order`, with weights, clamp and dropout; given to
-            backends with `takes_edges`, or to those with `takes_dropout` for a dropout alone.
+        lse: [num_rows, H] float32, output: the natural log-sum-exp of each row's scores. Only for backends with
+            `writes_lse`; None if it is not wanted.
+        edges: edge data in the order of `Backend.edge_order`, with weights, clamp and dropout. Only for backends with
+            `takes_edges`; backends with `takes_dropout` also get a dropout without edge data.
     """
 
     query: torch.Tensor
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     edges: BoundEdges | None = None
 
     def to(self, dtype: torch.dtype) -> "Call":
-        """The call with query, key, value and edge data of this type; itself if they have it."""
+        """The call with query, key, value and edge data cast to `dtype`; `self` if query has that type."""
         if self.query.dtype is dtype:
             return self
         edges = None if self.edges is None else self.edges.to(dtype)
@@ -62,20 +62,20 @@ class Call(NamedTuple):
         return Call(*tensors, self.scale, self.out_dtype, self.lse, edges)
 
     def without_halves(self) -> "Call":
-        """The call in float32 where it has 16 bits, which torch's sparse routines do not take."""
+        """The call with 16-bit tensors cast to float32: torch's sparse routines take no 16-bit types."""
         return self.to(torch.float32) if self.query.dtype.itemsize == 2 else self
 
 
-# For the gradients of query, key and value: heads d elements apart, rows a multiple of d, those of the last two alike.
+# For the gradients of query, key and value. Stride of a head: d; of a row: a multiple of d, equal for key and value.
 Memory = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Gradients(NamedTuple):
-    """Gradients of one call, None where not wanted; each of the shape and type of its input.
+    """Gradients of one call, each with the shape and type of its input; None if not wanted.
 
     Attributes:
-        query, key, value: [num_rows, H, d], [num_cols, H, d] twice.
-        bias, multiplier, padded_features: of the edges, in the order and shape of the fields of `BoundEdges`.
+        query: [num_rows, H, d]; key, value: [num_cols, H, d].
+        bias, multiplier, padded_features: in edge order and shape as the fields of `BoundEdges`.
         key_weight, value_weight: [H, d, r].
         type_weight: [T, H, d].
     """
@@ -95,23 +95,23 @@ class Backend(ABC):
     """One way to compute sparse attention.
 
     A backend builds the sparse format of a graph once (`build`) and runs on it (`attend`). The format is a frozen
-    dataclass of tensors, numbers and further such records, of the backend's own type `data_type`.
+    dataclass (`data_type`) of tensors, numbers and nested dataclasses of the same kind.
 
     Attributes:
         name: the key in the registry, in configs and in results.
         summary: one line for a user.
-        data_type: type of what `build` returns; None where that holds objects of another library, which cannot be
-            moved.
-        head_by_head: whether a call takes as many passes as there are heads.
+        data_type: type of the result of `build`; None if it holds objects of another library, so that it cannot be
+            moved to another device.
+        head_by_head: whether a call runs one pass per head.
         writes_lse: whether `attend` fills `call.lse`.
         reorders: whether `build` takes a row order.
-        takes_edge_lists: whether `build` for a GPU takes an `EdgeList`, too, and checks its ids there.
-        takes_edges: whether calls may have `edges`.
-        takes_dropout: whether calls may have `edges.dropout`, and `edges` with nothing else.
-        autograd: whether autograd differentiates `attend`, which is made of torch calls.
+        takes_edge_lists: whether `build` for a GPU also takes an `EdgeList` and checks its ids on the GPU.
+        takes_edges: whether calls may have edge data.
+        takes_dropout: whether calls may have dropout, with or without edge data.
+        autograd: whether autograd can differentiate `attend` (plain torch calls).
         has_backward: whether `attend_backward` exists, for backends without `autograd`. A backend with neither computes
             the forward pass only.
-        traceable: whether torch.compile traces into `attend`; the others are one operator to it (kernels/operators.py).
+        traceable: whether torch.compile can trace `attend`; if not, it is one operator (kernels/operators.py).
     """
 
     name: str
@@ -141,15 +141,15 @@ class Backend(ABC):
         return None
 
     def most_edges(self, inputs: InputSpec) -> int | None:
-        """Most edges of a graph for such inputs; None without a limit of its own."""
+        """Largest number of edges for such inputs; None if the backend sets no limit."""
         return None
 
     @abstractmethod
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Any:
-        """The sparse format of `graph` on `device`, and the kernels compiled where `inputs` names their instance.
+        """Build the sparse format of `graph` on `device`; compile the kernels if `inputs` determines their instance.
 
         Args:
-            graph: a BSB, a `CSRPattern`, or what `takes_edge_lists` names.
+            graph: a BSB or a `CSRPattern`; with `takes_edge_lists` also an `EdgeList`.
             perm: [num_rows] int32 on the CPU, for backends with `reorders`: row i of `graph` is row perm[i] of q and
                 of the output.
 
@@ -158,24 +158,24 @@ class Backend(ABC):
         """
 
     def raise_graph_errors(self, data: Any) -> None:  # noqa: B027 (an optional method)
-        """Wait for `data`, and raise the ValueError of ids out of range, where `build` left that to later."""
+        """Wait for `data` and raise a ValueError for ids out of range, if `build` deferred that check."""
 
     def sorted_edges(self, data: Any) -> torch.Tensor | None:
-        """[E] integers on the device of `data`: the number of each edge, in CSR order, in the graph that `build` took;
-        None where `build` did not look for it."""
+        """[E] integers on the device of `data`: for each edge in CSR order its index in the graph given to `build`;
+        None if `build` did not record it."""
         return None
 
     def edge_order(self, data: Any) -> torch.Tensor | None:
-        """[nnz] int64 on the device of `data`: CSR position of each edge of the format; None where it is CSR order."""
+        """[nnz] int64 on the device of `data`: CSR position of each edge of the format; None if it is CSR order."""
         return None
 
     def describe(self, data: Any) -> str:
-        """Sizes of the format, for a reader; may be empty."""
+        """Sizes of the format as text for `print(plan)`; may be empty."""
         return ""
 
     @abstractmethod
     def attend(self, data: Any, call: Call) -> torch.Tensor:
-        """Attention over the format `data` that `build` made: [num_rows, H, d] of `call.out_dtype`."""
+        """Attention over `data`, the result of `build`. Returns [num_rows, H, d] of type `call.out_dtype`."""
 
     def attend_backward(
         self,
@@ -190,25 +190,25 @@ class Backend(ABC):
 
         Args:
             data: result of `build` for inputs with `backward`.
-            call: of the forward pass, with the log-sum-exp that it filled.
-            output: what the forward pass returned.
+            call: the call of the forward pass, with `lse` filled by it.
+            output: [num_rows, H, d], result of the forward pass.
             grad_output: [num_rows, H, d] of the output's type, any strides.
             wanted: the fields of `Gradients` to compute.
-            into: memory that the gradients of query, key and value may be written to, where all three are wanted. A
-                backend that cannot returns tensors of its own.
+            into: optional memory for the gradients of query, key and value if all three are wanted. A backend may
+                ignore it and return new tensors.
         """
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 
 
 def csr_of(graph: Any) -> CSRPattern:
-    """A BSB or a pattern as a CSR pattern."""
+    """The CSR pattern of a BSB; a pattern is returned as it is."""
     return graph if isinstance(graph, CSRPattern) else CSRPattern(*graph.to_csr(), graph.shape)
 
 
 def dropout_factors(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[nnz, H] of the type of `like` [N, H, ...] or [nnz, H]: 0 for a dropped edge, else 1 / (1 - rate).
+    """[nnz, H] with the type of `like` ([N, H, ...] or [nnz, H]): 0 for a dropped edge, else 1 / (1 - rate).
 
     Args:
-        row, col: [nnz] int64, the edges, as numbered in A.
+        row, col: [nnz] int64, row and column of each edge in A.
     """
     return kept_edges(dropout, row, col, like.shape[1]).to(like.dtype) / (1 - dropout.rate)

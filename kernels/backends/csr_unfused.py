@@ -1,12 +1,11 @@
-"""`csr_unfused`: SDDMM, softmax and SpMM one after the other over CSR with torch's sparse routines, cuSPARSE on a GPU.
+"""`csr_unfused`: separate SDDMM, softmax and SpMM over CSR with torch's sparse routines (cuSPARSE on a GPU).
 
-The cost of message passing without fusion and tensor cores: the baseline where DGL has no CUDA. S and the weights are
-materialised in CSR. On a GPU `torch.sparse.sampled_addmm` is cusparseSDDMM and `torch.sparse.mm` is
-cusparseSpMM; both take float32 and float64, so 16-bit inputs are converted to float32 at each call. Heads run one after
-the other.
+The baseline without fusion and tensor cores, in place of DGL, whose release has no CUDA. Scores and weights are
+materialised in CSR. On a GPU `torch.sparse.sampled_addmm` is cusparseSDDMM and `torch.sparse.mm` is cusparseSpMM. Both
+take float32 and float64 only, so 16-bit inputs are cast to float32 at each call. Heads run sequentially.
 
-Both products are autograd functions whose gradients are the same two products again: torch's own gradients of them make
-dense matrices on the CPU, and transpose A at every call.
+Both products are autograd functions whose gradients use the same two products. torch's own gradients would build dense
+matrices on the CPU and transpose A at every call.
 """
 
 import warnings
@@ -23,9 +22,9 @@ from .base import Backend, Call, InputSpec, dropout_factors
 
 @dataclass(frozen=True, eq=False)
 class CSR:
-    """A: indptr [num_rows + 1], indices and row [nnz], int64. Repeated edges are entries of their own, which MKL takes
-    and cuSPARSE does not. With a backward pass also A^T, int64: column_offsets [num_cols + 1], column_rows [nnz] and
-    column_edges [nnz], the place of each edge in `indices`."""
+    """A: indptr [num_rows + 1], indices and row [nnz], int64. Repeated edges are separate entries; MKL supports them,
+    cuSPARSE does not. With a backward pass also A^T, int64: column_offsets [num_cols + 1], column_rows [nnz] and
+    column_edges [nnz], the index of each edge in `indices`."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
@@ -66,7 +65,7 @@ class CSRUnfusedBackend(Backend):
     head_by_head = True
     takes_edges = True
     takes_dropout = True
-    traceable = False  # torch.compile knows neither torch's sparse products nor its reduction of segments
+    traceable = False  # torch.compile supports neither torch's sparse products nor segment_reduce
 
     def unavailable(self, device: torch.device) -> str | None:
         if device.type not in ("cpu", "cuda"):
@@ -136,7 +135,7 @@ def _score(
 
 
 def _softmax(score: torch.Tensor, indptr: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """Softmax over each row's run of `score` [nnz]; a row with only -inf scores gets zeros."""
+    """Softmax over the edges of each row; `score`: [nnz]. A row with only -inf scores gets zeros."""
     maximum = torch.segment_reduce(score.detach(), "max", offsets=indptr, unsafe=True)
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
     weight = torch.exp(score - maximum[row])
@@ -151,7 +150,7 @@ class _SampledProduct(torch.autograd.Function):
     def forward(query: torch.Tensor, key: torch.Tensor, data: CSR, pattern: torch.Tensor, scale: float) -> torch.Tensor:
         if data.row.numel() > len(query) * len(
             key
-        ):  # by repeated edges: sampled_addmm refuses more entries than places
+        ):  # repeated edges: sampled_addmm refuses nnz > rows * columns
             return scale * (query @ key.t())[data.row, data.indices]
         # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
         return torch.sparse.sampled_addmm(pattern, query, key.t(), beta=0.0, alpha=scale).values()
@@ -174,7 +173,7 @@ class _SampledProduct(torch.autograd.Function):
 
 
 class _WeightedSum(torch.autograd.Function):
-    """Sum of the values [N, d] of each row's edges, times their weights [nnz]; of each column's edges if transposed."""
+    """[rows, d]: sum over the edges of each row of weight [nnz] times value [N, d]; transposed: of each column."""
 
     @staticmethod
     def forward(

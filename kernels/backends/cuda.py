@@ -1,4 +1,4 @@
-"""Backends with CUDA kernels of this repository: where they run, what they take, and how tensors reach their loads."""
+"""Backends with CUDA kernels of this repository: requirements on GPU and inputs, and alignment of tensors."""
 
 import importlib.util
 import math
@@ -10,15 +10,15 @@ import torch
 from .base import Backend
 
 MAX_DIM = 256
-MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; the kernels without tensor cores are tested from there on too
+MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; kernels without tensor cores are tested from 8.0 on, too
 HALF_TYPES = (torch.float16, torch.bfloat16)
 NO_GPU = "no NVIDIA GPU found, or this PyTorch has no CUDA"
-LOAD_BYTES = 16  # one lane's load of a row in the fused kernels, at most
+LOAD_BYTES = 16  # largest load of a lane in the fused kernels
 LOG2E = math.log2(math.e)
 
 
 class CudaBackend(Backend):
-    """A backend whose kernels are compiled by CuPy; the forward pass only, unless it sets `has_backward`."""
+    """A backend with kernels compiled by CuPy; forward pass only, unless it sets `has_backward`."""
 
     autograd = False
     traceable = False
@@ -47,9 +47,9 @@ def cuda_unavailable(device: torch.device) -> str | None:
     return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
 
 
-@cache  # for every plan it would take as long as a launch
+@cache  # uncached it would add the time of a launch to every plan
 def _lacks(device: torch.device) -> str | None:
-    """What a GPU lacks, itself or in packages."""
+    """What the GPU or its packages lack; None if nothing."""
     if not torch.cuda.is_available():
         return NO_GPU
     if importlib.util.find_spec("cupy") is None:
@@ -64,10 +64,10 @@ def _lacks(device: torch.device) -> str | None:
 def checked_inputs(
     name: str, out_dtype: torch.dtype, *tensors: torch.Tensor, row_bytes: int = LOAD_BYTES
 ) -> list[torch.Tensor]:
-    """Query, key and value as the fused kernels load them, each row aligned to `row_bytes`.
+    """Query, key and value with every row aligned to `row_bytes`, as the fused kernels load them.
 
     Raises:
-        ValueError: an output type other than float32 and the inputs' type, or gradients are asked for.
+        ValueError: the output type is neither float32 nor the inputs' type, or an input requires a gradient.
     """
     check_out_dtype(out_dtype, tensors[0].dtype)
     refuse_gradients(name, *tensors)
@@ -75,8 +75,8 @@ def checked_inputs(
 
 
 def product_type(dtype: torch.dtype) -> torch.dtype:
-    """The type that inputs of `fused3s` are rounded to, now: bfloat16 for float32 where
-    torch.get_float32_matmul_precision() is "medium", else their own."""
+    """The type that `fused3s` rounds its inputs to: bfloat16 for float32 if torch.get_float32_matmul_precision() is
+    "medium" now, else `dtype`."""
     is_rounded = dtype == torch.float32 and torch.get_float32_matmul_precision() == "medium"
     return torch.bfloat16 if is_rounded else dtype
 
@@ -88,13 +88,13 @@ def check_out_dtype(out_dtype: torch.dtype, dtype: torch.dtype) -> None:
 
 
 def refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
-    """Raise a ValueError where autograd expects a backward pass."""
+    """Raise a ValueError if autograd would need a backward pass."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise forward_only(name)
 
 
 def forward_only(name: str) -> ValueError:
-    """The error of a call without a backward pass."""
+    """The error for a call that needs a backward pass which the backend lacks."""
     return ValueError(
         f"{name} computes the forward pass only, and an input requires a gradient or a transform of torch.func runs: "
         "call it under torch.inference_mode() or torch.no_grad(), or train with backend='fused3s'"
@@ -102,19 +102,19 @@ def forward_only(name: str) -> ValueError:
 
 
 def load_bytes(dim: int, itemsize: int) -> int:
-    """Bytes of a load of the fused kernels, which each row of a head must be aligned to."""
+    """Bytes per load of the fused kernels for heads of `dim` columns: the alignment that each row needs."""
     return math.gcd(dim * itemsize, LOAD_BYTES)
 
 
 def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    """The tensor itself where each of its rows [..., :] is contiguous and starts on `num_bytes`, as in views of a fused
+    """The tensor itself if each row [..., :] is contiguous and aligned to `num_bytes`, as in views of a fused
     [N, 3, H, d] projection; else a contiguous copy."""
     if tensor.data_ptr() % num_bytes == 0 and _rows_fit(tensor.stride(), num_bytes // tensor.itemsize):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-@lru_cache  # a model calls with the same ones again and again
+@lru_cache  # a model repeats the same arguments at every call
 def _rows_fit(strides: tuple[int, ...], num_elements: int) -> bool:
     *others, last = strides
     return last == 1 and math.gcd(*others) % num_elements == 0

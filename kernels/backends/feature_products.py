@@ -1,8 +1,8 @@
-"""Products with the weights of low-rank edge features, around the kernel of `fused3s`.
+"""Products with the weights of low-rank edge features, before and after the kernel of `fused3s`.
 
 cuda/feature_products.cu        16-bit tensors
 cuda/feature_products_float.cu  float32
-cuda/weight_gradient.cuh        what their gradients of the weights share
+cuda/weight_gradient.cuh        shared part of the gradients of the weights
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ ROWS_PER_TILE = 16
 FEATURES = 16
 
 
-@lru_cache  # a model calls with the same ones again and again
+@lru_cache  # a model repeats the same arguments at every call
 def product_instance(
     function: str, dtype: torch.dtype, dim: int, out_dtype: torch.dtype | None = None
 ) -> KernelInstance:
     """An instance of "project_query", "add_features" or "weight_gradient".
 
     Args:
-        dtype: torch.float16, torch.bfloat16 or torch.float32, of all tensors but float32 results.
+        dtype: torch.float16, torch.bfloat16 or torch.float32; all tensors have it except float32 results.
         dim: dimensions of a head, an even number up to 256.
-        out_dtype: of "add_features", torch.float32 or `dtype`.
+        out_dtype: output type of "add_features", torch.float32 or `dtype`.
     """
     if dtype == torch.float32:
         return KernelInstance("feature_products_float.cu", f"{function}_float", (dim,))
@@ -80,7 +80,7 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
 
     Args:
         output: [N, H, d] contiguous, float32 or of `weight`'s type, d even up to 256; updated in place.
-        feature_sums: [H, N, 16] fp16, bf16 or float32, contiguous, finite; columns from r on do not count.
+        feature_sums: [H, N, 16] fp16, bf16 or float32, contiguous, finite; columns from r on are ignored.
         weight: [H, d, r] of the same type, contiguous, r <= 16.
     """
     num_rows, num_heads, dim = output.shape
@@ -106,7 +106,7 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
         products: pairs of the same shapes and type:
             rows [N, H, d] fp16, bf16 or float32, any row and head strides, d even up to 256; rows of a head aligned to
             16 bytes, or to the largest power of two that divides their size.
-            feature_sums [H, N, 16] of the same type, contiguous; columns from r on do not count.
+            feature_sums [H, N, 16] of the same type, contiguous; columns from r on are ignored.
         num_features: r, 1 to 16.
 
     Returns:
@@ -144,12 +144,12 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
 
 
 def _grid(num_rows: int, num_heads: int, kernel: Kernel, device: torch.device) -> tuple[int, int]:
-    """Head groups, and row blocks."""
+    """(head groups, row blocks)."""
     groups = -(-num_heads // kernel.sizes.block_items)
     return groups, _row_blocks(num_rows, groups, kernel, device)
 
 
 def _row_blocks(num_rows: int, groups: int, kernel: Kernel, device: torch.device) -> int:
-    """Blocks that share out the rows of each of `groups`: as many as are resident at once, or as have rows."""
+    """Blocks per group that share its rows: at most as many as are resident at once, and as have rows."""
     resident = max(1, gpu_limits(device).num_sms * kernel.sizes.blocks_per_sm // groups)
     return min(-(-num_rows // (WARPS * ROWS_PER_TILE)), resident)

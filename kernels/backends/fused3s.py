@@ -1,4 +1,4 @@
-"""`fused3s`: the fast fused kernel; see cuda/fused3s.cu and formats/schedule.py."""
+"""`fused3s`: the fused kernel of this repository; see cuda/fused3s.cu and formats/schedule.py."""
 
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -31,8 +31,8 @@ from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
 from .fused3s_shapes import BIAS, COMMON_DIM, DROPOUT, KEY_FEATURES, MULTIPLIER, SLICE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
 
-WARP_COLUMNS = 64  # of one float32 head: wider ones go to teams of warps, or few warps' rings would fill an SM
-LEAST_SCALE = 2.0**-120  # in place of 0, which times -infinity is NaN; any score times it has the exponential 1
+WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
+LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
 PACK_THREADS = 256  # as in cuda/pack_features.cu
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
 
@@ -41,11 +41,11 @@ class FusedArguments(NamedTuple):
     """Template arguments of cuda/fused3s.cu.
 
     Attributes:
-        element: of query, key and value.
+        element: type of query, key and value.
         out_dtype: torch.float32 or the inputs' type.
         dim: dimensions of a head, an even number up to 256.
         heads: heads of a head group, which a block computes together (cuda/head_group.cuh).
-        warps: of a thread block.
+        warps: warps per thread block.
         terms: bits of enum EdgeTerm (cuda/score_terms.cuh), only with one head a group; float32: dropout alone.
         dim_warps: warps of a team, which share the columns of a float32 head; a work item goes to a team.
     """
@@ -73,11 +73,11 @@ def fused_instance(
     return KernelInstance("fused3s.cu", "fused3s", arguments)
 
 
-@lru_cache  # on small graphs a call takes as long as its launch: no instance is made twice
+@lru_cache  # on small graphs the host time of a call counts
 def choose_instance(
     element: Element, out_dtype: torch.dtype, dim: int, items: int, num_heads: int = 1, terms: int = 0
 ) -> KernelInstance:
-    """The instance that computes `num_heads` heads."""
+    """The instance for `num_heads` heads."""
     heads = 1 if terms else heads_of_group(num_heads, dim)
     is_shared = element.dtype == torch.float32 and heads == 1
     dim_warps = -(-SLICE * -(-dim // SLICE) // WARP_COLUMNS) if is_shared else 1
@@ -102,7 +102,7 @@ class Fused3SBackend(CudaBackend):
         return f"it takes {types}, and 1 to {MAX_DIM} columns a head; got {dtype}, {head_dim}"
 
     def most_edges(self, inputs: InputSpec) -> int | None:
-        return MOST_EDGES  # numbered by the planning kernels
+        return MOST_EDGES  # limit of the planning kernels
 
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
@@ -113,7 +113,7 @@ class Fused3SBackend(CudaBackend):
         return data
 
     def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> MadePlan:
-        """A plan with room for `num_edges` edges, to be filled."""
+        """An unfilled plan with room for `num_edges` edges."""
         check_size(shape, num_edges, inputs.backward)
         forward = partial(forward_schedule, gpu_limits(device), inputs, device.index)
         made = make_room(GraphSize(*shape, num_edges), device, inputs, forward)
@@ -180,29 +180,29 @@ def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges
         return data.row_items is not None
     terms = terms_of(edges)
     if query.dtype == torch.float32 and terms & ~DROPOUT:
-        return True  # the other kernel has none of these terms in float32
+        return True  # in float32 the kernel over KV tiles supports dropout alone
     tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
     return takes_edges(tuning, data.size, num_heads, dim, terms) is not False
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
-    """Heads of a head group: the fewest groups of at most GROUP_WIDTH columns, of equal size but for the last."""
+    """Heads per head group: the fewest groups of at most GROUP_WIDTH columns, equal in size except the last."""
     width = SLICE // 2 if dim <= SLICE // 2 else SLICE * -(-dim // SLICE)
     num_groups = -(-num_heads // max(1, GROUP_WIDTH // width))
     return -(-num_heads // num_groups)
 
 
 def forward_schedule(gpu: GPULimits, inputs: InputSpec, device_index: int | None, most_tiles: int) -> ScheduleForm:
-    """Schedule of the forward pass of a graph with up to `most_tiles` KV tiles: the host knows no other number."""
+    """Schedule of the forward pass for up to `most_tiles` KV tiles; the host knows only this bound."""
     small, large = _forward_schedules(gpu, inputs, device_index)
     return small if small.num_groups * most_tiles < gpu.num_sms * tuning_for(gpu).small_tiles_per_sm else large
 
 
-@lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
+@lru_cache  # uncached, these sizes would take a tenth of the time of a small plan
 def _forward_schedules(
     gpu: GPULimits, inputs: InputSpec, device_index: int | None
 ) -> tuple[ScheduleForm, ScheduleForm]:
-    """For a small graph, and for another."""
+    """Schedules for a small graph and for any other."""
     tuning = tuning_for(gpu)
     dim = _even(inputs.head_dim or COMMON_DIM)
     dtype, out_dtype = inputs.dtype or torch.float16, inputs.out_dtype
@@ -213,14 +213,14 @@ def _forward_schedules(
     num_groups = -(-num_heads // heads_of_group(num_heads, dim))
 
     def instances_of(items: int) -> list[KernelInstance]:
-        """The instance of the inputs, and those with most shared memory of all inputs that the plan leaves open."""
+        """The instance for the inputs; if the plan leaves some open, those with the most shared memory."""
         widest = dim if inputs.head_dim else MAX_DIM
         instances = [choose_instance(element, out_dtype, dim, items, num_heads)]
         if not inputs.head_dim:
             instances.append(choose_instance(element, dtype, widest, items, num_heads))
         if inputs.dtype is None:
             instances.append(choose_instance(Element.FLOAT, torch.float32, widest, items, num_heads))
-        if inputs.edge_data and dtype != torch.float32:  # the edge-by-edge kernel takes those of float32
+        if inputs.edge_data and dtype != torch.float32:  # edge data of float32 runs edge by edge
             all_terms = BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES
             instances.append(fused_instance(element, dtype, widest, items, terms=all_terms))
         return instances
@@ -238,12 +238,12 @@ def _forward_schedules(
 
 
 def _even(dim: int) -> int:
-    """Columns of a head as `attend` pads them."""
+    """Columns of a head after padding by `attend`."""
     return dim + (-dim % 8 if dim % 2 else 0)
 
 
 def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
-    """Compile the kernels of `inputs` without edge data, where their type is known."""
+    """Compile the kernels for `inputs` without edge data, if their type is known."""
     dtype, num_heads = inputs.dtype, inputs.num_heads
     if dtype is None or inputs.head_dim is None:
         return
@@ -261,10 +261,10 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
 def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Tensor:
     """Run the kernel on torch's current stream, without waiting for it.
 
-    The kernel reads `data` before griddepcontrol.wait: its arrays must be complete on the device, not only queued.
+    The kernel reads `data` before griddepcontrol.wait, so its arrays must be complete on the device at launch.
 
     Args:
-        instance: its dimension, types and work items must be those of the tensors and of the schedule.
+        instance: must match the dimension and types of the tensors and the work items of the schedule.
         data: A, on the tensors' GPU.
         call: query, key and value of fp16, bf16 or fp32, any row and head strides; edge data without types, in CSR
             order, with the terms of the instance.
@@ -273,7 +273,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
         [num_rows, H, d] contiguous, of the instance's output type.
 
     Raises:
-        ValueError: the instance does not fit the tensors or the schedule, or gradients are asked for.
+        ValueError: the instance does not match tensors or schedule, or an input requires a gradient.
     """
     query, key, value, scale, _, lse, edges = call
     element, out_dtype, dim, heads, warps, _, dim_warps = instance.arguments
@@ -294,7 +294,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
     kernel = get_kernel(instance, query.device.index)
     partials = arrived = None
     if num_partials := data.num_splits * num_groups:
-        # Scratch memory of this call alone: plans may run on several streams.
+        # Scratch memory per call: a plan may run on several streams at once.
         partials = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_partials * warps, query.device)
     limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * LOG2E
@@ -322,7 +322,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
     return output
 
 
-@lru_cache(1024)  # a model calls with the same ones again and again
+@lru_cache(1024)  # a model repeats the same arguments at every call
 def _scalars(
     kernel: Kernel,
     num_rows: int,
@@ -348,7 +348,7 @@ def _scalars(
 def _edge_tensors(
     arguments: FusedArguments, data: Fused3SData, edges: BoundEdges, num_heads: int
 ) -> dict[str, torch.Tensor | None]:
-    """Members of struct Params for edge data; weights of features are packed first."""
+    """Members of struct Params for edge data; queues the packing of feature weights."""
     bias, multiplier = contiguous(edges.bias, edges.multiplier)
     places = {"tile_slots": data.tile_slots, "slot_edges": data.slot_edges, "slot_places": data.slot_places}
     tensors = {"bias": bias, "multiplier": multiplier, **places}

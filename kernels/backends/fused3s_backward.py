@@ -19,7 +19,7 @@ from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, stride_scalars
 from .fused3s_data import Fused3SData
 from .fused3s_shapes import COMMON_DIM, DROPOUT
 
-WARP_ROW_BYTES = 256  # of a row in one warp: wider heads are shared by two warps or four
+WARP_ROW_BYTES = 256  # of a row per warp; wider heads are shared by teams of two or four warps
 GRADIENTS = frozenset(("query", "key", "value"))
 
 
@@ -27,11 +27,11 @@ class BackwardArguments(NamedTuple):
     """Template arguments of cuda/fused3s_backward.cu.
 
     Attributes:
-        element: of the inputs and gradients.
+        element: type of inputs and gradients.
         dim: dimensions of a head, an even number up to 256.
-        columns: the column pass, over A^T; else the row pass.
-        dim_warps: warps of a team, each with its part of the columns; a work item goes to a team.
-        warps: of a thread block.
+        columns: True for the column pass (over A^T), False for the row pass.
+        dim_warps: warps per team, which share the columns of a head; a work item goes to a team.
+        warps: warps per thread block.
         terms: DROPOUT or 0.
     """
 
@@ -43,9 +43,9 @@ class BackwardArguments(NamedTuple):
     terms: int
 
 
-@lru_cache  # on small graphs a call takes as long as its launches: no instance is made twice
+@lru_cache  # on small graphs the host time of a call counts
 def backward_instance(element: Element, dim: int, columns: bool, teams: int, terms: int = 0) -> KernelInstance:
-    """The instance of cuda/fused3s_backward.cu for blocks of `teams` teams; the others as in `BackwardArguments`."""
+    """The instance of cuda/fused3s_backward.cu for blocks of `teams` teams; see `BackwardArguments`."""
     dim_warps = warps_of_team(element, dim)
     arguments = BackwardArguments(element, dim, columns, dim_warps, teams * dim_warps, terms)
     return KernelInstance("fused3s_backward.cu", "fused3s_backward", arguments)
@@ -59,22 +59,22 @@ def warps_of_team(element: Element, dim: int) -> int:
 def pass_schedules(
     device: torch.device, num_heads: int, head_dim: int | None, dtype: torch.dtype | None = None
 ) -> tuple[ScheduleForm, ScheduleForm]:
-    """Schedules of row pass and column pass; dtype None: 16 bits."""
+    """Schedules of the row pass and the column pass; dtype None means 16 bits."""
     return _pass_schedules(gpu_limits(device), num_heads, head_dim, dtype, device.index)
 
 
-@lru_cache  # of a plan on a small graph these sizes would take a tenth of the time
+@lru_cache  # uncached, these sizes would take a tenth of the time of a small plan
 def _pass_schedules(
     gpu: GPULimits, num_heads: int, head_dim: int | None, dtype: torch.dtype | None, device_index: int | None
 ) -> tuple[ScheduleForm, ScheduleForm]:
     tuning = tuning_for(gpu)
-    element = ELEMENTS[dtype or torch.float16]  # float32: three terms, whatever the precision is now
+    element = ELEMENTS[dtype or torch.float16]  # float32: three TF32 terms, whatever the current precision
     dim = head_dim or COMMON_DIM
-    # The plan must run with all inputs that it leaves open.
+    # The plan must run with any inputs that it leaves open.
     widest = element if dtype else Element.FLOAT, head_dim or MAX_DIM
 
     def form_of(teams: int, columns: bool) -> ScheduleForm:
-        """Teams of a block, and teams that the GPU runs at once."""
+        """Teams per block, and teams that the GPU runs at once."""
         instances = [backward_instance(*each, columns, teams) for each in dict.fromkeys([(element, dim), widest])]
         sizes = instance_sizes(tuple(instances), device_index)
         if teams > 1 and sizes[-1].shared_bytes > gpu.block_shared_bytes:
@@ -100,13 +100,12 @@ def launch_backward(
     wanted: Collection[str] = GRADIENTS,
     into: Memory | None = None,
 ) -> Gradients:
-    """Run both passes on torch's current stream, without waiting for them; without "key" and "value" in `wanted` only
-    the row pass runs.
+    """Queue both passes on torch's current stream; only the row pass if neither "key" nor "value" is wanted.
 
     Args:
-        data: with what the backward pass over KV tiles reads, on the tensors' GPU.
-        call: query, key and value of fp16, bf16 or fp32, any row and head strides, d even; of edge data a dropout, with
-            the seed of the forward pass. fp32: products in TF32 terms by torch.get_float32_matmul_precision(), see
+        data: A with the arrays of the backward pass over KV tiles, on the tensors' GPU.
+        call: query, key and value of fp16, bf16 or fp32, any row and head strides, d even; a dropout with the seed
+            of the forward pass, no other edge data. fp32: TF32 terms by torch.get_float32_matmul_precision(), see
             `input_element`.
         output: [num_rows, H, d] of the forward pass, fp16, bf16 or fp32.
         grad_output: [num_rows, H, d] fp16, bf16 or fp32, any strides.
@@ -173,7 +172,7 @@ def launch_backward(
     return wanted_of(grad_query, grad_key, grad_value, wanted)
 
 
-@lru_cache(1024)  # a model calls with the same ones again and again
+@lru_cache(1024)  # a model repeats the same arguments at every call
 def _scalars(
     kernel: Kernel,
     sizes: tuple[int, int, int],
@@ -183,7 +182,7 @@ def _scalars(
     strides: tuple[tuple[int, int, int], ...],
     mask: tuple[int, float],
 ) -> bytes:
-    """The scalars of struct Params; `mask`: threshold of the dropout, and factor of the weights that are kept."""
+    """The scalars of struct Params; `mask`: (dropout threshold, factor of kept weights)."""
     return kernel.scalars(
         **dict(zip(("num_rows", "num_cols", "num_heads"), sizes, strict=True)),
         gradient_heads=gradient_heads,
@@ -196,7 +195,7 @@ def _scalars(
 
 
 def wanted_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, wanted: Collection[str]) -> Gradients:
-    """Those of the three gradients that are wanted."""
+    """The wanted ones of the three gradients."""
     if wanted >= GRADIENTS:
         return Gradients(query, key, value)
     given = {"query": query, "key": key, "value": value}
@@ -204,7 +203,7 @@ def wanted_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, wante
 
 
 def new_gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Memory for the gradients of tensors [.., H, d], contiguous."""
+    """Contiguous memory for the gradients of tensors [.., H, d]."""
     return tuple([torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors])
 
 

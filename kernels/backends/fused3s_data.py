@@ -1,4 +1,4 @@
-"""A graph as the kernels of `fused3s` read it: one flat record."""
+"""The plan data of `fused3s`: all arrays of a graph that its kernels read, in one flat dataclass."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,33 +12,33 @@ from .kernel_choice import GraphSize
 
 @dataclass(frozen=True, eq=False)
 class Fused3SData:
-    """Format and schedules of a graph A, on one device. A tensor is None where no call for the inputs of the plan,
-    forward or backward, reads it. `formats/gpu_plan.py` has the layouts of the arrays.
+    """Format and schedules of a graph A, on one device. A tensor is None if no forward or backward call with the
+    plan's inputs reads it. `formats/gpu_plan.py` describes the layouts.
 
     Attributes:
-        num_rows, num_cols, num_edges: of A; repeated edges count, and so does what a plan with room has room for.
-        num_tiles: KV tiles of A; None where the host did not ask the GPU.
-        row_ids: [16 num_row_windows] int32, row of query and output of each row of the windows, num_rows where there is
-            none; None where rows have their own order.
+        num_rows, num_cols, num_edges: of A, with repeated edges; of a `PlanRoom`, its capacity.
+        num_tiles: KV tiles of A; None if the host has not read it from the GPU.
+        row_ids: [16 num_row_windows] int32, row of query and output for each row of the windows, num_rows for padding;
+            None if rows are in their natural order.
 
         kv_tiles: [num_tiles + 2, 24] int32 or longer, for cuda/fused3s.cu.
         tile_offset: [num_row_windows + 1] int32, first KV tile of each window.
-        work_items: [num_blocks, warps, 56] int32, of the forward pass.
-        num_splits: of the windows in `work_items`, or more.
-        windows: from `GPUPlan.windows`; () where the host does not know.
+        work_items: [num_blocks, warps, 56] int32, work items of the forward pass.
+        num_splits: at least the number of splits in `work_items`.
+        windows: from `GPUPlan.windows`; () if unknown to the host.
         tile_slots, slot_edges, slot_places: [num_tiles + 3] int32, [nnz] int32 and [nnz] uint8: where the edges are in
-            the KV tiles, for edge data.
+            the KV tiles; for edge data.
 
         indices: [nnz] int32, key of each edge, rows and columns ascending, for cuda/fused3s_edges.cu.
-        row_items, row_parts: [num_items, 4] and [num_parts, 2] int32, its work.
-        edge_ids: [nnz] int32, the number of each edge in the graph that was planned, for edge data.
+        row_items, row_parts: [num_items, 4] and [num_parts, 2] int32, items of that kernel.
+        edge_ids: [nnz] int32, index of each edge in the planned graph; for edge data.
 
-        row_work_items, row_splits: of the pass over rows of cuda/fused3s_backward.cu, which reads `kv_tiles`.
-        column_tiles, column_tile_offset, column_work_items, column_splits: of A^T, for its pass over columns.
+        row_work_items, row_splits: of the row pass of cuda/fused3s_backward.cu, which reads `kv_tiles`.
+        column_tiles, column_tile_offset, column_work_items, column_splits: of A^T, for the column pass.
 
         column_offsets: [num_cols + 1] int64, first edge of each column, for cuda/fused3s_edges_backward.cu.
-        column_rows, column_edges: [nnz] int32, row of A of each edge of A^T, and its place in `indices`.
-        column_items, column_parts: as of the rows.
+        column_rows, column_edges: [nnz] int32, row of A of each edge of A^T, and its index in `indices`.
+        column_items, column_parts: as row_items, row_parts.
     """
 
     num_rows: int
@@ -74,20 +74,20 @@ class Fused3SData:
     column_items: torch.Tensor | None = None
     column_parts: torch.Tensor | None = None
 
-    # Of the object that planning returned, and of no copy: what the GPU finds out, and where memory was allocated.
+    # Set on the object that planning returned, not on copies: results from the GPU, and where memory was allocated.
     progress: ClassVar[Any] = None  # fused3s_planning.PlanProgress
     made_on: ClassVar[tuple[int, int] | None] = None  # GPU and stream
 
     @property
     def size(self) -> GraphSize:
-        """What decides between the kernels."""
+        """Sizes that decide between the kernels."""
         return GraphSize(self.num_rows, self.num_cols, self.num_edges, self.num_tiles)
 
     def ready(self, is_forward: bool = True) -> "Fused3SData":
-        """For a call on torch's current stream: the plan with exact sizes, from the second forward pass on once the GPU
-        has found them. A plan that serves one step would not get the host's work for them back.
+        """The plan for a call on torch's current stream: with exact sizes from the second forward pass on, once the GPU
+        has computed them. For a plan that is used once, cutting the arrays would cost more than it saves.
 
-        Memory goes back to the stream that it was allocated on, which does not know of others: they are named here.
+        Also records other streams on the arrays, so that the allocator does not reuse their memory too early.
 
         Raises:
             ValueError: an id of the graph is out of range.

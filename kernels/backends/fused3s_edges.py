@@ -22,8 +22,8 @@ from .fused3s_shapes import BIAS, DROPOUT, KEY_FEATURES, MULTIPLIER, TERM_BITS, 
 # As in cuda/lane_group.cuh:
 WARPS = 4
 LANE_DIMS = 8
-Members = tuple[tuple[str, float], ...]  # names and values of scalars of struct Params, hashable
-# Fields of BoundEdges, and the bit of the term that each is.
+Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Params; hashable
+# Fields of BoundEdges, and the bit of each in enum EdgeTerm.
 _FIELD_BITS = (
     *(("bias", BIAS), ("multiplier", MULTIPLIER), ("types", TYPES), ("dropout", DROPOUT)),
     *(("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
@@ -42,14 +42,14 @@ def lanes_of_head(dim: int) -> int:
 
 @lru_cache
 def heads_of_lane_group(num_heads: int, dim: int) -> int:
-    """Heads of a lane group, a power of two: as few idle heads as possible, then as many as MOST_LANES lanes hold."""
+    """Heads per lane group, a power of two: the fewest idle heads, then the most heads that fit MOST_LANES lanes."""
     most = max(1, MOST_LANES // lanes_of_head(dim))
     candidates = [1 << bit for bit in range(most.bit_length()) if 1 << bit < 2 * num_heads]
     return min(candidates, key=lambda heads: (-(-num_heads // heads) * heads, -heads))
 
 
 def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, dim: int) -> int:
-    """Most edges of an item: about as many items as lane groups for such heads are resident at once."""
+    """Most edges per item: about one item for each lane group that is resident at once."""
     gpu = gpu_limits(device)
     groups, passes = _resident_groups(gpu, num_heads, dim)
     tuning = tuning_for(gpu)
@@ -58,12 +58,12 @@ def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, d
 
 @lru_cache
 def _resident_groups(gpu: GPULimits, num_heads: int, dim: int) -> tuple[int, int]:
-    """Lane groups that are resident at once, and how many of them a row takes for all its heads."""
+    """(lane groups resident at once, lane groups per row for all heads)."""
     heads = heads_of_lane_group(num_heads, dim)
     return gpu.num_sms * tuning_for(gpu).edge_warps * WARP_SIZE // (heads * lanes_of_head(dim)), -(-num_heads // heads)
 
 
-@lru_cache  # a model calls with the same ones again and again
+@lru_cache  # a model repeats the same arguments at every call
 def edge_instance(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int) -> KernelInstance:
     """The instance of cuda/fused3s_edges.cu for heads of an even `dim`; `terms`: bits of enum EdgeTerm."""
     arguments = dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim), terms
@@ -77,7 +77,7 @@ def compile_edge_kernel(
 
 
 def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
-    """Run the kernel on torch's current stream, without waiting for it.
+    """Queue the kernel on torch's current stream.
 
     Args:
         data: A, on the tensors' GPU.
@@ -134,7 +134,7 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
     return output
 
 
-@lru_cache(1024)  # a model calls with the same ones again and again
+@lru_cache(1024)  # a model repeats the same arguments at every call
 def _scalars(
     kernel: Kernel,
     num_rows: int,
@@ -160,8 +160,7 @@ def terms_of(edges: BoundEdges | None) -> int:
 
 
 def term_scalars(edges: BoundEdges | None) -> Members:
-    """Members of struct Params: heads of bias and multiplier, 1 or H, those of struct DropoutParams, and the numbers of
-    further terms."""
+    """Scalars of struct Params: heads of bias and multiplier (1 or H), DropoutParams, and numbers of further terms."""
     if edges is None:
         return NO_TERMS
     scalars = dict(NO_TERMS)
@@ -177,7 +176,7 @@ def term_scalars(edges: BoundEdges | None) -> Members:
 
 
 def edge_tensors(edges: BoundEdges | None) -> dict[str, torch.Tensor | None]:
-    """Members of struct Params of both edge kernels: edge data that they read as it is, and the dropout's seed."""
+    """Pointers of struct Params of both edge kernels: edge data, and the seed of the dropout."""
     if edges is None:
         return {}
     names = ("bias", "multiplier", "types", "type_weight")
@@ -195,12 +194,12 @@ def score_unit(dtype: torch.dtype) -> float:
 
 
 def contiguous(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """The tensors as the kernels take those of edge data, which have no strides."""
+    """Contiguous tensors: the kernels take edge data without strides."""
     return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
 def padded_call(call: Call) -> Call:
-    """The call for heads of whole 16 bytes: with columns of zeros where their number is odd."""
+    """The call with an odd number of columns padded by zeros to whole 16 bytes."""
     columns = -call.query.shape[2] % 8
     query, key, value = (functional.pad(each, (0, columns)) for each in call[:3])
     edges = None if call.edges is None else pad_weights(call.edges, columns)
@@ -208,7 +207,7 @@ def padded_call(call: Call) -> Call:
 
 
 def pad_weights(edges: BoundEdges, columns: int) -> BoundEdges:
-    """The terms for heads with `columns` more dimensions, which are zero."""
+    """The weights with `columns` zero columns appended to each head."""
     pads = {"type_weight": (0, columns), "key_weight": (0, 0, 0, columns), "value_weight": (0, 0, 0, columns)}
     weights = {name: getattr(edges, name) for name in pads}
     return replace(

@@ -25,12 +25,12 @@ from .fused3s_edges import (
 )
 
 SOURCE = "fused3s_edges_backward.cu"
-FEATURE_LANES = 4  # of an item in `gradients_of_features`
+FEATURE_LANES = 4  # lanes per item in `gradients_of_features`
 BY_ROW = ("own_first", "own_second", "gathered_first", "gathered_second")  # tensors [.., H, d] of struct Params
-TYPE_CHUNK = 1 << 22  # elements of [edges, H, d] at a time in `_type_gradient`
+TYPE_CHUNK = 1 << 22  # elements of [edges, H, d] per chunk in `_type_gradient`
 
 
-@lru_cache  # on small graphs a call takes as long as its launches: no instance is made twice
+@lru_cache  # on small graphs the host time of a call counts
 def edge_backward_instances(
     dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int
 ) -> tuple[KernelInstance, KernelInstance]:
@@ -63,14 +63,14 @@ def launch_edge_backward(
     wanted: frozenset[str],
     into: Memory | None = None,
 ) -> Gradients:
-    """Run the kernels on torch's current stream, without waiting for them. The gradients are bitwise reproducible.
+    """Queue the kernels on torch's current stream. The gradients are bitwise reproducible.
 
     Args:
-        data: with what both passes edge by edge read, on the tensors' GPU.
+        data: A with the arrays of both edge-by-edge passes, on the tensors' GPU.
         call: query, key and value of fp16, bf16 or float32, any row and head strides, d even; edge data in CSR order.
         output: [num_rows, H, d] of the forward pass, of query's type or float32.
         grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
-        wanted: fields of `Gradients` to compute. `type_weight` takes plain torch, which is not made for speed.
+        wanted: fields of `Gradients` to compute. `type_weight` uses plain torch and is not optimised.
         into: see `Backend.attend_backward`.
     """
     query, key, value, scale, _, lse, edges = call
@@ -84,7 +84,7 @@ def launch_edge_backward(
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     if into and edges is not None and edges.key_weight is not None:
-        (grad_query,) = new_gradients(query)  # add_features takes contiguous rows
+        (grad_query,) = new_gradients(query)  # add_features needs contiguous rows
     unit = score_unit(query.dtype)
     limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * unit
     scalars = num_rows, num_heads, scale, limit, term_scalars(edges)
@@ -130,7 +130,7 @@ def launch_edge_backward(
 
 
 class _EdgeTensors:
-    """Members of struct Params for edge data: what the passes read, and what the pass over rows writes."""
+    """Members of struct Params for edge data: inputs of both passes, outputs of the row pass."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _EdgeTensors:
     def gradients(
         self, of_rows: Gradients, query: torch.Tensor, key: torch.Tensor, grad_output: torch.Tensor
     ) -> Gradients:
-        """All that are wanted, with those of query, key and value; after the passes."""
+        """All wanted gradients, given those of query, key and value; called after both passes."""
         edges, wanted = self.edges, self.wanted
         if of_rows.query is not None and self.key_sums is not None:  # dq += W t
             add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
@@ -196,10 +196,10 @@ class _EdgeTensors:
 
 
 def _launch(instance: KernelInstance, tensors: dict[str, torch.Tensor | None], scalars: dict[str, float]) -> None:
-    """One pass, with the members of struct Params that do not follow from others."""
+    """Launch one pass; computes the members of struct Params that follow from others."""
     num_items, num_parts = tensors["items"].shape[0], tensors["parts"].shape[0]
     own, gradient = tensors["own_first"], tensors["first_gradient"]
-    if not own.numel():  # a graph without rows is planned as one row
+    if not own.numel():  # a graph without rows was planned as one row
         return
     _, num_heads, dim = own.shape
     kernel = get_kernel(instance, own.device.index)
@@ -219,7 +219,7 @@ def _launch(instance: KernelInstance, tensors: dict[str, torch.Tensor | None], s
     )
 
 
-@lru_cache(1024)  # a model calls with the same ones again and again
+@lru_cache(1024)  # a model repeats the same arguments at every call
 def _scalars(
     kernel: Kernel,
     num_items: int,
@@ -232,13 +232,13 @@ def _scalars(
     clamp: float,
     terms: Members,
 ) -> bytes:
-    """The scalars of struct Params; strides of BY_ROW."""
+    """The scalars of struct Params; `strides`: of the tensors in BY_ROW."""
     sizes = {"num_rows": num_rows, "num_items": num_items, "num_heads": num_heads, "gradient_heads": gradient_heads}
     return kernel.scalars(**sizes, scale=scale, clamp=clamp, **stride_scalars(BY_ROW, strides, itemsize), **dict(terms))
 
 
 def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """[nnz, H] float32 in the shape and type of `values`, [nnz, H] or [nnz, 1]."""
+    """`gradient` [nnz, H] float32, reduced to the shape ([nnz, H] or [nnz, 1]) and cast to the type of `values`."""
     if values.shape[1] == 1:
         gradient = gradient.sum(1, keepdim=True)
     return gradient.to(values.dtype)
@@ -283,7 +283,7 @@ def _type_gradient(
 ) -> torch.Tensor:
     """[T, H, d]: the sum over the edges of each type of `score_weights` [nnz, H] q_i * k_j.
 
-    Chunks of the edges as matrix products with the one-hot types [T, edges]: no atomics, so bitwise reproducible.
+    Computed in chunks as products with one-hot types [T, edges]: without atomics, so bitwise reproducible.
     """
     num_types, num_heads, dim = edges.type_weight.shape
     num_edges = data.column_edges.numel()

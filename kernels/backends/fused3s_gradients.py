@@ -1,6 +1,6 @@
-"""The backward pass of `fused3s`: which of its two kernels a call takes.
+"""The backward pass of `fused3s`: the choice between its two kernels.
 
-cuda/fused3s_backward.cu        tensor cores, one head after the other; of the score's terms dropout alone
+cuda/fused3s_backward.cu        tensor cores, heads sequentially; no score term but dropout
 cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
 """
 
@@ -17,7 +17,7 @@ from .fused3s_shapes import DROPOUT
 
 
 def compile_gradients(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
-    """Compile the kernels of `inputs` without edge data, where their type is known; edge by edge without KV tiles."""
+    """Compile the kernels for `inputs` without edge data, if their type is known; edge by edge without KV tiles."""
     dim = inputs.head_dim
     if inputs.dtype is None or dim is None:
         return
@@ -36,7 +36,7 @@ def launch_gradients(
     wanted: frozenset[str],
     into: Memory | None = None,
 ) -> Gradients:
-    """Run the backward pass on torch's current stream, without waiting; arguments as `Backend.attend_backward`."""
+    """Queue the backward pass on torch's current stream; arguments as in `Backend.attend_backward`."""
     dim = call.query.shape[2]
     if dim % 2:  # as in the forward pass
         output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
@@ -47,7 +47,7 @@ def launch_gradients(
 
 
 def _without_padding(found: Gradients, dim: int) -> Gradients:
-    """Gradients of heads of `dim` columns, from those of padded ones."""
+    """Gradients of padded heads, cut to `dim` columns."""
 
     def cut(gradient: torch.Tensor | None, at: int) -> torch.Tensor | None:
         return None if gradient is None else gradient.narrow(at, 0, dim).contiguous()

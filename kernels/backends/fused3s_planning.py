@@ -1,9 +1,9 @@
-"""Plans of `fused3s`: what a plan consists of for given inputs, and how it is made from a graph.
+"""Plans of `fused3s`: which arrays a plan needs for given inputs, and how they are built from a graph.
 
-Kernels make plans from an edge list or a CSR (formats/gpu_plan.py), and the host does not wait: arrays have room for
-the most that there can be. Once the GPU has come so far, calls raise errors in the ids, and from the second forward
-pass on they have the arrays cut to what is used. The host waits for a graph on the CPU; and outside of captures where
-the choice of the kernel takes the number of KV tiles (`kernel_choice`).
+Kernels build plans from an edge list or a CSR (formats/gpu_plan.py) without synchronisation: arrays have room for the
+upper bound of each size. Once the GPU has finished, calls raise errors in the ids, and from the second forward pass on
+they use the arrays cut to their exact sizes. The host waits for the GPU in two cases: the graph is on the CPU, or,
+outside of captures, the choice of the kernel depends on the number of KV tiles (`kernel_choice`).
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from .fused3s_shapes import BIAS, COMMON_DIM, TILE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
 
 Graph = BSB | CSRPattern | EdgeList
-ForwardSchedule = Callable[[int], ScheduleForm]  # for a graph with up to so many KV tiles (`most_tiles_of`)
+ForwardSchedule = Callable[[int], ScheduleForm]  # argument: upper bound of the KV tiles (`most_tiles_of`)
 
 
 def plan_graph(
@@ -41,19 +41,19 @@ def plan_graph(
     forward: ForwardSchedule,
     perm: torch.Tensor | None = None,
 ) -> Fused3SData:
-    """Plan of a graph, queued on torch's current stream.
+    """Queue the plan of a graph on torch's current stream.
 
     Args:
-        graph: repeated edges of a CSR or an edge list count as often as they occur.
+        graph: a repeated edge of a CSR or an edge list counts as often as it occurs.
         perm: as for `Backend.build`.
 
     Raises:
-        ValueError: the graph is malformed, or beyond what the kernels take; the text says what it would need.
+        ValueError: the graph is malformed or exceeds a limit of the kernels; the text names it.
     """
     row_ids = None
     if perm is not None and len(perm):
         perm = perm.to(device)
-        row_ids = perm.new_full((windows_of(len(perm)) * TILE[0],), len(perm))  # no row pads the last window
+        row_ids = perm.new_full((windows_of(len(perm)) * TILE[0],), len(perm))  # num_rows pads the last window
         row_ids[: len(perm)] = perm
     made = queue_plan(graph, device, inputs, forward, row_ids)
     return made.checked() if _is_on_cpu(graph) else made.unchecked(follows=not _captures(device))
@@ -66,7 +66,7 @@ def queue_plan(
     forward: ForwardSchedule,
     row_ids: torch.Tensor | None = None,
 ) -> "MadePlan":
-    """Queue the kernels of a plan. Waits where the choice of the kernel takes the number of KV tiles."""
+    """Queue the kernels of a plan. Waits if the choice of the kernel depends on the number of KV tiles."""
     source = _edge_source(graph, device, inputs.backward)
     size = GraphSize(*graph.shape, source.num_edges)
     rows = None if row_ids is None else row_ids[: size.num_rows]
@@ -83,15 +83,15 @@ def queue_plan(
 
 
 def make_room(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> "MadePlan":
-    """Memory for the plans of graphs of a size, to be filled."""
+    """Memory for plans of graphs up to a size, to be filled later."""
     form = form_of(size, device, inputs, forward) or _form_by_edge(size, device, inputs, forward)
     return MadePlan(GPUPlan(form, device), size, None, None)
 
 
 def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> PlanForm | None:
-    """What a plan consists of for calls with such inputs; None where that takes the number of KV tiles.
+    """Contents of a plan for such inputs; None if they depend on the number of KV tiles.
 
-    A plan has KV tiles unless all its forward passes go edge by edge, and row items where a call may go edge by edge.
+    A plan has KV tiles unless all its forward passes go edge by edge, and row items if any call may go edge by edge.
     """
     heads, dim = inputs.num_heads, inputs.head_dim
     given = tuning_for(gpu_limits(device)), size, heads, dim
@@ -114,7 +114,7 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
 
 
 def _form_by_edge(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> PlanForm:
-    """Edge by edge where the choice takes the number of KV tiles, and the host cannot know it."""
+    """Contents of a plan whose undecided calls go edge by edge, since the host cannot know the number of KV tiles."""
     return form_of(replace(size, num_tiles=size.num_edges + 1), device, inputs, forward)
 
 
@@ -122,9 +122,9 @@ class MadePlan:
     """A queued plan.
 
     Attributes:
-        plan: its memory.
-        size: what decides between the kernels.
-        bounded: the plan with room for the most that there can be; gone with `unchecked`.
+        plan: memory and kernels.
+        size: sizes that decide between the kernels.
+        bounded: the plan data with arrays of upper-bound sizes; removed by `unchecked`.
     """
 
     def __init__(self, plan: GPUPlan, size: GraphSize, row_ids: torch.Tensor | None, graph: Graph | None) -> None:
@@ -133,26 +133,26 @@ class MadePlan:
         self.bounded = self._data(plan)
 
     def checked(self) -> Fused3SData:
-        """The plan with exact sizes. Waits for the GPU, and raises for ids out of range."""
+        """The plan with exact sizes. Waits for the GPU and raises for ids out of range."""
         numbers = self.plan.numbers.tolist()
         self.check(numbers)
         return _on_stream(self.exact(numbers), self.plan.device)
 
     def check(self, numbers: list[int]) -> None:
-        """Raise a ValueError for ids out of range; `numbers`: as `exact` takes them."""
+        """Raise a ValueError for ids out of range; `numbers`: as in `exact`."""
         if numbers[PlanNumber.BAD_EDGE] or numbers[PlanNumber.BAD_OFFSET]:
             raise _damage(self._graph, self.plan.device)
 
     def unchecked(self, follows: bool) -> Fused3SData:
-        """The bounded plan; `follows`: with exact sizes, or the error, at a call when the GPU has come so far."""
+        """The bounded plan. `follows`: later calls get exact sizes, or raise the error, once the GPU is done."""
         bounded = self.bounded
-        del self.bounded  # or it and its progress would hold each other, and memory, until Python looks for cycles
+        del self.bounded  # a reference cycle with its progress would keep memory until garbage collection
         if follows and self.plan.device.type == "cuda":
             object.__setattr__(bounded, "progress", PlanProgress(self))
         return _on_stream(bounded, self.plan.device)
 
     def exact(self, numbers: list[int]) -> Fused3SData:
-        """The plan cut to what is used, from the first PlanNumber.COUNTS numbers."""
+        """The plan with arrays cut to their exact sizes, from the first PlanNumber.COUNTS numbers."""
         return self._data(self.plan.exact(numbers))
 
     def _data(self, plan: GPUPlan) -> Fused3SData:
@@ -178,10 +178,10 @@ class MadePlan:
 
 
 class PlanProgress:
-    """What the GPU found out about a plan, read without waiting for it.
+    """Sizes and errors of a plan that the GPU computed, read without waiting.
 
     Attributes:
-        exact: the plan with exact sizes; None where they are not known yet.
+        exact: the plan with exact sizes; None until they are known.
     """
 
     def __init__(self, made: "MadePlan") -> None:
@@ -191,7 +191,7 @@ class PlanProgress:
         self._numbers: Readback | None = Readback(made.plan.csr.address_of_numbers, COUNTS, made.plan.device.index)
 
     def plan(self, bounded: Fused3SData, is_forward: bool) -> Fused3SData:
-        """The exact plan, or `bounded`, see `Fused3SData.ready`.
+        """The exact plan if known, else `bounded`; see `Fused3SData.ready`.
 
         Raises:
             ValueError: an id of the graph is out of range.
@@ -226,9 +226,9 @@ class PlanProgress:
 
 
 def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSource:
-    """The edges of a graph for the kernels; raises for what they do not take."""
+    """The edges of a graph as the planning kernels read them; raises for graphs that they do not support."""
     num_rows, num_cols = graph.shape
-    if not (num_rows and num_cols):  # the kernels plan one row or column without an edge
+    if not (num_rows and num_cols):  # the kernels need at least one row and one column: plan one without an edge
         if isinstance(graph, EdgeList):
             check_ids(graph)
         else:
@@ -247,7 +247,7 @@ def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSo
 
 
 def check_size(shape: tuple[int, int], num_edges: int, transposes: bool) -> None:
-    """Raise a ValueError for graphs that the planning kernels do not take; `transposes`: with a backward pass."""
+    """Raise a ValueError for graphs beyond the limits of the planning kernels; `transposes`: with a backward pass."""
     num_rows, num_cols = shape
     most_rows = MOST_IDS if transposes else MOST_ROWS
     if num_edges <= MOST_EDGES and num_rows <= most_rows and num_cols <= MOST_IDS:
@@ -272,7 +272,7 @@ def _check_csr_arrays(offsets: torch.Tensor, indices: torch.Tensor, num_rows: in
 
 
 def _damage(graph: Graph | None, device: torch.device) -> ValueError:
-    """The error of a graph with ids out of range."""
+    """The error for a graph with ids out of range."""
     try:
         if isinstance(graph, EdgeList):
             check_ids(graph)

@@ -5,13 +5,12 @@ import re
 from ..runtime.source import read_source
 
 TILE = (16, 16)
-COMMON_DIM = 128  # head dimension of a schedule made before it is known
-SLICE = 16  # columns of two n-tiles
+COMMON_DIM = 128  # head dimension assumed by a schedule if it is unknown
+SLICE = 16  # columns: two n-tiles
 
 
 def _term_bits() -> dict[str, int]:
-    """The bits of enum EdgeTerm of cuda/score_terms.cuh, by the names that its members have here: kKeyFeatures is
-    key_features."""
+    """The bits of enum EdgeTerm (cuda/score_terms.cuh) by snake_case name: kKeyFeatures is key_features."""
     body = re.search(r"enum EdgeTerm {(.*?)}", read_source("score_terms.cuh"), re.DOTALL)[1]
     members = re.findall(r"\bk(\w+) = (\d+)", body)
     return {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(): int(bit) for name, bit in members}

@@ -1,12 +1,11 @@
-"""Which of its two kernels `fused3s` takes: over KV tiles on tensor cores, or edge by edge; by measurements in
-kernels/NOTES.md.
+"""The choice between the two kernels of `fused3s`: over KV tiles on tensor cores, or edge by edge. kernels/NOTES.md has
+the measurements.
 
-The measure is the number of edges of a KV tile, which only the GPU knows. The host knows a bound: A has a KV tile for
-each 16 of its rows, and for each 16 of its columns, that have edges. Where few have none, a KV tile has at most
-16 * edges / max(rows, columns) edges. There is no such bound from below: the edges of a window may all have columns of
-their own. Graphs with few edges a row, sampled ones among them, go edge by edge unasked: of the 14 graphs of the
-benchmarks, those with under 16 have 12 to 23 edges a KV tile, and a wait for the GPU in every step costs more than the
-slower kernel on a small graph of cliques.
+The criterion is the number of edges per KV tile, which only the GPU knows. The host knows an upper bound: A has at
+least one KV tile for every 16 rows, and for every 16 columns, with edges; if few rows and columns are empty, a KV tile
+has at most 16 * edges / max(rows, columns) edges. There is no lower bound: all edges of a window may have distinct columns.
+Graphs with few edges per row, such as sampled ones, go edge by edge without a count: reading the count would wait for
+the GPU in every step, which costs more than the slower kernel does on a small graph of cliques.
 """
 
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from .fused3s_shapes import DROPOUT, KEY_FEATURES, TYPES, VALUE_FEATURES
 
 @dataclass(frozen=True)
 class GraphSize:
-    """Sizes that decide.
+    """Sizes of a graph that decide between the kernels.
 
     Attributes:
         num_rows, num_cols: of A.
-        num_edges: with repeated ones; for plans with room, as many as there is room for.
-        num_tiles: KV tiles; None where the host did not ask the GPU.
+        num_edges: with repeated edges; of a `PlanRoom`, its capacity.
+        num_tiles: KV tiles; None if the host has not read it from the GPU.
     """
 
     num_rows: int
@@ -35,12 +34,12 @@ class GraphSize:
 def takes_edges(
     tuning: Tuning, size: GraphSize, num_heads: int, dim: int | None, terms: int = 0, backward: bool = False
 ) -> bool | None:
-    """Whether a call goes edge by edge; None where that takes the number of KV tiles.
+    """Whether a call goes edge by edge; None if that depends on the number of KV tiles.
 
     Args:
-        dim: columns of a head; None where not known: the call then goes over KV tiles.
+        dim: columns of a head; None if unknown: the call then goes over KV tiles.
         terms: bits of enum EdgeTerm.
-        backward: of the backward pass, whose kernel over KV tiles has no term but dropout.
+        backward: decide for the backward pass, whose kernel over KV tiles supports no term but dropout.
     """
     if terms & TYPES or (backward and terms & ~DROPOUT):
         return True

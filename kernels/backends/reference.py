@@ -9,12 +9,12 @@ from ..edge_data import BoundEdges, transform_scores
 from ..formats.bsb import BSB
 from .base import Backend, Call, InputSpec, dropout_factors
 
-ELEMENTS_PER_CHUNK = 1 << 25  # gathered rows of K or V at a time: 256 MiB in float64
+ELEMENTS_PER_CHUNK = 1 << 25  # gathered elements of K or V per chunk: 256 MiB in float64
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The edges of A: row, col [nnz] int64."""
+    """The edges of A: row and col, [nnz] int64."""
 
     row: torch.Tensor
     col: torch.Tensor
@@ -32,7 +32,7 @@ class ReferenceBackend(Backend):
         return None
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Edges:
-        # Through BSB on every path: one place sorts and checks indices.
+        # Always through BSB, which sorts and checks the indices.
         bsb = graph if isinstance(graph, BSB) else BSB.from_graph(graph)
         indptr, col = (array.to(device) for array in bsb.to_csr())
         row = torch.repeat_interleave(torch.arange(bsb.shape[0], device=device), indptr.diff())
@@ -61,11 +61,11 @@ def edge_softmax_attention(
         query: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
         row, col: [nnz] int64, the edges.
         scale: factor of the scores.
-        edges: terms of the formula in `kernels.edge_data`, in the order of `row` and `col`.
+        edges: edge data (formula: `kernels.edge_data`) in the order of `row` and `col`.
 
     Returns:
-        [num_rows, H, d] float64, a row without an edge, or with only -inf scores, is 0; and [num_rows, H] float64, the
-        logarithm of the sum of exp(s) over each row's edges, s being the score with scale and edge terms; there -inf.
+        output [num_rows, H, d] float64, and log-sum-exp [num_rows, H] float64 of each row's scores with scale and edge
+        terms. A row without an edge, or with only -inf scores, has output 0 and log-sum-exp -inf.
     """
     query, key, value = query.double(), key.double(), value.double()
     num_heads, head_dim = query.shape[1:]
@@ -80,19 +80,19 @@ def edge_softmax_attention(
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
     weight = torch.exp(score - maximum[row])
     total = weight.new_zeros(query.shape[:2]).index_add(0, row, weight)
-    if edges.dropout is not None:  # after the sum, which counts every edge
+    if edges.dropout is not None:  # after the sum, which includes dropped edges
         weight = weight * dropout_factors(edges.dropout, row, col, weight)
     output = torch.zeros_like(query)
     for e in chunks:
         output = output.index_add(0, row[e], weight[e, :, None] * _edge_values(value, col, edges, e))
     is_empty = total[..., None] == 0
-    # Two times `where`: 0 / 0 would give a row without weight a gradient of NaN.
+    # `where` twice: 0 / 0 would make the gradient of a row without weight NaN.
     output = torch.where(is_empty, 0.0, output / torch.where(is_empty, 1.0, total[..., None]))
     return output, maximum + torch.log(total)
 
 
 def _edge_keys(key: torch.Tensor, col: torch.Tensor, edges: BoundEdges, chunk: slice) -> torch.Tensor:
-    """k_ij [chunk, H, d] of a chunk of the edges."""
+    """[chunk, H, d]: the keys k_ij of a chunk of edges."""
     keys = key[col[chunk]]
     if edges.type_weight is not None:
         keys = edges.type_weight[edges.types[chunk].long()] * keys
@@ -102,7 +102,7 @@ def _edge_keys(key: torch.Tensor, col: torch.Tensor, edges: BoundEdges, chunk: s
 
 
 def _edge_values(value: torch.Tensor, col: torch.Tensor, edges: BoundEdges, chunk: slice) -> torch.Tensor:
-    """v_ij [chunk, H, d] of a chunk of the edges."""
+    """[chunk, H, d]: the values v_ij of a chunk of edges."""
     values = value[col[chunk]]
     if edges.value_weight is not None:
         values = values + torch.einsum("hdr,er->ehd", edges.value_weight, edges.features[chunk])

@@ -1,11 +1,10 @@
 """`scatter`: message passing in plain torch, all heads at once: gather by edge, softmax over each row, sum by row.
 
-The formula of PyG's TransformerConv, without its package: "auto" takes it on a GPU for several heads where `fused3s`
-cannot run, since cuSPARSE (`csr_unfused`) computes head by head. Q, K, V and the message of every edge are
-materialised.
+The formula of PyG's TransformerConv, without its package. "auto" takes it on a GPU if `fused3s` cannot run, before
+`csr_unfused`, whose cuSPARSE calls run head by head. Gathered q, k, v and the message of every edge are materialised.
 
-Sums run over segments of CSR order, and over those of A^T in the backward pass: no atomics, so bitwise reproducible.
-16-bit inputs are converted to float32 at each call.
+Sums run over segments in CSR order, and in the backward pass over those of A^T: without atomics, so bitwise
+reproducible. 16-bit inputs are cast to float32 at each call.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ class ScatterBackend(Backend):
     data_type = CSR
     takes_edges = True
     takes_dropout = True
-    traceable = False  # torch.compile does not know torch's reduction of segments
+    traceable = False  # torch.compile does not support segment_reduce
 
     def unavailable(self, device: torch.device) -> str | None:
         if device.type == "cuda" and not torch.cuda.is_available():
@@ -60,12 +59,12 @@ class ScatterBackend(Backend):
 
 
 class _Segments(NamedTuple):
-    """Edges by their row or column.
+    """The edges grouped by row or by column.
 
     Attributes:
         of_edge: [nnz] int64, the row or column of each edge.
-        indptr: [num + 1] int64, the segment of each; None where no sum is needed.
-        order: [nnz], the edge of each place of the segments; None for the order of the edges.
+        indptr: [num + 1] int64, segment offsets; None if no sum is needed.
+        order: [nnz], the edge at each position of the segments; None if that is the order of the edges.
     """
 
     of_edge: torch.Tensor
@@ -74,7 +73,7 @@ class _Segments(NamedTuple):
 
 
 def _softmax(score: torch.Tensor, rows: _Segments) -> torch.Tensor:
-    """Softmax over each row's edges of `score` [nnz, H]; a row with only -inf scores gets zeros."""
+    """Softmax over the edges of each row; `score`: [nnz, H]. A row with only -inf scores gets zeros."""
     maximum = torch.segment_reduce(score.detach(), "max", offsets=rows.indptr, unsafe=True)
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
     weight = torch.exp(score - maximum.index_select(0, rows.of_edge))
@@ -83,7 +82,7 @@ def _softmax(score: torch.Tensor, rows: _Segments) -> torch.Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """The row of `values` [num, ..] of each edge: [nnz, ..]."""
+    """[nnz, ..]: for each edge its row of `values` [num, ..]."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, segments: _Segments) -> torch.Tensor:
@@ -96,7 +95,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _SegmentSum(torch.autograd.Function):
-    """The sums of `values` [nnz, ..] over the edges of each row or column: [num, ..]."""
+    """[num, ..]: the sums of `values` [nnz, ..] over the edges of each row or column."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, segments: _Segments) -> torch.Tensor:
