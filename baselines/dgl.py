@@ -74,4 +74,5 @@ def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, edges: Bound
     if edges.key_weight is not None:
         projected = torch.einsum("nhd,hdr->nhr", query, edges.key_weight)
         score = score + ops.e_dot_v(graph, edges.features.unsqueeze(1), projected)
-    return transform_scores(score.squeeze(-1), edges).unsqueeze(-1)
+    col, row = graph.edges()  # in the order of the edge ids
+    return transform_scores(score.squeeze(-1), edges, lambda x: x[row], lambda x: x[col]).unsqueeze(-1)

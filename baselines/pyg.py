@@ -88,6 +88,7 @@ def _attention_layer() -> torch.nn.Module:
             index: torch.Tensor,
             ptr: Optional[torch.Tensor],  # noqa: UP045
             size_i: Optional[int],  # noqa: UP045
+            edge_index_j: torch.Tensor,
         ) -> torch.Tensor:
             if edges is None:
                 score = (query_i * key_j).sum(dim=-1) * scale
@@ -100,7 +101,7 @@ def _attention_layer() -> torch.nn.Module:
             if edges.value_weight is not None:
                 value_j = value_j + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
             score = (query_i * key_j).sum(dim=-1) * scale
-            score = transform_scores(score, edges)
+            score = transform_scores(score, edges, lambda x: x[index], lambda x: x[edge_index_j])
             # PyG's softmax and its gradient make NaN of a row with only -inf.
             hidden = score == -torch.inf
             score = score.masked_fill(hidden, torch.finfo(score.dtype).min)

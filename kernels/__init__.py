@@ -15,6 +15,7 @@ from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .formats.bsb import BSB
 from .plan_room import PlanRoom, plan_many
+from .score_term import ScoreTerm
 from .side_by_side import split_qkv
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "EdgeData",
     "KernelCompileError",
     "PlanRoom",
+    "ScoreTerm",
     "SlowerBackendWarning",
     "UnsupportedGraphError",
     "capture_step",

@@ -4,7 +4,7 @@ For an edge (i, j) of A and a head h, everything but q, k and v optional:
 
     k_ij = w[type_ij] * k_j + W a_ij                                  w: type_weight, elementwise; W: key_weight
     v_ij = v_j + W' a_ij                                              W': value_weight
-    s_ij = clamp(scale * m_ij * <q_i, k_ij> + b_ij, -c, c)            m: multiplier, b: bias, c: clamp
+    s_ij = clamp(f(scale * m_ij * <q_i, k_ij> + b_ij), -c, c)         m: multiplier, b: bias, f: score, c: clamp
     O_i  = sum_j softmax_j(s_ij) v_ij
 
 No [nnz, H, d] tensor is needed: <q_i, W a_ij> = <W^T q_i, a_ij> and sum_j p_ij W' a_ij = W' sum_j p_ij a_ij.
@@ -15,7 +15,7 @@ what backends take.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from .dropout import Dropout
 from .formats.edge_order import EdgeOrder
+from .score_term import ScoreTerm, bind_score, score_of
 
 MAX_FEATURES = 16  # r: one k-step of the tensor cores
 MAX_TYPES = 256  # T: a type is a byte
@@ -46,7 +47,9 @@ class EdgeData:
         types: [E] integers, 0 <= type < T: which row of `type_weight` multiplies the key.
         key_weight, value_weight: [H, d, r], q's type: W and W'; H is 1 where q has two dimensions.
         type_weight: [T, H, d], q's type: the vector of each edge type.
-        clamp: c, a positive number: scores are clamped to -c to c, after the bias; with or without other edge data.
+        score: f, any function of the score and of values by row, column, edge and head; after the bias.
+        clamp: c, a positive number: scores are clamped to -c to c, after the score term; with or without other edge
+            data.
     """
 
     bias: torch.Tensor | None = None
@@ -56,6 +59,7 @@ class EdgeData:
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
+    score: ScoreTerm | None = None
     clamp: float | None = None
 
 
@@ -73,6 +77,10 @@ class BoundEdges:
         num_features: r; 0 without features.
         num_types: the largest type plus 1; 0 without types.
         key_weight, value_weight, type_weight, clamp: as in `EdgeData`, checked at each call.
+        row_values, column_values, head_values: of the score term, [num_rows, 1 or H, n], [num_cols, 1 or H, n] and
+            [1, 1 or H, n] float32.
+        edge_values: [nnz, 1 or H, n].
+        score, score_numbers: the normalised expression of the score term, and its numbers.
         dropout: of the softmax weights, set at each call.
     """
 
@@ -88,6 +96,12 @@ class BoundEdges:
     type_weight: torch.Tensor | None = None
     clamp: float | None = None
     dropout: Dropout | None = None
+    row_values: torch.Tensor | None = None
+    column_values: torch.Tensor | None = None
+    edge_values: torch.Tensor | None = None
+    head_values: torch.Tensor | None = None
+    score: str | None = None
+    score_numbers: tuple[float, ...] = ()
 
     @property
     def features(self) -> torch.Tensor | None:
@@ -95,22 +109,26 @@ class BoundEdges:
         return None if self.padded_features is None else self.padded_features[:, : self.num_features]
 
     def to(self, dtype: torch.dtype) -> "BoundEdges":
-        """The same with all float tensors of this type."""
+        """The same with all float tensors of this type; those of WIDE have at least float32."""
+        wide = torch.promote_types(dtype, torch.float32)
         given = {name: getattr(self, name) for name in FLOATS}
-        return replace(self, **{name: each.to(dtype) for name, each in given.items() if each is not None})
+        types = {name: wide if name in WIDE else dtype for name in FLOATS}
+        return replace(self, **{name: each.to(types[name]) for name, each in given.items() if each is not None})
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All tensors: those of TENSORS, and the seed of the dropout."""
         floats = self.bias, self.multiplier, self.padded_features, self.key_weight, self.value_weight, self.type_weight
-        return (*floats, self.types, None if self.dropout is None else self.dropout.seed)
+        values = self.row_values, self.column_values, self.edge_values, self.head_values
+        return (*floats, *values, self.types, None if self.dropout is None else self.dropout.seed)
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
         """The same with other `tensors()`."""
-        *of_scores, features, key_weight, value_weight, type_weight, types, seed = tensors
-        weights = key_weight, value_weight, type_weight
+        bias, multiplier, features, *rest, types, seed = tensors
+        weights, values, term = rest[:3], rest[3:], (self.score, self.score_numbers)
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
         sizes = self.num_features, self.num_types  # no dataclasses.replace: its time is that of a launch
-        return BoundEdges(self.order, *of_scores, features, types, *sizes, *weights, *self.numbers(), dropout=dropout)
+        of_edges = bias, multiplier, features, types
+        return BoundEdges(self.order, *of_edges, *sizes, *weights, *self.numbers(), dropout, *values, *term)
 
     def numbers(self) -> tuple[float | None, ...]:
         """The fields of NUMBERS."""
@@ -119,11 +137,21 @@ class BoundEdges:
 
 # Fields by what the calls do with them: no other place lists them.
 NUMBERS = ("clamp",)  # float arguments of the score: kernels get them by name, see docs/add/score-term.md
-FLOATS = ("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight")  # with gradients
+WIDE = ("row_values", "column_values", "head_values")  # float32 whatever the type of q
+FLOATS = (  # with gradients
+    *("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight"),
+    *("row_values", "column_values", "edge_values", "head_values"),
+)
 TENSORS = (*FLOATS, "types")
 
 
-def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, check_values: bool = True) -> BoundEdges:
+def bind(
+    data: EdgeData,
+    order: EdgeOrder,
+    backend_order: torch.Tensor | None,
+    check_values: bool = True,
+    shape: tuple[int, int] | None = None,
+) -> BoundEdges:
     """Check edge data and sort it into a backend's order.
 
     Args:
@@ -132,6 +160,7 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
         backend_order: [nnz] int64, the CSR position of each edge of the backend's format; None: CSR order.
         check_values: whether to look for NaN and infinities, which waits for the GPU. Types are always checked: kernels
             take them for addresses.
+        shape: (num_rows, num_cols) of the graph, which a score term needs.
 
     Raises:
         ValueError, TypeError: a tensor is wrong; the text names it, what it got and what is allowed.
@@ -164,7 +193,13 @@ def bind(data: EdgeData, order: EdgeOrder, backend_order: torch.Tensor | None, c
     types = None if types is None else types.to(torch.uint8)
     weights = data.key_weight, data.value_weight, data.type_weight
     numbers = [None if (number := getattr(data, name)) is None else float(number) for name in NUMBERS]
-    return BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, *numbers)
+    bound = BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, *numbers)
+    if data.score is None:
+        return bound
+    lengths = {"row": shape[0], "column": shape[1], "edge": order.num_edges}
+    term = bind_score(data.score, lengths, edge.device, edge, check_values)
+    values = {f"{kind}_values": getattr(term, kind) for kind in ("row", "column", "edge", "head")}
+    return replace(bound, **values, score=term.text, score_numbers=term.numbers)
 
 
 def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:
@@ -180,7 +215,7 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
     """
     num_heads, head_dim = (query.shape[1] if query.dim() == 3 else 1), query.shape[-1]
     floats = (("bias", edges.bias), ("multiplier", edges.multiplier), ("features", edges.padded_features))
-    for name, tensor in floats:
+    for name, tensor in (*floats, ("values of edges", edges.edge_values)):
         if tensor is not None and tensor.dtype != query.dtype:
             raise ValueError(f"{name}: got {tensor.dtype}, but q is {query.dtype}; they must have one type")
     for name, tensor in floats[:2]:
@@ -188,6 +223,14 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
             raise ValueError(
                 f"{name}: got {tensor.shape[1]} heads, but q has {num_heads}; [E] or [E, {num_heads}] is needed"
             )
+    if edges.score is not None:
+        for kind in ("row", "column", "edge", "head"):
+            values = getattr(edges, f"{kind}_values")
+            if values is not None and values.shape[1] not in (1, num_heads):
+                raise ValueError(
+                    f"score: got {kind} values of {values.shape[1]} heads, but q has {num_heads}; those of one head or "
+                    f"of {num_heads} are needed"
+                )
     weights = (("key_weight", edges.key_weight), ("value_weight", edges.value_weight))
     for name, weight in weights:
         if weight is None:
@@ -214,11 +257,18 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
         raise ValueError(f"clamp: got {edges.clamp}; a positive finite number is needed, or None for no clamp")
 
 
-def transform_scores(score: torch.Tensor, edges: BoundEdges, head: int | None = None) -> torch.Tensor:
-    """clamp(m * score + b, -c, c) in torch, for backends made of torch calls and as the oracle of the kernels.
+def transform_scores(
+    score: torch.Tensor,
+    edges: BoundEdges,
+    of_rows: Callable[[torch.Tensor], torch.Tensor],
+    of_columns: Callable[[torch.Tensor], torch.Tensor],
+    head: int | None = None,
+) -> torch.Tensor:
+    """clamp(f(m * score + b), -c, c) in torch, for backends made of torch calls and as the oracle of the kernels.
 
     Args:
         score: [nnz, H] scaled scores; [nnz] those of one `head`.
+        of_rows, of_columns: make [nnz, ..], of each edge, from values of its row, [num_rows, ..], or column.
     """
 
     def of_heads(values: torch.Tensor) -> torch.Tensor:
@@ -228,14 +278,21 @@ def transform_scores(score: torch.Tensor, edges: BoundEdges, head: int | None = 
         score = score * of_heads(edges.multiplier)
     if edges.bias is not None:
         score = score + of_heads(edges.bias)
+    if edges.score is not None:
+        values = {kind: getattr(edges, f"{kind}_values") for kind in ("row", "column", "edge", "head")}
+        gather = {"row": of_rows, "column": of_columns}
+        score = score_of(edges.score, edges.score_numbers, score, values, gather, head)
     return score if edges.clamp is None else score.clamp(-edges.clamp, edges.clamp)
 
 
 def cast_floats(given: Any, dtype: torch.dtype) -> Any:
     """A tensor, or the tensors of edge data, in this type; float64, integers and other objects as they are."""
     if isinstance(given, (EdgeData, BoundEdges)):
-        names = [each.name for each in fields(given) if isinstance(getattr(given, each.name), torch.Tensor)]
-        return replace(given, **{name: cast_floats(getattr(given, name), dtype) for name in names})
+        given_fields = {each.name: getattr(given, each.name) for each in fields(given) if each.name not in WIDE}
+        cast = {name: cast_floats(each, dtype) for name, each in given_fields.items()}
+        return replace(given, **{name: each for name, each in cast.items() if each is not given_fields[name]})
+    if isinstance(given, ScoreTerm):
+        return given.with_edge_values(dtype)
     if isinstance(given, torch.Tensor) and given.is_floating_point() and given.dtype != torch.float64:
         return given.to(dtype)
     return given

@@ -31,8 +31,8 @@ from .torch_private import mark_static_address
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
 # Tensors of `BoundEdges` but those that are None, as torch differentiates no list with a None; which of all they are;
-# its numbers, NaN for None; rate of the dropout or 0.
-EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout"
+# its numbers, NaN for None, and those of its score term; rate of the dropout or 0; expression of the score term or "".
+EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout, str score"
 INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
 LIBRARY.define(f"attention({INPUTS}, ScalarType out_dtype, bool with_lse) -> (Tensor output, Tensor lse)")
@@ -136,9 +136,9 @@ def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
     is_given = [each is not None for each in edges.tensors()]
     tensors = [each for each in edges.tensors() if each is not None]
     rate = 0.0 if edges.dropout is None else edges.dropout.rate
-    numbers = [math.nan if number is None else number for number in edges.numbers()]
+    numbers = [math.nan if number is None else number for number in edges.numbers()] + [*edges.score_numbers]
     plan_inputs = plan.tensors, plan.numbers, plan.layout
-    return *call[:3], *plan_inputs, call.scale, tensors, is_given, numbers, rate
+    return *call[:3], *plan_inputs, call.scale, tensors, is_given, numbers, rate, edges.score or ""
 
 
 def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -> list[Any]:
@@ -159,6 +159,7 @@ def _call(
     is_given: list[bool],
     edge_numbers: list[float],
     dropout: float,
+    score: str,
     *,
     out_dtype: torch.dtype,
     lse: torch.Tensor | None,
@@ -166,8 +167,8 @@ def _call(
     """The inverse of `_inputs`."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     edges = None
-    numbers = [None if math.isnan(number) else number for number in edge_numbers]
-    if edge_tensors or any(number is not None for number in numbers):
+    numbers = [None if math.isnan(number) else number for number in edge_numbers[: len(NUMBERS)]]
+    if edge_tensors or score or any(number is not None for number in numbers):
         tensors = _places(edge_tensors, is_given)
         weights = dict(zip(TENSORS, tensors, strict=False))
         weight = weights["value_weight"] if weights["key_weight"] is None else weights["key_weight"]
@@ -175,6 +176,8 @@ def _call(
             num_features=0 if weight is None else weight.shape[2],
             **dict(zip(NUMBERS, numbers, strict=True)),
             dropout=Dropout(dropout) if dropout else None,
+            score=score or None,
+            score_numbers=tuple(edge_numbers[len(NUMBERS) :]),
         )
         edges = template.with_tensors(tensors)
     return backend, data, Call(query, key, value, scale, out_dtype, lse, edges)
@@ -214,25 +217,27 @@ def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, edge_numbers, dropout, _, with_lse = inputs
+    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, edge_numbers = inputs[:9]
+    dropout, score, _, with_lse = inputs[9:]
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*output, query, key, value, *edge_tensors, *plan_tensors)
-    ctx.call = len(edge_tensors), numbers, is_given, edge_numbers, dropout, with_lse
+    ctx.call = len(edge_tensors), numbers, is_given, edge_numbers, dropout, score, with_lse
 
 
 def _differentiate(ctx: Any, grad_output: torch.Tensor, grad_lse: None) -> tuple[Any, ...]:
-    num_edge_tensors, (numbers, layout, scale), is_given, edge_numbers, dropout, with_lse = ctx.call
+    num_edge_tensors, (numbers, layout, scale), is_given, edge_numbers, dropout, score, with_lse = ctx.call
     if not with_lse and not REGISTRY[_parsed(layout)[0]].autograd:
         raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
     output, lse, query, key, value, *rest = ctx.saved_tensors
     edge_tensors, plan_tensors = rest[:num_edge_tensors], rest[num_edge_tensors:]
     of_edges = _places(ctx.needs_input_grad[7], is_given, False)[: len(FLOATS)]
     wanted = [*ctx.needs_input_grad[:3], *of_edges]
-    inputs = (query, key, value, plan_tensors, numbers, layout, scale, edge_tensors, is_given, edge_numbers, dropout)
+    of_plan = plan_tensors, numbers, layout, scale
+    inputs = query, key, value, *of_plan, edge_tensors, is_given, edge_numbers, dropout, score
     found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, wanted)
     found = [*_places(found, wanted), None, None]  # of types and the seed
     of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
-    return *found[:3], [None] * len(plan_tensors), None, None, None, of_edges, *(None,) * 5
+    return *found[:3], [None] * len(plan_tensors), None, None, None, of_edges, *(None,) * 6
 
 
 def _save_layout(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -204,7 +204,7 @@ class AttentionPlan:
                 "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
                 "before the capture with plan.bind_edges(data)"
             )
-        return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data), check_values)
+        return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data), check_values, self.shape)
 
     def require_backward(self) -> None:
         """Raise a ValueError where the plan was made without what `attend_backward` of its backend reads."""

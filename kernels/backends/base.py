@@ -78,6 +78,7 @@ class Gradients(NamedTuple):
         bias, multiplier, padded_features: in edge order and shape as the fields of `BoundEdges`.
         key_weight, value_weight: [H, d, r].
         type_weight: [T, H, d].
+        row_values, column_values, edge_values, head_values: of a score term.
     """
 
     query: torch.Tensor | None = None
@@ -89,6 +90,10 @@ class Gradients(NamedTuple):
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
+    row_values: torch.Tensor | None = None
+    column_values: torch.Tensor | None = None
+    edge_values: torch.Tensor | None = None
+    head_values: torch.Tensor | None = None
 
 
 class Backend(ABC):

@@ -131,7 +131,7 @@ def _score(
     if edges.key_weight is not None:
         projected = query @ edges.key_weight[head] * scale  # [num_rows, r]
         score = score + (projected[data.row] * edges.features).sum(-1)
-    return transform_scores(score, edges, head)
+    return transform_scores(score, edges, lambda x: x[data.row], lambda x: x[data.indices], head)
 
 
 def _softmax(score: torch.Tensor, indptr: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

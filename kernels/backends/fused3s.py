@@ -13,11 +13,13 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, Kernel, KernelInstance, get_kernel, input_element, instance_sizes
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
+from ..score_source import uses_score
 from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
 from .fused3s_data import Fused3SData
 from .fused3s_edges import (
+    VALUES,
     Members,
     compile_edge_kernel,
     contiguous,
@@ -32,6 +34,7 @@ from .fused3s_shapes import BIAS, COMMON_DIM, DROPOUT, KEY_FEATURES, MULTIPLIER,
 from .kernel_choice import GraphSize, takes_edges
 
 WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
+MOST_TILE_VALUES = 2  # of an edge, see `_fits_tiles`
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
 PACK_THREADS = 256  # as in cuda/pack_features.cu
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
@@ -67,21 +70,28 @@ def fused_instance(
     heads: int = 1,
     terms: int = 0,
     dim_warps: int = 1,
+    score: str | None = None,
 ) -> KernelInstance:
     """The instance of cuda/fused3s.cu for blocks of `items` work items; the other arguments as in `FusedArguments`."""
     arguments = FusedArguments(element, out_dtype, dim, heads, items * dim_warps, terms, dim_warps)
-    return KernelInstance("fused3s.cu", "fused3s", arguments)
+    return KernelInstance("fused3s.cu", "fused3s", arguments, score=score)
 
 
 @lru_cache  # on small graphs the host time of a call counts
 def choose_instance(
-    element: Element, out_dtype: torch.dtype, dim: int, items: int, num_heads: int = 1, terms: int = 0
+    element: Element,
+    out_dtype: torch.dtype,
+    dim: int,
+    items: int,
+    num_heads: int = 1,
+    terms: int = 0,
+    score: str | None = None,
 ) -> KernelInstance:
     """The instance for `num_heads` heads."""
     heads = 1 if terms else heads_of_group(num_heads, dim)
     is_shared = element.dtype == torch.float32 and heads == 1
     dim_warps = -(-SLICE * -(-dim // SLICE) // WARP_COLUMNS) if is_shared else 1
-    return fused_instance(element, out_dtype, dim, items, heads, terms, dim_warps)
+    return fused_instance(element, out_dtype, dim, items, heads, terms, dim_warps, score)
 
 
 class Fused3SBackend(CudaBackend):
@@ -155,7 +165,8 @@ class Fused3SBackend(CudaBackend):
         if _takes_edge_kernel(data, call.query, call.edges):
             return launch_edge_kernel(data, call)
         element, num_heads, items = input_element(dtype), call.query.shape[1], data.work_items.shape[1]
-        instance = choose_instance(element, call.out_dtype, dim, items, num_heads, terms_of(call.edges))
+        score = None if call.edges is None else call.edges.score
+        instance = choose_instance(element, call.out_dtype, dim, items, num_heads, terms_of(call.edges), score)
         return launch(instance, data, call)
 
     def attend_backward(
@@ -181,8 +192,18 @@ def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges
     terms = terms_of(edges)
     if query.dtype == torch.float32 and terms & ~DROPOUT:
         return True  # in float32 the kernel over KV tiles supports dropout alone
+    if edges is not None and edges.score is not None and not _fits_tiles(edges):
+        return True
     tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
     return takes_edges(tuning, data.size, num_heads, dim, terms) is not False
+
+
+def _fits_tiles(edges: BoundEdges) -> bool:
+    """Whether the kernel over KV tiles takes a score term: it reads the score, since K is gathered anyway, and edges
+    have at most MOST_TILE_VALUES values of all terms, for which plans leave shared memory."""
+    of_edges = 0 if edges.edge_values is None else edges.edge_values.shape[2]
+    of_others = sum(each is not None for each in (edges.bias, edges.multiplier))
+    return uses_score(edges.score) and of_edges + of_others <= MOST_TILE_VALUES
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
@@ -349,9 +370,10 @@ def _edge_tensors(
     arguments: FusedArguments, data: Fused3SData, edges: BoundEdges, num_heads: int
 ) -> dict[str, torch.Tensor | None]:
     """Members of struct Params for edge data; queues the packing of feature weights."""
-    bias, multiplier = contiguous(edges.bias, edges.multiplier)
+    names = ("bias", "multiplier", *VALUES)
+    of_scores = dict(zip(names, contiguous(*[getattr(edges, name) for name in names]), strict=True))
     places = {"tile_slots": data.tile_slots, "slot_edges": data.slot_edges, "slot_places": data.slot_places}
-    tensors = {"bias": bias, "multiplier": multiplier, **places}
+    tensors = of_scores | places
     if edges.padded_features is not None:
         tensors |= {
             "features": edges.padded_features.contiguous(),

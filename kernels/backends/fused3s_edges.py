@@ -12,6 +12,7 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
+from ..score_term import MOST_NUMBERS
 from ..tuning import MOST_LANES, tuning_for
 from .base import Call
 from .cuda import LOG2E, checked_inputs, load_bytes, stride_scalars
@@ -27,12 +28,16 @@ Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Pa
 _FIELD_BITS = (
     *(("bias", BIAS), ("multiplier", MULTIPLIER), ("types", TYPES), ("dropout", DROPOUT)),
     *(("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
+    ("score", TERM_BITS["expression"]),
     *((name, TERM_BITS[name]) for name in NUMBERS),
 )
+VALUES = ("row_values", "column_values", "edge_values", "head_values")
 FURTHER_NUMBERS = tuple(name for name in NUMBERS if name != "clamp")  # members in cuda/score_term_params.cuh
 NO_TERMS: Members = (
     *(("bias_heads", 1), ("multiplier_heads", 1), ("dropout_threshold", 0), ("dropout_rescale", 1.0)),
     *((name, 0.0) for name in FURTHER_NUMBERS),
+    *((name.replace("values", "value_heads"), 1) for name in VALUES),
+    *((f"score_number_{i}", 0.0) for i in range(MOST_NUMBERS)),
 )
 
 
@@ -64,10 +69,12 @@ def _resident_groups(gpu: GPULimits, num_heads: int, dim: int) -> tuple[int, int
 
 
 @lru_cache  # a model repeats the same arguments at every call
-def edge_instance(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int) -> KernelInstance:
+def edge_instance(
+    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int, score: str | None = None
+) -> KernelInstance:
     """The instance of cuda/fused3s_edges.cu for heads of an even `dim`; `terms`: bits of enum EdgeTerm."""
     arguments = dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim), terms
-    return KernelInstance("fused3s_edges.cu", "fused3s_edges", arguments)
+    return KernelInstance("fused3s_edges.cu", "fused3s_edges", arguments, score=score)
 
 
 def compile_edge_kernel(
@@ -88,7 +95,8 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
     """
     query, key, value, scale, out_dtype, lse, edges = call
     num_rows, num_heads, dim = query.shape
-    instance = edge_instance(query.dtype, out_dtype, dim, num_heads, terms_of(edges))
+    score = None if edges is None else edges.score
+    instance = edge_instance(query.dtype, out_dtype, dim, num_heads, terms_of(edges), score)
     itemsize, unit = query.itemsize, score_unit(query.dtype)
     query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=load_bytes(dim, itemsize))
     output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
@@ -169,6 +177,10 @@ def term_scalars(edges: BoundEdges | None) -> Members:
         scalars["bias_heads"] = edges.bias.shape[1]
     if edges.multiplier is not None:
         scalars["multiplier_heads"] = edges.multiplier.shape[1]
+    if edges.score is not None:
+        given = {name: values for name in VALUES if (values := getattr(edges, name)) is not None}
+        scalars |= {name.replace("values", "value_heads"): values.shape[1] for name, values in given.items()}
+        scalars |= {f"score_number_{i}": number for i, number in enumerate(edges.score_numbers)}
     if edges.dropout is not None:
         scalars["dropout_threshold"] = edges.dropout.threshold
         scalars["dropout_rescale"] = 1 / (1 - edges.dropout.rate)
@@ -179,7 +191,7 @@ def edge_tensors(edges: BoundEdges | None) -> dict[str, torch.Tensor | None]:
     """Pointers of struct Params of both edge kernels: edge data, and the seed of the dropout."""
     if edges is None:
         return {}
-    names = ("bias", "multiplier", "types", "type_weight")
+    names = ("bias", "multiplier", "types", "type_weight", *VALUES)
     tensors = dict(zip(names, contiguous(*[getattr(edges, name) for name in names]), strict=True))
     if edges.features is not None:
         tensors["features"] = edges.padded_features.contiguous()

@@ -32,14 +32,14 @@ TYPE_CHUNK = 1 << 22  # elements of [edges, H, d] per chunk in `_type_gradient`
 
 @lru_cache  # on small graphs the host time of a call counts
 def edge_backward_instances(
-    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int
+    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int, score: str | None = None
 ) -> tuple[KernelInstance, KernelInstance]:
     """Instances of the pass over rows and of the pass over columns for heads of an even `dim`; `terms`: bits of enum
     EdgeTerm."""
     heads = heads_of_lane_group(num_heads, dim)
     return (
-        KernelInstance(SOURCE, "gradients_over_rows", (dtype, out_dtype, dim, heads, terms)),
-        KernelInstance(SOURCE, "gradients_over_columns", (dtype, dim, heads, terms)),
+        KernelInstance(SOURCE, "gradients_over_rows", (dtype, out_dtype, dim, heads, terms), score=score),
+        KernelInstance(SOURCE, "gradients_over_columns", (dtype, dim, heads, terms), score=score),
     )
 
 
@@ -75,7 +75,9 @@ def launch_edge_backward(
     """
     query, key, value, scale, _, lse, edges = call
     num_rows, num_heads, dim = query.shape
-    over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, dim, num_heads, terms_of(edges))
+    score = None if edges is None else edges.score
+    shape = dim, num_heads
+    over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, *shape, terms_of(edges), score)
     if grad_output.dtype is not query.dtype:
         grad_output = grad_output.to(query.dtype)
     row_bytes = load_bytes(dim, query.itemsize)
@@ -106,7 +108,7 @@ def launch_edge_backward(
         },
         scalars,
     )
-    if "key" in wanted or "value" in wanted:
+    if "key" in wanted or "value" in wanted or "column_values" in wanted:
         _launch(
             over_columns,
             {
@@ -147,6 +149,17 @@ class _EdgeTensors:
             return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
 
         self.data, self.edges, self.wanted = data, edges, wanted
+        sizes = {
+            "row_values": num_rows,
+            "column_values": data.num_cols,
+            "edge_values": num_edges,
+            "head_values": num_rows,
+        }
+        self.of_values = {
+            name: query.new_empty((size, num_heads, getattr(edges, name).shape[2]), dtype=torch.float32)
+            for name, size in sizes.items()
+            if name in wanted
+        }
         self.projected_query = self.projected_grad = self.key_sums = self.value_sums = None
         if edges.key_weight is not None:  # u = W^T q
             self.projected_query = project_query(query, edges.key_weight.contiguous())
@@ -160,8 +173,11 @@ class _EdgeTensors:
         self.value_weights = of_edges(of_features and edges.value_weight is not None)
         self.for_columns = edge_tensors(edges)
         self.for_columns |= {"projected_query": self.projected_query, "projected_grad": self.projected_grad}
+        if (of_columns := self.of_values.get("column_values")) is not None:
+            self.for_columns["column_value_gradients"] = of_columns
         self.for_rows = {
             **self.for_columns,
+            **{name.replace("values", "value_gradients"): gradient for name, gradient in self.of_values.items()},
             "key_feature_sums": self.key_sums,
             "value_feature_sums": self.value_sums,
             "bias_gradient": self.bias,
@@ -187,6 +203,9 @@ class _EdgeTensors:
             "type_weight": lambda: _type_gradient(self.data, query, key, self.score_weights, edges),
         }
         found = {name: make() for name, make in makers.items() if name in wanted}
+        for name, gradient in self.of_values.items():
+            gradient = gradient.sum(0, keepdim=True) if name == "head_values" else gradient
+            found[name] = _for_heads(gradient, getattr(edges, name))
         products = {"key_weight": (query, self.key_sums), "value_weight": (grad_output, self.value_sums)}
         names = [name for name in products if name in wanted]
         if names:
@@ -238,7 +257,7 @@ def _scalars(
 
 
 def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`gradient` [nnz, H] float32, reduced to the shape ([nnz, H] or [nnz, 1]) and cast to the type of `values`."""
+    """`gradient` [nnz, H, ..] float32, reduced to the shape ([nnz, H, ..] or [nnz, 1, ..]) and cast to the type of `values`."""
     if values.shape[1] == 1:
         gradient = gradient.sum(1, keepdim=True)
     return gradient.to(values.dtype)

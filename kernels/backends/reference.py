@@ -74,7 +74,7 @@ def edge_softmax_attention(
     edges = BoundEdges() if edges is None else edges.to(torch.float64)
 
     score = torch.cat([(query[row[e]] * _edge_keys(key, col, edges, e)).sum(-1) for e in chunks]) * scale  # [nnz, H]
-    score = transform_scores(score, edges)
+    score = transform_scores(score, edges, lambda values: values[row], lambda values: values[col])
     target = row[:, None].expand_as(score)
     maximum = score.new_full(query.shape[:2], -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)

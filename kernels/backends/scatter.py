@@ -40,7 +40,8 @@ class ScatterBackend(Backend):
         edges = BoundEdges() if edges is None else edges
         rows = _Segments(data.row, data.indptr, None)
         columns = _Segments(data.indices, None, None)
-        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+        is_differentiated = any(each is not None and each.requires_grad for each in (key, value, edges.column_values))
+        if torch.is_grad_enabled() and is_differentiated:
             data = data.with_transpose()
             columns = _Segments(data.indices, data.column_offsets, data.column_edges)
 
@@ -52,7 +53,8 @@ class ScatterBackend(Backend):
         if edges.value_weight is not None:
             values = values + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
         score = (_Gather.apply(query, rows) * keys).sum(-1) * scale  # [nnz, H]
-        weight = _softmax(transform_scores(score, edges), rows)
+        score = transform_scores(score, edges, lambda x: _Gather.apply(x, rows), lambda x: _Gather.apply(x, columns))
+        weight = _softmax(score, rows)
         if edges.dropout is not None:
             weight = weight * dropout_factors(edges.dropout, data.row, data.indices, query)
         return _SegmentSum.apply(weight[..., None] * values, rows).to(out_dtype)

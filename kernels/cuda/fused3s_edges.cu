@@ -3,7 +3,7 @@
 //
 //   k_ij = w[type_ij] * k_j + W a_ij                      w: elementwise; a_ij: up to 16 features of the edge
 //   v_ij = v_j + W' a_ij
-//   s_ij = clamp(scale * m_ij * <q_i, k_ij> + b_ij)       score terms (score_terms.cuh)
+//   s_ij = clamp(f(scale * m_ij * <q_i, k_ij> + b_ij))    score terms (score_terms.cuh)
 //
 // fused3s.cu computes 16 x 16 scores per head of a KV tile, whatever the number of edges in it. With about 16 edges per
 // KV tile, heads of up to 32 dimensions take fewer instructions edge by edge.
@@ -45,6 +45,7 @@ struct Params {
   const void* features;     // [nnz][16]
   const float* projected;   // [H][num_rows][16]  u
   void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights
+#include "score_term_pointers.cuh"
   DropoutParams dropout;
   i64 query_head_stride;    // elements
   i64 key_head_stride;
@@ -69,6 +70,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   using Base = LaneGroup<kIn, kDim, kHeads>;
   static constexpr int kLanes = Base::kLanes, kLaneFeatures = Base::kLaneFeatures, kOwn = Base::kOwn;
   static constexpr bool kHasFeatures = kTerms & (kKeyFeatures | kValueFeatures);
+  static constexpr bool kUsesKey = ScoreTerms<kIn, kTerms>::kUsesScore;  // else no row of K is read
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills. float32 rows in flight take twice as
   // many.
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
@@ -196,7 +198,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       const bool exists = first + i < count;
       edge_key[i] = next_key[i];
       const int k = next_key[i];  // 0 for a padding edge
-      key_words[i] = Group::load(key.row(k), lane_of_head, true);
+      if constexpr (Group::kUsesKey) key_words[i] = Group::load(key.row(k), lane_of_head, true);
       value_words[i] = Group::load(value.row(k), lane_of_head, exists);  // [2]
       if constexpr (Group::kHasFeatures) {
         const i64 start = (first_edge + i) * kFeatures + first_feature;
@@ -216,6 +218,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     float score[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
+      if constexpr (!Group::kUsesKey) {
+        score[i] = 0.0f;
+        continue;
+      }
       float x[kLaneDims];
       Group::unpack(x, key_words[i]);
       if constexpr (kTerms & kTypes) {
@@ -235,6 +241,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
       const ScorePlace place{row, Group::own(edge_key, lane, j), loaded_head};
+      terms[j].load_place(p, place);
       const float transformed = terms[j].apply(score_scale * score[j], place, p);
       score[j] = exists ? transformed : negative_infinity();
       new_max = fmaxf(new_max, score[j]);

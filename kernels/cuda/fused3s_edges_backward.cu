@@ -2,7 +2,7 @@
 // gathers of two rows an edge in each. No pass stores the weights p: both recompute them from lse.
 //
 //   x_ij     = scale * m_ij * <q_i, k_ij> + b_ij             k_ij, v_ij as in fused3s_edges.cu
-//   p_ij     = exp(clamp(x_ij) - lse_i)
+//   p_ij     = exp(clamp(f(x_ij)) - lse_i)                   f: a score term, which multiplies ds by f' below
 //   g_ij     = D_ij <dO_i, v_ij>                             D_ij = keep_ij / (1 - rate) with dropout, else 1
 //   ds_ij    = p_ij (g_ij - delta_i)                         delta_i = <dO_i, O_i>; 0 where |x_ij| > c
 //
@@ -63,6 +63,7 @@ struct Params {
   const void* features;          // [nnz][16]
   const float* projected_query;  // [H][num_rows][16]  u
   const float* projected_grad;   // [H][num_rows][16]  u'
+#include "score_term_pointers.cuh"
   // Written in the pass over rows, by instances with their terms. Gradients and weights may be null: not written.
   void* key_feature_sums;       // [H][num_rows][16]  scale * t
   void* value_feature_sums;     // [H][num_rows][16]  s
@@ -70,6 +71,11 @@ struct Params {
   float* multiplier_gradient;  // [nnz][H]
   float* score_weights;        // [nnz][H]  scale * ds * m
   float* value_weights;        // [nnz][H]  D p
+  // Gradients of the values of a score term; those of heads of each row. Pass over rows, but for those of columns.
+  float* row_value_gradients;     // [num_rows][H][n]
+  float* head_value_gradients;    // [num_rows][H][n]
+  float* edge_value_gradients;    // [nnz][H][n]
+  float* column_value_gradients;  // [num_cols][H][n]
   DropoutParams dropout;
   i64 own_first_head_stride;  // elements
   i64 own_second_head_stride;
@@ -104,8 +110,11 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   // Sums of a lane: dq and t and s, or dk and dv.
   static constexpr int kSecond = kLaneDims;  // first of dv, or of t
   static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // first of s
-  static constexpr int kSums = kPass == Pass::kColumns ? 2 * kLaneDims
-                                                       : kThird + (kHasValueFeatures ? Base::kLaneFeatures : 0);
+  using Terms = ScoreTerms<kIn, kTerms>;
+  static constexpr bool kUsesScore = Terms::kUsesScore;  // else q and k are not read, and their gradients are 0
+  static constexpr int kValues = kPass == Pass::kColumns ? 2 * kLaneDims  // first of the values of score terms
+                                                         : kThird + (kHasValueFeatures ? Base::kLaneFeatures : 0);
+  static constexpr int kSums = kValues + (kPass == Pass::kColumns ? Terms::kColumnSums : Terms::kRowSums);
   static constexpr int kLanePartial = divide_up(kSums, 4) * 4;  // whole float4
   static constexpr int kPartial = Base::kLanes * kLanePartial;
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills.
@@ -137,6 +146,14 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
       const void* const address = element_address<kOut>(output, head_start + Base::first_dim(lane_of_head));
       Base::unpack(x, Base::load(address, lane_of_head, exists));
     }
+  }
+
+  // Stores kCount sums of gradients of values, from kFirst on, if they are wanted. row_head: row * H + head.
+  template <int kFirst, int kCount>
+  __device__ static __forceinline__ void store_sums(float* gradients, i64 row_head, const float (&sums)[kSums]) {
+    if (kCount == 0 || !gradients) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) gradients[row_head * kCount + i] = sums[kValues + kFirst + i];
   }
 
   // x *= the weight of the edge's type, at `address`.
@@ -271,7 +288,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       const bool exists = first + i < count;
       gathered[i] = next_index[i];
       edge[i] = kOverRows ? static_cast<i64>(item.first_edge) + first + i : next_edge[i];
-      first_words[i] = Group::load(gathered_first.row(gathered[i]), lane_of_head, exists);  // [2]
+      if constexpr (Group::kUsesScore) {
+        first_words[i] = Group::load(gathered_first.row(gathered[i]), lane_of_head, exists);  // [2]
+      }
       second_words[i] = Group::load(gathered_second.row(gathered[i]), lane_of_head, exists);
       if constexpr (Group::kHasFeatures) {
         const i64 start = edge[i] * kFeatures + first_feature;
@@ -307,11 +326,14 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const int i = j * kBatch + b;
-        Group::unpack(x[b], first_words[i]);
-        if constexpr (kTerms & kTypes) {
-          Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), lane_of_head);
+        product[b] = 0.0f;
+        if constexpr (Group::kUsesScore) {
+          Group::unpack(x[b], first_words[i]);
+          if constexpr (kTerms & kTypes) {
+            Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), lane_of_head);
+          }
+          product[b] = dot(own_first, x[b]);
         }
-        product[b] = dot(own_first, x[b]);
         Group::unpack(y[b], second_words[i]);
         grad_product[b] = dot(own_second, y[b]);
         if constexpr (Group::kHasFeatures) {
@@ -337,6 +359,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       const bool exists = first + Group::own_edge(lane, j) < count;
       const int own_gathered = Group::own(gathered, lane, j);
       const ScorePlace place{kOverRows ? row : own_gathered, kOverRows ? own_gathered : row, loaded_head};
+      terms[j].load_place(p, place);
       const float score = terms[j].apply(score_scale * product[0], place, p);
       const float weight = exists ? exp_score<kIn>(score - lse[j]) : 0.0f;
       float kept = 1.0f;
@@ -346,6 +369,11 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       }
       const float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
       const float score_weight = terms[j].gradient(score_gradient, place, p);
+      if constexpr (kOverRows) {
+        terms[j].template add_row_sums<Group::kValues>(sums);
+      } else {
+        terms[j].template add_column_sums<Group::kValues>(sums);
+      }
       const float value_weight = weight * kept;
       if constexpr (kOverRows && Group::kHasEdgeData) {
         if (exists && has_head && lane_of_head < kBatch) {
@@ -359,7 +387,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       for (int b = 0; b < kBatch; ++b) {
         const int i = j * kBatch + b;
         const float first_weight = Group::of_edge(score_weight, lane, b);
-        add_weighted(sums, first_weight, x[b]);
+        if constexpr (Group::kUsesScore) add_weighted(sums, first_weight, x[b]);
         if constexpr (kOverRows && Group::kHasKeyFeatures) {
           add_weighted<Group::kSecond>(sums, first_weight, features[i]);
         }
@@ -371,6 +399,13 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     }
   }
 
+  if constexpr (kOwn == 1) {  // each lane of a quad has the gradients of its own edges' values
+#pragma unroll
+    for (int i = Group::kValues; i < Group::kSums; ++i) {
+      sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 1);
+      sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 2);
+    }
+  }
   bool writes = row >= 0 && has_head;
   if (__any_sync(kFullWarp, item.part >= 0)) {
     const bool is_last = combine_parts<Group::kLanePartial>(lane_sums, item, p.parts, p.partial, p.semaphores);
@@ -387,8 +422,16 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 #pragma unroll
     for (int d = 0; d < kLaneDims; ++d) gradient[d] = sums[Group::kSecond + d];
     Group::template store<kIn>(p.second_gradient, gradient_start, lane_of_head, writes, gradient);
+    if (writes && lane_of_head == 0) {
+      Group::template store_sums<0, Group::Terms::kColumnSums>(p.column_value_gradients, row_head, sums);
+    }
   } else {
-    if (writes && lane_of_head == 0) p.row_state[row_head] = make_float2(row_lse, row_delta);
+    if (writes && lane_of_head == 0) {
+      constexpr int kOfRows = kTerms & kExpression ? ScoreExpression::kRowValues : 0;
+      p.row_state[row_head] = make_float2(row_lse, row_delta);
+      Group::template store_sums<0, kOfRows>(p.row_value_gradients, row_head, sums);
+      Group::template store_sums<kOfRows, Group::Terms::kRowSums - kOfRows>(p.head_value_gradients, row_head, sums);
+    }
     if constexpr (Group::kHasFeatures) {
       const i64 start = (projected_head + row) * kFeatures + first_feature;
       if (writes && has_features) {

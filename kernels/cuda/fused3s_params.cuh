@@ -55,6 +55,7 @@ struct Params {
   const u16* multiplier;       // [nnz][1 or H]
   const u16* features;         // [nnz][16]  rows aligned to 16 bytes, zero past the last feature
   const uint4* feature_weights;  // [H]  PackedWeights (tile_features.cuh)
+#include "score_term_pointers.cuh"
   DropoutParams dropout;
   i64 query_head_stride;       // elements
   i64 key_head_stride;

@@ -81,6 +81,7 @@ struct TileTerms {
           if constexpr (Terms::kUsesPlace) {
             const int key = ld_shared_b32(record + sizeof(int) * (kTileN * tile + 2 * t + e));
             place = {row[half], key, static_cast<int>(blockIdx.y)};
+            terms[e].load_place(p, place);
           }
           float& x = score[tile][2 * half + e];
           x = terms[e].apply(x * p.scale_log2e, place, p);

@@ -68,16 +68,18 @@ class KernelInstance:
         function: name of the kernel.
         arguments: its template arguments in the source's order; a NamedTuple where the host reads them, too.
         arch: such as "sm_90a", for instructions of that architecture alone; None: compiled for the GPU at hand.
+        score: normalised expression of its score term (kernels/score_term.py).
     """
 
     source: str | Path
     function: str
     arguments: tuple[Element | torch.dtype | bool | int, ...] = ()
     arch: str | None = None
+    score: str | None = None
 
     def __post_init__(self) -> None:
         # Every launch looks its instance up: the hash of all fields takes as long as a fifth of the launch.
-        fields = self.source, self.function, self.arguments, self.arch
+        fields = self.source, self.function, self.arguments, self.arch, self.score
         object.__setattr__(self, "_hash", hash(fields))
 
     def __hash__(self) -> int:
@@ -229,7 +231,7 @@ def _compile(instance: KernelInstance, names: Sequence[str], what: str) -> Any:
     """CuPy's module with `names` of the instance's source, loaded on the current GPU."""
     import cupy
 
-    source = read_source(instance.source)
+    source = read_source(instance.source, instance.score)
     # CuPy adds the plain architecture of the GPU; NVRTC takes the more specific of the two.
     options = (*OPTIONS, f"--gpu-architecture={instance.arch}") if instance.arch else OPTIONS
     try:
@@ -262,14 +264,15 @@ def _allow_shared_memory(function: Any, instance: KernelInstance, shared_bytes: 
 
 
 def compile_ptxas(instances: Sequence[KernelInstance], arch: str) -> dict[KernelInstance, PtxasReport]:
-    """Compile instances of one source for `arch` ("sm_80", "sm_90", ...) and read ptxas's report. Needs no GPU.
+    """Compile instances of one source and score term for `arch` ("sm_80", "sm_90", ...) and read ptxas's report. Needs
+    no GPU.
 
     Raises:
         KernelCompileError: NVRTC refused the source.
     """
     from cupy.cuda import nvrtc
 
-    source = read_source(instances[0].source)
+    source = read_source(instances[0].source, instances[0].score)
     program = nvrtc.createProgram(source, Path(instances[0].source).name, [], [])
     try:
         for instance in instances:

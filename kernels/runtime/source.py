@@ -4,12 +4,21 @@ import re
 from functools import cache
 from pathlib import Path
 
+from ..score_source import expression_source
+
 CUDA_FOLDER = Path(__file__).parents[1] / "cuda"
 
 
+EXPRESSION = "score_expression.cuh"
+
+
 @cache
-def read_source(source: str | Path) -> str:
-    """Text of a CUDA source with its headers (`#include "..."`, beside it or in kernels/cuda) pasted in, each once."""
+def read_source(source: str | Path, score: str | None = None) -> str:
+    """Text of a CUDA source with its headers (`#include "..."`, beside it or in kernels/cuda) pasted in, each once.
+
+    Args:
+        score: normalised expression of a score term, whose C++ takes the place of score_expression.cuh.
+    """
     pasted: set[str] = set()
     source = CUDA_FOLDER / source
 
@@ -18,7 +27,8 @@ def read_source(source: str | Path) -> str:
             return ""
         pasted.add(name)
         path = next(each / name for each in (source.parent, CUDA_FOLDER) if (each / name).exists())
-        text = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
+        text = path.read_text(encoding="utf-8") if score is None or name != EXPRESSION else expression_source(score)
+        text = text.replace("#pragma once\n", "")
         return re.sub(r'^#include "(.+)"$', lambda include: paste(include[1]), text, flags=re.MULTILINE)
 
     return paste(source.name)

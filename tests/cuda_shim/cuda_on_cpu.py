@@ -26,7 +26,8 @@ from kernels.runtime import semaphores
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import KernelInstance, KernelSizes
 from kernels.runtime.params import params_layout
-from kernels.runtime.source import CUDA_FOLDER
+from kernels.runtime.source import CUDA_FOLDER, EXPRESSION
+from kernels.score_source import expression_source
 from parallel import rank_rows
 
 SHIM_FOLDER = Path(__file__).parent
@@ -105,7 +106,7 @@ class _Launch(ctypes.Structure):
     )
 
 
-def paste_source(source: str | Path, folder: Path = CUDA_FOLDER) -> str:
+def paste_source(source: str | Path, folder: Path = CUDA_FOLDER, score: str | None = None) -> str:
     """Text of a CUDA source with its headers, ptx/* from here, and `#line`s that name the files.
 
     Files of `folder` come before those of the repository.
@@ -122,7 +123,8 @@ def paste_source(source: str | Path, folder: Path = CUDA_FOLDER) -> str:
         folders = (SHIM_FOLDER,) if name.startswith("ptx/") else (folder, source.parent, CUDA_FOLDER)
         path = next(each / name for each in folders if (each / name).exists())
         lines = [f'#line 1 "{name}"']
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = path.read_text(encoding="utf-8") if score is None or name != EXPRESSION else expression_source(score)
+        for number, line in enumerate(text.splitlines(), 1):
             if include := re.fullmatch(r'#include "(.+)"', line):
                 lines += [paste(include[1]), f'#line {number + 1} "{name}"']
             else:
@@ -141,9 +143,9 @@ def _shared_memory(line: str) -> str:
 
 
 @cache
-def build(source: str | Path, name: str, folder: Path = CUDA_FOLDER) -> ctypes.CDLL:
+def build(source: str | Path, name: str, folder: Path = CUDA_FOLDER, score: str | None = None) -> ctypes.CDLL:
     """The shared object of one instance; kept by the hash of its text, of the shim and of the compiler's options."""
-    text, function = paste_source(source, folder), name.partition("<")[0]
+    text, function = paste_source(source, folder, score), name.partition("<")[0]
     entries = f"SHIM_KERNEL({name})\n"
     if f" {function}_sizes = {{" in text:
         entries += f"SHIM_SIZES(&{name.replace(function, f'{function}_sizes', 1)})\n"
@@ -160,7 +162,7 @@ def build(source: str | Path, name: str, folder: Path = CUDA_FOLDER) -> ctypes.C
 def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | None = None) -> tuple[KernelSizes, ...]:
     """In place of `runtime.jit.instance_sizes`. Those of one instance are in the shared object that launches it."""
     if len(instances) == 1:
-        return (_read_sizes(build(instances[0].source, instances[0].name), 0),)
+        return (_read_sizes(build(instances[0].source, instances[0].name, score=instances[0].score), 0),)
     return sizes_alone(instances)
 
 
@@ -168,7 +170,7 @@ def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | No
 def sizes_alone(instances: tuple[KernelInstance, ...], device_index: int | None = None) -> tuple[KernelSizes, ...]:
     """The same for instances that are not launched: their kernels are not compiled."""
     names = ", ".join(instance.sizes_name for instance in instances)
-    text = paste_source(instances[0].source)
+    text = paste_source(instances[0].source, score=instances[0].score)
     library = _library(text, f"SHIM_SIZES({names})\n", f"the sizes of {instances[0].name}")
     return tuple(_read_sizes(library, index) for index in range(len(instances)))
 
@@ -280,7 +282,7 @@ class CpuKernel:
 
     @cached_property
     def library(self) -> ctypes.CDLL:
-        return build(self.instance.source, self.name, self.folder)
+        return build(self.instance.source, self.name, self.folder, self.instance.score)
 
     @cached_property
     def sizes(self) -> KernelSizes:

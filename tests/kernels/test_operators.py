@@ -82,7 +82,7 @@ def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
     operands = case.plan._operands
     plan = (operands.tensors, operands.numbers, operands.layout, SCALE)
     if not with_edges:
-        return *plan, [], [False] * 8, [math.nan] * len(NUMBERS), 0.0
+        return *plan, [], [False] * 12, [math.nan] * len(NUMBERS), 0.0, ""
     seed = torch.tensor([5], device=case.plan.device)
     data = replace(case.data, multiplier=None)
     edges = case.plan.call(*case.tensors, edges=data, dropout=Dropout(0.3, seed)).edges

@@ -32,7 +32,7 @@ def plain_scores(
     if edges.key_weight is not None:
         keys = keys + torch.einsum("hdr,er->ehd", edges.key_weight, edges.features)
     score = (query[row] * keys).sum(-1) * scale
-    return transform_scores(score, edges)
+    return transform_scores(score, edges, lambda x: x[row], lambda x: x[col])
 
 
 def plain_values(value: torch.Tensor, col: torch.Tensor, edges: BoundEdges) -> torch.Tensor:

@@ -1,0 +1,154 @@
+"""Expressions of scores: Python's arithmetic over names, read without running it.
+
+Allowed are numbers, the score `s`, names of values, + - * / **, and FUNCTIONS; `where(a < b, x, y)` takes one
+comparison. An expression is evaluated in torch here, and translated to C++ by `score_source`.
+"""
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+SCORE = "s"
+# Names, and their number of arguments.
+FUNCTIONS = {
+    **dict.fromkeys(("exp", "log", "sqrt", "abs", "tanh", "sigmoid", "sin", "cos", "relu"), 1),
+    **dict.fromkeys(("min", "max", "leaky_relu"), 2),
+    **dict.fromkeys(("clamp", "where"), 3),
+}
+OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
+COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_ALLOWED = f"numbers, s, names of values, {' '.join(OPERATORS.values())} and {', '.join(FUNCTIONS)} are"
+
+Node = Callable[..., Any]
+
+
+@lru_cache(256)
+def parse(text: str) -> ast.expr:
+    """The checked syntax tree of an expression.
+
+    Raises:
+        ValueError, TypeError: it is none; the text says which part, and what is allowed.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"expression: got {type(text).__name__}; a text such as 's + bias' is needed")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"expression: {text!r} cannot be read: {error.msg}; it is Python's arithmetic") from None
+    _check(tree, text)
+    return tree
+
+
+def names_in(tree: ast.expr) -> list[str]:
+    """The names of values in an expression, each once, in their order in the text; `s` is one of them."""
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
+    return list(dict.fromkeys(node.id for node in sorted(names, key=lambda node: node.col_offset)))
+
+
+def renamed(tree: ast.expr, names: Mapping[str, str]) -> str:
+    """The text of an expression with other names for its values."""
+
+    class Rename(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.Name:
+            return ast.Name(names.get(node.id, node.id), node.ctx)
+
+    return ast.unparse(Rename().visit(ast.parse(ast.unparse(tree), mode="eval").body))
+
+
+def evaluate(text: str, values: Mapping[str, torch.Tensor | float]) -> torch.Tensor:
+    """The value of an expression in torch, differentiable; tensors of `values` are broadcast."""
+    like = next((value for value in values.values() if isinstance(value, torch.Tensor)), torch.zeros(()))
+
+    def tensor(value: torch.Tensor | float) -> torch.Tensor:
+        return value if isinstance(value, torch.Tensor) else like.new_full((), value)
+
+    functions: dict[str, Node] = {
+        **{name: getattr(torch, name) for name in ("exp", "log", "sqrt", "abs", "tanh", "sigmoid", "sin", "cos")},
+        "relu": torch.relu,
+        "min": torch.minimum,
+        "max": torch.maximum,
+        "leaky_relu": lambda x, slope: torch.where(x > 0, x, slope * x),
+        "clamp": lambda x, low, high: torch.where(x < low, low, torch.where(x > high, high, x)),
+        "where": torch.where,
+    }
+    return walk(parse(text), lambda name: tensor(values[name]), tensor, functions)
+
+
+def walk(tree: ast.expr, of_name: Node, of_number: Node, functions: Mapping[str, Node]) -> Any:
+    """Evaluate a checked tree with any objects that have Python's operators."""
+
+    def visit(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=number):
+                return of_number(float(number))
+            case ast.Name(id=name):
+                return of_name(name)
+            case ast.UnaryOp(op=op, operand=operand):
+                return -visit(operand) if isinstance(op, ast.USub) else visit(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                a, b = visit(left), visit(right)
+                match op:
+                    case ast.Add():
+                        return a + b
+                    case ast.Sub():
+                        return a - b
+                    case ast.Mult():
+                        return a * b
+                    case ast.Div():
+                        return a / b
+                return a**b
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                a, b = visit(left), visit(right)
+                match op:
+                    case ast.Lt():
+                        return a < b
+                    case ast.LtE():
+                        return a <= b
+                    case ast.Gt():
+                        return a > b
+                return a >= b
+            case ast.Call(func=ast.Name(id=name), args=arguments):
+                return functions[name](*map(visit, arguments))
+        raise AssertionError(ast.dump(node))
+
+    return visit(tree)
+
+
+def _check(tree: ast.expr, text: str) -> None:
+    def refuse(node: ast.AST) -> None:
+        raise ValueError(f"expression: {text!r} has {ast.unparse(node)!r}; {_ALLOWED} allowed")
+
+    def visit(node: ast.expr, is_condition: bool = False) -> None:
+        match node:
+            case ast.Compare(ops=[op]) if is_condition and type(op) in COMPARISONS:
+                visit(node.left), visit(node.comparators[0])
+            case _ if is_condition:
+                raise ValueError(
+                    f"expression: {text!r} has where({ast.unparse(node)}, ..); one comparison is needed there, with "
+                    f"{' '.join(COMPARISONS.values())}"
+                )
+            case ast.Constant(value=value):
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 3e38:
+                    refuse(node)
+            case ast.Name():
+                if node.id in FUNCTIONS:
+                    raise ValueError(f"expression: {text!r} has the function {node.id} without arguments")
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                visit(node.operand)
+            case ast.BinOp() if type(node.op) in OPERATORS:
+                visit(node.left), visit(node.right)
+            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in FUNCTIONS:
+                if len(node.args) != FUNCTIONS[name]:
+                    raise ValueError(
+                        f"expression: {text!r} gives {name} {len(node.args)} arguments; it takes {FUNCTIONS[name]}"
+                    )
+                for place, argument in enumerate(node.args):
+                    visit(argument, name == "where" and place == 0)
+            case _:
+                refuse(node)
+
+    visit(tree)

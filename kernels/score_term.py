@@ -1,0 +1,197 @@
+"""A score term: any function of a score and of values of its row, column, edge and head, written as an expression.
+
+    ScoreTerm("s + log_w", col={"log_w": w})                              a weight of each key
+    ScoreTerm("leaky_relu(a + b, 0.2)", row={"a": l}, col={"b": r})       GAT: no query and no key at all
+    ScoreTerm("cap * tanh(s / cap)", cap=30.0)                            a soft cap
+    ScoreTerm("s - slope * d", edge={"d": distance}, head={"slope": m})   distances, with a slope for each head
+
+`s` is scale * <q_i, k_ij>, with multiplier and bias where `EdgeData` has them; a clamp comes after the term. The
+kernels compile the expression and its derivatives, so that every value has a gradient, the same bits on every run.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .arguments import finite_number
+from .score_expression import FUNCTIONS, SCORE, evaluate, names_in, parse, renamed
+from .score_source import KINDS, NUMBER, count_values, expression_source
+
+MOST_NUMBERS = 8  # as in cuda/score_term_params.cuh
+MOST_VALUES = 16  # of a kind
+LENGTHS = {"row": "[num_rows]", "column": "[num_cols]", "edge": "[E]", "head": "[H]"}
+ARGUMENTS = {"row": "row", "column": "col", "edge": "edge", "head": "head"}
+
+
+class ScoreTerm:
+    """An expression of the score, and the values that it names.
+
+    Args:
+        expression: Python's arithmetic over numbers, `s` and the names below, with the functions exp, log, sqrt, abs,
+            tanh, sigmoid, sin, cos, relu(x), leaky_relu(x, slope), min(x, y), max(x, y), clamp(x, low, high) and
+            where(x < y, then, otherwise). A score of -inf hides the edge.
+        row: values of the queries, [num_rows] or [num_rows, H], by name; floating point.
+        col: values of the keys, [num_cols] or [num_cols, H].
+        edge: values of the edges, [E] or [E, H] in the graph's own edge order, of q's type.
+        head: values of the heads, [H], or one value without dimensions for all heads.
+        numbers: finite numbers by name, without gradients; at most 8.
+
+    Values of rows, columns and heads are computed with in float32.
+
+    Raises:
+        ValueError, TypeError: the expression or a value is wrong; the text names it and says what is allowed.
+    """
+
+    def __init__(
+        self,
+        expression: str,
+        *,
+        row: Mapping[str, torch.Tensor] | None = None,
+        col: Mapping[str, torch.Tensor] | None = None,
+        edge: Mapping[str, torch.Tensor] | None = None,
+        head: Mapping[str, torch.Tensor] | None = None,
+        **numbers: float,
+    ) -> None:
+        self.expression = expression
+        given = dict(zip(KINDS, (row, col, edge, head), strict=True))
+        self.values = {kind: dict(values or {}) for kind, values in given.items()}
+        self.numbers = {name: finite_number(name, number) for name, number in numbers.items()}
+        self.text = self._normalised()
+
+    def _normalised(self) -> str:
+        """The expression with the names row0, column0, edge0, head0, number0, .. for its values."""
+        tree = parse(self.expression)
+        new_names = {SCORE: SCORE}
+        for kind, values in (*self.values.items(), (NUMBER, self.numbers)):
+            for index, name in enumerate(values):
+                if name in FUNCTIONS or name == SCORE:
+                    raise ValueError(f"{name}: the score and functions have this name; another one is needed")
+                if name in new_names:
+                    raise ValueError(f"{name}: given twice; one value has the name")
+                new_names[name] = f"{kind}{index}"
+            most = MOST_NUMBERS if kind == NUMBER else MOST_VALUES
+            if len(values) > most:
+                raise ValueError(f"{kind}: got {len(values)} values; at most {most} are allowed")
+        used = names_in(tree)
+        if unknown := [name for name in used if name not in new_names]:
+            raise ValueError(
+                f"expression: {self.expression!r} names {unknown[0]!r}; s and the given values are known: "
+                f"{', '.join(name for name in new_names if name != SCORE) or 'none'}"
+            )
+        if unused := [name for name in new_names if name not in (SCORE, *used)]:
+            raise ValueError(f"{unused[0]}: given, but {self.expression!r} does not name it")
+        text = renamed(tree, new_names)
+        expression_source(text)  # finds derivatives that are not finite
+        return text
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All values that are tensors."""
+        return [value for values in self.values.values() for value in values.values()]
+
+    def with_edge_values(self, dtype: torch.dtype) -> "ScoreTerm":
+        """The same with values of edges of this type."""
+        edge = {name: value.to(dtype) for name, value in self.values["edge"].items()}
+        row, col, _, head = self.values.values()
+        return ScoreTerm(self.expression, row=row, col=col, edge=edge, head=head, **self.numbers)
+
+    def __repr__(self) -> str:
+        return f"ScoreTerm({self.expression!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class BoundScore:
+    """A score term as backends take it.
+
+    Attributes:
+        text: the normalised expression.
+        numbers: of number0, number1, ...
+        row, column, head: [num_rows, 1 or H, n], [num_cols, 1 or H, n], [1, 1 or H, n] float32; None without values.
+        edge: [nnz, 1 or H, n] of q's type, in the order of the backend.
+    """
+
+    text: str
+    numbers: tuple[float, ...]
+    row: torch.Tensor | None
+    column: torch.Tensor | None
+    edge: torch.Tensor | None
+    head: torch.Tensor | None
+
+
+def bind_score(
+    term: ScoreTerm, lengths: Mapping[str, int], device: torch.device, edge_order: torch.Tensor, check_values: bool
+) -> BoundScore:
+    """Check the values of a term and put those of a kind side by side.
+
+    Args:
+        lengths: how many rows, columns and edges there are, by kind.
+        edge_order: [nnz], the caller's edge of each edge of a backend's format.
+        check_values: look for NaN and +inf, which waits for the GPU.
+    """
+    if not isinstance(term, ScoreTerm):
+        raise TypeError(f"score: got {type(term).__name__}; a ScoreTerm is needed")
+    stacked = {}
+    for kind, values in term.values.items():
+        checked = [_checked(name, value, kind, lengths.get(kind), device) for name, value in values.items()]
+        if not checked:
+            stacked[kind] = None
+            continue
+        if kind != "edge":
+            checked = [value.float() for value in checked]
+        num_heads = max(value.shape[1] for value in checked)
+        for name, value in zip(values, checked, strict=True):
+            if value.shape[1] not in (1, num_heads):
+                raise ValueError(f"{name}: got {value.shape[1]} heads, but another value has {num_heads}")
+            if check_values and bool((value.isnan() | (value == torch.inf)).any()):
+                raise ValueError(f"{name}: has a NaN or +inf; finite numbers and -inf are allowed")
+        together = torch.stack([value.expand(-1, num_heads) for value in checked], -1)
+        stacked[kind] = together.index_select(0, edge_order) if kind == "edge" else together
+    return BoundScore(term.text, tuple(term.numbers.values()), **stacked)
+
+
+def _checked(name: str, value: Any, kind: str, length: int | None, device: torch.device) -> torch.Tensor:
+    """The value as [length, 1 or H], of heads as [1, 1 or H]."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}; a torch.Tensor is needed")
+    if not value.is_floating_point():
+        raise ValueError(f"{name}: got {value.dtype}; a floating-point type is needed")
+    if value.device != device:
+        raise ValueError(f"{name}: on {value.device}, but the graph was planned for {device}; they must share it")
+    if kind == "head":
+        if value.dim() > 1:
+            raise ValueError(f"{name}: got shape {tuple(value.shape)}; [H], or no dimension, is needed of a head value")
+        return value.reshape(1, -1)
+    if value.dim() not in (1, 2) or value.shape[0] != length:
+        form = LENGTHS[kind]
+        raise ValueError(
+            f"{name}: got shape {tuple(value.shape)}; {form} or {form[:-1]}, H] is needed of a value of "
+            f"{ARGUMENTS[kind]}, with {length} entries"
+        )
+    return value.unsqueeze(1) if value.dim() == 1 else value
+
+
+def score_of(
+    text: str,
+    numbers: tuple[float, ...],
+    score: torch.Tensor,
+    values: Mapping[str, torch.Tensor | None],
+    gather: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
+    head: int | None = None,
+) -> torch.Tensor:
+    """The score after a term, in torch.
+
+    Args:
+        score: [nnz, H]; [nnz] of one `head`.
+        values: by kind, as in `BoundScore`.
+        gather: makes [nnz, ..] of values of rows and of columns.
+    """
+    named: dict[str, Any] = {SCORE: score} | {f"{NUMBER}{i}": number for i, number in enumerate(numbers)}
+    for kind, count in count_values(text).items():
+        if not count:
+            continue
+        of_edges = gather[kind](values[kind]) if kind in gather else values[kind]
+        if head is not None:
+            of_edges = of_edges[:, head if of_edges.shape[1] > 1 else 0]
+        named |= {f"{kind}{i}": of_edges[..., i].to(score.dtype) for i in range(count)}
+    return evaluate(text, named).expand_as(score)
