@@ -217,8 +217,8 @@ def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, edge_numbers = inputs[:9]
-    dropout, score, _, with_lse = inputs[9:]
+    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, edge_numbers = inputs[:10]
+    dropout, score, _, with_lse = inputs[10:]
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*output, query, key, value, *edge_tensors, *plan_tensors)
     ctx.call = len(edge_tensors), numbers, is_given, edge_numbers, dropout, score, with_lse

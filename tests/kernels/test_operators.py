@@ -89,13 +89,13 @@ def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
     given = [tensor.detach() for tensor in edges.tensors() if tensor is not None]
     for tensor in given:
         tensor.requires_grad_(tensor.is_floating_point())
-    return *plan, given, [tensor is not None for tensor in edges.tensors()], [edges.clamp], 0.3
+    return *plan, given, [tensor is not None for tensor in edges.tensors()], [edges.clamp], 0.3, ""
 
 
 def detached(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments of an operator without gradients."""
-    *plan, given, is_given, numbers, rate = arguments
-    return *plan, [tensor.detach() for tensor in given], is_given, numbers, rate
+    *plan, given, is_given, numbers, rate, score = arguments
+    return *plan, [tensor.detach() for tensor in given], is_given, numbers, rate, score
 
 
 @pytest.mark.parametrize("with_edges", [False, True])
