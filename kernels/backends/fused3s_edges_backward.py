@@ -257,7 +257,7 @@ def _scalars(
 
 
 def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`gradient` [nnz, H, ..] float32, reduced to the shape ([nnz, H, ..] or [nnz, 1, ..]) and cast to the type of `values`."""
+    """`gradient` [n, H, ..] float32, summed to the shape [n, H, ..] or [n, 1, ..] of `values` and cast to its type."""
     if values.shape[1] == 1:
         gradient = gradient.sum(1, keepdim=True)
     return gradient.to(values.dtype)

@@ -1,5 +1,4 @@
-  // Heads of the values of a score term, 1 or H, and its numbers; then members of further score terms
-  // (score_terms.cuh): none. A line `float slope;` here is p.slope in a term.
+  // Heads of the values of an expression (score_terms.cuh), 1 or H, and its numbers.
   int row_value_heads;
   int column_value_heads;
   int edge_value_heads;

@@ -1,89 +1,41 @@
-"""A score term is one struct: two more compile in all kernels with edits of cuda/score_terms.cuh and its members."""
-
-from dataclasses import dataclass
+"""Expressions of scores compile for GPUs in every kernel that computes scores, without spills."""
 
 import pytest
+import torch
 
-from kernels.runtime import jit
-from kernels.runtime.jit import compile_ptxas, read_source
+from kernels.backends.fused3s import fused_instance
+from kernels.backends.fused3s_edges import edge_instance
+from kernels.backends.fused3s_edges_backward import edge_backward_instances
+from kernels.backends.fused3s_shapes import TERM_BITS
+from kernels.runtime.jit import Element, KernelInstance, compile_ptxas
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 
-DISTANCE, SOFT_CAP, BIAS, CLAMP = 128, 256, 1, 8
-BITS = "  kDropout = 64,  // dropout.cuh\n"
-MEMBERS = "  // Members of further score terms"
-LIST = "MultiplierTerm, BiasTerm, ClampTerm>"
-BEFORE_LIST = "// The terms of one score,"
-TERMS = """
-// s = s - slope * |i - j|
-template <Element kIn>
-struct DistanceTerm {
-  static constexpr int kBit = kDistance;
-  static constexpr bool kHasValue = false, kUsesPlace = true;
-
-  template <typename Params>
-  __device__ static __forceinline__ float apply(float score, float, ScorePlace at, const Params& p) {
-    return fmaf(-p.slope * kScoreUnit<kIn>, fabsf(static_cast<float>(at.row - at.column)), score);
-  }
-  template <typename Params>
-  __device__ static __forceinline__ float gradient(float gradient, float, float, ScorePlace, const Params&) {
-    return gradient;
-  }
-};
-
-// s = c * tanh(s / c)
-template <Element kIn>
-struct SoftCapTerm {
-  static constexpr int kBit = kSoftCap;
-  static constexpr bool kHasValue = false, kUsesPlace = false;
-
-  template <typename Params>
-  __device__ static __forceinline__ float apply(float score, float, ScorePlace, const Params& p) {
-    const float cap = p.soft_cap * kScoreUnit<kIn>;
-    return cap * (1.0f - 2.0f / (1.0f + exp_score<Element::kFloat>(2.0f * score / cap)));
-  }
-  template <typename Params>
-  __device__ static __forceinline__ float gradient(float gradient, float score, float, ScorePlace at, const Params& p) {
-    const float y = apply(score, 0.0f, at, p) / (p.soft_cap * kScoreUnit<kIn>);
-    return gradient * (1.0f - y * y);
-  }
-};
-
-"""
-
-
-@dataclass(frozen=True)
-class Instance:
-    source: str
-    name: str
-
-
-def with_two_terms(source: str) -> str:
-    text = read_source(source)
-    for before, after in (
-        (BITS, f"{BITS}  kDistance = {DISTANCE},\n  kSoftCap = {SOFT_CAP},\n"),
-        (MEMBERS, f"  float slope;\n  float soft_cap;\n{MEMBERS}"),
-        (LIST, LIST.replace("ClampTerm", "DistanceTerm, SoftCapTerm, ClampTerm")),
-        (BEFORE_LIST, TERMS + BEFORE_LIST),
-    ):
-        assert text.count(before) == 1, before
-        text = text.replace(before, after)
-    return text
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("fused3s.cu", "fused3s<Element::kHalf, Element::kFloat, 64, 1, 4, {terms}>"),
-        ("fused3s_edges.cu", "fused3s_edges<Element::kHalf, Element::kHalf, 16, 8, {terms}>"),
-        ("fused3s_edges_backward.cu", "gradients_over_rows<Element::kHalf, Element::kHalf, 16, 8, {terms}>"),
-        ("fused3s_edges_backward.cu", "gradients_over_columns<Element::kFloat, 16, 8, {terms}>"),
-    ],
+HALF, FLOAT, EXPRESSION = torch.float16, torch.float32, TERM_BITS["expression"]
+# GAT; positions in three dimensions; a soft cap of an edge's value.
+EXPRESSIONS = (
+    "leaky_relu(row0 + column0, 0.2)",
+    "s - ((row0 - column0)**2 + (row1 - column1)**2 + (row2 - column2)**2) / (2 * head0**2)",
+    "number0 * tanh((s + edge0 * head0) / number0)",
 )
-def test_new_terms_compile(monkeypatch, source, name):
-    terms = (DISTANCE, DISTANCE | SOFT_CAP | BIAS | CLAMP)
-    instances = [Instance(source, name.format(terms=bits)) for bits in terms]
-    text = with_two_terms(source)
-    monkeypatch.setattr(jit, "read_source", lambda source: text)
-    for instance, report in compile_ptxas(instances, "sm_90").items():
-        assert report.spill_bytes == 0, instance.name
+
+
+def instances(score: str) -> list[KernelInstance]:
+    found = [edge_instance(dtype, dtype, dim, heads, EXPRESSION, score) for dtype in (HALF, FLOAT)
+             for heads, dim in ((8, 8), (1, 64))]  # fmt: skip
+    for dtype, dim, heads in ((HALF, 8, 8), (FLOAT, 64, 1)):
+        found += edge_backward_instances(dtype, dtype, dim, heads, EXPRESSION, score)
+    if "s" in score.split("(")[0].split():
+        found += [fused_instance(Element.HALF, HALF, dim, 4, terms=EXPRESSION, score=score) for dim in (64, 128)]
+    return found
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("score", EXPRESSIONS)
+def test_expressions_compile_without_spills(score, arch):
+    by_source: dict[str, list[KernelInstance]] = {}
+    for instance in instances(score):
+        by_source.setdefault(str(instance.source), []).append(instance)
+    for each in by_source.values():
+        for instance, report in compile_ptxas(each, arch).items():
+            assert not report.spill_bytes, f"{instance.name} spills {report.spill_bytes} bytes"
