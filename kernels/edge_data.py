@@ -59,8 +59,8 @@ class EdgeData:
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
-    score: ScoreTerm | None = None
     clamp: float | None = None
+    score: ScoreTerm | None = None
 
 
 @dataclass(frozen=True, eq=False)

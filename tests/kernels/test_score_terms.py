@@ -1,4 +1,4 @@
-"""Score terms in the CUDA kernels on the CPU (tests/cuda_shim): values and gradients against autograd in float64."""
+"""Score terms in the CUDA kernels, on the CPU (tests/cuda_shim) and on a GPU: against autograd in float64."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,21 +13,19 @@ from tolerance import FLOOR
 from kernels import Dropout, EdgeData, ScoreTerm, plan_attention
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
+on_cpu = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
 
 HALF, FLOAT = torch.float16, torch.float32
 GRAPHS = ("repeated", "hub", "one_node_self_loop", "empty_rows_and_windows", "wide", "no_edges")
 
 
-def make_term(kind: str, graph, heads: int, dtype: torch.dtype) -> EdgeData:
+def make_term(kind: str, graph, heads: int, dtype: torch.dtype, device: str = "cpu") -> EdgeData:
     """A score term of a kind with random values, which require gradients."""
     generator = torch.Generator().manual_seed(graph.num_edges + heads)
 
     def values(*shape: int, of: torch.dtype = FLOAT) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(of).requires_grad_()
+        return torch.randn(shape, generator=generator).to(device, of).requires_grad_()
 
     num_rows, num_cols = graph.shape
     match kind:
@@ -52,7 +50,7 @@ def make_term(kind: str, graph, heads: int, dtype: torch.dtype) -> EdgeData:
             bias, multiplier = values(graph.num_edges, of=dtype), values(graph.num_edges, heads, of=dtype)
             return EdgeData(bias=bias, multiplier=multiplier, score=term, clamp=1.2)
         case "hidden edges":
-            mask = torch.where(torch.arange(num_cols) % 3 == 0, -torch.inf, 0.0)
+            mask = torch.where(torch.arange(num_cols, device=device) % 3 == 0, -torch.inf, 0.0)
             return EdgeData(score=ScoreTerm("s + mask", col={"mask": mask}))
     raise AssertionError(kind)
 
@@ -80,11 +78,12 @@ def gradients(backend: str, made, data: EdgeData, tensors, grad, dtype, rate: fl
     """Output, and gradients of q, k, v and all values, by name."""
     heads, dim = tensors[0].shape[1:]
     options = {"dtype": dtype, "head_dim": dim, "num_heads": heads, "edge_data": True, "backward": True}
-    plan = plan_attention(made, backend=backend, device="cpu", **options)
+    device = tensors[0].device
+    plan = plan_attention(made, backend=backend, device=device, **options)
     rows = {name: each.detach().requires_grad_() for name, each in zip("qkv", tensors, strict=True)}
     leaves = rows | leaves_of(data)
-    dropout = Dropout(rate, torch.tensor([2**40 + 5])) if rate else 0.0
-    bound = plan.bind_edges(ordered(data, order))
+    dropout = Dropout(rate, torch.tensor([2**40 + 5], device=device)) if rate else 0.0
+    bound = plan.bind_edges(ordered(data, order.to(device)))
     with poison():
         output = plan(*rows.values(), scale=0.4, edges=bound, dropout=dropout)
         found = torch.autograd.grad(output, leaves.values(), grad.to(output.dtype), allow_unused=True)
@@ -92,37 +91,50 @@ def gradients(backend: str, made, data: EdgeData, tensors, grad, dtype, rate: fl
     return output.detach(), {name: each for name, each in found.items() if each is not None}
 
 
+@on_cpu
 @pytest.mark.parametrize(("heads", "dim", "dtype"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_match_float64(monkeypatch, kind, heads, dim, dtype):
-    eps = torch.finfo(dtype).eps
     for number, name in enumerate(GRAPHS):
         graph = EDGE_LISTS[name]()
-        made, order = FORMS["dgl" if name == "repeated" else "scipy_coo"](graph)
-        tensors, data = qkv(graph.shape, heads, dim, dtype), make_term(kind, graph, heads, dtype)
-        grad = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-        rate = 0.3 if number % 2 else 0.0
-        arguments = made, data, tensors, grad, dtype, rate, order
-        expected, expected_gradients = gradients("reference", *arguments)
-        mode = ("late", "random", "early")[number % 3]
-        with cuda_on_cpu(MODES[mode]):
-            output, found = gradients("fused3s", *arguments, partial(poisoned_buffers, monkeypatch))
-        label = f"{kind}, {name}"
-        # A score of float32 is off by several units, those of 24 products and of the expression; in 16 bits the weights
-        # and the output are rounded to more than that.
-        units = 16 if dtype == FLOAT else 2
-        error, size = (output - expected).double().norm(dim=-1), expected.double().norm(dim=-1)
-        assert (error <= units * eps * (size + 1)).all(), f"{label}: output is off by {error.max():.2e}"
-        assert found.keys() >= expected_gradients.keys()
-        for each, gradient in found.items():
-            wanted = expected_gradients.get(each, torch.zeros_like(gradient))
-            if not gradient.numel():
-                continue
-            error = (gradient - wanted).double().abs().max()
-            # A head's value sums over all rows, whose terms cancel.
-            terms = graph.shape[0] if each in data.score.values["head"] else 1
-            allowed = 4 * units * eps * (float(wanted.abs().max()) + terms) + FLOOR
-            assert error <= allowed, f"{label}: {each} is off by {error:.2e}, allowed {allowed:.2e}"
+        with cuda_on_cpu(MODES[("late", "random", "early")[number % 3]]):
+            poison = partial(poisoned_buffers, monkeypatch)
+            check(kind, graph, heads, dim, dtype, "cpu", 0.3 if number % 2 else 0.0, f"{kind}, {name}", poison)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "dim", "dtype"), SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients_match_float64_on_a_gpu(monkeypatch, kind, heads, dim, dtype):
+    for name, make_graph in EDGE_LISTS.items():
+        for rate in (0.0, 0.3):
+            poison = partial(poisoned_buffers, monkeypatch)
+            check(kind, make_graph(), heads, dim, dtype, "cuda", rate, f"{kind}, {name}", poison)
+
+
+def check(kind, graph, heads, dim, dtype, device, rate, label, poison) -> None:
+    """Output and gradients of `fused3s` against those of `reference`."""
+    made, order = FORMS["scipy_coo"](graph)
+    tensors = [each.to(device) for each in qkv(graph.shape, heads, dim, dtype)]
+    data = make_term(kind, graph, heads, dtype, device)
+    grad = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    arguments = made, data, tensors, grad, dtype, rate, order
+    expected, expected_gradients = gradients("reference", *arguments)
+    output, found = gradients("fused3s", *arguments, poison)
+    # A score of float32 is off by several units, those of 24 products and of the expression; in 16 bits the weights and
+    # the output are rounded to more than that.
+    units, eps = 16 if dtype == FLOAT else 2, torch.finfo(dtype).eps
+    error, size = (output - expected).double().norm(dim=-1), expected.double().norm(dim=-1)
+    assert (error <= units * eps * (size + 1)).all(), f"{label}: output is off by {error.max():.2e}"
+    assert found.keys() >= expected_gradients.keys()
+    for name, gradient in found.items():
+        wanted = expected_gradients.get(name, torch.zeros_like(gradient))
+        if not gradient.numel():
+            continue
+        error = (gradient - wanted).double().abs().max()
+        terms = graph.shape[0] if name in data.score.values["head"] else 1  # sums over all rows, whose terms cancel
+        allowed = 4 * units * eps * (float(wanted.abs().max()) + terms) + FLOOR
+        assert error <= allowed, f"{label}: {name} is off by {error:.2e}, allowed {allowed:.2e}"
 
 
 @pytest.mark.parametrize("backend", ["csr_unfused", "scatter", "dgl", "pyg"])
@@ -139,6 +151,7 @@ def test_other_backends_agree_with_float64(backend):
             torch.testing.assert_close(found[each], wanted, rtol=1e-3, atol=1e-4, msg=f"{kind}: {each}")
 
 
+@on_cpu
 def test_gradients_have_the_same_bits_in_every_order(monkeypatch):
     graph = EDGE_LISTS["hub"]()
     made, order = FORMS["scipy_coo"](graph)
@@ -153,6 +166,7 @@ def test_gradients_have_the_same_bits_in_every_order(monkeypatch):
             assert torch.equal(run[name], expected), name
 
 
+@on_cpu
 def test_kernel_of_a_term(monkeypatch):
     """KV tiles where the expression reads the score, edge by edge where it does not, or has many values of edges."""
     graph = EDGE_LISTS["hub"]()
