@@ -9,7 +9,7 @@ CUDA_FOLDER = Path(__file__).parents[1] / "cuda"
 
 @cache
 def read_source(source: str | Path) -> str:
-    """Text of a CUDA source with its headers (`#include "..."`, beside it or in kernels/cuda) pasted in, each once."""
+    """Text of a CUDA source with its headers (`#include "..."`, in its folder or kernels/cuda) inlined once each."""
     pasted: set[str] = set()
     source = CUDA_FOLDER / source
 
