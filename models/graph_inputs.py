@@ -123,8 +123,8 @@ def prepare_batch(
 
     Args:
         batch: with indptr [N + 1] int64 and col [nnz] of the distinct edges; features [N, F] float or [N, C] codes of
-            any integer type, in the model's range; edge_features likewise [nnz, F] or [nnz, C], or None; graph_starts
-            [G] int64.
+            any integer type, in the model's range; edge_features [nnz, F] float or [nnz, C] codes, or None;
+            graph_starts [G] int64.
         attention: over the same edges.
     """
     ends = ()
@@ -172,7 +172,7 @@ def node_features_of(graph: Any) -> Tensor:
 
 
 def edge_features_of(graph: Any) -> Tensor:
-    """edata["feat"], likewise."""
+    """edata["feat"]; a ValueError if it is missing or no features."""
     return _features(graph.edata, "edata", "edges")
 
 
