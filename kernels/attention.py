@@ -43,7 +43,7 @@ scaled_dot_product_attention are: all floating-point types but float64. The outp
 torch.compile treats the attention of a backend that it cannot trace as one operator, without a graph break
 (`kernels.operators`).
 
-Edge data (formula: `kernels.edge_data`; `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`, `anemoi`):
+Edge data (formula: `kernels.edge_data`; `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`):
 
 * It is in the graph's own edge order.
 * The clamp is applied last: it turns a bias of -inf into a score of -c. Without a clamp, such an edge has weight 0, and
