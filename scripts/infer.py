@@ -19,14 +19,14 @@ from rich.text import Text
 import kernels
 from bench import cli
 from bench.cli import console
-from bench.inference import InferenceRun, Request, check, measure, running, time_parts
-from bench.inference_report import report_profile, report_table, write_results
-from bench.inputs import AllBatches, OneGraph, check_batches
-from bench.parallel_inference import infer_on_ranks
-from bench.predictions import check_predictions_path
 from bench.records import check_results_file
-from bench.subject import load_subject
 from configs import load_config
+from inference.inputs import AllBatches, OneGraph, check_batches
+from inference.predictions import check_predictions_path
+from inference.ranks import infer_on_ranks
+from inference.report import report_profile, report_table, write_results
+from inference.run import InferenceRun, Request, check, measure, running, time_parts
+from inference.subject import load_subject
 from models import CudaGraphError, DenseUnavailableError
 from parallel import RankError, error_text, is_first_process, is_launched, ranks
 

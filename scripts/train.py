@@ -29,9 +29,9 @@ from bench import cli
 from bench.cli import console, errors
 from bench.places import check_folder
 from bench.records import Row, append_rows, check_results_file
-from bench.training_runs import curve_rows, learning_curve, run_rows
 from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
+from inference.training_runs import curve_rows, learning_curve, run_rows
 from models import CheckpointError
 from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks
 from parallel.training import RankTrainer, load_on_ranks

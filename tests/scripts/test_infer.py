@@ -26,7 +26,19 @@ from models import GraphTransformer
 
 ROOT = Path(__file__).resolve().parents[2]
 # With packages:
-FOLDERS = ("bench", "baselines", "configs", "data", "dense", "kernels", "models", "parallel", "report", "training")
+FOLDERS = (
+    "bench",
+    "baselines",
+    "configs",
+    "data",
+    "dense",
+    "inference",
+    "kernels",
+    "models",
+    "parallel",
+    "report",
+    "training",
+)
 QUICK = ["--set", "data.source=synthetic", "--set", "model.blocks=2", "--set", "model.dim=16"]
 QUICK += ["--set", "runtime.warmup=1", "--set", "runtime.repeats=4", "--set", "runtime.device=cpu"]
 
@@ -309,15 +321,15 @@ def test_one_graph_has_no_batches(infer, tmp_path):
     assert "one.npz holds one graph; only 1 is allowed" in done.stderr
 
 
-@pytest.mark.parametrize("stage", ["inference.time_model", "inference.compare", "inference_report.append_rows"])
+@pytest.mark.parametrize("stage", ["run.time_model", "run.compare", "report.append_rows"])
 def test_what_ctrl_c_leaves_behind(infer, tmp_path, monkeypatch, stage):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"bench.{stage}", interrupt)
+    monkeypatch.setattr(f"inference.{stage}", interrupt)
     done = infer("--verify", "--output", tmp_path / "out.npy")
     assert done.exit_code == 130
-    written = stage != "inference.time_model"
+    written = stage != "run.time_model"
     what = f"the predictions in {tmp_path / 'out.npy'}" if written else "nothing"
     assert done.stderr.splitlines()[-1] == f"interrupted: {what} was written"
     assert [path.name for path in tmp_path.iterdir()] == ["out.npy"] * written
@@ -327,7 +339,7 @@ def test_a_results_file_that_cannot_be_written_leaves_the_predictions(infer, tmp
     def full(path, rows):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("bench.inference_report.append_rows", full)
+    monkeypatch.setattr("inference.report.append_rows", full)
     done = infer("--output", tmp_path / "out.npy")
     assert done.exit_code == 2
     assert f"No space left on device: '{tmp_path / 'r.csv'}'" in done.stderr

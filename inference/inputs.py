@@ -1,6 +1,6 @@
 """Inputs of a run of `scripts/infer.py`: one graph (or batch), or all batches of a collection.
 
-Inputs of several ranks: `bench.parallel_inputs`.
+Inputs of several ranks: `inference.rank_inputs`.
 """
 
 import time
@@ -14,11 +14,11 @@ from rich.text import Text
 from torch import Tensor
 
 from bench import cli
-from bench.batches import BatchRunner, Forward, Plan, ReplayRunner, SetRun, run_set
-from bench.subject import Subject
 from configs import Config
 from data import LoadedGraph
 from data.csr_batches import CsrBatches, GraphRange
+from inference.batches import BatchRunner, Forward, Plan, ReplayRunner, SetRun, run_set
+from inference.subject import Subject
 from kernels import AttentionPlan
 from kernels.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphTransformer

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import data
-from bench.batches import BatchRunner, Pass, SetRun, run_set
 from data.csr_batches import CsrBatches
+from inference.batches import BatchRunner, Pass, SetRun, run_set
 from kernels import plan_attention
 from models import GraphTransformer
 

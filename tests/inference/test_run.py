@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from bench.inference import Checks, Cost, InferenceRun, Request, check, measure, predict, running
-from bench.inference_report import report_table, write_results
-from bench.inputs import AllBatches, OneGraph
-from bench.parallel_inference import cost_of_all
-from bench.predictions import Predictions
 from bench.records import read_rows
-from bench.subject import load_subject
 from bench.timers import Spread
 from configs import load_config
+from inference.inputs import AllBatches, OneGraph
+from inference.predictions import Predictions
+from inference.ranks import cost_of_all
+from inference.report import report_table, write_results
+from inference.run import Checks, Cost, InferenceRun, Request, check, measure, predict, running
+from inference.subject import load_subject
 from kernels.formats.row_order import RowOrder
 
 SIZES = np.array([3, 5, 2, 7, 4])  # nodes of the graphs, which are chains

@@ -6,8 +6,8 @@ import torch
 from reference_room import CalledAgain, ReferenceRoom
 
 import data
-from bench.batches import BatchRunner, ReplayRunner
 from data.csr_batches import CsrBatches
+from inference.batches import BatchRunner, ReplayRunner
 from kernels import plan_attention
 from models import Execution, GraphTransformer, prepare_execution
 from models.fast import choose_dense

@@ -9,11 +9,11 @@ from rich.text import Text
 import data
 import kernels
 from bench.cli import console
-from bench.memory import data_remedies, memory_for, model_remedies
 from configs import Config
 from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
 from data.csr_batches import BatchSize
+from inference.memory import data_remedies, memory_for, model_remedies
 from models import GraphTransformer
 from training.padded_batches import Room, make_room
 from training.setup import build_model

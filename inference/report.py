@@ -8,11 +8,9 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 
-from bench.batches import SetRun
 from bench.checks import Accuracy
 from bench.cli import console, errors, print_end
 from bench.host_load import describe_wait
-from bench.inference import Checks, InferenceRun
 from bench.model_regions import save_trace
 from bench.provenance import device_name, provenance
 from bench.records import NONE, Row, append_rows
@@ -21,6 +19,8 @@ from bench.timers import Spread
 from configs import Config
 from data import GraphMeta
 from data.atomic import replacing
+from inference.batches import SetRun
+from inference.run import Checks, InferenceRun
 from kernels.formats.row_order import RowOrder
 
 _ORIGIN = {

@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from rich.text import Text
 
-from bench.batches import SetRun
 from bench.checks import Accuracy, Agreement, accuracy, compare
 from bench.cli import console
 from bench.host_load import HostLoad
-from bench.inputs import Attention, Source
-from bench.memory import memory_for, run_remedies
 from bench.model_regions import time_attention, time_regions
-from bench.predictions import Predictions, predictions, row_arrays
-from bench.subject import Subject
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
 from configs import Config
+from inference.batches import SetRun
+from inference.inputs import Attention, Source
+from inference.memory import memory_for, run_remedies
+from inference.predictions import Predictions, predictions, row_arrays
+from inference.subject import Subject
 from kernels.formats.row_order import RowOrder
 from models import Execution, prepare_execution
 from training.metrics import Score, score_on_test

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bench.places import OutputPathError, check_place
-from bench.predictions import check_predictions_path, predictions_file
+from inference.predictions import check_predictions_path, predictions_file
 
 LABELS = {"labels": np.array([2, 0, 1, -1, 2]), "graph_ids": np.arange(5)}
 

@@ -1,4 +1,4 @@
-"""`scripts/infer.py` on several ranks: the steps of `bench.inference` on each, and one report of all."""
+"""`scripts/infer.py` on several ranks: the steps of `inference.run` on each, and one report of all."""
 
 from dataclasses import replace
 
@@ -6,11 +6,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.cli import console
-from bench.inference import Cost, InferenceRun, Request, check, measure, running
-from bench.inference_report import report_table, write_results
-from bench.memory import data_remedies, memory_for
-from bench.parallel_inputs import PartOfGraph, ShareOfBatches
 from configs import Config
+from inference.memory import data_remedies, memory_for
+from inference.rank_inputs import PartOfGraph, ShareOfBatches
+from inference.report import report_table, write_results
+from inference.run import Cost, InferenceRun, Request, check, measure, running
 from parallel import Group, all_values, check_agreement
 from parallel.datasets import open_part
 from parallel.training import hash_of_weights

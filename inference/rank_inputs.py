@@ -1,6 +1,6 @@
 """Inputs of a run of `scripts/infer.py` on several ranks: a part of one graph, or a share of a collection's batches.
 
-Both are a `bench.inputs.Source`, and have `lines` and `columns` for the report besides.
+Both are a `inference.inputs.Source`, and have `lines` and `columns` for the report besides.
 """
 
 from dataclasses import replace
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import data
-from bench.batches import SetRun
-from bench.inputs import AllBatches, OneGraph, Write
-from bench.subject import Subject
 from configs import Config
 from configs.resolve import check_machine, resolve_dtype
 from data import LoadedGraph
+from inference.batches import SetRun
+from inference.inputs import AllBatches, OneGraph, Write
+from inference.subject import Subject
 from kernels import AttentionPlan
 from models import Execution, GraphInputs, GraphTransformer
 from parallel import Group, Part, PartAttention, all_values, check_agreement, gather_rows, on_first_rank
