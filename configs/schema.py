@@ -254,6 +254,15 @@ class Config(Section):
             problems.append("runtime.partition = 'heads' and model.heads = 1: each rank needs a head")
         if self.runtime.dense == "fused" and self.model.norm != "layer":
             problems.append("runtime.dense = 'fused' and model.norm = 'batch': the fused kernel takes 'layer'")
+        if self.data.batches != 1:
+            several = f"data.batches = {self.data.batches!r}: batches differ in size"
+            if self.runtime.dense == "compiled":
+                problems.append(f"runtime.dense = 'compiled' and {several}; use auto, plain or fused")
+            if self.runtime.cuda_graph is True and (self.model.pos_enc or form != "none"):
+                problems.append(
+                    f"runtime.cuda_graph = True and {several}, and a CUDA graph for all of them takes models without "
+                    "pos_enc and edge_features; use auto or false"
+                )
         refuse(problems)
         return self
 

@@ -1,13 +1,13 @@
-"""A model over all batches of a collection, by replays of a CUDA graph that assembles, plans and computes a batch; or
+"""A model over all batches of a collection: by replays of a CUDA graph that assembles, plans and computes a batch, or
 eagerly, where the next batch is loaded and planned while the GPU computes."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,12 @@ from models import Execution, GraphInputs, GraphTransformer
 from models.graph_inputs import pattern_of
 from training.padded_batches import PaddedBatches
 
-# Batches whose outputs the host has not taken yet: a batch's memory is kept until the GPU is done with it.
-MOST_QUEUED = 4
+MOST_QUEUED = 4  # batches whose logits the host has not taken yet: their memory is kept until then
 MADE_AHEAD = 2  # batches that a thread makes ahead
 SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
 
-Plan = Callable[[CSRPattern], AttentionPlan]
-Forward = Callable[[GraphInputs], Tensor]
-Take = Callable[[GraphRange, np.ndarray], None]  # of the logits [rows, classes] float32 of a batch
+Passes = Iterator[tuple[GraphRange, Callable[[], Tensor]]]  # each batch, and its forward pass
+Take = Callable[[GraphRange, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
 
 
 @dataclass(frozen=True)
@@ -47,116 +45,8 @@ class Pass:
 
     @property
     def share(self) -> float:
-        """Share of the pass's time in which the GPU ran forward passes, 0 to 1."""
+        """Share of the pass's time in which the device ran forward passes, 0 to 1."""
         return sum(self.forward) / 1e3 / self.seconds
-
-
-class Runner(Protocol):
-    """Runs a model over a collection."""
-
-    def run(self, take: Take) -> Pass:
-        """One pass; `take` gets the logits in the order of the batches. Call it under `torch.inference_mode()`."""
-
-
-class ReplayRunner:
-    """Replays one CUDA graph for each batch.
-
-    Args:
-        padded: batches that the graph assembles, with room for each of `graphs`.
-        execution: the captured pass over them.
-    """
-
-    def __init__(self, graphs: CsrBatches, padded: PaddedBatches, execution: Execution) -> None:
-        self._graphs, self._padded, self._execution = graphs, padded, execution
-
-    def run(self, take: Take) -> Pass:
-        passes = ((batch, partial(self._replay, batch)) for batch in self._graphs.ranges())
-        return run_pass(passes, take, self._padded.ids.device)
-
-    def _replay(self, batch: GraphRange) -> Tensor:
-        self._padded.load(np.arange(batch.first, batch.last))
-        return self._execution.run()
-
-
-class BatchRunner:
-    """Runs a model over a collection eagerly, with a plan for each batch.
-
-    On a GPU batches are assembled and planned on a stream of their own, while forward passes run on the current one.
-
-    Args:
-        batches: on the model's device, assembled on its current stream; iterated for each pass.
-        by_thread: whether a thread assembles and plans ahead. Else the thread that queues the forward passes does so
-            between them, which suits work that is launches only: two threads would wait for each other.
-    """
-
-    def __init__(
-        self, batches: Iterable[CsrBatch], model: GraphTransformer, plan: Plan, forward: Forward, *, by_thread: bool
-    ) -> None:
-        self.batches, self.model, self.plan, self.forward = batches, model, plan, forward
-        self.by_thread = by_thread
-        self.device = model.device
-        # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
-        self._stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
-
-    def run(self, take: Take) -> Pass:
-        prepared = self._prepared()
-        with made_ahead(prepared, MADE_AHEAD) if self.by_thread else nullcontext(prepared) as each:
-            return run_pass(((batch, partial(self.forward, inputs)) for batch, inputs in each), take, self.device)
-
-    def _prepared(self) -> Iterator[tuple[CsrBatch, GraphInputs]]:
-        batches = iter(self.batches)
-        while True:
-            with torch.inference_mode(), torch.cuda.stream(self._stream):  # of the thread that takes the next batch
-                batch = next(batches, None)
-                if batch is None:
-                    return
-                inputs = self.model.prepare_batch(batch, self.plan(pattern_of(batch)))
-                if self._stream:
-                    self._stream.synchronize()  # the forward pass, on another stream, finds its inputs complete
-            yield batch, inputs
-
-
-def run_pass(passes: Iterable[tuple[GraphRange, Callable[[], Tensor]]], take: Take, device: torch.device) -> Pass:
-    """Queue the forward pass of each batch, and hand over its logits as soon as they are there."""
-    start = time.perf_counter()
-    queued: deque[_Queued] = deque()
-    times = []
-    for batch, forward in passes:
-        queued.append(_Queued(batch, forward, device))
-        while queued and (len(queued) > MOST_QUEUED or queued[0].done()):
-            times.append(queued.popleft().give(take))
-    while queued:
-        times.append(queued.popleft().give(take))
-    return Pass(time.perf_counter() - start, tuple(times))
-
-
-class _Queued:
-    """A forward pass on the current stream, and the copy of its logits to the host."""
-
-    def __init__(self, batch: GraphRange, forward: Callable[[], Tensor], device: torch.device) -> None:
-        self._batch, self._forward = batch, forward  # other streams must not get its inputs' memory before it is over
-        self._start = mark(device)
-        logits = forward()
-        self._stop = mark(device)
-        self._copied: Any = None
-        logits = logits[: batch.last_row - batch.first_row]  # those behind are of a padded batch
-        if device.type == "cuda":
-            self._logits = torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
-            self._logits.copy_(logits.float(), non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-        else:
-            self._logits = logits.float()
-
-    def done(self) -> bool:
-        return self._copied is None or self._copied.query()
-
-    def give(self, take: Take) -> float:
-        """Hand over the logits, after waiting for them; milliseconds of the forward pass."""
-        if self._copied:
-            self._copied.synchronize()
-        take(self._batch, self._logits.numpy())
-        return milliseconds_between(self._start, self._stop)
 
 
 @dataclass(frozen=True)
@@ -181,7 +71,6 @@ class SetRun:
 
     @property
     def share(self) -> Spread:
-        """Share of a pass's time in which the device ran forward passes, 0 to 1."""
         return Spread.of([one.share for one in self.passes])
 
     @property
@@ -190,11 +79,101 @@ class SetRun:
         return Spread.of([milliseconds for one in self.passes for milliseconds in one.forward])
 
 
-def run_set(runner: Runner, take: Take, repeats: int) -> tuple[Pass, ...]:
+def replays(graphs: CsrBatches, padded: PaddedBatches, execution: Execution) -> Passes:
+    """Replays of one CUDA graph for all batches, which `padded` has room for."""
+
+    def replay(batch: GraphRange) -> Tensor:
+        padded.load(np.arange(batch.first, batch.last))
+        return execution.run()
+
+    return ((batch, partial(replay, batch)) for batch in graphs.ranges())
+
+
+def eager_passes(
+    batches: Iterable[CsrBatch],
+    model: GraphTransformer,
+    plan: Callable[[CSRPattern], AttentionPlan],
+    forward: Callable[[GraphInputs], Tensor],
+    stream: torch.cuda.Stream | None = None,
+    *,
+    by_thread: bool,
+) -> Passes:
+    """Eager passes, with a plan for each batch.
+
+    Args:
+        batches: on the model's device, assembled on its current stream.
+        stream: on a GPU, the one that batches are assembled and planned on while passes run on the current one.
+        by_thread: whether a thread assembles and plans ahead. Else the thread that queues the forward passes does so
+            between them, which suits work that is launches only: two threads would wait for each other.
+    """
+
+    def prepared() -> Iterator[tuple[CsrBatch, GraphInputs]]:
+        left = iter(batches)
+        while True:
+            with torch.inference_mode(), torch.cuda.stream(stream):  # of the thread that takes the next batch
+                batch = next(left, None)
+                if batch is None:
+                    return
+                inputs = model.prepare_batch(batch, plan(pattern_of(batch)))
+                if stream:
+                    stream.synchronize()  # the forward pass, on another stream, finds its inputs complete
+            yield batch, inputs
+
+    with made_ahead(prepared(), MADE_AHEAD) if by_thread else nullcontext(prepared()) as each:
+        for batch, inputs in each:
+            yield batch, partial(forward, inputs)
+
+
+def run_pass(passes: Passes, take: Take, device: torch.device) -> Pass:
+    """Queue the forward pass of each batch; `take` gets its logits as soon as they are there, in the order of batches.
+
+    Call it under `torch.inference_mode()`.
+    """
+    start = time.perf_counter()
+    queued: deque[_Queued] = deque()
+    times = []
+    with closing(passes):
+        for batch, forward in passes:
+            queued.append(_Queued(batch, forward, device))
+            while queued and (len(queued) > MOST_QUEUED or queued[0].done()):
+                times.append(queued.popleft().give(take))
+    while queued:
+        times.append(queued.popleft().give(take))
+    return Pass(time.perf_counter() - start, tuple(times))
+
+
+class _Queued:
+    """A forward pass on the current stream, and the copy of its logits to the host."""
+
+    def __init__(self, batch: GraphRange, forward: Callable[[], Tensor], device: torch.device) -> None:
+        self._batch, self._forward = batch, forward  # other streams must not get its inputs' memory before it is over
+        self._start = mark(device)
+        logits = forward()
+        self._stop = mark(device)
+        logits = logits[: batch.last_row - batch.first_row].float()  # rows behind are of a padded batch
+        self._logits, self._copied = logits, None
+        if device.type == "cuda":
+            self._logits = torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
+            self._logits.copy_(logits, non_blocking=True)
+            self._copied: Any = torch.cuda.Event()
+            self._copied.record()
+
+    def done(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def give(self, take: Take) -> float:
+        """Hand over the logits, after waiting for them; milliseconds of the forward pass."""
+        if self._copied:
+            self._copied.synchronize()
+        take(self._batch, self._logits)
+        return milliseconds_between(self._start, self._stop)
+
+
+def run_set(passes: Callable[[], Passes], take: Take, device: torch.device, repeats: int) -> tuple[Pass, ...]:
     """A pass whose logits `take` gets, then up to `repeats` passes for the time alone, as many as SHORT_PASS_S allows.
 
-    Where it allows none, the first pass is the timed one: what it took to write the predictions counts then.
+    Where it allows none, the first pass is the timed one.
     """
-    first = runner.run(take)
+    first = run_pass(passes(), take, device)
     more = min(repeats, int(SHORT_PASS_S / first.seconds))
-    return tuple(runner.run(lambda batch, logits: None) for _ in range(more)) or (first,)
+    return tuple(run_pass(passes(), lambda batch, logits: None, device) for _ in range(more)) or (first,)

@@ -1,13 +1,12 @@
 """The steps of a run of `scripts/infer.py`, on one process or on each rank: measure, then check the predictions."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from rich.text import Text
+from torch import Tensor
 
 from bench.checks import Accuracy, Agreement, accuracy, compare
 from bench.cli import console
@@ -16,11 +15,7 @@ from bench.model_regions import time_attention, time_regions
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
 from configs import Config
 from inference.batches import SetRun
-from inference.inputs import Attention, Source
-from inference.memory import memory_for, run_remedies
-from inference.predictions import Predictions, predictions, row_arrays
-from inference.subject import Subject
-from kernels.formats.row_order import RowOrder
+from inference.source import Attention, Source
 from models import Execution, prepare_execution
 from training.metrics import Score, score_on_test
 
@@ -65,97 +60,56 @@ class Cost:
     peak_memory: float
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Result of `measure`.
-
-    Attributes:
-        attention: what ran; its backend is never "auto".
-        whole: all batches; None for one.
-    """
-
-    attention: Attention
-    execution: Execution
-    cost: Cost
-    predictions: Predictions
-    whole: SetRun | None
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Result of `check`.
-
-    Attributes:
-        agreement: with the reference backend; None if not compared.
-        accuracy: against float32; None if not compared.
-        score: metric of trained weights on the labels; None for random weights and without labels.
-    """
-
-    agreement: Agreement | None
-    accuracy: Accuracy | None
-    score: Score | None
-
-    @property
-    def passed(self) -> bool:
-        return self.agreement is None or self.agreement.passed
-
-
-@dataclass(frozen=True)
-class InferenceRun:
+@dataclass
+class Run:
     """The record of a run: what its report and its CSV rows are made from.
 
     Attributes:
+        attention: what ran; its backend is never "auto".
+        logits: [rows, classes] float32; None on a rank that reports nothing.
+        whole: all batches; None for one.
+        agreement, accuracy: with the reference backend, with the model in float32; None if not compared.
+        score: metric of trained weights on the labels; None for random weights and without labels.
         regions: ms of each region of an eager pass, see `bench.model_regions`; empty if not profiled.
-        order: row order inside attention; None if none was asked for, and on several ranks.
     """
 
     request: Request
-    subject: Subject
-    measured: Measured
-    checks: Checks
-    regions: Mapping[str, Spread] = field(default_factory=dict)
-    order: RowOrder | None = None
+    source: Source
+    attention: Attention
+    execution: Execution
+    cost: Cost
+    logits: Tensor | None
+    whole: SetRun | None
+    agreement: Agreement | None = None
+    accuracy: Accuracy | None = None
+    score: Score | None = None
+    regions: dict[str, Spread] = field(default_factory=dict)
 
 
-@contextmanager
-def running(subject: Subject) -> Iterator[None]:
-    """Inference mode, in which exhausted memory is an error that names remedies."""
-    config, meta, dtype = subject.config, subject.loaded.meta, subject.dtype
-    with memory_for("running the model", lambda: run_remedies(config, meta, dtype)), torch.inference_mode():
-        yield
-
-
-def measure(source: Source, request: Request) -> Measured:
-    """Build the sparse format, warm up, time the forward pass, and predict all rows. Call it under `running`."""
-    device, runtime = source.subject.device, request.config.runtime
+def measure(source: Source, request: Request) -> Run:
+    """Build the sparse format, warm up, time the forward pass, and predict all rows; under `torch.inference_mode()`."""
+    device, runtime = source.device, request.config.runtime
     console.print(Text(f"building the sparse format on {device}"))
     start = time.perf_counter()
     attention = source.plan()
     if device.type == "cuda":
         torch.cuda.synchronize()
     format_build = (time.perf_counter() - start) * 1e3
-    execution = make_execution(source, attention)
+    inputs = source.inputs(attention)  # decides why_eager
+    captured = False if source.why_eager else runtime.cuda_graph
+    options = {"backend": attention.backend, "dense": source.dense, "cuda_graph": captured}
+    execution = prepare_execution(source.model, inputs, **options)
+    if source.why_eager:
+        execution = replace(execution, graph_reason=source.why_eager)
     console.print(Text(f"warm-up: {runtime.warmup}"))
     for _ in range(runtime.warmup):
         execution.run()
     reset_peak_memory(device)
     times = time_model(execution, runtime.repeats, device)
-    found, whole = predict(source, execution, attention, request)
-    cost = Cost(*times, format_build, peak_memory_mib(device))
-    return Measured(attention, execution, cost, found, whole)
-
-
-def make_execution(source: Source, attention: Attention) -> Execution:
-    """The model on the source's (first) inputs, as `runtime` and the source allow it to run."""
-    inputs = source.inputs(attention)  # decides why_eager
-    execution = prepare_execution(
-        source.model,
-        inputs,
-        backend=attention.backend,
-        dense=source.dense,
-        cuda_graph=False if source.why_eager else source.subject.config.runtime.cuda_graph,
+    logits, whole = source.predict(execution, attention)
+    return Run(
+        request, source, attention, execution, Cost(*times, format_build, peak_memory_mib(device)), logits, whole
     )
-    return replace(execution, graph_reason=source.why_eager) if source.why_eager else execution
 
 
 def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread, float | None]:
@@ -175,21 +129,6 @@ def time_model(execution: Execution, repeats: int, device: torch.device) -> tupl
     return forward, Spread.of([part / full for part, full in zip(inside, whole, strict=True)]), waited
 
 
-def predict(
-    source: Source, execution: Execution, attention: Attention, request: Request
-) -> tuple[Predictions, SetRun | None]:
-    """Logits of all rows: in the file that was asked for, and in memory if `check` will read them.
-
-    On a rank that reports nothing: neither.
-    """
-    subject, rows = source.subject, source.all_rows
-    keep = request.verify or request.accuracy or subject.weights.path is not None
-    output, arrays = (None, {}) if rows is None else (request.output, row_arrays(rows))
-    with predictions(output, subject.output_shape, arrays, keep=keep and rows is not None) as found:
-        whole = source.predict(execution, attention, found.append)
-    return found, whole
-
-
 def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
     """Milliseconds of each region of an eager pass."""
     few = max(1, repeats // 4)
@@ -199,21 +138,25 @@ def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict
     return time_regions(execution, eager_ms=eager.median, device=device, repeats=few)
 
 
-def check(source: Source, found: Predictions, request: Request) -> Checks:
-    """Compare the predictions as asked for, and score those of trained weights. Call it under `running`.
+def check(run: Run) -> None:
+    """Compare the predictions as asked for, and score those of trained weights; under `torch.inference_mode()`.
 
-    All None on a rank that reports nothing; it takes part, since a reference may need all ranks.
+    A rank that reports nothing takes part, since a reference may need all ranks.
     """
-    subject = source.subject
-    agreement = error = score = None
-    if request.verify:
+    source, logits = run.source, run.logits
+    if run.request.verify:
         console.print("comparing with the reference backend")
-        expected = source.reference(source.model, subject.dtype)
-        agreement = None if expected is None else compare(found.kept(), expected, subject.dtype)
-    if request.accuracy:
+        expected = source.reference(source.model, source.dtype)
+        run.agreement = None if logits is None else compare(logits, expected, source.dtype)
+    if run.request.accuracy:
         console.print("comparing with the model in float32")
-        exact = source.reference(subject.model(torch.float32), torch.float32)
-        error = None if exact is None else accuracy(found.kept(), exact)
-    if subject.weights.path and source.all_rows is not None:
-        score = score_on_test(found.kept(), source.all_rows)
-    return Checks(agreement, error, score)
+        exact = source.reference(source.new_model(torch.float32), torch.float32)
+        run.accuracy = None if logits is None else accuracy(logits, exact)
+    if source.weights.path and logits is not None:
+        run.score = score_on_test(logits, source.rows)
+
+
+def cost_of_all(costs: list[Cost]) -> Cost:
+    """Times of the slowest rank, and memory of the fullest one."""
+    slowest = max(costs, key=lambda cost: cost.forward.median)
+    return replace(slowest, peak_memory=max(cost.peak_memory for cost in costs))
