@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,34 +30,18 @@ Passes = Iterator[tuple[GraphRange, Callable[[], Tensor]]]  # each batch, and it
 Take = Callable[[GraphRange, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One pass over a collection.
+class Pass(NamedTuple):
+    """One pass over a collection."""
 
-    Attributes:
-        seconds: from the first batch's assembly to the last output in host memory.
-        forward: milliseconds of each batch's forward pass, on a GPU between two CUDA events: launch gaps count, and
-            assembly and plan where the CUDA graph has them.
-    """
-
-    seconds: float
+    seconds: float  # from the first batch's assembly to the last output in host memory
+    # Milliseconds of each batch's forward pass, on a GPU between two CUDA events: launch gaps count, and assembly and
+    # plan where the CUDA graph has them.
     forward: tuple[float, ...]
-
-    @property
-    def share(self) -> float:
-        """Share of the pass's time in which the device ran forward passes, 0 to 1."""
-        return sum(self.forward) / 1e3 / self.seconds
 
 
 @dataclass(frozen=True)
 class SetRun:
-    """A collection, predicted as a whole.
-
-    Attributes:
-        passes: those that are timed.
-        num_graphs, num_batches, batch_size: of a pass.
-        kept_on: where the collection was during a pass.
-    """
+    """A collection, predicted as a whole: its timed passes, their size, and where the graphs were meanwhile."""
 
     passes: tuple[Pass, ...]
     num_graphs: int
@@ -71,7 +55,8 @@ class SetRun:
 
     @property
     def share(self) -> Spread:
-        return Spread.of([one.share for one in self.passes])
+        """Share of a pass's time in which the device ran forward passes, 0 to 1."""
+        return Spread.of([sum(one.forward) / 1e3 / one.seconds for one in self.passes])
 
     @property
     def forward(self) -> Spread:

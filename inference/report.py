@@ -1,7 +1,6 @@
 """Report and CSV rows of a run of `scripts/infer.py`."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -131,55 +130,41 @@ def report_profile(run: Run) -> None:
 
 
 def run_columns(
-    bench: str,
-    config_path: Path,
-    config: Config,
-    meta: GraphMeta,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    backend: str,
-    dense: str,
-    captured: bool,
-) -> dict[str, Any]:
-    """Columns that all rows of a run share: the machine, the graph, the model and its execution."""
-    model = config.model
+    bench: str, config_path: Path, config: Config, meta: GraphMeta, device: torch.device, **own: object
+) -> dict[str, object]:
+    """Columns that all rows of a run share: the machine, the graph, the model, and its `own`."""
     return {
         **provenance(device).model_dump(),
         **graph_columns(meta),
         "bench": bench,
         "config": str(config_path),
         "config_sha": config.sha(),
-        "dim": model.dim,
-        "heads": model.heads,
-        "blocks": model.blocks,
-        "edges": model.edge_features,
-        "dtype": dtype_name(dtype),
-        "backend": backend,
+        **config.model.model_dump(include={"dim", "heads", "blocks"}),
+        "edges": config.model.edge_features,
         "order": config.attention.reorder,
-        "dense": dense,
-        "launch": "cuda_graph" if captured else "eager",
+        **own,
     }
 
 
 def result_rows(run: Run) -> list[Row]:
     """The run in the CSV schema, one row per measured value."""
     request, source, execution, cost, whole = run.request, run.source, run.execution, run.cost, run.whole
-    config = request.config
     checked = {"status": "unchecked"}
     if found := run.agreement:
         checked = {"status": "ok", "relative_error": found.relative}
         if not found.passed:
             checked |= {"status": "wrong", "reason": found.describe()}
-    captured = execution.captured is not None
-    ran = {"backend": run.attention.backend, "dense": execution.dense.path, "captured": captured}
-    shared = {
-        **run_columns("infer", request.config_path, config, source.loaded.meta, source.device, source.dtype, **ran),
+    own = {
+        "dtype": dtype_name(source.dtype),
+        "out_dtype": dtype_name(source.dtype),
+        "backend": run.attention.backend,
+        "dense": execution.dense.path,
+        "launch": "cuda_graph" if execution.captured else "eager",
+        "checkpoint": source.weights.name,
         **checked,
         **source.columns(),
-        "checkpoint": source.weights.name,
-        "out_dtype": dtype_name(source.dtype),
     }
+    shared = run_columns("infer", request.config_path, request.config, source.loaded.meta, source.device, **own)
 
     def row(scope: str, metric: str, unit: str, spread: Spread | float, **columns: str) -> Row:
         spread = spread if isinstance(spread, Spread) else Spread.of([spread])

@@ -22,68 +22,43 @@ from training.metrics import Score, score_on_test
 
 @dataclass(frozen=True)
 class Request:
-    """Options of the command line.
-
-    Attributes:
-        verify: compare the predictions with the reference backend.
-        accuracy: compare the predictions with the model in float32.
-        profile: time each part of the model, and save a trace.
-        output: file of the predictions; None for none.
-        results: CSV to append to.
-    """
+    """Options of the command line."""
 
     config_path: Path
     config: Config
-    verify: bool
-    accuracy: bool
-    profile: bool
-    output: Path | None
-    results: Path
+    verify: bool  # compare the predictions with the reference backend
+    accuracy: bool  # compare the predictions with the model in float32
+    profile: bool  # time each part of the model, and save a trace
+    output: Path | None  # file of the predictions
+    results: Path  # CSV to append to
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Time and memory on one process.
+    """Time and memory on one process."""
 
-    Attributes:
-        forward: ms of a forward pass; of the first batch, where there are several.
-        attention_share: share of it spent in attention, 0 to 1.
-        waited: share of the time in which threads waited for a core meanwhile, see `bench.host_load`.
-        format_build: ms to build the sparse format, once per graph or batch.
-        peak_memory: MiB.
-    """
-
-    forward: Spread
-    attention_share: Spread
-    waited: float | None
-    format_build: float
-    peak_memory: float
+    forward: Spread  # ms of a forward pass; of the first batch, where there are several
+    attention_share: Spread  # share of it spent in attention, 0 to 1
+    waited: float | None  # share of the time in which threads waited for a core meanwhile, see `bench.host_load`
+    format_build: float  # ms to build the sparse format, once per graph or batch
+    peak_memory: float  # MiB
 
 
 @dataclass
 class Run:
-    """The record of a run: what its report and its CSV rows are made from.
-
-    Attributes:
-        attention: what ran; its backend is never "auto".
-        logits: [rows, classes] float32; None on a rank that reports nothing.
-        whole: all batches; None for one.
-        agreement, accuracy: with the reference backend, with the model in float32; None if not compared.
-        score: metric of trained weights on the labels; None for random weights and without labels.
-        regions: ms of each region of an eager pass, see `bench.model_regions`; empty if not profiled.
-    """
+    """The record of a run: what its report and its CSV rows are made from."""
 
     request: Request
     source: Source
-    attention: Attention
+    attention: Attention  # its backend is never "auto"
     execution: Execution
     cost: Cost
-    logits: Tensor | None
-    whole: SetRun | None
-    agreement: Agreement | None = None
-    accuracy: Accuracy | None = None
-    score: Score | None = None
-    regions: dict[str, Spread] = field(default_factory=dict)
+    logits: Tensor | None  # [rows, classes] float32; None on a rank that reports nothing
+    whole: SetRun | None  # all batches; None for one
+    agreement: Agreement | None = None  # with the reference backend; None if not compared
+    accuracy: Accuracy | None = None  # against the model in float32; None if not compared
+    score: Score | None = None  # of trained weights on the labels; None for random weights and without labels
+    regions: dict[str, Spread] = field(default_factory=dict)  # ms, see `bench.model_regions`; empty if not profiled
 
 
 def measure(source: Source, request: Request) -> Run:

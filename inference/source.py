@@ -70,23 +70,24 @@ class Source:
                 load_weights(model, self.weights.path, config, meta)
             return model.to(self.device).cast(dtype).eval()
 
-    def plan_on(self, graph: Any, backend: str, dtype: torch.dtype, reorder: str = "none") -> kernels.AttentionPlan:
-        """Attention of the model's head shape over a graph (or batch)."""
+    def plan_on(self, graph: Any, backend: str = "", dtype: torch.dtype | None = None) -> kernels.AttentionPlan:
+        """Attention of the model's head shape over a graph (or batch); as configured, where nothing else is given."""
+        attention, model = self.config.attention, self.config.model
         return kernels.plan_attention(
             graph,
-            backend=backend,
+            backend=backend or attention.backend,
             device=self.device,
-            dtype=dtype,
-            head_dim=self.config.model.head_dim,
-            num_heads=self.config.model.heads,
-            reorder=reorder,
-            edge_data=self.config.model.edge_features != "none",
+            dtype=dtype or self.dtype,
+            head_dim=model.head_dim,
+            num_heads=model.heads,
+            reorder="none" if backend == "reference" else attention.reorder,
+            edge_data=model.edge_features != "none",
             check=False,  # the loader did
         )
 
     def plan(self) -> Attention:
         """Attention over the graph, or over the first batch, by the configured backend."""
-        return self._configured_plan(self.loaded.graph)
+        return self.plan_on(self.loaded.graph)
 
     def inputs(self, attention: Attention) -> GraphInputs | Callable[[], GraphInputs]:
         """Inputs of the graph, or of the first batch; a function that makes those of the batch that is loaded, if one
@@ -110,10 +111,6 @@ class Source:
     def columns(self) -> dict[str, object]:
         """Columns of a row of results about the ranks."""
         return {}
-
-    def _configured_plan(self, graph: Any, backend: str | None = None) -> kernels.AttentionPlan:
-        attention = self.config.attention
-        return self.plan_on(graph, backend or attention.backend, self.dtype, attention.reorder)
 
     def _reference(self, model: GraphTransformer, dtype: torch.dtype, graph: Any) -> Tensor:
         return model(model.prepare(graph, self.plan_on(graph, "reference", dtype))).float().cpu()
@@ -143,7 +140,7 @@ class AllBatches(Source):
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def plan(self) -> kernels.AttentionPlan:
-        return self._configured_plan(pattern_of(self._first))
+        return self.plan_on(pattern_of(self._first))
 
     def inputs(self, attention: kernels.AttentionPlan) -> GraphInputs | Callable[[], GraphInputs]:
         asked = self.config.runtime.cuda_graph
@@ -178,7 +175,7 @@ class AllBatches(Source):
         if execution.captured:
             passes = partial(replays, batches, self._padded, execution)
         else:
-            plan = partial(self._configured_plan, backend=attention.backend)
+            plan = partial(self.plan_on, backend=attention.backend)
             passes = partial(self._eager, execution.model, plan, dense.forward)
         dense.check_weights()
         console.print(Text(f"predicting {batches.num_graphs:,} graphs in {len(batches):,} batches"))

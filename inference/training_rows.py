@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from bench.records import Row
+from bench.runner import dtype_name
 from bench.timers import Spread
 from inference.report import run_columns
 from training import Trainer
@@ -55,6 +56,12 @@ def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Pat
 
 
 def _columns(trainer: Trainer, config_path: Path) -> dict[str, Any]:
-    ran = {"backend": trainer.backend, "dense": trainer.dense, "captured": trainer.captured}
-    about = (config_path, trainer.config, trainer.meta, trainer.device, trainer.precision)
-    return run_columns("train", *about, **ran) | {"scope": "model", "status": "unchecked"}
+    return run_columns(
+        *("train", config_path, trainer.config, trainer.meta, trainer.device),
+        dtype=dtype_name(trainer.precision),
+        backend=trainer.backend,
+        dense=trainer.dense,
+        launch="cuda_graph" if trainer.captured else "eager",
+        scope="model",
+        status="unchecked",
+    )
