@@ -100,6 +100,7 @@ COPIED = (
     "bench",
     "data",
     "dense",
+    "inference",
     "models",
     "parallel",
     "tests",

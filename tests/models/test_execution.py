@@ -7,9 +7,7 @@ import torch
 
 from baselines import REGISTRY
 from bench.checks import compare
-from configs.schema import FUSED_DIMS
 from dense.block import dense_block_unavailable
-from dense.weights import DIMS
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from kernels.backends.reference import ReferenceBackend
@@ -145,10 +143,6 @@ def test_the_reason_against_the_fused_block_is_the_width_only_where_it_does_not_
     assert chosen.path == "plain"
     assert chosen.reason.startswith("chosen by auto; not fused: ")
     assert reason in chosen.reason
-
-
-def test_widths_of_the_configuration_are_those_of_the_kernel():
-    assert FUSED_DIMS == DIMS
 
 
 def test_an_unavailable_cuda_graph_is_an_error(make_graph, make_model):
