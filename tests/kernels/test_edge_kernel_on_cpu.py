@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, KINDS, assert_edge_attention, edge_inputs, in_order, qkv
-from plan_oracle import make_row_items, row_item_arrays
+from plan_oracle import row_item_arrays
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
@@ -53,7 +53,7 @@ def run(monkeypatch, graph, tensors, scale, out_dtype, part_edges, mode="late", 
         perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
         pattern = permute_rows(pattern, perm)
     indptr, indices = canonical_csr(pattern, tensors[0].device)
-    items = row_item_arrays(make_row_items(indptr, perm, part_edges))
+    items = row_item_arrays(indptr, perm, part_edges)
     data = Fused3SData(*graph.shape, len(indices), indices=indices, **items)
     with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
         lse = torch.empty(tensors[0].shape[:2], dtype=FLOAT, device=tensors[0].device)
