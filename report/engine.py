@@ -204,16 +204,22 @@ def cell(data: Data, *parts: Spec) -> str:
     return CELLS[spec.get("cell", "value")](data, spec)
 
 
-def axis(data: Data, entries: list | str, where: Spec) -> list[tuple[str, Spec]]:
-    """Names and selections of the lines or columns of a table; "graphs" are those with rows: single ones, batches,
-    surrogates last, by edges."""
-    if entries != "graphs":
+def axis(data: Data, entries: list | str | Mapping, where: Spec) -> list[tuple[str, Spec]]:
+    """Names and selections of the lines or columns of a table.
+
+    Entries are [name, selection, ...]; or "graphs", those with rows: single ones, batches, surrogates last, by edges; or
+    {each: column, of: selection, as: side, first: entries}: each value of a column, as the selection of one side.
+    """
+    if isinstance(entries, list):
         return [(name, merged(*parts)) for name, *parts in entries]
+    if isinstance(entries, Mapping):
+        found, column = data.pick(merged(data.resolve(where), entries["of"])), entries["each"]
+        types = found.groupby(column)["dtype"].first().replace({"float16": "fp16", "float32": "fp32"})
+        each = [(f"`{name}`, {types[name]}", {entries["as"]: {column: name}}) for name in found[column].unique()]
+        return [*axis(data, entries["first"], where), *each]
     found = data.pick(where)
-    found = found.assign(last=found["kind"] != "real").sort_values(
-        ["last", "batch", "nnz"], ascending=[True, False, True]
-    )
-    found = found.drop_duplicates("data_sha256")
+    found = found.assign(last=found["kind"] != "real")
+    found = found.sort_values(["last", "batch", "nnz"], ascending=[True, False, True]).drop_duplicates("data_sha256")
     return [
         (label if graphs == 1 else f"{graphs:,} × {label}", {"data_sha256": sha256})
         for label, graphs, sha256 in zip(found["label"], found["graphs"], found["data_sha256"], strict=True)
