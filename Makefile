@@ -28,8 +28,8 @@ setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, P
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
 	$(BIN)/python scripts/infer.py --config $(CONFIG)
 
-train: setup ## train the Graph Transformer on Cora into runs/cora (TRAIN_CONFIG=another.yaml); continues a stopped run
-	$(BIN)/python scripts/train.py --config $(TRAIN_CONFIG) --resume
+train: setup ## train on Cora into runs/cora (TRAIN_CONFIG=another.yaml, RUN=folder); continues a stopped run
+	$(BIN)/python scripts/train.py --config $(TRAIN_CONFIG) $(if $(RUN),--output $(RUN)) --resume
 
 # The paper's data set, decile and format tables; TABLE_SETS='--all --source synthetic' takes about ten minutes and 14 GiB.
 tables: setup ## the paper's data set, decile and format tables (TABLE_SETS='cora pubmed')

@@ -1,6 +1,6 @@
 """The dense block: everything between two attentions of a Graph Transformer in one kernel; see cuda/dense_block.cu.
 
-packed = pack_block(...)                    # once, when the weights are there
+packed = pack_block(...)                    # once per set of weights
 h, qkv = dense_block(packed, attn_out, h)   # any number of times
 """
 
@@ -26,12 +26,12 @@ class BlockArguments(NamedTuple):
     """Template arguments of cuda/dense_block.cu.
 
     Attributes:
-        dtype: torch.float16 or torch.bfloat16, of all tensors but the float32 vectors.
+        dtype: torch.float16 or torch.bfloat16; all tensors have it except the float32 vectors.
         dim: d, one of `DIMS`.
         slice, consumers, shared_h1, cluster: see `Shape`.
         resident, stages: see `DenseLayout`.
         has_next: whether the projection of a next block is one of the products.
-        keep: whether what the backward pass needs is stored.
+        keep: whether to store what the backward pass needs.
     """
 
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class BlockArguments(NamedTuple):
     keep: bool
 
 
-@lru_cache  # a step of a small graph takes as long as its launches: nothing is made twice
+@lru_cache  # on small graphs the host time of a step counts
 def block_instance(dtype: torch.dtype, dim: int, has_next: bool, keep: bool = False) -> KernelInstance:
     """The instance of cuda/dense_block.cu; arguments as in `BlockArguments`."""
     layout = forward_layout(dim, has_next)
@@ -57,13 +57,13 @@ def block_instance(dtype: torch.dtype, dim: int, has_next: bool, keep: bool = Fa
 
 @dataclass(frozen=True, eq=False)
 class PackedBlock:
-    """Weights of a block in the kernel's layout, copies of the model's.
+    """Copies of the weights of a block in the kernel's layout.
 
     Attributes:
         instance: the kernel that reads them.
         weights: [tiles, d * slice] 16-bit, tiles in the order of use, swizzled as in shared memory.
         vectors: [8 d] float32: biases and norms.
-        eps: of both norms.
+        eps: epsilon of both norms.
     """
 
     instance: KernelInstance
@@ -73,7 +73,7 @@ class PackedBlock:
 
 
 def dense_block_unavailable(device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
-    """Why the kernel cannot run with such a model on `device`; None when it can."""
+    """Why the kernel cannot run such a model on `device`; None if it can."""
     if reason := cuda_unavailable(device):
         return reason
     if dtype not in HALF_TYPES:
@@ -101,7 +101,7 @@ def pack_block(
     next_qkv_w: torch.Tensor | None,
     eps: float,
 ) -> PackedBlock:
-    """Pack a block's weights, laid out as torch.nn.Linear has them, and compile the kernel if they are on a GPU.
+    """Pack the weights of a block (in the layout of torch.nn.Linear); compile the kernel if they are on a GPU.
 
     Args:
         out_w, out_b: [d, d], [d]: output projection of the attention.
@@ -109,11 +109,11 @@ def pack_block(
         up_w, up_b: [2d, d], [2d]: first layer of the FFN.
         down_w, down_b: [d, 2d], [d]: second layer of the FFN.
         norm2_w, norm2_b: [d]: LayerNorm after the FFN.
-        next_qkv_w: [3d, d]: projections of the next block, None after the last.
-        eps: of both norms.
+        next_qkv_w: [3d, d]: projections of the next block; None for the last block.
+        eps: epsilon of both norms.
 
     Raises:
-        ValueError: a shape, type or device does not fit the others, or `DIMS` and float16 or bfloat16.
+        ValueError: shapes, types or devices disagree, d is not in `DIMS`, or the type is not float16 or bfloat16.
     """
     dim = out_w.shape[0]
     if dim not in DIMS or out_w.dtype not in HALF_TYPES:
@@ -142,7 +142,7 @@ def pack_block(
     )
     if out_w.device.type == "cuda":
         get_kernel(packed.instance, out_w.device.index)
-        # The kernel reads weights before griddepcontrol.wait: queued is not enough.
+        # The kernel reads weights before griddepcontrol.wait, so they must be complete.
         torch.cuda.current_stream(out_w.device).synchronize()
     return packed
 
@@ -150,21 +150,21 @@ def pack_block(
 def dense_block(
     packed: PackedBlock, attn_out: torch.Tensor, h: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run the kernel on torch's current stream, without waiting for it.
+    """Queue the kernel on torch's current stream.
 
-    Products and norms accumulate in float32, biases and residuals are added in float32. The operands of the next
-    product and the results are rounded to the inputs' type.
+    GEMMs, norms, biases and residuals are computed in float32. The operands of the next GEMM and the results are
+    rounded to the inputs' type.
 
     Args:
         packed: weights on the tensors' GPU.
-        attn_out: [N, d], output of the attention, in the type of the weights.
+        attn_out: [N, d], output of the attention, of the type of the weights.
         h: [N, d], input of the block.
 
     Returns:
-        Output of the block [N, d], and q, k, v of the next block [N, 3d], None after the last block.
+        Output of the block [N, d], and q, k, v of the next block [N, 3d] (None after the last block).
 
     Raises:
-        ValueError: shape, type or device do not fit the weights, or gradients are asked for.
+        ValueError: shape, type or device do not match the weights, or an input requires a gradient.
     """
     device, dtype, dim = packed.weights.device, packed.instance.arguments.dtype, packed.instance.arguments.dim
     shape = (*h.shape[:1], dim)
@@ -179,7 +179,7 @@ def dense_block(
 
 
 class Kept(NamedTuple):
-    """Rows that the forward kernel keeps for the backward kernel; 16-bit but the statistics.
+    """Rows that the forward kernel stores for the backward kernel; 16-bit except the statistics.
 
     Attributes:
         h1: [N, d], output of norm 1.
@@ -209,8 +209,8 @@ def run_dense_block(
 
     Args:
         weights, vectors: as in `PackedBlock`.
-        kept: written by an instance with keep.
-        dropout: of the hidden units, with the mask of row, unit and head 0 (cuda/dropout.cuh); with keep only.
+        kept: written by instances with `keep`.
+        dropout: dropout of the hidden units, mask by row, unit and head 0 (cuda/dropout.cuh); only with `keep`.
     """
     num_rows, arguments = len(h), instance.arguments
     h_next = torch.empty_like(h, memory_format=torch.contiguous_format)
@@ -243,5 +243,5 @@ def run_dense_block(
 
 
 def dropout_rescale(dropout: Dropout | None) -> float:
-    """Factor of the elements that are kept."""
+    """Factor of kept elements, 1 / (1 - rate)."""
     return 1.0 if dropout is None else 1 / (1 - dropout.rate)

@@ -1,6 +1,6 @@
-"""The dense block of training: cuda/dense_block.cu, which keeps what its gradient needs, cuda/dense_block_backward.cu.
+"""The dense block in training: cuda/dense_block.cu with stored activations, and cuda/dense_block_backward.cu.
 
-packing = TrainingPacking(...)                          # once for a model
+packing = TrainingPacking(...)                          # once per model
 packed = packing.pack(matrices, vectors)                # at each pass, since the weights change
 h, qkv, kept = dense_block_forward(packed[i], attn_out, h)
 grads, sums = dense_block_backward(packed[i], kept, grad, qkv_grad)
@@ -27,7 +27,7 @@ SOURCE = Path(__file__).parent / "cuda" / "dense_block_backward.cu"
 TRAINING_DIMS = (64, 96, 128)  # h1 in registers, dimensions in whole groups of 32
 
 
-@lru_cache  # a step of a small graph takes as long as its launches: nothing is made twice
+@lru_cache  # on small graphs the host time of a step counts
 def backward_instance(dtype: torch.dtype, dim: int, has_next: bool) -> KernelInstance:
     """The instance of cuda/dense_block_backward.cu; arguments as in `BlockArguments`."""
     layout = backward_layout(dim, has_next)
@@ -36,7 +36,7 @@ def backward_instance(dtype: torch.dtype, dim: int, has_next: bool) -> KernelIns
 
 
 def training_block_unavailable(device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
-    """Why the kernels cannot run with such a model on `device`; None when they can."""
+    """Why the kernels cannot run such a model on `device`; None if they can."""
     if reason := dense_block_unavailable(device, dtype, dim):
         return reason
     return (
@@ -45,12 +45,12 @@ def training_block_unavailable(device: torch.device, dtype: torch.dtype, dim: in
 
 
 class PackedTrainingBlock(NamedTuple):
-    """Weights of a block of one pass in the kernels' layout.
+    """Weights of a block in the kernels' layout, for one pass.
 
     Attributes:
         dtype, has_next: of the instances.
         eps: of both norms.
-        weights, transposed: [tiles, d * slice] for the forward and for the backward kernel.
+        weights, transposed: [tiles, d * slice], for the forward and the backward kernel.
         vectors: [8 d] float32: biases and norms.
     """
 
@@ -91,10 +91,10 @@ class TrainingPacking:
     def pack(
         self, matrices: Sequence[Sequence[torch.Tensor]], vectors: Sequence[Sequence[torch.Tensor]]
     ) -> list[PackedTrainingBlock]:
-        """The weights as they are now, queued on torch's current stream.
+        """Queue the packing of the current weights on torch's current stream.
 
-        The next kernel with programmatic dependent launch waits for them (`next_waits`): the dense kernels read them
-        before griddepcontrol.wait.
+        The next kernel with programmatic dependent launch runs without overlap (`next_waits`), since the dense kernels
+        read weights before griddepcontrol.wait.
 
         Args:
             matrices: of each block Wout [d, d], Wup [2d, d], Wdown [d, 2d] and, but in the last, Wqkv [3d, d] of the
@@ -113,7 +113,8 @@ class TrainingPacking:
 
 
 def _permutation(dim: int, has_next: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Which element of a block's matrices, one after another, stands where in both kernels' tiles; their number."""
+    """Indices into the concatenated matrices of a block, in the order of the forward and of the backward tiles; and the
+    number of elements."""
     shapes = [(dim, dim), (2 * dim, dim), (dim, 2 * dim), *([(3 * dim, dim)] if has_next else [])]
     sizes = [rows * columns for rows, columns in shapes]
     parts = zip(torch.arange(sum(sizes)).split(sizes), shapes, strict=True)
@@ -132,11 +133,11 @@ def dense_block_forward(
 
     Args:
         attn_out, h: [N, d].
-        dropout: of the hidden units; None without.
-        keep: whether the backward pass will run.
+        dropout: dropout of the hidden units, or None.
+        keep: whether to store what the backward pass needs.
 
     Returns:
-        Output of the block [N, d]; q, k, v of the next block [N, 3d], None after the last; and what was kept.
+        Output of the block [N, d]; q, k, v of the next block [N, 3d] (None after the last); and the stored rows.
     """
     instance = block_instance(packed.dtype, packed.dim, packed.has_next, keep or dropout is not None)
     kept = None
@@ -152,7 +153,7 @@ class RowGradients(NamedTuple):
     """Gradients of a block's rows, [N, ...] in 16 bits.
 
     Attributes:
-        sum1, sum2: [N, d], inputs of the norms. That of sum1 is that of h, too.
+        sum1, sum2: [N, d], of the inputs of the norms; that of sum1 is also that of h.
         hidden: [N, 2d], of the hidden units before ReLU.
         attn_out: [N, d].
     """
@@ -174,7 +175,7 @@ def dense_block_backward(
 
     Args:
         packed, kept, dropout: of the forward pass.
-        grad: [N, d], of the block's output, without its part through q, k, v.
+        grad: [N, d], gradient of the block's output, without the part through q, k, v.
         qkv_grad: [N, 3d]; None after the last block.
 
     Returns:

@@ -1,7 +1,7 @@
-"""The layers of a training step between its products, with their gradients; see cuda/residual_norm.cu.
+"""The layers between the GEMMs of a training step, with their gradients; see cuda/residual_norm.cu.
 
-All functions queue work on torch's current stream and do not wait for it. Rows are fp16 or bf16, contiguous; sums are
-in float32, in an order that does not change from run to run.
+All functions only queue work on torch's current stream. Rows are fp16 or bf16, contiguous; sums are in float32 and
+deterministic.
 """
 
 from functools import lru_cache
@@ -21,11 +21,11 @@ CHUNK = 8  # elements
 SUM_COLUMNS, SUM_SLICES = 32, 32
 MOST_COLUMNS = 1024
 
-PARTIAL_ROWS = 32  # least rows of a block of the backward kernels
-RESIDENT_BLOCKS = 3  # of an SM
+PARTIAL_ROWS = 32  # least rows per block of the backward kernels
+RESIDENT_BLOCKS = 3  # per SM
 
 
-@lru_cache  # a step of a small graph takes as long as its launches: nothing is made twice
+@lru_cache  # on small graphs the host time of a step counts
 def rows_instance(function: str, *arguments: torch.dtype | int) -> KernelInstance:
     """An instance of cuda/residual_norm.cu.
 
@@ -37,7 +37,7 @@ def rows_instance(function: str, *arguments: torch.dtype | int) -> KernelInstanc
 
 
 class ColumnSums:
-    """Column sums of a backward pass, of which each kernel writes its part.
+    """Column sums of a backward pass; each kernel writes its part.
 
     Args:
         num_rows: rows that are summed.
@@ -55,7 +55,7 @@ class ColumnSums:
         self.partial = like.new_empty((self.num_blocks, sum(columns)), dtype=torch.float32)
 
     def scalars(self, width: int) -> dict[str, int]:
-        """Columns of `partial` and the first one of the next `width` columns, as a kernel's struct has them."""
+        """Scalars of a kernel's struct: columns of `partial`, and the first of the next `width` columns."""
         first, self.written = self.written, self.written + width
         return {"partial_columns": self.partial.shape[1], "first_column": first}
 
@@ -92,7 +92,8 @@ def residual_norm(
         keep: whether the backward pass will run.
 
     Returns:
-        The norm [N, d]; and the sum [N, d] and (mean, 1 / standard deviation) of its rows, [N, 2] float32, if `keep`.
+        The norm [N, d]; with `keep` also the sum [N, d] and the mean and 1 / standard deviation of its rows, [N, 2]
+        float32.
     """
     num_rows, columns = residual.shape
     output = torch.empty_like(residual, memory_format=torch.contiguous_format)
@@ -127,11 +128,11 @@ def residual_norm_backward(
     weight: torch.Tensor,
     sums: ColumnSums,
 ) -> torch.Tensor:
-    """Gradient of the sum in `residual_norm`, [N, d]; sums those of its weight, its bias, and the gradient itself.
+    """Gradient of the sum in `residual_norm`, [N, d]; column sums: gradients of weight and bias, and of that gradient.
 
     Args:
-        first_grad, second_grad: [N, d], whose sum is the gradient of the norm; None for zero.
-        total, statistics: as `residual_norm` kept them.
+        first_grad, second_grad: [N, d]; their sum is the gradient of the norm; None for zero.
+        total, statistics: results of `residual_norm` with `keep`.
     """
     num_rows, columns = total.shape
     grad = torch.empty_like(total, memory_format=torch.contiguous_format)
@@ -159,8 +160,8 @@ def relu_backward_(grad: torch.Tensor, activation: torch.Tensor | None, rescale:
     """Gradient of ReLU and of the dropout after it, in place, and its column sums.
 
     Args:
-        grad: [N, columns], of the output; then of the input.
-        activation: [N, columns], the output; None for the column sums of `grad` alone.
+        grad: [N, columns], gradient of the output; overwritten by that of the input.
+        activation: [N, columns], the output; None: only the column sums of `grad`.
         rescale: 1 / (1 - rate) of the dropout.
     """
     num_rows, columns = grad.shape

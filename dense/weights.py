@@ -1,4 +1,4 @@
-"""Instances of the dense block's kernels, and weights in their layout (cuda/dense_block.cu, cuda/dense_tiles.cuh)."""
+"""Shapes of the dense block's kernels, and weights in their layout (cuda/dense_block.cu, cuda/dense_tiles.cuh)."""
 
 import math
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ VECTORS = 8  # d floats each, in shared memory
 
 
 class Shape(NamedTuple):
-    """Shape of the blocks of an instance.
+    """Tile sizes and block shape of an instance.
 
     Attributes:
         slice: output columns of a tall tile, k of a wide tile; a divisor of d.
         consumers: consumer warpgroups, 64 rows each at a time.
         stages: most stages of the ring for streamed tiles.
         shared_h1: whether h1 goes to the up projection through shared memory instead of registers.
-        cluster: blocks of a cluster, which share every copy of a tile.
+        cluster: blocks per cluster; they share every copy of a tile (multicast).
     """
 
     slice: int
@@ -48,8 +48,8 @@ WIDTHS = ", ".join(map(str, DIMS))  # for messages
 
 @dataclass(frozen=True)
 class DenseLayout:
-    """Tiles of a kernel with three products after one another, first, hidden units, last; which of them stay in shared
-    memory, and which come through a ring.
+    """Tiles of a kernel with three consecutive GEMM stages (first, hidden units, last): which are resident in shared
+    memory, and which are streamed through a ring.
 
     Attributes:
         dim: d, one of `DIMS`.
@@ -75,21 +75,21 @@ class DenseLayout:
 
     @property
     def panel_k(self) -> int:
-        """k of a panel of a tile, the length of a swizzled row."""
+        """k extent of a panel of a tile: the length of a swizzled row."""
         return math.gcd(self.dim, self.shape.slice, 64)
 
     @cached_property
     def stages(self) -> int:
-        """Stages of the ring: the shape's, or as many less as whole laps need."""
+        """Stages of the ring: at most those of the shape, such that a round uses each stage equally often."""
         return max(stages for stages in range(self.shape.stages + 1) if self._resident_beside(stages) >= 0)
 
     @cached_property
     def resident(self) -> int:
-        """Resident tiles: all, or as many as fit such that the ring makes whole laps a round."""
+        """Resident tiles: all, or as many as fit such that a round uses each ring stage equally often."""
         return self._resident_beside(self.stages)
 
     def _resident_beside(self, stages: int) -> int:
-        """Resident tiles beside a ring of `stages`; negative if a whole number of laps is more than all tiles."""
+        """Resident tiles with a ring of `stages`; negative if the streamed tiles would exceed all tiles."""
         if stages == 0:
             return self.tiles
         shape = self.shape
@@ -119,14 +119,14 @@ def block_threads(consumers: int) -> int:
 
 
 def num_blocks(num_rows: int, sms: int, cluster: int = 1) -> int:
-    """Blocks of a launch: whole clusters, at most one block an SM and one a tile of rows."""
+    """Blocks of a launch: whole clusters, at most one block per SM and one per tile of rows."""
     return min(sms // cluster, -(-num_rows // (BLOCK_ROWS * cluster))) * cluster
 
 
 def pack_tiles(
     layout: DenseLayout, first: torch.Tensor, tall: torch.Tensor, wide: torch.Tensor, last: torch.Tensor | None
 ) -> torch.Tensor:
-    """[tiles, d * slice]: matrices, laid out as torch.nn.Linear has them, as tiles in the order of use, swizzled.
+    """[tiles, d * slice]: swizzled tiles, in the order of use, of matrices in the layout of torch.nn.Linear.
 
     Args:
         first: [d, d * layout.first].
@@ -156,7 +156,7 @@ def tiles_of(
 
 
 def permute_dims(weight: torch.Tensor, row_block: int, column_block: int) -> torch.Tensor:
-    """Rows and columns in the order of the kernel's wgmma columns, each block of them on its own."""
+    """Rows and columns permuted to the order of the kernel's wgmma columns, block by block."""
     rows, columns = (
         (torch.arange(0, size, block)[:, None] + dimension_of_column(block)).flatten().to(weight.device)
         for size, block in zip(weight.shape, (row_block, column_block), strict=True)

@@ -34,7 +34,7 @@ def finite_number(name: str, value: Any) -> float:
 
 
 def check_rate(name: str, value: Any) -> None:
-    """Raise unless `value` is a number from 0 to below 1."""
+    """Raise unless `value` is a number with 0 <= value < 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: got {value!r}; a rate from 0 to below 1 is needed")
     if not 0 <= value < 1:
@@ -47,20 +47,20 @@ def check_word(name: str, value: Any, allowed: Collection[str]) -> None:
 
 
 def check_dtype(name: str, value: Any, allowed: Collection[torch.dtype]) -> None:
-    """Raise unless `value` is one of `allowed`, or None for a type that is not known yet."""
+    """Raise unless `value` is one of `allowed`, or None (not known yet)."""
     if value is not None and value not in allowed:
         words = ", ".join(str(dtype) for dtype in allowed)
         raise ValueError(f"{name}: got {value!r}; allowed are {words}, and None where it is not known")
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
-    """The device with its index; None means the GPU where there is one.
+    """The device with its index; None means the GPU if there is one, else the CPU.
 
     Raises:
         TypeError, ValueError: it is no device.
         BackendUnavailableError: this machine has no such GPU.
     """
-    # `is_available` asks the driver, which takes as long as a launch; CUDA that is initialised is available.
+    # `is_available` asks the driver, which costs as much as a launch; if CUDA is initialised, it is available.
     found = torch.cuda.device_count() if torch.cuda.is_initialized() or torch.cuda.is_available() else 0
     if device is None:
         device = "cuda" if found else "cpu"

@@ -2,54 +2,52 @@
 
 O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 1). Semantics of all backends:
 
-* Non-edges are minus infinity; a score of exactly 0 on an edge counts as any other.
+* Non-edges have score -inf; a score of exactly 0 is an edge.
 * A row without an edge gives zeros, as does a row whose scores are all -inf (`dgl` and `pyg` give NaN for the latter).
-* A NaN, or an infinity that makes one, in Q or K reaches the rows whose edges use it. In V it reaches every row with an
-  edge to it, and other rows where a tensor core multiplies it by 0: the rows of the 16-row windows that gather it with
-  `fused3s` and `fused3s_paper`, of the 8-row windows with `flashsparse_*`, of 128 x 128 blocks with `flex_attention`.
-  `sdpa_padded` is dense inside the groups of diagonal blocks that it packs: a NaN reaches the whole group. Where
-  `fused3s` folds narrow heads, a NaN of one head's Q or K also reaches the other heads of its group in those rows.
+* A NaN, or an infinity that turns into one, in Q or K reaches the rows whose edges use it. In V it reaches every row
+  with an edge to it, and other rows if a tensor core multiplies it by 0: all rows of the windows or blocks that gather
+  it (16 rows with `fused3s` and `fused3s_paper`, 8 with `flashsparse_*`, 128 x 128 blocks with `flex_attention`).
+  `sdpa_padded` is dense inside the groups of diagonal blocks that it packs: a NaN reaches the whole group. If `fused3s`
+  folds narrow heads, a NaN in Q or K of one head also reaches the other heads of its group in those rows.
 * `flashsparse_naive` subtracts no maximum: a score above 88 makes its row NaN (0 where only the sum overflows), and a
   row whose scores are all below -87 is 0.
-* The log-sum-exp of `fused3s` is that of the weights as rounded to the inputs' type: its error is up to 2.5e-4 in fp16
-  and 2e-3 in bf16.
+* `fused3s` computes the log-sum-exp from weights rounded to the inputs' type: its error is up to 2.5e-4 in fp16 and
+  2e-3 in bf16.
 * float32 inputs of `fused3s` follow torch.get_float32_matmul_precision(), read at each call, forward and backward:
-    highest  products of KV tiles in three TF32 terms. The error of the worst row is up to 4 times plain torch's.
-    high     in one TF32 term, which has 10 bits of a fraction, as float16 has.
+    highest  tensor cores with three TF32 terms per product. The error of the worst row is up to 4 times plain torch's.
+    high     tensor cores with one TF32 term (10 bits of fraction, as float16).
     medium   q, k, v, the output's gradient and edge data are rounded to bfloat16; outputs and gradients are float32.
-  The kernels that go edge by edge (narrow heads on sparse graphs, and all edge data) have the arithmetic of float32
-  with "highest" and "high". With "highest" an infinity in q, k or v acts as a NaN where KV tiles are multiplied. The
-  gradients take the weights from the log-sum-exp s, whose last place, 1.2e-7 |s|, is an error of theirs.
+  With "highest" and "high", the edge-by-edge kernels (narrow heads on sparse graphs, and all edge data) compute in
+  float32. With "highest" an infinity in q, k or v acts as a NaN on tensor cores. Gradients recompute the weights from
+  the log-sum-exp s, whose rounding error, 1.2e-7 |s|, enters them.
 * `scale=None` is 1/sqrt(d), as in torch's scaled_dot_product_attention; the paper's formula is `scale=1.0`.
 * Repeated edges count as often as they occur, as in PyG, DGL and torch: an edge that occurs m times has m times the
-  weight, and with edge data each of the m has its own. `flex_attention` refuses such graphs, for its mask has bits.
+  weight, and each copy has its own edge data. `flex_attention` refuses such graphs, since its mask is binary.
 
-Gradients, of the output by q, k, v, edge data and weights:
+Gradients with respect to q, k, v, edge data and weights:
 
-* `fused3s` has a backward pass of its own; of `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`,
-  `flex_attention` and `sdpa_padded` autograd makes it. The others raise an error where an input requires a gradient.
+* `fused3s` has its own backward pass; autograd differentiates `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`,
+  `flex_attention` and `sdpa_padded`. The other backends raise an error if an input requires a gradient.
 * `fused3s` and `dgl` have first derivatives in reverse mode. Double backward, forward mode (jvp) and vmap raise an
-  error; `reference` has them. The log-sum-exp carries no gradient.
-* A row without an edge, or with scores of -inf only, has a gradient of 0. A score beyond the clamp passes none on.
+  error; `reference` supports them. The log-sum-exp carries no gradient.
+* A row without an edge, or with scores of -inf only, has gradient 0. So does a score beyond the clamp.
 
-Dropout, by `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference` and `pyg`: each weight of the softmax is 0 with the
-probability `dropout`, for each head by itself, and otherwise divided by 1 - dropout. The mask depends on the seed, the
-edge's row and column and the head alone (`kernels.dropout`), so all backends have the same one, and repeated edges
-share theirs.
+Dropout (`fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`): each softmax weight is 0 with probability
+`dropout`, independently for each head, and otherwise divided by 1 - dropout. The mask depends only on seed, row, column
+and head (`kernels.dropout`): it is the same for all backends, and for all copies of a repeated edge.
 
 Under torch.autocast q, k, v, edge data and weights are cast to its type, as the inputs of torch's
 scaled_dot_product_attention are: all floating-point types but float64. The output then has that type, unless
 `out_dtype` names another.
 
-torch.compile takes the attention of a backend that it cannot trace as one operator, without a graph break
+torch.compile treats the attention of a backend that it cannot trace as one operator, without a graph break
 (`kernels.operators`).
 
-Edge data (`kernels.edge_data` has the formula) is taken by `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference` and
-`pyg`:
+Edge data (formula: `kernels.edge_data`; `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`):
 
-* It comes in the graph's own edge order.
-* The clamp comes last: it turns a bias of -inf into a score of -c. Without one, such an edge has weight 0, and a row
-  whose edges all have it gives zeros, with every backend.
+* It is in the graph's own edge order.
+* The clamp is applied last: it turns a bias of -inf into a score of -c. Without a clamp, such an edge has weight 0, and
+  a row with only such edges gives zeros, with every backend.
 """
 
 import logging
@@ -85,7 +83,7 @@ CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at onc
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """A backend as a user sees it; `unavailable` is the reason why it cannot run on the device, else None."""
+    """Name and summary of a backend; `unavailable`: why it cannot run on the device, or None."""
 
     name: str
     summary: str
@@ -93,8 +91,10 @@ class BackendInfo:
 
 
 def list_backends(device: torch.device | str | None = None) -> dict[str, BackendInfo]:
-    """All backends, and why one cannot run on `device` (default: the GPU where there is one). Those that "auto" chooses
-    among come first, fastest first; then the baselines."""
+    """All backends, and why one cannot run on `device` (default: the GPU if there is one, else the CPU).
+
+    The backends that "auto" chooses from come first, fastest first; then the baselines.
+    """
     device = resolve_device(device)
     return {name: BackendInfo(name, backend.summary, backend.unavailable(device)) for name, backend in REGISTRY.items()}
 
@@ -114,43 +114,42 @@ def plan_attention(
     edge_data: bool = False,
     backward: bool = False,
 ) -> AttentionPlan:
-    """Choose a backend and build its sparse format and schedule of `graph` on `device`, once for many calls.
+    """Choose a backend, and build the sparse format and schedule of `graph` on `device`, once for many calls.
 
     Args:
-        graph: any of these, whose entries are all edges, repeated ones too. On a GPU, a graph stays there.
+        graph: any of the following; every entry is an edge. A graph on a GPU stays there.
             an edge_index       [2, E] int32 or int64, in any order: sources (keys), then targets (queries), as in PyG
             (indptr, indices)   CSR arrays of torch, NumPy or CuPy, whose rows are the queries
             torch.sparse        a 2-D CSR, CSC or COO tensor, coalesced or not, and
             scipy.sparse        a matrix or array, whose rows are the queries
             a DGLGraph          in-edges: destination nodes are the queries
             a BSB
-        shape: (num_rows, num_cols), queries and keys, of an edge_index and of (indptr, indices); others have their own.
-        check: whether to wait for a graph on a GPU and raise errors in its ids now. Otherwise `fused3s` raises them
-            at a call, once the GPU has found them, and never reads or writes out of bounds. None: now for up
-            to CHECKED_EDGES (16,384) edges, unless a CUDA graph is captured. Graphs on the CPU are checked now in any
-            case, and so are those for other backends.
-        backend: a name of `list_backends()`, or "auto" for the fastest that can run; the log says which that is, and
-            on a GPU a `SlowerBackendWarning` why it is not `fused3s`.
-        device: where q, k and v will be; default the GPU where there is one.
+        shape: (num_rows, num_cols), queries and keys; only for an edge_index and (indptr, indices).
+        check: True: wait for a graph on a GPU and raise errors in its ids now. False: `fused3s` raises them at a later
+            call and never reads or writes out of bounds. None: True for up to CHECKED_EDGES (16,384) edges, unless a
+            CUDA graph is being captured. Graphs on the CPU, and graphs for other backends, are always checked now.
+        backend: a name of `list_backends()`, or "auto" for the fastest that can run. The log names it; on a GPU a
+            `SlowerBackendWarning` says why it is not `fused3s`.
+        device: device of q, k and v; default: the GPU if there is one, else the CPU.
         dtype: type of q, k and v, if known. With `head_dim`, "auto" takes a backend that accepts them, the schedule is
             made for them, and the kernel is compiled now; otherwise at the first call.
         head_dim: columns of a head, if known; otherwise the schedule is made for one head of 128 columns. The plan
             takes any inputs all the same.
         num_heads: number of heads.
         out_dtype: type of the output; None means `dtype`.
-        reorder: "none", "communities" or "auto": which rows share a window, see `formats.row_order`. q, k, v and the
-            output stay in the caller's order. The plan's `order` says what it cost and saves. "auto" reorders where
-            that pays off, and nothing where no backend on `device` can. Or a permutation [num_rows] int32 or int64,
-            such as the `order.perm` of an earlier plan: row reorder[i] comes i-th.
-        edge_data: keep the caller's edge order, so that calls can bring edge data (`AttentionPlan.bind_edges`) or a
-            clamp; 8 bytes an edge. "auto" then takes a backend that computes with them.
-        backward: build what the backward pass reads, too. "auto" then takes a backend with gradients. Calls of a
-            `fused3s` plan without it raise an error where an input requires a gradient.
+        reorder: "none", "communities" or "auto": a row order that saves gathers, see `formats.row_order`. q, k, v and
+            the output stay in the caller's order. The plan's `order` states its cost and savings. "auto" keeps the
+            natural order if reordering does not pay or no backend on `device` supports it. Or a permutation [num_rows],
+            int32 or int64, such as `order.perm` of an earlier plan: row reorder[i] comes i-th.
+        edge_data: keep the caller's edge order (8 bytes per edge), so that calls can take edge data
+            (`AttentionPlan.bind_edges`) or a clamp. "auto" then takes a backend with edge data.
+        backward: also build the arrays of the backward pass. "auto" then takes a backend with gradients. Without it,
+            calls of a `fused3s` plan raise an error if an input requires a gradient.
 
     Raises:
         BackendUnavailableError: the backend cannot run on this machine or device; the text is the reason.
-        UnsupportedGraphError: the backend cannot run this graph; the text says what it would need.
-        ValueError, TypeError: no backend has the name, it cannot take such inputs, or the graph is malformed.
+        UnsupportedGraphError: the backend cannot run this graph; the text is the reason.
+        ValueError, TypeError: the backend is unknown or does not support such inputs, or the graph is malformed.
     """
     device = resolve_device(device)
     check_word("device", device.type, ("cpu", "cuda"))
@@ -162,7 +161,7 @@ def plan_attention(
     options = dtype, head_dim, num_heads, out_dtype, edge_data, backward
     try:
         inputs = _checked_inputs(*options)
-    except TypeError:  # of an option, or there is one that cannot be looked up
+    except TypeError:  # an invalid or unhashable option: the uncached call raises the right error
         inputs = _checked_inputs.__wrapped__(*options)
     if (method, backend) == ("auto", "auto") and not _can_reorder(device):
         logger.info("rows stay in their order (reorder='auto'): no backend on %s reorders them", device)
@@ -209,10 +208,10 @@ def sparse_attention(
     edges: EdgeData | None = None,
     dropout: Dropout | float = 0.0,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T masked by graph) v, with edge data as in `kernels.edge_data`; differentiable.
+    """softmax(scale * q k^T masked by graph) v, optionally with edge data (`EdgeData`); differentiable.
 
-    The sparse format is built anew at each call unless `graph` is a BSB on the inputs' device and the backend reads
-    BSB; use `plan_attention` to build it once whatever the backend.
+    The sparse format is rebuilt at each call, unless `graph` is a BSB on the inputs' device and the backend reads BSB;
+    use `plan_attention` to build it once.
 
     Args:
         q: [num_rows, d] or [num_rows, H, d]; float16, bfloat16, float32 or float64.
@@ -220,15 +219,15 @@ def sparse_attention(
         v: as k.
         graph: as in `plan_attention`.
         shape: as in `plan_attention`.
-        scale: factor of the scores; None means 1/sqrt(d).
+        scale: factor of the scores; None means 1/sqrt(d). The paper uses 1.0.
         backend: a name of `list_backends()`, or "auto" for the fastest that can run.
         out_dtype: type of the result; None means q's type. `fused3s_paper` writes torch.float32 or q's type.
-        edges: data of the graph's edges, in its own edge order, with weights and a clamp; see `EdgeData`.
-        dropout: probability that a weight of the softmax is 0, for each edge and head; 0 for none, below 1. A
-            `Dropout(rate, seed)` draws the mask of a seed.
+        edges: edge data in the graph's edge order, with weights and a clamp; see `EdgeData`.
+        dropout: probability that a softmax weight is 0, for each edge and head, 0 <= dropout < 1; or
+            `Dropout(rate, seed)` for the mask of a seed.
 
     Returns:
-        q's shape, contiguous.
+        Output of q's shape and type `out_dtype`, contiguous.
 
     Raises:
         BackendUnavailableError: the backend cannot run on this machine or on the inputs' device.
@@ -285,7 +284,7 @@ def _can_reorder(device: torch.device) -> bool:
 
 
 def _fastest_first(device: torch.device) -> Iterator[Backend]:
-    """The backends of "auto". cuSPARSE comes last on a GPU: it runs head by head, and takes no repeated edges."""
+    """The backends of "auto" in order. cuSPARSE comes last on a GPU: it runs head by head, without repeated edges."""
     for is_last in (False, True) if device.type == "cuda" else (None,):
         for backend in (REGISTRY[name] for name in AUTO):
             if is_last in (None, backend.head_by_head):
@@ -305,7 +304,7 @@ def _warn_of_slower_backend(name: str, reason: str) -> None:
 
 
 def _is_checked(num_edges: int) -> bool:
-    """Whether a graph on a GPU is checked at once without being asked to."""
+    """Whether a graph on a GPU is checked now if `check` is None."""
     return num_edges <= CHECKED_EDGES and not torch.cuda.is_current_stream_capturing()
 
 

@@ -1,10 +1,10 @@
-"""What torch.autocast does to the inputs of attention."""
+"""Types of the inputs of attention under torch.autocast."""
 
 import torch
 
 
 def input_type(dtype: torch.dtype, device_type: str) -> torch.dtype:
-    """The type that tensors of `dtype` have once autocast, where it is on, has cast them; it leaves float64 alone."""
+    """The type of tensors of `dtype` after the cast by torch.autocast, if that is enabled; float64 is not cast."""
     if dtype != torch.float64 and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return dtype

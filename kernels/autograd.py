@@ -1,7 +1,7 @@
 """Gradients of the backends with a backward pass of their own: `attend` and `attend_backward` as one autograd function.
 
-Reverse mode, once: double backward, forward mode and vmap raise an error. Backends made of torch calls need none of
-this (`Backend.autograd`); calls that torch.compile traces have theirs from `kernels.operators`.
+First derivatives in reverse mode: double backward, forward mode and vmap raise an error. Backends of plain torch calls
+(`Backend.autograd`) need none of this; calls traced by torch.compile get their gradients from `kernels.operators`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ NUM_INPUTS = 3 + len(FLOATS)  # with gradients: the fields of `Gradients`
 
 
 def is_differentiated(call: Call) -> bool:
-    """Whether autograd records a tensor of the call, or forward mode or a transform of torch.func runs."""
+    """Whether autograd records a tensor of the call, or forward mode or a torch.func transform is active."""
     if torch.is_grad_enabled():
         if call.query.requires_grad or call.key.requires_grad or call.value.requires_grad:
             return True
@@ -48,7 +48,7 @@ def gradients_of(
     wanted: frozenset[str],
     into: Memory | None = None,
 ) -> Gradients:
-    """`Backend.attend_backward`; of a backend that autograd differentiates, autograd through a second forward pass."""
+    """`Backend.attend_backward`, or, for a backend with `autograd`, autograd through a second forward pass."""
     if not backend.autograd:
         return backend.attend_backward(data, call, output, grad_output, wanted, into)
     with autograd_active():
@@ -62,7 +62,7 @@ def gradients_of(
 
 
 def with_tensors(call: Call, tensors: Sequence[torch.Tensor | None], lse: torch.Tensor | None) -> Call:
-    """The call with other query, key, value and tensors of edge data, and with this log-sum-exp."""
+    """The call with query, key, value and the tensors of edge data replaced by `tensors`, and with `lse`."""
     query, key, value, *terms = tensors
     edges = call.edges.with_tensors(terms) if terms else None
     return Call(query, key, value, call.scale, call.out_dtype, lse, edges)
@@ -70,15 +70,15 @@ def with_tensors(call: Call, tensors: Sequence[torch.Tensor | None], lse: torch.
 
 @lru_cache
 def names_of(wanted: tuple[bool, ...]) -> frozenset[str]:
-    """The fields of `Gradients` that are wanted."""
+    """Names of the wanted fields of `Gradients`."""
     return frozenset(name for name, is_wanted in zip(Gradients._fields, wanted, strict=False) if is_wanted)
 
 
 class _Attention(torch.autograd.Function):
     """(backend, data, call, query, key, value, *tensors of edge data) -> output.
 
-    `forward` takes ctx: with `setup_context` torch binds the arguments to the signature of `forward` in Python at every
-    call, which takes longer than a launch.
+    `forward` takes ctx: with `setup_context` torch would bind the arguments to the signature in Python at every call,
+    which takes longer than a launch.
     """
 
     @staticmethod
@@ -102,13 +102,13 @@ class _Attention(torch.autograd.Function):
         return None, None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
 
 
-# Function.apply in the C++ of torch: in front of it comes a search for the dead wrappers of torch.func among the
-# arguments, which takes as long as a launch.
+# Function.apply of torch's C++ base class. The Python method first searches the arguments for dead torch.func wrappers,
+# which takes as long as a launch.
 _apply_attention = super(torch.autograd.Function, _Attention).apply
 
 
 class _TransformedAttention(_Attention):
-    """`_Attention` in the form that the transforms of torch.func ask for, with errors for what it does not have."""
+    """`_Attention` with `setup_context`, as torch.func requires, and with errors for unsupported transforms."""
 
     @staticmethod
     def forward(backend: Backend, data: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
@@ -138,7 +138,7 @@ def _save(
 
 
 def without_tensors(call: Call) -> Call:
-    """What is not saved for the backward pass by autograd, which checks that tensors have not changed since."""
+    """The call without its tensors: those are saved through autograd, which detects later changes."""
     edges = call.edges
     if edges is not None:
         dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
@@ -149,8 +149,7 @@ def without_tensors(call: Call) -> Call:
 
 
 class _Gradients(torch.autograd.Function):
-    """`Backend.attend_backward` with an error in place of its derivative: without one, double backward would be
-    silently wrong."""
+    """`Backend.attend_backward` whose derivative raises; otherwise double backward would be silently wrong."""
 
     @staticmethod
     def forward(

@@ -1,15 +1,15 @@
-"""A training step as one CUDA graph, for batches whose sizes differ: tensors of one size are filled, then replayed.
+"""A training step as one CUDA graph for batches of different sizes: fill tensors of fixed size, then replay.
 
     room = PlanRoom((rows, rows), edges, device=device, dtype=dtype, head_dim=16, num_heads=4, backward=True)
     step = capture_step(run, model, optimiser)  # run() reads x, y and room.plan, which keep their addresses
     for batch in loader:
-        copy_padded_(x, batch.x)                # rows behind those of the batch are zeros,
+        copy_padded_(x, batch.x)                # rows after those of the batch are zeros,
         copy_padded_(y, batch.y, -100)          # and the loss ignores their labels
-        room.fill(batch.edge_index)             # or inside of run(), from a tensor whose further columns are -1
+        room.fill(batch.edge_index)             # or inside run(), from a tensor padded with columns of -1
         loss = step.replay()
 
-A sampled batch has a room for each of its bipartite blocks, of (targets, sources) and edges. Targets are the first rows
-of the sources, so that padding at the end of each moves no id.
+A sampled batch needs one room per bipartite block, of shape (targets, sources). Targets are the first rows of the
+sources, so padding at the end does not change ids.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,20 +25,20 @@ State = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
 
 
 def capture_step(run: Callable[[], Result], model: nn.Module, *states: State) -> CapturedGraph[Result]:
-    """A CUDA graph of a training step, `replay()` of which returns what `run` returned, in the same tensors.
+    """Capture a training step; `replay()` of the result returns the result of `run`, in the same tensors.
 
-    `run` is called before it is captured; weights, buffers, states and random numbers are then what they were.
+    `run` is called before the capture; afterwards weights, buffers, states and random numbers are restored.
 
     Args:
-        run: forward pass, backward pass and optimiser. It only queues work on torch's current stream, and reads and
-            writes tensors that stay alive. Learning rates that change are tensors of the optimiser, which is made with
-            capturable=True.
-        model: what is trained, on a GPU.
-        states: optimisers, gradient scalers and further modules that `run` changes.
+        run: forward pass, backward pass and optimiser step. It must only queue work on torch's current stream, and
+            read and write tensors that stay alive. The optimiser needs capturable=True; a learning rate that changes
+            must be a tensor.
+        model: the trained model, on a GPU.
+        states: optimisers, gradient scalers and other modules that `run` changes.
 
     Raises:
-        CaptureError: the model is on no GPU, or `run` waits for the GPU or does something else that a capture does not
-            allow.
+        CaptureError: the model is not on a GPU, or `run` waits for the GPU or does something else that a capture does
+            not allow.
     """
     device = next(model.parameters()).device
     if device.type != "cuda":
@@ -51,7 +51,7 @@ def copy_padded_(target: Tensor, rows: Tensor, padding: float = 0) -> None:
     """Copy `rows` [n, ...] to the first rows of `target` [m, ...], m >= n, and set the others to `padding`.
 
     Raises:
-        ValueError: there are more rows than room, or they have another shape.
+        ValueError: `rows` has more rows than `target`, or rows of another shape.
     """
     if len(rows) > len(target) or rows.shape[1:] != target.shape[1:]:
         raise ValueError(
@@ -64,7 +64,7 @@ def copy_padded_(target: Tensor, rows: Tensor, padding: float = 0) -> None:
 
 @contextmanager
 def _restored(states: list[Any], device: torch.device) -> Iterator[None]:
-    """Afterwards the states and random numbers are what they were, in the same tensors."""
+    """Restore states and random numbers at exit, in the same tensors."""
     modules = [each for each in states if isinstance(each, nn.Module)]
     optimisers = [each for each in states if isinstance(each, torch.optim.Optimizer)]
     scalers = [(each, each.state_dict()) for each in states if isinstance(each, torch.amp.GradScaler)]

@@ -2,8 +2,8 @@
 
     O_i = sum_j keep_ij p_ij / (1 - rate) v_j          p is normalised over all edges, kept or not
 
-A hash of row, column, head and seed decides whether an edge is kept: every backend, the forward pass and the backward
-passes compute the same mask, and none of them stores it.
+A hash of row, column, head and seed decides whether an edge is kept. All backends compute the same mask, in forward and
+backward passes; none stores it.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Dropout:
     """Dropout of one call.
 
     Attributes:
-        rate: probability that an edge's weight is 0, for each head by itself; 0 < rate < 1.
-        seed: of the mask. An int; or [1] int64 on the device of q, which a captured CUDA graph reads anew at each
-            replay: change it in place; or None: drawn from torch's default generator of the device at each call.
+        rate: probability that the weight of an edge is 0, independently for each head; 0 < rate < 1.
+        seed: seed of the mask. An int; a tensor [1] int64 on the device of q, which each replay of a CUDA graph reads
+            again (change it in place); or None: drawn from torch's default generator of the device at each call.
     """
 
     rate: float

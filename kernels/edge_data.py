@@ -1,6 +1,6 @@
-"""Edge data: what each edge adds to its score and to its value, from the caller's tensors to what a backend reads.
+"""Edge data: terms that each edge adds to its score, key and value.
 
-For an edge (i, j) of A and a head h, everything but q, k and v optional:
+For an edge (i, j) of A and a head h, with all terms optional:
 
     k_ij = w[type_ij] * k_j + W a_ij                                  w: type_weight, elementwise; W: key_weight
     v_ij = v_j + W' a_ij                                              W': value_weight
@@ -9,9 +9,8 @@ For an edge (i, j) of A and a head h, everything but q, k and v optional:
 
 No [nnz, H, d] tensor is needed: <q_i, W a_ij> = <W^T q_i, a_ij> and sum_j p_ij W' a_ij = W' sum_j p_ij a_ij.
 
-`EdgeData` holds the caller's tensors, those of edges in the order of the caller's edges (formats.edge_order), and the
-weights. `AttentionPlan.bind_edges` checks the former and sorts them into the backend's order: `BoundEdges`, which is
-what backends take.
+`EdgeData` holds the caller's tensors in the caller's edge order (`formats.edge_order`). `AttentionPlan.bind_edges`
+checks them and sorts them into the backend's order: `BoundEdges`, the argument of backends.
 """
 
 import math
@@ -33,23 +32,28 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class EdgeData:
-    """Data of the edges of a graph, and the weights that multiply them, on the plan's device.
+    """Data of the edges of a graph and their weights, on the plan's device; all optional.
 
-    The first four have an entry for each edge, in the graph's own edge order. E counts all entries of the graph; a
-    repeated edge is an edge of its own, with its own data. The order is that of a DGLGraph's edge ids; of the columns
-    of an edge_index; of the stored entries of torch.sparse tensors, (indptr, indices) and SciPy CSR; of
-    `matrix.tocoo()` for any other SciPy format; of `to_csr` for a BSB.
+    For an edge (i, j) with features a_ij, type t_ij, multiplier m_ij and bias b_ij:
+
+        k_ij = type_weight[t_ij] * k_j + key_weight a_ij
+        v_ij = v_j + value_weight a_ij
+        s_ij = clamp(f(scale * m_ij * <q_i, k_ij> + b_ij), -c, c)
+        O_i  = sum_j softmax_j(s_ij) v_ij
+
+    Tensors of edges are in the graph's edge order: edge ids of a DGLGraph; columns of an edge_index; stored entries of
+    torch.sparse tensors, (indptr, indices) and SciPy CSR; `tocoo()` for any other SciPy format; `to_csr` for a BSB. E
+    counts repeated edges, each with its own data.
 
     Attributes:
-        bias: [E] or [E, H], q's type, added to the scaled score. -inf: the edge has weight 0, unless a clamp follows.
-        multiplier: [E] or [E, H], q's type, a factor of the scaled score before the bias.
-        features: [E, r], q's type, 1 <= r <= 16: the a_ij that `key_weight` and `value_weight` multiply.
-        types: [E] integers, 0 <= type < T: which row of `type_weight` multiplies the key.
-        key_weight, value_weight: [H, d, r], q's type: W and W'; H is 1 where q has two dimensions.
-        type_weight: [T, H, d], q's type: the vector of each edge type.
-        score: f, any function of the score and of values by row, column, edge and head; after the bias.
-        clamp: c, a positive number: scores are clamped to -c to c, after the score term; with or without other edge
-            data.
+        bias: [E] or [E, H], q's type, added to the scaled score. -inf gives weight 0, unless there is a clamp.
+        multiplier: [E] or [E, H], q's type, factor of the scaled score, before the bias.
+        features: [E, r], q's type, 1 <= r <= 16: a_ij; multiplied by `key_weight` and `value_weight`.
+        types: [E] integers, 0 <= type < T <= 256: the row of `type_weight` that multiplies the key.
+        key_weight, value_weight: [H, d, r], q's type; H = 1 if q has two dimensions.
+        type_weight: [T, H, d], q's type: one vector per edge type, multiplied elementwise.
+        clamp: c > 0; scores are clamped to [-c, c] after bias and score term. Needs no other edge data.
+        score: f, any function of the score and of values by row, column, edge and head, after the bias.
     """
 
     bias: torch.Tensor | None = None
@@ -65,14 +69,14 @@ class EdgeData:
 
 @dataclass(frozen=True, eq=False)
 class BoundEdges:
-    """Edge data that is checked and in the order of one plan's backend; `AttentionPlan.bind_edges` makes it.
+    """Checked edge data in the order of one plan's backend; the result of `AttentionPlan.bind_edges`.
 
-    Where weights change, `dataclasses.replace(bound, key_weight=...)` binds no edges anew.
+    `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again.
 
     Attributes:
-        order: edge order of the plan that it belongs to.
+        order: edge order of its plan.
         bias, multiplier: [nnz, 1] or [nnz, H].
-        padded_features: [nnz, MAX_FEATURES], zero from column r on: kernels multiply them all.
+        padded_features: [nnz, MAX_FEATURES], zero from column r on.
         types: [nnz] uint8.
         num_features: r; 0 without features.
         num_types: the largest type plus 1; 0 without types.
@@ -81,7 +85,7 @@ class BoundEdges:
             [1, 1 or H, n] float32.
         edge_values: [nnz, 1 or H, n].
         score, score_numbers: the normalised expression of the score term, and its numbers.
-        dropout: of the softmax weights, set at each call.
+        dropout: dropout of the call, set at each call.
     """
 
     order: EdgeOrder | None = None
@@ -116,26 +120,26 @@ class BoundEdges:
         return replace(self, **{name: each.to(types[name]) for name, each in given.items() if each is not None})
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """All tensors: those of TENSORS, and the seed of the dropout."""
+        """All tensors, in the order of TENSORS, then the seed of the dropout; None for absent ones."""
         floats = self.bias, self.multiplier, self.padded_features, self.key_weight, self.value_weight, self.type_weight
         values = self.row_values, self.column_values, self.edge_values, self.head_values
         return (*floats, *values, self.types, None if self.dropout is None else self.dropout.seed)
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
-        """The same with other `tensors()`."""
+        """The same with `tensors()` replaced."""
         bias, multiplier, features, *rest, types, seed = tensors
         weights, values, term = rest[:3], rest[3:], (self.score, self.score_numbers)
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
-        sizes = self.num_features, self.num_types  # no dataclasses.replace: its time is that of a launch
+        sizes = self.num_features, self.num_types  # dataclasses.replace would cost as much as a launch
         of_edges = bias, multiplier, features, types
         return BoundEdges(self.order, *of_edges, *sizes, *weights, *self.numbers(), dropout, *values, *term)
 
     def numbers(self) -> tuple[float | None, ...]:
-        """The fields of NUMBERS."""
+        """Values of the fields in NUMBERS."""
         return tuple([getattr(self, name) for name in NUMBERS])
 
 
-# Fields by what the calls do with them: no other place lists them.
+# The only lists of the fields, by use:
 NUMBERS = ("clamp",)  # float arguments of the score: kernels get them by name, see docs/add/score-term.md
 WIDE = ("row_values", "column_values", "head_values")  # float32 whatever the type of q
 FLOATS = (  # with gradients
@@ -158,8 +162,8 @@ def bind(
         data: on the device of `order`.
         order: edge order of the graph.
         backend_order: [nnz] int64, the CSR position of each edge of the backend's format; None: CSR order.
-        check_values: whether to look for NaN and infinities, which waits for the GPU. Types are always checked: kernels
-            take them for addresses.
+        check_values: whether to check for NaN and infinities, which waits for the GPU. Types are always checked:
+            kernels compute addresses from them.
         shape: (num_rows, num_cols) of the graph, which a score term needs.
 
     Raises:
@@ -188,7 +192,7 @@ def bind(
     bias, multiplier, features, types = (
         None if tensor is None else tensor.index_select(0, edge) for tensor in (bias, multiplier, features, types)
     )
-    if features is not None:  # rows of MAX_FEATURES columns: each lane of a kernel loads its own with one instruction
+    if features is not None:  # kernels load whole rows of MAX_FEATURES columns
         features = functional.pad(features, (0, MAX_FEATURES - num_features))
     types = None if types is None else types.to(torch.uint8)
     weights = data.key_weight, data.value_weight, data.type_weight
@@ -203,7 +207,7 @@ def bind(
 
 
 def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:
-    """[nnz] integers: the caller's edge of each edge of a backend's format."""
+    """[nnz] integers: for each edge of a backend's format its index in the caller's order."""
     return order.edge_of_csr if backend_order is None else order.edge_of_csr[backend_order]
 
 
@@ -286,7 +290,7 @@ def transform_scores(
 
 
 def cast_floats(given: Any, dtype: torch.dtype) -> Any:
-    """A tensor, or the tensors of edge data, in this type; float64, integers and other objects as they are."""
+    """Cast a tensor, or the tensors of edge data, to `dtype`; float64, integers and other objects are unchanged."""
     if isinstance(given, (EdgeData, BoundEdges)):
         given_fields = {each.name: getattr(given, each.name) for each in fields(given) if each.name not in WIDE}
         cast = {name: cast_floats(each, dtype) for name, each in given_fields.items()}
@@ -312,7 +316,7 @@ def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder, check_va
 
 
 def _check_edges(name: str, tensor: torch.Tensor, order: EdgeOrder) -> None:
-    """Raise if it is no tensor with an entry for each of the caller's edges, on the plan's device."""
+    """Raise unless `tensor` has one entry per edge of the caller and is on the plan's device."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
     num_edges = order.num_edges
@@ -347,7 +351,7 @@ def _check_values(name: str, tensor: torch.Tensor) -> None:
 
 
 def _check_types(types: torch.Tensor, order: EdgeOrder) -> int:
-    """Raise if these are no edge types; returns the largest plus 1."""
+    """Raise unless these are valid edge types; returns the largest plus 1."""
     _check_edges("types", types, order)
     if types.dtype not in INTEGERS:
         raise ValueError(f"types: got {types.dtype}; integers are needed, one of {', '.join(map(str, INTEGERS))}")

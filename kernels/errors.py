@@ -6,12 +6,12 @@ class BackendUnavailableError(RuntimeError):
 
 
 class KernelCompileError(RuntimeError):
-    """NVRTC refused a kernel. The text holds the instance, the compiler's log and where the source was saved."""
+    """NVRTC refused a kernel. The text names the instance, the compiler's log and the saved source."""
 
 
 class UnsupportedGraphError(ValueError):
-    """The backend runs here and takes the inputs, but not this graph; the text says what the graph would need."""
+    """The backend cannot run this graph, although it runs here and takes the inputs; the text gives the reason."""
 
 
 class SlowerBackendWarning(UserWarning):
-    """On a GPU backend "auto" has to leave `fused3s` for a slower one. The text says why; once a process and reason."""
+    """On a GPU, "auto" chose a slower backend than `fused3s`. The text says why; once per process and reason."""

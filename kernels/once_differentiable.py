@@ -1,4 +1,4 @@
-"""Errors in place of derivatives that a backend does not have, and that autograd would leave out in silence."""
+"""Errors for derivatives that a backend lacks, where autograd would silently return wrong ones."""
 
 from typing import Any, NoReturn
 
@@ -16,10 +16,10 @@ def refuse_double_backward(name: str) -> NoReturn:
 
 
 def once_differentiable(name: str, call: Call) -> Call:
-    """The call of a backend whose functions have first derivatives that autograd cannot differentiate; theirs raise.
+    """The call with tensors whose second derivatives raise, for backends with first derivatives only.
 
     Raises:
-        NotImplementedError: forward mode or a transform of torch.func runs.
+        NotImplementedError: forward mode or a torch.func transform is active.
     """
     if is_transformed():
         raise NotImplementedError(
@@ -38,7 +38,7 @@ def once_differentiable(name: str, call: Call) -> Call:
 
 
 class _Once(torch.autograd.Function):
-    """(name, *tensors) -> the tensors, whose gradients have an error for a derivative."""
+    """(name, *tensors) -> the tensors; the derivative of their gradients raises."""
 
     @staticmethod
     def forward(ctx: Any, name: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -54,7 +54,7 @@ class _Once(torch.autograd.Function):
 
 
 class _Refusal(torch.autograd.Function):
-    """(name, count, *tensors) -> the first `count` tensors; all of them are inputs of the error's node."""
+    """(name, count, *tensors) -> the first `count` tensors; all tensors are inputs of the node that raises."""
 
     @staticmethod
     def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,12 +1,11 @@
 """Attention as torch operators, `fused3s::attention` and `fused3s::attention_backward`, for torch.compile and export.
 
-A compiled function calls the operators where an eager one calls the backend, so that there is no graph break. An
-operator takes no Python object: the record of a plan is taken apart into its tensors, its numbers and a text that says
-how they fit together, and is put together again inside. With dynamic=True, plans that differ in sizes alone share
-compiled code.
+A compiled function calls the operators instead of the backend, without a graph break. Operators take no Python objects:
+the data of a plan is flattened into tensors, numbers and a string that describes its layout, and rebuilt inside. With
+dynamic=True, plans that differ only in sizes share compiled code.
 
-torch.export works, and the exported program holds the plan: it is a program for one graph. It needs Python, CuPy and
-`import kernels` where it runs; AOTInductor cannot run the kernels.
+torch.export works; the exported program contains the plan, so it is for one graph. It needs Python, CuPy and
+`import kernels`; AOTInductor cannot run the kernels.
 """
 
 import math
@@ -30,8 +29,8 @@ from .runtime.semaphores import fresh_semaphores
 from .torch_private import mark_static_address
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
-# Tensors of `BoundEdges` but those that are None, as torch differentiates no list with a None; which of all they are;
-# its numbers, NaN for None, and those of its score term; rate of the dropout or 0; expression of the score term or "".
+# Tensors of `BoundEdges` that are not None (torch cannot differentiate lists with None); which ones those are; its
+# numbers, NaN for None, and those of its score term; rate of the dropout or 0; expression of the score term or "".
 EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout, str score"
 INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
@@ -43,13 +42,13 @@ LIBRARY.define(
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """The record of a plan as arguments of an operator.
+    """The data of a plan, flattened into arguments of an operator.
 
     Attributes:
-        tensors: all tensors of the record.
-        numbers: its integers; of an object of another library the number under which this process knows it.
-        layout: the backend and what each field is, as Python literals: "t" for the next tensor, "n" for the next
-            number, a count for a tuple of so many numbers, a list for a record in a field, (value,) for anything else.
+        tensors: all tensors of the data.
+        numbers: its integers; for an object of another library its id in this process (`_foreign`).
+        layout: the backend and the kind of each field, as Python literals: "t" for the next tensor, "n" for the next
+            number, a count for a tuple of that many numbers, a list for a nested dataclass, (value,) for anything else.
     """
 
     tensors: list[torch.Tensor]
@@ -68,7 +67,7 @@ class Operands:
 
     @staticmethod
     def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
-        """The backend, and the record with these tensors and numbers."""
+        """The backend, and the plan data rebuilt from tensors and numbers."""
         name, kinds = _parsed(layout)
         backend = REGISTRY[name]
         if kinds is None:
@@ -76,13 +75,13 @@ class Operands:
         return backend, _put_together(backend.data_type, kinds, iter(tensors), iter(numbers))
 
 
-_foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # as long as their plans
+_foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # alive as long as their plans
 _numbers = count()
 _parsed = lru_cache(literal_eval)  # each call of an operator needs it
 
 
 def _take_apart(record: Any, tensors: list[torch.Tensor], numbers: list[int]) -> list[Any]:
-    """Append the tensors and numbers of a record; what its fields are."""
+    """Append the tensors and numbers of a record; returns the kinds of its fields."""
     kinds: list[Any] = []
     for field in fields(record):
         value = getattr(record, field.name)
@@ -131,7 +130,7 @@ def attend_as_operator(plan: Operands, call: Call, with_lse: bool) -> tuple[torc
 
 
 def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
-    """The arguments that both operators begin with."""
+    """The common first arguments of both operators."""
     edges = BoundEdges() if call.edges is None else call.edges
     is_given = [each is not None for each in edges.tensors()]
     tensors = [each for each in edges.tensors() if each is not None]
@@ -142,7 +141,7 @@ def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
 
 
 def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -> list[Any]:
-    """`other` in all places but the given ones."""
+    """`given` at the positions of `is_given`, `other` elsewhere."""
     rest = iter(given)
     return [next(rest) if each else other for each in is_given]
 
@@ -197,7 +196,7 @@ def _attention_backward(*inputs: Any) -> list[torch.Tensor]:
     """The wanted gradients, in the order of the fields of `Gradients`."""
     *inputs, output, lse, grad_output, wanted = inputs
     backend, data, call = _call(*inputs, out_dtype=output.dtype, lse=lse)
-    with fresh_semaphores():  # no memory for the gradients: the results of an operator share none
+    with fresh_semaphores():  # no `into`: results of an operator must not share memory
         found = gradients_of(backend, data, call, output, grad_output, names_of(tuple(wanted)))
     return [gradient.contiguous() for gradient in found if gradient is not None]
 

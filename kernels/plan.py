@@ -1,4 +1,4 @@
-"""A plan: sparse attention over one graph as data, ready to be called, moved and printed."""
+"""`AttentionPlan`: sparse attention over one graph, ready to be called, moved and printed."""
 
 import math
 from collections.abc import Iterable
@@ -26,18 +26,17 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class AttentionPlan:
-    """Sparse attention over one graph: its format and schedule are built and lie on `device`. Call it with q, k and v.
+    """Sparse attention over one graph, with its format and schedule on `device`. Call it with q, k and v.
 
-    A plan is made for `inputs`. It takes other types, widths and numbers of heads too, with a schedule that was not
-    made for them.
+    The schedule is made for `inputs`; other types, widths and numbers of heads work, with a schedule not made for them.
 
     Attributes:
         backend: name of the backend, never "auto".
         shape: (num_rows, num_cols) of A: queries and keys.
-        device: where q, k and v must be.
+        device: device of q, k and v.
         inputs: dtype, head dimension, heads and output type that the schedule was made for.
-        data: format and schedule, a frozen record of the backend's own type.
-        order: the order of the rows that was searched for, what it saves and what it cost; None if none was.
+        data: format and schedule, a frozen dataclass of the backend.
+        order: result of the search for a row order, with its cost and savings; None without a search.
         edge_order: the caller's edges in CSR order; None unless planned with edge_data=True.
     """
 
@@ -50,10 +49,10 @@ class AttentionPlan:
     edge_order: EdgeOrder | None = None
 
     def __post_init__(self) -> None:
-        # Now, not when it is needed: torch.compile cannot trace it.
+        # Here and not at the first call: torch.compile cannot trace it.
         operands = None if REGISTRY[self.backend].traceable else Operands.of(self.backend, self.data)
         object.__setattr__(self, "_operands", operands)
-        object.__setattr__(self, "_device_type", self.device.type)  # torch makes the string anew at every access
+        object.__setattr__(self, "_device_type", self.device.type)  # torch creates the string at every access
 
     def __call__(
         self,
@@ -67,19 +66,29 @@ class AttentionPlan:
         edges: BoundEdges | EdgeData | None = None,
         dropout: Dropout | float = 0.0,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention on torch's current stream, without waiting for it; see `sparse_attention`.
+        """Queue attention on torch's current stream, without waiting for it.
 
-        The output carries gradients to q, k, v, the edge data and its weights; a plan of `fused3s` must then have been
-        made with backward=True.
+        Differentiable in q, k, v, edge data and its weights; a plan of `fused3s` then needs backward=True.
 
         Args:
-            return_lse: return (output, lse): lse is float32, q's shape without d, the natural logarithm of the sum of
-                exp(s) over each row's edges, -inf for a row without one; s is the scaled score with all edge terms.
-                It carries no gradient. For backends with `writes_lse`.
-            edges: what `bind_edges` returned; or an EdgeData, which is bound at every call. Its values are not checked
-                then: a NaN reaches the rows whose edges have it. Types are, for which the call waits for the GPU. For
-                plans made with edge_data=True.
-            dropout: as in `sparse_attention`, for any plan of a backend with `takes_dropout`.
+            q: [num_rows, d] or [num_rows, H, d]; float16, bfloat16, float32 or float64.
+            k: [num_cols, d] or [num_cols, H, d], of q's type and device.
+            v: as k.
+            scale: factor of the scores; None means 1/sqrt(d).
+            out_dtype: type of the result; None means q's type.
+            return_lse: also return the log-sum-exp of the scores (with scale and edge terms) of each row: float32, q's
+                shape without d, natural logarithm, -inf for a row without an edge, no gradient. Backends `fused3s` and
+                `reference`.
+            edges: result of `bind_edges`; or an EdgeData, which is bound at every call without checking its values: a
+                NaN reaches the rows whose edges have it. Edge types are checked, which waits for the GPU. Needs a plan
+                made with edge_data=True.
+            dropout: as in `sparse_attention`.
+
+        Returns:
+            Output of q's shape, contiguous; or (output, lse).
+
+        Raises:
+            ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
         """
         backend = REGISTRY[self.backend]
         if torch.is_autocast_enabled(self._device_type):
@@ -107,7 +116,7 @@ class AttentionPlan:
         else:
             lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
             if lse is not None:
-                call = Call(*call[:5], lse, call.edges)  # `_replace` takes thrice the time
+                call = Call(*call[:5], lse, call.edges)  # `_replace` is three times slower
             attend = partial(attend_with_gradients, backend) if differentiated else backend.attend
             output = attend(self.data, call)
         if q.dim() == 2:
@@ -167,7 +176,7 @@ class AttentionPlan:
         edges: BoundEdges | EdgeData | None = None,
         dropout: Dropout | float = 0.0,
     ) -> Call:
-        """The arguments of `__call__` as backends take them; q, k and v as they are.
+        """The checked arguments of `__call__` as backends take them; shapes of q, k and v are not checked.
 
         Raises:
             ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
@@ -185,12 +194,13 @@ class AttentionPlan:
     def bind_edges(self, data: EdgeData, *, check_values: bool = True) -> BoundEdges:
         """Check the edge data of this plan's graph and sort it into the backend's order, once for many calls.
 
-        The result holds copies, serves this plan, and carries gradients back to
-        `data`: where that is trained, bind it anew at each step.
+        The result holds sorted copies, is for this plan alone, and carries gradients back to `data`: if the data is
+        trained, bind it at each step.
 
         Args:
-            check_values: look for NaN and infinities, for which this waits for the GPU, as for the check of types.
-                False: a NaN reaches the rows whose edges have it.
+            data: tensors on the plan's device, in the graph's edge order.
+            check_values: check for NaN and infinities, which waits for the GPU (as does the check of types). False: a
+                NaN reaches the rows whose edges have it.
 
         Raises:
             ValueError, TypeError: the plan was made without edge_data=True, or a tensor is wrong (length, device, type,
@@ -207,7 +217,7 @@ class AttentionPlan:
         return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data), check_values, self.shape)
 
     def require_backward(self) -> None:
-        """Raise a ValueError where the plan was made without what `attend_backward` of its backend reads."""
+        """Raise a ValueError if the plan lacks the arrays of its backend's backward pass."""
         if not REGISTRY[self.backend].trains:
             raise forward_only(self.backend)
         if not self.inputs.backward:
@@ -219,12 +229,12 @@ class AttentionPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors of `data` and `edge_order`; a TypeError where they belong to another library."""
+        """Bytes of the tensors of `data` and `edge_order`; a TypeError if they belong to another library."""
         self._require_data("measured")
         return num_bytes(self.data) + (0 if self.edge_order is None else num_bytes(self.edge_order))
 
     def to(self, device: torch.device | str) -> "AttentionPlan":
-        """The plan on another device, complete there when this returns; itself if it is there already.
+        """The plan on `device`, complete there on return; `self` if it is there already.
 
         Raises:
             TypeError: the backend's format holds objects of another library.
@@ -238,7 +248,7 @@ class AttentionPlan:
             for record in (self.data, self.edge_order)
         )
         for one in {self.device, device}:
-            if one.type == "cuda":  # kernels read a plan before griddepcontrol.wait: queued is not enough
+            if one.type == "cuda":  # kernels read a plan before griddepcontrol.wait, so the copy must be complete
                 torch.cuda.synchronize(one)
         return replace(self, device=device, data=data, edge_order=edge_order)
 
@@ -291,7 +301,7 @@ class AttentionPlan:
 
 
 def _is_traced() -> bool:
-    """Whether torch.compile, make_fx or a FakeTensorMode stands between a call and its kernels."""
+    """Whether torch.compile, make_fx or a FakeTensorMode is active."""
     return torch.compiler.is_compiling() or dispatch_modes() > 0
 
 
@@ -312,7 +322,7 @@ def _check_tensors(
         and k.dtype == v.dtype == q.dtype in DTYPES
         and q.layout == k.layout == v.layout == torch.strided
     ):
-        return  # at once: on small graphs a call takes as long as the host's work for it
+        return  # the fast path: on small graphs a call is bound by the host
     for name, tensor, rows, what in (("q", q, graph_shape[0], "rows"), ("k", k, graph_shape[1], "columns")):
         if tensor.dim() not in (2, 3):
             raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; [N, d] or [N, H, d] is needed")

@@ -1,11 +1,11 @@
-"""Plans in arrays of fixed size and address, so that one CUDA graph serves many graphs; and many plans in one go.
+"""Plans in arrays of fixed size and address, so that one CUDA graph serves many graphs; and `plan_many`.
 
     room = PlanRoom((rows, cols), edges, device="cuda", dtype=torch.bfloat16, head_dim=16, num_heads=4, backward=True)
-    room.fill(edge_index)                # queues the planning kernels: in a CUDA graph or outside of one
-    out = room.plan(q, k, v)             # reads what the last fill left
+    room.fill(edge_index)                # queues the planning kernels, also inside a CUDA graph
+    out = room.plan(q, k, v)             # attention over the last filled graph
 
-Neither waits for the GPU. Several narrow heads go edge by edge, whatever the graph: the other choice takes a number
-that only the GPU knows.
+Neither call waits for the GPU. Several narrow heads always go edge by edge: the alternative depends on a number that
+only the GPU knows.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 class PlanRoom:
-    """A plan of `fused3s` with room for any graph of one shape with up to `num_edges` edges.
+    """A refillable plan of `fused3s` for graphs of one shape with up to `num_edges` edges.
 
     Attributes:
-        plan: the plan of the last fill, at first of a graph without edges; its arrays keep their addresses. With
-            edge_data=True, `plan.edge_order.edge_of_csr` [num_edges] numbers the edges of the last fill, 0 behind them.
+        plan: the plan of the last fill, initially of a graph without edges; its arrays keep their addresses. With
+            edge_data=True, `plan.edge_order.edge_of_csr` [num_edges] holds the edge indices of the last fill, then 0.
         shape: (num_rows, num_cols).
-        num_edges: edges that there is room for.
+        num_edges: capacity in edges.
     """
 
     plan: AttentionPlan
@@ -53,11 +53,11 @@ class PlanRoom:
         edge_data: bool = False,
         backward: bool = False,
     ) -> None:
-        """Allocate the arrays for the most that `num_edges` edges can need.
+        """Allocate arrays for the worst case of `num_edges` edges.
 
         Args:
             shape: (num_rows, num_cols), both at least 1; graphs with fewer rows are padded with rows without edges.
-            num_edges: most edges of a graph, repeated ones included.
+            num_edges: largest number of edges of a graph, repeated ones included.
             device: as for `plan_attention`; a GPU.
             dtype: type of q, k and v.
             head_dim: columns of a head.
@@ -67,8 +67,8 @@ class PlanRoom:
             backward: make room for what the backward pass reads.
 
         Raises:
-            BackendUnavailableError: fused3s cannot run on the device.
-            ValueError, TypeError: it cannot take such inputs, or an argument is wrong.
+            BackendUnavailableError: `fused3s` cannot run on the device.
+            ValueError, TypeError: an argument is wrong, or `fused3s` does not support such inputs.
         """
         backend, device = REGISTRY["fused3s"], resolve_device(device)
         for name, size, least in (("shape[0]", shape[0], 1), ("shape[1]", shape[1], 1), ("num_edges", num_edges, 0)):
@@ -95,15 +95,14 @@ class PlanRoom:
         self.plan = AttentionPlan(backend.name, self.shape, device, inputs, data, edge_order=order)
 
     def fill(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Queue the kernels that put a graph's plan into the arrays, on torch's current stream.
+        """Queue the kernels that build the plan of a graph in the arrays, on torch's current stream.
 
-        They may be captured in a CUDA graph, which then plans whatever its static `graph` holds at a replay. An edge
-        with an id out of range is left out, and a damaged CSR has no edges, until `check` names them.
+        Can be captured in a CUDA graph; a replay then plans the current contents of the captured `graph`. Edges with an
+        id out of range are skipped, and a damaged CSR counts as empty; `check` reports them.
 
         Args:
-            graph: on the room's device; an edge_index [2, e] int32 or int64, columns of A, then rows, where pairs of -1
-                are no edges; or (indptr [num_rows + 1], indices [e]), where indices behind the last offset are none. e
-                is at most `num_edges`.
+            graph: an edge_index [2, e] int32 or int64 on the room's device, columns of A, then rows, padded with pairs
+                of -1; or (indptr [num_rows + 1], indices [e]), padded after the last offset. e is at most `num_edges`.
 
         Raises:
             ValueError, TypeError: the arrays have another shape, type or device, or too many edges.
@@ -124,11 +123,11 @@ class PlanRoom:
             )
         self._made.plan.fill(source)
         self._source = source
-        if self.plan.edge_order is not None:  # edge data that are bound already are in the order of another graph
+        if self.plan.edge_order is not None:  # bound edge data belongs to the previous graph
             object.__setattr__(self.plan, "edge_order", replace(self.plan.edge_order))
 
     def check(self) -> None:
-        """Wait for the last fill, of a replay too.
+        """Wait for the last fill, also of a replay, and check the ids of its graph.
 
         Raises:
             ValueError: the graph is damaged; the text names its first wrong entry.
@@ -149,12 +148,11 @@ class PlanRoom:
 
 
 def plan_many(graphs: Sequence[tuple[Any, tuple[int, int]]], **options: Any) -> list[AttentionPlan]:
-    """Plans of several graphs, such as the blocks of a sampled batch, queued one after the other without a wait.
+    """Plans of several graphs, such as the blocks of a sampled batch, queued without waiting for the GPU.
 
     Args:
-        graphs: of each the graph and its shape, as for `plan_attention`.
-        options: other arguments of `plan_attention`, for all of them. Errors in ids are raised at a later call, unless
-            check=True.
+        graphs: (graph, shape) of each, as for `plan_attention`.
+        options: other arguments of `plan_attention`. Errors in ids are raised at a later call, unless check=True.
     """
     check = options.pop("check", None)
     plans = [plan_attention(graph, shape=shape, check=False, **options) for graph, shape in graphs]

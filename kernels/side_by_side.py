@@ -1,5 +1,4 @@
-"""Query, key and value as parts of one tensor, and their gradients as parts of another, so that no copy joins or splits
-them.
+"""Query, key and value as views of one tensor, and their gradients as views of another, without copies.
 
 row of qkv [N, 3 H d]:   | q: H heads of d | k: H heads of d | v: H heads of d |
 """
@@ -13,20 +12,20 @@ from .torch_private import is_transformed
 
 
 def split_qkv(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Views of the three parts of a joint projection.
+    """Split a joint projection into views of query, key and value.
 
-    The backward pass of `fused3s` then writes the gradients of the three into one tensor, which is the gradient of
-    `qkv` as it is.
+    The backward pass of `fused3s` then writes the three gradients into one tensor, the gradient of `qkv`, without a
+    copy.
 
     Args:
         qkv: [N, 3 H d], contiguous.
-        num_heads: H.
+        num_heads: H, number of heads.
 
     Returns:
         query, key and value, [N, H, d] each.
 
     Raises:
-        ValueError: the columns of `qkv` are no multiple of 3 H.
+        ValueError: the number of columns of `qkv` is not a multiple of 3 H.
     """
     if qkv.dim() != 2 or qkv.shape[1] % (3 * num_heads):
         raise ValueError(f"qkv: got {list(qkv.shape)} with num_heads = {num_heads}; [N, 3 * num_heads * d] is needed")
@@ -36,7 +35,7 @@ def split_qkv(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Te
 
 
 def lie_side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the three are the parts of one tensor's rows, in this order."""
+    """Whether the three are consecutive parts of the rows of one tensor, in this order."""
     if not query.shape == key.shape == value.shape:
         return False
     _, num_heads, dim = query.shape
@@ -48,22 +47,22 @@ def lie_side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def new_side_by_side(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory for the gradients of query [N, H, d], key and value that lie side by side."""
+    """Memory for the gradients of query [N, H, d], key and value: consecutive parts of the rows of one tensor."""
     shape = tuple(query.shape[1:])
     parts = RowParts(shape, shape, shape)
     return parts.split(query.new_empty((query.shape[0], parts.pitch)))
 
 
 class RowParts:
-    """Parts of the columns of a joint tensor, one behind the other.
+    """Consecutive parts of the columns of a joint tensor.
 
     Attributes:
-        sizes: columns of each.
-        pitch: of all.
+        sizes: columns of each part.
+        pitch: columns of all parts.
     """
 
     def __init__(self, *shapes: tuple[int, ...]) -> None:
-        """shapes: of the columns of each part, (H, d) or (columns,)."""
+        """shapes: shape of the columns of each part, (H, d) or (columns,)."""
         self.sizes = [math.prod(shape) for shape in shapes]
         self.pitch = sum(self.sizes)
         self._views = [(shape, (self.pitch, *shape[1:], 1), sum(self.sizes[:nth])) for nth, shape in enumerate(shapes)]
@@ -81,7 +80,7 @@ def _parts(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 class _Split(torch.autograd.Function):
-    """`_parts`, whose gradient is no copy where the three gradients lie side by side already."""
+    """`_parts`, whose gradient needs no copy if the three gradients are already parts of one tensor."""
 
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Frozen dataclasses of tensors and numbers: moved to a device and measured in bytes."""
+"""Functions over the tensors of (nested) frozen dataclasses."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -10,7 +10,7 @@ Record = TypeVar("Record")
 
 
 def tensors_of(record: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a record and of the records in its fields."""
+    """All tensors of a record and of its nested records."""
     for value in (getattr(record, field.name) for field in fields(record)):
         if isinstance(value, torch.Tensor):
             yield value

@@ -1,7 +1,7 @@
-"""What the library uses of torch beyond its public interface, in one place for the next torch.
+"""All private names of torch that the library uses, in one place for the next torch.
 
-Each name is bound once, at import. Where a public function does the same more slowly it is the fallback; a name without
-one is needed, and a torch that lacks it is an ImportError.
+Each name is bound once, at import. If a public function does the same, more slowly, it is the fallback; without one, a
+torch that lacks the name is an ImportError.
 """
 
 from collections.abc import Iterator
@@ -34,13 +34,13 @@ def _stream_handle(device_index: int) -> int:
     return torch.cuda.current_stream(device_index).cuda_stream
 
 
-# Handle of the current stream of a GPU, without the object that `torch.cuda.current_stream` makes of it.
+# Handle of the current stream of a GPU, without creating a Stream object as `torch.cuda.current_stream` does.
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
 
-# Index of the current GPU, without `torch.cuda.current_device`'s look at whether CUDA is initialised.
+# Index of the current GPU, without the check of `torch.cuda.current_device` that CUDA is initialised.
 current_device_index = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
-# Whether a transform of torch.func runs.
+# Whether a torch.func transform is active.
 functorch_active = needed(torch._C, "_are_functorch_transforms_active")
 
 # Number of active torch dispatch modes, such as a FakeTensorMode and make_fx.
@@ -53,7 +53,7 @@ needed(forward_ad, "_current_level")  # -1 outside of `dual_level`; it changes, 
 
 
 def is_transformed() -> bool:
-    """Whether forward mode or a transform of torch.func runs, to which an autograd function must say more."""
+    """Whether forward mode or a torch.func transform is active; an autograd function then needs more methods."""
     return forward_ad._current_level >= 0 or functorch_active()
 
 
@@ -66,7 +66,7 @@ _force_keys = needed(torch._C, "_ForceDispatchKeyGuard")
 
 @contextmanager
 def autograd_active() -> Iterator[None]:
-    """Autograd also inside of an operator's kernel, where the dispatcher has switched it off."""
+    """Enable autograd inside an operator's kernel, where the dispatcher disables it."""
     excluded = _excluded()
     for key in _AUTOGRAD_KEYS:
         excluded = excluded.remove(key)
@@ -75,8 +75,8 @@ def autograd_active() -> Iterator[None]:
 
 
 def mark_static_address(tensor: Tensor) -> None:
-    """`torch._dynamo.mark_static_address(tensor, guard=False)`, whose import takes a second: the CUDA graphs of
-    torch.compile read the tensor where it is, instead of copying it at every replay."""
+    """As `torch._dynamo.mark_static_address(tensor, guard=False)`, whose import takes a second: CUDA graphs of
+    torch.compile read the tensor in place instead of copying it at every replay."""
     tensor._dynamo_static_input_type = "unguarded"
 
 
@@ -90,8 +90,8 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def abandon_pool(device_index: int, pool: tuple[int, int]) -> None:
-    """Tell torch's allocator that a capture which cannot be ended no longer allocates from its pool. Where torch does
-    not have these functions, the memory of the failed capture stays in use until the process ends."""
+    """Tell torch's allocator that a failed capture no longer allocates from its pool. If torch lacks these functions,
+    the memory of the failed capture stays in use until the process ends."""
     with suppress(RuntimeError, AttributeError):
         torch._C._cuda_endAllocateToPool(device_index, pool)
         torch._C._cuda_releasePool(device_index, pool)

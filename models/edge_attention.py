@@ -1,8 +1,8 @@
 """Attention of an edge_index as one torch operator, `fused3s::attention_of_edges`, for torch.compile.
 
-A compiled layer calls it where an eager one plans the edge_index and calls the plan: the plan is looked up or made
-inside, so that neither it nor the sizes of a graph are part of the compiled code. The backward pass finds the plan of
-the forward pass by the same tensor.
+An eager layer plans the edge_index and calls the plan; a compiled one calls this operator, which looks up or builds the
+plan inside, so that neither the plan nor the sizes of a graph are part of the compiled code. The backward pass looks up
+the plan of the forward pass by the same tensor.
 """
 
 from dataclasses import replace
@@ -151,7 +151,7 @@ def _attention_of_edges_backward(
         call = plan.call(query, key, value, scale, output.dtype, **terms)._replace(lse=lse)
         names = {name for name, is_wanted in zip(WANTED, wanted, strict=True) if is_wanted}
         found = gradients_of(chosen, plan.data, call, output, grad_output, frozenset(names))._asdict()
-        if "padded_features" in names:  # from the backend's order of the edges to the caller's
+        if "padded_features" in names:  # from the backend's edge order to the caller's
             order = edge_permutation(plan.edge_order, chosen.edge_order(plan.data))
             gradient = found["padded_features"][:, : features.shape[1]].to(features.dtype)
             found["padded_features"] = torch.empty_like(features).index_copy_(0, order.long(), gradient)
@@ -159,7 +159,7 @@ def _attention_of_edges_backward(
 
 
 def _new_lse(query: Tensor, with_lse: bool) -> Tensor:
-    """Memory for the log-sum-exp, which backends that autograd differentiates do not have."""
+    """Memory for the log-sum-exp; backends that autograd differentiates have none."""
     return query.new_empty(query.shape[:2] if with_lse else (0,), dtype=torch.float32)
 
 

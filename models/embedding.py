@@ -34,10 +34,10 @@ class FeatureEmbedding(nn.Module):
         return self.table(features + self.first)
 
     def check(self, features: Tensor, row: str = "node") -> None:
-        """Raise a ValueError if the features do not fit. On a GPU a bad index would trigger a device assertion.
+        """Raise a ValueError for features of the wrong shape or range; on a GPU a bad index is a device assertion.
 
         Args:
-            row: what has features, for the message: "node" or "edge".
+            row: "node" or "edge", for the message.
         """
         if self.cardinalities is None:
             if not features.is_floating_point() or features.shape[1] != self.linear.in_features:

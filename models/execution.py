@@ -22,11 +22,11 @@ class Execution:
     """A model on one graph, ready to run.
 
     Attributes:
-        inputs: those that an eager pass reads.
+        inputs: inputs of an eager pass.
         dense: implementation of the non-attention layers, and why it was chosen.
-        captured: the CUDA graph; None for eager execution. Its replays read the tensors of `inputs` again (to run on
-            other features, copy them there), or make inputs anew, if a function makes them.
-        graph_reason: why there is a CUDA graph, or none.
+        captured: the CUDA graph; None for eager execution. Replays read the tensors of `inputs` again (copy other
+            features there), or call the function that makes inputs again.
+        graph_reason: why there is a CUDA graph, or why not.
     """
 
     model: GraphTransformer
@@ -52,7 +52,7 @@ class Execution:
         return self.captured.replay()
 
     def eager(self, attention: Attention | None = None) -> Tensor:
-        """Logits of an eager pass; `attention` replaces that of the inputs."""
+        """Logits of an eager pass; `attention` replaces the attention of the inputs."""
         self.dense.check_weights()
         inputs = self.inputs if attention is None else replace(self.inputs, attention=attention)
         return self.dense.forward(inputs)
@@ -72,7 +72,7 @@ def prepare_execution(
 
     Args:
         model: on the device of the inputs.
-        inputs: from `model.prepare`; or a function that makes them, which a captured pass begins with.
+        inputs: from `model.prepare`; or a function that makes them, which is then captured, too.
         backend: name of the attention backend, for messages.
         dense: see `models.fast`.
         cuda_graph: whether to capture the pass; "auto": if possible.

@@ -1,8 +1,8 @@
-"""The forward pass of a `GraphTransformer` with fewer kernels: the loop over its blocks, and three ways to compute the
-dense block, everything between two attentions (output projection, FFN, norms, next QKV projection).
+"""The forward pass of a `GraphTransformer` with fewer kernels: three implementations of the dense block, the layers
+between two attentions (output projection, FFN, norms, next QKV projection).
 
-plain     The model itself: torch's modules, at least one kernel each.
-compiled  torch.compile of what lies between two attentions, so that attention causes no graph break. The first pass
+plain     The modules of the model, at least one kernel each.
+compiled  torch.compile of the layers between two attentions, so that attention causes no graph break. The first pass
           compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower).
 fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference dense.block, d = 64, 80, 96, 128, 160, 192 and
           256, compute capability 9.0, which reads a packed copy of the weights. In training `models.fast_training`.
@@ -39,16 +39,16 @@ class DenseUnavailableError(RuntimeError):
 
 
 class StaleWeightsError(RuntimeError):
-    """The weights changed after a path copied them. A run would mix old and new ones."""
+    """The weights changed after the fused or compiled path copied them; a run would mix old and new weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class FastForward:
-    """`GraphTransformer.forward`, cut from attention to attention.
+    """`GraphTransformer.forward` with the dense blocks replaced.
 
     Attributes:
         embed: inputs -> [N, d].
-        begin: called at each pass; one DenseBlock per block.
+        begin: called at each pass; returns one DenseBlock per block.
         readout: [rows, d] -> logits.
     """
 
@@ -74,10 +74,10 @@ class Dense:
     """The chosen implementation for inference.
 
     Attributes:
-        path: its name.
-        reason: why it was chosen, and no faster one.
-        forward: the pass.
-        copied: modules whose weights `forward` holds copies of.
+        path: plain, compiled or fused.
+        reason: why it was chosen.
+        forward: the forward pass.
+        copied: modules whose weights `forward` has copied.
     """
 
     path: DensePath
@@ -116,14 +116,14 @@ def choose_dense(model: GraphTransformer, requested: Literal["auto"] | DensePath
 
 
 def training_path(model: GraphTransformer, requested: Literal["auto"] | DensePath) -> DensePath:
-    """The path of a training step; "auto" does not compile, which takes a minute."""
+    """The path of a training step; "auto" never compiles, which takes a minute."""
     if requested != "auto":
         return requested
     return "plain" if fused_unavailable(model, training=True) else "fused"
 
 
 def training_forward(model: GraphTransformer, path: DensePath, *, dynamic: bool = False) -> Forward:
-    """The pass of a training step and of its evaluation, which reads the weights as they are.
+    """The forward pass in training and evaluation, which reads the current weights.
 
     Args:
         dynamic: whether batches differ in their number of rows.
@@ -139,11 +139,11 @@ def training_forward(model: GraphTransformer, path: DensePath, *, dynamic: bool 
 
 
 def fused_unavailable(model: GraphTransformer, *, training: bool = False) -> str | None:
-    """The reason why the fused path cannot run this model; None if it can."""
+    """Why the fused path cannot run this model; None if it can."""
     norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
     if not isinstance(norm, nn.LayerNorm):
         return f"it takes LayerNorm, and the model has {type(norm).__name__}"
-    if training:  # what one kernel cannot do, separate ones can
+    if training:  # separate kernels may run what the single one cannot
         return separate_rows_unavailable(model.device, model.dtype, dim)
     if differing := next((block for block in model.blocks if block.norm1.eps != block.norm2.eps), None):
         return f"the two norms' eps differ: {differing.norm1.eps} and {differing.norm2.eps}"
@@ -153,7 +153,7 @@ def fused_unavailable(model: GraphTransformer, *, training: bool = False) -> str
 def between_attentions(
     block: Block, following: Block | None, attended: Tensor, h: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """A DenseBlock by the modules of a block and of the one after it."""
+    """A DenseBlock made of the modules of a block and of the next block."""
     h = mlp(block, attended, h)
     return h, None if following is None else following.qkv(h)
 
@@ -164,7 +164,7 @@ def compiled_blocks(model: GraphTransformer, dynamic: bool = False) -> list[Dens
 
 
 def fused_blocks(model: GraphTransformer) -> list[DenseBlock]:
-    """The kernel of inference on packed copies of the weights."""
+    """Dense blocks by the inference kernel, with packed copies of the weights."""
     blocks = []
     for block, following in successive_blocks(model):
         weights = [weight.detach() for weight in weights_of(block, following)]

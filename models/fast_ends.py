@@ -27,10 +27,10 @@ def embed_in_training(model: GraphTransformer, inputs: GraphInputs) -> Tensor:
 
 
 def readout_in_training(readout: Readout) -> Callable[[Tensor], Tensor]:
-    """The readout, [rows, d] -> [rows, classes]; itself where its layers are too narrow for the kernels."""
+    """The readout, [rows, d] -> [rows, classes]; unchanged if its layers are too narrow for the kernels."""
     if readout.hidden2.out_features % CHUNK:
         return readout
-    padding = -readout.classes.out_features % CHUNK  # products of unaligned rows are slow
+    padding = -readout.classes.out_features % CHUNK  # GEMMs with unaligned rows are slow
 
     def run(h: Tensor) -> Tensor:
         layers = (readout.hidden1, readout.hidden2)
@@ -44,7 +44,7 @@ def readout_in_training(readout: Readout) -> Callable[[Tensor], Tensor]:
 class _Linears(torch.autograd.Function):
     """(x [rows, F], weight [width, F] and bias [width] of each layer in turn) -> [rows, width of the last layer].
 
-    ReLU stands between two layers. Widths are multiples of 8.
+    With ReLU between layers. Widths are multiples of 8.
     """
 
     @staticmethod

@@ -1,16 +1,16 @@
-"""Dense blocks with a backward pass of their own, for training in 16 bits (`models.fast`).
+"""Dense blocks with their own backward pass, for training in 16 bits (`models.fast`).
 
     s1 = h + attended Wout + bout       h1 = norm1(s1)      hidden = relu(h1 Wup + bup)
     s2 = h1 + hidden Wdown + bdown      h2 = norm2(s2)      qkv = h2 Wqkv, of the next block
 
-One kernel each way (dense.block_training) computes the rows of a block. Gradients of its matrices are products over all
-rows, torch's, which run on a second CUDA stream: on a small graph neither they nor the attention fill the GPU.
+One kernel per direction (dense.block_training) computes the rows of a block. Gradients of its matrices are GEMMs over
+all rows by torch, on a second CUDA stream: on a small graph neither they nor the attention fill the GPU.
 
     current stream   | rows of block i     | attention i                    | rows of block i - 1     | ...
     second stream    | Wqkv of block i + 1 | Wout, Wup and Wdown of block i | Wqkv of block i         | ...
 
-All gradients of weights leave a node of the autograd graph that was made in front of the first block: when its turn
-comes, both streams meet.
+One autograd node before the first block returns the gradients of all weights; it runs last in the backward pass and
+joins both streams.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ Weights = list[list[Tensor]]  # of each block, in the order of `weights_of`
 
 
 def successive_blocks(model: GraphTransformer) -> list[tuple[Block, Block | None]]:
-    """Each block and the one after it."""
+    """Pairs of each block and its successor."""
     return list(zip(model.blocks, [*model.blocks[1:], None], strict=True))
 
 
@@ -54,7 +54,7 @@ def weights_of(block: Block, following: Block | None) -> list[Tensor]:
 
 
 class FusedTraining:
-    """Dense blocks of a model that `models.fast.fused_unavailable` has nothing against."""
+    """Dense blocks of a model for which `models.fast.fused_unavailable` is None."""
 
     def __init__(self, model: GraphTransformer) -> None:
         self._model = model
@@ -62,7 +62,7 @@ class FusedTraining:
         self._make_rows = rows_of_passes(model)
 
     def begin(self) -> list[DenseBlock]:
-        """The blocks of a pass with the weights as they are now, which it brings into the autograd graph."""
+        """The dense blocks of a pass with the current weights, which it connects to the autograd graph."""
         weights = [weights_of(*pair) for pair in successive_blocks(self._model)]
         of_pass = _Pass(self._make_rows(weights), self._second, weights)
         token = _Weights.apply(of_pass, *chain.from_iterable(weights))
@@ -77,7 +77,7 @@ class FusedTraining:
 
 
 def rows_of_passes(model: GraphTransformer) -> Callable[[Weights], "FusedRows | SeparateRows"]:
-    """A function of the weights that makes the rows of a pass, by one kernel where it can run the model."""
+    """A function of the weights that makes the rows of a pass; by one kernel if it can run the model."""
     blocks = list(model.blocks)
     dim, epsilons = blocks[0].qkv.in_features, {norm.eps for block in blocks for norm in (block.norm1, block.norm2)}
     if len(epsilons) > 1 or training_block_unavailable(model.device, model.dtype, dim):
@@ -87,7 +87,7 @@ def rows_of_passes(model: GraphTransformer) -> Callable[[Weights], "FusedRows | 
 
 
 class FusedRows:
-    """The rows of all blocks in one pass, by kernels that read a packed copy of the weights, made here.
+    """The rows of all blocks in one pass, by kernels that read a packed copy of the weights.
 
     Args:
         rate: of dropout.
@@ -103,19 +103,19 @@ class FusedRows:
             self.dropouts = [Dropout(rate, seed) for seed in seeds.split(1)]
 
     def forward(self, i: int, attended: Tensor, h: Tensor, keep: bool) -> tuple[Tensor, Tensor | None, tuple]:
-        """DenseBlock i, and what `backward` needs if `keep`: h1 [N, d] and hidden [N, 2d] first."""
+        """DenseBlock i; with `keep` also the tensors for `backward`, h1 [N, d] and hidden [N, 2d] first."""
         h2, qkv, kept = dense_block_forward(self.packed[i], attended, h, self.dropouts[i], keep)
         return h2, qkv, kept or ()
 
     def backward(
         self, i: int, kept: Sequence[Tensor], grad: Tensor, qkv_grad: Tensor | None
     ) -> tuple[RowGradients, ColumnSums]:
-        """Gradients of the rows of block i, from those of h2 and qkv; column sums as of `dense_block_backward`."""
+        """Gradients of the rows of block i from those of h2 and qkv, and column sums as in `dense_block_backward`."""
         return dense_block_backward(self.packed[i], Kept(*kept), grad, qkv_grad, self.dropouts[i])
 
 
 class _Pass:
-    """Of a forward pass and its backward pass: rows, and gradients of the weights once they are queued."""
+    """State of a forward and backward pass: rows, and the queued gradients of the weights."""
 
     def __init__(self, rows: FusedRows | SeparateRows, second: "SecondStream", weights: Weights) -> None:
         self.rows, self.second = rows, second
@@ -124,7 +124,7 @@ class _Pass:
 
 
 class _Weights(torch.autograd.Function):
-    """(pass, weights) -> a tensor that all blocks take, so that their backward passes come before this one."""
+    """(pass, weights) -> a token that all blocks take, so that their backward passes run before this one."""
 
     @staticmethod
     def forward(ctx: Any, of_pass: _Pass, *weights: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class _Weights(torch.autograd.Function):
         of_pass = ctx.of_pass
         of_pass.second.join()
         found = of_pass.gradients
-        of_pass.gradients = list(of_pass.no_gradients)  # autograd takes tensors that nobody else holds, without a copy
+        of_pass.gradients = list(of_pass.no_gradients)  # autograd copies tensors that have other references
         return None, *chain.from_iterable(found)
 
 
@@ -177,10 +177,10 @@ class _DenseBlock(torch.autograd.Function):
 
 
 class SecondStream:
-    """Work whose results are needed later, on a CUDA stream of its own. On the CPU it is done at once.
+    """A second CUDA stream for work whose results are needed later. On the CPU the work runs immediately.
 
-    Tensors that it reads must stay in memory meanwhile, which torch does not know: `keep` holds them. The work of one
-    `keep` may be behind the current stream, not more.
+    torch does not know which tensors the second stream reads, so `keep` holds references to them. At most the work of
+    one `keep` may lag behind the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -190,7 +190,7 @@ class SecondStream:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Inside, work is queued on the second stream, after all that is queued on the current one."""
+        """Queue work on the second stream, after all work queued on the current one."""
         if self._stream is None:
             yield
             return
@@ -199,7 +199,7 @@ class SecondStream:
             yield
 
     def keep(self, *tensors: Tensor | None) -> None:
-        """Hold what the work so far reads; the current stream waits for the work of the `keep` before."""
+        """Hold the tensors that the queued work reads; the current stream waits for the work of the previous `keep`."""
         if self._stream is None:
             return
         if self._kept is not None:
@@ -207,7 +207,7 @@ class SecondStream:
         self._kept = self._stream.record_event(), tensors
 
     def join(self) -> None:
-        """The current stream waits for all work."""
+        """Make the current stream wait for all work."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._kept = None

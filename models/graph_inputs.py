@@ -31,12 +31,12 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class EdgeInputs:
-    """The distinct edges of a graph, in the order of the plan's format, so that a pass need not sort them.
+    """The distinct edges of a graph in the order of the plan's format, so that a pass does not sort them.
 
     Attributes:
         features: [nnz, F] in the model's dtype, or [nnz, C] int64 for categorical columns.
         source, target: [nnz] int64, key and query of each edge.
-        order: the plan's.
+        order: edge order of the plan.
     """
 
     features: Tensor
@@ -45,8 +45,8 @@ class EdgeInputs:
     order: EdgeOrder
 
     def bind_bias(self, bias: Tensor, clamp: float | None = None) -> BoundEdges:
-        """[nnz, H] and a clamp of the scores as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges`
-        this neither checks nor waits, so that a CUDA graph can capture it; a NaN goes where one in q would go."""
+        """A bias [nnz, H] and a clamp as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges` this
+        neither checks nor waits, so a CUDA graph can capture it."""
         return BoundEdges(self.order, bias, clamp=clamp)
 
 
@@ -62,7 +62,7 @@ class GraphInputs:
         encoding: [N, k] Laplacian positional encoding in the model's dtype, or None.
         nodes: [N] int64, 0 .. N - 1: node ids, contiguous for each graph of the batch.
         graph_starts: [G] int64, first node of each graph.
-        edges: for models with edge features, else None.
+        edges: edge inputs of models with edge features, else None.
     """
 
     features: Tensor
@@ -89,7 +89,7 @@ def prepare_graph(
         graph: a homogeneous DGLGraph, single or `dgl.batch`ed, with node features in ndata["feat"]: float32 [N, F] or
             int64 [N, C].
         attention: attention over this graph, on `device`.
-        pos_enc: eigenvectors in the positional encoding, 0 for none.
+        pos_enc: number of eigenvectors in the positional encoding.
         edge_features: whether to take edata["feat"], float32 [E, F] or int64 [E, C]. `attention` must be a plan made
             with edge_data=True.
 
@@ -105,7 +105,7 @@ def prepare_graph(
 
 
 def pattern_of(batch: Any) -> CSRPattern:
-    """A of a batch with indptr, col and features, as of `prepare_batch`."""
+    """The adjacency pattern of a batch as in `prepare_batch`."""
     return CSRPattern(batch.indptr, batch.col, (len(batch.features),) * 2)
 
 
@@ -118,14 +118,14 @@ def prepare_batch(
     dtype: torch.dtype,
     edge_features: bool = False,
 ) -> GraphInputs:
-    """As `prepare_graph`, from tensors on `device` instead of a DGLGraph: no check, and no wait without pos_enc and
-    edge features.
+    """As `prepare_graph`, from tensors on `device` instead of a DGLGraph. Does not check; waits for the GPU only with
+    pos_enc or edge features.
 
     Args:
         batch: with indptr [N + 1] int64 and col [nnz] of the distinct edges; features [N, F] float or [N, C] codes of
-            any integer type, in the model's range; edge_features likewise [nnz, F] or [nnz, C], or None; graph_starts
-            [G] int64.
-        attention: over the same edges.
+            any integer type, in the model's range; edge_features [nnz, F] float or [nnz, C] codes, or None;
+            graph_starts [G] int64.
+        attention: attention over the same edges.
     """
     ends = ()
     if pos_enc or edge_features:
@@ -145,7 +145,7 @@ def _inputs(
     device: torch.device,
     dtype: torch.dtype,
 ) -> GraphInputs:
-    """ends: source (key) and destination (query) of each edge, where pos_enc or edge features need them."""
+    """ends: source (key) and destination (query) of each edge, if pos_enc or edge features need them."""
     aligned = encoding = None
     num_nodes = len(features)
     if features.is_floating_point():
@@ -167,12 +167,12 @@ def _inputs(
 
 
 def node_features_of(graph: Any) -> Tensor:
-    """ndata["feat"]; a ValueError if it is missing or no features."""
+    """The checked ndata["feat"]; raises a ValueError."""
     return _features(graph.ndata, "ndata", "nodes")
 
 
 def edge_features_of(graph: Any) -> Tensor:
-    """edata["feat"], likewise."""
+    """The checked edata["feat"]; raises a ValueError."""
     return _features(graph.edata, "edata", "edges")
 
 

@@ -1,4 +1,4 @@
-"""What a model on graphs has beside its layers: inputs from graphs, and the type of its weights."""
+"""Base of models on graphs: inputs from graphs, and the type of the weights."""
 
 from typing import Any, Self
 
@@ -21,9 +21,9 @@ class GraphModel(nn.Module):
 
     Attributes:
         task: "node" or "graph".
-        pos_enc: number of Laplacian eigenvectors that it reads.
-        edge_features: "none", or the form in which edge features enter.
-        embedding, edge_embedding: of the features of nodes and, with edge features, of edges.
+        pos_enc: number of Laplacian eigenvectors of the input.
+        edge_features: "none", "bias" or "stream".
+        embedding, edge_embedding: embeddings of node features and, with edge features, of edge features.
     """
 
     task: str
@@ -35,7 +35,7 @@ class GraphModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the blocks' weights."""
+        """Type of the weights of the blocks."""
         return self.blocks[0].qkv.weight.dtype
 
     @property
@@ -43,10 +43,10 @@ class GraphModel(nn.Module):
         return self.blocks[0].qkv.weight.device
 
     def cast(self, dtype: torch.dtype) -> Self:
-        """Give the weights a type, in place. The readout of graphs stays in float32 at least, and so does their mean.
+        """Cast the weights in place. The readout and mean of graph tasks stay in float32 or wider.
 
-        The logits of a rare label lie close together. In 16 bits most of them are the same number, which ROC-AUC and
-        average precision cannot rank. The readout has one row a graph, so that float32 costs little.
+        The logits of a rare label lie close together: in 16 bits most of them are equal, and ROC-AUC and average
+        precision cannot rank them. The readout has one row per graph, so float32 costs little.
         """
         for name, module in self.named_children():
             is_of_graphs = name == "readout" and self.task == "graph"
@@ -62,7 +62,7 @@ class GraphModel(nn.Module):
                 with edge features.
 
         Raises:
-            ValueError: the features are missing or do not fit this model.
+            ValueError: the features are missing or do not match this model.
         """
         self.check_features(graph)
         return prepare_graph(graph, attention, **self._read())
@@ -71,17 +71,17 @@ class GraphModel(nn.Module):
         """As `prepare`, from the tensors of a batch of graphs on the model's device (see `graph_inputs.prepare_batch`).
 
         Args:
-            batch: of a graph that `check_features` has nothing against.
+            batch: tensors of a graph that passes `check_features`.
         """
         return prepare_batch(batch, attention, **self._read())
 
     def check_features(self, graph: Any) -> None:
-        """Raise the ValueError of `prepare` if the features of a DGLGraph are missing or do not fit this model."""
+        """Raise the ValueError of `prepare` if the features of a DGLGraph are missing or do not match this model."""
         self.embedding.check(node_features_of(graph))
         if self.edge_features != "none":
             self.edge_embedding.check(edge_features_of(graph), row="edge")
 
     def _read(self) -> dict[str, Any]:
-        """What the model reads of a graph, as arguments of `prepare_graph` and `prepare_batch`."""
+        """Keyword arguments of `prepare_graph` and `prepare_batch` for this model."""
         read = {"pos_enc": self.pos_enc, "edge_features": self.edge_features != "none"}
         return read | {"device": self.device, "dtype": self.dtype}

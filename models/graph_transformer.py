@@ -4,11 +4,11 @@ end-to-end section of the Fused3S paper runs it: 10 blocks, each with one attent
 
     model = GraphTransformer(in_features=1433, num_classes=7)
     plan = kernels.plan_attention(graph, device=..., dtype=..., head_dim=model.head_dim)  # the sparse format, once
-    inputs = model.prepare(graph, plan)                                                   # the DGLGraph ends here
+    inputs = model.prepare(graph, plan)                                                   # tensors on its device
     logits = model(inputs)                                                                # any number of times
 
-Attention is a callable inside `inputs`: weights and state dict do not depend on the backend. `models.fast` computes the
-same with fewer kernels.
+Attention is a callable inside `inputs`, so weights and state dict do not depend on the backend. `models.fast` computes
+the same with fewer kernels.
 
 Edge features, edata["feat"], enter in one of two forms; the plan then needs edge_data=True:
 
@@ -20,7 +20,7 @@ bias    As in Graphormer (Ying et al. 2021): a learned number for each head and 
         features) is added to the score, the same in all blocks.
 
 `forward` only queues work on the device, without host synchronisation or data-dependent shapes, so that a CUDA graph
-can capture it. Dropout has the places that it has in the authors' code; dropout of the features is that of GCN and GAT.
+can capture it. Dropout is placed as in the authors' code; dropout of the features as in GCN and GAT.
 """
 
 from typing import Any
@@ -60,7 +60,7 @@ class Block(nn.Module):
     def forward(
         self, h: Tensor, e: Edges, inputs: GraphInputs, edge_block: "EdgeBlock | None", dropout: dict[str, Any]
     ) -> tuple[Tensor, Edges]:
-        """Nodes h [N, d] -> [N, d], and e for the next block; the others as in `attend`."""
+        """Nodes h [N, d] -> [N, d], and e for the next block; other arguments as in `attend`."""
         attended, e = self.attend(self.qkv(h), e, inputs, edge_block, dropout)
         return mlp(self, attended, h), e
 
@@ -70,14 +70,14 @@ class Block(nn.Module):
         """q, k and v of the nodes, [N, 3 d] -> output of attention [N, d], and e for the next block.
 
         Args:
-            e: the edge stream [nnz, d], for an `edge_block`; without one a bias of the scores, or None.
+            e: the edge stream [nnz, d] with an `edge_block`; otherwise a bias of the scores, or None.
             dropout: arguments of the plan for dropout.
         """
         q, k, v = split_qkv(qkv, self.heads)  # views [N, H, d / H], no copies
         options = {"scale": self.scale, "out_dtype": v.dtype} | dropout
         if edge_block is not None:
             scores, e = edge_block(q, k, e, inputs.edges)
-            # Attention adds them to products of scale 0. V in place of Q and K has no further row to gather.
+            # Attention adds the scores to products of scale 0. V as Q and K needs no further gather.
             q, k = v, v
             options |= {"scale": 0.0, "edges": inputs.edges.bind_bias(scores, SCORE_CLAMP)}
         elif e is not None:
@@ -88,7 +88,7 @@ class Block(nn.Module):
 class EdgeBlock(nn.Module):
     """The edge stream of a block: w_ij = (q_i * k_j / sqrt(d)) * E e_ij, elementwise, and the layers of `mlp` on w.
 
-    The sum of w over a head is the score of the edge. w is a tensor [nnz, H, d / H] by its nature.
+    The sum of w over a head is the score of the edge. w is a tensor [nnz, H, d / H].
     """
 
     def __init__(self, dim: int, heads: int, norm: str, dropout: float, *, last: bool) -> None:
@@ -113,9 +113,9 @@ class EdgeBlock(nn.Module):
 
 
 def mlp(block: Block | EdgeBlock, attended: Tensor, h: Tensor) -> Tensor:
-    """What follows attention in a block: its output and the block's input, both [rows, d] -> [rows, d].
+    """The layers of a block after attention: output of attention and input of the block, both [rows, d] -> [rows, d].
 
-    Norms may have float32 parameters over 16-bit rows.
+    Norms may have float32 parameters with 16-bit rows.
     """
     h = block.norm1(h + block.out(block.drop(attended)))
     return block.norm2(h + block.ffn_down(block.drop(F.relu(block.ffn_up(h)))))
@@ -125,11 +125,12 @@ class GraphTransformer(GraphModel):
     """Graph Transformer on one graph or a batch of graphs.
 
     Args:
-        arguments: those of `models.settings.Settings`, which raises a TypeError or ValueError.
+        arguments: fields of `models.settings.Settings`: in_features, num_classes, task, dim, heads, blocks, ...
+            Raises its TypeError or ValueError.
 
     Attributes:
-        dropout_seeds: [blocks] int64, seeds of attention dropout, on the model's device and no part of its state dict.
-            Each training pass changes them in place, so that each replay of a CUDA graph draws other masks.
+        dropout_seeds: [blocks] int64, seeds of attention dropout, on the model's device, not in its state dict. Each
+            training pass changes them in place, so each replay of a CUDA graph draws other masks.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -158,7 +159,7 @@ class GraphTransformer(GraphModel):
             self.edge_blocks = nn.ModuleList(
                 EdgeBlock(dim, heads, norm, dropout, last=i == blocks - 1) for i in range(blocks)
             )
-        if settings.attention_dropout:  # drawn last and only where used: weights of a seed do not depend on it
+        if settings.attention_dropout:  # drawn last and only if used: the weights of a seed do not depend on it
             self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (blocks,)), persistent=False)
 
     def forward(self, inputs: GraphInputs) -> Tensor:
@@ -174,7 +175,7 @@ class GraphTransformer(GraphModel):
         return self.embedding(self.features(inputs))
 
     def features(self, inputs: GraphInputs) -> Tensor:
-        """Node features; in training with dropout, and padded to whole 16 bytes, which makes the products fast."""
+        """Node features; in training with dropout, and padded to whole 16 bytes for fast GEMMs."""
         if not self.training or inputs.aligned_features is None:
             return inputs.features
         return F.dropout(inputs.aligned_features, self.input_dropout)
@@ -198,5 +199,5 @@ class GraphTransformer(GraphModel):
         return [{"dropout": Dropout(self.attention_dropout, seed)} for seed in self.dropout_seeds.split(1)]
 
     def rows(self, h: Tensor, inputs: GraphInputs) -> Tensor:
-        """Rows that the readout takes: the nodes [N, d], or the mean of each graph [G, d]."""
+        """Input of the readout: the nodes [N, d], or the mean of each graph [G, d]."""
         return h if self.task == "node" else mean_nodes(h.to(self.readout.classes.weight.dtype), inputs)

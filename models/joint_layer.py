@@ -1,12 +1,11 @@
-"""A graph transformer's projections, attention and root term as one autograd function, for backends with a backward
-pass of their own.
+"""Projections, attention and root term of a layer as one autograd function, for backends with their own backward pass.
 
     x [N, F]                 -> GEMM ->  root | q | k | v  ->  attention -> output [N, H, C]  (+ root)
     targets, sources apart   -> GEMM ->  root | q,  GEMM ->  k | v
 
-Backward, the gradients of q, k and v are written into rows with the root's; then one GEMM for x, one for all weights
-and a sum for all biases. On small graphs a step takes as long as the host's work for it: one node instead of four, and
-nothing is checked or reshaped twice.
+The backward pass writes the gradients of q, k, v and the root into joint rows; one GEMM gives the gradient of x, one
+those of all weights, and one sum those of all biases. On small graphs a step is bound by the host: this is one autograd
+node instead of four, without repeated checks and reshapes.
 """
 
 from collections.abc import Sequence
@@ -29,15 +28,15 @@ OF_ROWS = frozenset(("query", "key", "value"))
 
 
 class LayerCall(NamedTuple):
-    """What autograd does not differentiate.
+    """The arguments of a layer that autograd does not differentiate.
 
     Attributes:
-        plan: of a backend with `has_backward`.
-        parts: columns of the product of each input: the root's or none, then query, key and value, (H, C) each.
-        memory: of the parameters, if they are in it.
-        dtype: of the products.
-        scale, dropout: of the plan's call.
-        edges: features alone, of type `dtype`; None without.
+        plan: plan of a backend with `has_backward`.
+        parts: columns of the GEMM of each input: root (or none), then query, key and value, (H, C) each.
+        memory: joint memory of the parameters.
+        dtype: type of the GEMMs.
+        scale, dropout: arguments of the plan's call.
+        edges: edge features of type `dtype`, or None.
         adds_root: whether the result is output + root; else it is (output, root), or the output alone.
     """
 
@@ -54,7 +53,7 @@ class LayerCall(NamedTuple):
 def takes_layer(
     plan: AttentionPlan, inputs: Sequence[Tensor], dtype: torch.dtype, head_dim: int, edges: BoundEdges | None
 ) -> bool:
-    """Whether `attend_jointly` takes such a call; for others the plan's own call has the way, or the error."""
+    """Whether `attend_jointly` supports such a call; otherwise call the plan, which computes it or raises."""
     backend = REGISTRY[plan.backend]
     return (
         backend.has_backward
@@ -72,8 +71,9 @@ def _is_of(edges: BoundEdges, dtype: torch.dtype) -> bool:
 def attend_jointly(
     call: LayerCall, inputs: Sequence[Tensor], parameters: Sequence[Tensor], edge_weight: Tensor | None
 ) -> Tensor | tuple[Tensor, ...]:
-    """[N, H C], or [N, H, C] and [N, columns] of the root, see `LayerCall`; for calls that `takes_layer` holds for and
-    parameters from `joint_parameters`.
+    """The layer's result: [N, H C], or [N, H, C] and the root [N, columns] (`LayerCall.adds_root`).
+
+    Needs a call for which `takes_layer` is true, and parameters from `joint_parameters`.
 
     Args:
         inputs: x [N, F]; or those of the targets, and of the sources.
@@ -116,7 +116,7 @@ def _forward(
         ctx.call, ctx.dtypes = call, (parameters[0].dtype, None if edge_weight is None else edge_weight.dtype)
         ctx.attention = without_tensors(attention)
         terms = () if attention.edges is None else attention.edges.tensors()
-        # The weights themselves, too: autograd notices there that they changed in the meantime.
+        # The weights themselves, too, so that autograd detects changes.
         ctx.num_weights = sum([len(part.sizes) for part in parts])
         joint_weights = [weight for weight, _ in joined]
         saved = (output, attention.lse, query, key, value, *terms)
@@ -136,7 +136,7 @@ def _backward(
     grad_root: Tensor | None,
     *saved: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the tensors that `_forward` takes."""
+    """Gradients of the tensor arguments of `_forward`."""
     plan, parts = call.plan, call.parts
     count = len(parts)
     inputs, weights, saved = saved[:count], saved[count : 2 * count], saved[2 * count :]
@@ -185,7 +185,7 @@ class _Layer(torch.autograd.Function):
 
 
 class _LayerGradients(torch.autograd.Function):
-    """`_backward` with an error in place of its derivative."""
+    """`_backward` whose derivative raises."""
 
     @staticmethod
     def forward(ctx: Any, call: LayerCall, *given: Any) -> tuple[Tensor | None, ...]:
@@ -197,6 +197,5 @@ class _LayerGradients(torch.autograd.Function):
         refuse_double_backward(ctx.name)
 
 
-# Function.apply in the C++ of torch: in front of it comes a search for the dead wrappers of torch.func among the
-# arguments, which takes as long as a launch. `joint_parameters` is None where torch.func runs.
+# Function.apply of torch's C++ base class, as in kernels/autograd.py. `joint_parameters` is None under torch.func.
 _apply_layer = super(torch.autograd.Function, _Layer).apply

@@ -2,7 +2,7 @@
 
     x [N, F]  ->  row:   | root | q: H heads of C | k: H heads of C | v: H heads of C |
 
-The parameters stay those of the layers. They lie in one memory (`JointMemory`), or each call copies them together.
+The layers keep their parameters, as views of one memory (`JointMemory`); otherwise each call concatenates them.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ Joined = list[tuple[Tensor, Tensor | None]]  # weight and bias
 
 
 def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> tuple[torch.dtype, list[Tensor]] | None:
-    """The type of the products of the inputs and the layers, and the layers' weights, then their biases; None where one
-    GEMM cannot stand for them: layers that are no plain nn.Linear (replaced, parametrised, with hooks, of several
-    types), and any under torch.compile, forward mode and torch.func."""
+    """The type of the GEMM, and the weights, then the biases, of the layers. None if one GEMM cannot replace them: a
+    layer is not a plain nn.Linear (replaced, parametrised, with hooks, of another type), or torch.compile, forward mode
+    or torch.func is active."""
     if torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0:
         return None
     parameters = plain_parameters(layers)
@@ -36,7 +36,7 @@ def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> t
 
 
 def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
-    """The weights, then the biases, of layers that are plain and alike; None for others."""
+    """The weights, then the biases, of plain layers of one kind; None for others."""
     if has_global_hooks():
         return None
     weights, biases = [], []
@@ -58,7 +58,7 @@ def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
 
 
 def join_parameters(parameters: Sequence[Tensor], parts: Sequence[RowParts], dtype: torch.dtype) -> Joined:
-    """For each product the weights of its parts as one matrix, and their biases as one vector, copied."""
+    """Concatenated weights and biases of the parts of each GEMM."""
     count, first, joined = sum(len(part.sizes) for part in parts), 0, []
     for part in parts:
         last = first + len(part.sizes)
@@ -71,10 +71,10 @@ def join_parameters(parameters: Sequence[Tensor], parts: Sequence[RowParts], dty
 
 
 class JointMemory:
-    """Memory of the parameters of a module's linear layers, which need no copy to be joined; like `flatten_parameters`
-    of torch's recurrent layers.
+    """One memory for the parameters of a module's linear layers, so that joining needs no copy; like
+    `flatten_parameters` of torch's recurrent layers.
 
-        | weights, one behind the other | (up to BIAS_ALIGNMENT elements unused) | biases |
+        | weights, concatenated | (up to BIAS_ALIGNMENT elements unused) | biases |
 
     Parameters that are elsewhere at a call (assigned, sharded, shared with other processes) are joined by a copy.
     Copies of the module and modules read from a file start without it: see `lay`.
@@ -91,7 +91,7 @@ class JointMemory:
         return JointMemory, ()
 
     def lay(self, parameters: Sequence[Tensor] | None) -> None:
-        """Move the parameters into one memory, where they are alike.
+        """Move the parameters into one memory, if they have one type and device.
 
         Args:
             parameters: weights, [.., F] each, then as many biases or none; None: they cannot be joined.
@@ -117,7 +117,7 @@ class JointMemory:
         self._memory = memory
 
     def join(self, parameters: Sequence[Tensor], parts: Sequence[RowParts], dtype: torch.dtype) -> Joined:
-        """`join_parameters`, without a copy where the parameters are in this memory."""
+        """`join_parameters`, without a copy if the parameters are in this memory."""
         if [each.data_ptr() for each in parameters] != self._addresses:
             return join_parameters(parameters, parts, dtype)
         if self._memory.dtype is not dtype:
@@ -138,8 +138,7 @@ class JointMemory:
 
 
 def _can_move(parameters: Sequence[Tensor]) -> bool:
-    """Whether other memory may take the place of the parameters': columns of one x, one device, no parameter twice,
-    nobody else's memory."""
+    """Whether the parameters may move: one input width, one device, no parameter twice, no shared memory."""
     device = parameters[0].device
     return (
         device.type in ("cpu", "cuda")
@@ -151,7 +150,7 @@ def _can_move(parameters: Sequence[Tensor]) -> bool:
             and each.device == device
             and each.is_contiguous()
             and not each.is_inference()
-            and each.untyped_storage().nbytes() == each.nbytes  # no view of anything
+            and each.untyped_storage().nbytes() == each.nbytes  # not a view
             and not (device.type == "cpu" and each.is_shared())
             for each in parameters
         )

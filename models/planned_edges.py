@@ -1,4 +1,4 @@
-"""Plans and edge features for layers that get a graph at every call, as PyG's layers do."""
+"""Cached plans and edge features for layers that take a graph at every call, as PyG's layers do."""
 
 import torch
 from torch import Tensor
@@ -23,22 +23,23 @@ def plan_edge_index(
     backward: bool = False,
     cache: bool = True,
 ) -> AttentionPlan:
-    """The plan of an edge_index, made at the first call with this tensor and kept until it is freed or torch counts a
-    change of it. Writes through NumPy or `.data` are not counted (`models.tensor_memo`): the old plan is returned then.
-    After such a write pass `edge_index.clone()`, or cache=False.
+    """The plan of an edge_index, cached until the tensor is freed or changed in a way that torch counts.
+
+    Writes through NumPy or `.data` are not counted (`models.tensor_memo`), and the old plan is returned: after such a
+    write pass `edge_index.clone()`, or cache=False.
 
     Args:
         edge_index: [2, E] int32 or int64: sources (keys), then targets (queries), as in PyG; or a torch.sparse CSR, CSC
             or COO tensor whose rows are the targets (`adj_t`). Edge data keep the order of the columns, or of the
             stored entries.
         shape: (targets, sources).
-        backward: whether gradients are wanted. A plan that is kept with them serves calls without, too; one without
-            is replaced.
-        cache: False: make a plan at every call.
+        backward: whether gradients are wanted. A cached plan with them also serves calls without; one without them is
+            replaced.
+        cache: False: build a plan at every call.
         backend, dtype, head_dim, num_heads, edge_data: of `kernels.plan_attention`.
 
     Raises:
-        TypeError, ValueError: edge_index is no such tensor, or has ids out of range.
+        TypeError, ValueError: edge_index is not such a tensor, or has ids out of range.
     """
     if not isinstance(edge_index, Tensor) or edge_index.layout not in LAYOUTS:
         raise TypeError(
@@ -64,11 +65,11 @@ def plan_edge_index(
 
 
 def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, cache: bool = True) -> BoundEdges:
-    """Edge features [E, r] as calls of a plan take them, made at the first call and kept like plans.
+    """Edge features [E, r] bound to a plan, cached like plans.
 
     Args:
         dtype: type of q.
-        cache: False: bind them at every call, as is done anyway with those that autograd records.
+        cache: False: bind them at every call, as always for features that autograd records.
     """
     kept = cache and not (features.requires_grad or torch.compiler.is_compiling())
     results = _bound.results(features) if kept else {}
@@ -79,14 +80,14 @@ def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, 
 
 
 def values_as_features(edge_index: Tensor) -> Tensor | None:
-    """The values of an adj_t that PyG takes for edge features: those with columns."""
+    """Values of an adj_t that serve as edge features, as in PyG: those with columns; else None."""
     if edge_index.layout == torch.strided or not edge_index.dense_dim():
         return None
     return edge_index._values() if edge_index.layout == torch.sparse_coo else edge_index.values()
 
 
 def require_gradients(output: Tensor, query: Tensor, backend: str) -> None:
-    """Raise where a backward pass would silently leave out attention.
+    """Raise if a backward pass would silently skip attention.
 
     Raises:
         RuntimeError: autograd records `query`, and `backend` computed `output` outside of it.
@@ -99,7 +100,7 @@ def require_gradients(output: Tensor, query: Tensor, backend: str) -> None:
 
 
 def _graph_of(edge_index: Tensor, shape: tuple[int, int]) -> Tensor:
-    """What `plan_attention` takes: a sparse tensor whose values have columns becomes one without."""
+    """The graph for `plan_attention`: a sparse tensor whose values have columns is replaced by one without."""
     if edge_index.layout == torch.strided:
         return edge_index
     size = tuple(edge_index.shape[:2])

@@ -1,4 +1,4 @@
-"""The last layers: the mean over the nodes of each graph, and the MLP that gives the logits."""
+"""The last layers: mean over the nodes of each graph, and an MLP."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class _MeanNodes(torch.autograd.Function):
     """(h [N, d], nodes [N], graph starts [G]) -> [G, d].
 
     embedding_bag over the rows of h: one kernel that sums in float32 (a float16 sum would stagnate) and without
-    atomics, so that results are reproducible. Its own gradient would sort the nodes, which are in order.
+    atomics, so that results are reproducible. Its own gradient would sort the nodes, which are sorted already.
     """
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""Rows of a dense block of training where its kernel cannot run: torch's products, and kernels of dense.residual_norm
-for what lies between them, the residuals, norms and ReLU with their gradients and all column sums.
+"""Rows of a dense block in training if its single kernel cannot run: GEMMs by torch, and kernels of dense.residual_norm
+for residuals, norms and ReLU with their gradients and all column sums.
 
 `models.fast_training.rows_of_passes` alone chooses them. Without them the reason below is that of
 `dense.block_training.training_block_unavailable`.
@@ -25,7 +25,7 @@ from models.graph_transformer import Block
 
 
 def separate_rows_unavailable(device: torch.device, dtype: torch.dtype, dim: int) -> str | None:
-    """Why the kernels cannot run with such a model on `device`; None when they can."""
+    """Why the kernels cannot run such a model on `device`; None if they can."""
     if device.type != "cuda":
         return f"it needs an NVIDIA GPU, and the model is on {device}"
     if dtype not in (torch.float16, torch.bfloat16):
@@ -36,7 +36,7 @@ def separate_rows_unavailable(device: torch.device, dtype: torch.dtype, dim: int
 
 
 class SeparateRows:
-    """As `models.fast_training.FusedRows`, a kernel or product a layer.
+    """As `models.fast_training.FusedRows`, with one kernel or GEMM per layer.
 
     Args:
         blocks: of the model.
@@ -58,7 +58,7 @@ class SeparateRows:
         qkv = h2 @ qkv_weight[0].t() if qkv_weight else None
         if not keep:
             return h2, qkv, ()
-        # Weights are kept with the rows, so that autograd notices if they have changed.
+        # Weights are saved with the rows, so that autograd detects changes.
         weights = (norm2.weight, block.ffn_down.weight, block.ffn_up.weight, norm1.weight, block.out.weight)
         return h2, qkv, (h1, hidden, sum1, statistics1, sum2, statistics2, *weights, *qkv_weight)
 

@@ -10,7 +10,7 @@ Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
 EdgeFeatures = Literal["none", "bias", "stream"]
 MOST_FEATURES = 10_000_000
-# Smallest and largest value. Larger ones are mistakes, which would fail where memory is allocated, without a name.
+# Smallest and largest value. Larger ones are mistakes that would otherwise fail in an unnamed allocation.
 SIZES = {
     "num_classes": (1, 1_000_000),
     "dim": (4, 65_536),
@@ -35,13 +35,13 @@ class Settings:
         pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
         edge_features: "none", or the form in which edata["feat"] enters, "bias" or "stream"
             (see `models.graph_transformer`).
-        edge_in_features: as `in_features`, for the edges; with edge features only.
+        edge_in_features: as `in_features`, for edges; only with edge features.
         dropout: rate on the embedding, on the output of attention and inside the FFN.
         attention_dropout: rate on the softmax weights.
         input_dropout: rate on float features.
 
     Raises:
-        TypeError, ValueError: an argument is not what is allowed; the text names it.
+        TypeError, ValueError: an argument is wrong; the text names it and what is allowed.
     """
 
     in_features: int | Sequence[int]

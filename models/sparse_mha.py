@@ -5,9 +5,9 @@ parameters, same numbers.
     plan = mha.plan(A)    # A: the example's sparse matrix, or a DGLGraph; once, for all layers
     h = mha(plan, h)
 
-The example has heads last: column c * num_heads + h of a projection is column c of head h. The rows of the three
-weights are permuted to heads first where they are joined, so that the columns of a head are contiguous. That is
-[3 D, D] numbers a call, less than the [N, 3 D] of a permuted projection, and no copy of the weights can become stale.
+The example has heads last: column c * num_heads + h of a projection is column c of head h. Each call permutes the rows
+of the three joined weights to heads first, so that the columns of a head are contiguous. That moves [3 D, D] numbers
+instead of the [N, 3 D] of a permuted projection, and no copy of the weights can become stale.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ class SparseMHA(nn.Module):
 
     Args:
         hidden_size: D, a multiple of num_heads.
-        num_heads: H.
+        num_heads: H, number of heads.
         backend: attention backend, see `kernels.list_backends`.
 
     Raises:
@@ -49,7 +49,7 @@ class SparseMHA(nn.Module):
         self.out_proj = nn.Linear(hidden_size, hidden_size)
 
     def plan(self, graph: Any) -> AttentionPlan:
-        """The plan of a graph, for `forward`.
+        """Plan a graph once, for many calls of `forward`.
 
         Args:
             graph: a `dgl.sparse.SparseMatrix` (rows are queries) or a DGLGraph (destinations are queries). The rows of
@@ -84,10 +84,11 @@ class SparseMHA(nn.Module):
         """[N, D] -> [N, D].
 
         Args:
-            graph: a plan; or a graph as in `plan`, which is then planned at this call.
+            graph: a plan; or a graph as in `plan`, which is planned at this call.
+            h: [N, D], features of the nodes.
 
         Raises:
-            RuntimeError: a gradient is wanted, and the backend has no backward pass.
+            RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
         plan = graph if isinstance(graph, AttentionPlan) else self.plan(graph)
         layers = (self.q_proj, self.k_proj, self.v_proj)

@@ -1,4 +1,4 @@
-"""Results kept with a tensor: made once, used again while the tensor lives and does not change."""
+"""Results cached per tensor, while the tensor lives and does not change."""
 
 import weakref
 from typing import Any, NamedTuple
@@ -10,25 +10,25 @@ from torch import Tensor
 class _Entry(NamedTuple):
     tensor: weakref.ref
     stamp: tuple[int, int]
-    memory: Tensor | None  # an alias, so that no other data can get the address in the stamp
+    memory: Tensor | None  # an alias, so that the address in the stamp is not reused
     results: dict[Any, Any]
 
 
 class TensorMemo:
     """A dictionary of results for each tensor object.
 
-    Changes that torch counts are noticed (in-place operations, also through views, and `.data = other`). Writes through
-    `.data`, NumPy, DLPack or the storage are not: torch counts none of these.
+    Detects changes that torch counts: in-place operations, also through views, and `.data = other`. Writes through
+    `.data`, NumPy, DLPack or the storage go unnoticed.
     """
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}  # by id
 
     def results(self, tensor: Tensor) -> dict[Any, Any]:
-        """The results of a tensor, empty if it is new or has changed.
+        """The results of a tensor; empty if it is new or has changed.
 
-        A new dictionary at every call for a tensor made in inference mode, whose changes torch does not count; and
-        while a CUDA graph is captured, whose replays must compute the results from what the tensor then holds.
+        Always empty for a tensor made in inference mode, whose changes torch does not count, and while a CUDA graph is
+        captured, whose replays must compute the results from the tensor's current values.
         """
         if tensor.is_inference() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return {}

@@ -1,4 +1,4 @@
-"""Reading of files that torch.save wrote: complete, undamaged, and without running code from them."""
+"""Reads files of torch.save: complete, undamaged, and without running code."""
 
 import pickle
 import zipfile
@@ -12,11 +12,11 @@ import torch
 def read_torch_file(path: str | Path) -> Any:
     """Tensors and plain containers of a file, on the CPU.
 
-    The checksums of the archive are compared: torch.load would return damaged tensors without a word.
+    Verifies the checksums of the archive: torch.load would silently return damaged tensors.
 
     Raises:
         OSError: the file cannot be opened.
-        ValueError: it is no such file, it is damaged, or it holds other objects, which only code could make.
+        ValueError: the file is of another format, damaged, or holds objects that need code to load.
     """
     path = Path(path)
     if not zipfile.is_zipfile(path):  # opens it

@@ -6,7 +6,7 @@ Message Passing Model for Semi-Supervised Classification"): same arguments, same
     out = conv(x, edge_index, edge_attr)
 
 PyTorch Geometric itself is not needed. With W = lin_edge.weight, an edge adds W a_ij to key and value. A plan takes W
-and a_ij apart (`EdgeData.features`), so that no tensor [E, H, C] is made.
+and a_ij separately (`EdgeData.features`), so no tensor [E, H, C] is materialised.
 """
 
 from collections.abc import Callable
@@ -29,23 +29,21 @@ from models.planned_edges import bind_features, plan_edge_index, require_gradien
 class FusedTransformerConv(nn.Module):
     """TransformerConv with fused sparse attention.
 
-    The weights and biases of the projections are views of one memory, as those of `torch.nn.LSTM` are, so that one GEMM
-    takes them without a copy. Optimisers, `load_state_dict` and `state_dict` see separate parameters.
+    Weights and biases of the projections are views of one memory, as in `torch.nn.LSTM`, so one GEMM needs no copy.
+    Optimisers, `load_state_dict` and `state_dict` see separate parameters.
 
     Args:
-        in_channels: columns of x, or (of sources, of targets).
-        out_channels: columns C of a head.
-        heads: H.
-        concat: output of H C columns; False: the mean of the heads, C columns.
+        in_channels: columns of x, or (columns of sources, columns of targets).
+        out_channels: C, columns of a head.
+        heads: H, number of heads.
+        concat: True: H C output columns; False: the mean of the heads, C columns.
         beta: gate between the attention output and the root's term; needs `root_weight`.
-        dropout: rate of the attention weights in training mode; the masks follow torch's random numbers, and differ
-            from PyG's for a seed.
-        edge_dim: columns of edge_attr, at most 16; None for a layer without.
-        bias: whether the projections have one.
+        dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
+        edge_dim: columns of edge_attr, at most 16; None for a layer without edge features.
+        bias: whether the projections have biases.
         root_weight: whether the transformed features of the node itself are added.
         backend: attention backend, see `kernels.list_backends`.
-        cache: whether `forward` keeps the plan of an edge_index for the next call with the same tensor; False: it plans
-            at every call.
+        cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
 
     Raises:
         ValueError: an argument is out of range.
@@ -108,7 +106,7 @@ class FusedTransformerConv(nn.Module):
             layer.reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedTransformerConv":
-        super()._apply(fn, recurse)  # `to`, `half`, `cuda`: each parameter gets memory of its own
+        super()._apply(fn, recurse)  # `to`, `half`, `cuda` give each parameter separate memory
         self._lay_parameters()
         return self
 
@@ -122,13 +120,12 @@ class FusedTransformerConv(nn.Module):
     def plan(
         self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
     ) -> AttentionPlan:
-        """The plan that `forward` makes of an edge_index, to pass in its place: for the type of the weights, or under
-        torch.autocast for its type.
+        """The plan of an edge_index, to pass to `forward` in its place; for the weights' type, or that of autocast.
 
         Args:
             edge_index: as in `forward`.
-            num_nodes: N, or (sources, targets).
-            backward: build what the backward pass reads, too. None: where a call now would record gradients.
+            num_nodes: N, or (number of sources, number of targets).
+            backward: also build the arrays of the backward pass. None: if a call now would record gradients.
 
         Raises:
             TypeError, ValueError: see `models.planned_edges.plan_edge_index`.
@@ -159,23 +156,26 @@ class FusedTransformerConv(nn.Module):
         edge_attr: Tensor | BoundEdges | None = None,
         return_attention_weights: None = None,
     ) -> Tensor:
-        """Features of the targets, [N, H C] or [N, C].
+        """Compute the features of the targets.
 
         Args:
             x: [N, F], or ([sources, F], [targets, F']).
             edge_index: [2, E] int32 or int64, sources and targets; repeated edges count as often as they occur. Or
-                `adj_t`, a torch.sparse CSR, CSC or COO tensor [targets, sources]; or a plan. The plan of a tensor is
-                kept and used again for the same tensor, by all layers with the same heads. Changes that torch counts
-                are noticed. Writes through NumPy, `.data`, DLPack or the storage are not, and the layer computes with
-                the old graph then: after such a write pass `edge_index.clone()`, or make the layer with cache=False.
-            edge_attr: [E, edge_dim] in the order of edge_index, or of the stored entries of adj_t, whose values serve
-                where edge_attr is None and they have columns; kept in the plan's order as plans are. Or
-                `plan.bind_edges(EdgeData(features=edge_attr))`. A NaN gives NaN in the row of its edge, as in PyG.
-            return_attention_weights: None; the weights are never stored.
+                `adj_t`, a torch.sparse CSR, CSC or COO tensor [targets, sources]; or a plan. Plans are cached per
+                tensor and shared by all layers with the same heads. Writes through NumPy, `.data`, DLPack or the
+                storage go unnoticed, and the layer then computes with the old graph: pass `edge_index.clone()`, or make
+                the layer with cache=False.
+            edge_attr: [E, edge_dim] in the order of edge_index, or of the stored entries of adj_t; None: the values of
+                adj_t, if they have columns. Or `plan.bind_edges(EdgeData(features=edge_attr))`. A NaN gives NaN in the
+                row of its edge, as in PyG.
+            return_attention_weights: only None; the weights are never stored.
+
+        Returns:
+            [N, H C], or [N, C] without concat; N counts targets.
 
         Raises:
             TypeError, ValueError: an argument is wrong.
-            RuntimeError: a gradient is wanted, and the backend has no backward pass.
+            RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
         if return_attention_weights is not None:
             raise ValueError(

@@ -1,15 +1,14 @@
-"""Modules that copies of their weights were made of: have they changed since?"""
+"""Detects changes of modules after copies of their weights were made."""
 
 from torch import nn
 
 
 class CopiedModules:
-    """Noticed are in-place operations that torch counts, `load_state_dict` with and without assign=True,
-    `.data = other`, a cast or move, and other parameters or modules in the places of these.
+    """Detects in-place operations that torch counts, `load_state_dict` with and without assign=True, `.data = other`,
+    casts and moves, and replaced parameters or modules.
 
-    Writes through `.data` (`p.data.mul_(2)`), NumPy or the storage are not noticed, since torch does not count them:
-    only reading all weights again, at every run, would show them. Nor are in-place operations on weights made in
-    inference mode.
+    Writes through `.data` (`p.data.mul_(2)`), NumPy or the storage go unnoticed, since torch does not count them; so do
+    in-place operations on weights made in inference mode.
     """
 
     def __init__(self, *modules: nn.Module) -> None:

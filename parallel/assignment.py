@@ -1,4 +1,4 @@
-"""Which part owns each row: contiguous ranges of rows, or METIS."""
+"""Assignment of rows to parts: contiguous ranges of rows, or METIS."""
 
 from collections.abc import Callable, Iterable
 
@@ -21,10 +21,10 @@ def assign_contiguous(degrees: np.ndarray, num_parts: int) -> np.ndarray:
     """Parts of equal weight in the given order of the rows.
 
     Args:
-        degrees: [N] edges of each row.
+        degrees: [N] number of edges of each row.
 
     Returns:
-        [N] int32, ascending. A part is empty where there are fewer row windows than parts.
+        [N] int32, ascending. Parts may be empty if there are fewer row windows than parts.
     """
     total = np.cumsum(degrees + EDGES_PER_ROW)
     targets = (total[-1] if total.size else 0) / num_parts * np.arange(1, num_parts)
@@ -38,9 +38,9 @@ def assign_by_metis(
     """Parts with few edges between them (METIS), balanced by edges and rows.
 
     Args:
-        edges: the graph, which may be directed; METIS gets an edge where there is one in either direction.
+        edges: the graph, which may be directed; METIS gets its undirected form.
         degrees: [N] edges of each row.
-        require_memory: called with a purpose and the bytes needed; raises a MemoryError.
+        require_memory: called with a purpose and the needed bytes; raises a MemoryError.
 
     Returns:
         [N] int32; the same for the same graph on every run.

@@ -1,12 +1,12 @@
 """Attention of one rank's rows over the whole graph: a callable for models, exact and differentiable.
 
-    halo        keys and values of the halo arrive while attention over the rank's own columns runs. Attention of the
-                boundary rows over the halo follows, and the two are combined by their log-sum-exp (split-KV).
-    allgather   the same, but keys and values of all ranks arrive.
-    heads       the ranks share out heads instead of rows: queries, keys and values are transposed, and each rank runs
-                the whole graph for its heads.
+    halo        receives keys and values of the halo during attention over the rank's own columns; then attention of the
+                boundary rows over the halo; both are combined by log-sum-exp (split-KV)
+    allgather   as halo, but receives keys and values of all ranks
+    heads       divides heads instead of rows: queries, keys and values are transposed by all-to-all, and each rank runs
+                the whole graph for its heads
 
-All ranks call it in the same order, in the forward and in the backward pass, also ranks without rows or edges. The
+All ranks must call it in the same order, in forward and backward passes, including ranks without rows or edges. The
 same inputs give the same bits on every run.
 """
 
@@ -31,13 +31,13 @@ from parallel.passes import Call, HeadsPasses, JoinedPasses, Passes, SplitPasses
 
 @dataclass(frozen=True, eq=False)
 class PartAttention:
-    """Attention of the rows of one part; make it with `plan_part_attention`, and call it as a plan.
+    """Attention of the rows of one part; built by `plan_part_attention`, called like a plan.
 
     Attributes:
-        choice: the scheme, and why.
-        backend: of `kernels`.
+        choice: the scheme, and the reason.
+        backend: name of the attention backend.
         num_rows: n, rows of q, k, v and the output.
-        passes: of the scheme.
+        passes: forward and backward passes of the scheme.
         trains: whether calls may be differentiated.
     """
 
@@ -131,14 +131,14 @@ def plan_part_attention(
 
     Args:
         scheme: "auto" (`parallel.cost_model`), "halo", "heads" or "allgather".
-        backend: of `kernels.plan_attention`.
+        backend: as in `kernels.plan_attention`.
         dtype: type of q, k and v.
         head_dim: columns of a head.
         num_heads: number of heads.
         backward: whether calls are differentiated.
 
     Raises:
-        ValueError: no such scheme or backend, or fewer heads than ranks with scheme "heads".
+        ValueError: unknown scheme or backend, or fewer heads than ranks with scheme "heads".
         BackendUnavailableError: the backend cannot run on this device.
     """
     choice = choose_scheme(scheme, part.partition, num_heads, head_dim, dtype.itemsize, group.link)

@@ -1,6 +1,6 @@
-"""Partition a graph once to disk, within a bound on memory; a stopped run continues where it was.
+"""Partitions a graph to disk with bounded memory; an interrupted run continues after its last step.
 
-Steps, each of which leaves files that are whole or not there (`unfinished/` until all are done):
+Steps; each writes its files atomically (in `unfinished/` until all are done):
 
     assignment   the part of each row
     order        of the rows: part after part, in a part the rows without halo columns first, then by original number.
@@ -61,16 +61,16 @@ def partition_graph(
     edges_per_block: int = EDGES_PER_BLOCK,
     say: Say = lambda text: None,
 ) -> Partition:
-    """Write the parts of a graph to `folder`. A finished partition is returned at once, an unfinished one continued.
+    """Write the parts of a graph to `folder`. Returns a finished partition at once and continues an unfinished one.
 
     Args:
         method: "metis" (few edges between parts; needs the whole graph in memory) or "contiguous" (ranges of rows).
-        edges_per_block: bound of the edges in memory.
-        say: told of each step.
+        edges_per_block: largest number of edges in memory.
+        say: called with a message at each step.
 
     Raises:
         PartitionError: the folder holds another partition, or METIS is missing.
-        ValueError: an argument is wrong, or an edge has an end that is no row.
+        ValueError: an argument is wrong, or an id of an edge is out of range.
         MemoryError: the arrays over all rows, or METIS, do not fit.
     """
     if method not in METHODS:

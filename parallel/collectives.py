@@ -1,4 +1,4 @@
-"""Collectives with rows of different numbers for each rank. Sums are in rank order: the same bits on every run."""
+"""Collectives with uneven numbers of rows. Sums are in rank order: the same bits on every run."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ ROWS_PER_BLOCK = 1 << 18  # of what rank 0 gathers at a time
 
 
 class Exchanged:
-    """Rows on their way; `wait` returns them."""
+    """Rows in flight; `wait` returns them."""
 
     def __init__(self, received: Tensor, work: Any, device: torch.device, sent: Tensor) -> None:
         self._received, self._work, self._device = received, work, device
-        self._sent = sent  # must live until the rows have left
+        self._sent = sent  # must live until the send is complete
 
     def wait(self) -> Tensor:
         """The received rows, on the group's device. With NCCL torch's current stream waits, and the host does not."""
@@ -73,7 +73,7 @@ def sum_in_rank_order(tensors: Sequence[Tensor], group: Group) -> None:
 
 
 def add_ranks(contributions: Sequence[Tensor]) -> Tensor:
-    """Their sum, from the first to the last."""
+    """The sum of the tensors, in order."""
     total = contributions[0].clone()
     for contribution in contributions[1:]:
         total += contribution
@@ -87,7 +87,7 @@ def gather_rows(
 
     Args:
         rows: [n, ...] of this part.
-        take: called on rank 0 with the next rows [up to rows_per_block, ...], on the group's device.
+        take: called on rank 0 with the next block of rows [up to rows_per_block, ...], on the group's device.
     """
     order = np.argsort(part.rows)
     ids = np.asarray(part.rows)[order]

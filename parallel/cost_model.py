@@ -1,4 +1,4 @@
-"""Bytes and time of the three schemes, and the choice between them.
+"""Predicted bytes and time of the three schemes, and the choice between them.
 
 Per layer, with b bytes of a row of keys (H d elements), rank p receives
 
@@ -6,9 +6,9 @@ Per layer, with b bytes of a row of keys (H d elements), rank p receives
     allgather   2 b (P - 1) (rows of the largest part)  keys and values
     heads       4 b (N - rows of p) (heads of p) / H    query, key, value; and its output goes back
 
-The choice depends on the partition and the kind of link alone, not on a measurement made in the run: the same run
-chooses the same scheme, and gives the same bits, every time. Bandwidths and latencies of LINKS are assumptions until
-`scripts/bench_parallel.py` has run on such a link.
+The choice depends only on the partition and the kind of link, not on a measurement in the run: the same run always
+chooses the same scheme and gives the same bits. Bandwidths and latencies of LINKS are assumptions until the benchmark
+`parallel` has run on such a link.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ SCHEMES = ("halo", "heads", "allgather")
 
 @dataclass(frozen=True)
 class Link:
-    """What connects the ranks.
+    """The link between ranks.
 
     Attributes:
-        bandwidth: bytes per second that a rank receives while it sends as many.
-        latency: seconds of a collective without data.
+        bandwidth: bytes per second received by a rank that sends as many at the same time.
+        latency: seconds of an empty collective.
     """
 
     name: str
@@ -41,7 +41,7 @@ LINKS = {"nccl": NVLINK, "nccl between machines": INFINIBAND, "gloo": LOOPBACK} 
 
 @dataclass(frozen=True)
 class Choice:
-    """The scheme of a run, and why."""
+    """The scheme of a run, and the reason."""
 
     scheme: str
     reason: str
@@ -49,11 +49,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Traffic:
-    """One layer's forward pass.
+    """Traffic of one layer's forward pass.
 
     Attributes:
         received, sent: [P] bytes of each rank.
-        collectives: calls that wait for each other.
+        collectives: number of consecutive collectives.
     """
 
     received: tuple[int, ...]
@@ -61,12 +61,12 @@ class Traffic:
     collectives: int
 
     def seconds(self, link: Link) -> float:
-        """Until the busiest rank is done."""
+        """Predicted time of the busiest rank."""
         return self.collectives * link.latency + max(*self.received, *self.sent) / link.bandwidth
 
 
 def share_of_heads(num_heads: int, num_ranks: int) -> list[int]:
-    """Heads of each rank in scheme "heads": equal but for one."""
+    """Heads of each rank in scheme "heads"; they differ by at most one."""
     return [num_heads // num_ranks + (rank < num_heads % num_ranks) for rank in range(num_ranks)]
 
 
@@ -77,8 +77,8 @@ def traffic(
 
     Args:
         rows: [P] rows of each rank.
-        halo: [P][P] rows that rank p receives from rank q.
-        head_bytes: of one row of one head.
+        halo: [P, P] rows that rank p receives from rank q.
+        head_bytes: bytes of one row of one head.
     """
     num_ranks, row_bytes = len(rows), num_heads * head_bytes
     if scheme == "halo":
@@ -97,7 +97,7 @@ def traffic(
 
 
 def choose_scheme(scheme: str, partition: Partition, num_heads: int, head_dim: int, itemsize: int, link: str) -> Choice:
-    """Check the scheme, or take the one with the least predicted time.
+    """Check the scheme; for "auto" choose the one with the least predicted time.
 
     Args:
         scheme: "auto" or one of SCHEMES.

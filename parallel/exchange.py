@@ -13,7 +13,7 @@ from parallel.rank_rows import pack_rows
 
 
 class KeyValueExchange(Protocol):
-    """Brings keys and values of other ranks.
+    """Fetches keys and values from other ranks.
 
     Attributes:
         num_columns: rows that arrive.

@@ -1,4 +1,4 @@
-"""A part of a partition as files, mapped into memory: what one rank reads.
+"""A part of a partition as memory-mapped files: the data of one rank.
 
 partition.json                      see `Partition`; written last
 part_0000/indptr.npy, indices.npy   pattern of this part's rows, columns local
@@ -32,14 +32,14 @@ class Partition:
     """Description of a partition, the same on all ranks.
 
     Attributes:
-        fingerprint: of the source, and how it was partitioned.
-        method: of `parallel.METHODS`.
+        fingerprint: hash of the source and of the options of the partition.
+        method: one of `parallel.METHODS`.
         num_nodes, num_edges: rows of A, and its edges without duplicates.
         offsets: [P + 1] first row of each part in the partition's order, in which each part is contiguous.
-        interior: [P] rows of each part without a halo column. They come first.
-        edges: [P] edges of each part.
+        interior: [P] number of rows of each part without halo columns; they come first.
+        edges: [P] number of edges of each part.
         halo: [P, P] rows that part p receives from part q.
-        about: of the source.
+        about: description of the source, as in `GraphSource`.
     """
 
     fingerprint: str
@@ -67,16 +67,16 @@ class Part:
     """One rank's rows. Arrays are memory-mapped, read-only.
 
     Attributes:
-        partition: of which it is a part.
-        rank: p.
-        folder: with the files of all parts.
+        partition: its partition.
+        rank: p, number of the part.
+        folder: folder of the partition.
         indptr: [n + 1] int64; indices: [nnz] int32, ascending in each row: local columns from 0 to n - 1, then n + the
             position in `halo`.
-        halo: [h] int64, columns in the partition's order, ascending, so that those of a rank follow one another.
+        halo: [h] int64, columns in the partition's order, ascending, so grouped by rank.
         rows: [n] int64, number of each row in the original graph.
-        send_rows: [s] int64, local rows that the other ranks need, rank after rank.
+        send_rows: [s] int64, local rows that other ranks need, grouped by rank.
         node_data: arrays of n rows.
-        row_ids: local rows, ascending, of each set of the source.
+        row_ids: local rows of each id set of the source, ascending.
     """
 
     partition: Partition
@@ -100,12 +100,12 @@ class Part:
 
     @property
     def send_counts(self) -> list[int]:
-        """Rows for each rank."""
+        """Number of rows to send to each rank."""
         return [counts[self.rank] for counts in self.partition.halo]
 
     @property
     def receive_counts(self) -> list[int]:
-        """Halo columns of each rank."""
+        """Number of halo columns from each rank."""
         return list(self.partition.halo[self.rank])
 
 

@@ -27,8 +27,7 @@ class Call:
     dropout: Dropout | None
 
     def mask(self, number: int, device: torch.device) -> Dropout | float:
-        """Dropout of a plan. Plans number rows and columns from 0, so each needs a mask of its own to drop other
-        edges."""
+        """Dropout of plan `number`. Each plan numbers rows and columns from 0, so each needs its own mask."""
         if self.dropout is None:
             return 0.0
         step, seed = (number * SEED_STEP + 2**63) % 2**64 - 2**63, self.dropout.seed
@@ -38,14 +37,14 @@ class Call:
 
 
 class Passes(Protocol):
-    """One rank's part of a scheme. Every pass is a collective: all ranks run it, whether they have rows or not."""
+    """One rank's passes of a scheme. Every pass is a collective: all ranks run it, also without rows."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        """[n, H, d] of each -> the output."""
+        """q, k, v [n, H, d] -> output [n, H, d]."""
 
     def forward_to_train(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Saved, Any]:
-        """The output, and what `backward` needs: tensors for save_for_backward, among them arguments and output, and
-        other objects. The arguments are detached."""
+        """The output, tensors for save_for_backward (including arguments and output), and other objects for `backward`.
+        The arguments are detached."""
 
     def backward(self, grad_output: Tensor, saved: Saved, kept: Any, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, k and v."""
@@ -141,7 +140,7 @@ class SplitPasses:
             options = {"scale": call.scale, "dropout": call.mask(self.masks[1], q.device)}
             grad_halo = self.halo.backward(grad_rows, rows, *arrived.unbind(1), *results, **options)
             grad_arrived = torch.stack([grad_halo.key, grad_halo.value], 1)
-        back = self.exchange.start_back(grad_arrived)  # own columns run meanwhile
+        back = self.exchange.start_back(grad_arrived)  # overlaps with the pass over own columns
         if self.own is None:
             grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         else:

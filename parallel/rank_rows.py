@@ -1,6 +1,6 @@
 """Rows between attention and the exchange of several ranks: `pack_rows` and `combine_rows_`; see cuda/rank_rows.cu.
 
-On GPUs each is one kernel on torch's current stream, which nothing here waits for; elsewhere, plain torch.
+On GPUs each is one kernel, queued on torch's current stream; elsewhere, plain torch.
 """
 
 import math
@@ -20,7 +20,7 @@ PACK_BATCH, COMBINE_BATCH = 4, 2
 CHUNK_BYTES = 16  # most of a load
 
 
-@lru_cache  # graphs of 1,000 rows take as long as their launches: nothing is made twice
+@lru_cache  # on small graphs the host time of a call counts
 def rows_instance(function: str, *arguments: torch.dtype | int) -> KernelInstance:
     """An instance of cuda/rank_rows.cu: "pack_rows" (chunk_bytes), "combine_rows" (dtype, chunk_bytes).
 

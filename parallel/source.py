@@ -1,4 +1,4 @@
-"""Graphs to partition, read in chunks so that nobody holds all edges at once."""
+"""Graphs to partition, read in chunks so that the edges need not fit into memory."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ class GraphSource:
 
     Attributes:
         num_nodes: N, rows and columns.
-        edges: yields (row, column) of the edges in chunks of [E'] integers, in any order, repeated ones allowed; the
+        edges: yields (row, column) of the edges in chunks of [E'] integers, in any order, repeated edges allowed; the
             same at every call.
-        fingerprint: equal for equal graphs and data: a finished partition of another one is refused.
+        fingerprint: equal for equal graphs and data; a partition of another graph is refused.
         node_data: arrays of N rows, which may be memory-mapped: features, labels.
         row_ids: [n] integer ids of rows by name: train, valid and test.
-        about: what the ranks need to know of the graph; JSON.
+        about: description of the graph for the ranks; JSON.
     """
 
     num_nodes: int
@@ -37,7 +37,7 @@ class GraphSource:
 def source_from_csr(
     indptr: np.ndarray, indices: np.ndarray, *, fingerprint: str | None = None, **data: Any
 ) -> GraphSource:
-    """A graph in memory, rows are queries.
+    """A source for a graph in memory; rows are queries.
 
     Args:
         indptr: [N + 1] integers; indices: [nnz] integers below N.
@@ -62,10 +62,10 @@ def source_from_csr(
 def source_from_edges(
     row: np.ndarray, col: np.ndarray, num_nodes: int, *, fingerprint: str, **data: Any
 ) -> GraphSource:
-    """A graph as (memory-mapped) arrays of queries and keys [E].
+    """A source for (memory-mapped) arrays of queries and keys [E].
 
     Args:
-        fingerprint: of graph and data; hashing them would read them once more.
+        fingerprint: fingerprint of graph and data, given to avoid reading them for a hash.
         data: node_data, row_ids and about of `GraphSource`.
     """
 

@@ -1,9 +1,9 @@
-"""Training of one model by several ranks: what `training.Trainer` does otherwise than on one GPU.
+"""Training of one model by several ranks: the differences from `training.Trainer` on one GPU.
 
 A node task is trained on the parts of its graph; of a graph task each rank takes an equal share of every batch. The
 loss is the mean over the labels of all ranks, and gradients are summed over the ranks in rank order: weights and
-decisions are the same bits on all ranks, and those of one process within rounding. With dropout each rank draws masks
-of its own, from the seed, the epoch and its rank.
+decisions have the same bits on all ranks, and equal those of one process within rounding. Dropout masks differ by rank,
+from the seed, the epoch and the rank.
 """
 
 import hashlib
@@ -118,7 +118,7 @@ class RankTrainer(Trainer):
         return attention
 
     def _epoch(self, epoch: int) -> EpochRecord:
-        """Rank 0's record: a rank that decided otherwise would leave the others waiting."""
+        """Rank 0's record, used by all ranks: a rank that decided differently would block the others."""
         self._draw_masks(epoch)
         found = all_values(self.group, (super()._epoch(epoch), self.stop))
         self._all_stop = any(stop for _, stop in found)
@@ -137,7 +137,7 @@ class RankTrainer(Trainer):
         return total
 
     def _is_stopped(self) -> bool:
-        """All ranks stop after the same epoch, whenever each was asked to."""
+        """Whether to stop: all ranks stop after the same epoch."""
         return self._all_stop
 
     def _capture_refused(self) -> str | None:
@@ -159,7 +159,7 @@ class RankStep(Step):
             return torch.zeros((), device=self.device, requires_grad=True)
         if batch.weight:
             return super().loss(batch) * batch.weight
-        # Without labels the mean would be NaN; the backward pass exchanges gradients and must run all the same.
+        # Without labels the mean would be NaN; the backward pass must still run, to exchange gradients.
         return 0.0 * self.forward(batch.inputs).float().sum()
 
     def reduce(self, weights: list[nn.Parameter]) -> None:
@@ -202,7 +202,7 @@ class PartTask:
 
 
 class SharedGraphsTask:
-    """A `GraphsTask` with the graphs of each batch shared out over the ranks."""
+    """A `GraphsTask` with the graphs of each batch divided over the ranks."""
 
     static = None
 

@@ -33,7 +33,7 @@ from data.canonical import to_csr
 from data.download import fetch as download
 from data.loader import find_graph, to_dgl
 from fused3s_dgl import import_dgl
-from report.tables.datasets import write_markdown
+from report.datasets import write_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 LOADED_BYTES_PER_EDGE = 4  # an int32 column

@@ -13,27 +13,33 @@ from typing import Annotated
 
 import clone  # noqa: F401, stands first
 import interrupts  # noqa: F401, before slow imports
+import torch
 import typer
 from rich.text import Text
 
 import kernels
 from bench import cli
 from bench.cli import console
-from bench.inference import InferenceRun, Request, check, measure, running, time_parts
-from bench.inference_report import report_profile, report_table, write_results
-from bench.inputs import AllBatches, OneGraph, check_batches
-from bench.parallel_inference import infer_on_ranks
-from bench.predictions import check_predictions_path
 from bench.records import check_results_file
-from bench.subject import load_subject
 from configs import load_config
+from inference.memory import memory_for, run_remedies
+from inference.predictions import check_predictions_path, save_predictions
+from inference.ranks import load_on_ranks, ranks_table
+from inference.report import report_profile, report_table, surrogate_line, write_results
+from inference.run import Request, check, cost_of_all, measure, time_parts
+from inference.source import load_source
 from models import CudaGraphError, DenseUnavailableError
-from parallel import RankError, error_text, is_first_process, is_launched, ranks
+from parallel import Group, RankError, all_values, check_agreement, error_text, is_first_process, is_launched, ranks
+from parallel.training import hash_of_weights
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def flag(name: str, text: str) -> typer.models.OptionInfo:
+    return typer.Option(name, metavar="", help=text)
 
 
 @app.command()
@@ -43,18 +49,9 @@ def main(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights (model.checkpoint): of scripts/train.py, or a saved state dict.")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", metavar="", help="Compare the output with the reference backend.")
-    ] = False,
-    exact: Annotated[
-        bool, typer.Option("--accuracy", metavar="", help="Compare the output with the model in float32.")
-    ] = False,
-    profile: Annotated[
-        bool,
-        typer.Option(
-            "--profile", metavar="", help="Report the time of each part of the model and save a Chrome trace."
-        ),
-    ] = False,
+    verify: Annotated[bool, flag("--verify", "Compare the output with the reference backend.")] = False,
+    exact: Annotated[bool, flag("--accuracy", "Compare the output with the model in float32.")] = False,
+    profile: Annotated[bool, flag("--profile", "Time each part of the model and save a Chrome trace.")] = False,
     output: Annotated[
         Path | None, typer.Option(help="Save the logits: .npy, .pt, or .npz, with the labels and ids of the graphs.")
     ] = None,
@@ -66,64 +63,62 @@ def main(
     overrides = [*(overrides or []), *([f"model.checkpoint={json.dumps(str(checkpoint))}"] if checkpoint else [])]
     kept: list[str] = []
     with cli.short_errors(
-        *(*USER_ERRORS, RuntimeError),
-        explain=lambda error: explained(error, kept),
-        kept=lambda: f"{' and '.join(kept) or 'nothing'} was written",
+        *USER_ERRORS,
+        explain=lambda error: "\nkept: ".join([error_text(error), *kept]),
+        kept=lambda: f"{'nothing' if not kept else kept[0]} was written",
     ):
         request = Request(config, load_config(config, overrides), verify, exact, profile, output, results)
-        check_request(request)
-        title = f"{config} ({request.config.sha()})"
-        console.print(cli.describe_config(title, request.config, hidden="training"))
-        passed = infer_as_rank(request) if is_launched() else infer(request, kept)
+        check_results_file(results)
+        if output:
+            check_predictions_path(output)
+        if profile and is_launched():
+            raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
+        if is_launched():
+            with ranks(request.config.runtime.device) as group:
+                passed = infer(request, kept, group)
+        else:
+            passed = infer(request, kept)
     raise typer.Exit(0 if passed else 1)
 
 
-def check_request(request: Request) -> None:
-    """Raise an error that a long run would end with; say which file it will replace."""
-    check_batches(request.config)
-    check_results_file(request.results)
-    if output := request.output:
-        check_predictions_path(output)
-        if output.exists():
-            console.print(Text(f"--output     {output} exists and will be replaced"))
+def infer(request: Request, kept: list[str], group: Group | None = None) -> bool:
+    """Measure and report one run, on several ranks by rank 0; False if the output differs from the reference.
 
-
-def infer(request: Request, kept: list[str]) -> bool:
-    """Measure and report one run; False if the output differs from the reference. `kept` gets the files written."""
-    subject = load_subject(request.config)
-    model = subject.model(subject.dtype)
-    with running(subject):
-        source = (OneGraph if request.config.data.batches == 1 else AllBatches)(subject, model)
-        measured = measure(source, request)
-        if request.output:
+    `kept` gets the file of predictions once it is written.
+    """
+    config = request.config
+    if group:
+        options = f"--verify {request.verify} --accuracy {request.accuracy} --output {request.output is not None}"
+        check_agreement(group, {"configuration": config.sha(), "options": options})
+    source = load_on_ranks(config, group) if group else load_source(config)
+    meta = source.loaded.meta
+    if surrogate := surrogate_line(meta, config.data.source):
+        console.print(surrogate)
+    console.print(cli.describe_config(f"{request.config_path} ({config.sha()})", config, hidden="training"))
+    if group:
+        check_agreement(group, {"weights": hash_of_weights(source.model), "graph": meta.sha256})
+    with memory_for("running the model", lambda: run_remedies(config, meta, source.dtype)), torch.inference_mode():
+        run = measure(source, request)
+        if request.output and run.logits is not None:
+            save_predictions(request.output, run.logits, source.rows)
             kept.append(f"the predictions in {request.output}")
-            rows, classes = subject.output_shape
-            console.print(Text(f"predictions  {rows:,} x {classes} logits in {request.output}"))
-        execution, repeats = measured.execution, request.config.runtime.repeats
-        regions = time_parts(execution, repeats, subject.device) if request.profile else {}
-        checks = check(source, measured.predictions, request)
-    run = InferenceRun(request, subject, measured, checks, regions, order=measured.attention.order)
+            console.print(Text(f"predictions  {run.logits.shape[0]:,} x {run.logits.shape[1]} in {request.output}"))
+        if request.profile:
+            run.regions = time_parts(run.execution, config.runtime.repeats, source.device)
+        check(run)
+    costs = all_values(group, run.cost) if group else [run.cost]
+    if run.logits is None:
+        return True
+    run.cost = cost_of_all(costs)
     console.print(report_table(run))
+    if group:
+        console.print(ranks_table(source, [cost.peak_memory for cost in costs]))
     if request.profile:
         report_profile(run)
     write_results(run)
-    return checks.passed
-
-
-def infer_as_rank(request: Request) -> bool:
-    """`infer`, as one of the ranks that a launcher started."""
-    if request.profile:
-        raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
-    with ranks(request.config.runtime.device) as group:
-        return infer_on_ranks(request, group)
-
-
-def explained(error: Exception, kept: list[str]) -> str | None:
-    """The message of a user error or of exhausted memory; None for a bug, which keeps its traceback."""
-    if not isinstance(error, USER_ERRORS):
-        return None
-    also = f"\nkept: {' and '.join(kept)}" if kept else ""
-    return f"{error_text(error)}{also}"
+    if surrogate:
+        console.print(surrogate)
+    return run.agreement is None or run.agreement.passed
 
 
 if __name__ == "__main__":

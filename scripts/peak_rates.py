@@ -19,8 +19,8 @@ from bench import cli, runner
 from bench.peak_rates import measure, micro_benchmarks
 from bench.provenance import provenance
 from bench.records import append_rows, check_results_file, finished, key
-from report.frames import frame
-from report.gather_model import PeakRates
+from report.derived import PeakRates
+from report.rows import frame
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

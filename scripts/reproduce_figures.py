@@ -23,7 +23,7 @@ import yaml
 from rich.text import Text
 
 from bench.cli import console, short_errors
-from report.frames import LOCAL
+from report.rows import LOCAL
 
 Source = Literal["official", "auto", "file", "synthetic"]
 ROOT = Path(__file__).resolve().parent.parent

@@ -3,9 +3,9 @@
     python scripts/train.py --config configs/train/cora.yaml [--set section.key=value ...] [--output DIR] [--resume]
     torchrun --nproc-per-node 4 scripts/train.py ...     # on several GPUs: parallel/README.md
 
-The folder DIR (default runs/NAME of the config) gets best.safetensors and its JSON file, the state of the run, a CSV
-and a TensorBoard log; with several training.seeds a folder seed_N for each. Exit status: 0; 2 for any error; 130 after
-Ctrl-C, with the run saved.
+The folder DIR gets best.safetensors and its JSON file, the state of the run, a CSV and a TensorBoard log; with several
+training.seeds a folder seed_N for each. Its default is runs/NAME of the config, with the data set's name behind where
+the config is named otherwise. Exit status: 0; 2 for any error; 130 after Ctrl-C, with the run saved.
 """
 
 import signal
@@ -27,11 +27,11 @@ import data
 import kernels
 from bench import cli
 from bench.cli import console, errors
-from bench.places import check_folder
-from bench.records import Row, append_rows, check_results_file
-from bench.training_runs import curve_rows, learning_curve, run_rows
+from bench.records import append_rows, check_results_file
 from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
+from inference.predictions import check_folder
+from inference.training_rows import curve_rows, learning_curve, run_rows
 from models import CheckpointError
 from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks
 from parallel.training import RankTrainer, load_on_ranks
@@ -50,7 +50,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/train/cora.yaml.")],
     overrides: cli.Overrides = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/NAME of the config.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/CONFIG[-DATASET].")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", metavar="", help="Continue the run in the folder, if there is one.")
     ] = False,
@@ -60,28 +60,26 @@ def main(
     console.quiet = not is_first_process()
     cli.configure_logging(*([] if console.quiet else ["data"]))
     with cli.short_errors(*USER_ERRORS, explain=error_text):
-        finished = train(config, overrides or [], output or Path("runs", config.stem), resume, results)
+        settings = load_config(config, overrides or [], schema=TrainConfig)
+        name = settings.data.name
+        output = output or Path("runs", config.stem if config.stem.startswith(name) else f"{config.stem}-{name}")
+        check_results_file(results)
+        check_folder("--output", output)
+        device = resolve_device(settings.runtime.device)
+        check_machine(settings, device, resolve_precision(settings.training.precision, device))
+        console.print(cli.describe_config(f"{config} ({settings.sha()})", settings))
+        if is_launched():
+            with ranks(settings.runtime.device) as group:
+                finished = train(config, settings, output, resume, results, group)
+        else:
+            finished = train(config, settings, output, resume, results)
     raise typer.Exit(0 if finished else INTERRUPTED)
 
 
-def train(config_path: Path, overrides: list[str], output: Path, resume: bool, results: Path) -> bool:
-    """Train all seeds; False if Ctrl-C ended it."""
-    config = load_config(config_path, overrides, schema=TrainConfig)
-    check_results_file(results)
-    check_folder("--output", output)
-    device = resolve_device(config.runtime.device)
-    check_machine(config, device, resolve_precision(config.training.precision, device))
-    console.print(cli.describe_config(f"{config_path} ({config.sha()})", config))
-    if is_launched():
-        with ranks(config.runtime.device) as group:
-            return train_seeds(config_path, config, output, resume, results, group)
-    return train_seeds(config_path, config, output, resume, results)
-
-
-def train_seeds(
+def train(
     config_path: Path, config: TrainConfig, output: Path, resume: bool, results: Path, group: Group | None = None
 ) -> bool:
-    """As `train`; `group` of a process that torchrun started."""
+    """Train all seeds, on several ranks as one of `group`; False if Ctrl-C ended it."""
     console.print(Text(f"loading {config.data.name}"))
     make_trainer = Trainer
     if group:
@@ -108,20 +106,18 @@ def train_seeds(
         found[seed] = trainer.result
         if trainer.writes:
             curves.append(learning_curve(trainer))
-            append_rows(results, with_ranks(run_rows(trainer, config_path), trainer))
+            append_rows(results, run_rows(trainer, config_path, rank_columns(trainer)))
         console.print(Text(f"weights      {trainer.weights_path}"))
-    if not trainer.writes:
-        return True
-    append_rows(results, with_ranks(curve_rows(trainer, config_path, curves), trainer))
-    console.print(report_table(found))
-    console.print(Text(f"results      in {results}"))
-    console.print(Text(f"to repeat    {cli.repeat_command()}"))
+    if trainer.writes:
+        append_rows(results, curve_rows(trainer, curves, config_path, rank_columns(trainer)))
+        console.print(report_table(found))
+        cli.print_end("rows", results)
     return True
 
 
-def with_ranks(rows: list[Row], trainer: Trainer) -> list[Row]:
-    """The rows, on several ranks with their number and how they divide the work."""
-    return [row.model_copy(update=trainer.columns()) for row in rows] if isinstance(trainer, RankTrainer) else rows
+def rank_columns(trainer: Trainer) -> dict[str, object]:
+    """Columns of a row of results: on several ranks their number and how they divide the work."""
+    return trainer.columns() if isinstance(trainer, RankTrainer) else {}
 
 
 def describe(trainer: Trainer) -> None:
@@ -151,15 +147,11 @@ def follow(trainer: Trainer) -> None:
     with cli.progress(trainer.config.training.epochs - trainer.done) as advance:
         for record in trainer.run():
             waiting += 1
-            now = time.monotonic()
-            if now - shown >= pause or trainer.finished or trainer.stop:
+            if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
+                losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"
                 best = f"best {trainer.best.metric:.4f} in epoch {trainer.best.epoch}"
-                advance(
-                    f"epoch {record.epoch}: loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}, "
-                    f"{name} {record.valid_metric:.4f} ({best})",
-                    waiting,
-                )
-                shown, waiting = now, 0
+                advance(f"epoch {record.epoch}: {losses}, {name} {record.valid_metric:.4f} ({best})", waiting)
+                shown, waiting = time.monotonic(), 0
 
 
 @contextmanager
@@ -187,14 +179,12 @@ def report_table(found: dict[int, TrainResult]) -> Table:
     table = Table("seed", "epochs", "best epoch", f"validation {name}", f"test {name}", "ms of an epoch (median)")
     for seed, one in found.items():
         time_of_epoch = f"{1e3 * statistics.median(one.seconds):.2f}" if one.seconds else ""
-        table.add_row(
-            *(str(seed), str(one.epochs), str(one.best_epoch), f"{one.valid:.4f}", f"{one.test:.4f}", time_of_epoch)
-        )
+        counts = (str(seed), str(one.epochs), str(one.best_epoch))
+        table.add_row(*counts, f"{one.valid:.4f}", f"{one.test:.4f}", time_of_epoch)
     if len(results) > 1:
-        cells = []
-        for values in ([one.valid for one in results], [one.test for one in results]):
-            error = statistics.stdev(values) / len(values) ** 0.5
-            cells.append(f"{statistics.fmean(values):.4f} ± {error:.4f}")
+        columns = ([one.valid for one in results], [one.test for one in results])
+        errors_of_mean = [statistics.stdev(values) / len(values) ** 0.5 for values in columns]
+        cells = [f"{statistics.fmean(v):.4f} ± {e:.4f}" for v, e in zip(columns, errors_of_mean, strict=True)]
         table.add_row("mean ± standard error", "", "", *cells, "")
     return table
 

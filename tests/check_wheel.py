@@ -11,6 +11,7 @@ for name in (
     "configs",
     "data",
     "dense",
+    "inference",
     "kernels",
     "models",
     "parallel",

@@ -18,6 +18,7 @@ ALLOWED = {
     "training": {"kernels", "data", "models", "configs"},
     "parallel": {"kernels", "data", "models", "configs", "training"},
     "bench": {"kernels", "baselines", "dense", "data", "models", "configs", "training", "parallel", "fused3s_dgl"},
+    "inference": {"kernels", "data", "models", "configs", "training", "parallel", "bench"},
     "report": {"bench", "configs"},
 }
 

@@ -15,21 +15,20 @@ from training.tasks import Batch, GraphsBatch, GraphsTask
 
 
 class CapturedGraphs:
-    """`Step` on batches of graphs as two CUDA graphs, a step and an evaluation. Each assembles a batch of one size,
+    """`Step` on batches of graphs as two CUDA graphs, for a step and for an evaluation. Each assembles a padded batch,
     plans its attention and computes it; its only input are the ids of the graphs.
 
-    A batch that is larger runs eagerly. Dropout draws other masks than in an eager step, whose batches have other
-    shapes.
+    Larger batches run eagerly. Dropout masks differ from those of an eager step, whose batches have other shapes.
 
     Args:
         make_room: a plan with room for batches of a size, with its backward pass if the second argument is True.
 
     Attributes:
-        size: of the batches of a step.
-        num_eager: steps that ran eagerly.
+        size: padded size of the batches of a step.
+        num_eager: number of steps that ran eagerly.
 
     Raises:
-        CaptureError: no plan with room takes the model's heads, or a layer waits for the GPU.
+        CaptureError: no refillable plan supports the model's heads, or a layer waits for the GPU.
     """
 
     def __init__(self, step: Step, task: GraphsTask, make_room: Callable[[BatchSize, bool], Room]) -> None:

@@ -1,4 +1,4 @@
-"""The state of a run: everything that a resumed run needs to compute the same bits."""
+"""The state of a run: everything a resumed run needs to compute the same bits."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ class Best:
 
 
 def identity(config: Config, meta: GraphMeta, seed: int) -> dict[str, Any]:
-    """What must agree between a run and its checkpoint, by key."""
+    """Values, by key, that must agree between a run and its checkpoint."""
     sections = config.model_dump(mode="json")
     keys = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
     for other in ("runtime.seed", "training.seeds", "training.checkpoint_seconds"):
@@ -65,10 +65,10 @@ def save_state(path: Path, step: Step, best: Best | None, epoch: int, finished: 
 
 
 def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best | None, int, bool]:
-    """Restore a run; best epoch, epochs done, and whether it is finished.
+    """Restore a run. Returns the best epoch, the number of epochs done, and whether it is finished.
 
     Raises:
-        TrainingError: the file is damaged, or of another run. Nothing was restored.
+        TrainingError: the file is damaged or of another run; nothing was restored.
     """
     try:
         state = read_torch_file(path)

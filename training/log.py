@@ -1,4 +1,4 @@
-"""The log of a run, one row an epoch: metrics.csv, and the same for TensorBoard."""
+"""The log of a run, one row per epoch: metrics.csv, and the same for TensorBoard."""
 
 import csv
 import io
@@ -13,12 +13,12 @@ class EpochRecord:
     """One epoch.
 
     Attributes:
-        epoch: from 1.
-        lr: learning rate of its last step.
-        loss: mean over its steps.
-        valid_loss, valid_metric: after it.
-        seconds: of its steps, evaluation excluded.
-        is_best: whether it has the best validation metric so far.
+        epoch: number of the epoch, from 1.
+        lr: learning rate of the last step.
+        loss: mean training loss over the steps.
+        valid_loss, valid_metric: validation loss and metric after the epoch.
+        seconds: time of the training steps in seconds, without evaluation.
+        is_best: whether the validation metric is the best so far.
     """
 
     epoch: int
@@ -36,7 +36,7 @@ SCALARS = ("lr", "loss", "valid_loss", "valid_metric", "seconds")
 
 
 class TrainingLog:
-    """Appends to the log of a folder. Rows after epoch `done` are removed: a resumed run computes them again."""
+    """Appends to the log in a folder. Removes rows after epoch `done`, which a resumed run computes again."""
 
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # the package tensorboard

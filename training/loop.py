@@ -36,14 +36,14 @@ Runner = Step | CapturedStep | CapturedGraphs
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The end of a run.
+    """Result of a run.
 
     Attributes:
-        epochs: epochs trained.
-        best_epoch: the one with the best validation metric, whose weights are kept.
-        metric: its name.
-        valid, test: the metric with these weights.
-        seconds: of the training steps of each epoch of this process.
+        epochs: number of epochs trained.
+        best_epoch: epoch with the best validation metric; its weights are kept.
+        metric: name of the metric.
+        valid, test: metric on these splits with the kept weights.
+        seconds: time of the training steps in seconds, per epoch of this process.
     """
 
     epochs: int
@@ -55,31 +55,34 @@ class TrainResult:
 
 
 class Trainer:
-    """One run of one seed, in a folder of its own:
+    """One training run with one seed, in its own folder:
 
         last.pt                         state of the run, every training.checkpoint_seconds
         best.safetensors, best.json     weights of the epoch with the best validation metric (`training.weights`)
         metrics.csv, tensorboard/       `training.log`
 
     Args:
-        loaded: a data set with labels and splits; of many small graphs the whole collection.
+        config: the resolved configuration.
+        loaded: a data set with labels and splits; for graph tasks the whole collection.
+        folder: folder of the run.
+        seed: seed of weights, batches and dropout.
         resume: continue the run in `folder`, if there is one.
-        device: None for that of `runtime.device`.
+        device: device of the model; None: `runtime.device` of the configuration.
 
     A distributed run is a subclass, `parallel.training.RankTrainer`.
 
     Attributes:
         writes: whether this process writes the files.
-        dense: how the layers around attention are computed: plain, compiled or fused.
-        done: epochs trained.
-        kept: epochs of the state in the folder; 0 without one.
-        best: None before the first epoch.
-        stop: set it to end `run` after the current epoch, with its state saved.
-        result: None until `run` is over; also None after a stop.
+        dense: implementation of the layers around attention: plain, compiled or fused.
+        done: number of epochs trained.
+        kept: number of epochs of the state in the folder; 0 without a state.
+        best: the best epoch so far; None before the first.
+        stop: set to True to end `run` after the current epoch, with its state saved.
+        result: result of the run; None until `run` ends, and after a stop.
 
     Raises:
-        TrainingError: the folder holds a run and `resume` is False, or it is another run.
-        ValueError: data set, backend or device cannot train this.
+        TrainingError: the folder holds a run and `resume` is False, or it holds another run.
+        ValueError: the data set, backend or device cannot train this model.
     """
 
     writes = True
@@ -111,7 +114,7 @@ class Trainer:
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False
-        torch.manual_seed(seed)  # the first epoch's dropout, whatever was drawn before
+        torch.manual_seed(seed)  # makes dropout of the first epoch independent of earlier draws
         if state.is_file():
             self.best, self.done, finished = load_state(state, self.step, self.identity)
         self.kept, self.finished = self.done, finished
@@ -130,7 +133,7 @@ class Trainer:
         return self.folder / BEST
 
     def run(self) -> Iterator[EpochRecord]:
-        """Train to the end; yields each epoch.
+        """Train to the end; yields a record after each epoch.
 
         Raises:
             TrainingError: the loss is NaN or infinite.

@@ -28,7 +28,7 @@ class Score:
 
     Attributes:
         part: "test", or "all" for a data set without splits.
-        rows: nodes or graphs that it counts; kind: which of them.
+        rows: number of nodes or graphs; kind: "nodes" or "graphs".
     """
 
     metric: str
@@ -70,7 +70,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean loss over the known labels, without data-dependent shapes; labels as in `labels_of`, or UNKNOWN."""
     logits = logits.float()
     if not labels.is_floating_point():
-        # The sum apart from the loss: torch's mean runs in one block of threads.
+        # A separate sum: torch's mean reduction of the loss runs in one thread block.
         losses = F.cross_entropy(logits, labels.where(labels >= 0, UNKNOWN), reduction="none")
         return losses.sum() / (labels >= 0).sum()
     known = ~labels.isnan()
@@ -79,10 +79,10 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def score(metric: str, logits: Tensor, labels: Tensor) -> float:
-    """The metric, of 1 at best.
+    """The value of the metric, at most 1.
 
     Raises:
-        ValueError: the labels do not define it.
+        ValueError: the metric is undefined for these labels.
     """
     if metric == "accuracy":
         known = labels >= 0
@@ -105,7 +105,7 @@ def score(metric: str, logits: Tensor, labels: Tensor) -> float:
 
 
 def score_on_test(logits: Tensor, loaded: LoadedGraph) -> Score | None:
-    """The metric of all rows' logits on the test split; None where the loaded rows do not define one."""
+    """The metric on the test split, given the logits of all rows; None if the loaded rows do not define it."""
     try:
         labels, metric = labels_of(loaded)
         part, ids = ("all", slice(None)) if loaded.splits is None else ("test", loaded.splits["test"])

@@ -15,9 +15,9 @@ MOMENTUM = 0.9  # of sgd
 def make_optimiser(
     vectors: Sequence[WeightVector], config: TrainingConfig, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimiser of `training.optimizer`. On a GPU one that a CUDA graph can capture, gradient scaling included.
+    """The optimiser of `training.optimizer`; on a GPU capturable, with gradient scaling.
 
-    Gradients are set to zero in place: they are parts of vectors.
+    Gradients are zeroed in place, since they are parts of vectors.
     """
     groups = [
         {"params": vector.pieces(), "weight_decay": config.weight_decay if vector.decays else 0.0} for vector in vectors
@@ -31,7 +31,7 @@ def make_optimiser(
 
 
 def learning_rate(config: TrainingConfig, epoch: float) -> float:
-    """The rate after `epoch` epochs, a fraction for a batch within one."""
+    """The learning rate after `epoch` epochs (fractional within an epoch)."""
     if epoch < config.warmup_epochs:
         return config.lr * epoch / config.warmup_epochs
     if config.schedule == "constant":
@@ -41,7 +41,7 @@ def learning_rate(config: TrainingConfig, epoch: float) -> float:
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """In place on a GPU, where a CUDA graph reads it."""
+    """Set the learning rate; in place on a GPU, where a CUDA graph reads it."""
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

@@ -1,9 +1,9 @@
-"""A model over batches of a collection of graphs at one size, so that one CUDA graph serves all of them.
+"""Padded batches of a collection of graphs, so that one CUDA graph serves all batches.
 
 batches = PaddedBatches(collection, collection.likely_size(ids, 512), model, room)
 graph = capture(lambda: model(batches.inputs()), device)
 batches.load(ids)                                     # the only input of the CUDA graph
-logits = graph.replay()[: len(ids)]                   # the rows behind are of padding
+logits = graph.replay()[: len(ids)]                   # further rows are padding
 """
 
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ class PaddedBatches:
         room: for `size.rows` rows and columns and `size.edges` edges.
 
     Attributes:
-        ids: [size.graphs] int64, graphs of the batch; the collection's number of graphs stands for no graph.
+        ids: [size.graphs] int64, graphs of the batch; the number of graphs of the collection means no graph.
     """
 
     def __init__(self, graphs: CsrBatches, size: BatchSize, model: GraphTransformer, room: Room) -> None:
@@ -45,7 +45,7 @@ class PaddedBatches:
         self.ids = torch.full((size.graphs,), graphs.num_graphs, device=model.device)
 
     def load(self, ids: np.ndarray) -> bool:
-        """Queue the copy of the graphs `ids` to the device; False, and no change, if they do not fit."""
+        """Queue the copy of `ids` to the device; returns False, without a change, if the graphs do not fit."""
         if not self.graphs.fits(ids, self.size):
             return False
         padded = np.full(self.size.graphs, self.graphs.num_graphs)
@@ -82,7 +82,7 @@ def make_room(size: BatchSize, *, device: torch.device, **inputs: Any) -> Room:
         inputs: dtype, head_dim, num_heads and backward, as of `kernels.plan_attention`.
 
     Raises:
-        CaptureError: no plan with room takes these inputs.
+        CaptureError: no refillable plan supports these inputs.
     """
     try:
         return kernels.PlanRoom((size.rows, size.rows), size.edges, device=device, **inputs)

@@ -1,4 +1,4 @@
-"""Layers in 16 bits over weights in float32."""
+"""16-bit layers with float32 weights."""
 
 import copy
 
@@ -10,19 +10,18 @@ from training.vectors import WeightVector
 
 
 class WorkingCopy:
-    """The model whose layers compute a step, beside the one whose weights the optimiser changes.
+    """A 16-bit copy of the model for forward and backward passes; the optimiser updates the float32 model.
 
-    The copy has 16-bit weights: two kernels round all of them, and four more make their gradients float32, where
-    torch.autocast takes a kernel for each weight. Batch norms, buffers and the readout of graphs, which stays in
-    float32 (`GraphTransformer.cast`), are those of the model itself.
+    Two kernels round all weights and four convert all gradients, where torch.autocast runs a kernel per weight. Batch
+    norms, buffers and the float32 readout of graph tasks (`GraphTransformer.cast`) are shared with the model.
 
     Args:
-        model: with float32 weights, which become parts of vectors.
-        dtype: of the copy's layers; for float32 the copy is the model.
+        model: model with float32 weights, which become views of vectors.
+        dtype: type of the layers of the copy; for float32 the copy is the model.
 
     Attributes:
-        model: the copy. `refresh` brings it up to date.
-        vectors: all weights, matrices apart from others, and those with a copy apart from those without.
+        model: the copy; updated by `refresh`.
+        vectors: all weights, in separate vectors by weight decay and by having a copy.
     """
 
     def __init__(self, model: GraphTransformer, dtype: torch.dtype) -> None:
@@ -39,12 +38,12 @@ class WorkingCopy:
                 self.vectors.append(WeightVector.of(shared, None, decays))
 
     def refresh(self) -> None:
-        """Round the weights, and drop old gradients of the copy."""
+        """Round the weights into the copy, and clear its gradients."""
         for vector in self.vectors:
             vector.refresh()
 
     def collect_gradients(self) -> None:
-        """Write the copy's gradients over the model's, which are float32."""
+        """Copy the gradients of the copy to the float32 gradients of the model."""
         for vector in self.vectors:
             vector.collect_gradients()
 

@@ -1,4 +1,4 @@
-"""Objects that a configuration describes: the model, its precision, and plans."""
+"""Builds the model, its precision and plans from a configuration."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphTransformer:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Type of the layers in training; "auto" is bfloat16 on a GPU, whose range needs no loss scale, else float32."""
+    """Type of the layers in training; "auto": bfloat16 on a GPU (no loss scale needed), else float32."""
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
     return getattr(torch, name)
@@ -34,7 +34,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 def plan_for_training(
     graph: Any, config: Config, device: torch.device, precision: torch.dtype
 ) -> kernels.AttentionPlan:
-    """Attention over a graph with its backward pass."""
+    """The plan of a graph, with its backward pass."""
     return kernels.plan_attention(
         graph,
         backend=config.attention.backend,
@@ -52,7 +52,7 @@ def plan_for_training(
 def room_for_training(
     size: BatchSize, config: Config, device: torch.device, precision: torch.dtype, backward: bool
 ) -> Room:
-    """Room for the plans of padded batches."""
+    """A refillable plan for padded batches."""
     model = config.model
     return make_room(
         size, device=device, dtype=precision, head_dim=model.head_dim, num_heads=model.heads, backward=backward

@@ -19,12 +19,12 @@ class Step:
 
     Args:
         working: the copy of `model` that computes.
-        forward: the pass of the copy, see `models.fast.training_forward`.
-        clip_norm: largest norm of the gradient, None without a limit.
+        forward: forward pass of the copy, see `models.fast.training_forward`.
+        clip_norm: largest norm of the gradient; None: no limit.
 
     Attributes:
-        model: with float32 weights.
-        scaler: of the loss; acts in float16 only, whose small gradients would be 0 without it.
+        model: model with float32 weights.
+        scaler: loss scaler; active in float16 only, where small gradients would underflow.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Step:
         return loss_of(self.forward(batch.inputs), batch.labels)
 
     def reduce(self, weights: list[nn.Parameter]) -> None:
-        """Complete the gradients of the optimiser's vectors; on one process they are."""
+        """Complete the gradients of the optimiser's vectors; nothing to do on one process."""
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
@@ -71,7 +71,7 @@ class Step:
         return self.forward(batch.inputs)
 
     def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
-        """A CUDA graph of calls of this step; weights and optimiser are afterwards what they were.
+        """A CUDA graph of this step; weights and optimiser are restored afterwards.
 
         Raises:
             CaptureError: a backend or layer waits for the GPU.
@@ -80,7 +80,7 @@ class Step:
 
 
 class CapturedStep:
-    """`Step` on one batch as two CUDA graphs, a step and an evaluation.
+    """`Step` on one batch as two CUDA graphs, for a step and for an evaluation.
 
     Raises:
         CaptureError: a backend or layer waits for the GPU.

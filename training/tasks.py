@@ -1,4 +1,4 @@
-"""The batches of a task: one graph with its training nodes, or batches of graphs with a plan each."""
+"""Training tasks: one graph with training nodes, or batches of graphs with one plan each."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ Forward = Callable[[Batch], Tensor]
 
 
 class Task(Protocol):
-    """What is trained on.
+    """A data set as batches for training and evaluation.
 
     Attributes:
         metric: a name of `training.metrics.METRICS`.
-        steps: batches of an epoch.
-        sizes: rows with a prediction in each of PARTS.
-        static: the only batch; None where the batches change.
+        steps: batches per epoch.
+        sizes: number of rows with a prediction in each of PARTS.
+        static: the only batch; None if batches change.
     """
 
     metric: str
@@ -56,7 +56,7 @@ def make_task(loaded: LoadedGraph, model: GraphTransformer, plan: Plan, batch_si
     """The task of a data set; `plan` makes the attention of a graph.
 
     Raises:
-        ValueError: labels or splits are missing, or the task is none that is implemented.
+        ValueError: labels or splits are missing, or the task is not implemented.
     """
     meta = loaded.meta
     labels, metric = labels_of(loaded)
@@ -98,7 +98,7 @@ class NodesTask:
 
 
 class GraphsTask:
-    """Labels of whole graphs: batches of them in an order of their own for each epoch."""
+    """Labels of whole graphs: batches in a new random order each epoch."""
 
     static = None
 
@@ -111,7 +111,7 @@ class GraphsTask:
         self.graphs = CsrBatches(loaded, batch_size, self.device)
         self.ids = loaded.splits
         unknown = torch.full_like(labels[:1], torch.nan if labels.is_floating_point() else UNKNOWN)
-        self.labels = torch.cat([labels, unknown]).to(self.device)  # the last is of no graph
+        self.labels = torch.cat([labels, unknown]).to(self.device)  # the last row belongs to no graph
         self.sizes = {part: len(ids) for part, ids in self.ids.items()}
         self.model, self.plan, self.batch_size = model, plan, batch_size
         self.steps = -(-self.sizes["train"] // batch_size)
@@ -142,8 +142,7 @@ class GraphsTask:
 
 
 class GraphsBatch:
-    """A `Batch` of the graphs `ids` [B], whose tensors are made when they are first asked for: a captured step reads
-    the ids alone."""
+    """A `Batch` of the graphs `ids` [B] with lazy tensors: a captured step reads the ids alone."""
 
     def __init__(self, task: GraphsTask, ids: np.ndarray) -> None:
         self._task, self.ids = task, ids

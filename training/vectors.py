@@ -1,4 +1,4 @@
-"""Weights as parts of a few vectors: a step of a small model takes as long as its number of tensors."""
+"""Weights as views of a few vectors: the time of a small model's step grows with its number of tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ LEAST_PIECE = 4_096  # elements of a tensor
 
 @dataclass(frozen=True, eq=False)
 class WeightVector:
-    """Float32 weights one after another, with padding between them.
+    """Concatenated float32 weights, with padding for alignment.
 
     Attributes:
         values, gradients: [n] float32; the model's parameters and their gradients are views of them. Padding is 0 and
             stays so.
-        copy: [n] of another type, whose views are the weights of `copies`; None if the model computes with its own.
+        copy: [n] of another type; the weights of `copies` are its views; None without a copy.
         copies: parameters of the copy that computes, one per parameter of the model.
         decays: whether weight decay acts on them: matrices.
     """
@@ -50,7 +50,7 @@ class WeightVector:
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
-        """Write the copy's gradients over those of the model; 0 where it has none."""
+        """Copy the gradients of the copy to those of the model; 0 for missing ones."""
         if self.copy is None:
             return
         found = []

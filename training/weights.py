@@ -1,7 +1,7 @@
-"""Trained weights as safetensors, with the run that they come from.
+"""Trained weights as safetensors, with a record of the training run.
 
-That record (`About`) stands in the header of the file, so that it cannot part from the weights, and is repeated for a
-reader in a JSON file of the same name.
+The record is in the header of the file, so that it cannot be separated from the weights, and is repeated in a JSON file
+of the same name.
 """
 
 import json
@@ -27,14 +27,14 @@ SHIPPED = ROOT / "results" / "checkpoints"
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """The run that weights come from.
+    """The training run of a set of weights.
 
     Attributes:
-        data: name of the data set; data_sha256: of its edges (see `data.GraphMeta`); data_source: where it came from.
-        graphs: graphs of the data set.
+        data, data_sha256, data_source: data set, hash of its edges and its source (see `data.GraphMeta`).
+        graphs: number of graphs of the data set.
         metric: a name of `training.metrics.METRICS`.
-        valid, test: the metric on these splits; test is None before the run is over.
-        epoch: epochs trained, the one with the best validation metric.
+        valid, test: metric on these splits; test is None before the end of the run.
+        epoch: epoch of the weights, the one with the best validation metric.
         config_sha, config: the resolved configuration.
     """
 
@@ -64,10 +64,10 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], about: TrainedWeight
 
 
 def load_weights(model: GraphTransformer, path: Path, config: Config, meta: GraphMeta) -> TrainedWeights | None:
-    """Load a checkpoint that fits the configuration and the data; where it comes from, if it says so.
+    """Load a checkpoint that matches the configuration and the data. Returns its record, or None if it has none.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or of another model or data set. Nothing was loaded.
+        CheckpointError: the file is missing, damaged, or of another model or data set; nothing was loaded.
     """
     about = read_about(path)
     if about and (wrong := differences(about, config, meta)):
@@ -81,10 +81,10 @@ class Weights:
     """The weights of a model in inference.
 
     Attributes:
-        path: their file; None for random ones.
-        name: for results; "none" for random ones.
-        reason: why these.
-        about: where they come from, if the file says so.
+        path: file of the weights; None for random ones.
+        name: name in results; "none" for random ones.
+        reason: why these weights were chosen.
+        about: record of the training run, if the file has one.
     """
 
     path: Path | None
@@ -104,7 +104,7 @@ class Weights:
 
 
 def named_weights(config: Config) -> Weights | None:
-    """The weights that model.checkpoint names, whatever the graph; None for "auto".
+    """The weights named by model.checkpoint, for any graph; None for "auto".
 
     Raises:
         CheckpointError: the file is missing or damaged.
@@ -116,7 +116,7 @@ def named_weights(config: Config) -> Weights | None:
 
 
 def find_weights(config: Config, meta: GraphMeta) -> Weights:
-    """The weights that model.checkpoint names. "auto": those in results/checkpoints that fit model and graph.
+    """The weights named by model.checkpoint; "auto": those in results/checkpoints that match model and graph.
 
     Raises:
         CheckpointError: the file is missing or damaged.
@@ -132,7 +132,7 @@ def find_weights(config: Config, meta: GraphMeta) -> Weights:
 
 
 def read_about(path: Path) -> TrainedWeights | None:
-    """The record in a safetensors file; None where there is none.
+    """The record in a safetensors file; None if there is none.
 
     Raises:
         CheckpointError: the file is missing or damaged.
@@ -155,7 +155,7 @@ def read_about(path: Path) -> TrainedWeights | None:
 
 
 def differences(about: TrainedWeights, config: Config, meta: GraphMeta) -> str | None:
-    """Why weights do not belong to a configuration and a graph; None if they do. A sentence that says what to set."""
+    """Why weights do not match a configuration and a graph, and what to set; None if they match."""
     trained, asked = about.config["model"], config.model.model_dump(mode="json")
     other = [key for key in ARCHITECTURE if trained[key] != asked[key]]
     if other:
@@ -167,7 +167,7 @@ def differences(about: TrainedWeights, config: Config, meta: GraphMeta) -> str |
             f"weights of another data set: trained on {about.data}, and this is {meta.name}; use "
             f"--set data.name={about.data}, or other weights (model.checkpoint=null for random ones)"
         )
-    # A batch of graphs has other edges than the collection that was trained on.
+    # A batch has other edges than the collection that the model was trained on.
     if about.graphs == meta.num_graphs and about.data_sha256 != meta.sha256:
         return (
             f"weights of another version of {meta.name}: trained on {about.data_source} data of hash "

@@ -3,9 +3,9 @@ the measurements.
 
 The criterion is the number of edges per KV tile, which only the GPU knows. The host knows an upper bound: A has at
 least one KV tile for every 16 rows, and for every 16 columns, with edges; if few rows and columns are empty, a KV tile
-has at most 16 * edges / max(rows, columns) edges. There is no lower bound: the edges of a window may have
-distinct columns. Graphs with few edges per row, such as sampled ones, go edge by edge without a count: reading the
-count would wait for the GPU in every step, which costs more than the slower kernel does on a small graph of cliques.
+has at most 16 * edges / max(rows, columns) edges. There is no lower bound: all edges of a window may have distinct
+columns. Graphs with few edges per row, such as sampled ones, go edge by edge without a count: reading the count would
+wait for the GPU in every step, which costs more than the slower kernel does on a small graph of cliques.
 """
 
 from dataclasses import dataclass

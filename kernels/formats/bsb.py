@@ -9,9 +9,9 @@ rest, in ascending order, are cut into tensor core blocks (TCB) of c columns:
     . . . . . . . x                    . . | x .                                     00 | 01
     . . . . . x . .                    . x | . .                                     10 | 00
 
-An edge that is repeated counts as often as it occurs, but a bit counts once: the columns of the edges that repeat one
-follow behind all columns of the window, ascending, with the bits of the rows that have a second copy; then those of the
-third copies, and so on.
+A repeated edge counts as often as it occurs, but a bit holds one edge. The columns of second copies therefore follow
+after all columns of the window, ascending, with the bits of the rows that have a second copy; then those of third
+copies, and so on.
 
 Rows are queries and columns are keys. For a DGLGraph the rows are destination nodes and the columns source nodes:
 a node attends to the sources of its in-edges.
@@ -42,7 +42,7 @@ PAPER_TILE: Tile = (16, 8)  # m16n8k16: 16 queries by 8 keys
 
 @dataclass(frozen=True, eq=False)
 class BSB:
-    """A sparse binary matrix in BSB. Build it with a constructor below, once a graph; it never changes.
+    """A sparse binary matrix in BSB format; immutable. Build it once per graph with one of the constructors below.
 
     Attributes:
         shape: (num_rows, num_cols): queries and keys.
@@ -113,9 +113,9 @@ class BSB:
 
     @classmethod
     def from_graph(cls, graph: Any, tile: Tile = PAPER_TILE, device: torch.device | None = None) -> "BSB":
-        """Build from a BSB or any graph that `csr_pattern` accepts, on `device` (default: where the graph is).
+        """Build from a BSB or any graph that `csr_pattern` accepts, on `device` (default: the graph's device).
 
-        A BSB with this tile is moved, or returned as it is; a BSB with another tile is built anew.
+        A BSB with this tile is moved to the device, or returned as it is; one with another tile is rebuilt.
         """
         if not isinstance(graph, BSB):
             return cls._from_pattern(csr_pattern(graph), tile, device)
@@ -149,7 +149,7 @@ class BSB:
         return sum(array.numel() * array.element_size() for array in arrays)
 
     def to(self, device: torch.device | str) -> "BSB":
-        """The matrix on another device; itself if it is there already."""
+        """The matrix on `device`; `self` if it is there already."""
         device = torch.device(device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
@@ -161,8 +161,8 @@ class BSB:
         """The CSR arrays; the exact inverse of `from_csr` for sorted rows without repeated columns.
 
         Returns:
-            (indptr, indices): [num_rows + 1] int64 and [nnz] int32 on this matrix's device, the columns of a row in the
-            order of the window's slots: ascending, then ascending once more those that are repeated, and so on.
+            (indptr, indices): [num_rows + 1] int64 and [nnz] int32 on this matrix's device. The columns of a row are in
+            slot order: first copies ascending, then second copies ascending, and so on.
         """
         r, c = self.tile
         bits = torch.arange(8, device=self.device, dtype=torch.uint8)
@@ -211,7 +211,7 @@ def _mean_cv(counts: torch.Tensor) -> tuple[float, float]:
 
 
 def _on_torch_stream(array: Any) -> ExitStack:
-    """A context in which CuPy works on the array's device and with torch's stream and memory; empty for NumPy."""
+    """A context in which CuPy uses the array's device, torch's current stream and torch's memory; empty for NumPy."""
     stack = ExitStack()
     if hasattr(array, "__cuda_array_interface__"):
         import cupy
@@ -224,7 +224,7 @@ def _on_torch_stream(array: Any) -> ExitStack:
 
 
 def _torch_allocator(num_bytes: int) -> Any:
-    """CuPy memory from torch's caching allocator: with one pool neither library starves the other."""
+    """CuPy memory from torch's caching allocator: two pools would starve each other."""
     import cupy
 
     block = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=torch.device("cuda", cupy.cuda.Device().id))

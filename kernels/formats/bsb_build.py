@@ -8,8 +8,8 @@ and is slow on hub windows.
 from dataclasses import dataclass
 from typing import Any
 
-# Bounds the scratch memory of a pass: about 50 bytes an edge and 128 bytes a TCB. A graph of several passes needs the
-# parts and the joined columns at a time: at most 5/3 of the result for 16 x 8 blocks.
+# Bounds the scratch memory of a pass: about 50 bytes an edge and 128 bytes a TCB. With several passes, the parts and
+# the joined columns exist at the same time: at most 5/3 of the result for 16 x 8 blocks.
 EDGES_PER_PASS = 1 << 25
 
 
@@ -74,7 +74,7 @@ def sort_row_windows(xp: Any, tcbs_per_window: Any) -> Any:
 
 
 def _joined(xp: Any, parts: list[Any], dtype: Any) -> Any:
-    """The parts, which have this type, one after the other. `parts` is emptied on the way, which frees its arrays."""
+    """Concatenate arrays of type `dtype`. Empties `parts` on the way, which frees its arrays."""
     if len(parts) == 1:
         return parts.pop()
     joined = xp.empty(sum(part.size for part in parts), dtype)
@@ -137,7 +137,7 @@ def _compact_windows(
 
 
 def _starts_run(xp: Any, sorted_keys: Any) -> Any:
-    """[n] bool: whether an element differs from the one before it."""
+    """[n] bool: whether an element differs from its predecessor; True for the first."""
     flags = xp.ones(sorted_keys.size, dtype=xp.bool_)
     flags[1:] = sorted_keys[1:] != sorted_keys[:-1]
     return flags

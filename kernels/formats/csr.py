@@ -1,4 +1,4 @@
-"""CSR patterns of all accepted kinds of graphs: rows are queries, columns are keys.
+"""CSR patterns of all accepted kinds of graphs. Rows are queries, columns are keys.
 
 For a DGLGraph the rows are the destination nodes: node v attends to node u for every edge u -> v (its in-edges).
 """
@@ -19,13 +19,13 @@ SPARSE_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 @dataclass(frozen=True, eq=False)
 class CSRPattern:
-    """The pattern of a sparse matrix A: row i has the edges to the columns indices[indptr[i]:indptr[i+1]].
+    """The pattern of a sparse matrix A: row i has edges to the columns indices[indptr[i]:indptr[i+1]].
 
     Attributes:
         indptr: [num_rows + 1], an integer array of NumPy, CuPy or torch (any device).
-        indices: [nnz], the same kind of array; columns may be unsorted, and repeated: each entry is an edge of its own.
+        indices: [nnz], the same kind of array; columns may be unsorted and repeated: each entry is an edge.
         shape: (num_rows, num_cols).
-        edge_ids: [nnz], the same kind of array: the caller's number of each entry; None: the stored order.
+        edge_ids: [nnz], the same kind of array: the caller's edge index of each entry; None means stored order.
     """
 
     indptr: Any
@@ -42,7 +42,7 @@ def csr_from_scipy(matrix: Any, edge_ids: bool = False) -> CSRPattern:
     """
     if not edge_ids or matrix.format == "csr":
         csr = matrix.tocsr()
-        if csr.nnz == matrix.nnz:  # `tocsr` adds up the repeated entries of a COO matrix
+        if csr.nnz == matrix.nnz:  # `tocsr` merges repeated entries of a COO matrix
             return CSRPattern(csr.indptr, csr.indices, tuple(csr.shape))
     coo = matrix.tocoo()
     by_row = np.argsort(coo.row, kind="stable")
@@ -68,10 +68,10 @@ def csr_from_torch(matrix: torch.Tensor, edge_ids: bool = False) -> CSRPattern:
 
 
 def csr_from_edges(edges: EdgeList, edge_ids: bool = False) -> CSRPattern:
-    """Pattern of an edge list, on its device: rows, and columns of a row, ascend. Waits for a GPU, to check the ids.
+    """Pattern of an edge list on its device, rows and columns ascending. Waits for a GPU, to check the ids.
 
     Args:
-        edge_ids: keep the place of each edge in the list.
+        edge_ids: keep the index of each edge in the list.
 
     Raises:
         ValueError: an id is out of range.
@@ -95,7 +95,7 @@ def csr_from_dgl(graph: Any, edge_ids: bool = False) -> CSRPattern:
             f"graph: got a DGLGraph with {len(graph.canonical_etypes)} edge types; one is needed "
             "(graph[etype], or dgl.to_homogeneous(graph))"
         )
-    indptr, indices, ids = graph.adj_tensors("csc")  # a row for each destination
+    indptr, indices, ids = graph.adj_tensors("csc")  # one row per destination
     in_stored_order = len(ids) < len(indices)  # DGL leaves the ids empty then
     ids = ids if edge_ids and not in_stored_order else None
     return CSRPattern(indptr, indices, (graph.num_dst_nodes(), graph.num_src_nodes()), ids)
@@ -105,7 +105,7 @@ def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
     """CSR pattern of a DGLGraph, a SciPy or torch sparse matrix, or an edge list; a pattern is returned as it is.
 
     Args:
-        edge_ids: keep the caller's numbers of the edges, where they are not in stored order.
+        edge_ids: keep the caller's edge indices if they differ from stored order.
 
     Raises:
         TypeError: `graph` is none of these.
@@ -157,10 +157,10 @@ def check_csr(xp: Any, indptr: Any, indices: Any, num_cols: int) -> None:
 
 
 def array_module(*arrays: Any) -> tuple[Any, list[Any]]:
-    """Bring NumPy, CuPy or torch integer arrays of one device to NumPy (CPU) or CuPy (GPU) without a copy.
+    """View NumPy, CuPy or torch integer arrays of one device as NumPy (CPU) or CuPy (GPU) arrays, without a copy.
 
     Returns:
-        (xp, arrays): the module `numpy` or `cupy` and the arrays in it.
+        (xp, arrays): the module `numpy` or `cupy`, and its arrays.
     """
     views = []
     for array in arrays:
@@ -179,8 +179,8 @@ def array_module(*arrays: Any) -> tuple[Any, list[Any]]:
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """A torch view of a NumPy, CuPy or torch array on its device; a copy of NumPy arrays that torch cannot view
-    (read-only, reversed)."""
+    """A torch view of a NumPy, CuPy or torch array on its device; a copy if torch cannot view it (read-only, negative
+    strides)."""
     if isinstance(array, torch.Tensor):
         return array
     if hasattr(array, "__cuda_array_interface__"):
@@ -189,6 +189,6 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 
 def _cupy() -> Any:
-    import cupy  # only on the GPU path: a laptop without CuPy builds on the CPU
+    import cupy  # only on the GPU path, so that CPU builds need no CuPy
 
     return cupy

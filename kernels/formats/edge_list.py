@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class EdgeList:
-    """The pattern of a sparse binary matrix A as a list of its edges, in any order; each entry is an edge of its own.
+    """The pattern of a sparse binary matrix A as a list of edges in any order; each entry is an edge.
 
     Attributes:
         edge_index: [2, E] int32 or int64 on any device. Row 0: keys, columns of A (sources of PyG and DGL); row 1:
@@ -20,13 +20,14 @@ class EdgeList:
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """E, repeated edges included."""
         return self.edge_index.shape[1]
 
 
 def edges_from_torch(matrix: torch.Tensor) -> EdgeList:
-    """Edges of a 2-D `torch.sparse_coo` or `torch.sparse_csc` tensor in stored order, on its device, without waiting
-    for a GPU: every stored entry is an edge, whatever its value, and a COO tensor need not be coalesced.
+    """Edges of a 2-D `torch.sparse_coo` or `torch.sparse_csc` tensor in stored order, on its device.
+
+    Does not wait for a GPU. Every stored entry is an edge, whatever its value; a COO tensor need not be coalesced.
 
     Raises:
         ValueError: the offsets of a CSC tensor on the CPU are damaged.

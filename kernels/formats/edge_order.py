@@ -1,11 +1,10 @@
-"""Edge identity: which of the caller's edges each edge of a format is.
+"""Edge order: maps the edges of a format to the caller's edges.
 
-The caller numbers the edges of a graph as its format does: a DGLGraph by edge ids, an edge_index by its columns,
-torch.sparse tensors and SciPy CSR by stored order, every other SciPy format by the entries of its COO form, a BSB by
-its `to_csr`.
+The caller's order depends on the graph: edge ids of a DGLGraph, columns of an edge_index, stored order of torch.sparse
+tensors and SciPy CSR, entries of `tocoo()` for any other SciPy format, `to_csr` of a BSB.
 
-CSR order is the order of `BSB.to_csr`: in each row the columns ascend, then once more those of the edges that repeat
-one, and so on. The copies of an edge are counted in the caller's order.
+CSR order is the order of `BSB.to_csr`: in each row first copies by ascending column, then second copies, and so on.
+Copies of an edge keep the caller's order.
 """
 
 from dataclasses import dataclass
@@ -23,14 +22,14 @@ class EdgeOrder:
     """The caller's edges in CSR order.
 
     Attributes:
-        edge_of_csr: [E] int32 or int64, the caller's edge of each edge.
+        edge_of_csr: [E] int32 or int64, the caller's edge index of each edge in CSR order.
     """
 
     edge_of_csr: torch.Tensor
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """E, repeated edges included."""
         return self.edge_of_csr.numel()
 
 
@@ -42,11 +41,11 @@ def edge_order(
     """The edge order of a valid graph, on `device`. Does not wait for a GPU if the graph is an edge list.
 
     Args:
-        graph: `edge_ids` of a pattern number the caller's edges, without them its stored order does.
-        sorted_edges: [E] int32, the stored edge of each edge in CSR order, where it is known.
+        graph: a pattern with `edge_ids`, or with the caller's edges in stored order; or an edge list.
+        sorted_edges: [E] int32, the stored index of each edge in CSR order, if known.
 
     Raises:
-        ValueError: `edge_ids` does not hold every number from 0 to E - 1 once.
+        ValueError: `edge_ids` is no permutation of 0 to E - 1.
     """
     edge_ids = None
     if isinstance(graph, CSRPattern) and graph.edge_ids is not None:
@@ -62,13 +61,13 @@ def edge_order(
     if isinstance(graph, BSB) or is_distinct(indptr, col, graph.shape):
         return EdgeOrder(torch.arange(len(col), device=device) if edge_ids is None else edge_ids.clone())
     row = rows_of_edges(indptr, col.numel())
-    if edge_ids is not None:  # copies in the caller's order, not in that of the pattern
+    if edge_ids is not None:  # orders copies as the caller does, not as stored
         row, col = (torch.empty_like(each).scatter_(0, edge_ids, each) for each in (row, col))
     return EdgeOrder(_csr_order(row, col, graph.shape[1]))
 
 
 def _csr_order(row: torch.Tensor, col: torch.Tensor, num_cols: int) -> torch.Tensor:
-    """[E] int64, the edges (row, col) [E] int64 in CSR order. Does not wait for a GPU."""
+    """[E] int64: the permutation that sorts the edges (row, col), [E] int64 each, into CSR order. No wait for a GPU."""
     key, edge = torch.sort(row * num_cols + col, stable=True)  # below 2^62: both dimensions are below 2^31
     starts_run = torch.ones(len(key), dtype=torch.bool, device=key.device)
     starts_run[1:] = key[1:] != key[:-1]

@@ -1,4 +1,4 @@
-"""CSR and COO views of a graph, for backends that walk edges."""
+"""CSR and COO forms of a graph, for backends that iterate over edges."""
 
 from typing import Any
 
@@ -9,23 +9,23 @@ from .csr import CSRPattern, as_tensor
 
 
 def canonical_csr(graph: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(indptr [num_rows + 1] int64, indices [nnz] int32) on `device`, checked; both are copies, which a plan may keep.
+    """Checked (indptr [num_rows + 1] int64, indices [nnz] int32) on `device`; copies, so a plan may keep them.
 
-    The order of the edges is that of `BSB.to_csr` and of `edge_order`: in each row the columns ascend, then once more
-    those of the edges that repeat one, then those of the third copies, and so on.
+    Edges are in CSR order (`formats.edge_order`): in each row first copies by ascending column, then second copies, and
+    so on.
     """
     if isinstance(graph, CSRPattern):
         indptr, indices = (as_tensor(array).to(device) for array in (graph.indptr, graph.indices))
         if is_distinct(indptr, indices, graph.shape):
             return indptr.to(torch.int64, copy=True), indices.to(torch.int32, copy=True)
-    # BSB sorts, and names what is wrong. It takes over 100 bytes an edge on the way back to CSR.
+    # BSB sorts and checks. The way back to CSR takes over 100 bytes per edge.
     bsb = graph.to(device) if isinstance(graph, BSB) else BSB.from_graph(graph, device=device)
     indptr, indices = bsb.to_csr()
     return indptr, indices.contiguous()
 
 
 def is_distinct(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> bool:
-    """Whether the arrays are CSR of this shape with strictly ascending columns in each row; False for damaged ones.
+    """Whether the arrays are a valid CSR of this shape with strictly ascending columns in each row.
 
     Waits for a GPU once.
     """
@@ -42,6 +42,6 @@ def is_distinct(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, i
 
 
 def rows_of_edges(indptr: torch.Tensor, num_edges: int | None = None) -> torch.Tensor:
-    """[nnz] int64: the row of each edge of a CSR pattern. Waits for a GPU where `num_edges` is not given."""
+    """[nnz] int64: the row of each edge of a CSR pattern. Waits for a GPU unless `num_edges` is given."""
     rows = torch.arange(indptr.numel() - 1, device=indptr.device)
     return torch.repeat_interleave(rows, indptr.diff(), output_size=num_edges)

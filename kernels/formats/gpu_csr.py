@@ -1,7 +1,7 @@
 """CSR of a matrix and of its transpose, from an edge list or a CSR, by the kernels of cuda/plan_csr.cu.
 
-The edges are in the order of `canonical_csr`. Nothing waits for the GPU: all sizes come from what the host knows, and
-what only the GPU knows is in `numbers` (`PlanNumber`).
+Edges are in CSR order (`formats.edge_order`). The host never waits: sizes are upper bounds that it knows, and what only
+the GPU knows is in `numbers` (`PlanNumber`).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ from ..runtime.launch import Launch, address_of
 
 WINDOW_ROWS = 16
 MOST_EDGES = 2**31 - 1
-MOST_IDS = 1 << 28  # a sort key holds two ids of edges and rows, or columns
+MOST_IDS = 1 << 28  # a sort key packs two ids
 MOST_ROWS = 1 << 30
 # As in cuda/plan_csr.cu and cuda/plan_data.cuh:
 EDGE_THREADS, BLOCK_EDGES = 256, 1024
 SCAN_THREADS, SCAN_CHUNK, SCAN_BLOCKS = 1024, 4096, 128
-SORT_WARPS, WARP_EDGES = 8, 512  # warps of a block, most edges of a window of one warp
+SORT_WARPS, WARP_EDGES = 8, 512  # warps per block; most edges of a window that one warp sorts
 
 
 class PlanNumber(IntEnum):
-    """As in cuda/plan_data.cuh: int64 numbers of a plan."""
+    """Indices of the int64 numbers of a plan; as in cuda/plan_data.cuh."""
 
     BAD_OFFSET = 0
     BAD_EDGE = 1
@@ -46,13 +46,12 @@ _instances = {
 
 @dataclass(frozen=True, eq=False)
 class EdgeSource:
-    """The edges of a graph as they are given, on a GPU.
+    """The edges of a graph as given by the caller, on a GPU.
 
     Attributes:
-        ids: [2, E] int32 or int64, rows any number of elements apart: columns, then rows of A; or [E], the columns of a
-            CSR.
+        ids: [2, E] int32 or int64, any row stride: columns of A, then rows of A; or [E], the columns of a CSR.
         offsets: [num_rows + 1] int64 of a CSR; None for an edge list.
-        has_padding: whether pairs of -1 of an edge list are no edges, and a CSR may have fewer than E edges.
+        has_padding: whether pairs of -1 in an edge list are padding, and a CSR may have fewer than E edges.
     """
 
     ids: torch.Tensor
@@ -65,22 +64,21 @@ class EdgeSource:
 
 
 class GPUCSR:
-    """Memory of the CSR of a matrix A, and of its transpose, and how it is filled.
+    """Memory of the CSR of a matrix A and of its transpose, and the kernels that fill it.
 
     Attributes:
-        offsets: [num_rows + 1] int64 of A, and [num_cols + 1] of A^T where wanted: first edge of each row.
-        indices: [most_edges] int32 of A, column of each edge; 0 behind the last.
-        edges: [most_edges] int32 of A, number of each edge in the source; None: not wanted.
-        column_indices, column_edges: [most_edges] int32 of A^T: row of A of each edge, its place in the CSR of A; None:
-            not wanted.
-        zeros: address of the PlanNumbers, behind which kernels count edges, and 32-bit words that are 0 before
-            `launches`.
+        offsets: [num_rows + 1] int64 of A, and [num_cols + 1] of A^T if wanted: first edge of each row.
+        indices: [most_edges] int32 of A, column of each edge; 0 after the last.
+        edges: [most_edges] int32 of A, index of each edge in the source; None if not wanted.
+        column_indices, column_edges: [most_edges] int32 of A^T: row of A of each edge, its index in the CSR of A; None
+            if not wanted.
+        zeros: (address, number of 32-bit words) that must be 0 before `launches`: PlanNumbers, then counts of edges.
         address_of_...: of these arrays, 0 for None.
     """
 
     @staticmethod
     def sizes(most_edges: int, transposes: bool, wants_edges: bool) -> tuple[int, ...]:
-        """32-bit words of each array in the memory that it shares."""
+        """32-bit words of each array in the shared memory block."""
         return (most_edges,) * (1 + wants_edges + 2 * transposes)
 
     def __init__(
@@ -95,10 +93,9 @@ class GPUCSR:
     ) -> None:
         """
         Args:
-            take: gives the address of the next array of int32 memory with arrays of `sizes` among others. The int64
-                arrays have memory of their own: torch saves no memory that it reads as two types, which torch.export
-                does with the arrays of a plan.
-            view: gives the next array.
+            take: returns the address of the next array (`sizes`) in shared int32 memory. The int64 arrays have
+                separate memory: torch.export cannot save memory that is viewed as two types.
+            view: returns the next array.
             shape: (num_rows, num_cols), at least 1; num_rows up to MOST_IDS with a transpose, num_cols in any case.
             most_edges: up to MOST_EDGES.
         """
@@ -130,16 +127,16 @@ class GPUCSR:
         return self._wide[:COUNTS]
 
     def launches(self, source: EdgeSource, keys: Sequence[int], row_ids: int, device_index: int | None) -> list[Launch]:
-        """The kernels that fill the arrays.
+        """The launches that fill the arrays.
 
         Args:
             source: up to `most_edges` edges.
             keys: addresses [most_edges] int64, scratch: two, and a third with a transpose.
-            row_ids: address [num_rows] int32, row that the transpose names for each row; 0: the row itself.
+            row_ids: address [num_rows] int32, row id that the transpose stores for each row; 0: the row itself.
         """
         (num_rows, num_cols), most_edges, num_edges = self._shape, self._most_edges, source.num_edges
         wide, is_csr, transposes = source.ids.dtype == torch.int64, source.offsets is not None, len(keys) == 3
-        # The kernels of the source share one struct.
+        # All kernels of the source take the same struct.
         params = get_kernel(_instances["plan_offsets", is_csr], device_index).params
         pointers = params.pack_pointers(
             {
@@ -182,7 +179,7 @@ class GPUCSR:
             kernel = get_kernel(_instances["plan_place", wide], device_index)
             launches.append((kernel, grid_of_edges, EDGE_THREADS, pointers, of_source))
         sorts = [(num_rows, _instances["plan_sort", wide, is_csr, False])]
-        if transposes:  # from keys, whatever those were made from: one instance
+        if transposes:  # reads keys, not the source: one instance for all sources
             sorts.append((num_cols, _instances["plan_sort", False, False, True]))
         for rows, instance in sorts if most_edges else ():
             num_windows = -(-rows // WINDOW_ROWS)
@@ -193,7 +190,7 @@ class GPUCSR:
 
 
 def allocate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, list[int]]:
-    """Memory for arrays of so many 32-bit words, one behind the other, and the address of each."""
+    """Memory for consecutive arrays of the given sizes in 32-bit words, and the address of each."""
     memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
     address, addresses = memory.data_ptr(), []
     for size in sizes:

@@ -12,10 +12,10 @@ PLAN_EDGES = KernelInstance("plan_edges.cu", "plan_edges")
 def slot_launch(
     slots: tuple[int, int, int], kv_tiles: int, tile_offset: int, offsets: int, num_rows: int, device_index: int | None
 ) -> Launch:
-    """The kernel that fills the slots of KV tiles that were made from a CSR; at least one row.
+    """The launch that fills the slots of KV tiles made from a CSR with at least one row.
 
     Args:
-        slots: addresses of the arrays of `GPUPlan.slots`, for as many KV tiles and edges as there can be.
+        slots: addresses of the arrays of `GPUPlan.slots`, of upper-bound sizes.
         kv_tiles, tile_offset: addresses of those arrays of `GPUPlan`, of A.
         offsets: address [num_rows + 1] int64 of the CSR.
     """

@@ -1,6 +1,6 @@
 """A plan by CUDA kernels, from an edge list or a CSR: CSR, row items, KV tiles, schedules, slots of edge data.
 
-    plan_count, plan_offsets, plan_place, plan_sort    CSR of A, and of its transpose where asked for (gpu_csr.py)
+    plan_count, plan_offsets, plan_place, plan_sort    CSR of A, and of its transpose if wanted (gpu_csr.py)
     plan_tiles<kWrite = false>                         KV tiles of each row window, of both
     plan_schedule                                      first KV tile of each window, heuristic, order of the blocks
     plan_tiles<kWrite = true>                          the KV tiles
@@ -8,8 +8,8 @@
     plan_edges                                         slots of the edges in the KV tiles
     plan_parts, plan_whole_rows                        items of the rows
 
-The host does not wait: the arrays have room for the most that there can be, and items behind the last have no work. So
-a plan can be filled again with another graph, and the filling captured in a CUDA graph.
+The host does not wait: arrays have upper-bound sizes, and items after the last one have no work. A plan can therefore
+be refilled with another graph, also inside a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -52,8 +52,8 @@ from .schedule import (
 MOST_SCHEDULES = 3
 SCHEDULE_THREADS = 1024
 ITEM_WARPS = 8
-BLOCK_WORDS = 5  # of struct ScheduleScratch for each shared block
-WINDOW_WORDS = 3  # and for each window
+BLOCK_WORDS = 5  # of struct ScheduleScratch per shared block
+WINDOW_WORDS = 3  # and per window
 SCHEDULE_INPUTS = ("side", "is_first", "num_groups", "warps", "resident_warps", "most_items")
 
 
@@ -64,15 +64,15 @@ PLAN_ITEMS = KernelInstance("plan_schedule.cu", "plan_items")
 
 @dataclass(frozen=True)
 class PlanForm:
-    """What a plan consists of; hashable.
+    """Which arrays a plan has, and their sizes; hashable.
 
     Attributes:
         shape: (num_rows, num_cols) of A, at least 1.
-        most_edges: edges that there is room for.
+        most_edges: capacity in edges.
         transposes: whether it has A^T.
-        schedules: of A in front of those of A^T; () for a plan without KV tiles.
+        schedules: those of A, then those of A^T; () for a plan without KV tiles.
         part_edges: most edges of a row item; 0 for a plan without row items.
-        edge_data: whether it has the number of each edge in the source, and slots where it has KV tiles.
+        edge_data: whether it has the index of each edge in the source, and, with KV tiles, slots.
     """
 
     shape: tuple[int, int]
@@ -84,36 +84,32 @@ class PlanForm:
 
     @cached_property
     def tile_sides(self) -> int:
-        """Patterns with KV tiles: none, A, or A and A^T."""
+        """Number of patterns with KV tiles: 0, 1 (A) or 2 (A and A^T)."""
         return 0 if not self.schedules else 1 + any(each.of_transpose for each in self.schedules)
 
 
 class GPUPlan:
-    """Memory of a plan, and how it is filled.
+    """Memory of a plan, and the kernels that fill it.
 
-    For the host a view of the memory takes as long as a launch: kernels get addresses, and only what calls read is made
-    into tensors.
+    A tensor view costs the host as much as a launch, so kernels get addresses; only arrays that calls read are tensors.
 
     Attributes:
-        form: what it consists of.
+        form: its arrays and sizes.
         csr: CSR of A and A^T.
-        kv_tiles: of A, and of A^T where it has KV tiles: [num_tiles + 2, 24] int32 struct KVTile, the last two without
-            keys.
-        tile_offset: likewise, [num_row_windows + 1] int32, first KV tile of each window.
-        work_items: of each schedule [num_blocks, warps, 56] int32 struct WorkItem: the first KV tile of a warp and
-            their number, the window, the keys of the last tile; kWarp, kBlock or the split, with the first split of the
-            window and their number; and copies of the first two KV tiles. Window -1: the warp has nothing to do.
-        num_splits: of each schedule, splits of all windows, or more.
-        windows: of each schedule, windows that one warp, one block and several blocks take, and `warp_tiles`,
-            `split_tiles` and `sort_segment` (0: all are sorted); () until the host knows.
-        row_items, row_parts: of A, and of A^T (gpu_row_items.py).
-        slots: where the edges are in the KV tiles of A, those of a KV tile one behind the other; None without edge data
-            or without KV tiles: [num_tiles + 3] int32 first slot of each KV tile, nnz behind the last; [nnz] int32 the
-            edge of each slot, in CSR order; [nnz] uint8 16 * row + key in the KV tile.
+        kv_tiles: per pattern with KV tiles [num_tiles + 2, 24] int32, struct KVTile; the last two have no keys.
+        tile_offset: per pattern with KV tiles [num_row_windows + 1] int32, first KV tile of each window.
+        work_items: per schedule [num_blocks, warps, 56] int32, struct WorkItem (cuda/fused3s_params.cuh).
+        num_splits: per schedule, at least the number of splits of all windows.
+        windows: per schedule, windows of one warp, of one block and of several blocks, then `warp_tiles`, `split_tiles`
+            and `sort_segment` (0: all are sorted); () until the host knows.
+        row_items, row_parts: per pattern (gpu_row_items.py).
+        slots: the edges of A in KV tile order; None without edge data or without KV tiles. [num_tiles + 3] int32: first
+            slot of each KV tile, nnz after the last; [nnz] int32: edge of each slot, in CSR order; [nnz] uint8:
+            16 * row + key in the KV tile.
     """
 
     def __init__(self, form: PlanForm, device: torch.device, csr: GPUCSR | None = None) -> None:
-        """csr: of another plan of the same graph, that is filled."""
+        """csr: filled CSR of another plan of the same graph, to be shared."""
         self.form, self.device, self._has_csr = form, device, csr is not None
         edges, sides, shape, part_edges = form.most_edges, form.tile_sides, form.shape, form.part_edges
         item_sides = (1 + form.transposes) if part_edges else 0
@@ -122,7 +118,7 @@ class GPUPlan:
         blocks = [(most_blocks_of(edges, shape[each.of_transpose], each.warps), each.warps) for each in form.schedules]
         items = self._most_items = [most_items_of(edges, rows, part_edges) for rows in shape[:item_sides]]
         parts = most_parts_of(edges, part_edges) if item_sides else 0
-        # Sizes in 32-bit words. Arrays whose rows the kernels read as 16 bytes come first, then those of 8.
+        # Sizes in 32-bit words. Arrays read in 16-byte rows come first, then those read in 8-byte rows.
         sizes = [TILE_WORDS * (count + 2) for count in tiles]
         sizes += [ITEM_WORDS * count * warps for count, warps in blocks]
         sizes += [4 * count for count in items]
@@ -161,8 +157,8 @@ class GPUPlan:
         """Queue the kernels on torch's current stream.
 
         Args:
-            source: up to `form.most_edges` edges; they are read, and need not be kept.
-            row_ids: [num_rows] int32, row of query and output of each row of A; None for rows in their own order.
+            source: up to `form.most_edges` edges; only read by the queued kernels.
+            row_ids: [num_rows] int32, row of query and output of each row of A; None for natural order.
         """
         form, csr, index, windows = self.form, self.csr, self.device.index, self._windows
         edges, shape, num_schedules, item_sides = form.most_edges, form.shape, len(form.schedules), len(self._items)
@@ -173,7 +169,7 @@ class GPUPlan:
             words = (BLOCK_WORDS * most_blocks + WINDOW_WORDS * most_windows + 4) // 4 * 4
         num_keys = 0 if self._has_csr else 3 if form.transposes else 2
         sizes = (words * num_schedules, *(2 * edges,) * num_keys, *windows, *shape[:item_sides])
-        memory, (schedules, *scratch) = allocate(sizes, self.device)  # kernels that are queued later may have it
+        memory, (schedules, *scratch) = allocate(sizes, self.device)  # may be reused by kernels queued later
         keys, scratch = scratch[:num_keys], scratch[num_keys:]
         row_ids = address_of(row_ids)
         launches, zeros = [], (0, 0)
@@ -191,12 +187,12 @@ class GPUPlan:
             tiles = self._kv_tiles[0], self._tile_offset[0]
             launches.append(slot_launch(self._slots, *tiles, csr.address_of_offsets[0], shape[0], index))
         launch_all(index, launches, zeros)
-        del memory  # not before: it may be used again from now on
+        del memory  # only now may the allocator reuse it
         if self.device.type == "cuda":
             next_waits(index)  # the attention kernels read a plan before griddepcontrol.wait
 
     def exact(self, numbers: list[int]) -> "GPUPlan":
-        """The plan with the used part of its arrays, from its `numbers` once it is filled; not to be filled again."""
+        """The plan with arrays cut to their exact sizes, given its `numbers` after filling; cannot be refilled."""
         exact = copy(self)
         exact.kv_tiles, exact.work_items, exact.num_splits, exact.windows = list(self.kv_tiles), [], [], []
         for which, each in enumerate(self.form.schedules):
@@ -220,19 +216,19 @@ class GPUPlan:
         return exact
 
     def count_tiles(self) -> int:
-        """KV tiles of A, from its CSR. Waits for the GPU."""
+        """Number of KV tiles of A, from its CSR. Waits for the GPU."""
         index, windows = self.device.index, windows_of(self.form.shape[0])
         counts = torch.empty(windows, dtype=torch.int32, device=self.device)
         launch_all(index, [self._tiles_launch(COUNT_TILES, [address_of(counts)], [windows], [0])])
         return int(counts.sum())
 
     def _tile_launches(self, counts: Sequence[int], scratch: int, most_blocks: int, most_windows: int) -> list[Launch]:
-        """Kernels of KV tiles and schedules.
+        """Launches for KV tiles and schedules.
 
         Args:
             counts: addresses [num_windows] int32, scratch.
             scratch: address of struct ScheduleScratch of each schedule.
-            most_blocks, most_windows: of all schedules.
+            most_blocks, most_windows: maxima over all schedules.
         """
         index, windows, tiles, num_schedules = self.device.index, self._windows, self._kv_tiles, len(self.work_items)
         kernels = [get_kernel(instance, index) for instance in (PLAN_SCHEDULE, PLAN_ITEMS)]
@@ -260,11 +256,11 @@ class GPUPlan:
     def _tiles_launch(
         self, instance: KernelInstance, counts: Sequence[int], windows: Sequence[int], tiles: Sequence[int]
     ) -> Launch:
-        """Kernel of the KV tiles of A, and of A^T where the sequences have two elements.
+        """Launch for the KV tiles of A, and of A^T if the sequences have two elements.
 
         Args:
-            counts: addresses of KV tiles of each window, to be written; or of the first KV tile of each window.
-            tiles: addresses of the KV tiles, to be written.
+            counts: addresses of the number of KV tiles per window (output), or of the first KV tile per window.
+            tiles: addresses of the KV tiles (output).
         """
         form, csr, sides = self.form, self.csr, len(windows)
         per_block = [SORT_WARPS if form.most_edges <= WARP_EDGES * each else 1 for each in windows]
@@ -281,7 +277,7 @@ class GPUPlan:
         return kernel, grid, SORT_WARPS * WARP_SIZE, pointers, scalars
 
     def _schedule_inputs(self) -> dict[str, int]:
-        """Members of struct Params of cuda/plan_schedule.cu: ScheduleInputs of each schedule; zeros for the others."""
+        """Members of struct Params of cuda/plan_schedule.cu: ScheduleInputs of each schedule, zeros for unused ones."""
         members, seen = {}, set()
         for which in range(MOST_SCHEDULES):
             values = (0,) * len(SCHEDULE_INPUTS)

@@ -1,11 +1,11 @@
-"""Work of the lane groups of cuda/fused3s_edges.cu, made once a graph by two CUDA kernels (cuda/plan_rows.cu).
+"""Items of the lane groups of cuda/fused3s_edges.cu, built once per graph by two kernels (cuda/plan_rows.cu).
 
-    item     [4] int32: row, first edge, number of edges, part (-1: the whole row); what one lane group takes
-    part     [2] int32: first part of the row, and the number of its parts; an item of a row that several lane groups
-             share, which combine their results in the order of the parts
+    item     [4] int32: row, first edge, number of edges, part (-1: the whole row); the work of one lane group
+    part     [2] int32: first part of the row, number of parts of the row; an item of a row that several lane groups
+             share. They combine their results in the order of the parts.
 
-Rows of up to `part_edges` edges are one item. Items of a warp run as many rounds as the longest of them, so rows are
-sorted by length within segments of neighbouring rows, which find common keys in the cache; parts come first, and items
+Rows of up to `part_edges` edges are one item. All items of a warp run as many rounds as the longest one, so rows are
+sorted by length, but only within segments of neighbouring rows, which share keys in the cache. Parts come first, items
 without work last.
 """
 
@@ -16,18 +16,18 @@ from ..runtime.launch import Launch
 from ..runtime.params import elements
 from .gpu_csr import SCAN_BLOCKS, SCAN_CHUNK, blocks_of
 
-SORT_SEGMENT = 256  # sorted rows
+SORT_SEGMENT = 256  # rows per sorted segment
 PARTS_THREADS = 1024  # as in cuda/plan_rows.cu
 PLAN_PARTS, PLAN_WHOLE_ROWS = (KernelInstance("plan_rows.cu", name) for name in ("plan_parts", "plan_whole_rows"))
 
 
 def most_items_of(num_edges: int, num_rows: int, part_edges: int) -> int:
-    """Most items: one for each row, and another for each `part_edges` edges."""
+    """Upper bound of the items: one per row, and one more per `part_edges` edges."""
     return num_rows + num_edges // part_edges
 
 
 def most_parts_of(num_edges: int, part_edges: int) -> int:
-    """Most parts: a row with more than `part_edges` edges has at most two for as many of them."""
+    """Upper bound of the parts: a split row has at most two per `part_edges` edges."""
     return 2 * (num_edges // part_edges)
 
 
@@ -43,7 +43,7 @@ def row_launches(
     numbers: int,
     device_index: int | None,
 ) -> list[Launch]:
-    """The kernels that fill the items of a matrix, and of its transpose where the sequences have two elements.
+    """The launches that fill the items of a matrix, and of its transpose if the sequences have two elements.
 
     Args:
         items: addresses [most_items, 4] int32; by `most_items_of`.
@@ -51,9 +51,8 @@ def row_launches(
         offsets: addresses [num_rows + 1] int64; at least one row.
         whole_rows: addresses [num_rows] int32, scratch.
         part_edges: most edges of an item.
-        row_ids: address [num_rows] int32, row of query and output of each row of the matrix; 0 for rows in their own
-            order.
-        numbers: address `GPUCSR.numbers`; parts, and rows without parts, are written.
+        row_ids: address [num_rows] int32, row of query and output of each row of the matrix; 0 for natural order.
+        numbers: address of `GPUCSR.numbers`; the numbers of parts and of whole rows are written.
     """
     count, none = len(items), (0,) * (2 - len(items))
     kernels = [get_kernel(instance, device_index) for instance in (PLAN_PARTS, PLAN_WHOLE_ROWS)]

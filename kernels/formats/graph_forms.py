@@ -1,4 +1,4 @@
-"""The forms in which callers hand in a graph, as the records that plans are made from. Nothing here waits for a GPU."""
+"""Converts the graph types that callers pass into the records that plans are built from. Never waits for a GPU."""
 
 import math
 from typing import Any
@@ -13,11 +13,11 @@ Graph = BSB | CSRPattern | EdgeList
 
 
 def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> Graph:
-    """A graph without a copy where that is possible, on its device.
+    """The record of a graph on its device, without a copy if possible.
 
     Args:
-        graph: an edge_index [2, E], or (indptr, indices), with `shape`; any form that has a shape of its own.
-        edge_ids: keep the caller's numbers of the edges, where they are not in stored order.
+        graph: an edge_index [2, E] or (indptr, indices), with `shape`; or a type that has a shape.
+        edge_ids: keep the caller's edge indices if they differ from stored order.
 
     Raises:
         TypeError, ValueError: `graph` is no graph, or `shape` is missing, malformed or not the graph's.
@@ -40,7 +40,7 @@ def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> G
 
 
 def count_edges(graph: Graph) -> int:
-    """Edges of a graph, from the sizes of its arrays."""
+    """Number of edges, from the sizes of the arrays."""
     if isinstance(graph, BSB):
         return graph.nnz
     return graph.num_edges if isinstance(graph, EdgeList) else math.prod(graph.indices.shape)

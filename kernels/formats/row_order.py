@@ -1,4 +1,4 @@
-"""A row order: rows of A that share columns share a row window, so that the kernel gathers fewer keys.
+"""Row orders: rows of A that share columns are put into one row window, so that the kernel gathers fewer keys.
 
 `formats.row_order_search` finds one. Columns keep their ids: A[perm, :] with `row_ids = perm` gives the caller's result
 in the caller's order.
@@ -16,15 +16,15 @@ METHODS = ("none", "communities", "auto")
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """An order of the rows of A, and what it saves.
+    """An order of the rows of A, and its savings.
 
     Attributes:
-        perm: [num_rows] int32 on the CPU, the row at each position; None where the natural order stays.
+        perm: [num_rows] int32 on the CPU, the row at each position; None for the natural order.
         method: "none" or "communities", the method that made `perm`.
-        seconds: time of the search, without the compilation of the first call.
-        columns_before, columns_after: gathered columns, the distinct columns of each 16-row window added up, in the
-            natural order and in `perm`.
-        tiles_before, tiles_after: the same in KV tiles of 16 columns, each window's rounded up.
+        seconds: time of the search in seconds, without the compilation at the first call.
+        columns_before, columns_after: gathered columns (distinct columns summed over all 16-row windows) in natural
+            order and in `perm`.
+        tiles_before, tiles_after: KV tiles (16 columns, rounded up per window) in natural order and in `perm`.
     """
 
     perm: torch.Tensor | None
@@ -37,7 +37,7 @@ class RowOrder:
 
 
 def check_method(method: str) -> None:
-    """Raise a ValueError if `method` is none of METHODS."""
+    """Raise a ValueError unless `method` is one of METHODS."""
     if method not in METHODS:
         raise ValueError(f"reorder: got {method!r}; allowed are {', '.join(METHODS)}, and a permutation of the rows")
 
@@ -50,8 +50,8 @@ def permute_rows(pattern: CSRPattern, perm: Any) -> CSRPattern:
         perm: [num_rows] integers of torch, NumPy or CuPy, a permutation.
 
     Returns:
-        A pattern of torch tensors on the device of `pattern`: indptr [num_rows + 1] int64, indices [nnz] as they were,
-        edge_ids [nnz] the numbers that the edges had.
+        A pattern of torch tensors on the device of `pattern`: indptr [num_rows + 1] int64, indices [nnz] of unchanged
+        type, and edge_ids [nnz], the edge indices in `pattern`.
 
     Raises:
         ValueError: `perm` is no permutation of the rows; the text names the first wrong entry.

@@ -1,7 +1,7 @@
 """Greedy grouping of rows into windows that share columns, compiled by Numba on first use.
 
-Each step depends on the rows taken before, so no array operation expresses the loop. Uncompiled, the same function is
-some hundred times slower.
+Each step depends on the rows taken before, so array operations cannot express the loop. Without compilation it is
+hundreds of times slower.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from functools import cache
 
 import numpy as np
 
-# Columns with more rows left than this are ignored: they say little about which rows belong together, and the limit
-# bounds the work to this many visits a gathered column.
+# Columns with more rows left are ignored: they say little about which rows belong together, and the limit bounds the
+# work per gathered column.
 HUB_ROWS = 1024
-# Weight of a shared column: 1 + SCARCITY / (rows left in it), so rows that complete a column come early.
+# Weight of a shared column: 1 + SCARCITY / (rows left in it), which favours rows that complete a column.
 SCARCITY = 2.0
 
 
@@ -24,22 +24,21 @@ def fill_windows(
     seeds: np.ndarray,
     window_rows: int,
 ) -> np.ndarray:
-    """Fill one window after the other, each time with the row that shares most with the window so far.
+    """Fill the windows one by one, each time with the row that shares most columns with the window.
 
-    The rating of row r is sum(1 + SCARCITY / rows left in c) / sqrt(columns of r) over its columns c that the window
-    has. The overlap alone would draw all hubs together, and the overlap as a share of the row would draw together rows
-    of one column; the root lies between. Rows left in c are counted at the window's first use of c, the user included.
-    The best row left over starts the next window, which keeps neighbouring windows alike; where none shares anything,
-    the next seed does.
+    The rating of row r is sum(1 + SCARCITY / rows left in c) / sqrt(columns of r) over the columns c that r shares with
+    the window. Without the root all hubs would cluster; divided by the number of columns, rows of one column would.
+    Rows left in c are counted at the window's first use of c, including that row. The best remaining row starts the
+    next window, which keeps neighbouring windows similar; if no row shares a column, the next seed does.
 
     Args:
         indptr, indices: [num_rows + 1] int64, [nnz] int32, the CSR pattern without duplicates.
-        col_ptr, col_rows: [num_cols + 1] int64, [nnz] int32, its transpose. `col_rows` is used up.
-        seeds: [num_rows] int32, a permutation: the rows to start with where nothing is shared.
+        col_ptr, col_rows: [num_cols + 1] int64, [nnz] int32, its transpose. `col_rows` is overwritten.
+        seeds: [num_rows] int32, a permutation: the order of the rows that start a window if nothing is shared.
         window_rows: rows of a window.
 
     Returns:
-        perm: [num_rows] int32, the rows in their new order.
+        perm: [num_rows] int32, the row at each position.
     """
     num_rows = indptr.size - 1
     perm = np.empty(num_rows, np.int32)
@@ -48,7 +47,7 @@ def fill_windows(
     for r in range(num_rows):
         share[r] = 1.0 / np.sqrt(max(indptr[r + 1] - indptr[r], 1))
     candidates = np.empty(num_rows, np.int32)
-    col_end = col_ptr[1:].copy()  # the rows left in a column are those before its end
+    col_end = col_ptr[1:].copy()  # a column's remaining rows end here
     window_of_col = np.full(col_end.size, -1, np.int32)
 
     next_seed = 0
@@ -67,7 +66,7 @@ def fill_windows(
         perm[position] = row
         share[row] = 0.0
 
-        # Columns that are new to the window raise the score of the rows that are left in them.
+        # Columns new to the window raise the rating of the rows left in them.
         for edge in range(indptr[row], indptr[row + 1]):
             col = indices[edge]
             if window_of_col[col] == window:
@@ -109,7 +108,7 @@ def fill_windows(
 
 @cache
 def compiled_fill_windows() -> Callable[..., np.ndarray]:
-    """`fill_windows` as machine code; compiled once (some seconds), then read from Numba's cache on disk.
+    """`fill_windows` compiled by Numba: some seconds the first time, then read from Numba's disk cache.
 
     Raises:
         ImportError: Numba is not installed.

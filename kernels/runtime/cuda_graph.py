@@ -1,6 +1,6 @@
-"""Capture of a function's launches in a CUDA graph; a capture that fails leaves torch as it was.
+"""Captures a function in a CUDA graph; a failed capture leaves torch's state unchanged.
 
-Nothing here changes what other threads of the process may do: they may allocate memory and wait for the GPU meanwhile.
+Other threads may allocate memory and wait for the GPU during a capture.
 """
 
 import ctypes
@@ -21,17 +21,17 @@ CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
 class CaptureError(RuntimeError):
-    """A function cannot be captured in a CUDA graph; the text is torch's first reason."""
+    """A function cannot be captured in a CUDA graph; the text is torch's first error."""
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph(Generic[Result]):
-    """A CUDA graph with everything that its replays need.
+    """A CUDA graph, with all objects that its replays need.
 
     Attributes:
         graph: the CUDA graph.
         result: result of the last captured call; a replay overwrites its tensors.
-        run: the captured function, which holds what its launches read and write, such as a plan with room.
+        run: the captured function; it keeps alive what its launches read and write, such as a plan with room.
         semaphores: buffers of the captured split-KV launches, kept alive with the graph.
     """
 
@@ -47,17 +47,17 @@ class CapturedGraph(Generic[Result]):
 
 
 def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) -> CapturedGraph[Result]:
-    """A CUDA graph of `launches` calls of `run` in a row.
+    """Capture `launches` consecutive calls of `run` in a CUDA graph.
 
     Args:
         run: a function that only queues work on torch's current stream of `device`. It is called twice before the
-            capture, so it may compile and tune then; an exception of these calls is raised as it is.
-        device: the GPU that `run` works on, current or not.
-        launches: captured calls.
+            capture, where it may compile and tune; exceptions of these calls propagate.
+        device: the GPU that `run` uses; need not be the current one.
+        launches: number of captured calls.
 
     Raises:
-        CaptureError: `run` waits for the GPU, does something that a capture does not allow, or queues nothing on
-            `device`. Torch's allocator, random numbers, streams and current device are as they were before.
+        CaptureError: `run` waits for the GPU, does something else that a capture does not allow, or queues nothing on
+            `device`. Torch's allocator, random numbers, streams and current device are unchanged.
     """
     with torch.cuda.device(device), graph_semaphores() as semaphores:
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -81,7 +81,7 @@ def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) 
 
 
 def _num_nodes(stream: int) -> int | None:
-    """Nodes that the capture on the stream with this handle has so far; None if it has failed."""
+    """Number of nodes captured so far on the stream with this handle; None if the capture has failed."""
     driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     status, graph, count = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t()
     outputs = (ctypes.byref(status), None, ctypes.byref(graph), None, None)
@@ -91,11 +91,10 @@ def _num_nodes(stream: int) -> int | None:
 
 
 def _abandon(stream: torch.cuda.Stream, current: torch.cuda.Stream, pool: Any) -> None:
-    """Bring torch out of a capture that failed, which it cannot end.
+    """Restore torch's state after a failed capture, which torch cannot end.
 
-    Torch stays on the stream; its allocator, in the belief that the capture goes on, would neither free the capture's
-    memory nor empty its cache; and its random number generator would refuse to draw numbers outside of the capture,
-    until another capture that it takes part in has ended.
+    Otherwise the stream stays current, the allocator neither frees the capture's memory nor empties its cache, and the
+    random number generator refuses to draw numbers until another capture that registers it has ended.
     """
     torch.cuda.set_stream(current)
     abandon_pool(current.device_index, pool)
@@ -104,7 +103,7 @@ def _abandon(stream: torch.cuda.Stream, current: torch.cuda.Stream, pool: Any) -
 
 
 def _raise_first(error: RuntimeError) -> NoReturn:
-    """Raise the first of torch's errors; a later one only says that the capture is over."""
+    """Raise torch's first error; later ones only say that the capture is invalid."""
     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
     if isinstance(first, torch.OutOfMemoryError):
         raise first

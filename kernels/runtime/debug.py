@@ -1,4 +1,4 @@
-"""Switches of the environment for looking into launches, read at import.
+"""Environment variables for debugging launches, read at import.
 
 FUSED3S_DEBUG=1  print each kernel when it is loaded, and each launch, on standard error
 FUSED3S_PDL=0    no programmatic dependent launch: a result that changes with it points to a missing griddepcontrol.wait

@@ -1,4 +1,4 @@
-"""Limits of a GPU that decide how work is shared out."""
+"""Limits of a GPU that schedules depend on."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +13,7 @@ class GPULimits:
     Attributes:
         num_sms: streaming multiprocessors.
         sm_shared_bytes: shared memory of an SM.
-        block_shared_bytes: most dynamic shared memory that a block may opt in to.
+        block_shared_bytes: largest dynamic shared memory of a block (opt-in).
         capability: compute capability, (major, minor).
     """
 

@@ -1,8 +1,8 @@
-"""Compilation of the CUDA sources: a `KernelInstance` names one template instance, NVRTC builds it once.
+"""Compilation of the CUDA sources: a `KernelInstance` names one template instance, which NVRTC compiles once.
 
 CuPy keeps compiled modules on disk (CUPY_CACHE_DIR, ~/.cupy/kernel_cache). Its key is the source text, so project
-headers are pasted into the text. `compile_ptxas` builds for any architecture without a GPU and returns the report of
-ptxas, for tests and for readers who count registers.
+headers are inlined into the text. `compile_ptxas` compiles for any architecture without a GPU and returns the report of
+ptxas: registers and spills.
 """
 
 import ctypes
@@ -28,15 +28,15 @@ from .source import read_source
 logger = logging.getLogger(__name__)
 
 OPTIONS = ("--std=c++17",)
-RESERVED_BYTES = 1024  # of an SM's shared memory, for each block
+RESERVED_BYTES = 1024  # of an SM's shared memory per block
 
 
 class Element(Enum):
-    """As in cuda/common.cuh: a type in memory, and of float32 inputs the number of TF32 terms of a product.
+    """Element types of cuda/common.cuh: the type in memory, and for float32 inputs the TF32 terms of a product.
 
     Attributes:
         cpp: name in C++.
-        dtype: in memory.
+        dtype: type in memory.
     """
 
     HALF = "kHalf", torch.float16
@@ -52,8 +52,8 @@ ELEMENTS = {element.dtype: element for element in (Element.HALF, Element.BFLOAT1
 
 
 def input_element(dtype: torch.dtype) -> Element:
-    """How tensor cores take inputs of a type: float32 by torch.get_float32_matmul_precision(), in three TF32 terms for
-    "highest", in one for "high"."""
+    """The element type for inputs of `dtype`. float32 follows torch.get_float32_matmul_precision(): three TF32 terms
+    for "highest", one for "high"."""
     if dtype == torch.float32 and torch.get_float32_matmul_precision() == "high":
         return Element.TF32
     return ELEMENTS[dtype]
@@ -66,8 +66,8 @@ class KernelInstance:
     Attributes:
         source: name of the CUDA source in kernels/cuda, or the path of one elsewhere.
         function: name of the kernel.
-        arguments: its template arguments in the source's order; a NamedTuple where the host reads them, too.
-        arch: such as "sm_90a", for instructions of that architecture alone; None: compiled for the GPU at hand.
+        arguments: template arguments in the order of the source; a NamedTuple if the host reads them by name.
+        arch: such as "sm_90a", for architecture-specific instructions; None: the GPU's architecture.
         score: normalised expression of its score term (kernels/score_term.py).
     """
 
@@ -78,7 +78,7 @@ class KernelInstance:
     score: str | None = None
 
     def __post_init__(self) -> None:
-        # Every launch looks its instance up: the hash of all fields takes as long as a fifth of the launch.
+        # Cached, since every launch looks up its instance: hashing all fields takes a fifth of a launch.
         fields = self.source, self.function, self.arguments, self.arch, self.score
         object.__setattr__(self, "_hash", hash(fields))
 
@@ -101,13 +101,13 @@ class KernelInstance:
 
 
 class KernelSizes(NamedTuple):
-    """Sizes that a source computes for an instance, as struct KernelSizes of cuda/common.cuh has them; 0: has none.
+    """Sizes that a source computes for an instance (struct KernelSizes of cuda/common.cuh); 0 if it has none.
 
     Attributes:
         shared_bytes: dynamic shared memory of a block.
         partial_floats: floats of a partial result.
-        blocks_per_sm: blocks that registers are left for, by the launch bounds.
-        block_items: what the blocks share out, such as work items, heads or columns, of one of them.
+        blocks_per_sm: minimum blocks per SM of the launch bounds.
+        block_items: work items, heads, columns or rows per block.
     """
 
     shared_bytes: int = 0
@@ -116,7 +116,7 @@ class KernelSizes(NamedTuple):
     block_items: int = 0
 
     def resident_blocks(self, sm_shared_bytes: int) -> int:
-        """Blocks that an SM holds at once: by the launch bounds, and by its shared memory."""
+        """Blocks resident on an SM, limited by launch bounds and shared memory."""
         return max(1, min(sm_shared_bytes // (self.shared_bytes + RESERVED_BYTES), self.blocks_per_sm))
 
 
@@ -137,7 +137,7 @@ def cpp_name(function: str, *arguments: Element | torch.dtype | bool | int) -> s
 class PtxasReport:
     """Resources of one instance: registers of a thread, static shared memory of a block, spilled bytes.
 
-    `serialized` says that ptxas waits after every wgmma.
+    `serialized`: whether ptxas serialises wgmma.
     """
 
     registers: int
@@ -153,8 +153,8 @@ class Kernel:
     Attributes:
         name: C++ name of the instance.
         address: its CUfunction.
-        sizes: as its source computes them; zeros where it exports none.
-        params: layout of the struct that it takes.
+        sizes: sizes computed by its source; zeros if it exports none.
+        params: layout of its struct Params.
         scalars: `params.pack_scalars`.
         function: its CuPy function, which keeps the module loaded.
     """
@@ -189,7 +189,7 @@ def get_kernel(instance: KernelInstance, device_index: int) -> Kernel:
 
 @lru_cache
 def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | None) -> tuple[KernelSizes, ...]:
-    """Sizes of instances of one source on a GPU (None: the current one), for plans: the kernels are not compiled.
+    """Sizes of instances of one source on a GPU (None: the current one), without compiling the kernels; for plans.
 
     Raises:
         KernelCompileError: NVRTC refused the source.
@@ -228,11 +228,11 @@ def _device(device_index: int | None) -> Any:
 
 
 def _compile(instance: KernelInstance, names: Sequence[str], what: str) -> Any:
-    """CuPy's module with `names` of the instance's source, loaded on the current GPU."""
+    """CuPy module with `names` from the instance's source, loaded on the current GPU."""
     import cupy
 
     source = read_source(instance.source, instance.score)
-    # CuPy adds the plain architecture of the GPU; NVRTC takes the more specific of the two.
+    # CuPy also passes the GPU's plain architecture; NVRTC uses the more specific one.
     options = (*OPTIONS, f"--gpu-architecture={instance.arch}") if instance.arch else OPTIONS
     try:
         module = cupy.RawModule(code=source, options=options, name_expressions=names)
@@ -254,7 +254,7 @@ def _read_sizes(module: Any, name: str) -> KernelSizes:
 
 
 def _allow_shared_memory(function: Any, instance: KernelInstance, shared_bytes: int, device_index: int) -> None:
-    """Opt in to more dynamic shared memory than the 48 KiB that every kernel may use."""
+    """Opt in to more than 48 KiB of dynamic shared memory."""
     offered = torch.cuda.get_device_properties(device_index).shared_memory_per_block_optin
     if shared_bytes > offered:
         raise ValueError(

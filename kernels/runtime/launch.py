@@ -1,7 +1,7 @@
-"""Launching kernels the way torch launches its own: on its current stream, and little slower from Python.
+"""Launches kernels on torch's current stream with little host time.
 
-The driver is called through ctypes: CuPy has no call for a launch with attributes, and filling a struct takes less time
-than the objects of a wrapper.
+The driver is called through ctypes: CuPy has no launch with attributes, and filling a struct takes less time than
+creating wrapper objects.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from . import debug
 from .jit import Kernel
 
 OVERLAP_CAPABILITY = (9, 0)  # least compute capability for programmatic dependent launch
-# Of cuda.h: CUlaunchConfig (grid, block, shared memory; stream, attributes; their number), and a CUlaunchAttribute that
-# is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+# From cuda.h: CUlaunchConfig (grid, block, shared memory; stream; attributes and their number), and a CUlaunchAttribute
+# (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION).
 CONFIG, ATTRIBUTE = struct.Struct("<7I4x2QI4x"), struct.Struct("<I4xi60x")
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
@@ -38,14 +38,14 @@ def launch_kernel(
 
     Args:
         kernel: from `kernels.runtime.jit.get_kernel`.
-        grid: thread blocks.
-        block: threads of a block.
-        tensors: by the names of the pointers in the struct that the kernel takes, all on one GPU. The first one is a
-            tensor; None, and a name that is left out, is a null pointer.
+        grid: number of thread blocks, up to three dimensions.
+        block: threads per block.
+        tensors: by pointer name in the kernel's struct Params, all on one GPU. The first must be a tensor; None, or a
+            missing name, is a null pointer.
         scalars: all other members, from `kernel.scalars`.
         shared_bytes: dynamic shared memory of a block; None: `kernel.sizes` has it.
-        overlaps: programmatic dependent launch (cuda/ptx/griddepcontrol.cuh), where the GPU has it: the kernel may
-            start before the one in front of it on the stream is done, but for the first one after `next_waits`.
+        overlaps: programmatic dependent launch (cuda/ptx/griddepcontrol.cuh), if the GPU has it: the kernel may start
+            before the previous kernel of the stream is done. Ignored for the first launch after `next_waits`.
 
     Raises:
         TypeError: a name is unknown.
@@ -78,14 +78,12 @@ Launch = tuple[Kernel, tuple[int, int, int], int, bytes, bytes]
 
 
 def launch_all(device_index: int, launches: Sequence[Launch], zeros: tuple[int, int] = (0, 0)) -> None:
-    """Queue kernels on torch's current stream, one after the other, and return at once.
-
-    For kernels of memory whose addresses the caller knows.
+    """Queue several kernels on torch's current stream and return at once; pointers are given as addresses.
 
     Args:
-        launches: of each kernel the grid, the threads of a block, the pointers of its struct Params, from
-            `kernel.params.pack_pointers`, and the scalars, from `kernel.scalars`.
-        zeros: address and number of 32-bit words that are set to 0 first.
+        launches: (kernel, grid, threads per block, pointers from `kernel.params.pack_pointers`, scalars from
+            `kernel.scalars`).
+        zeros: address and number of 32-bit words to zero first.
     """
     stream, thread, current = stream_handle(device_index), _thread, _enter(device_index)
     params, launch, error = thread.params, thread.launch, 0
@@ -112,7 +110,7 @@ def copy_to_host(target: int, source: int, num_bytes: int, event: torch.cuda.Eve
     """Queue a copy from a GPU to pinned memory at an address on torch's current stream, and record `event`."""
     if current_gpu() != device_index or not event.cuda_event:
         with torch.cuda.device(device_index):
-            event.record()  # makes it, for this GPU
+            event.record()  # creates the event on this GPU
             copy_to_host(target, source, num_bytes, event, device_index)
         return
     driver, stream = _driver(), stream_handle(device_index)
@@ -123,36 +121,35 @@ def copy_to_host(target: int, source: int, num_bytes: int, event: torch.cuda.Eve
 
 
 def address_of(tensor: torch.Tensor | None) -> int:
-    """For `launch_all`; 0 for None."""
+    """Address for `launch_all`; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def next_waits(device_index: int) -> None:
-    """Let the next kernel that may overlap, on torch's current stream of this GPU, start after all that is queued now.
+    """Launch the next overlapping kernel on torch's current stream of this GPU without overlap.
 
-    Kernels with programmatic dependent launch read a plan before griddepcontrol.wait, and only that instruction makes
-    what the kernels in front wrote visible. One launch without overlap behind the kernels that write a plan is enough:
-    it starts when they are done and their writes visible, and whatever overlaps starts after it, or after a kernel
-    that did. In a capture the same holds within the graph, since a graph does not overlap what is launched in front of
-    it. Work on other streams waits for an event in any case, which nothing overlaps.
+    Kernels with programmatic dependent launch read a plan before griddepcontrol.wait, which is what makes writes of
+    earlier kernels visible. One launch without overlap after the kernels that write a plan is enough: it starts when
+    their writes are visible, and every overlapping kernel starts after it. The same holds inside a capture, since a
+    graph does not overlap with earlier work. Other streams synchronise by events, which do not overlap either.
     """
     _waiting.add((device_index, stream_handle(device_index)))
 
 
 def stream_handle(device_index: int) -> int:
-    """The CUDA handle of torch's current stream, without the object that `torch.cuda.current_stream` makes of it."""
+    """The CUDA handle of torch's current stream, without creating a Stream object."""
     return raw_stream(device_index)
 
 
 def current_gpu() -> int:
-    """Index of the current GPU, without `torch.cuda.current_device`'s look at whether CUDA is initialised."""
+    """Index of the current GPU, without the check that CUDA is initialised."""
     return current_device_index()
 
 
 _waiting: set[tuple[int, int]] = set()  # GPU and stream, see `next_waits`
 
 
-@cache  # late, since a machine without a GPU has none
+@cache  # lazy: a machine without a GPU has no driver
 def _driver() -> ctypes.CDLL:
     library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     address, number, size = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t
@@ -165,9 +162,8 @@ def _driver() -> ctypes.CDLL:
 
 
 def _enter(device_index: int) -> int:
-    """Make a GPU current and return the one that was. A thread has no context, not even on its current GPU, until
-    something makes it: autograd's threads have none. cudaSetDevice makes one; CuPy's and torch's context managers leave
-    it out where the GPU is the current one."""
+    """Make a GPU current and return the previous one. A new thread, such as autograd's, has no CUDA context until
+    cudaSetDevice creates one; the context managers of CuPy and torch skip that call if the GPU is current already."""
     current = current_gpu()
     if current != device_index or device_index not in _thread.devices:
         _set_device(device_index)
@@ -206,12 +202,12 @@ _address_of_overlap = ctypes.addressof(_overlap)
 
 
 class _Thread(threading.local):
-    """Memory of a thread's launches, which the driver copies before it returns.
+    """Launch buffers of a thread; the driver copies them before it returns.
 
     Attributes:
-        params: struct Params.
-        kernel_params: address of the array with the address of `params`.
-        devices: GPUs that this thread launched on.
+        params: buffer of struct Params.
+        kernel_params: address of an array that holds the address of `params`.
+        devices: GPUs on which this thread has a context.
     """
 
     MOST_BYTES = 512
@@ -230,7 +226,7 @@ class _Thread(threading.local):
         """The CUresult of a launch with the current `params`, on the current GPU.
 
         Args:
-            grid: of at least three numbers, the first three count.
+            grid: at least three numbers; the first three are used.
         """
         attributes = _address_of_overlap if overlaps else 0
         CONFIG.pack_into(self._config, 0, *grid[:3], block, 1, 1, shared_bytes, stream, attributes, overlaps)

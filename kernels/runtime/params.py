@@ -1,7 +1,7 @@
-"""Layouts of the structs that a kernel shares with the host, read by name from its CUDA source.
+"""Layouts of the structs that kernels share with the host, parsed from the CUDA source.
 
-A kernel takes one struct by value, whose members the host gives by name. Members of a struct in it, and elements of an
-array, have names of their own: `dropout_seed`, `rows_0`.
+A kernel takes one struct by value; the host sets its members by name. Members of nested structs and elements of arrays
+have compound names: `dropout_seed`, `rows_0`.
 """
 
 import re
@@ -22,8 +22,8 @@ class ParamsLayout:
     """Members of a struct Params: pointers, then scalars.
 
     Attributes:
-        name: of the struct.
-        pointers, scalars: formats, as of module struct, by the members' names.
+        name: name of the struct.
+        pointers, scalars: format characters of module `struct`, by member name.
         num_bytes: size of the struct.
     """
 
@@ -37,13 +37,13 @@ class ParamsLayout:
             (self.pointers if form == POINTER else self.scalars)[member] = form
         self._pack = _with_gaps("".join(self.scalars.values()))
         self.num_bytes = 8 * len(self.pointers) + self._pack.size
-        # A model calls with the same numbers again and again: they are packed once. By functools, names count too.
+        # Cached, since a model repeats the same numbers at every call.
         self.pack_scalars = lru_cache(1024)(self._pack_scalars)
         self._pointers, self._known = struct.Struct(f"<{len(self.pointers)}{POINTER}"), set()
         self._packers: dict[tuple[str, ...], tuple[struct.Struct, list[int] | None]] = {}
 
     def _pack_scalars(self, **scalars: float) -> bytes:
-        """The scalars in C layout, all by name.
+        """All scalars in C layout, given by name.
 
         Raises:
             TypeError: a scalar is missing, unknown, or does not fit its type.
@@ -58,10 +58,10 @@ class ParamsLayout:
             raise TypeError(f"struct {self.name}: {scalars} do not fit {self.scalars}: {error}") from None
 
     def pack_into(self, buffer: memoryview, tensors: Mapping[str, torch.Tensor | None], scalars: bytes) -> None:
-        """Fill the struct: addresses of the tensors by name, null for None and for the others; scalars as packed.
+        """Fill the struct: addresses of the tensors by name, null for None and missing names; then the packed scalars.
 
         Raises:
-            TypeError: a name is unknown, or the bytes are not those of all scalars.
+            TypeError: a name is unknown, or `scalars` has the wrong size.
         """
         names = tuple(tensors)
         packer, order = self._packers.get(names) or self._make_packer(names, scalars)
@@ -71,7 +71,7 @@ class ParamsLayout:
         packer.pack_into(buffer, 0, *addresses, scalars)
 
     def pack_pointers(self, addresses: Mapping[str, int]) -> bytes:
-        """The pointers in C layout, by name; null for those that are left out.
+        """The pointers in C layout, given by name; null for missing names.
 
         Raises:
             TypeError: a name is unknown.
@@ -83,7 +83,7 @@ class ParamsLayout:
         return self._pointers.pack(*[addresses.get(name, 0) for name in self.pointers])
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise a TypeError where a name is not that of a pointer."""
+        """Raise a TypeError unless every name is that of a pointer."""
         if unknown := [name for name in names if name not in self.pointers]:
             raise TypeError(
                 f"struct {self.name}: got unknown tensors {_listed(unknown)}; it has {_listed(self.pointers)}"
@@ -105,10 +105,10 @@ class ParamsLayout:
 
 @cache
 def params_layout(source: str | Path, function: str) -> ParamsLayout:
-    """Layout of the struct that kernel `function` of a CUDA source takes.
+    """Layout of the struct Params of kernel `function` in a CUDA source.
 
     Raises:
-        ValueError: the source has no such kernel or struct, or one that this module cannot read.
+        ValueError: the source has no such kernel or struct, or this module cannot parse it.
     """
     text = read_source(source)
     signature = re.search(rf"\b{function}\(const __grid_constant__ (\w+) \w+\)", text)
@@ -118,10 +118,10 @@ def params_layout(source: str | Path, function: str) -> ParamsLayout:
 
 
 def struct_members(text: str, name: str) -> Iterator[tuple[str, str]]:
-    """Names and formats of the members of a struct in a CUDA source, those of structs in it in their place.
+    """Names and formats of the members of a struct in a CUDA source, nested structs flattened.
 
     Raises:
-        ValueError: the struct is not there, or a member's type is unknown.
+        ValueError: the struct is missing, or the type of a member is unknown.
     """
     body = re.search(rf"^struct {name} {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
     if body is None:
@@ -139,13 +139,13 @@ def struct_members(text: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _number(text: str, literal: str) -> int:
-    """A number, or a constant of the source."""
+    """The value of a number or of a named constant of the source."""
     constant = re.search(rf"^constexpr int {literal} = (\d+);", text, re.MULTILINE)
     return int(constant[1] if constant else literal)
 
 
 def _with_gaps(formats: str) -> struct.Struct:
-    """Scalars behind pointers in C layout: each aligned to its size, all to eight bytes."""
+    """Scalars after pointers in C layout: each aligned to its size, the total to eight bytes."""
     form, offset = "<", 0
     for each in formats:
         size = struct.calcsize(f"<{each}")
@@ -158,5 +158,5 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def elements(**arrays: Sequence[int]) -> dict[str, int]:
-    """Names and values of the elements of array members: `elements(rows=(3, 5))` is {"rows_0": 3, "rows_1": 5}."""
+    """Names and values of array elements: `elements(rows=(3, 5))` is {"rows_0": 3, "rows_1": 5}."""
     return {f"{name}_{i}": value for name, values in arrays.items() for i, value in enumerate(values)}

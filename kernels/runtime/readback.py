@@ -1,4 +1,4 @@
-"""Numbers that a GPU found, read by the host once they are there, without waiting for them."""
+"""Asynchronous copies of numbers from a GPU to the host."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ from .launch import copy_to_host
 
 
 class _Slot:
-    """Pinned memory, and the event behind a copy into it: each takes longer to make than to use again."""
+    """Pinned memory, and the event of a copy into it; reused, since creating them is slow."""
 
     def __init__(self, count: int) -> None:
         self.memory = torch.empty(count, dtype=torch.int64, pin_memory=True)
@@ -20,15 +20,15 @@ _free: dict[tuple[int, int], deque[_Slot]] = {}  # by GPU and count
 
 
 class Readback:
-    """A copy of int64 numbers, queued on torch's current stream of the GPU `device_index`."""
+    """A copy of int64 numbers to the host, queued on torch's current stream of the GPU `device_index`."""
 
     def __init__(self, address: int, count: int, device_index: int) -> None:
-        """address: of the numbers, which may be overwritten by what is queued later."""
+        """address: device address of the numbers; work queued later may overwrite them."""
         free = _free.get((device_index, count))
         if free is None:
             free = _free[device_index, count] = deque()
         self._free = free
-        # The first was given back first; its last copy may still be queued, for a plan that was never called.
+        # The oldest slot; its copy may still be pending if its plan was never called.
         self._slot = free.popleft() if free and free[0].event.query() else _Slot(count)
         copy_to_host(self._slot.address, address, 8 * count, self._slot.event, device_index)
 

@@ -1,11 +1,11 @@
 """Semaphores for split-KV: int32 counters that are 0 before and after every launch (the last arrival resets them).
 
-Launches on one stream run in order, also with programmatic dependent launch, so all plans share one buffer a stream.
-Launches of a CUDA graph may run beside any stream, so each graph has buffers of its own:
+Launches on one stream run in order, also with programmatic dependent launch, so all plans share one buffer per stream.
+A CUDA graph may run concurrently with any stream, so each graph has its own buffers:
 
-    runtime.cuda_graph.capture   allocates them before it captures and keeps them with the graph (`GraphSemaphores`)
+    runtime.cuda_graph.capture   allocates them before the capture and keeps them with the graph (`graph_semaphores`)
     operators of torch.compile   zeros at each launch (`fresh_semaphores`): its CUDA graphs own all memory of a call
-    any other capture            zeros from a node in the graph, out of the graph's memory pool, kept nowhere else
+    any other capture            a node of the graph zeroes memory from the graph's pool
 """
 
 import threading
@@ -29,7 +29,7 @@ _current = _Current()
 
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:
-    """[count] int32 zeros, at least, for one launch on torch's current stream of the GPU `device`."""
+    """At least [count] int32 zeros for one launch on torch's current stream of the GPU `device`."""
     if _current.fresh:
         return torch.zeros(count, dtype=torch.int32, device=device)
     key = (device.index, stream_handle(device.index))
@@ -45,9 +45,9 @@ def semaphores(count: int, device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def graph_semaphores() -> Iterator[_Buffers]:
-    """Buffers for one CUDA graph: used by this thread's launches inside, which warm up and then capture.
+    """Buffers for one CUDA graph, used by this thread's launches inside the context (warm-up, then capture).
 
-    The caller keeps them for as long as the graph may be replayed.
+    The caller keeps them as long as the graph may be replayed.
     """
     outer, _current.buffers = _current.buffers, {}
     try:
@@ -58,7 +58,7 @@ def graph_semaphores() -> Iterator[_Buffers]:
 
 @contextmanager
 def fresh_semaphores() -> Iterator[None]:
-    """This thread's launches inside get zeros that nothing keeps."""
+    """This thread's launches inside the context get newly zeroed memory."""
     outer, _current.fresh = _current.fresh, True
     try:
         yield
@@ -67,7 +67,7 @@ def fresh_semaphores() -> Iterator[None]:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether torch's current stream of the GPU `device` is captured in a CUDA graph."""
+    """Whether torch's current stream of the GPU `device` is being captured."""
     if device.index == current_gpu():
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):

@@ -14,7 +14,7 @@ EXPRESSION = "score_expression.cuh"
 
 @cache
 def read_source(source: str | Path, score: str | None = None) -> str:
-    """Text of a CUDA source with its headers (`#include "..."`, beside it or in kernels/cuda) pasted in, each once.
+    """Text of a CUDA source with its headers (`#include "..."`, in its folder or kernels/cuda) inlined once each.
 
     Args:
         score: normalised expression of a score term, whose C++ takes the place of score_expression.cuh.

@@ -1,14 +1,11 @@
 """The baseline `anemoi`: every row against float64, on a GPU and with its kernel in Triton's interpreter on the CPU."""
 
-import gc
 import importlib.metadata
 import importlib.util
 import os
 import re
 import subprocess
 import sys
-import weakref
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -142,19 +139,6 @@ def test_heads_and_types(kernel, heads, dim, dtype, out_dtype):
 
 
 @numerical
-@pytest.mark.parametrize("scale", [0.0, 1.0, -0.3])
-@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
-def test_any_scale(kernel, scale, dtype):
-    graph = EDGE_CASES["fewer_rows_than_a_window"]()
-    q, k, v = inputs(graph, 2, 24, dtype)
-    plan = plan_attention(graph, backend="anemoi", device=DEVICE)
-    output = plan(q, k, v, scale=scale)
-    assert output.dtype == dtype
-    assert_within_bound(output, q, k, v, *edges_of(graph, DEVICE), scale, f"scale {scale}")
-    assert_not_rounded(plan(q, k, v, scale=scale, out_dtype=F32), plan, q, k, v, scale)
-
-
-@numerical
 @pytest.mark.parametrize(("heads", "dim", "rank"), [(2, 16, 11), (3, 5, 1), (1, 8, 16)])
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
 @pytest.mark.parametrize("case", ["empty_rows_and_windows", "one_edge_a_row", "fewer_rows_than_a_window", "no_edges"])
@@ -253,11 +237,6 @@ def test_the_reason_names_what_is_missing(monkeypatch):
     assert BACKEND.unavailable(cuda) is None
 
 
-def test_float64_is_refused():
-    assert "got torch.float64" in BACKEND.unsupported(torch.float64, 64)
-    assert all(BACKEND.unsupported(dtype, dim) is None for dtype in (F16, BF16, F32) for dim in (1, 64, 77))
-
-
 def test_format_is_csc_sorted_by_target():
     """Against SciPy's CSC of the adjacency with a row for each source: anemoi's own convention."""
     rng = np.random.default_rng(0)
@@ -270,24 +249,6 @@ def test_format_is_csc_sorted_by_target():
     assert data.row.dtype == data.colptr.dtype == torch.int64
     np.testing.assert_array_equal(data.colptr, from_source.indptr)
     np.testing.assert_array_equal(data.row, from_source.indices)
-
-
-def test_zeros_are_made_where_the_plan_knows_their_shape():
-    pattern = csr_pattern(EDGE_CASES["n_one_past_16"]())
-    planned = BACKEND.build(pattern, CPU, InputSpec(F16, 8, 3))
-    nnz = planned.row.numel()
-    assert planned.zeros.shape == (nnz, 3, 8)
-    assert planned.zeros.dtype == F16
-    assert not planned.zeros.any()
-    assert BACKEND.build(pattern, CPU, InputSpec(F16, 8, 3, edge_data=True)).zeros is None
-    assert BACKEND.build(pattern, CPU, InputSpec(F16)).zeros is None
-    # Calls with other inputs than planned get their own.
-    assert BACKEND._zeros(planned, torch.empty(5, 3, 8, dtype=F16)) is planned.zeros
-    for key in (torch.empty(5, 3, 8), torch.empty(5, 2, 8, dtype=F16)):
-        zeros = BACKEND._zeros(planned, key)
-        assert zeros.shape == (nnz, *key.shape[1:])
-        assert zeros.dtype == key.dtype
-        assert not zeros.any()
 
 
 @pytest.fixture
@@ -318,63 +279,11 @@ def test_edge_tensor_is_weight_times_features(few_edges):
     np.testing.assert_allclose(half.float(), expected, rtol=5e-3, atol=5e-3)
 
 
-def test_edge_tensor_is_kept_for_the_same_unchanged_tensors(few_edges):
-    data, key, features, weight = few_edges
-
-    edges = edges_with(features, key_weight=weight, value_weight=weight)
-
-    def used(**changed: torch.Tensor) -> torch.Tensor:
-        return BACKEND._edge_tensor(data, key, replace(edges, **changed))
-
-    assert used() is not used()
-    kept = BACKEND.keep_edge_tensor(edges)
-    assert used() is kept
-    other = weight.clone()
-    assert used(key_weight=other, value_weight=other) is not kept
-    assert used(padded_features=edges.padded_features.clone()) is not kept
-    for changed in (edges.padded_features, weight):
-        kept = BACKEND.keep_edge_tensor(edges)
-        changed.mul_(2)
-        torch.testing.assert_close(used(), 2 * kept)
-
-
-def test_kept_edge_tensor_is_dropped_with_its_features(few_edges):
-    _, _, features, weight = few_edges
-    edges = edges_with(features, key_weight=weight, value_weight=weight)
-    kept = weakref.ref(BACKEND.keep_edge_tensor(edges))
-    gc.collect()
-    assert kept() is not None
-    del edges
-    gc.collect()
-    assert kept() is None
-
-
-@pytest.mark.parametrize("term", ["bias", "multiplier", "types", "clamp"])
-def test_terms_without_a_place_in_the_kernel_are_refused(few_edges, term):
-    data, key, features, weight = few_edges
-    values = {"clamp": 5.0, "types": torch.zeros(5, dtype=torch.uint8)}
-    given = {term: values.get(term, torch.zeros(5, 1))}
-    edges = edges_with(features, key_weight=weight, value_weight=weight, **given)
-    with pytest.raises(ValueError, match=f"^{term}: backend anemoi has none"):
-        BACKEND.attend(data, Call(key, key, key, 0.3, F32, None, edges))
-
-
 @pytest.mark.parametrize("weights", [("key_weight",), ("value_weight",), ("key_weight", "value_weight")])
 def test_two_weights_are_refused(few_edges, weights):
     data, key, features, weight = few_edges
     edges = edges_with(features, **{name: weight + number for number, name in enumerate(weights)})
     with pytest.raises(ValueError, match="both weights must be given and equal"):
-        BACKEND.attend(data, Call(key, key, key, 0.3, F32, None, edges))
-
-
-def test_gradients_are_refused(few_edges):
-    """anemoi's operator would run its backward pass on lists that it does not get."""
-    data, key, features, weight = few_edges
-    with pytest.raises(ValueError, match="anemoi computes the forward pass only"):
-        BACKEND.attend(data, Call(key.clone().requires_grad_(), key, key, 0.3, F32))
-    learned = weight.clone().requires_grad_()
-    edges = edges_with(features, key_weight=learned, value_weight=learned)
-    with pytest.raises(ValueError, match="anemoi computes the forward pass only"):
         BACKEND.attend(data, Call(key, key, key, 0.3, F32, None, edges))
 
 

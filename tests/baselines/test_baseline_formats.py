@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from attention_cases import EDGE_CASES, dense_attention, load_real_graph, mask_of
+from attention_cases import dense_attention, load_real_graph, mask_of
 from tolerance import edges_of, row_errors
 from torch.nn.attention.flex_attention import flex_attention
 
 from baselines import REGISTRY
-from baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend, hyper_shared_bytes
-from baselines.flashsparse import SOURCE, TCBS_PER_PART, TILE, Kernels, Parts
+from baselines.dfgnn import hyper_shared_bytes
+from baselines.flashsparse import TCBS_PER_PART, TILE, Parts
 from baselines.flex_attention import graph_block_mask
 from baselines.sdpa_padded import Packing, diagonal_blocks
 from kernels import BSB, BackendUnavailableError, plan_attention, sparse_attention
@@ -21,7 +21,6 @@ from kernels.backends import AUTO
 from kernels.backends.base import InputSpec
 from kernels.backends.cuda import aligned_rows
 from kernels.errors import UnsupportedGraphError
-from kernels.runtime.jit import KernelInstance
 
 BASELINES = [name for name in REGISTRY if name not in AUTO]
 
@@ -33,17 +32,6 @@ def test_auto_never_takes_a_baseline(monkeypatch):
         monkeypatch.setattr(backend, "unavailable", lambda device, reason=reason: reason)
     with pytest.raises(BackendUnavailableError, match="no attention backend can run"):
         _choose("auto", torch.device("cpu"), InputSpec(torch.float16, 64), "none")
-
-
-@pytest.mark.parametrize("name", BASELINES)
-def test_unavailable_baselines_give_the_reason(name, monkeypatch):
-    backend = REGISTRY[name]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    if name != "sdpa_padded":
-        missing = {"pyg": "torch_geometric is not installed", "dgl": "the package dgl is not installed"}
-        expected = missing.get(name, "no NVIDIA GPU found")
-        assert expected in backend.unavailable(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -59,19 +47,6 @@ def test_unavailable_baselines_give_the_reason(name, monkeypatch):
 )
 def test_unsupported_inputs_are_named(name, dtype, dim, message):
     assert re.search(message, REGISTRY[name].unsupported(dtype, dim))
-
-
-def test_instances_cover_every_head_dimension():
-    for dim in range(1, 257):
-        (warps,) = DFGNNTilingBackend().instance(dim).arguments
-        assert 32 * (warps - 1) < dim <= 32 * warps
-        vector, chunks = DFGNNHyperBackend().instance(dim).arguments
-        assert dim % vector == 0
-        assert 32 * vector * (chunks - 1) < dim <= 32 * vector * chunks
-    assert DFGNNHyperBackend().instance(128).name == "dfgnn_hyper<4, 1>"
-    spmm = Kernels.of(torch.float16, torch.float32, 64, stable=True).spmm
-    assert spmm == KernelInstance(SOURCE, "flashsparse_spmm", (torch.float16, torch.float32, 64))
-    assert spmm.name == "flashsparse_spmm<Element::kHalf, Element::kFloat, 64>"
 
 
 def test_parts_cover_every_tcb_once(edge_case):
@@ -98,22 +73,6 @@ def test_parts_cover_every_tcb_once(edge_case):
     assert parts.tcb_window.tolist() == tcb_windows
 
 
-def test_parts_split_a_hub():
-    parts = Parts.of(BSB.from_scipy(EDGE_CASES["hub"](), TILE))
-    assert parts.split_window.tolist() == [1000 // 8]
-    assert parts.num_slots == -(-2000 // (16 * TCBS_PER_PART))
-
-
-def test_a_bsb_with_another_tile_is_built_anew():
-    graph = EDGE_CASES["n_one_past_16"]()
-    paper = BSB.from_scipy(graph)
-    built = BSB.from_graph(paper, TILE, torch.device("cpu"))
-    assert built.tile == TILE
-    assert BSB.from_graph(built, TILE, torch.device("cpu")) is built
-    for found, expected in zip(built.to_csr(), paper.to_csr(), strict=True):
-        assert torch.equal(found, expected)
-
-
 def test_hyper_needs_the_largest_eight_rows():
     def needed(degrees: list[int]) -> int:
         return hyper_shared_bytes(torch.tensor([0, *np.cumsum(degrees)]))
@@ -126,19 +85,6 @@ def test_hyper_needs_the_largest_eight_rows():
         UnsupportedGraphError, match=r"needs 98 KB of shared memory, this GPU offers 48 KB.*rows 8 to 15"
     ):
         needed([0] * 8 + [25_000])
-
-
-@pytest.mark.parametrize("name", ["musae-github", "ogbn-arxiv"])
-def test_hyper_on_real_hubs(name, real_graph_dir):
-    graph = load_real_graph(real_graph_dir, name)
-    degrees = np.diff(graph.indptr)
-    blocks = np.add.reduceat(degrees, np.arange(0, graph.shape[0], 8))
-    indptr = torch.from_numpy(graph.indptr.astype(np.int64))
-    if blocks.max() * 4 <= 48 * 1024:
-        assert hyper_shared_bytes(indptr) == 4 * blocks.max()
-    else:
-        with pytest.raises(UnsupportedGraphError, match=f"have {blocks.max()} edges"):
-            hyper_shared_bytes(indptr)
 
 
 def test_diagonal_blocks():
@@ -182,12 +128,6 @@ def test_dense_attention_that_is_too_large_names_its_size():
         plan_attention(ring, backend="sdpa_padded", device="cpu")
 
 
-def test_block_mask_that_is_too_large_names_its_size():
-    row = torch.tensor([0])
-    with pytest.raises(UnsupportedGraphError, match=r"needs 80\.0 GiB for its block mask, .* 1 of 4294967296 blocks"):
-        graph_block_mask(row, row, (128 << 16, 128 << 16))
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_block_mask_is_the_graph(edge_case):
     if edge_case.nnz == 0:
@@ -197,18 +137,6 @@ def test_block_mask_is_the_graph(edge_case):
     by_head = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
     output = flex_attention(*by_head, block_mask=mask, scale=0.3)[0].transpose(0, 1)
     assert row_errors(output, dense_attention(q, k, v, mask_of(edge_case), 0.3)).max() < 2e-5
-
-
-def test_block_mask_lists_the_occupied_blocks():
-    graph = sp.random_array((700, 900), density=3e-5, format="csr", rng=np.random.default_rng(3))
-    mask = graph_block_mask(*edges_of(graph), graph.shape)
-    row, col = graph.tocoo().coords
-    occupied = np.zeros((6, 8), dtype=bool)
-    occupied[row // 128, col // 128] = True
-    assert mask.kv_num_blocks[0, 0].tolist() == occupied.sum(1).tolist()
-    for block_row, count in enumerate(occupied.sum(1)):
-        listed = mask.kv_indices[0, 0, block_row, :count].tolist()
-        assert listed == np.flatnonzero(occupied[block_row]).tolist()
 
 
 def test_rows_are_copied_only_where_they_are_not_aligned():

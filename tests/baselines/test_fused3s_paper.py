@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
-from attention_cases import EDGE_CASES, REAL_GRAPHS, load_real_graph
+from attention_cases import REAL_GRAPHS, load_real_graph
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -14,7 +13,6 @@ from baselines import fused3s_paper
 from baselines.fused3s_paper import launch, paper_instance
 from kernels import BSB
 from kernels.runtime.jit import KernelInstance
-from tests.cuda_shim.cuda_on_cpu import sizes_alone
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]
@@ -56,27 +54,10 @@ def test_split_rows_of_every_type_and_with_heads(monkeypatch, edge_case, dtype, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dim", range(8, 257, 8))
-def test_split_rows_of_every_dimension(monkeypatch, dim):
-    graph = EDGE_CASES["n_one_past_16"]()
-    check(monkeypatch, split_rows(HALF, SINGLE, dim), graph, 1, dim**-0.5, "n_one_past_16")
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", REAL_GRAPHS)
 def test_split_rows_on_real_graphs(monkeypatch, real_graph_dir, name):
     graph = load_real_graph(real_graph_dir, name)
     assert check(monkeypatch, split_rows(HALF, SINGLE, 128, reordered=False), graph, 1, 1.0, name) < 2e-3
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["far_negative", "all_zero"])
-def test_split_rows_of_unusual_scores(kind):
-    graph = EDGE_CASES["n_one_short_of_16"]()
-    q, k, v = inputs(*graph.shape, 1, 64, HALF)
-    q, k = (q.abs(), -k.abs()) if kind == "far_negative" else (torch.zeros_like(q), k)
-    output = launch(split_rows(HALF, SINGLE, 64), BSB.from_scipy(graph).to("cuda"), q, k, v, 1.0)
-    assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), 1.0, kind)
 
 
 # Least TCBs of a block, and most blocks: windows of several blocks, blocks with parts of two windows, two blocks.
@@ -113,30 +94,6 @@ def test_edge_parallel_of_every_type_and_with_heads(monkeypatch, edge_case, dtyp
 def test_edge_parallel_on_real_graphs(monkeypatch, real_graph_dir, name):
     graph = load_real_graph(real_graph_dir, name)
     assert check(monkeypatch, edge_parallel(HALF, SINGLE, 128), graph, 1, 1.0, name) < 2e-3
-
-
-@pytest.mark.gpu
-def test_edge_parallel_streams_do_not_disturb_each_other(monkeypatch):
-    """Partials belong to a call, semaphores to a stream; each window has tens of blocks that combine."""
-    set_runs(monkeypatch, 16, 4096)
-    graph = sp.csr_array((np.random.default_rng(9).random((64, 8_000)) < 0.5).astype(np.int8))
-    bsb = BSB.from_scipy(graph).to("cuda")
-    spec = edge_parallel(HALF, SINGLE, 64)
-    assert spec.arguments.num_blocks(bsb) > 200
-    calls = [[tensor * factor for tensor in inputs(*graph.shape, 2, 64, HALF)] for factor in (0.5, 1)]
-    expected = [launch(spec, bsb, *tensors, 0.1) for tensors in calls]
-    for output, tensors in zip(expected, calls, strict=True):
-        assert_within_bound(output, *tensors, *edges_of(graph, "cuda"), 0.1, spec.name)
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in calls]
-    outputs = [[] for _ in calls]
-    for _ in range(25):
-        for stream, tensors, results in zip(streams, calls, outputs, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(launch(spec, bsb, *tensors, 0.1))
-    torch.cuda.synchronize()
-    for wanted, results in zip(expected, outputs, strict=True):
-        assert all(torch.equal(wanted, got) for got in results)
 
 
 @pytest.mark.gpu
@@ -214,20 +171,6 @@ def test_edge_parallel_blocks_have_enough_tcbs_and_are_few(monkeypatch, num_tcbs
     assert edge_parallel(HALF, SINGLE, 64).arguments.num_blocks(bsb) == blocks
 
 
-def test_split_rows_and_permuted_exclude_each_other():
-    with pytest.raises(ValueError, match=r"split_rows: got True with permuted=True; .* set permuted=False"):
-        paper_instance(HALF, SINGLE, 64, split_rows=True)
-
-
 def test_edge_parallel_and_reordered_exclude_each_other():
     with pytest.raises(ValueError, match=r"edge_parallel: got True with reordered=True; .* set reordered=False"):
         paper_instance(HALF, SINGLE, 64, edge_parallel=True)
-
-
-@pytest.mark.parametrize(
-    ("dim", "splits"), [(8, 1), (16, 1), (24, 2), (64, 4), (72, 5), (128, 8), (136, 5), (200, 7), (256, 8)]
-)
-def test_dynamic_shared_memory_of_split_rows(dim, splits):
-    """512 bytes for each of 8 TCBs and each warp that has dimensions."""
-    sizes = sizes_alone((split_rows(HALF, SINGLE, dim), paper_instance(HALF, SINGLE, dim)))
-    assert [each.shared_bytes for each in sizes] == [8 * splits * 512, 0]

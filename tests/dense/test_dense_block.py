@@ -96,10 +96,3 @@ def test_cuda_graph_capture_and_replay(dim):
         cuda_graph.replay()
         for output, expected in zip(outputs, dense_block(packed, attn_out, h), strict=True):
             assert torch.equal(output, expected)
-
-
-def test_gradients_are_refused():
-    packed = pack_block(**parameters(64, False, torch.float16, "cuda"))
-    attn_out, h = inputs(5, 64, torch.float16)
-    with pytest.raises(ValueError, match="gradient"):
-        dense_block(packed, attn_out, h.requires_grad_())

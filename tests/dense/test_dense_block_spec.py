@@ -1,18 +1,13 @@
 """The dense block without running it: what its instances need, and which weights and inputs are refused."""
 
-import re
-
 import pytest
 import torch
 from dense_cases import parameters
 
-import dense.block as forward
-import dense.block_training as training
-from dense.block import block_instance, dense_block, dense_block_unavailable, pack_block
-from dense.block_training import TRAINING_DIMS, TrainingPacking, backward_instance, training_block_unavailable
+from dense.block import block_instance, pack_block
+from dense.block_training import TRAINING_DIMS, TrainingPacking, backward_instance
 from dense.weights import (
     ARCH,
-    BLOCK_SHARED_BYTES,
     DIMS,
     backward_layout,
     block_threads,
@@ -21,9 +16,6 @@ from dense.weights import (
     swizzle_tile,
 )
 from kernels.runtime.jit import compile_ptxas
-from tests.cuda_shim.cuda_on_cpu import COMPILER, sizes_alone
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -42,38 +34,6 @@ def test_instances_keep_everything_in_registers(dtype):
         assert report.spill_bytes == 0, (spec.name, report)
         assert not report.serialized, (spec.name, report)
         assert report.shared_bytes == 0, (spec.name, report)  # all of it is dynamic
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    ("source", "make_layout", "make_instance", "dims"),
-    [
-        (forward.SOURCE, forward_layout, block_instance, DIMS),
-        (training.SOURCE, backward_layout, backward_instance, TRAINING_DIMS),
-    ],
-    ids=["forward", "backward"],
-)
-def test_the_table_of_instances_in_the_source_is_true(source, make_layout, make_instance, dims):
-    text = source.read_text(encoding="utf-8")
-
-    def row(name: str) -> list[list[int]]:
-        (line,) = re.findall(rf"^//   {re.escape(name)}  +(.*\d)$", text, re.MULTILINE)
-        return [[int(number.replace(",", "")) for number in cell.split(" x ")] for cell in re.split(" {2,}", line)]
-
-    layouts = [make_layout(dim, True) for dim in dims]
-    assert row("kDim") == [[layout.dim] for layout in layouts]
-    assert row("kSlice") == [[layout.shape.slice] for layout in layouts]
-    assert row("kConsumers") == [[layout.shape.consumers] for layout in layouts]
-    if make_layout is forward_layout:
-        assert row("k of a panel") == [[layout.panel_k] for layout in layouts]
-        assert row("kCluster") == [[layout.shape.cluster] for layout in layouts]
-    for name in ("resident", "stages"):
-        counts = [getattr(layout, name) for layout in layouts]
-        expected = [[n, layout.tile_bytes] if n else [0] for n, layout in zip(counts, layouts, strict=True)]
-        assert row("resident tiles" if name == "resident" else name) == expected
-    sizes = sizes_alone(tuple(make_instance(torch.float16, dim, True) for dim in dims))
-    assert row("total") == [[each.shared_bytes] for each in sizes]
-    assert max(each.shared_bytes for each in sizes) <= BLOCK_SHARED_BYTES
 
 
 LAYOUTS = [forward_layout(dim, after) for dim in DIMS for after in (True, False)]
@@ -116,24 +76,6 @@ def test_swizzle_is_that_of_wgmma_and_free_of_bank_conflicts(panel_k):
     assert torch.equal(banks.sort(1).values, torch.arange(8)[:, None].expand_as(banks))
 
 
-@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 128), (torch.float16, 52), (torch.float16, 128)])
-def test_without_a_gpu_that_is_the_reason_whatever_the_model(dtype, dim):
-    reason = "cpu" if torch.cuda.is_available() else "no NVIDIA GPU"
-    assert reason in dense_block_unavailable(torch.device("cpu"), dtype, dim)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "dim", "reason"),
-    [
-        (torch.float32, 128, "torch.float32"),
-        (torch.float16, 52, "it takes d = 64, 80, 96, 128, 160, 192, 256, and the model has 52"),
-    ],
-)
-def test_reasons_not_to_run_on_a_gpu(monkeypatch, dtype, dim, reason):
-    monkeypatch.setattr("dense.block.cuda_unavailable", lambda device: None)
-    assert reason in dense_block_unavailable(torch.device("cuda"), dtype, dim)
-
-
 def test_widths_that_do_not_tile_are_refused_with_those_that_do():
     with pytest.raises(ValueError, match=r"d = 112; .* d = 64, 80, 96, 128, 160, 192, 256"):
         pack_block(**parameters(112, has_next=False))
@@ -146,15 +88,6 @@ def test_weights_that_do_not_fit_are_named(name):
         pack_block(**p | {name: p[name][:-1]})
     with pytest.raises(ValueError, match=name):
         pack_block(**p | {name: p[name].float()})
-
-
-def test_inputs_that_do_not_fit_are_named():
-    packed = pack_block(**parameters(64, has_next=False))
-    rows = torch.zeros(3, 64, dtype=torch.float16)
-    with pytest.raises(ValueError, match="GPU"):
-        dense_block(packed, rows, rows)
-    with pytest.raises(ValueError, match="attn_out"):
-        dense_block(packed, rows[:2], rows)
 
 
 @pytest.mark.parametrize("dim", TRAINING_DIMS)
@@ -170,10 +103,3 @@ def test_packing_for_training_is_that_of_inference(dim):
         assert torch.equal(of_pass.weights, of_inference.weights.flatten())
         assert torch.equal(of_pass.vectors, of_inference.vectors)
         assert torch.equal(of_pass.transposed.sort().values, of_pass.weights.sort().values)
-
-
-def test_widths_of_training(monkeypatch):
-    monkeypatch.setattr("dense.block_training.dense_block_unavailable", lambda *_: None)
-    reasons = {dim: training_block_unavailable(torch.device("cuda"), torch.float16, dim) for dim in DIMS}
-    assert [dim for dim, reason in reasons.items() if reason is None] == list(TRAINING_DIMS)
-    assert "it takes d = 64, 96, 128, and the model has 256" in reasons[256]

@@ -1,47 +1,31 @@
 """The public call on the CPU: backends against dense float64, the contract of kernels/attention.py, error messages."""
 
-import importlib.util
 import logging
-import math
 import warnings
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from attention_cases import REPEATED, counts_of, dense_attention, load_real_graph, mask_of
-from tolerance import edges_of, row_errors
+from attention_cases import dense_attention, load_real_graph, mask_of
+from tolerance import row_errors
 
 from baselines import REGISTRY
 from fused3s_dgl import import_dgl
 from kernels import (
     BSB,
-    BackendUnavailableError,
     SlowerBackendWarning,
     attention,
-    list_backends,
     plan_attention,
     sparse_attention,
 )
 from kernels.attention import _choose
 from kernels.backends.base import InputSpec
 from kernels.backends.cuda import _lacks
-from kernels.backends.reference import edge_softmax_attention
 
-PYG = pytest.param(
-    "pyg",
-    marks=pytest.mark.skipif(
-        importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed"
-    ),
-)
-CPU_BACKENDS = ["dgl", "reference", "csr_unfused", "scatter", "sdpa_padded", PYG]
-SPARSE_BACKENDS = ["dgl", "reference", "csr_unfused", "scatter", PYG]  # a NaN stays in the rows that use it
-FLOAT32_BACKENDS = [
-    "dgl",
-    "reference",
-    "csr_unfused",
-    "scatter",
-]  # convert 16-bit inputs; the others keep them
+FLOAT32_BACKENDS = ["dgl", "reference", "csr_unfused", "scatter"]  # convert 16-bit inputs; the others keep them
+SPARSE_BACKENDS = [*FLOAT32_BACKENDS, "pyg"]  # a NaN stays in the rows that use it
+CPU_BACKENDS = [*SPARSE_BACKENDS, "sdpa_padded"]
 
 
 def inputs(rows: int, cols: int, heads: int = 2, dim: int = 16, dtype=torch.float32) -> tuple[torch.Tensor, ...]:
@@ -54,9 +38,9 @@ def random_graph(rows: int = 40, cols: int = 40) -> sp.csr_array:
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
-@pytest.mark.parametrize("scale", [None, 1.0, -0.5])
-def test_against_dense_float64(edge_case, backend, scale):
+def test_against_dense_float64(edge_case, backend):
     q, k, v = inputs(*edge_case.shape)
+    scale = (None, 1.0, -0.5)[(edge_case.nnz + CPU_BACKENDS.index(backend)) % 3]
     output = sparse_attention(q, k, v, edge_case, backend=backend, scale=scale)
     expected = dense_attention(q, k, v, mask_of(edge_case), 0.25 if scale is None else scale)
     assert output.dtype == torch.float32
@@ -134,13 +118,6 @@ class TestContract:
         output = sparse_attention(100 * q, 100 * k, v, graph, backend=backend)
         assert torch.isfinite(output).all()
 
-    @pytest.mark.parametrize("name", REPEATED)
-    def test_repeated_edges_count_as_often_as_they_occur(self, backend, name):
-        graph = REPEATED[name]()
-        q, k, v = inputs(*graph.shape)
-        output = sparse_attention(q, k, v, graph, backend=backend)
-        assert row_errors(output, dense_attention(q, k, v, counts_of(graph), 0.25)).max() < 2e-5
-
 
 @pytest.mark.parametrize("poisoned", ["q", "k", "v"])
 @pytest.mark.parametrize("backend", SPARSE_BACKENDS)
@@ -161,21 +138,6 @@ def test_rows_with_only_minus_infinity_scores_are_zero(backend):
     q = torch.tensor([[1.0], [1.0]]).expand(2, 8)[:, None]
     k = torch.full((2, 1, 8), -torch.inf)
     assert (sparse_attention(q, k, torch.ones(2, 1, 8), graph, backend=backend) == 0).all()
-
-
-def test_reference_has_gradients_of_dense_attention():
-    graph = random_graph()
-    tensors = [tensor.double().requires_grad_() for tensor in inputs(40, 40)]
-    row, col = edges_of(graph)
-    sparse, _ = edge_softmax_attention(*tensors, row, col, 0.25)
-    weights = torch.randn_like(sparse)
-    gradients = torch.autograd.grad((sparse * weights).sum(), tensors)
-    dense = dense_attention(*tensors, mask_of(graph), 0.25)
-    # Dense softmax gives rows without an edge NaN gradients, so the loss leaves them out.
-    has_edge = mask_of(graph).any(1)
-    expected = torch.autograd.grad((dense * weights)[has_edge].sum(), tensors)
-    for found, wanted in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(found, torch.nan_to_num(wanted))
 
 
 @pytest.fixture
@@ -204,18 +166,6 @@ def test_auto_says_once_for_a_reason_why_it_leaves_fused3s(on_a_gpu, monkeypatch
         assert on_a_gpu(torch.float16, 64, 8) == "scatter"
 
 
-def test_auto_on_a_gpu_takes_what_counts_repeated_edges_before_cusparse(on_a_gpu):
-    with pytest.warns(SlowerBackendWarning):
-        assert on_a_gpu(torch.float64, 64, 1) == "scatter"
-    assert on_a_gpu(torch.float64, 64, 2) == "scatter"
-
-
-def test_auto_on_a_cpu_warns_of_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SlowerBackendWarning)
-        assert _choose("auto", torch.device("cpu"), InputSpec(torch.float64, 64, 8), "none").name == "csr_unfused"
-
-
 def test_auto_logs_its_choice(caplog):
     graph = random_graph()
     q, k, v = inputs(40, 40)
@@ -236,16 +186,6 @@ def test_auto_passes_over_backends_that_cannot_take_the_inputs(monkeypatch, dtyp
     assert _choose("auto", torch.device("cpu"), InputSpec(dtype, head_dim), "none").name == chosen
 
 
-def test_only_some_backends_reorder_rows():
-    graph = random_graph()
-    with pytest.raises(ValueError, match="'rmc'; allowed are none, communities, auto, and a permutation of the rows"):
-        plan_attention(graph, device="cpu", reorder="rmc")
-    with pytest.raises(ValueError, match=r"dgl cannot run .* cannot reorder rows .*, which only fused3s can"):
-        plan_attention(graph, device="cpu", backend="dgl", dtype=torch.float32, head_dim=16, reorder="auto")
-    with pytest.raises(BackendUnavailableError, match="not csr_unfused: it cannot reorder rows"):
-        plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16, reorder="communities")
-
-
 def test_log_sum_exp_is_that_of_the_dense_scores():
     graph = sp.vstack([random_graph(39, 40), sp.csr_array((1, 40))]).tocsr()
     q, k, v = (tensor[:, 0] for tensor in inputs(40, 40))
@@ -256,19 +196,6 @@ def test_log_sum_exp_is_that_of_the_dense_scores():
     torch.testing.assert_close(output, sparse_attention(q, k, v, graph, scale=0.3, backend="reference"))
     with pytest.raises(ValueError, match="return_lse: backend dgl has no log-sum-exp; these have: fused3s, reference"):
         plan_attention(graph, device="cpu", backend="dgl")(q, k, v, return_lse=True)
-
-
-def test_backends_list_names_and_reasons():
-    listed = list_backends("cpu")
-    assert list(listed) == list(REGISTRY)
-    assert listed["reference"].unavailable is None
-    assert listed["fused3s_paper"].unavailable
-
-
-def test_unavailable_backend_says_why():
-    q, k, v = inputs(40, 40, dtype=torch.float16)
-    with pytest.raises(BackendUnavailableError, match=r"no NVIDIA GPU found|on CUDA tensors only"):
-        sparse_attention(q, k, v, random_graph(), backend="fused3s_paper")
 
 
 @pytest.fixture
@@ -298,36 +225,3 @@ def test_missing_cupy_is_named(is_installed, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda package: object() if is_installed else None)
     reason = REGISTRY["fused3s"].unavailable(torch.device("cuda", 0))
     assert reason is None if is_installed else reason.startswith("the package cupy is not installed")
-
-
-Q, K, V = inputs(40, 40)
-
-
-@pytest.mark.parametrize(
-    ("q", "k", "v", "options", "message"),
-    [
-        (Q[:-1], K, V, {}, r"q: got shape \(39, 2, 16\), but the graph has 40 rows"),
-        (Q, K[:-1], V, {}, r"k: got shape \(39, 2, 16\), but the graph has 40 columns"),
-        (Q, K, V[:-1], {}, r"v: got shape \(39, 2, 16\), but k has \(40, 2, 16\)"),
-        (Q, K[:, :1], V[:, :1], {}, r"k: got shape \(40, 1, 16\), but q has \(40, 2, 16\)"),
-        (Q, K[..., :8], V[..., :8], {}, "heads and d must agree"),
-        (Q[None], K, V, {}, r"q: got shape \(1, 40, 2, 16\); \[num_rows, d\] or \[num_rows, H, d\]"),
-        (Q[..., :0], K[..., :0], V[..., :0], {}, "d must be at least 1"),
-        (Q, K.half(), V, {}, r"k: got torch\.float16, but q is torch\.float32"),
-        (Q.int(), K.int(), V.int(), {}, r"q: got torch\.int32; allowed are torch\.float16"),
-        (Q, K.to("meta"), V, {}, "k: on meta, but the graph was planned for cpu"),
-        (Q, K, V, {"scale": math.nan}, "scale: got nan"),
-        (Q, K, V, {"out_dtype": torch.int8}, r"out_dtype: got torch\.int8; allowed are"),
-        (Q, K, V, {"backend": "fused"}, "backend: got 'fused'; allowed are 'auto', 'fused3s', 'csr_unfused'"),
-    ],
-)
-def test_bad_arguments_are_named(q, k, v, options, message):
-    with pytest.raises(ValueError, match=message):
-        sparse_attention(q, k, v, random_graph(), **options)
-
-
-def test_bad_types_are_named():
-    with pytest.raises(TypeError, match="q: got ndarray"):
-        sparse_attention(Q.numpy(), K, V, random_graph())
-    with pytest.raises(TypeError, match=r"graph: got builtins\.list"):
-        sparse_attention(Q, K, V, [1, 2])

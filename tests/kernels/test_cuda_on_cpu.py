@@ -144,9 +144,9 @@ def run(
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_every_case_matches_float64(monkeypatch, spec):
-    for name, make_graph in MULTIGRAPHS.items():
+    for number, (name, make_graph) in enumerate(MULTIGRAPHS.items(), SPECS.index(spec)):
         graph = make_graph()
-        for variant in VARIANTS:
+        for variant in VARIANTS[number % 3 :: 3]:  # with another instance another third of them
             tensors = inputs(
                 graph, variant.num_heads(spec), spec.arguments.dim, spec.arguments.element.dtype, variant.strided
             )
@@ -218,34 +218,34 @@ def test_scores_that_overflow_to_minus_infinity_have_no_weight(monkeypatch, spli
     assert_attention(output, [q, k, v], type(graph)(mask), 0.2, "without the key", one_term=has_one_term(spec))
 
 
-@pytest.mark.parametrize("reorder", ["none", "communities"])
-@pytest.mark.parametrize("num_sms", [1, 132])
-@pytest.mark.parametrize(("dim", "out_dtype"), [(64, FLOAT), (256, FLOAT)])
-def test_plans_run_as_a_user_calls_them(monkeypatch, reorder, num_sms, dim, out_dtype):
+@pytest.mark.parametrize(
+    ("reorder", "num_sms", "dim"),
+    [("none", 1, 64), ("communities", 132, 64), ("none", 132, 256), ("communities", 1, 256)],
+)
+def test_plans_run_as_a_user_calls_them(monkeypatch, reorder, num_sms, dim):
     """The schedule that a plan makes for itself, for a small GPU and for a large one; two calls with one plan."""
     graph = GRAPHS["hub"]()
     with cuda_on_cpu(num_sms=num_sms) as gpu:
-        plan = plan_attention(
-            graph,
-            backend="fused3s",
-            device="cpu",
-            dtype=HALF,
-            head_dim=dim,
-            num_heads=2,
-            out_dtype=out_dtype,
-            reorder=reorder,
-        )
+        options = {"dtype": HALF, "head_dim": dim, "num_heads": 2, "out_dtype": FLOAT}
+        plan = plan_attention(graph, backend="fused3s", device="cpu", reorder=reorder, **options)
         for strided in (False, True):
             tensors = inputs(graph, 2, dim, HALF, strided)
             with poisoned_buffers(monkeypatch):
-                output, lse = plan(*tensors, out_dtype=out_dtype, return_lse=True)
+                output, lse = plan(*tensors, out_dtype=FLOAT, return_lse=True)
             assert_attention(output, tensors, graph, dim**-0.5, repr(plan), lse=lse)
     assert len(gpu.launched) == 2
 
 
-@pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize("num_sms", [1, 132])
-@pytest.mark.parametrize(("heads", "dim"), [(2, 64), (1, 128), (1, 250), (1, 131)])
+@pytest.mark.parametrize(
+    ("precision", "num_sms", "heads", "dim"),
+    [
+        ("highest", 1, 2, 64),
+        ("high", 132, 1, 128),
+        ("highest", 132, 1, 131),
+        ("high", 1, 1, 250),
+        ("highest", 132, 1, 250),
+    ],
+)
 def test_float32_follows_the_precision_of_torch(monkeypatch, precision, num_sms, heads, dim):
     """Plans made before the precision is set; an odd head is padded."""
     graph = GRAPHS["hub"]()

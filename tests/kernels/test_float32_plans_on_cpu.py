@@ -102,24 +102,6 @@ def test_medium_is_bfloat16_with_float32_around_it(monkeypatch, medium, heads, d
         assert torch.equal(got, right.float()), index
 
 
-def test_medium_has_gradients_of_float32(monkeypatch, medium):
-    """Autograd would cast them, and operators of torch.compile would not."""
-    case = Case(4, 8, None)
-    query, key, value = qkv(case.graph.shape, 4, 8)
-    with cuda_on_cpu(MODES["late"]):
-        plan = case.plan("fused3s", FLOAT)
-        with poisoned_buffers(monkeypatch):
-            output, lse = plan(query, key, value, scale=0.3, return_lse=True)
-            found = plan.backward(case.grad_output, query, key, value, output, lse, scale=0.3)
-    assert {each.dtype for each in found[:3]} == {FLOAT}
-
-
-def test_medium_has_outputs_of_float32_alone(medium):
-    case = Case(4, 8, None)
-    with cuda_on_cpu(MODES["late"]), pytest.raises(ValueError, match=r"out_dtype: got torch.bfloat16; torch.float32"):
-        case.run(case.plan("fused3s", FLOAT), FLOAT, out_dtype=BFLOAT)
-
-
 @pytest.mark.parametrize(("heads", "dim"), [(2, 64), (4, 8)])
 def test_bound_edge_data_may_have_strides(monkeypatch, heads, dim):
     """Made without `bind_edges`, as of a product with the edges in its columns; over KV tiles and edge by edge."""

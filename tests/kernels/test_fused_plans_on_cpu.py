@@ -50,9 +50,9 @@ def planned(graph, heads: int, dim: int, dtype: torch.dtype = HALF, **options) -
     return plan_attention(graph, backend="fused3s", device="cpu", dtype=dtype, head_dim=dim, num_heads=heads, **options)
 
 
-@pytest.mark.parametrize("dtype", [HALF, BFLOAT], ids=str)
 @pytest.mark.parametrize(("heads", "dim"), SHAPES)
-def test_every_shape_of_heads_matches_float64(monkeypatch, heads, dim, dtype):
+def test_every_shape_of_heads_matches_float64(monkeypatch, heads, dim):
+    dtype = (HALF, BFLOAT)[SHAPES.index((heads, dim)) % 2]
     for name, reorder, mode in (("hub", "none", "late"), ("empty_rows_and_windows", "communities", "random")):
         graph = GRAPHS[name]()
         with cuda_on_cpu(MODES[mode]):

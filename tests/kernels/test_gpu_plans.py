@@ -1,4 +1,4 @@
-"""Whole plans of `fused3s` on a GPU: the bits of the plans that torch makes on the CPU, and the waits of the host."""
+"""Whole plans of `fused3s` on a GPU: the bits of the oracle's plans, and the waits of the host."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph, symmetric
-from plan_oracle import plan_by_torch, plan_on_cpu
+from plan_oracle import expected_plan, plan_on_cpu
 
 from kernels import plan_attention
 from kernels.backends import fused3s
@@ -49,13 +49,13 @@ def device():
 
 @pytest.mark.parametrize("key", INPUTS)
 @pytest.mark.parametrize("name", ALL)
-def test_a_plan_has_the_bits_of_torchs(monkeypatch, device, name, key):
+def test_a_plan_has_the_bits_of_the_oracles(monkeypatch, device, name, key):
     graph, inputs = ALL[name](), INPUTS[key]
     limits = gpu_limits(device)
     forward = partial(fused3s.forward_schedule, limits, inputs, device.index)
     made = plan_graph(on_gpu(graph), device, inputs, forward)
     plan_on_cpu(monkeypatch, limits)
-    expected = plan_by_torch(graph if isinstance(graph, EdgeList) else csr_pattern(graph), CPU, inputs, forward)
+    expected = expected_plan(graph if isinstance(graph, EdgeList) else csr_pattern(graph), CPU, inputs, forward)
     assert_equal_plans(exact(made), expected, f"{name}, {key}")
 
 

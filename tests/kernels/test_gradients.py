@@ -1,7 +1,5 @@
 """Gradients of every differentiable backend against dense float64 attention, of plans, and what has none; dropout."""
 
-import copy
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,8 +23,7 @@ from edge_cases import (
 from formula_backend import FormulaBackend
 
 from baselines import REGISTRY, fused3s_paper
-from kernels import AttentionPlan, BackendUnavailableError, EdgeData, plan_attention, sparse_attention
-from kernels import plan as plan_module
+from kernels import AttentionPlan, EdgeData, plan_attention, sparse_attention
 from kernels.backends.base import Gradients
 from kernels.dropout import Dropout, kept_edges
 from kernels.edge_data import FLOATS
@@ -45,11 +42,6 @@ def formula(monkeypatch) -> FormulaBackend:
     backend = FormulaBackend()
     monkeypatch.setitem(REGISTRY, "formula", backend)
     return backend
-
-
-def skip_if_missing(backend: str) -> None:
-    if reason := REGISTRY[backend].unavailable(torch.device("cpu")):
-        pytest.skip(f"{backend}: {reason}")
 
 
 def planned(backend: str, graph: Any, **options: Any) -> AttentionPlan:
@@ -86,7 +78,6 @@ def gradients_of(function, graph: EdgeList, data: EdgeData, heads: int = 2, **ma
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_dense_attention(backend, kind):
-    skip_if_missing(backend)
     for name, form, heads in (("repeated", "torch_csr", 2), ("empty_rows_and_windows", "dgl", 3), ("wide", "bsb", 1)):
         graph = EDGE_LISTS[name]()
         made, order = FORMS[form](graph)
@@ -109,7 +100,6 @@ def test_gradients_are_those_of_dense_attention(backend, kind):
 @pytest.mark.parametrize("backend", [*BACKENDS, "sdpa_padded"])
 def test_gradients_without_edge_data(backend):
     """One head as [N, d], which a backend sees as [N, 1, d]; a graph with a hub; q, k and v views of one tensor."""
-    skip_if_missing(backend)
     for name in ("hub", "one_node_self_loop", "n_one_past_16"):
         graph = EDGE_LISTS[name]()
         made, _ = FORMS["scipy_coo"](graph)
@@ -124,7 +114,6 @@ def test_gradients_without_edge_data(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_graph_without_edges_has_gradients_of_zero(backend):
-    skip_if_missing(backend)
     made, _ = FORMS["torch_csr"](EDGE_LISTS["no_edges"]())
     tensors = [tensor.requires_grad_() for tensor in qkv((20, 20), 2, 5, DOUBLE)]
     for grad in torch.autograd.grad(planned(backend, made, edge_data=False)(*tensors).sum(), tensors):
@@ -133,8 +122,7 @@ def test_a_graph_without_edges_has_gradients_of_zero(backend):
 
 @pytest.mark.parametrize("backend", AUTOGRAD)
 def test_gradients_of_a_large_graph_need_no_dense_matrix(backend):
-    skip_if_missing(backend)
-    num_nodes = 1 << 20  # a dense matrix would have 8 TB
+    num_nodes = 1 << 18  # a dense matrix would have 0.5 TB
     places = torch.tensor([[0, 5, 5, num_nodes - 1], [3, 0, 5, 9]])
     graph = scipy.sparse.coo_array((np.ones(4), tuple(places.numpy())), shape=(num_nodes, num_nodes))
     tensors = [torch.randn(num_nodes, 1, 2, dtype=DOUBLE, requires_grad=True) for _ in range(3)]
@@ -142,20 +130,7 @@ def test_gradients_of_a_large_graph_need_no_dense_matrix(backend):
     assert [int(tensor.grad.any(-1).sum()) for tensor in tensors] == [1, 2, 4]
 
 
-def test_csr_unfused_plans_its_transpose():
-    graph, tensors, data = whole_case()
-    plan = planned("csr_unfused", graph, backward=True)
-    unplanned = planned("csr_unfused", graph, backward=False)
-    assert plan.data.column_edges is not None
-    assert unplanned.data.column_edges is None
-    outputs = [each(*tensors, edges=data) for each in (plan, unplanned)]
-    gradients = [torch.autograd.grad(output.square().sum(), tensors) for output in outputs]
-    for left, right in zip(*gradients, strict=True):
-        assert torch.equal(left, right)
-
-
-@pytest.mark.parametrize("clamp", [None, 2.0])
-@pytest.mark.parametrize("backend", ["reference", "formula"])
+@pytest.mark.parametrize(("backend", "clamp"), [("reference", 2.0), ("formula", None)])
 def test_gradcheck(backend, clamp):
     graph = EdgeList(torch.tensor([0, 2, 0, 2, 2, 0]), torch.tensor([1, 0, 3, 2, 0, 1]), (4, 4))
     made, _ = FORMS["scipy_coo"](graph)
@@ -202,14 +177,6 @@ def test_only_the_gradients_that_are_needed_are_computed(formula):
     assert len(formula.wanted) == 2
 
 
-def test_gradients_of_narrow_types_have_their_type(formula):
-    made, _ = FORMS["torch_csr"](EDGE_LISTS["hub"]())
-    q, k, v = (tensor.bfloat16().requires_grad_() for tensor in qkv((70, 70), 2, 5))
-    output = planned("formula", made, backward=True)(q, k, v, out_dtype=torch.float32)
-    output.backward(torch.randn(2, 70, 5).transpose(0, 1))
-    assert [tensor.grad.dtype for tensor in (q, k, v)] == [torch.bfloat16] * 3
-
-
 @pytest.mark.parametrize("backend", ["reference", "formula"])
 def test_the_log_sum_exp_carries_no_gradient(backend):
     graph, tensors, data = whole_case()
@@ -227,7 +194,7 @@ class TestBackwardWithoutAutograd:
 
     DROPOUT = Dropout(0.3, 11)
 
-    @pytest.mark.parametrize("kind", [None, *KINDS])
+    @pytest.mark.parametrize("kind", [None, "bias", "all"])
     def test_it_is_what_autograd_gets(self, kind):
         graph = EDGE_LISTS["repeated"]()
         made, order = FORMS["torch_csr"](graph)
@@ -249,21 +216,6 @@ class TestBackwardWithoutAutograd:
             assert torch.equal(getattr(found, name), gradient), name
         assert {name for name, each in found._asdict().items() if each is not None} == leaves.keys()
 
-    def test_only_what_is_wanted_is_computed(self, formula):
-        graph, tensors, data = whole_case()
-        plan = planned("formula", graph, backward=True)
-        with torch.no_grad():
-            bound = plan.bind_edges(data)
-            output, lse = plan(*tensors, return_lse=True, edges=bound)
-            of_rows = plan.backward(torch.ones_like(output), *tensors, output, lse, edges=bound)
-            of_weight = plan.backward(
-                torch.ones_like(output), *tensors, output, lse, edges=bound, wanted=["key_weight"]
-            )
-        assert formula.wanted == [{"query", "key", "value"}, {"key_weight"}]
-        assert all(each is not None for each in of_rows[:3])
-        assert of_weight.query is of_rows.key_weight is None
-        assert of_weight.key_weight.shape == data.key_weight.shape
-
     @pytest.mark.parametrize(("backend", "backward"), [("formula", False), ("reference", True)])
     def test_a_plan_without_it_is_named(self, backend, backward):
         graph, tensors, _ = whole_case()
@@ -276,9 +228,8 @@ class TestBackwardWithoutAutograd:
             plan.backward(torch.ones_like(output), *tensors, output, lse)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", "formula"])
 def test_weights_that_are_one_tensor_and_weights_of_bound_edges_have_gradients(backend):
-    skip_if_missing(backend)
     graph, tensors, data = whole_case()
     plan = planned(backend, graph)
     weight = data.key_weight
@@ -319,10 +270,6 @@ class TestBackwardOfAPlan:
             sparse_attention(*tensors, graph, backend="formula", edges=data)
         assert made == [True, False, True, False]
 
-    def test_it_is_copied_with_the_plan(self, formula):
-        graph, tensors, _ = whole_case()
-        copy.deepcopy(planned("formula", graph, backward=True))(*tensors).sum().backward()
-
 
 class TestWithoutDerivative:
     def test_a_backend_without_a_backward_pass_says_which_has_one(self, monkeypatch):
@@ -333,78 +280,47 @@ class TestWithoutDerivative:
         tensors[2].requires_grad_()
         with pytest.raises(ValueError, match=r"fused3s_paper computes the forward pass only, .* backend='fused3s'"):
             plan(*tensors)
-        with pytest.raises(ValueError, match="fused3s_paper computes the forward pass only"):
-            plan.require_backward()
         with pytest.raises(ValueError, match="fused3s_paper cannot run this: it computes the forward pass only; grad"):
             plan_attention(graph, backend="fused3s_paper", device="cpu", backward=True)
-        with pytest.raises(ValueError, match="cannot run this: it computes the forward pass only"):
-            sparse_attention(*tensors, graph, backend="fused3s_paper")
         monkeypatch.setattr(fused3s_paper, "launch", lambda *given: tensors[0])
         with torch.inference_mode():
             plan(*tensors)
 
-    def test_auto_passes_over_it(self, monkeypatch, caplog):
-        monkeypatch.setattr(REGISTRY["fused3s"], "has_backward", False)
-        for name, backend in REGISTRY.items():
-            reason = None if name in ("fused3s", "reference") else "not here"
-            monkeypatch.setattr(backend, "unavailable", lambda device, reason=reason: reason)
-        graph, _, _ = whole_case()
-        with caplog.at_level("INFO", logger="kernels"):
-            plan = plan_attention(graph, device="cpu", backward=True)
-        assert plan.backend == "reference"
-        assert "not fused3s: it computes the forward pass only" in caplog.text
-        monkeypatch.setattr(REGISTRY["reference"], "unavailable", lambda device: "not here")
-        with pytest.raises(BackendUnavailableError, match="not fused3s: it computes the forward pass only"):
-            plan_attention(graph, device="cpu", backward=True)
-
     @pytest.mark.parametrize("backend", ["formula", "dgl"])
-    def test_double_backward(self, backend):
+    def test_second_derivatives(self, backend):
         graph, (q, k, v), data = whole_case()
         plan = planned(backend, graph)
         message = rf"backend {backend} has no second derivatives, .*'reference'"
-        for edges in (None, data):
-            output = plan(q, k, v, edges=edges)
-            first = torch.autograd.grad(output.sum(), (q, k), create_graph=True)
+        output = plan(q, k, v, edges=data)
+        of_query, of_weight = torch.autograd.grad(output.sum(), (q, data.key_weight), create_graph=True)
+        for first in (of_query, of_weight):
             with pytest.raises(NotImplementedError, match=message):
-                (output.sum() + first[0].square().sum()).backward()
-            if edges is not None:
-                output = plan(q, k, v, edges=edges)
-                (of_weight,) = torch.autograd.grad(output.sum(), data.key_weight, create_graph=True)
-                with pytest.raises(NotImplementedError, match=message):
-                    torch.autograd.grad(of_weight.square().sum(), v)
+                torch.autograd.grad(first.square().sum(), v, retain_graph=True)
         with pytest.raises(NotImplementedError, match=message):
             torch.autograd.functional.hessian(lambda q: plan(q, k, v).square().sum(), q)
 
-    def test_transforms_of_torch_func_with_dgl(self):
-        graph, tensors, _ = whole_case()
-        plan = planned("dgl", graph)
-        q, k, v = (tensor.detach() for tensor in tensors)
-        with pytest.raises(NotImplementedError, match=r"backend dgl has neither forward-mode .* backend='reference'"):
-            torch.func.grad(lambda q: plan(q, k, v).sum())(q)
+    FORWARD_MODE = "has no forward-mode derivative: use reverse mode, or backend='reference'"
+    BATCHES = r"cannot be batched by vmap: put the batch into the heads, \[N, H, d\], or into"
 
-    def test_forward_mode(self):
+    @pytest.mark.parametrize(
+        ("backend", "transform", "message"),
+        [
+            ("formula", lambda call, q: torch.func.jvp(call, (q,), (torch.ones_like(q),)), FORWARD_MODE),
+            ("formula", lambda call, q: torch.func.vmap(call)(torch.stack([q, q])), BATCHES),
+            ("formula", lambda call, q: torch.func.jacrev(lambda q: call(q)[0, 0])(q), BATCHES),
+            (
+                "dgl",
+                lambda call, q: torch.func.grad(lambda q: call(q).sum())(q),
+                r"has neither forward-mode .*'reference'",
+            ),
+        ],
+    )
+    def test_transforms(self, backend, transform, message):
         graph, tensors, _ = whole_case()
-        plan = planned("formula", graph)
-        message = "backend formula has no forward-mode derivative: use reverse mode, or backend='reference'"
+        plan = planned(backend, graph)
         q, k, v = (tensor.detach() for tensor in tensors)
-        with pytest.raises(NotImplementedError, match=message):
-            torch.func.jvp(lambda q: plan(q, k, v), (q,), (torch.ones_like(q),))
-        with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(k, torch.ones_like(k))
-            with pytest.raises(NotImplementedError, match=message):
-                plan(q, dual, v)
-            assert torch.equal(plan(q, k, v), plan(*tensors))
-
-    def test_vmap(self):
-        graph, tensors, _ = whole_case()
-        plan = planned("formula", graph)
-        batch = [torch.stack([tensor.detach()] * 2) for tensor in tensors]
-        message = r"backend formula cannot be batched by vmap: put the batch into the heads, \[N, H, d\], or into"
-        with pytest.raises(NotImplementedError, match=message):
-            torch.func.vmap(plan)(*batch)
-        q, k, v = (tensor.detach() for tensor in tensors)
-        with pytest.raises(NotImplementedError, match=message):
-            torch.func.jacrev(lambda q: plan(q, k, v)[0, 0])(q)
+        with pytest.raises(NotImplementedError, match=f"backend {backend} {message}"):
+            transform(lambda q: plan(q, k, v), q)
 
     def test_a_changed_input_is_noticed(self):
         graph, (q, k, v), _ = whole_case()
@@ -423,8 +339,7 @@ def test_torch_func_has_reverse_mode():
     close(found, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "formula"])
+@pytest.mark.parametrize(("backend", "dtype"), [("csr_unfused", torch.bfloat16), ("formula", torch.float16)])
 def test_autocast_casts_the_inputs(backend, dtype):
     graph, tensors, whole = whole_case(torch.float32)
     data = EdgeData(bias=whole.bias.detach().float().requires_grad_())
@@ -448,7 +363,6 @@ class TestDropout:
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_weights_are_dropped_by_the_common_mask(self, backend):
-        skip_if_missing(backend)
         graph = EDGE_LISTS["empty_rows_and_windows"]()
         made, _ = FORMS["dgl"](graph)
         plan = planned(backend, made, edge_data=False)
@@ -472,7 +386,6 @@ class TestDropout:
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_with_all_edge_data_every_backend_agrees(self, backend):
-        skip_if_missing(backend)
         results = []
         for name in ("reference", backend):
             graph, tensors, data = whole_case()
@@ -506,42 +419,10 @@ class TestDropout:
         assert torch.equal(call(None), first)
         assert not torch.equal(first, second)
 
-    def test_a_rate_of_zero_costs_nothing(self, monkeypatch):
-        graph, tensors, _ = whole_case()
-        plan = planned("reference", graph, edge_data=False)
-        monkeypatch.setattr(plan_module, "make_dropout", lambda *given: pytest.fail("a dropout was made"))
-        assert torch.equal(plan(*tensors, dropout=0.0), plan(*tensors))
-
-    @pytest.mark.parametrize(
-        ("rate", "seed", "error", "message"),
-        [
-            (1.0, 0, ValueError, "dropout: got 1.0; a rate between 0 and 1 is needed"),
-            (-0.1, 0, ValueError, "dropout: got -0.1; a rate"),
-            (math.nan, 0, ValueError, "dropout: got nan; a rate"),
-            (0.5, 1 << 63, ValueError, "dropout.seed: got 9223372036854775808; an integer of 64 bits"),
-            (0.5, 0.5, TypeError, r"dropout.seed: got float; an int, an int64 tensor \[1\] or None is needed"),
-            (0.5, True, TypeError, "dropout.seed: got bool; an int"),
-            (0.5, torch.zeros(2, dtype=torch.int64), ValueError, r"dropout.seed: got torch.int64 \(2,\); int64 \[1\]"),
-            (0.5, torch.zeros(1), ValueError, r"dropout.seed: got torch.float32 \(1,\); int64 \[1\]"),
-            (
-                0.5,
-                torch.zeros(1, dtype=torch.int64, device="meta"),
-                ValueError,
-                "dropout.seed: on meta, but q is on cpu",
-            ),
-        ],
-    )
-    def test_wrong_arguments_are_named(self, rate, seed, error, message):
-        graph, tensors, _ = whole_case()
-        with pytest.raises(error, match=message):
-            planned("reference", graph)(*tensors, dropout=Dropout(rate, seed))
-
     def test_a_backend_without_dropout_is_named(self):
         graph, tensors, _ = whole_case()
-        able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_dropout)
-        assert set(BACKENDS) <= set(able.split(", "))
         with pytest.raises(
-            ValueError, match=f"dropout: got 0.5; backend sdpa_padded has no dropout, these have: {able}"
+            ValueError, match=r"dropout: got 0.5; backend sdpa_padded has no dropout, these have: fused3s"
         ):
             planned("sdpa_padded", graph, edge_data=False)(*tensors, dropout=0.5)
 

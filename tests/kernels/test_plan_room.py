@@ -169,24 +169,6 @@ def test_the_last_fill_is_checked(monkeypatch):
         room.check()
 
 
-@on_the_shim
-@pytest.mark.parametrize(
-    ("changed", "match"),
-    [({"shape": (0, 5)}, r"shape\[0\]"), ({"num_edges": -1}, "num_edges"), ({"head_dim": 0}, "head")],
-)
-def test_rooms_that_cannot_be(changed, match):
-    arguments = {"shape": (ROWS, COLS), "num_edges": EDGES, "head_dim": 16} | changed
-    with cuda_on_cpu(), pytest.raises(ValueError, match=match):
-        PlanRoom(arguments.pop("shape"), arguments.pop("num_edges"), device="cpu", dtype=HALF, **arguments)
-
-
-def test_plans_of_many_graphs():
-    plans = plan_many([(each.edge_index, each.shape) for each in GRAPHS], backend="reference", device="cpu")
-    for plan, graph in zip(plans, GRAPHS, strict=True):
-        tensors = [each.double() for each in tensors_for(2, 8)]
-        assert torch.allclose(plan(*tensors, scale=0.3), expected(graph, tensors)[0])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("backward", [False, True])
 @SHAPES

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import torch_private
 
@@ -34,29 +31,6 @@ def test_a_name_that_torch_lacks_is_an_import_error():
         torch_private.needed(torch._C, "no_such_name")
 
 
-def test_forward_mode_and_transforms_are_seen():
-    seen = []
-    assert not torch_private.is_transformed()
-    with forward_ad.dual_level():
-        assert torch_private.is_transformed()
-        assert not torch_private.functorch_active()
-    torch.func.vmap(lambda x: seen.append(torch_private.functorch_active()) or x)(torch.zeros(2))
-    assert seen == [True]
-
-
-def test_dispatch_modes_are_counted():
-    assert torch_private.dispatch_modes() == 0
-    with TorchDispatchMode():
-        assert torch_private.dispatch_modes() == 1
-
-
-def test_global_hooks_are_seen():
-    assert not torch_private.has_global_hooks()
-    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert torch_private.has_global_hooks()
-    hook.remove()
-
-
 def test_autograd_is_active_inside_of_a_kernel():
     x, found = torch.ones(2, requires_grad=True), []
     keys = torch._C._dispatch_tls_local_exclude_set()
@@ -69,36 +43,12 @@ def test_autograd_is_active_inside_of_a_kernel():
     assert found == [False, True]
 
 
-def test_a_static_address_is_marked_as_torch_does():
-    import torch._dynamo
-
-    ours, theirs = torch.zeros(1), torch.zeros(1)
-    torch_private.mark_static_address(ours)
-    torch._dynamo.mark_static_address(theirs, guard=False)
-    assert vars(ours) == vars(theirs)
-
-
 def test_a_linear_layer_with_relu_and_its_fallback(monkeypatch):
     x, weight, bias = torch.randn(5, 4), torch.randn(3, 4), torch.randn(3)
     expected = torch.relu(x @ weight.t() + bias)
     torch.testing.assert_close(torch_private.linear_relu(x, weight, bias), expected)
     monkeypatch.setattr(torch_private, "_addmm_relu", None)
     torch.testing.assert_close(torch_private.linear_relu(x, weight, bias), expected)
-
-
-def test_a_pool_is_abandoned_or_torch_has_nothing_for_it():
-    torch_private.abandon_pool(0, (0, 0))
-
-
-def test_the_default_store_is_that_of_the_group(tmp_path):
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        store = torch_private.default_store()
-        store.set("key", "value")
-        assert store.get("key") == b"value"
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 from poison import poisoned_buffers
 
 from dense.block_training import TRAINING_DIMS
-from models.fast import between_attentions, fused_unavailable
+from models.fast import between_attentions
 from models.fast_ends import embed_in_training, readout_in_training
 from models.fast_training import FusedTraining, successive_blocks
 from models.graph_transformer import GraphTransformer
@@ -189,20 +189,6 @@ def test_dropout_between_the_layers(monkeypatch):
 
 
 @on_cpu
-@pytest.mark.usefixtures("one_thread", "one_kernel")
-@pytest.mark.parametrize("dim", [24, 64])
-def test_evaluation_keeps_nothing(monkeypatch, dim):
-    model = make_model(dim, HALF, dropout=0.5).eval()
-    inputs = [torch.randn(40, dim).half() for _ in range(2)]
-    with torch.no_grad(), cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        (h, qkv), (right_h, right_qkv) = (
-            blocks[0](*inputs) for blocks in (FusedTraining(model).begin(), plain_blocks(model))
-        )
-    torch.testing.assert_close(h, right_h, rtol=2e-3, atol=4e-3)
-    torch.testing.assert_close(qkv, right_qkv, rtol=4e-3, atol=8e-3)
-
-
-@on_cpu
 @pytest.mark.usefixtures("one_thread")
 def test_readout(monkeypatch):
     model = make_model(64, BFLOAT)
@@ -241,12 +227,3 @@ def test_embedding(monkeypatch):
     assert torch.equal(embedded, model.embed(inputs))
     for got, plain, right in zip(found, by_torch, exact, strict=True):
         assert (got.double() - right).norm() <= 1.5 * (plain.double() - right).norm() + 1e-3 * right.norm()
-
-
-def test_a_readout_too_narrow_for_the_kernels_is_torchs():
-    readout = make_model(24, BFLOAT).readout
-    assert readout_in_training(readout) is readout
-
-
-def test_models_that_it_refuses():
-    assert "NVIDIA GPU" in fused_unavailable(make_model(24, HALF), training=True)

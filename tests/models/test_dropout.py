@@ -57,15 +57,6 @@ def test_seeds_differ_between_blocks_passes_and_models(graph, attention):
     assert len(set(seeds)) == 12
 
 
-def test_the_same_seeds_give_the_same_pass(make_model, graph, attention):
-    model = make_model(attention_dropout=0.5).train()
-    inputs = model.prepare(graph, attention)
-    before = model.dropout_seeds.clone()
-    first = model(inputs)
-    model.dropout_seeds.copy_(before)
-    assert torch.equal(model(inputs), first)
-
-
 def test_layers_after_attention_have_the_mean_without_dropout():
     """With ReLU and norms out of the way, they are linear in what is dropped."""
     torch.manual_seed(0)
@@ -104,24 +95,3 @@ def test_float_features_are_dropped(graph, attention):
     assert not padding.any()
     torch.testing.assert_close(given[~dropped], inputs.features[~dropped] / 0.6)
     assert features[1] is inputs.features
-
-
-@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "input_dropout"])
-@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
-def test_a_rate_that_is_none(name, rate):
-    with pytest.raises(ValueError, match=f"{name}: got {rate}; a rate from 0 to below 1 is needed"):
-        GraphTransformer(in_features=6, num_classes=3, **{name: rate})
-
-
-def test_edge_streams_drop_too(graph):
-    graph.edata["feat"] = torch.randn(graph.num_edges(), 2)
-    plan = kernels.plan_attention(graph, backend="reference", device="cpu", edge_data=True)
-    torch.manual_seed(0)
-    settings = {"edge_features": "stream", "edge_in_features": 2, "dropout": 0.2, "attention_dropout": 0.2}
-    model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=2, **settings).train()
-    inputs = model.prepare(graph, plan)
-    loss = model(inputs).square().sum()
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert not torch.equal(model(inputs), model(inputs))

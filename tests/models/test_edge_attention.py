@@ -86,16 +86,6 @@ def test_a_compiled_layer_takes_new_graphs_and_sizes(planned, backend, edge_dim)
     assert frames[0] == frames[-1]
 
 
-@pytest.mark.parametrize("edge_dim", [None, 3])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_layer_takes_a_plan(backend, edge_dim):
-    layer = FusedTransformerConv(8, 4, heads=2, edge_dim=edge_dim, backend=backend).to(**place_of(backend))
-    x, edge_index, attr = graph(17, 40, edge_dim, backend)
-    inputs = x, layer.plan(edge_index, len(x)), attr
-    compiled = torch.compile(layer, backend="inductor" if backend == "fused3s" else "aot_eager", fullgraph=True)
-    assert_same(results(compiled, inputs), results(layer, inputs), backend)
-
-
 def test_a_compiled_layer_drops_weights_as_an_eager_one():
     layer = FusedTransformerConv(8, 4, heads=2, edge_dim=3, dropout=0.5, backend="formula").double()
     inputs = graph(17, 40, 3, "formula")
@@ -108,28 +98,6 @@ def test_a_compiled_layer_drops_weights_as_an_eager_one():
     layer.eval()
     with torch.no_grad():
         close(compiled(*inputs), layer(*inputs))
-
-
-def test_a_compiled_layer_under_autocast_plans_for_its_type(planned):
-    layer = FusedTransformerConv(8, 4, heads=2, edge_dim=3, backend="formula")
-    x, edge_index, attr = (each if each.dtype == torch.int64 else each.float() for each in graph(17, 40, 3, "formula"))
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = compiled(x, edge_index, attr)
-        assert out.dtype == torch.bfloat16
-        close(out, layer(x, edge_index, attr), rtol=2e-2, atol=2e-2)
-    assert [options["dtype"] for options in planned] == [torch.bfloat16]
-
-
-def test_without_a_cache_a_compiled_layer_plans_at_every_pass(planned):
-    layer = FusedTransformerConv(8, 4, heads=2, backend="formula", cache=False).double()
-    x, edge_index, _ = graph(17, 40, None, "formula")
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    for number in (2, 4):
-        found = results(compiled, (x, edge_index))
-        assert len(planned) == number
-        edge_index.numpy()[:] = edge_index.numpy()[::-1].copy()
-    assert_same(found, results(layer, (x, edge_index.flip(0))), "formula")
 
 
 def test_wrong_ids_are_named_by_a_compiled_layer():

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baselines import REGISTRY
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
-from models import GraphTransformer, prepare_execution
+from models import prepare_execution
 
 BACKENDS = ["reference", "csr_unfused", "dgl"]
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -138,12 +137,6 @@ def test_the_authors_constant_in_the_denominator_changes_little(make_molecule, m
 
 
 @pytest.mark.parametrize("form", ["bias", "stream"])
-def test_float_features(make_molecule, make_edge_model, form):
-    graph, model = make_molecule(bonds=None), make_edge_model(form, edge_in_features=3, heads=2)
-    torch.testing.assert_close(run(model, graph), ByHand(model)(graph), **TOLERANCE)
-
-
-@pytest.mark.parametrize("form", ["bias", "stream"])
 def test_a_batch_is_the_concatenation_of_its_graphs(make_molecule, make_edge_model, form):
     graphs = [make_molecule(n, 4 * n, seed=n) for n in (17, 5, 32)]
     batch = import_dgl().batch(graphs)
@@ -168,21 +161,6 @@ def test_the_order_of_the_edges_is_free_and_their_features_move_with_them(
 
 
 @pytest.mark.parametrize("form", ["bias", "stream"])
-def test_a_backend_with_an_order_of_its_own(make_molecule, make_edge_model, form, monkeypatch):
-    graph, model, backend = make_molecule(), make_edge_model(form, heads=4), REGISTRY["reference"]
-    expected, attend = run(model, graph), backend.attend
-    order = torch.randperm(graph.num_edges(), generator=torch.Generator().manual_seed(4))
-
-    def attend_in_order(data, call):
-        edges = replace(call.edges, bias=call.edges.bias[order.argsort()])
-        return attend(data, call._replace(edges=edges))
-
-    monkeypatch.setattr(backend, "edge_order", lambda data: order)
-    monkeypatch.setattr(backend, "attend", attend_in_order)
-    torch.testing.assert_close(run(model, graph), expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("form", ["bias", "stream"])
 def test_repeated_edges_count_with_their_own_features(make_molecule, make_edge_model, form):
     graph, model = make_molecule(), make_edge_model(form)
     source, target = graph.edges()
@@ -193,13 +171,6 @@ def test_repeated_edges_count_with_their_own_features(make_molecule, make_edge_m
     repeated.ndata["feat"] = graph.ndata["feat"]
     repeated.edata["feat"] = torch.cat([graph.edata["feat"], torch.zeros(3, 2, dtype=torch.int64)])
     torch.testing.assert_close(run(model, repeated), ByHand(model)(repeated), **TOLERANCE)
-
-
-@pytest.mark.parametrize("form", ["bias", "stream"])
-def test_graphs_without_edges(make_graph, make_edge_model, form):
-    graph = import_dgl().graph(([], []), num_nodes=3)
-    graph.ndata["feat"], graph.edata["feat"] = torch.randn(3, 6), torch.zeros(0, 2, dtype=torch.int64)
-    assert run(make_edge_model(form), graph).isfinite().all()
 
 
 def test_nothing_in_a_pass_checks_the_edges(make_molecule, make_edge_model, monkeypatch):
@@ -213,31 +184,6 @@ def test_nothing_in_a_pass_checks_the_edges(make_molecule, make_edge_model, monk
         with torch.inference_mode():
             model(inputs)
         monkeypatch.undo()
-
-
-def test_other_layers_may_be_compiled(make_molecule, make_edge_model, monkeypatch):
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
-    graph, model = make_molecule(), make_edge_model("stream", heads=2)
-    with torch.inference_mode():
-        execution = prepare_execution(model, model.prepare(graph, plan(graph)), backend="reference", dense="compiled")
-        torch.testing.assert_close(execution.run(), run(model, graph), **TOLERANCE)
-    torch.compiler.reset()
-
-
-def test_the_last_block_has_no_edges_to_finish(make_edge_model):
-    names = [name for name in make_edge_model("stream", blocks=2).state_dict() if name.startswith("edge_blocks")]
-    assert "edge_blocks.0.ffn_up.weight" in names
-    assert [name for name in names if name.startswith("edge_blocks.1")] == ["edge_blocks.1.project.weight"]
-
-
-def test_weights_of_the_nodes_do_not_depend_on_edge_features():
-    def made(**options):
-        torch.manual_seed(0)
-        return GraphTransformer(in_features=6, num_classes=3, dim=32, blocks=2, **options).state_dict()
-
-    plain, stream = made(), made(edge_features="stream", edge_in_features=4)
-    assert all(torch.equal(tensor, stream[name]) for name, tensor in plain.items())
 
 
 def no_features(graph):
@@ -282,11 +228,6 @@ def test_attention_must_keep_the_order_of_the_edges(make_molecule, make_edge_mod
     for attention in (plan_attention(graph, backend="reference", device="cpu"), lambda q, k, v, **options: v):
         with pytest.raises(ValueError, match=r"plan_attention\(.*edge_data=True"):
             model.prepare(graph, attention)
-
-
-def test_the_model_needs_to_know_the_edge_features():
-    with pytest.raises(ValueError, match="edge_in_features: got None with edge_features = 'bias'"):
-        GraphTransformer(in_features=6, num_classes=3, edge_features="bias")
 
 
 @pytest.mark.gpu

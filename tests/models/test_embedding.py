@@ -6,7 +6,6 @@ import torch
 
 from models import embedding
 from models.embedding import FeatureEmbedding, embed_one_hot, pack_embedding
-from models.graph_inputs import aligned_columns
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 FEATURES = {
@@ -58,29 +57,6 @@ def test_too_many_values_for_one_hot_rows_use_an_embedding_bag(make_graph, make_
     with torch.inference_mode():
         assert torch.equal(packed(inputs), model.embed(inputs))
     assert len(bags) == 2
-
-
-@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
-def test_packed_reads_new_features_and_keeps_its_weights(make_graph, make_model, options):
-    model, inputs, packed = embeddings(make_graph, make_model, options)
-    with torch.inference_mode():
-        inputs.features.copy_(inputs.features.flip(0))
-        expected = model.embed(inputs)
-        torch.testing.assert_close(packed(inputs), expected, rtol=1e-5, atol=1e-5)
-        for parameter in model.parameters():
-            parameter.zero_()
-        torch.testing.assert_close(packed(inputs), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("dtype", "columns"), [(torch.float16, 8), (torch.float32, 8), (torch.float64, 6)])
-def test_rows_are_whole_sixteen_bytes(dtype, columns):
-    matrix = torch.randn(3, 5).to(dtype)
-    aligned = aligned_columns(matrix)
-    assert aligned.shape == (3, columns)
-    assert aligned.is_contiguous()
-    assert torch.equal(aligned[:, :5], matrix)
-    assert not aligned[:, 5:].any()
-    assert aligned_columns(aligned) is aligned
 
 
 @pytest.mark.parametrize("cardinalities", [(3, 1, 2), (600, 500)])

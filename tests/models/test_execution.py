@@ -7,16 +7,12 @@ import torch
 
 from baselines import REGISTRY
 from bench.checks import compare
-from configs.schema import FUSED_DIMS
 from dense.block import dense_block_unavailable
-from dense.weights import DIMS
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from kernels.backends.reference import ReferenceBackend
-from kernels.runtime.cuda_graph import CaptureError
-from models import CudaGraphError, DenseUnavailableError, execution, prepare_execution
-from models.fast import FastForward, between_attentions, choose_dense, successive_blocks
-from models.graph_transformer import mlp
+from models import CudaGraphError, DenseUnavailableError, prepare_execution
+from models.fast import choose_dense
 
 GPU = torch.device("cuda", 0)
 
@@ -56,43 +52,6 @@ def test_compiled_parts_agree_with_plain_ones(make_graph, make_model, monkeypatc
         torch.testing.assert_close(compiled.run(), plain.run(), rtol=0, atol=1e-6)
 
 
-def test_blocks_share_compiled_code_without_attention(make_graph, make_model, monkeypatch):
-    compile_eagerly(monkeypatch)
-    compiled = prepared(make_model(blocks=6), make_graph(), dense="compiled")
-    with torch.inference_mode():
-        compiled.run()
-    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(between_attentions.__code__)
-    assert len(entries) == 2  # of the last block, and of all others
-
-
-def test_only_the_last_block_projects_nothing(make_graph, make_model):
-    model = make_model(blocks=3)
-    h, attended = torch.randn(2, 5, 32)
-    outputs = [between_attentions(*pair, attended, h) for pair in successive_blocks(model)]
-    assert [qkv is None for _, qkv in outputs] == [False, False, True]
-    assert outputs[0][1].shape == (5, 96)
-    torch.testing.assert_close(outputs[0][1], model.blocks[1].qkv(mlp(model.blocks[0], attended, h)))
-
-
-def test_the_fast_loop_takes_other_functions_in_place_of_the_modules(make_graph, make_model):
-    graph, model = make_graph(), make_model(blocks=2)
-    inputs = model.prepare(graph, plan_attention(graph, backend="reference", device="cpu"))
-    seen = []
-
-    def dense(attended, h):
-        seen.append((attended.shape, h.shape))
-        return h, torch.zeros(len(h), 96) if len(seen) < 2 else None
-
-    def embed(inputs):
-        return model.embedding(inputs.features)
-
-    logits = FastForward(model, embed, lambda: [dense, dense], model.readout)(inputs)
-    assert seen == [((40, 32), (40, 32))] * 2
-    torch.testing.assert_close(logits, model.readout(embed(inputs)))
-    with pytest.raises(ValueError, match="zip"):
-        FastForward(model, embed, lambda: [dense], model.readout)(inputs)
-
-
 def test_norms_with_other_epsilons_are_not_fused(monkeypatch, make_model):
     monkeypatch.setattr("models.fast.dense_block_unavailable", lambda *model: None)
     model = make_model(dim=64)
@@ -101,30 +60,6 @@ def test_norms_with_other_epsilons_are_not_fused(monkeypatch, make_model):
     assert "the two norms' eps differ: 1e-05 and 0.001" in choose_dense(model).reason
     with pytest.raises(DenseUnavailableError, match="eps differ"):
         choose_dense(model, "fused")
-
-
-def test_auto_without_a_gpu_is_plain_and_eager_and_says_why(make_graph, make_model):
-    run = prepared(make_model(), make_graph())
-    assert run.mode == "plain"
-    no_gpu = "it runs on CUDA tensors only" if torch.cuda.is_available() else "no NVIDIA GPU found"
-    assert run.dense.reason.startswith(f"chosen by auto; not fused: {no_gpu}")
-    assert run.graph_reason == "chosen by auto; a CUDA graph needs an NVIDIA GPU, and the model is on cpu"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"norm": "batch"}, "it takes LayerNorm, and the model has BatchNorm1d"),
-        ({"dim": 32}, "32"),
-        ({"dim": 64}, "float32"),
-        ({"dim": 80, "heads": 8}, "float32"),
-    ],
-)
-def test_unavailable_fused_block_is_an_error_and_no_fallback(monkeypatch, make_model, arguments, reason):
-    monkeypatch.setattr("dense.block.cuda_unavailable", lambda device: None)  # as on a GPU
-    with pytest.raises(DenseUnavailableError, match=reason):
-        choose_dense(make_model(**arguments), "fused")
-    assert reason in choose_dense(make_model(**arguments), "auto").reason
 
 
 @pytest.mark.parametrize(
@@ -147,26 +82,9 @@ def test_the_reason_against_the_fused_block_is_the_width_only_where_it_does_not_
     assert reason in chosen.reason
 
 
-def test_widths_of_the_configuration_are_those_of_the_kernel():
-    assert FUSED_DIMS == DIMS
-
-
 def test_an_unavailable_cuda_graph_is_an_error(make_graph, make_model):
     with pytest.raises(CudaGraphError, match="needs an NVIDIA GPU, and the model is on cpu"):
         prepared(make_model(), make_graph(), cuda_graph=True)
-
-
-def test_a_failed_capture_names_the_backend(monkeypatch):
-    def refuse(run, device):
-        raise CaptureError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(execution, "capture", refuse)
-    with pytest.raises(CudaGraphError) as caught:
-        execution._captured(lambda: None, "pyg", GPU)
-    assert str(caught.value) == (
-        "a forward pass with the attention backend pyg cannot be captured in a CUDA graph: "
-        "operation not permitted when stream is capturing"
-    )
 
 
 class Waits(ReferenceBackend):

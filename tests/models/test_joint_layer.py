@@ -78,22 +78,6 @@ def test_frozen_parameters_and_inputs_get_no_gradient(options):
             close(mine, expected)
 
 
-def test_dropout_follows_torchs_random_numbers():
-    layer, other = pair(dropout=0.5)
-    found, expected = (gradients(each, features()) for each in (layer, other))
-    for mine, right in zip(found, expected, strict=True):
-        close(mine, right)
-    assert not torch.allclose(found[0], gradients(layer.eval(), features())[0])
-
-
-def test_a_gradient_of_an_expanded_gradient():
-    layer, other = pair()
-    found, expected = (
-        torch.autograd.grad(each(features(), EDGES).sum(), each.lin_key.weight) for each in (layer, other)
-    )
-    close(found, expected)
-
-
 def test_weights_that_change_before_the_backward_pass_are_an_error():
     layer, _ = pair()
     loss = layer(features(), EDGES).sum()
@@ -167,18 +151,6 @@ def test_parameters_that_are_elsewhere_count(how):
         close(mine, expected)
 
 
-def test_memory_of_others_stays_theirs():
-    """Parameters that are views, and those that processes share."""
-    layer, _ = pair()
-    flat = torch.randn(layer.lin_key.weight.numel() + 1, dtype=torch.float64)
-    layer.lin_key.weight.data = flat[1:].view_as(layer.lin_key.weight)
-    layer._apply(lambda tensor: tensor)
-    flat.zero_()
-    assert layer.lin_key.weight.abs().max() == 0
-    shared = pair()[0].share_memory()
-    assert all(each.is_shared() for each in shared.parameters())
-
-
 @pytest.mark.parametrize("options", [{}, {"concat": False}, {"root_weight": False}, {"bias": False}], ids=str)
 def test_sources_and_targets_apart(options, copies, joint_calls):
     layer, other = pair(**options)
@@ -194,17 +166,6 @@ def test_sources_and_targets_apart(options, copies, joint_calls):
             each.requires_grad_(not each.requires_grad)
     assert len(joint_calls) == 2
     assert not copies
-
-
-def test_sources_and_targets_of_different_widths(copies):
-    torch.manual_seed(0)
-    layer = FusedTransformerConv((3, 4), 3, heads=2, backend="formula").double()
-    other = copy.deepcopy(layer)
-    other.backend = "reference"
-    x = features(NODES + 2, 3), features(NODES, 4)
-    for mine, right in zip(gradients(layer, x), gradients(other, x), strict=True):
-        close(mine, right)
-    assert copies
 
 
 def lora(layer):
@@ -253,16 +214,3 @@ def test_autocast_as_of_the_layers(x_type, joint_calls):
     for mine, right in zip(found, expected, strict=True):
         assert mine.dtype == right.dtype
         assert (mine - right).float().norm() <= 3e-2 * right.float().norm()  # sums of bfloat16
-
-
-def test_types_that_do_not_match_are_the_projections_error():
-    layer, _ = pair()
-    with pytest.raises(RuntimeError, match="dtype"):
-        layer(features(dtype=torch.float32), EDGES)
-
-
-def test_checkpointing_recomputes():
-    layer, other = pair()
-    x = features()
-    found = torch.utils.checkpoint.checkpoint(layer, x, EDGES, use_reentrant=False)
-    close(torch.autograd.grad(found.square().sum(), x), torch.autograd.grad(other(x, EDGES).square().sum(), x))

@@ -72,22 +72,3 @@ def test_small_components_are_padded_and_lone_nodes_are_zero():
     assert np.abs(encoding[:3, :2]).sum(axis=0).min() > 0.5
     assert (encoding[:3, 2:] == 0).all()
     assert (encoding[3] == 0).all()
-
-
-def test_no_edges_at_all():
-    nothing = np.zeros(0, dtype=np.int64)
-    assert (laplacian_encoding(nothing, nothing, 3, 2) == 0).all()
-
-
-@pytest.mark.parametrize("name", ["cora", "citeseer"])
-def test_real_graph_is_repeatable_and_solves_the_equation(real_graph_dir, name):
-    path = real_graph_dir / "single" / f"{name}.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    with np.load(path) as file:
-        arguments = file["src_li"], file["dst_li"], int(file["num_nodes"]), 3
-    encoding = laplacian_encoding(*arguments)
-    np.testing.assert_array_equal(encoding, laplacian_encoding(*arguments))
-    norms = np.square(encoding).sum(axis=0)
-    np.testing.assert_allclose(norms, norms.round(), atol=1e-8)  # one for each component
-    assert norms[0] >= 1

@@ -81,33 +81,3 @@ def test_each_module_of_the_fused_path_is_watched(make_model, change):
     assert not any(one.have_changed() for one in copied)
     change(model, other)
     assert all(one.have_changed() for one in copied)
-
-
-def test_writes_through_data_are_not_noticed(make_model):
-    """As `CopiedModules` says: torch counts none of them."""
-    model = make_model()
-    copied = CopiedModules(model)
-    model.embedding.linear.weight.data.mul_(2)
-    assert not copied.have_changed()
-
-
-def test_weights_made_in_inference_mode_are_watched_by_their_place(make_model):
-    with torch.inference_mode():
-        model = make_model()
-        copied = CopiedModules(model)
-        model.load_state_dict(make_model().state_dict())
-        assert not copied.have_changed()
-        model.load_state_dict(make_model().state_dict(), assign=True)
-        assert copied.have_changed()
-
-
-def test_plain_path_reads_the_current_weights(make_graph, make_model):
-    model = make_model()
-    execution = prepared(make_graph, model, "plain")
-    with torch.inference_mode():
-        before = execution.run()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    with torch.inference_mode():
-        assert not torch.allclose(execution.run(), before)

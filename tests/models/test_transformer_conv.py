@@ -1,14 +1,11 @@
 """FusedTransformerConv against the TransformerConv of PyTorch Geometric with the same weights."""
 
-import itertools
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from attention_cases import EDGE_CASES
 from formula_backend import FormulaBackend
+from torch_geometric.nn import TransformerConv
 
 from baselines import REGISTRY
 from kernels import EdgeData, plan_attention
@@ -16,7 +13,14 @@ from models import planned_edges
 from models.transformer_conv import FusedTransformerConv
 
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
-SWITCHES = list(itertools.product((True, False), repeat=4))  # concat, beta, bias, root_weight
+# concat, beta, bias, root_weight: every pair of values
+SWITCHES = [
+    (True, True, True, True),
+    (True, False, False, False),
+    (False, True, False, False),
+    (False, False, True, True),
+]
+SWITCHES += [(True, True, False, True), (False, True, True, False)]
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +28,10 @@ def formula(monkeypatch):
     monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
 
 
-def pyg():
-    return pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
-
-
 def layers(*arguments, backend="reference", dtype=torch.float64, **options):
     """PyG's layer and ours with its weights, in eval mode."""
     torch.manual_seed(0)
-    theirs = pyg().TransformerConv(*arguments, **options).to(dtype).eval()
+    theirs = TransformerConv(*arguments, **options).to(dtype).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_()
@@ -85,34 +85,12 @@ def test_every_switch_has_pygs_state_dict_and_numbers(concat, beta, bias, root_w
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("edge_dim", [None, 1, 11, 16])
 @pytest.mark.parametrize("name", EDGE_CASES)
-def test_graphs_directed_and_bipartite(name, edge_dim, backend):
+def test_graphs_directed_and_bipartite(name, backend):
+    edge_dim = (None, 1, 16)[(len(name) + BACKENDS.index(backend)) % 3]
     problem = Problem(name, edge_dim=edge_dim)
     theirs, ours = layers(7 if problem.is_square else (7, 7), 6, heads=2, edge_dim=edge_dim, beta=True, backend=backend)
     assert_same(theirs, ours, problem.arguments)
-
-
-@pytest.mark.parametrize(("out_channels", "heads"), [(1, 1), (10, 8), (13, 4), (3, 7), (64, 1)])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_float32_is_as_exact_as_pyg(out_channels, heads, backend):
-    arguments = {"heads": heads, "edge_dim": 11, "backend": backend}
-    problem = Problem("n_one_short_of_16", edge_dim=11, dtype=torch.float32)
-    exact = [tensor if tensor.dtype == torch.int64 else tensor.double() for tensor in problem.arguments]
-    theirs, ours = layers(7, out_channels, dtype=torch.float32, **arguments)
-    with torch.no_grad():
-        out, same_type = ours(*problem.arguments), theirs(*problem.arguments)
-        expected = theirs.double()(*exact)
-    assert out.dtype == torch.float32
-    assert relative_error(out, expected) <= 2 * relative_error(same_type, expected) + 1e-7
-
-
-def test_sources_and_targets_of_different_widths():
-    theirs, ours = layers((4, 9), 5, heads=2, edge_dim=3)
-    rng = torch.Generator().manual_seed(0)
-    x = tuple(torch.randn(size, generator=rng, dtype=torch.float64) for size in ((12, 4), (20, 9)))
-    edge_index = torch.tensor([[0, 11, 3, 3], [19, 0, 0, 7]])
-    assert_same(theirs, ours, (x, edge_index, torch.randn(4, 3, generator=rng, dtype=torch.float64)))
 
 
 def test_the_order_of_edges_and_their_attributes_is_free():
@@ -160,14 +138,6 @@ def test_an_edge_index_that_changes_is_planned_anew(planned):
     assert len(planned) == 2
 
 
-def test_other_data_of_the_same_tensor_are_noticed(planned):
-    theirs, ours = layers(7, 5, heads=2)
-    problem = Problem("n_one_past_16")
-    assert_same(theirs, ours, problem.arguments)
-    problem.edge_index.data = problem.edge_index.flip(0)
-    assert_same(theirs, ours, problem.arguments)
-
-
 @pytest.mark.parametrize("write", ["numpy", "data"])
 def test_writes_that_torch_does_not_count_keep_the_plan_and_a_clone_has_its_own(planned, write):
     theirs, ours = layers(7, 5, heads=2)
@@ -182,18 +152,6 @@ def test_writes_that_torch_does_not_count_keep_the_plan_and_a_clone_has_its_own(
     problem.edge_index = problem.edge_index.clone()
     assert_same(theirs, ours, problem.arguments)
     assert len(planned) == 2
-
-
-def test_data_that_come_to_the_address_of_earlier_ones_are_noticed(planned):
-    _, ours = layers(7, 5, heads=2)
-    problem = Problem("n_one_past_16")
-    edges = problem.edge_index.clone()
-    ours(*problem.arguments)
-    for flipped in (edges.flip(0), edges) * 4:  # an allocator gives freed memory back at once
-        problem.edge_index.data = flipped.clone()
-        problem.edge_index.data = flipped.flip(0).clone()
-        ours(*problem.arguments)
-    assert len(planned) == 9
 
 
 def test_without_a_cache_every_call_plans(planned):
@@ -226,16 +184,6 @@ def test_edge_attributes_that_change_are_bound_anew():
     assert_same(theirs, ours, problem.arguments)
     problem.edge_index = problem.edge_index.flip(0)
     assert_same(theirs, ours, problem.arguments)
-
-
-def test_an_edge_index_made_in_inference_mode(planned):
-    theirs, ours = layers(7, 5, heads=2)
-    problem = Problem("n_one_past_16")
-    with torch.inference_mode():
-        problem.edge_index = problem.edge_index.clone()
-        assert_same(theirs, ours, problem.arguments)
-        problem.edge_index.copy_(problem.edge_index.flip(0))
-        assert_same(theirs, ours, problem.arguments)
 
 
 def test_a_plan_and_bound_edges_in_place_of_tensors(planned):
@@ -291,8 +239,7 @@ def test_repeated_edges_count_as_often_as_in_pyg(edge_dim, backend):
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_coo])
-@pytest.mark.parametrize("values", ["ones", "columns"])
-@pytest.mark.parametrize("name", ["n_one_past_16", "wide"])
+@pytest.mark.parametrize(("name", "values"), [("n_one_past_16", "columns"), ("wide", "ones")])
 def test_a_transposed_adjacency_as_in_pyg(name, values, layout):
     """edge_attr in the order of the stored entries; values with columns in its place."""
     from torch_geometric.utils import to_edge_index
@@ -325,27 +272,6 @@ def sparse(indices, values, sizes, layout):
     return make(offsets, indices[plain][order], values[order], check_invariants=False)
 
 
-def test_pygs_own_examples_of_an_adjacency():
-    from torch_geometric.utils import to_torch_csc_tensor
-
-    x1, x2 = torch.randn(4, 7).double(), torch.randn(2, 7).double()
-    edge_index = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
-    for x, sizes in ((x1, (4, 4)), ((x1, x2), (4, 2))):
-        theirs, ours = layers(7 if sizes == (4, 4) else (7, 7), 5, heads=2)
-        adj_t = to_torch_csc_tensor(edge_index, size=sizes).t()
-        assert_same(theirs, ours, (x, adj_t, None))
-        torch.testing.assert_close(ours(x, adj_t), ours(x, edge_index), rtol=1e-10, atol=1e-12)
-
-
-def test_a_nan_in_an_edge_attribute_reaches_its_target_as_in_pyg():
-    problem = Problem("n_one_past_16", edge_dim=4)
-    problem.edge_attr[7] = torch.nan
-    theirs, ours = layers(7, 5, heads=2, edge_dim=4, root_weight=False)
-    out, expected = (layer(*problem.arguments).isnan() for layer in (ours, theirs))
-    assert torch.equal(out, expected)
-    assert out.any(1).sum() == 1
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_autocast_plans_for_the_type_that_q_has(planned, dtype):
     """PyG's sums by autocast are in bfloat16, so the bound is that of two roundings."""
@@ -366,10 +292,10 @@ def test_autocast_plans_for_the_type_that_q_has(planned, dtype):
     assert relative_error(mine, exactly) < (5e-2 if dtype == torch.float32 else 1e-6)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"edge_dim": 3}, {"concat": False, "beta": True, "bias": False}])
+@pytest.mark.parametrize("arguments", [{"edge_dim": 3}, {"concat": False, "beta": True, "bias": False}])
 def test_the_same_seed_gives_pygs_initial_weights(arguments):
     states = []
-    for make in (pyg().TransformerConv, FusedTransformerConv):
+    for make in (TransformerConv, FusedTransformerConv):
         torch.manual_seed(11)
         states.append(make((4, 7), 5, heads=2, **arguments).state_dict() | {"next": torch.rand(3)})
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -393,27 +319,6 @@ def test_a_second_derivative_is_right_or_an_error():
             of_forces(layers(7, 5, heads=2, edge_dim=3, backend=backend)[1])
 
 
-def test_missing_gradients_are_an_error_not_silence(planned, monkeypatch):
-    _, ours = layers(7, 5)
-    problem = Problem("n_one_past_16")
-    plan = ours.plan(problem.edge_index, len(problem.x))
-    call = type(plan).__call__
-    monkeypatch.setattr(type(plan), "__call__", lambda *arguments, **options: call(*arguments, **options).detach())
-    with pytest.raises(RuntimeError, match=r"reference has no backward pass: call the layer under torch.no_grad"):
-        ours(problem.x, plan)
-    with torch.no_grad():
-        ours(problem.x, plan)
-
-
-def test_reset_parameters_draws_from_pygs_distribution():
-    theirs, ours = layers(50, 30, heads=2, edge_dim=4, beta=True)
-    for layer in (theirs, ours):
-        layer.reset_parameters()
-    for (name, mine), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        if mine.numel() > 60:  # uniform: the largest of many is the bound
-            torch.testing.assert_close(mine.abs().max(), expected.abs().max(), rtol=0.1, atol=0, msg=name)
-
-
 X = torch.zeros(4, 7)
 EDGES = torch.tensor([[0, 1], [1, 2]])
 ATTR = torch.zeros(2, 3)
@@ -423,15 +328,12 @@ ATTR = torch.zeros(2, 3)
     ("options", "arguments", "error", "message"),
     [
         ({}, (X, torch.tensor([[0, 4], [1, 2]])), ValueError, r"row 0 \(sources\) holds ids from 0 to 4.*0 to 3 are"),
-        ({}, (X, torch.tensor([[0, 3], [-1, 2]])), ValueError, r"row 1 \(targets\) holds ids from -1 to 2"),
         ({}, (X, torch.zeros(3, 2, dtype=torch.int64)), ValueError, r"shape \(3, 2\); an edge_index is \[2, E\]"),
-        ({}, (X, EDGES.float()), ValueError, r"torch.float32.*int32 or int64"),
         ({}, (X, torch.eye(5).to_sparse()), ValueError, "adj_t of 5 targets and 5 sources; the features have 4 and 4"),
         ({}, (X, [[0], [1]]), TypeError, "edge_index: got list"),
         ({}, (X, EDGES, ATTR), ValueError, "edge_attr: got some.*edge_dim=None"),
         ({"edge_dim": 3}, (X, EDGES), ValueError, "edge_attr: got none.*edge_dim=3"),
         ({"edge_dim": 2}, (X, EDGES, ATTR), ValueError, r"edge_attr: got shape \(2, 3\); \[E, 2\]"),
-        ({"edge_dim": 3}, (X, EDGES, ATTR[:1]), ValueError, r"features: got shape \(1, 3\).*2 edges"),
         ({}, (X, EDGES, None, True), ValueError, "return_attention_weights: the fused layer stores no"),
     ],
 )
@@ -445,19 +347,13 @@ def test_wrong_calls_get_a_sentence(options, arguments, error, message):
     ("arguments", "message"),
     [
         ({"edge_dim": 17}, "edge_dim: got 17; None and 1 to 16 are allowed"),
-        ({"edge_dim": 0}, "edge_dim: got 0"),
         ({"in_channels": -1}, "in_channels: got -1; sizes of at least 1"),
         ({"dropout": 1.0}, "dropout: got 1.0; a rate from 0 to below 1"),
-        ({"in_channels": (3, -1)}, r"in_channels: got \(3, -1\)"),
     ],
 )
 def test_wrong_sizes_get_a_sentence(arguments, message):
     with pytest.raises(ValueError, match=message):
         FusedTransformerConv(**{"in_channels": 7, "out_channels": 5} | arguments)
-
-
-def test_dropout_is_ignored_in_eval_mode():
-    assert_same(*layers(7, 5, dropout=0.4), Problem("n_one_past_16").arguments)
 
 
 def test_dropout_of_attention_weights_keeps_their_mean():
@@ -478,17 +374,6 @@ def test_dropout_of_attention_weights_keeps_their_mean():
     assert torch.equal(*repeated)
 
 
-def test_works_without_pyg():
-    program = (
-        "import sys; sys.modules['torch_geometric'] = None\n"
-        "import torch; from models import FusedTransformerConv\n"
-        "conv = FusedTransformerConv(3, 2, backend='reference').eval()\n"
-        "print(conv(torch.ones(2, 3), torch.tensor([[0], [1]])).shape, conv)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert "torch.Size([2, 2]) FusedTransformerConv(3, 2, heads=1)" in done.stdout, done.stderr
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("out_channels", "heads"), [(8, 8), (10, 8), (13, 4), (64, 16)])
 @pytest.mark.parametrize("edge_dim", [None, 11])
@@ -497,7 +382,7 @@ def test_gpu_float16_is_as_exact_as_pyg(name, edge_dim, out_channels, heads):
     problem = Problem(name, columns=16, edge_dim=edge_dim, dtype=torch.float32)
     widths = 16 if problem.is_square else (16, 16)
     torch.manual_seed(0)
-    theirs = pyg().TransformerConv(widths, out_channels, heads=heads, edge_dim=edge_dim).half().eval()
+    theirs = TransformerConv(widths, out_channels, heads=heads, edge_dim=edge_dim).half().eval()
     ours = FusedTransformerConv(widths, out_channels, heads=heads, edge_dim=edge_dim, backend="fused3s").half().eval()
     ours.load_state_dict(theirs.state_dict())
 

@@ -103,10 +103,12 @@ def half_cases(folders: list[str]) -> list[tuple[str, list[torch.Tensor], torch.
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
-@pytest.mark.parametrize(("size", "method"), [(3, "random"), (4, "contiguous")])
-def test_kernels_of_fused3s_on_parts(pool, partitions, size, method):
+@pytest.mark.parametrize(
+    ("size", "method", "scheme"), [(3, "random", "halo"), (4, "contiguous", "halo"), (2, "contiguous", "heads")]
+)
+def test_kernels_of_fused3s_on_parts(pool, partitions, size, method, scheme):
     """By the CUDA kernels, run on the CPU (tests/cuda_shim)."""
-    found = pool.run(parallel_jobs.attend_by_fused3s, size, half_cases(partitions(size, method)), "halo", {})
+    found = pool.run(parallel_jobs.attend_by_fused3s, size, half_cases(partitions(size, method)), scheme, {})
     assert_as_expected(found, 2e-2)
 
 

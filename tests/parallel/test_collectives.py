@@ -41,10 +41,6 @@ def test_sums_and_uneven_rows_are_the_same_bits_on_all_ranks(pool):
         assert torch.equal(ranks, torch.full((2, 1), 3.0))
 
 
-def test_the_others_wait_for_the_work_of_the_first_rank(pool):
-    assert pool.run(parallel_jobs.work_first, 3, 0.3) == [("made", True), (None, True), (None, True)]
-
-
 def test_work_that_fails_ends_those_who_wait():
     own, *others = run_alone(parallel_jobs.fail_first, 3, [])
     assert own.startswith("ZeroDivisionError")

@@ -4,11 +4,9 @@ import numpy as np
 import parallel_jobs
 import pytest
 import scipy.sparse as sp
-import torch
 
-from configs import Config
-from parallel import Group, Partition, load_partition, partition_graph, source_from_csr
-from parallel.cost_model import INFINIBAND, LINKS, NVLINK, choose_scheme, traffic
+from parallel import Partition, load_partition, partition_graph, source_from_csr
+from parallel.cost_model import LINKS, NVLINK, choose_scheme, traffic
 
 
 @pytest.mark.parametrize("scheme", ["halo", "heads", "allgather"])
@@ -42,17 +40,6 @@ def test_auto_takes_the_least_time(monkeypatch, halo_rows, heads, chosen):
     assert "NVLink" in found.reason
 
 
-def test_latency_and_the_kind_of_link_count(monkeypatch):
-    few_bytes = traffic("heads", [16, 16], [[0, 1], [1, 0]], 2, 8)
-    assert few_bytes.seconds(NVLINK) == pytest.approx(2 * NVLINK.latency, rel=0.01)
-    assert INFINIBAND.name in choose_scheme("auto", partition(10), 4, 64, 2, "nccl between machines").reason
-
-
-def test_groups_name_their_link():
-    groups = [Group(0, 8, torch.device("cpu"), backend, machines=n) for backend in ("nccl", "gloo") for n in (1, 2)]
-    assert [LINKS[group.link].name for group in groups] == ["NVLink", "InfiniBand", "gloo", "gloo"]
-
-
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [("heads", "scheme: got 'heads' with 3 heads on 4 ranks"), ("ring", "scheme: got 'ring'; allowed are auto, halo")],
@@ -60,8 +47,3 @@ def test_groups_name_their_link():
 def test_impossible_schemes_are_refused(scheme, message):
     with pytest.raises(ValueError, match=message):
         choose_scheme(scheme, partition(1), 3, 64, 2, "gloo")
-
-
-def test_a_configuration_with_one_head_has_no_heads_to_share_out():
-    with pytest.raises(ValueError, match=r"runtime\.partition = 'heads' and model\.heads = 1: each rank needs a head"):
-        Config.model_validate({"data": {"name": "cora"}, "runtime": {"partition": "heads"}})

@@ -5,10 +5,8 @@ import pytest
 import torch
 
 import data
-from configs.schema import DataConfig
-from parallel import datasets as datasets_module
 from parallel import load_part, partition_graph
-from parallel.datasets import dataset_source, loaded_part, meta_of, partition_folder
+from parallel.datasets import dataset_source, loaded_part, meta_of
 from parallel.errors import CollectionError
 
 NODES, EDGES = 40, 150
@@ -89,32 +87,3 @@ def test_collections_have_no_partition(tmp_path, monkeypatch):
     np.savez(tmp_path / "mine.npz", **{key: np.array(values) for key, values in counts.items()})
     with pytest.raises(CollectionError, match="mine: is a collection"):
         dataset_source("mine", root=str(tmp_path), source="file", path=None, seed=0)
-
-
-def test_another_file_or_source_has_another_folder(tmp_path, edges):
-    write_own(tmp_path, edges)
-    own = DataConfig(name="mine", source="file", root=str(tmp_path))
-    folders = [partition_folder(own, seed, method, 2) for seed in (0, 1) for method in ("metis", "contiguous")]
-    (tmp_path / "mine.npz").write_bytes(b"changed")
-    folders.append(partition_folder(own, 0, "metis", 2))
-    folders.append(partition_folder(own, 0, "metis", 3))
-    assert len(set(folders)) == len(folders)
-    assert all(folder.parent == tmp_path / "parts" for folder in folders)
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_metis_is_taken_where_it_is_installed(tmp_path, monkeypatch, edges, installed):
-    write_own(tmp_path, edges)
-    made = []
-    monkeypatch.setattr(datasets_module.importlib.util, "find_spec", lambda name: installed or None)
-    monkeypatch.setattr(datasets_module, "partition_graph", lambda *args, **_: made.append(args[1:]))
-    own = DataConfig(name="mine", source="file", root=str(tmp_path))
-    method = "metis" if installed else "contiguous"
-    folder = partition_folder(own, 0, method, 2)
-    assert datasets_module._partitioned(own, 0, 2, lambda text: None) == folder
-    assert made == [(folder, 2, method)]
-    other = partition_folder(own, 0, "metis", 2)  # a finished one is taken, wherever it was made
-    other.mkdir(parents=True)
-    (other / "partition.json").write_text("{}")
-    assert datasets_module._partitioned(own, 0, 2, lambda text: None) == other
-    assert len(made) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from parallel import GraphSource, PartitionError, builder, load_part, load_partition, partition_graph, source_from_csr
+from parallel import GraphSource, PartitionError, load_part, load_partition, partition_graph, source_from_csr
 from parallel import source as source_module
 
 
@@ -106,13 +106,6 @@ def test_metis_gives_the_same_parts_on_every_run(tmp_path):
     assert files(tmp_path / "first") == files(tmp_path / "second")
 
 
-def test_contiguous_parts_begin_at_row_windows_and_share_edges(tmp_path):
-    matrix = sp.csr_array(np.tril(np.ones((320, 320))))
-    partition = partition_graph(source_of(matrix), tmp_path, 4, "contiguous")
-    assert [offset % 16 for offset in partition.offsets] == [0] * 5
-    assert max(partition.edges) < 1.15 * matrix.nnz / 4
-
-
 @pytest.mark.parametrize("steps", range(1, 11))
 def test_a_stopped_run_continues(tmp_path, steps):
     source, whole, stopped = source_of(_random(70, 0.1)), tmp_path / "whole", tmp_path / "stopped"
@@ -197,18 +190,3 @@ def test_another_graph_method_or_number_of_ranks_is_refused(parted):
 def test_wrong_arguments_are_named(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         partition_graph(source_of(_random(20, 0.1)), tmp_path, **{"num_parts": 2, "method": "contiguous"} | arguments)
-
-
-def test_an_edge_without_a_row_is_named(tmp_path):
-    source = source_from_csr(np.array([0, 1, 2]), np.array([1, 7]))
-    with pytest.raises(ValueError, match="column 7; allowed are 0 to 1"):
-        partition_graph(source, tmp_path, 2, "contiguous")
-
-
-def test_memory_is_checked_before_it_is_needed(tmp_path, monkeypatch):
-    def refuse(purpose: str, needed: int) -> None:
-        raise MemoryError(f"{purpose}: {needed}")
-
-    monkeypatch.setattr(builder, "require_memory", refuse)
-    with pytest.raises(MemoryError, match="arrays over all rows"):
-        partition_graph(source_of(_random(20, 0.1)), tmp_path, 2, "contiguous")

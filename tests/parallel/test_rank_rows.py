@@ -23,7 +23,7 @@ PLACES = [
     pytest.param("gpu", marks=pytest.mark.gpu),
 ]
 # Heads and dimensions: rows of 2 bytes to more than a block's chunks; heads that share a chunk of 16 bytes.
-SHAPES = [(1, 1), (1, 2), (2, 1), (3, 1), (1, 3), (1, 4), (2, 6), (1, 8), (3, 8), (5, 12), (1, 128), (8, 16), (2, 4104)]
+SHAPES = [(1, 1), (3, 1), (1, 3), (2, 6), (3, 8), (5, 12), (1, 128), (2, 4104)]
 NONE = -torch.inf
 
 
@@ -92,26 +92,6 @@ def test_packed_rows_are_those_of_key_and_value(place, dtype, layout):
                 assert len(launched) == 1, label
 
 
-@no_compiler
-@pytest.mark.parametrize(
-    ("dtype", "heads", "dim", "qkv", "chunk_bytes"),
-    [
-        (HALF, 1, 128, True, 16),
-        (HALF, 3, 4, True, 8),
-        (HALF, 1, 1, True, 2),
-        (FLOAT, 1, 3, False, 4),
-        (HALF, 2, 6, 1, 8),
-    ],
-)
-def test_chunks_are_as_long_as_rows_allow(monkeypatch, dtype, heads, dim, qkv, chunk_bytes):
-    key, value = LAYOUTS["views of QKV" if qkv else "contiguous"](
-        9, heads, dim, lambda *shape, seed=0: randn(*shape, dtype=dtype, device="cpu")
-    )
-    with cuda_on_cpu() as gpu, poisoned_buffers(monkeypatch):
-        pack_rows(key, value, torch.arange(9))
-    assert gpu.launched == [f"pack_rows<{chunk_bytes}>"]
-
-
 @pytest.mark.gpu
 def test_offsets_of_more_than_32_bits():
     stride = 2**30 + 8  # elements
@@ -130,14 +110,6 @@ def test_offsets_of_more_than_32_bits():
     combine_rows_(output, lse, other, other_lse)
     assert_combined(output[-1000:], lse[-1000:], case, "last rows")
     assert torch.equal(output[-1000:], output[:1000])
-
-
-def test_nothing_to_pack(place):
-    key = randn(5, 2, 8, dtype=HALF, device=place.device)
-    with place() as launched:
-        packed = pack_rows(key, key, torch.empty(0, dtype=torch.int64, device=place.device))
-    assert packed.shape == (0, 2, 2, 8)
-    assert not launched
 
 
 def test_wrong_arguments_of_pack():
@@ -254,12 +226,6 @@ def test_nan_stays_in_its_row_and_head(place, dtype):
     assert torch.equal(lse.isnan(), hit)
     hit[9, 2] = True
     assert torch.equal(output.isnan().any(-1), hit)
-
-
-def test_nothing_to_combine(place):
-    with place() as launched:
-        combine_rows_(*(torch.empty(shape, device=place.device) for shape in ((0, 2, 8), (0, 2)) * 2))
-    assert not launched
 
 
 def test_wrong_arguments_of_combine():

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 from rank_pool import run_alone
 
-from parallel import RankError, partition_graph, ranks, source_from_csr
+from parallel import partition_graph, source_from_csr
 
 SECONDS = 20  # for the others to end, on a busy machine
 
@@ -28,22 +28,6 @@ def test_a_rank_that_ends_early_ends_the_others_with_its_name_and_reason(who, ho
 def test_ranks_that_do_not_meet_say_so():
     found = run_alone(parallel_jobs.meet, 2, [1])
     assert all("of 3: the ranks did not meet at 127.0.0.1" in text for text in found), found
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({}, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: not set; start the ranks with torchrun"),
-        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "RANK = 2 and WORLD_SIZE = 2"),
-    ],
-)
-def test_a_wrong_launch_is_explained(monkeypatch, variables, message):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(RankError, match=message), ranks("cpu"):
-        pass
 
 
 def test_what_must_agree_is_compared(pool):

@@ -26,7 +26,7 @@ def test_a_flag_is_shown_without_a_value(script):
     ("arguments", "parts"),
     [
         (("--config", "nowhere.yaml"), ["nowhere.yaml: no such file"]),
-        (("--config", "configs"), ["configs: not a file; a YAML file is needed"]),
+        (("--config", "configs"), ["configs: not valid YAML"]),
         (("--config", "configs/infer/cora.yaml"), ["no such key", "data.name"]),
         (("--config", "README.md"), ["README.md", "not valid YAML"]),
         (("--config", "{own}", "--set", "data.names"), ["--set data.names: the form is section.key=value"]),

@@ -32,7 +32,7 @@ def items_of(instance: KernelInstance) -> int:
 
 
 def plan_for(patch: pytest.MonkeyPatch, gpu: GPULimits) -> None:
-    """Plans of `fused3s` are made by torch, for a GPU of these limits; sizes come from the host's compiler."""
+    """Plans of `fused3s` are made by the oracle, for a GPU of these limits; sizes come from the host's compiler."""
     if COMPILER is None:
         pytest.skip("no C++ compiler found (g++ or clang++)")
     plan_on_cpu(patch, gpu)

@@ -1,11 +1,14 @@
-"""Plans of `fused3s` by torch: what the tests compare the planning kernels with, and plan with on the CPU.
+"""Plans of `fused3s` made window by window: what the tests compare the planning kernels with, and plan with on the CPU.
 
 The rules are those that kernels/formats/schedule.py and gpu_row_items.py describe and cuda/plan_*.cu computes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -25,8 +28,6 @@ from kernels.runtime.device import GPULimits
 KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/fused3s.cu
 # int32 words of struct KVTile
 KEYS, BITMAP = slice(0, 16), slice(16, 24)
-TILES_AT_A_TIME = 1 << 22  # copied to KV tiles at a time: about 0.8 GB of scratch memory
-DECODED_TILES = 1 << 18  # decoded to edges at a time: about 0.5 GB of scratch memory
 # int32 words of struct WorkItem: the first KV tile, what to do, the second KV tile
 FIRST, SECOND = slice(0, 24), slice(32, 56)
 BEGIN, COUNT, WINDOW, NUM_KEYS, SPLIT, SPLITS = 24, 25, 26, 27, 28, slice(29, 31)
@@ -90,15 +91,15 @@ class Schedule:
         work_items: [num_blocks, warps, 56] int32 struct WorkItem: the first KV tile of a warp and their number, the
             window, the keys of the last tile; KWARP, KBLOCK or the split, with the first split of the window and their
             number; and copies of the first two KV tiles. Window -1: the warp has nothing to do.
-        num_splits: splits of all windows, or more.
-        windows: number of windows that one warp, one block, and several blocks take; None where the host does not know.
-        heuristic: the sizes that the windows were shared out by; likewise.
+        num_splits: splits of all windows.
+        windows: number of windows that one warp, one block, and several blocks take.
+        heuristic: the sizes that the windows were shared out by.
     """
 
     work_items: torch.Tensor
     num_splits: int
-    windows: tuple[int, int, int] | None
-    heuristic: SplitHeuristic | None
+    windows: tuple[int, int, int]
+    heuristic: SplitHeuristic
 
     @property
     def windows_and_rule(self) -> tuple[int, ...]:
@@ -106,36 +107,71 @@ class Schedule:
         rule = self.heuristic
         return *self.windows, rule.warp_tiles, rule.split_tiles, rule.sort_segment or 0
 
-    @property
-    def num_blocks(self) -> int:
-        return self.work_items.shape[0]
 
-    @property
-    def warps(self) -> int:
-        """Warps of a block."""
-        return self.work_items.shape[1]
-
-
-def make_schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, warps: int, heuristic: SplitHeuristic) -> Schedule:
-    """Schedule for blocks of `warps` warps. Its arrays are complete on the device when it returns.
+def make_schedule(kv_tiles: torch.Tensor, tile_offset: torch.Tensor, warps: int, rule: SplitHeuristic) -> Schedule:
+    """Schedule for blocks of `warps` warps.
 
     Args:
         kv_tiles: [num_tiles + 2, 24] int32 from `make_kv_tiles`.
         tile_offset: [num_row_windows + 1] int32, first KV tile of each window (`BSB.tcb_row_offset`).
     """
-    begin = tile_offset.long()
-    count = begin.diff(append=begin[-1:])  # with a 0 for window -1, which stands for no window
-    by_warp = count[:-1] <= heuristic.warp_tiles
-    shared, num_leading, num_splits, num_split_windows = _block_items(
-        torch.nonzero(~by_warp)[:, 0], begin, count, heuristic, warps
-    )
-    alone = _warp_items(torch.nonzero(by_warp)[:, 0], begin, count, heuristic, warps)
-    items = torch.cat([shared[:, : num_leading * warps], alone, shared[:, num_leading * warps :]], 1)
-    work_items = _work_items(kv_tiles, items).view(-1, warps, ITEM_WORDS)
-    # Reading these numbers waits for the arrays, too: the kernel reads them before griddepcontrol.wait.
-    num_splits, num_split_windows, num_by_warp = torch.stack([num_splits, num_split_windows, by_warp.sum()]).tolist()
-    num_by_block = len(by_warp) - num_by_warp - num_split_windows
-    return Schedule(work_items, num_splits, (num_by_warp, num_by_block, num_split_windows), heuristic)
+    begin, count = tile_offset.tolist(), [*tile_offset.diff().tolist(), 0]  # of window -1, too, which stands for none
+    alone = [window for window, tiles in enumerate(count[:-1]) if tiles <= rule.warp_tiles]
+    blocks, num_splits, num_split_windows = [], 0, 0
+    for window, tiles in enumerate(count):
+        if tiles <= rule.warp_tiles:
+            continue
+        bounds = _evenly(0, tiles, -(-tiles // rule.split_tiles))
+        splits = len(bounds) - 1
+        for index, (first, end) in enumerate(pairwise(bounds)):
+            split = (num_splits + index, num_splits, splits) if splits > 1 else (KBLOCK, 0, 0)
+            blocks.append((begin[window] + first, end - first, window, *split))
+        num_splits += splits if splits > 1 else 0
+        num_split_windows += splits > 1
+
+    def leads(block: tuple[int, ...]) -> bool:
+        return block[1] > rule.warp_tiles * warps
+
+    many = len(blocks) > MANY_BLOCKS  # sorted by powers of two alone
+    blocks.sort(key=lambda block: 64 * leads(block) + block[1].bit_length() if many else block[1], reverse=True)
+    items = {True: [], False: []}
+    for block in blocks:
+        start, size, *rest = block
+        bounds = [start - (-size * warp // warps) for warp in range(warps + 1)]
+        items[leads(block)] += [(first, end - first, *rest) for first, end in pairwise(bounds)]
+    of_warps = [(begin[window], count[window], window, KWARP, 0, 0) for window in _in_blocks(alone, count, warps, rule)]
+    table = torch.tensor(items[True] + of_warps + items[False], dtype=torch.int64).view(-1, 6).to(kv_tiles.device)
+    work_items = _work_items(kv_tiles, table).view(-1, warps, ITEM_WORDS)
+    by_block = len(count) - 1 - len(alone) - num_split_windows
+    return Schedule(work_items, num_splits, (len(alone), by_block, num_split_windows), rule)
+
+
+def _evenly(first: int, size: int, parts: int) -> list[int]:
+    return [first + size * part // parts for part in range(parts + 1)]
+
+
+def _in_blocks(windows: list[int], count: list[int], warps: int, rule: SplitHeuristic) -> list[int]:
+    """The windows that one warp takes, for whole blocks: largest first in each segment, -1 for warps without one."""
+    segment = rule.sort_segment or max(1, len(windows))
+    parts = (windows[start : start + segment] for start in range(0, len(windows), segment))
+    by_size = [window for part in parts for window in sorted(part, key=lambda window: -count[window])]
+    by_size += [-1] * (-len(by_size) % warps)
+    if rule.sort_segment is not None:
+        return by_size
+    num_blocks = len(by_size) // warps  # dealt to the blocks in turn, there and back
+    rounds = [by_size[start : start + num_blocks] for start in range(0, len(by_size), num_blocks or 1)]
+    for each in rounds[:-1:2]:  # only the last blocks have fewer
+        each.reverse()
+    return [window for block in zip(*rounds, strict=True) for window in block]
+
+
+def _work_items(kv_tiles: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    """[num_warps, 56] struct WorkItem of [num_warps, 6]: first tile, tiles, window, split, first split, splits."""
+    begin, count, window, *split = items.T
+    first, second, last = kv_tiles[torch.stack([begin, begin + 1, begin + count - 1])]
+    num_keys = (last[:, KEYS] >= 0).sum(1)
+    words = torch.stack([begin, count, window, num_keys, *split, torch.zeros_like(begin)], 1).int()
+    return torch.cat([first, words, second], 1)
 
 
 def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
@@ -145,227 +181,89 @@ def make_kv_tiles(columns: torch.Tensor, bitmap: torch.Tensor) -> torch.Tensor:
         columns: [16 num_tiles] int32, `BSB.col_sparse_to_dense`.
         bitmap: [num_tiles, 16, 2] uint8, `BSB.bitmap`.
     """
-    columns, num_tiles = columns.view(-1, TILE_KEYS), bitmap.shape[0]
-    tiles = torch.empty((num_tiles + 2, TILE_WORDS), dtype=torch.int32, device=bitmap.device)
-    tiles[num_tiles:] = -1
+    num_tiles = bitmap.shape[0]
+    tiles = torch.full((num_tiles + 2, TILE_WORDS), -1, dtype=torch.int32, device=bitmap.device)
     slot = torch.arange(TILE_KEYS, dtype=torch.int16, device=bitmap.device)
-    for first in range(0, num_tiles, TILES_AT_A_TIME):
-        part = slice(first, min(first + TILES_AT_A_TIME, num_tiles))
-        occupied = bitmap[part].view(torch.int16).squeeze(-1)  # a row's bits of the slots
-        for rows in (8, 4, 2, 1):
-            occupied = occupied[:, :rows] | occupied[:, rows:]
-        tiles[part, KEYS] = torch.where(occupied >> slot & 1 == 1, columns[part], -1)  # no row has a slot that pads
-        # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
-        row_pairs = bitmap[part].view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32)
-        tiles[part, BITMAP] = row_pairs.view(torch.int32)
+    occupied = (bitmap.view(torch.int16) >> slot & 1 == 1).any(1)  # no row has a slot that pads
+    tiles[:num_tiles, KEYS] = torch.where(occupied, columns.view(-1, TILE_KEYS), -1)
+    # A word has row g of the bitmap in its lower half and row g + 8 in its upper half.
+    row_pairs = bitmap.view(-1, 2, 8, 2).transpose(1, 2).reshape(-1, 32)
+    tiles[:num_tiles, BITMAP] = row_pairs.view(torch.int32)
     return tiles
 
 
-def csr_of_tiles(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(indptr [16 num_row_windows + 1] int64, indices [nnz] int32) of the matrix in `make_kv_tiles`'s arrays."""
-    row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
-    row, by_row = torch.sort(row, stable=True)
-    counts = torch.bincount(row, minlength=16 * (len(tile_offset) - 1))
-    indices = kv_tiles[tile[by_row], (place[by_row] % 16).long()]
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)), indices
+def make_tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Where the edges are in the arrays of `make_kv_tiles`; those of a KV tile are consecutive slots.
 
-
-@dataclass(frozen=True, eq=False)
-class TileSlots:
-    """Where the edges are in the KV tiles; those of a KV tile are consecutive slots.
-
-    Attributes:
+    Returns:
         tile_slots: [num_tiles + 3] int32, first slot of each KV tile; nnz behind the last.
         slot_edges: [nnz] int32, the edge of each slot, in CSR order.
         slot_places: [nnz] uint8, 16 * row + key in the KV tile.
     """
-
-    tile_slots: torch.Tensor
-    slot_edges: torch.Tensor
-    slot_places: torch.Tensor
-
-
-def make_tile_slots(kv_tiles: torch.Tensor, tile_offset: torch.Tensor) -> TileSlots:
-    """Slots of the arrays of `make_kv_tiles`."""
-    row, tile, place = _edges_of_tiles(kv_tiles, tile_offset)
+    bit = torch.arange(32, dtype=torch.int32, device=kv_tiles.device)
+    tile, g, half_and_key = torch.nonzero(kv_tiles[:-2, BITMAP, None] >> bit & 1, as_tuple=True)
+    row = g + 8 * (half_and_key // 16)
+    window = torch.arange(len(tile_offset) - 1, device=bit.device).repeat_interleave(tile_offset.diff())
     slot_edges = torch.empty_like(row, dtype=torch.int32)
     # A stable sort of the slots by row is CSR order: KV tiles ascend in a row, and keys in a KV tile.
-    slot_edges[torch.sort(row, stable=True).indices] = torch.arange(len(row), dtype=torch.int32, device=row.device)
+    by_row = torch.sort(16 * window[tile] + row, stable=True).indices
+    slot_edges[by_row] = torch.arange(len(row), dtype=torch.int32, device=bit.device)
     per_tile = torch.bincount(tile, minlength=kv_tiles.shape[0])
-    return TileSlots(torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int(), slot_edges, place)
+    tile_slots = torch.nn.functional.pad(per_tile.cumsum(0), (1, 0)).int()
+    places = (16 * row + half_and_key % 16).byte()
+    return {"tile_slots": tile_slots, "slot_edges": slot_edges, "slot_places": places}
 
 
-def _edges_of_tiles(
-    kv_tiles: torch.Tensor, tile_offset: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Row [nnz] int64, KV tile [nnz] int64 and place [nnz] uint8 of all edges, KV tile by KV tile."""
-    num_tiles, device = kv_tiles.shape[0] - 2, kv_tiles.device
-    bit = torch.arange(32, device=device, dtype=torch.int32)
-    window = torch.arange(len(tile_offset) - 1, device=device).repeat_interleave(tile_offset.diff())
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    rows, tiles, places = [none], [none], [none.byte()]
-    for first in range(0, num_tiles, DECODED_TILES):
-        part = kv_tiles[first : min(first + DECODED_TILES, num_tiles)]
-        tile, g, half_and_key = torch.nonzero(part[:, BITMAP, None] >> bit & 1, as_tuple=True)
-        row = g + 8 * (half_and_key // 16)
-        tiles.append(tile + first)
-        rows.append(16 * window[first + tile] + row)
-        places.append((16 * row + half_and_key % 16).byte())
-    return torch.cat(rows), torch.cat(tiles), torch.cat(places)
-
-
-def _block_items(
-    windows: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, heuristic: SplitHeuristic, warps: int
-) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
-    """Items of the windows that blocks share, as `_work_items` wants them: a block for each split, most tiles first
-    (by powers of two among many blocks); the number of blocks with more than `warp_tiles` a warp; the number of splits,
-    and of windows with several.
-    """
-    total = count[windows]
-    splits = (total + (heuristic.split_tiles - 1)) // heuristic.split_tiles
-    of_window = torch.stack([windows, begin[windows], total, splits, splits.cumsum(0) - splits])
-    window, start, total, num_splits, first = torch.repeat_interleave(of_window, splits, dim=1)
-    index = torch.arange(len(window), device=begin.device) - first
-    offset = total * index // num_splits
-    size = total * (index + 1) // num_splits - offset
-    is_split = num_splits > 1
-    number = is_split.cumsum(0) - 1
-    split = torch.where(is_split, number, KBLOCK)
-    leads = size > heuristic.warp_tiles * warps
-    order = size if len(size) <= MANY_BLOCKS else leads * 64 + torch.log2(size.double()).floor()
-    by_size = torch.argsort(order, descending=True, stable=True)
-    blocks = torch.stack([start + offset, size, window, split, (number - index) * is_split, num_splits * is_split])
-    start, size, *rest = blocks[:, by_size, None]
-
-    steps = torch.arange(warps + 1, device=begin.device)
-    bounds = start + (size * steps + (warps - 1)) // warps
-    items = torch.stack([each.expand(-1, warps) for each in (bounds[:, :-1], bounds.diff(dim=1), *rest)])
-    return items.flatten(1), int(leads.sum()), is_split.sum(), (splits > 1).sum()
-
-
-def _warp_items(
-    windows: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, heuristic: SplitHeuristic, warps: int
-) -> torch.Tensor:
-    """Items of the windows that one warp takes, as `_work_items` wants them, for whole blocks."""
-    segment = torch.arange(len(windows), device=begin.device) // (heuristic.sort_segment or max(1, len(windows)))
-    by_size = torch.argsort(segment * (heuristic.warp_tiles + 1) - count[windows], stable=True)
-    window = windows.new_full((-(-len(windows) // warps), warps), -1)
-    window.view(-1)[: len(windows)] = windows[by_size]
-    if heuristic.sort_segment is None:  # dealt to the blocks in turn, there and back
-        rounds = window.view(warps, -1)
-        rounds[:-1:2] = rounds[:-1:2].flip(1)  # only the last blocks have fewer
-        window = rounds.T
-    window = window.flatten()
-    none = torch.zeros_like(window)
-    return torch.stack([begin[window], count[window], window, none + KWARP, none, none])
-
-
-def _work_items(kv_tiles: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """[num_warps, 56] struct WorkItem.
-
-    Args:
-        items: [6, num_warps] int64: first tile, number of tiles, window, split, first split and number of splits.
-    """
-    begin, count, window, *split = items
-    first, second, last = kv_tiles[torch.stack([begin, begin + 1, begin + count - 1])]
-    num_keys = (last[:, KEYS] >= 0).sum(1)
-    words = torch.stack([begin, count, window, num_keys, *split, torch.zeros_like(begin)], 1).int()
-    return torch.cat([first, words, second], 1)
-
-
-@dataclass(frozen=True, eq=False)
-class RowItems:
-    """Items of all rows.
-
-    Attributes:
-        items: [num_items, 4] int32 struct Item: row, first edge, number of edges, part (-1: the whole row).
-        parts: [num_parts, 2] int32: first part of the row, and the number of its parts.
-        part_edges: most edges of an item.
-    """
-
-    items: torch.Tensor
-    parts: torch.Tensor
-    part_edges: int
-
-
-def make_row_items(indptr: torch.Tensor, row_ids: torch.Tensor | None, part_edges: int) -> RowItems:
-    """Items of a CSR pattern. The arrays are complete on the device when it returns.
+def make_row_items(
+    indptr: torch.Tensor, row_ids: torch.Tensor | None, part_edges: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Items of a CSR pattern: the parts of rows with more than `part_edges` edges, then whole rows, by segments.
 
     Args:
         indptr: [num_rows + 1] int64.
         row_ids: [num_rows] int32, row of query and output of each row; None for rows in their own order.
-        part_edges: most edges of an item.
+
+    Returns:
+        items: [num_items, 4] int32 struct Item: row, first edge, number of edges, part (-1: the whole row).
+        parts: [num_parts, 2] int32: first part of the row, and the number of its parts.
     """
-    count = indptr.diff()
-    rows = torch.arange(len(count), device=indptr.device)
-    num_parts = ((count + (part_edges - 1)) // part_edges).clamp(min=1)
-    is_long = num_parts > 1
-
-    long_rows = torch.nonzero(is_long)[:, 0]
-    parts_of_row = num_parts[long_rows]
-    row, parts, first_part = torch.repeat_interleave(
-        torch.stack([long_rows, parts_of_row, parts_of_row.cumsum(0) - parts_of_row]), parts_of_row, dim=1
-    )
-    part = torch.arange(len(row), device=indptr.device)
-    index = part - first_part
-    begin = count[row] * index // parts
-    size = count[row] * (index + 1) // parts - begin
-    shared = torch.stack([row, indptr[row] + begin, size, part], 1)
-
-    whole = torch.nonzero(~is_long)[:, 0]
-    segment = torch.arange(len(whole), device=indptr.device) // ITEM_SORT_SEGMENT
-    whole = whole[torch.argsort(segment * (part_edges + 1) - count[whole], stable=True)]
-    alone = torch.stack([rows[whole], indptr[whole], count[whole], torch.full_like(whole, -1)], 1)
-
-    items = torch.cat([shared, alone])
-    if row_ids is not None:
-        items[:, 0] = row_ids.to(items.device).long()[items[:, 0]]
-    parts_array = torch.stack([first_part, parts], 1).int()
-    return RowItems(items.int(), parts_array, part_edges)
-
-
-@dataclass(frozen=True, eq=False)
-class TransposedCSR:
-    """A^T of a pattern.
-
-    Attributes:
-        indptr: [num_cols + 1] int64.
-        indices: [nnz] int32, row of A of each edge; in each column the rows ascend, then once more those of the edges
-            that repeat one, and so on.
-        edge: [nnz] int32, place of each edge in the CSR of A.
-    """
-
-    indptr: torch.Tensor
-    indices: torch.Tensor
-    edge: torch.Tensor
+    rows = range(len(indptr) - 1) if row_ids is None else row_ids.tolist()
+    shared, parts, whole = [], [], []
+    for row, (first, end) in zip(rows, pairwise(indptr.tolist()), strict=False):  # row_ids may be longer
+        if end - first <= part_edges:
+            whole.append((row, first, end - first, -1))
+            continue
+        bounds, number = _evenly(first, end - first, -(-(end - first) // part_edges)), len(parts)
+        shared += [(row, a, b - a, number + index) for index, (a, b) in enumerate(pairwise(bounds))]
+        parts += [(number, len(bounds) - 1)] * (len(bounds) - 1)
+    segments = (whole[start : start + ITEM_SORT_SEGMENT] for start in range(0, len(whole), ITEM_SORT_SEGMENT))
+    alone = [item for segment in segments for item in sorted(segment, key=lambda item: -item[2])]
+    tables = ((shared + alone, 4), (parts, 2))
+    return tuple(torch.tensor(table, dtype=torch.int32).view(-1, n).to(indptr.device) for table, n in tables)
 
 
 def transpose_csr(
     indptr: torch.Tensor, indices: torch.Tensor, num_cols: int, row_ids: torch.Tensor | None = None
-) -> TransposedCSR:
-    """The transpose of a CSR pattern in the order of `canonical_csr`. Does not wait for a GPU.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A^T of a pattern in the order of `canonical_csr`.
 
     Args:
-        indptr: [num_rows + 1] int64.
-        indices: [nnz] int32.
+        indptr: [num_rows + 1] int64; indices: [nnz] int32.
         row_ids: [num_rows] int32, row of A of each row of the pattern; None for rows in their own order.
+
+    Returns:
+        indptr: [num_cols + 1] int64.
+        rows: [nnz] int32, row of A of each edge; in each column the rows ascend, then once more those of the edges
+            that repeat one, and so on.
+        edges: [nnz] int32, place of each edge in the CSR of A.
     """
-    rows = rows_of_edges(indptr, len(indices))
-    if row_ids is None:  # rows ascend already
-        columns, edge = torch.sort(indices, stable=True)
-    else:
-        rows = row_ids.to(rows.device).long()[rows]
-        by_row = torch.sort(rows, stable=True).indices
-        columns, order = torch.sort(indices[by_row], stable=True)
-        edge = by_row[order]
-    rows = rows[edge]
-    starts = torch.ones(len(edge), dtype=torch.bool, device=edge.device)
-    starts[1:] = (rows.diff() != 0) | (columns.diff() != 0)
-    place = torch.arange(len(edge), device=edge.device)
-    copy = place - torch.where(starts, place, 0).cummax(0).values  # neighbours repeat an edge
-    by_copy = torch.sort(columns.long() * len(edge) + copy, stable=True).indices
-    transposed = torch.searchsorted(columns, torch.arange(num_cols + 1, dtype=columns.dtype, device=columns.device))
-    return TransposedCSR(transposed, rows[by_copy].int(), edge[by_copy].int())
+    row = rows_of_edges(indptr, len(indices)).cpu().numpy()
+    row = row if row_ids is None else row_ids.cpu().numpy()[row].astype(np.int64)
+    edges = pd.DataFrame({"row": row, "col": indices.cpu().numpy()})
+    order = np.lexsort((edges["row"], edges.groupby(["row", "col"]).cumcount(), edges["col"]))
+    offsets = np.concatenate([[0], np.bincount(edges["col"], minlength=num_cols).cumsum()]).astype(np.int64)
+    arrays = (offsets, row[order].astype(np.int32), order.astype(np.int32))
+    return tuple(torch.from_numpy(array).to(indptr.device) for array in arrays)
 
 
 def tiles_of_csr(indptr: torch.Tensor, indices: torch.Tensor, num_cols: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -398,18 +296,13 @@ def with_pass_schedules(data: Fused3SData, by_row: Schedule, by_column: Schedule
     )
 
 
-def row_item_arrays(items: RowItems) -> dict[str, torch.Tensor]:
-    return {"row_items": items.items, "row_parts": items.parts}
+def row_item_arrays(indptr: torch.Tensor, row_ids: torch.Tensor | None, part_edges: int) -> dict[str, torch.Tensor]:
+    return dict(zip(("row_items", "row_parts"), make_row_items(indptr, row_ids, part_edges), strict=True))
 
 
-def transposed_arrays(transposed: TransposedCSR, items: RowItems) -> dict[str, torch.Tensor]:
-    return {
-        "column_offsets": transposed.indptr,
-        "column_rows": transposed.indices,
-        "column_edges": transposed.edge,
-        "column_items": items.items,
-        "column_parts": items.parts,
-    }
+def transposed_arrays(transposed: tuple[torch.Tensor, ...], part_edges: int) -> dict[str, torch.Tensor]:
+    names = ("column_offsets", "column_rows", "column_edges", "column_items", "column_parts")
+    return dict(zip(names, (*transposed, *make_row_items(transposed[0], None, part_edges)), strict=True))
 
 
 def data_by_edge(
@@ -420,20 +313,19 @@ def data_by_edge(
     part_edges: int,
 ) -> Fused3SData:
     """What both passes edge by edge read of a canonical CSR, in items of at most `part_edges` edges."""
-    transposed = transpose_csr(indptr, indices, shape[1], row_ids)
-    arrays = row_item_arrays(make_row_items(indptr, row_ids, part_edges))
-    arrays |= transposed_arrays(transposed, make_row_items(transposed.indptr, None, part_edges))
+    arrays = row_item_arrays(indptr, row_ids, part_edges)
+    arrays |= transposed_arrays(transpose_csr(indptr, indices, shape[1], row_ids), part_edges)
     return Fused3SData(*shape, len(indices), indices=indices, **arrays)
 
 
-def plan_by_torch(
+def expected_plan(
     graph: BSB | CSRPattern | EdgeList,
     device: torch.device,
     inputs: InputSpec,
     forward: Callable[[int], ScheduleForm],
     perm: torch.Tensor | None = None,
 ) -> Fused3SData:
-    """`fused3s_planning.plan_graph` by torch, on any device; it raises for damaged graphs, and numbers no edges."""
+    """In place of `fused3s_planning.plan_graph`, on any device; it raises for damaged graphs, and numbers no edges."""
     offsets, indices = canonical_csr(csr_from_edges(graph) if isinstance(graph, EdgeList) else graph, device)
     (num_rows, num_cols), num_edges = graph.shape, indices.numel()
     size = GraphSize(num_rows, num_cols, num_edges)
@@ -452,26 +344,23 @@ def plan_by_torch(
         data = replace(data, kv_tiles=kv_tiles, tile_offset=tile_offset)
         data = with_schedule(data, schedule_of_form(form.schedules[0], *tiles))
         if inputs.edge_data:
-            slots = make_tile_slots(*tiles)
-            names = ("tile_slots", "slot_edges", "slot_places")
-            data = replace(data, **{name: getattr(slots, name) for name in names})
+            data = replace(data, **make_tile_slots(*tiles))
     transposed = transpose_csr(offsets, indices, num_cols, rows) if inputs.backward else None
     if len(form.schedules) == 3:
-        column_tiles = tiles_of_csr(transposed.indptr, transposed.indices, num_rows)
+        column_tiles = tiles_of_csr(*transposed[:2], num_rows)
         by_row, by_column = form.schedules[1:]
         schedules = schedule_of_form(by_row, *tiles), schedule_of_form(by_column, *column_tiles)
         data = with_pass_schedules(data, *schedules)
         data = replace(data, column_tiles=column_tiles[0], column_tile_offset=column_tiles[1])
     if form.part_edges:
-        data = replace(data, indices=indices, **row_item_arrays(make_row_items(offsets, rows, form.part_edges)))
+        data = replace(data, indices=indices, **row_item_arrays(offsets, rows, form.part_edges))
         if inputs.backward:
-            items = make_row_items(transposed.indptr, None, form.part_edges)
-            data = replace(data, **transposed_arrays(transposed, items))
+            data = replace(data, **transposed_arrays(transposed, form.part_edges))
     return data
 
 
 def plan_on_cpu(patch: pytest.MonkeyPatch, limits: GPULimits) -> None:
-    """Make `fused3s` plan by torch, for a GPU with such limits."""
-    patch.setattr(fused3s, "plan_graph", plan_by_torch)
+    """Make `fused3s` plan by this module, for a GPU with such limits."""
+    patch.setattr(fused3s, "plan_graph", expected_plan)
     for module in (fused3s, fused3s_backward, fused3s_edges, fused3s_planning):
         patch.setattr(module, "gpu_limits", lambda device: limits)

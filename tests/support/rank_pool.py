@@ -15,7 +15,7 @@ import pytest
 RANKS = 4
 JOB_SECONDS = 60  # a job that hangs is a failed test
 AFTER_A_FAILURE = 2  # seconds for the other ranks, which may wait for the failed one
-PRELOADED = ["torch", "torch.distributed", "parallel_jobs", "bench.parallel_inference"]
+PRELOADED = ["torch", "torch.distributed", "parallel_jobs", "inference.ranks"]
 
 
 def fork_context() -> Any:

@@ -15,7 +15,7 @@ import kernels
 from models import GraphTransformer
 from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
 from training import Trainer, TrainingError, captured_graphs, step
-from training.captured_graphs import CapturedGraphs, capture_refused
+from training.captured_graphs import capture_refused
 
 
 def stand_in_for_captures(monkeypatch, room=ReferenceRoom):
@@ -93,16 +93,6 @@ def test_a_captured_run_is_the_eager_run(graphs, replaced, make_config, trained,
         torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
 
 
-def test_larger_batches_run_eagerly(graphs, make_config, trained, tmp_path, captured_on_cpu, monkeypatch):
-    config = make_config(data__batch_size=4)
-    _, expected = trained(config, graphs, tmp_path / "all")
-    monkeypatch.setattr("data.csr_batches.SPREAD", -1.0)
-    monkeypatch.setattr("data.csr_batches.ROW_MULTIPLE", 1)
-    trainer, records = trained(config, graphs, tmp_path / "some")
-    assert 0 < trainer.runner.num_eager < 3 * 3
-    assert [record.loss for record in records] == pytest.approx([record.loss for record in expected], rel=1e-4)
-
-
 def test_a_resumed_run_has_the_same_bits(graphs, make_config, trained, tmp_path, captured_on_cpu):
     config = make_config(data__batch_size=4, model__dropout=0.3, model__attention_dropout=0.2)
     whole, _ = trained(config, graphs, tmp_path / "whole")
@@ -125,21 +115,6 @@ def test_batch_norm_is_refused(graphs, make_config, tmp_path, captured_on_cpu, a
     trainer = Trainer(config, graphs, tmp_path, seed=0)
     assert not trainer.captured
     assert trainer.graph_reason == "chosen by auto; batch norm would count the rows of padding"
-
-
-def test_a_shape_without_room_is_named(graphs, make_config, tmp_path, captured_on_cpu, monkeypatch):
-    def refuse(*arguments, **options):
-        raise ValueError("head_dim: got 4")
-
-    monkeypatch.setattr(kernels, "PlanRoom", refuse)
-    assert Trainer(make_config(), graphs, tmp_path, seed=0).graph_reason == "chosen by auto; head_dim: got 4"
-
-
-def test_the_report_gives_the_padded_size(graphs, make_config, tmp_path, captured_on_cpu):
-    trainer = Trainer(make_config(data__batch_size=4), graphs, tmp_path, seed=0)
-    assert isinstance(trainer.runner, CapturedGraphs)
-    size = trainer.runner.size
-    assert f"padded to {size.rows:,} nodes and {size.edges:,} edges" in trainer.graph_reason
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from models import GraphTransformer
 from training import Trainer, TrainingError
-from training.optimiser import learning_rate, make_optimiser
+from training.optimiser import make_optimiser
 from training.precision import WorkingCopy
 
 
@@ -134,11 +134,6 @@ def test_a_resumed_run_has_the_same_bits(request, make_config, trained, tmp_path
     assert (records, again.result) == ([], dataclasses.replace(rest.result, seconds=()))
 
 
-def test_seeds_differ(nodes, make_config, trained, tmp_path):
-    losses = [trained(make_config(), nodes, tmp_path / str(seed), seed=seed)[1][0].loss for seed in (0, 1)]
-    assert losses[0] != losses[1]
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_16_bits_around_float32_weights(nodes, make_config, trained, tmp_path, precision):
     config = make_config(training__precision=precision, training__epochs=8, model__attention_dropout=0.2)
@@ -150,12 +145,6 @@ def test_16_bits_around_float32_weights(nodes, make_config, trained, tmp_path, p
     for record, other in zip(records, expected, strict=True):
         assert record.loss == pytest.approx(other.loss, rel=0.05)
         assert record.loss != other.loss
-
-
-def test_early_stop(nodes, make_config, trained, tmp_path):
-    config = make_config(training__lr=1e-30, training__patience=2, training__epochs=9)
-    trainer, records = trained(config, nodes, tmp_path)
-    assert (len(records), trainer.result.epochs, trainer.result.best_epoch) == (3, 3, 1)
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_before(nodes, make_config, tmp_path):
@@ -204,21 +193,6 @@ def test_a_damaged_state(nodes, make_config, tmp_path, content):
 def test_data_that_cannot_be_trained_on(nodes, make_config, replaced, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         Trainer(make_config(), replaced(nodes, **changes), tmp_path, seed=0)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_cuda_graph_that_cannot_be_had(nodes, graphs, make_config, tmp_path):
-    trainer = Trainer(make_config(), nodes, tmp_path, seed=0)
-    assert not trainer.captured
-    assert trainer.graph_reason == "chosen by auto; a CUDA graph needs an NVIDIA GPU, and the model is on cpu"
-
-
-def test_schedules(make_config):
-    config = make_config(training__lr=0.1, training__warmup_epochs=10, training__epochs=30).training
-    rates = [learning_rate(config, epoch) for epoch in (0, 5, 10, 20, 30)]
-    assert rates == pytest.approx([0, 0.05, 0.1, 0.05, 0])
-    constant = make_config(training__lr=0.1, training__schedule="constant").training
-    assert learning_rate(constant, 2.9) == 0.1
 
 
 def test_only_matrices_decay(make_config):

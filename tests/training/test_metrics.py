@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.sources.ogb_import import import_ogb
-from training.metrics import labels_of, loss_of, score, score_on_test
+from training.metrics import loss_of, score, score_on_test
 
 
 def test_accuracy_leaves_unknown_labels_out():
@@ -43,13 +43,6 @@ def test_metrics_of_several_tasks_agree_with_ogb(metric, name):
     assert score(metric, torch.from_numpy(logits).float(), torch.from_numpy(labels)) == pytest.approx(expected)
 
 
-def test_a_metric_that_the_labels_do_not_define():
-    with pytest.raises(ValueError, match="no task has a positive and a negative label among the 2 rows"):
-        score("rocauc", torch.zeros(2, 1), torch.ones(2, 1))
-    with pytest.raises(ValueError, match="none of the rows has a label"):
-        score("accuracy", torch.zeros(2, 3), torch.tensor([-1, -1]))
-
-
 def test_labels_and_splits_decide_what_inference_scores(nodes, graphs, replaced):
     logits = torch.nn.functional.one_hot(nodes.labels.clamp(min=0), 3).half()
     logits[nodes.splits["test"][0]] = torch.tensor([0.0, 0.0, 9.0]) - logits[nodes.splits["test"][0]] * 99
@@ -59,10 +52,3 @@ def test_labels_and_splits_decide_what_inference_scores(nodes, graphs, replaced)
     assert score_on_test(logits, replaced(nodes, splits=None)).part == "all"
     assert score_on_test(logits, replaced(nodes, labels=None)) is None
     assert score_on_test(graphs.labels.nan_to_num(), graphs).value == 1
-
-
-def test_a_metric_that_is_not_implemented(graphs, replaced):
-    with pytest.raises(ValueError, match=r"tiny: its metric is mae with labels \[24, 2\]; implemented are"):
-        labels_of(replaced(graphs, metric="mae"))
-    labels, metric = labels_of(replaced(graphs, labels=torch.ones(24, 1), metric="accuracy"))
-    assert (labels.dtype, labels.shape, metric) == (torch.int64, (24,), "accuracy")

@@ -83,12 +83,3 @@ def test_changes_below_the_resolution_of_16_bits_add_up():
     assert (weight != old).float().mean() > 0.9
     assert losses[-1] < losses[0]
     assert torch.equal(step.working.model.blocks[0].qkv.weight, step.working.model.blocks[0].qkv.weight.bfloat16())
-
-
-def test_evaluation_reads_the_newest_weights():
-    model, graph, labels = make()
-    step, batch = step_of(model, graph, labels, torch.bfloat16)
-    old = step.evaluate(batch)
-    with torch.no_grad():
-        model.readout.classes.bias += 1
-    torch.testing.assert_close(step.evaluate(batch), old + 1, rtol=0.02, atol=0.02)

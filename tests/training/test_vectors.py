@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.vectors import CHUNK, LAUNCH_TENSORS, WeightVector
+from training.vectors import WeightVector
 
 SHAPES = [(5, 7), (3, 3), (16, 8), (1, 1)]  # most of them need padding
 
@@ -44,16 +44,6 @@ def test_gradients_of_the_copy_arrive_whatever_their_layout():
     assert vector.gradients.count_nonzero() == 35 + 128 + 1  # padding is 0
 
 
-def test_without_a_copy_gradients_are_those_of_the_weights():
-    (weight,) = parameters([(3, 5)])
-    vector = WeightVector.of([weight], None, decays=True)
-    (2 * weight).sum().backward()
-    vector.collect_gradients()
-    vector.refresh()
-    assert torch.equal(weight.grad, torch.full((3, 5), 2.0))
-    assert vector.gradients.sum() == 30
-
-
 @pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_an_optimiser_over_pieces_is_one_over_the_weights(monkeypatch, kind, on_gpu):
@@ -75,15 +65,3 @@ def test_an_optimiser_over_pieces_is_one_over_the_weights(monkeypatch, kind, on_
         of_torch.step()
     for weight, other in zip(weights, expected, strict=True):
         torch.testing.assert_close(weight, other)
-
-
-@pytest.mark.parametrize(
-    ("elements", "pieces"), [(10, 1), (1_500_000, LAUNCH_TENSORS), (LAUNCH_TENSORS * CHUNK + 8, 1)]
-)
-def test_pieces_fill_one_launch(monkeypatch, elements, pieces):
-    vector = WeightVector.of([nn.Parameter(torch.zeros(elements))], None, decays=True)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    found = vector.pieces()
-    assert len(found) == pieces
-    assert all(len(piece) <= CHUNK for piece in found) or pieces == 1
-    assert {piece.data_ptr() % 32 for piece in found} == {vector.values.data_ptr() % 32}

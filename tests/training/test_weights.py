@@ -12,7 +12,7 @@ from models import CheckpointError
 from training import load_weights
 from training.files import write_atomically
 from training.setup import build_model
-from training.weights import find_weights, read_about
+from training.weights import find_weights
 
 
 @pytest.fixture
@@ -51,13 +51,6 @@ def test_weights_of_another_model_or_data_set_name_both(nodes, make_config, best
     assert "trained on file data of hash 0123456789abcdef, and this is synthetic data of hash ffffffffffffffff" in text
 
 
-def test_a_batch_of_a_collection_takes_its_weights(graphs, make_config, trained, tmp_path):
-    config = make_config(training__epochs=1)
-    trained(config, graphs, tmp_path)
-    batch = dataclasses.replace(graphs.meta, num_graphs=5, sha256="f" * 16)
-    assert load_weights(build_model(config, batch, seed=0), tmp_path / "best.safetensors", config, batch)
-
-
 def test_damaged_and_foreign_files(nodes, make_config, best, tmp_path):
     config, model = make_config(), build_model(make_config(), nodes.meta, seed=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -93,13 +86,6 @@ def test_which_weights_inference_takes(nodes, make_config, best, tmp_path, monke
     assert (auto.path, auto.name, auto.reason) == (best, f"{tmp_path.name}/best.safetensors", "chosen by auto")
     other = find_weights(make_config(model__dim=16), nodes.meta)
     assert (other.path, other.reason[-29:]) == (None, "are of another model or graph")
-
-
-def test_a_state_dict_of_torch_has_no_record(nodes, make_config, tmp_path):
-    config = make_config()
-    torch.save(build_model(config, nodes.meta, seed=0).state_dict(), tmp_path / "w.pt")
-    assert load_weights(build_model(config, nodes.meta, seed=1), tmp_path / "w.pt", config, nodes.meta) is None
-    assert read_about(tmp_path / "w.pt") is None
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):

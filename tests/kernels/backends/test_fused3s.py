@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES
-from instances import forward_instance, items_of, plan_for
+from instances import forward_instance, plan_for
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from baselines import REGISTRY
@@ -79,29 +79,6 @@ def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, d
         assert data.work_items.shape[1] == most_teams
 
 
-@pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
-@pytest.mark.parametrize("dim", [64, 128, 256, None])
-def test_plans_without_a_type_take_float32(monkeypatch, dim, gpu):
-    data, _ = build(monkeypatch, SMALL(), InputSpec(None, dim), gpu)
-    for columns in (dim,) if dim else (16, 64, 128, 256):
-        assert fits(choose_instance(Element.FLOAT, FLOAT, columns, data.work_items.shape[1]), gpu)
-
-
-def test_heads_count_as_work(monkeypatch):
-    one, eight = (
-        build(monkeypatch, EDGE_CASES["n_multiple_of_16"](), InputSpec(HALF, 256, heads))[0].work_items.shape[1]
-        for heads in (1, 1000)
-    )
-    assert (one, eight) == (WARPS, FEW_WARPS)
-
-
-def test_nothing_is_compiled_before_the_inputs_are_known(monkeypatch):
-    for inputs in (InputSpec(), InputSpec(dtype=HALF), InputSpec(head_dim=64)):
-        data, compiled = build(monkeypatch, SMALL(), inputs)
-        assert len(data.work_items) > 0
-        assert compiled == []
-
-
 def test_instances_with_two_warps_fit_every_gpu():
     instances = [
         forward_instance(HALF, FLOAT, dim, FEW_WARPS, terms=terms)
@@ -119,15 +96,6 @@ def test_edge_terms_fit_the_gpu_of_the_plan(monkeypatch, dim, gpu):
     instance = choose_instance(Element.HALF, FLOAT, dim or 256, data.work_items.shape[1], 1, terms)
     assert instance.arguments.terms == terms
     assert fits(instance, gpu)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "dim", "blocks"),
-    [(H200, 64, 4), (H200, 128, 3), (H200, 256, 1), (RTX_4090, 64, 2), (RTX_4090, 128, 1)],
-)
-def test_blocks_of_an_sm_follow_its_shared_memory_and_registers(gpu, dim, blocks):
-    (sizes,) = sizes_alone((forward_instance(HALF, FLOAT, dim),))
-    assert sizes.resident_blocks(gpu.sm_shared_bytes) == blocks
 
 
 def test_row_ids_pad_the_last_window_with_no_row(monkeypatch):
@@ -156,39 +124,6 @@ def test_an_instance_that_does_not_fit_tensors_and_schedule_is_refused(monkeypat
         fused3s.launch(instance, data, Call(q, q, q, 1.0, instance.arguments.out_dtype))
     with pytest.raises(ValueError, match=r"out_dtype: got torch.bfloat16"):
         fused3s.launch(forward_instance(HALF, BFLOAT, 64), data, Call(q, q, q, 1.0, BFLOAT))
-
-
-@pytest.mark.parametrize(("gpu", "warps"), [(H200, FEW_WARPS), (RTX_4090, 1)])
-def test_a_plan_of_unknown_width_runs_with_the_widest(monkeypatch, gpu, warps):
-    data, _ = build(monkeypatch, SMALL(), InputSpec(), gpu)
-    assert data.work_items.shape[1] == warps
-    assert fits(forward_instance(HALF, FLOAT, 256, warps), gpu)
-
-
-@pytest.mark.parametrize(
-    ("num_heads", "dim", "heads"),
-    [
-        (1, 8, 1),
-        (2, 8, 2),
-        (8, 8, 8),
-        (9, 8, 5),  # two groups of nearly one size, not eight heads and one
-        (32, 8, 8),
-        (16, 2, 8),
-        (8, 10, 4),  # 16 columns a head in shared memory
-        (8, 16, 4),
-        (3, 20, 2),
-        (4, 32, 2),
-        (2, 40, 1),  # two heads would be 96 columns
-        (16, 64, 1),
-        (2, 256, 1),
-    ],
-)
-def test_heads_of_a_group(num_heads, dim, heads):
-    assert heads_of_group(num_heads, dim) == heads
-    instance = choose_instance(Element.HALF, HALF, dim, WARPS, num_heads)
-    assert instance == forward_instance(HALF, HALF, dim, WARPS, heads)
-    assert items_of(instance) == WARPS
-    assert choose_instance(Element.HALF, HALF, dim, WARPS, num_heads, BIAS).arguments.heads == 1
 
 
 def test_groups_are_as_few_and_as_even_as_their_width_allows():

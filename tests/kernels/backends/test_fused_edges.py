@@ -172,17 +172,6 @@ def test_streams_that_share_a_plan_do_not_disturb_each_other(kind, heads, dim):
         assert all(torch.equal(wanted, got) for got in results)
 
 
-@pytest.mark.parametrize("kind", ["bias", "all"])
-def test_a_plan_with_edge_data_runs_after_a_move(kind):
-    graph = EDGE_LISTS["repeated"]()
-    made, order = FORMS["scipy_coo"](graph)
-    plan = planned(made, 1, 32, edge_data=True, reorder="communities")
-    tensors = on_gpu(qkv(graph.shape, 1, 32, HALF))
-    data = in_order(moved(edge_inputs(kind, graph.num_edges, 1, 32, HALF)), order.to(GPU))
-    expected = plan(*tensors, edges=data)
-    assert torch.equal(plan.to("cpu").to("cuda")(*tensors, edges=data), expected)
-
-
 def test_a_bound_call_does_not_wait_for_the_gpu(real_graph_dir):
     graph = load_real_graph(real_graph_dir, "cora")
     for heads, dim in ((1, 128), (8, 16), (4, 13)):

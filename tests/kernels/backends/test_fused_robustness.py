@@ -77,23 +77,3 @@ def test_more_edges_than_an_int32_counts():
         error = (output[rows] - expected).norm(dim=1) / expected.norm(dim=1)
         assert error.max() < 5e-3  # a mean of 46,400 values is small beside their rounding
         torch.testing.assert_close(lse[rows].double(), torch.logsumexp(score, 1), rtol=0, atol=1e-3)
-
-
-def test_streams_that_share_a_plan_do_not_disturb_each_other():
-    """Split windows: partials belong to a call, semaphores to a stream."""
-    rng = np.random.default_rng(9)
-    graph = sp.csr_array((rng.random((64, 40_000)) < 0.5).astype(np.int8))
-    plan = plan_attention(graph, backend="fused3s", dtype=torch.float16, head_dim=64, num_heads=2)
-    assert plan.data.windows[:3] == (0, 0, 4)
-    calls = [inputs(*graph.shape, 2, 64, seed) for seed in range(4)]
-    expected = [plan(*tensors) for tensors in calls]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in calls]
-    outputs = [[] for _ in calls]
-    for _ in range(25):
-        for stream, tensors, results in zip(streams, calls, outputs, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(plan(*tensors))
-    torch.cuda.synchronize()
-    for wanted, results in zip(expected, outputs, strict=True):
-        assert all(torch.equal(wanted, got) for got in results)

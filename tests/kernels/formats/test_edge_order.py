@@ -56,17 +56,6 @@ def test_rows_in_another_order(name, form):
     assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges, perm.long()))
 
 
-@pytest.mark.parametrize("form", ["scipy_coo", "dgl"])
-def test_a_pattern_with_edge_ids_is_the_pattern_without(form):
-    made, _ = FORMS[form](EDGE_LISTS["repeated"]())
-    plain, numbered = csr_pattern(made), csr_pattern(made, edge_ids=True)
-    assert plain.edge_ids is None
-    assert numbered.edge_ids is not None
-    for name in ("tcb_row_offset", "col_sparse_to_dense", "bitmap"):
-        left, right = (getattr(BSB.from_graph(pattern), name) for pattern in (plain, numbered))
-        assert torch.equal(left, right)
-
-
 @pytest.mark.parametrize("layout", ["bsr", "dia", "lil", "dok", "csc"])
 def test_other_scipy_formats_are_in_the_order_of_their_coo_form(layout):
     matrix = sp.random_array((36, 24), density=0.2, rng=np.random.default_rng(0)).asformat(layout)
@@ -96,19 +85,6 @@ def test_dgl_edge_ids_survive_transforms():
         shape = (graph.num_dst_nodes(), graph.num_src_nodes())
         edges = EdgeList(torch.tensor(targets), torch.tensor(sources), shape)
         assert torch.equal(found.edge_of_csr, edges.csr_order()), what
-
-
-def test_a_dgl_graph_without_edge_ids_is_in_stored_order():
-    csc = (torch.tensor([0, 2, 3]), torch.tensor([1, 0, 2]), torch.empty(0, dtype=torch.int64))
-    block = import_dgl().create_block(("csc", csc), num_src_nodes=3, num_dst_nodes=2)
-    assert edge_order(csr_pattern(block, edge_ids=True), CPU).edge_of_csr.tolist() == [1, 0, 2]
-
-
-def test_the_order_owns_its_tensors():
-    ids = torch.tensor([2, 0, 1])
-    found = edge_order(CSRPattern(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]), (2, 2), ids), CPU)
-    ids.zero_()
-    assert found.edge_of_csr.tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize(

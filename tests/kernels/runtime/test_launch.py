@@ -1,7 +1,6 @@
 """Kernel parameters in memory; on a GPU, launches with programmatic dependent launch that read each other's output."""
 
 import ctypes
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -85,13 +84,6 @@ def test_names_and_numbers_that_do_not_fit_are_errors(layout):
             layout.pack_scalars(**SCALARS | wrong)
 
 
-def test_structs_that_cannot_be_read_are_errors(layout, tmp_path):
-    with pytest.raises(ValueError, match="struct Late: the pointer output follows a scalar"):
-        params_layout(tmp_path / "mixed.cu", "late")
-    with pytest.raises(ValueError, match="no kernel missing"):
-        params_layout(tmp_path / "mixed.cu", "missing")
-
-
 class FakeDriver:
     """In place of libcuda, a GPU 1 that is not current, and its one stream; keeps whether launches overlap."""
 
@@ -141,14 +133,6 @@ def test_packing_weights_of_a_pass_makes_the_next_kernel_wait(monkeypatch, layou
     assert driver.overlaps == [False, True]
 
 
-def test_no_launch_overlaps_where_the_environment_says_so(monkeypatch, layout):
-    can_overlap = launch._can_overlap.__wrapped__
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    assert can_overlap(0)
-    monkeypatch.setattr(debug, "ALLOWS_OVERLAP", False)
-    assert not can_overlap(0)
-
-
 @pytest.mark.parametrize(("error", "raised"), [(719, RuntimeError), (KeyboardInterrupt(), KeyboardInterrupt)])
 def test_a_launch_that_fails_leaves_the_device_as_it_was(monkeypatch, layout, error, raised):
     driver = FakeDriver(monkeypatch, error)
@@ -156,20 +140,6 @@ def test_a_launch_that_fails_leaves_the_device_as_it_was(monkeypatch, layout, er
         start(layout)
     assert driver.overlaps == [False]
     assert driver.current == 0
-
-
-def test_launches_are_printed(monkeypatch, layout, capsys):
-    FakeDriver(monkeypatch)
-    monkeypatch.setattr(debug, "ENABLED", True)
-    start(layout, overlaps=True, shared_bytes=96)
-    assert capsys.readouterr().err == (
-        "fused3s: launch mixed: grid (2, 3), block 64, 96 bytes of shared memory, overlaps=True\n"
-    )
-
-
-def test_threads_do_not_share_params():
-    with ThreadPoolExecutor(1) as other:
-        assert other.submit(lambda: launch._thread.kernel_params).result() != launch._thread.kernel_params
 
 
 def hops(device: str) -> tuple[AttentionPlan, list[torch.Tensor]]:

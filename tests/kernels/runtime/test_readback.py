@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from kernels.formats.gpu_csr import allocate
-from kernels.runtime.launch import launch_all
 from kernels.runtime.readback import Readback
 
 pytestmark = pytest.mark.gpu
@@ -47,11 +45,3 @@ def test_gpu_copies_on_another_stream(device):
     assert not found.is_done()
     found.wait()
     assert found.numbers() == [7] * 5
-
-
-def test_gpu_zeros_are_as_many_as_asked_for(device):
-    memory, (first, second) = allocate((6, 4), device)
-    memory.fill_(-1)
-    launch_all(device.index, [], (second, 3))
-    assert memory.tolist() == [-1] * 6 + [0] * 3 + [-1]
-    assert second == first + 24

@@ -1,0 +1,67 @@
+"""CSV rows of a run of `scripts/train.py`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.records import Row
+from bench.runner import dtype_name
+from bench.timers import Spread
+from inference.report import run_columns
+from training import Trainer
+from training.log import LOG
+
+
+def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[Row]:
+    """The metric of a finished run on the validation and the test split, and the time of an epoch's steps.
+
+    Args:
+        also: further columns.
+    """
+    result = trainer.result
+    shared = _columns(trainer, config_path) | {
+        "checkpoint": str(trainer.weights_path),
+        "variant": f"seed {trainer.seed}",
+        "note": f"epoch {result.best_epoch} of {result.epochs}",
+    }
+    measured = {
+        f"valid_{result.metric}": ("1", [result.valid]),
+        f"test_{result.metric}": ("1", [result.test]),
+        "epoch_time": ("ms", [1e3 * seconds for seconds in result.seconds]),
+    }
+    return [
+        Row(**shared | also, metric=metric, unit=unit, **Spread.of(values).columns())
+        for metric, (unit, values) in measured.items()
+        if values
+    ]
+
+
+def learning_curve(trainer: Trainer) -> list[float]:
+    """The metric of a finished run on the validation split after each epoch."""
+    return pd.read_csv(trainer.folder / LOG)["valid_metric"].tolist()
+
+
+def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Path, also: dict[str, Any]) -> list[Row]:
+    """The learning curves of several seeds, of which `trainer` ran one; a run that stopped early counts with its last
+    value."""
+    name = f"valid_{trainer.result.metric}"
+    shared = _columns(trainer, config_path) | {"variant": f"{len(curves)} seeds", "metric": name, "unit": "1"}
+    rows = []
+    for epoch in range(max(map(len, curves))):
+        spread = Spread.of([curve[min(epoch, len(curve) - 1)] for curve in curves])
+        rows.append(Row(**shared | also, region=f"epoch {epoch + 1}", **spread.columns()))
+    return rows
+
+
+def _columns(trainer: Trainer, config_path: Path) -> dict[str, Any]:
+    return run_columns(
+        *("train", config_path, trainer.config, trainer.meta, trainer.device),
+        dtype=dtype_name(trainer.precision),
+        backend=trainer.backend,
+        dense=trainer.dense,
+        launch="cuda_graph" if trainer.captured else "eager",
+        scope="model",
+        status="unchecked",
+    )

@@ -1,0 +1,499 @@
+"""Claims of the paper against recorded rows: results/CLAIMS.md, from the declarations in claims.yaml.
+
+A claim has a place, what the paper says, its value, and one predicate of PREDICATES with the selections it needs. The
+verdict is computed from the rows at every call. A claim that tests show (`tests`), or that is out of scope (`scope`),
+has no verdict.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.records import NOT_BUILT
+from report.derived import PeakRates
+from report.engine import Data, Spec, markdown, mean, quiet, real
+from report.rows import merged, read_yaml
+
+NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
+YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "not recorded"
+VERDICTS = (YES, PART, NO, MISSING)
+OURS = {YES: "holds", PART: "holds in part", NO: "does not hold", MISSING: MISSING}  # of statements not of the paper
+SYNTHETIC = "Synthetic graphs alone."
+HEAD = """# The paper's claims
+
+Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fast Sparse Attention on Tensor Cores*
+(ICS '25).
+
+{counts}
+* **Ratios.** Within a factor of {near:g} of the paper's value: {yes}. Within a factor of {half:g}: {part}. Farther off,
+  or on the other side of 1: {no}. The verdict is the least favourable one over all graphs and over real graphs alone;
+  the authors' codes, run on the same GPU, are judged in their own column.
+* **Statements about many cases.** {yes} if all cases hold, {part} if more than half do.
+* **Synthetic graphs alone** give at most "{part}", unless only the size of the graph matters.
+* **By test, out of scope.** Listed apart and not counted as reproduced.
+
+"Ours" is `fused3s_paper`, this repository's form of the paper's kernel: d = 128, fp16 inputs, fp32 output, back to back
+with a warm L2 cache unless stated otherwise; the kernels that compute in fp32 are DF-GNN, PyG and `csr_unfused`. n
+counts graphs, or pairs of a graph and a d. The authors' codes: [how](paper/README.md). Rows: {provenance}.
+
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """
+    Attributes:
+        verdict: one of VERDICTS.
+        ours, codes: the numbers of this repository, and of the authors' codes on the same GPU.
+        why: what was computed; follows the `why` of the declaration.
+    """
+
+    verdict: str
+    ours: str = "-"
+    codes: str = "-"
+    why: str = ""
+
+
+NOT_RECORDED = Finding(MISSING, why="The rows are not recorded.")
+
+
+def near(value: float, low: float, high: float | None = None) -> str:
+    """Verdict on a ratio against the paper's value or range."""
+    high = low if high is None else high
+    if (value > 1) != (low > 1):
+        return NO
+    if low / NEAR <= value <= high * NEAR:
+        return YES
+    return PART if low / HALF_WAY <= value <= high * HALF_WAY else NO
+
+
+def of_all(holds: int, total: int) -> str:
+    """Verdict on a statement that holds in some of several cases."""
+    return YES if holds == total else PART if 2 * holds > total else NO
+
+
+def worst(verdicts: Iterable[str]) -> str:
+    """The least favourable one."""
+    return max(verdicts, key=VERDICTS.index)
+
+
+def describe(found: pd.DataFrame) -> str:
+    """Means with their counts: "2.14x (n = 15, 10 synthetic, slower on 1); real 2.45x (n = 5)"."""
+    noisy, found = found["noisy"].sum(), quiet(found)
+    kinds = found["kind"].value_counts()
+    counts = [f"{kinds[kind]} {kind}" for kind in ("synthetic", "surrogate", "file") if kind in kinds]
+    slower = (found["ratio"] < 1).sum()
+    counts += [f"slower on {slower}"] * bool(slower) + [f"{noisy} CPU-bound"] * bool(noisy)
+    text = f"{mean(found['ratio']):.2f}x ({', '.join([f'n = {len(found)}', *counts])})"
+    some = real(found)
+    return text if len(some) in (0, len(found)) else f"{text}; real {mean(some['ratio']):.2f}x (n = {len(some)})"
+
+
+def judge_near(data: Data, spec: Spec) -> Finding:
+    """`value` (or [low, high]) against the mean ratio of each of `ours`; `codes`: that of the authors' codes."""
+    limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
+    verdicts, texts = [], []
+    for name, pair in spec["cases"].items():
+        found = data.pairs(pair)
+        if quiet(found).empty:
+            return NOT_RECORDED
+        if spec.get("half"):
+            found = found.sort_values("ratio", ascending=False).head((len(found) + 1) // 2)
+        some = [quiet(found), real(quiet(found))]
+        verdicts += [near(mean(rows["ratio"]), *limits) for rows in some if len(rows)]
+        verdicts += [PART] * (not len(some[1]))
+        texts.append(f"{name}: {describe(found)}" if name else describe(found))
+    codes = data.pairs(spec["codes"]) if "codes" in spec else pd.DataFrame()
+    theirs = f"{describe(codes)}: {near(mean(codes['ratio']), *limits)}" if len(codes) else "-"
+    rewritten = data.pairs(spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
+    factor = f"{mean(rewritten['ratio']):.2f}" if len(rewritten) else ""
+    why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
+    return Finding(worst(verdicts), "; ".join(texts), theirs, why)
+
+
+def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[int, int, list[str], bool]:
+    """How many pairs of all cases hold, of how many; a text for each case; whether any graph is real."""
+    holds, total, texts, any_real = 0, 0, [], False
+    for name, case in cases.items():
+        found = quiet(data.pairs(case))
+        ratios = found["ratio"]
+        if found.empty:
+            continue
+        if case.get("of"):  # the bound is the mean over all graphs; the claim speaks of some
+            found = found[found["dataset"].isin(case["of"])]
+        bound = mean(ratios) if case.get("of") else None
+        ratios = found["ratio"]
+        kept = ratios > case.get("above", bound) if "below" not in case else ratios < (case["below"] or bound)
+        holds, total, any_real = holds + int(kept.sum()), total + len(kept), any_real or bool(len(real(found)))
+        form = case.get("form", ".2f")
+        if len(found) <= 3:
+            text = ", ".join(f"{label} {ratio:{form}}" for label, ratio in zip(found["label"], ratios, strict=True))
+        else:
+            text = f"{kept.sum()} of {len(kept)} ({ratios.min():{form}} to {ratios.max():{form}})"
+        texts.append(f"{name}: {text}" + (f" (mean {bound:{form}})" if bound else ""))
+    return holds, total, texts, any_real
+
+
+def judge_holds(data: Data, spec: Spec) -> Finding:
+    """Every pair of each case has a ratio `above` or `below` a bound; null: the mean, for the graphs in `of`."""
+    holds, total, texts, any_real = _held(data, spec["cases"])
+    if not total:
+        return NOT_RECORDED
+    verdict = of_all(holds, total)
+    codes = _held(data, spec["codes"]) if "codes" in spec else (0, 0)
+    ours = f"{holds} of {total}; {'; '.join(texts)}" if len(texts) > 1 and not spec.get("short") else "; ".join(texts)
+    finding = Finding(verdict, f"{holds} of {total} pairs" if spec.get("short") else ours)
+    if codes[1]:
+        finding = replace(finding, codes=f"{codes[0]} of {codes[1]} pairs")
+    if any_real or spec.get("sizes"):
+        return finding
+    return replace(finding, verdict=worst([verdict, PART]), why=SYNTHETIC)
+
+
+def judge_less(data: Data, spec: Spec) -> Finding:
+    """The means of the cases fall in their order."""
+    found = {name: quiet(data.pairs(case)) for name, case in spec["cases"].items()}
+    if any(rows.empty for rows in found.values()):
+        return NOT_RECORDED
+    means = {name: mean(rows["ratio"]) for name, rows in found.items()}
+    values = [*means.values()]
+    falls = all(later < earlier for earlier, later in pairwise(values))
+    texts = [f"{name} {value:{spec.get('form', '.2f')}} (n = {len(found[name])})" for name, value in means.items()]
+    codes = {name: quiet(data.pairs(case)) for name, case in spec.get("codes", {}).items()}
+    theirs = [f"{name} {mean(rows['ratio']):.2f} (n = {len(rows)})" for name, rows in codes.items() if len(rows)]
+    return Finding(YES if falls else NO, ", ".join(texts), ", ".join(theirs) or "-")
+
+
+def judge_status(data: Data, spec: Spec) -> Finding:
+    """Each of `cases` runs or fails as the paper says: {name: {fails: true, ...selection}}."""
+    texts, holds = [], 0
+    for name, case in spec["cases"].items():
+        statuses = {*data.pick({k: v for k, v in case.items() if k != "fails"})["status"]}
+        failed = statuses - {"ok", "unchecked", "wrong"}
+        holds += bool(statuses) and bool(failed) == case.get("fails", False)
+        texts.append(f"{name}: {', '.join(sorted(failed)) or ('runs' if statuses else 'not measured')}")
+    if all(text.endswith("not measured") for text in texts):
+        return NOT_RECORDED
+    return Finding(of_all(holds, len(texts)), "; ".join(texts))
+
+
+def judge_fits(data: Data, spec: Spec) -> Finding:
+    """On each graph the peak memory of `subject` is at most `gib`; every other kernel needs more, or failed."""
+    texts, holds = [], 0
+    for dataset in spec["graphs"]:
+        found = data.pick(merged(data.resolve(spec["where"]), {"dataset": dataset}))
+        need = found[found["status"] == "ok"].groupby("series")["value"].max() / 1024
+        fits = need.index[need <= spec["gib"]]
+        if spec["subject"] not in need:
+            return NOT_RECORDED
+        holds += {*fits} == {spec["subject"]}
+        texts.append(f"{dataset}: {', '.join(f'{name} {value:.1f}' for name, value in need.sort_values().items())} GiB")
+    return Finding(of_all(holds, len(texts)), "; ".join(texts))
+
+
+def judge_error(data: Data, spec: Spec) -> Finding:
+    """The largest relative error of a row is below `below`, and no output is wrong."""
+    found = data.pick(spec["where"]).dropna(subset="relative_error")
+    if found.empty:
+        return NOT_RECORDED
+    largest = found["relative_error"].max()
+    good = largest < spec["below"] and (found["status"] == "ok").all()
+    return Finding(YES if good else NO, f"worst row {largest:.1e} of {len(found)} outputs")
+
+
+def judge_balance(data: Data, spec: Spec) -> Finding:
+    """The share of active time of the SMs rises above 0.9 with reordering."""
+    where = {"bench": "sm_active", "metric": "sm_active_share", "dataset": spec["dataset"]}
+    ours = data.pick(where | {"status": "ok", "out_dtype": "float32"})
+    theirs = data.pick(where | {"device": "A30"}).set_index("series")["value"]
+    shares = ours.set_index("series")["value"]
+    if not {"F3S_splitC", "F3S_reorderRW"} <= {*shares.index}:
+        return NOT_RECORDED
+    before, after = shares["F3S_splitC"], shares["F3S_reorderRW"]
+    verdict = YES if after > before and after > 0.9 else PART if after > before else NO
+    synthetic = len(real(ours)) == 0
+    text = f"{before:.2f} to {after:.2f}{' (synthetic)' * synthetic}"
+    why = f"The authors' A30: {theirs['F3S_splitC']:.2f} to {theirs['F3S_reorderRW']:.2f}. {SYNTHETIC * synthetic}"
+    return Finding(worst([verdict, PART]) if synthetic else verdict, text, why=why.strip())
+
+
+def judge_bandwidth(data: Data, spec: Spec) -> Finding:
+    """The kernel uses a larger share of the memory's bandwidth than of the tensor cores' rate, on every graph."""
+    memory = data.measured(merged(data.resolve(spec["where"]), {"metric": "tb_per_s"}))
+    tensor = data.measured(merged(data.resolve(spec["where"]), {"metric": "tflop_per_s"}))
+    if memory.empty or (device := memory["device"].iloc[0]) not in spec["tb_per_s"]:
+        return NOT_RECORDED
+    rates = PeakRates.of(data.benches["peak_rates"], device) if "peak_rates" in data.benches else None
+    if rates is None or rates.mma is None:
+        return NOT_RECORDED
+    bandwidth, cores = memory["value"] / spec["tb_per_s"][device], tensor["value"] / (rates.mma / 1e9)
+    shares = [
+        f"{name} {some.min():.1%} to {some.max():.1%}"
+        for name, some in (("bandwidth", bandwidth), ("tensor cores", cores))
+    ]
+    text = f"{', '.join(shares)} (n = {len(memory)}); below half of the bandwidth on {(bandwidth < 0.5).sum()}"
+    verdict = of_all(int((bandwidth > cores).sum()), len(memory))
+    return Finding(worst([verdict, of_all(int((bandwidth >= 0.5).sum()), len(memory))]), text)
+
+
+def judge_by_width(data: Data, spec: Spec) -> Finding:
+    """The share of attention at the second of two d is at least 0.9 of that at the first."""
+    texts, holds, total = [], 0, 0
+    for name, case in spec["cases"].items():
+        shares = quiet(data.pairs(case)).pivot(index="data_sha256", columns="dim", values="ratio").dropna()
+        if shares.empty:
+            continue
+        kept = int((shares.iloc[:, -1] >= 0.9 * shares.iloc[:, 0]).sum())
+        holds, total = holds + kept, total + len(shares)
+        medians = f"{shares.iloc[:, 0].median():.0%} to {shares.iloc[:, -1].median():.0%}"
+        texts.append(f"{name}: {medians}, not falling on {kept} of {len(shares)}")
+    return Finding(of_all(holds, total), "; ".join(texts)) if total else NOT_RECORDED
+
+
+def judge_overflow(data: Data, spec: Spec) -> Finding:
+    """The naive softmax loses its first row within 1.5 times the threshold of each type."""
+    where = {
+        "bench": "stability",
+        "metric": "relative_error",
+        "backend": "emulated",
+        "variant": "naive",
+        "scores": "spread",
+    }
+    texts, holds = [], 0
+    for dtype, threshold in spec["thresholds"].items():
+        found = data.pick(where | {"dtype": dtype})
+        lost = found.loc[found["status"] != "ok", "score_range"].min()
+        fine = found.loc[(found["status"] == "ok") & ~(found["score_range"] >= lost), "score_range"].max()
+        if found.empty:
+            return NOT_RECORDED
+        texts.append(f"{dtype}: all rows finite up to {fine:g}, some not from {lost:g}")
+        holds += bool(threshold - 1 <= fine <= 1.5 * threshold and threshold <= lost <= 1.5 * threshold)
+    return Finding(of_all(holds, len(texts)), "; ".join(texts))
+
+
+def judge_losses(data: Data, spec: Spec) -> Finding:
+    """Of the kernels only `loser` loses rows at any range of scores."""
+    found = data.pick({"bench": "stability", "metric": "relative_error", "backend": {"not": ["emulated"]}})
+    if found.empty:
+        return NOT_RECORDED
+    lost = found[found["status"] != "ok"].groupby("series").size()
+    text = ", ".join(f"{name} at {count} ranges" for name, count in lost.items()) or "none"
+    return Finding(YES if {*lost.index} == {spec["loser"]} else NO, f"rows lost by {text}")
+
+
+def judge_blocks(data: Data, spec: Spec) -> Finding:
+    """The error of the online softmax over that of the stable one is above 1.01, and larger with smaller blocks."""
+    where = {
+        "bench": "stability",
+        "metric": "relative_error",
+        "backend": "emulated",
+        "dtype": "float16",
+        "status": "ok",
+    }
+    found = data.pick(where | {"scores": "spread"}).pivot_table("value", "score_range", "variant")
+    sizes = sorted((int(name.partition("_")[2]), name) for name in found if name.startswith("online_"))
+    if not sizes or "stable" not in found:
+        return NOT_RECORDED
+    excess = {name: mean((found[name] / found["stable"]).dropna()) for _, name in sizes}
+    values = [*excess.values()]
+    verdict = YES if values[0] > 1.01 and values[0] >= values[-1] else NO
+    return Finding(verdict, ", ".join(f"{name} {value:.3f}" for name, value in excess.items()))
+
+
+def judge_values(data: Data, spec: Spec, folder: Path) -> Finding:
+    """Statistics of data sets, or their deciles, equal the paper's: rows of a table of results/datasets."""
+    path = folder / f"{spec['table']}.csv"
+    if not path.exists():
+        return NOT_RECORDED
+    found = pd.read_csv(path, dtype=str, keep_default_na=False)
+    found = found[found["dataset"].isin(spec["sets"]) & ~found["status"].eq("not published")]
+    if spec["table"] == "deciles":
+        found = found.assign(same=(found["ours_min"] == found["paper_min"]) & (found["ours_max"] == found["paper_max"]))
+    else:
+        found = found[found["status"].isin(["ok", "off"])]
+        found = found.assign(same=found["status"] == "ok")
+    official, made = found[found["source"] != "synthetic"], found[found["source"] == "synthetic"]
+    made = made[~made["dataset"].isin(official["dataset"])]
+    kinds = {"real": official, "synthetic, made after the table": made}
+    texts = [
+        f"{name}: {rows['same'].sum()} of {len(rows)} values of {rows['dataset'].nunique()} sets"
+        for name, rows in kinds.items()
+        if len(rows)
+    ]
+    if found.empty:
+        return NOT_RECORDED
+    verdict = of_all(int(official["same"].sum()), len(official)) if len(official) else NO
+    return Finding(worst([verdict, PART]) if len(made) and len(official) else verdict, "; ".join(texts))
+
+
+def judge_formats(data: Data, spec: Spec, folder: Path) -> Finding:
+    """BSB is smaller than another format by the paper's formulas, on every data set; as built is told beside it."""
+    if not (path := folder / "formats.csv").exists():
+        return NOT_RECORDED
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = table.sort_values("source").drop_duplicates(["dataset", "format"])  # official, file, synthetic
+    texts, verdict = [], MISSING
+    for column, words in (("formula_bits", "by formula"), ("built_bits", "as built")):
+        wide = table[table[column] != NOT_BUILT].pivot(index="dataset", columns="format", values=column)
+        ratios = (wide["BSB"].astype(float) / wide[spec["against"]].astype(float)).dropna()
+        if len(ratios):
+            smaller = int((ratios < 1).sum())
+            verdict = of_all(smaller, len(ratios)) if words == "by formula" else verdict
+            texts.append(f"{words} {ratios.min():.2g} to {ratios.max():.2g}, smaller on {smaller} of {len(ratios)}")
+    return Finding(verdict, "; ".join(texts))
+
+
+def judge_summary(data: Data, spec: Spec, findings: Mapping[str, Finding]) -> Finding:
+    """All claims whose `says` holds `of`: reproduced if all are, in part if more than half are at least in part."""
+    found = [finding for says, finding in findings.items() if spec["of"] in says]
+    counts = Counter(finding.verdict for finding in found)
+    if not found or counts[MISSING]:
+        return NOT_RECORDED
+    some = counts[YES] + counts[PART]
+    verdict = YES if counts[YES] == len(found) else of_all(some, len(found)) if some < len(found) else PART
+    theirs = Counter(finding.codes.rpartition(": ")[2] for finding in found if finding.codes != "-")
+    words = [", ".join(f"{number} {name}" for name, number in some.items()) for some in (counts, theirs)]
+    return Finding(
+        verdict, f"of {len(found)} means: {words[0]}", f"of {theirs.total()} means: {words[1]}" if theirs else "-"
+    )
+
+
+PREDICATES: dict[str, Callable[..., Finding]] = {
+    "near": judge_near,
+    "holds": judge_holds,
+    "less": judge_less,
+    "status": judge_status,
+    "fits": judge_fits,
+    "error": judge_error,
+    "balance": judge_balance,
+    "bandwidth": judge_bandwidth,
+    "by_width": judge_by_width,
+    "overflow": judge_overflow,
+    "losses": judge_losses,
+    "blocks": judge_blocks,
+}
+
+
+def sections() -> list[dict[str, Any]]:
+    """The sections of claims.yaml; a claim with `each` is repeated for each of its values, which replace $0, $1, ..."""
+    found = read_yaml("claims.yaml")["sections"]
+    return [{**section, "claims": [one for claim in section["claims"] for one in _each(claim)]} for section in found]
+
+
+def _each(claim: Spec) -> list[dict[str, Any]]:
+    rest = {key: value for key, value in claim.items() if key != "each"}
+    return [_filled(rest, values) for values in claim["each"]] if "each" in claim else [rest]
+
+
+def _filled(part: Any, values: Sequence[Any]) -> Any:
+    if isinstance(part, Mapping):
+        return {key: _filled(value, values) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_filled(value, values) for value in part]
+    if not isinstance(part, str):
+        return part
+    for nth, value in enumerate(values):
+        if part == f"${nth}":
+            return value
+        part = part.replace(f"${nth}", str(value))
+    return part
+
+
+def judged(data: Data, results: Path) -> dict[str, Finding]:
+    """The finding on each claim with a predicate, by what it says."""
+    kinds = {**PREDICATES, "values": partial(judge_values, folder=results / "datasets")}
+    kinds["formats"] = partial(judge_formats, folder=results / "datasets")
+    claims = [claim for section in sections() for claim in section["claims"]]
+    findings: dict[str, Finding] = {}
+    for claim in claims:
+        if kind := next((kind for kind in kinds if kind in claim), None):
+            findings[claim["says"]] = kinds[kind](data, claim[kind])
+    for claim in claims:
+        if "summary" in claim:
+            findings[claim["says"]] = judge_summary(data, claim["summary"], findings)
+    return findings
+
+
+def claims_page(data: Data, findings: Mapping[str, Finding]) -> str:
+    """results/CLAIMS.md, from `judged`; its provenance is that of the rows used since the last call."""
+    counted, parts = [], []
+    for section in sections():
+        claims = section["claims"]
+        mine = [claim for claim in claims if claim["says"] in findings]
+        tested, scope = ([claim for claim in claims if kind in claim] for kind in ("tests", "scope"))
+        counts = Counter(findings[claim["says"]].verdict for claim in mine)
+        counted.append([section["title"], *(counts[verdict] for verdict in VERDICTS), len(tested), len(scope)])
+        parts += [f"\n## {section['title']}\n", *_tables(mine, tested, scope, findings, section.get("ours", False))]
+        counted = counted[:-1] if section.get("ours") else counted
+    totals = ["**all**", *(sum(line[nth] for line in counted if nth) for nth in range(1, len(counted[0])))]
+    counts = markdown(
+        ["claims", *VERDICTS, "by test", "out of scope"], [[*map(str, line)] for line in [*counted, totals]]
+    )
+    words = {"near": NEAR, "half": HALF_WAY, "yes": YES.capitalize(), "part": PART, "no": NO}
+    return (
+        HEAD.format(counts=counts, provenance=data.provenance(), **words) + "".join(parts).lstrip("\n")
+    ).rstrip() + "\n"
+
+
+def _tables(
+    mine: list[dict], tested: list[dict], scope: list[dict], findings: Mapping[str, Finding], ours: bool
+) -> Iterable[str]:
+    """Claims with a verdict, by test, and out of scope."""
+    if mine:
+        head = [
+            "statement" if ours else "the paper says",
+            "verdict",
+            "the paper's value",
+            "authors' codes, here",
+            "ours",
+            "remarks",
+            "where",
+            "check",
+        ]
+        lines = []
+        for claim in mine:
+            found = findings[claim["says"]]
+            why = " ".join(filter(None, (claim.get("why", ""), found.why))) or "-"
+            numbers = [str(claim.get("paper", "-")), found.codes, found.ours]
+            check = f"`{claim['check']}`" if "check" in claim else "-"
+            verdict = OURS[found.verdict] if ours else found.verdict
+            lines.append([claim["says"], f"**{verdict}**", *numbers, why, claim["place"], check])
+        kept = [nth for nth in range(len(head)) if any(line[nth] != "-" for line in lines)]
+        yield "\n" + markdown([head[nth] for nth in kept], [[line[nth] for nth in kept] for line in lines])
+    if tested:
+        lines = [
+            [one["says"], one.get("why", "-"), one["place"], "<br>".join(f"`{test}`" for test in one["tests"])]
+            for one in tested
+        ]
+        yield "\n### By test\n\n" + markdown(["the paper says", "remarks", "where", "tests"], lines)
+    if scope:
+        yield "\n### Out of scope\n\n" + markdown(
+            ["the paper says", "why", "where"], [[one["says"], one["scope"], one["place"]] for one in scope]
+        )
+
+
+def headlines(findings: Mapping[str, Finding]) -> str:
+    """The claims marked `headline`, as the README's table."""
+    chosen = [claim for section in sections() for claim in section["claims"] if claim.get("headline")]
+    lines = [
+        [
+            claim["says"],
+            str(claim.get("paper", "-")),
+            findings[claim["says"]].codes,
+            findings[claim["says"]].ours,
+            findings[claim["says"]].verdict,
+        ]
+        for claim in chosen
+    ]
+    caption = (
+        "The paper's headline claims, its authors' codes on our GPU, and ours (`fused3s_paper` and our forms of the "
+        "baselines; geometric means). Verdicts follow the rules of [CLAIMS.md](results/CLAIMS.md), which has all "
+        "claims and names the commits."
+    )
+    return f"{caption}\n\n" + markdown(["claim", "the paper", "authors' codes, here", "ours", "verdict"], lines)

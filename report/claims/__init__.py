@@ -1,1 +1,0 @@
-"""The paper's claims: what it says, the command that checks it, ours, and a verdict computed from recorded rows."""

@@ -1,0 +1,102 @@
+"""Everything that is written from recorded rows: RESULTS.md, CLAIMS.md, the figures and the blocks of the README."""
+
+import re
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+from report.charts import drawn_files
+from report.claims import Finding, claims_page, headlines, judged
+from report.datasets import TABLES as DATA_SET_TABLES
+from report.datasets import markdown_of
+from report.engine import Data, table
+from report.rows import read_yaml
+from report.training import inference_changes, test_scores
+
+BLOCK = re.compile(r"<!-- begin generated: (\S+) -->\n(.*?)<!-- end generated: \1 -->", re.DOTALL)
+RESULTS = """# Results
+
+Written by `scripts/report.py` from the recorded CSVs ([what they are](README.md)). Means are geometric. "real / all":
+over real graphs / with surrogate and synthetic graphs too, each with its number. Real graphs come from the official
+source, or have its edges (`report/graphs.yaml`); data sets with the same edges count once. A time whose output is
+`wrong` is in no mean or ratio, nor is one marked `~`, which the host disturbed. Real graphs end at 2.7 million edges.
+Other tables and figures: `scripts/report.py --table NAME`, `scripts/plot.py NAME --set dim=64`. Whole training steps of
+layers are in the [README](../README.md), the paper's claims in [CLAIMS.md](CLAIMS.md).
+"""
+SCORES = """
+## Trained models
+
+The metric on the test split over seeds, mean ± standard error; its difference from `reference` in float32, of
+independent runs and of runs with the same seed. {provenance}.
+
+{scores}
+The same weights in inference with another attention or precision, minus the score at the end of training:
+
+{changes}"""
+
+
+def tables() -> dict[str, dict]:
+    """The entries of tables.yaml."""
+    return {name: spec for name, spec in read_yaml("tables.yaml").items() if name != "defs"}
+
+
+def results_page(data: Data) -> str:
+    """results/RESULTS.md."""
+    parts = [RESULTS]
+    for spec in tables().values():
+        if spec.get("file") == "results" and (text := table(data, spec)):
+            parts.append(f"\n## {spec['title']}\n\n{text}")
+    data.used.clear()
+    scores, changes = test_scores(data), inference_changes(data)
+    if scores:
+        parts.append(SCORES.format(provenance=data.provenance(), scores=scores, changes=changes or "Not recorded.\n"))
+    return "".join(parts)
+
+
+def blocks(data: Data, findings: Mapping[str, Finding]) -> dict[str, str]:
+    """Texts of the blocks of the README by name; a table that was not recorded is ""."""
+    found = {name: table(data, spec) for name, spec in tables().items() if spec.get("file") == "readme"}
+    return found | {"paper": headlines(findings)}
+
+
+def fill(text: str, texts: Mapping[str, str]) -> str:
+    """A README with the text between `<!-- begin generated: NAME -->` and `<!-- end generated: NAME -->` renewed.
+
+    Raises:
+        ValueError: a marker names no block, or is not closed.
+    """
+    found = BLOCK.findall(text)
+    if len(found) != text.count("<!-- begin generated:") or len(found) != text.count("<!-- end generated:"):
+        raise ValueError(
+            "README: each `<!-- begin generated: NAME -->` needs an `<!-- end generated: NAME -->` after it"
+        )
+    if unknown := [name for name, _ in found if name not in texts]:
+        raise ValueError(f"README: no generated block {', '.join(unknown)}; there are {', '.join(texts)}")
+    return BLOCK.sub(lambda match: _block(match[1], texts[match[1]]), text)
+
+
+def _block(name: str, text: str) -> str:
+    caption, _, rest = text.partition("\n\n")
+    wrapped = textwrap.fill(caption, 120, break_long_words=False, break_on_hyphens=False)
+    content = f"{wrapped}\n\n{rest}" if text else "Not recorded.\n"
+    return f"<!-- begin generated: {name} -->\n{content}<!-- end generated: {name} -->"
+
+
+def pages(data: Data, results: Path, readme: Path | None) -> dict[Path, str]:
+    """Texts by path: RESULTS.md, CLAIMS.md, the tables of data sets, and `readme` with its blocks."""
+    texts = {results / "RESULTS.md": results_page(data)}
+    data.used.clear()
+    findings = judged(data, results)
+    texts[results / "CLAIMS.md"] = claims_page(data, findings)
+    for name in DATA_SET_TABLES:
+        csv = results / "datasets" / f"{name}.csv"
+        if csv.exists():
+            texts[csv.with_suffix(".md")] = markdown_of(csv)
+    if readme:
+        texts[readme] = fill(readme.read_text(), blocks(data, findings))
+    return texts
+
+
+def figures(data: Data, results: Path) -> dict[Path, bytes]:
+    """The figures in git, by path."""
+    return {results / "figures" / name: content for name, content in drawn_files(data).items()}

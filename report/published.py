@@ -1,0 +1,84 @@
+"""The authors' values as rows of the same form, so that a table or claim compares ours with them like any two rows.
+
+    bench "codes"      their codes, built and run by this project on one NVIDIA H200 (published_codes_*.csv): sums of
+                       kernel durations, launched one at a time, so without the cost of a launch
+    bench "published"  times that they published for a GH200 and an A30, d = 128 (published_runtime_ms_*.csv); without a
+                       hash of edges, so found by the name of the data set
+    bench "sm_active"  shares of active time that they published for an A30 (sm_active.csv)
+
+The columns of the second kind are named in results/paper/README.md.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from bench.records import NONE, Row
+from report.rows import graphs, with_names
+
+FOLDER = Path(__file__).parents[1] / "results" / "paper"
+CODES = {  # name in the CSV: our kernel of the same algorithm
+    "Fused3S": "fused3s_paper",
+    "FlashSparse": "flashsparse_naive",
+    "DF-GNN tiling": "dfgnn_tiling",
+    "DF-GNN hyper": "dfgnn_hyper",
+    "Turbo-GNN": "turbo_gnn",
+}
+COLUMNS = {
+    "f3s_1tb1tcb": "F3S_splitR",
+    "f3s_1tb1rw": "F3S_splitC",
+    "f3s_1tb1rw_scheduled": "F3S_reorderRW",
+    "f3s_1tb1rw_scheduled_permuteV": "fused3s_paper",
+    "flashSparse_naive_softmax": "flashsparse_naive",
+    "flashSparse_stable_softmax": "flashsparse_stable",
+    "dfgnn_tiling": "dfgnn_tiling",
+    "dfgnn_hyper": "dfgnn_hyper",
+    "pyg_gtconv": "pyg",
+}
+PLAIN = {"device_type": "cuda", "commit": "published", "date": "", "dirty": "no", "data_sha256": NONE, "nnz": 0}
+PLAIN |= {"nodes": 0, "graphs": 1, "metric": "time", "unit": "ms", "scope": "kernel", "status": "unchecked"}
+PLAIN |= {"scores": "normal", "dtype": "float16", "out_dtype": "float32", "dim": 128, "heads": 1, "blocks": 0}
+
+
+def published_rows() -> pd.DataFrame:
+    """All of them."""
+    table = pd.concat([_codes(), *map(_times, ("GH200", "A30")), _active()], ignore_index=True)
+    for name, field in Row.model_fields.items():
+        default = PLAIN.get(name, None if field.is_required() else field.default)
+        table[name] = table[name].fillna(default) if name in table and default is not None else table.get(name, default)
+    whole = dict.fromkeys(("dim", "heads", "blocks", "nodes", "nnz", "graphs", "ranks"), int)
+    return with_names(table.astype(whole | dict.fromkeys(("p10", "p90", "relative_error", "score_range"), float)))
+
+
+def _codes() -> pd.DataFrame:
+    one_head = pd.read_csv(FOLDER / "published_codes_nvidia-h200.csv").assign(heads=1)
+    times = pd.concat([one_head, pd.read_csv(FOLDER / "published_codes_heads.csv")])
+    times = times.drop_duplicates(["code", "graph", "heads", "dim"])
+    graph = pd.read_csv(FOLDER / "published_codes_graphs.csv").set_index("graph")
+    of = graph.loc[times["graph"]].reset_index(drop=True)
+    kinds = {"molecules": 2, "surrogate": 2}
+    return pd.DataFrame(
+        {
+            **{name: of[name] for name in ("dataset", "data_sha256", "nodes", "nnz")},
+            **{name: times[name].to_numpy() for name in ("dim", "heads", "commit")},
+            "value": times["ms"].to_numpy(),
+            "backend": times["code"].map(lambda code: CODES.get(code, code)).to_numpy(),
+            "graphs": of["kind"].map(kinds).fillna(1).astype(int),
+            "status": times["ms"].notna().map({True: "unchecked", False: "error"}).to_numpy(),
+        }
+    ).assign(bench="codes", device="NVIDIA H200", data_source="official")
+
+
+def _times(gpu: str) -> pd.DataFrame:
+    table = pd.read_csv(FOLDER / f"published_runtime_ms_{gpu.lower()}_d128.csv", index_col="dataset")
+    names = graphs()["groups"]["single"] | graphs()["groups"]["batched"]
+    table = table[list(COLUMNS)].rename(columns=COLUMNS, index=names).stack().dropna()
+    table = table.rename_axis(["dataset", "backend"]).rename("value").reset_index()
+    return table.assign(bench="published", device=gpu, data_source="official")
+
+
+def _active() -> pd.DataFrame:
+    """The mean over the longest active time of the SMs, computed from the times of each SM that they published."""
+    table = pd.read_csv(FOLDER / "sm_active.csv").rename(columns={"mean_over_longest": "value", "gpu": "device"})
+    table = table[["device", "dataset", "variant", "value"]].assign(data_source="official", backend="fused3s_paper")
+    return table.assign(bench="sm_active", metric="sm_active_share")

@@ -1,0 +1,138 @@
+"""Recorded rows as one data frame, and how rows are chosen.
+
+Beside the columns of `bench.records.Row` the frame has
+
+    kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
+    label    name of the graph, with its kind unless that is real: "reddit (synthetic)"
+    group    single, batched, masks or huge: the figure that shows the graph; "more" for any other
+    epoch    of a region "epoch 12", else NaN
+    batch    whether the row is of a batch of graphs: "single" or "batched"
+    series   backend, or step of the ablation, with the row order and the way a model is run: "fused3s+reorder"
+
+Rows are of four sources: the CSVs of measurements; the published codes and times of results/paper (`report.published`);
+and quantities that follow from measured ones (`report.derived`).
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from bench.records import NONE, Provenance, Row, read_rows
+
+LOCAL = "local"  # folder of a user's own measurements, ignored by git
+HERE = Path(__file__).parent
+# A later row with the same values in these columns supersedes an earlier one.
+OUTCOME = {"order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power", "status", "reason"}
+OUTCOME |= {"relative_error", "note", "config", "config_sha", "data_source", "nodes", "graphs", "work"}
+IDENTITY = ["device", *(name for name in Row.model_fields if name not in {*Provenance.model_fields, *OUTCOME})]
+REORDERED = {NONE: "", "auto": "+reorder"}
+
+
+def read_yaml(name: str) -> dict[str, Any]:
+    """One of the declarations beside this file."""
+    return yaml.safe_load((HERE / name).read_text())
+
+
+@cache
+def graphs() -> dict[str, Any]:
+    """report/graphs.yaml."""
+    return read_yaml("graphs.yaml")
+
+
+def recorded(folder: Path) -> pd.DataFrame:
+    """Rows of all CSVs of measurements below `folder`, except those in a folder `local` below it.
+
+    Raises:
+        ResultsFileError: a file has other columns than this version writes, or an invalid row.
+        ValueError: there is no row.
+    """
+    paths = [path for path in sorted(folder.rglob("*.csv")) if LOCAL not in path.relative_to(folder).parts]
+    rows = [row for path in paths if _is_measurements(path) for row in read_rows(path)]
+    if not rows:
+        raise ValueError(f"{folder}: no CSV with measurements below it; scripts/bench.py writes one")
+    return frame(rows)
+
+
+def _is_measurements(path: Path) -> bool:
+    with path.open(errors="replace") as file:
+        header = file.readline()
+    return header.startswith("run_id,") and ",metric," in header
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """A data frame of rows by date; superseded ones, and twins of a graph under another name, are left out."""
+    table = pd.DataFrame([row.model_dump() for row in rows])
+    table = table.sort_values("date", kind="stable").drop_duplicates(IDENTITY, keep="last", ignore_index=True)
+    known = table["data_sha256"] != NONE
+    first = table[known].groupby("data_sha256")["dataset"].min()
+    table = table[~known | (table["dataset"] == table["data_sha256"].map(first))].reset_index(drop=True)
+    return with_names(table)
+
+
+def with_names(table: pd.DataFrame) -> pd.DataFrame:
+    """Adds the columns of this module."""
+    known, kinds = graphs(), table["data_source"].copy()
+    kinds[kinds == "file"] = np.where(table["data_sha256"].isin(list(known["files"])), "real", "file")[kinds == "file"]
+    kinds[table["data_sha256"].isin(list(known["surrogates"]))] = "surrogate"
+    kinds[kinds == "official"] = "real"
+    named = [*known["groups"].items()]
+    members = [table["dataset"].isin([*(some.values() if isinstance(some, dict) else some)]) for _, some in named]
+    mode = table["dense"] + np.where(table["launch"] == "cuda_graph", "+graph", "")
+    name = table["backend"].where(table["variant"].isin([NONE, "unknown"]), table["variant"])
+    name = name + table["order"].map(lambda order: REORDERED.get(order, f"+{order}"))
+    return table.assign(
+        kind=kinds,
+        label=table["dataset"].where(kinds == "real", table["dataset"] + " (" + kinds + ")"),
+        group=np.select(members, [group for group, _ in named], "more"),
+        epoch=pd.to_numeric(table["region"].str.extract(r"^epoch (\d+)$", expand=False)),
+        batch=np.where(table["graphs"] > 1, "batched", "single"),
+        series=name.where(table["dense"] == NONE, name + " " + mode),
+    )
+
+
+def select(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    """Rows whose columns have the given values: one value, a list of allowed ones, {not: [...]} or {least: x, most: x}.
+
+    Raises:
+        ValueError: an unknown column.
+    """
+    kept = np.ones(len(rows), bool)
+    for column, wanted in where.items():
+        if column not in rows:
+            raise ValueError(f"{column}: no such column of a row; allowed are {', '.join(rows)}")
+        values = rows[column]
+        if isinstance(wanted, Mapping) and "not" in wanted:
+            kept &= ~values.isin(wanted["not"]).to_numpy()
+        elif isinstance(wanted, Mapping):
+            kept &= values.between(wanted.get("least", -np.inf), wanted.get("most", np.inf)).to_numpy()
+        else:
+            kept &= values.isin(wanted if isinstance(wanted, list) else [wanted]).to_numpy()
+    return rows[kept]
+
+
+def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings laid over each other, later ones on top; mappings inside of them too."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
+            found[key] = merged(found[key], value) if both else value
+    return found
+
+
+def provenance(used: pd.DataFrame) -> str:
+    """Where rows come from: "NVIDIA H200, commit 65175f3 (2026-11-22)"; several commits are all named."""
+    parts = []
+    for device, found in used.groupby("device"):
+        dates = found.assign(day=found["date"].str[:10], code=found["commit"].str[:7]).groupby("code")["day"]
+        first = dates.agg(["min", "max"]).sort_values("min")
+        days = [f"{code} ({' to '.join(dict.fromkeys(day))})" for code, *day in first.itertuples()]
+        mixed = f"rows of {len(days)} commits: " if len(days) > 1 else "commit "
+        dirty = " with changes" if "yes" in {*found["dirty"]} else ""
+        parts.append(f"{device}, {mixed}{', '.join(days)}{dirty}")
+    return "; ".join(parts)

@@ -1,0 +1,92 @@
+"""Write RESULTS.md, CLAIMS.md, the figures and the generated blocks of the README from recorded CSVs; needs no GPU.
+
+    python scripts/report.py [--results DIR] [--readme FILE] [--device NAME] [--check] [--table NAME ...]
+
+The README is that of this clone for its own `results/`, and none for another folder unless `--readme` names one. With
+`--check` nothing is written: each file that differs is named. With `--table` the tables of those names in
+report/tables.yaml are printed. Exit status: 0, 1 if a file differs, 2 if a CSV cannot be read.
+"""
+
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
+import numpy as np
+import typer
+from PIL import Image
+from rich.text import Text
+
+from bench.cli import console, user_errors
+from report.engine import Data, table
+from report.pages import figures, pages, tables
+from report.rows import recorded
+
+RECORDED = Path("results")
+PIXELS = 0.001  # share of the pixels of a figure that may differ: another build of a library rounds otherwise
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    results: Annotated[Path, typer.Option(help="Folder of the CSVs; its subfolders are read too.")] = RECORDED,
+    readme: Annotated[Path | None, typer.Option(help="File with generated blocks.")] = None,
+    device: Annotated[str | None, typer.Option(help="GPU whose rows are taken, if several were recorded.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file differs.")] = False,
+    table_names: Annotated[list[str] | None, typer.Option("--table", help="Print this table.")] = None,
+) -> None:
+    """Write or check everything that is drawn from the recorded CSVs."""
+    with user_errors():
+        data = Data(recorded(results), device)
+        if table_names:
+            return print_tables(data, table_names)
+        if readme is None and results == RECORDED:
+            readme = Path("README.md")
+        texts = pages(data, results, readme)
+        files = {path: text.encode() for path, text in texts.items()} | figures(data, results)
+        changed = [path for path, content in files.items() if not same(path, content)]
+        known = {path.name for path in files}
+        stale = [path for path in (results / "figures").glob("*") if path.name not in known] if check else []
+        for path in changed if not check else ():
+            write(path, files[path])
+        for path in changed:
+            console.print(Text(f"{'differs' if check else 'written'}    {path}"))
+        for path in stale:
+            console.print(Text(f"no source  {path}"))
+    if check and (changed or stale):
+        console.print(Text("renewed by: make report"))
+        raise typer.Exit(1)
+    console.print(Text(f"{len(files)} files are those of the CSVs in {results}"))
+
+
+def print_tables(data: Data, names: list[str]) -> None:
+    specs = tables()
+    if unknown := [name for name in names if name not in specs]:
+        raise ValueError(f"--table {', '.join(unknown)}: no such table; there are {', '.join(specs)}")
+    for name in names:
+        print(table(data, specs[name]) or f"{name}: its rows were not recorded")
+
+
+def same(path: Path, content: bytes) -> bool:
+    """Whether the file has this content; a PNG, whether it shows the same picture."""
+    if not path.is_file() or path.suffix != ".png":
+        return path.is_file() and path.read_bytes() == content
+    one, other = (np.asarray(Image.open(file).convert("RGB"), int) for file in (io.BytesIO(content), path))
+    return one.shape == other.shape and (np.abs(one - other).max(axis=2) > 8).mean() <= PIXELS
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole, or leave what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,176 @@
+"""A model over all batches of a collection against the same model on DGL's batch of all graphs."""
+
+import numpy as np
+import pytest
+import torch
+from reference_room import CalledAgain, ReferenceRoom
+
+from data.csr_batches import CsrBatches
+from inference.batches import Pass, SetRun, eager_passes, replays, run_set
+from kernels import plan_attention
+from models import Execution, prepare_execution
+from models.fast import choose_dense
+from tests.inference.conftest import logits_of_all, model_for, reference_plan
+from training.padded_batches import PaddedBatches, make_room, padding_refused
+
+CPU, HEADS = torch.device("cpu"), 2
+
+
+def gpu():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def expected_of(model, loaded, **options):
+    with torch.inference_mode():
+        plan = reference_plan(loaded.graph, model.device, **options)
+        return model(model.prepare(loaded.graph, plan)).float().cpu()
+
+
+def padded_batches(loaded, model, room=ReferenceRoom, device=CPU):
+    graphs = CsrBatches(loaded, 8, device)
+    size = graphs.largest_size([np.arange(each.first, each.last) for each in graphs.ranges()])
+    shape = {"device": device, "dtype": model.dtype, "head_dim": model.head_dim, "num_heads": HEADS}
+    return graphs, PaddedBatches(graphs, size, model, room((size.rows, size.rows), size.edges, **shape))
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+@pytest.mark.parametrize(("task", "pos_enc"), [("graph", 0), ("node", 0), ("graph", 3)])
+def test_batches_predict_what_the_whole_predicts(collection, task, pos_enc, by_thread):
+    loaded, model = collection(task=task), model_for(task, pos_enc=pos_enc)
+    batches = CsrBatches(loaded, 8, CPU)
+    for _ in range(2):
+        found, one = logits_of_all(eager_passes(batches, model, reference_plan, model, by_thread=by_thread))
+        torch.testing.assert_close(found, expected_of(model, loaded), atol=2e-5, rtol=0)
+    assert len(one.forward) == 5
+    assert 0 < sum(one.forward) / 1e3 < one.seconds
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_edge_features_in_batches(collection, form):
+    torch.manual_seed(1)
+    loaded = collection()
+    loaded.graph.edata["feat"] = torch.randint(0, 4, (loaded.graph.num_edges(), 1))
+    model = model_for(edge_features=form, edge_in_features=(4,))
+
+    def plan(graph):
+        return reference_plan(graph, edge_data=True)
+
+    found, _ = logits_of_all(eager_passes(CsrBatches(loaded, 8, CPU), model, plan, model, by_thread=False))
+    torch.testing.assert_close(found, expected_of(model, loaded, edge_data=True), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_an_error_in_a_batch_ends_the_pass(collection, by_thread):
+    calls = []
+
+    def plan(graph):
+        calls.append(graph)
+        if len(calls) == 3:
+            raise ValueError("the third batch")
+        return reference_plan(graph)
+
+    model = model_for()
+    with pytest.raises(ValueError, match="the third batch"):
+        logits_of_all(eager_passes(CsrBatches(collection(), 8, CPU), model, plan, model, by_thread=by_thread))
+
+
+@pytest.mark.parametrize("task", ["graph", "node"])
+@pytest.mark.parametrize("codes", [False, True])
+def test_padded_batches_predict_what_the_whole_predicts(collection, task, codes):
+    loaded = collection(codes, task=task)
+    model = model_for(task, in_features=(4, 4) if codes else 5)
+    graphs, padded = padded_batches(loaded, model)
+    padded.load(np.arange(8))
+    again = CalledAgain(lambda: model(padded.inputs()), CPU)
+    execution = Execution(model, padded.inputs(), choose_dense(model, "plain"), again, "")
+    for _ in range(2):
+        found, _ = logits_of_all(replays(graphs, padded, execution))
+        torch.testing.assert_close(found, expected_of(model, loaded), atol=2e-5, rtol=0)
+    assert padded.room.fills == 2 + 2 * 5
+
+
+def test_graphs_that_do_not_fit_are_not_loaded(collection):
+    _, padded = padded_batches(collection(), model_for())
+    padded.load(np.arange(3))
+    before = padded.ids.clone()
+    assert before.tolist() == [0, 1, 2, *[37] * 5]
+    assert not padded.load(np.arange(9))
+    assert torch.equal(padded.ids, before)
+
+
+@pytest.mark.parametrize(
+    ("backend", "reorder", "options", "reason"),
+    [
+        ("csr_unfused", "none", {}, "backend is csr_unfused"),
+        ("fused3s", "communities", {}, "reorder = 'communities'"),
+        ("fused3s", "none", {"pos_enc": 3}, "Laplacian eigenvectors"),
+        ("fused3s", "none", {"edge_features": "bias", "edge_in_features": 3}, "edge features"),
+        ("fused3s", "none", {}, None),
+    ],
+)
+def test_the_reason_against_padded_batches_is_given(collection, backend, reorder, options, reason):
+    found = padding_refused(model_for(**options), backend, reorder, CsrBatches(collection(), 8, CPU))
+    assert found is None if reason is None else reason in found
+
+
+def test_short_passes_are_repeated_and_only_the_first_is_taken(collection, monkeypatch):
+    model, taken, made = model_for(), [], []
+    batches = CsrBatches(collection(), 8, CPU)
+
+    def passes():
+        made.append(None)
+        return eager_passes(batches, model, reference_plan, model, by_thread=False)
+
+    with torch.inference_mode():
+        monkeypatch.setattr("inference.batches.SHORT_PASS_S", 1e4)
+        assert len(run_set(passes, lambda batch, logits: taken.append(batch), CPU, repeats=3)) == 3
+        assert (len(made), len(taken)) == (4, 5)
+        monkeypatch.setattr("inference.batches.SHORT_PASS_S", 0.0)
+        assert len(run_set(passes, lambda batch, logits: None, CPU, repeats=3)) == 1
+    whole = SetRun((Pass(60.0, (1.0, 3.0)), Pass(40.0, (2.0,))), 600, 2, 512, CPU)
+    assert whole.graphs_per_second.median == pytest.approx((10 + 15) / 2)
+    assert whole.forward.median == 2
+    assert whole.share.median == pytest.approx((0.004 / 60 + 0.002 / 40) / 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kept_share", [0.5, 0.0])
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_gpu_batches_predict_what_the_whole_predicts(collection, monkeypatch, kept_share, by_thread):
+    monkeypatch.setattr("data.csr_batches.KEPT_SHARE", kept_share)
+    loaded, model = collection(), model_for(dim=64).to(gpu(), torch.float16)
+    batches = CsrBatches(loaded, 3, gpu())
+    assert batches.kept_on.type == ("cuda" if kept_share else "cpu")
+
+    def plan(graph):
+        return plan_attention(graph, backend="fused3s", device=gpu(), dtype=torch.float16, head_dim=32, num_heads=2)
+
+    stream = torch.cuda.Stream(gpu(), priority=-1)
+    for _ in range(5):
+        passes = eager_passes(batches, model, plan, model, stream, by_thread=by_thread)
+        found, _ = logits_of_all(passes, gpu())
+        torch.testing.assert_close(found, expected_of(model, loaded), atol=1e-2, rtol=0)
+
+
+@pytest.mark.gpu
+def test_gpu_a_collection_on_the_host_is_the_reason(collection, monkeypatch):
+    monkeypatch.setattr("data.csr_batches.KEPT_SHARE", 0.0)
+    refused = padding_refused(model_for().to(gpu()), "fused3s", "none", CsrBatches(collection(), 8, gpu()))
+    assert "too large for the memory" in refused
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", ["graph", "node"])
+def test_gpu_one_cuda_graph_serves_all_batches(collection, task):
+    loaded = collection(task=task)
+    model = model_for(task, dim=64).to(gpu()).cast(torch.float16)
+    graphs = CsrBatches(loaded, 8, gpu())
+    size = graphs.largest_size([np.arange(each.first, each.last) for each in graphs.ranges()])
+    shape = {"device": gpu(), "dtype": torch.float16, "head_dim": model.head_dim, "num_heads": HEADS}
+    with torch.inference_mode():
+        padded = PaddedBatches(graphs, size, model, make_room(size, backward=False, **shape))
+        padded.load(np.arange(8))
+        execution = prepare_execution(model, padded.inputs, backend="fused3s", dense="plain", cuda_graph=True)
+    for _ in range(2):
+        found, _ = logits_of_all(replays(graphs, padded, execution), gpu())
+        torch.testing.assert_close(found, expected_of(model, loaded), atol=1e-2, rtol=0)
