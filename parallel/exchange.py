@@ -16,24 +16,24 @@ class KeyValueExchange(Protocol):
     """Fetches keys and values from other ranks.
 
     Attributes:
-        num_columns: rows that arrive.
-        columns: [h] int64, place among them of each halo column of the part.
+        num_columns: number of received rows.
+        columns: [h] int64, index of each halo column of the part in the received rows.
     """
 
     num_columns: int
     columns: np.ndarray
 
     def start(self, key: Tensor, value: Tensor) -> Exchanged:
-        """Keys and values [n, H, d] of this rank leave; [num_columns, 2, H, d] arrive."""
+        """Send keys and values [n, H, d] of this rank; receive [num_columns, 2, H, d]."""
 
     def start_back(self, gradient: Tensor) -> Exchanged:
-        """The gradient [num_columns, 2, H, d], contiguous, goes back to the owners of its rows."""
+        """Return the gradient [num_columns, 2, H, d], contiguous, to the owners of its rows."""
 
     def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
-        """Add what other ranks sent back, in rank order.
+        """Add the gradients returned by other ranks, in rank order.
 
         Args:
-            arrived: of `start_back`.
+            arrived: result of `start_back`.
             grad_key, grad_value: [n, H, d], changed in place.
         """
 
@@ -52,14 +52,14 @@ class HaloExchange:
         return exchange_rows(self.pack(key, value), self.send_counts, self.receive_counts, self.group)
 
     def pack(self, key: Tensor, value: Tensor) -> Tensor:
-        """[s, 2, H, d]: keys and values that other ranks need, rank after rank."""
+        """[s, 2, H, d]: keys and values that other ranks need, grouped by rank."""
         return pack_rows(key, value, self.send_rows)
 
     def start_back(self, gradient: Tensor) -> Exchanged:
         return exchange_rows(gradient, self.receive_counts, self.send_counts, self.group)
 
     def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
-        # A row goes to several ranks, but once to each: no two threads of an index_add_ add to one row.
+        # A row goes to several ranks, but once to each, so an index_add_ per rank has no conflicts.
         of_ranks = zip(self.send_rows.split(self.send_counts), arrived.split(self.send_counts), strict=True)
         for rows, gradient in of_ranks:
             grad_key.index_add_(0, rows, gradient[:, 0].to(grad_key.dtype))

@@ -1,7 +1,7 @@
-"""The ranks of a run: a process group that starts, agrees and ends together.
+"""The process group of a run: start, agreement and failure of the ranks.
 
-Under torchrun each rank is a process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. GPUs talk through
-NCCL, CPUs through gloo; gloo also lets several ranks share one GPU, through host memory.
+Under torchrun each rank is a process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. GPUs communicate
+by NCCL, CPUs by gloo; with gloo several ranks can share one GPU, through host memory.
 
 A rank that fails writes its reason to the store of the group and leaves; torchrun then ends the other ranks of its
 machine within a second. Ranks that still run meet a closed connection (gloo) and raise a RankError with the name of the
@@ -35,12 +35,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A process group as this rank sees it.
+    """The process group, from the view of this rank.
 
     Attributes:
         rank: 0 to size - 1.
         size: number of ranks.
-        device: of this rank's tensors.
+        device: device of this rank's tensors.
         backend: "nccl" or "gloo".
         handle: torch's process group; None for the default one.
         machines: number of machines that the ranks run on.
@@ -71,9 +71,9 @@ class Group:
 
 @contextmanager
 def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Iterator[Group]:
-    """Join the process group that the launcher describes, and leave it at the end of the block.
+    """Join the launcher's process group, and leave it at the end of the block.
 
-    NCCL connects the ranks where each rank of this machine has a GPU of its own, else gloo.
+    Uses NCCL if each rank of this machine has its own GPU, else gloo.
 
     Args:
         device: "cuda", the GPU of this rank's LOCAL_RANK; "cpu"; "auto": a GPU if there is one.
@@ -113,7 +113,7 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
         yield Group(rank, size, place, backend, machines=-(-size // per_machine))
     except Exception as error:
         explained = _explained(error, store, rank, size)
-        if backend == "gloo":  # closes the connections: the others notice. NCCL would wait for what is in flight
+        if backend == "gloo":  # closes the connections, which the others notice; NCCL would wait for work in flight
             dist.destroy_process_group()
         _tell(store, f"left/{rank}", "")
         if rank == 0:
@@ -123,10 +123,10 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
 
 
 def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
-    """What `work()` returns on rank 0; the others wait for its end, for as long as it takes, and get None.
+    """Run `work` on rank 0 and return its result there; the other ranks wait without a time limit and get None.
 
     Raises:
-        RankError: a rank failed meanwhile.
+        RankError: a rank failed.
     """
     key = share(group, f"done/{uuid.uuid4()}")
     store = default_store()
@@ -142,21 +142,21 @@ def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
 
 
 def share(group: Group, value: Result) -> Result:
-    """Rank 0's `value`, which pickle can copy, on all ranks."""
+    """Broadcast a picklable `value` from rank 0 to all ranks."""
     values = [value]
     dist.broadcast_object_list(values, src=0, group=group.handle)
     return values[0]
 
 
 def all_values(group: Group, value: Result) -> list[Result]:
-    """[P] the `value` of each rank, which pickle can copy, on all ranks."""
+    """Gather a picklable `value` of each rank on all ranks: a list of P values."""
     found: list[Any] = [None] * group.size
     dist.all_gather_object(found, value, group=group.handle)
     return found
 
 
 def check_agreement(group: Group, values: Mapping[str, str]) -> None:
-    """Compare values such as hashes of configuration and weights between ranks.
+    """Compare values between ranks, such as hashes of configuration and weights.
 
     Raises:
         RankError: a value differs; the text lists it by rank. All ranks raise it.

@@ -13,7 +13,7 @@ from parallel.part import Part
 
 
 def refuse_settings(config: Config) -> None:
-    """Raise a ValueError that names the keys that a partitioned graph cannot follow."""
+    """Raise a ValueError that names the keys that a partitioned graph does not support."""
     problems = []
     if config.attention.reorder != "none":
         problems.append(
@@ -42,7 +42,7 @@ def plan_model_attention(
 
 
 def refuse_on_ranks(model: GraphTransformer, *, training: bool) -> None:
-    """Raise a ValueError that names what a model has and a partitioned graph cannot give it."""
+    """Raise a ValueError that names the parts of a model that a partitioned graph does not support."""
     problems = []
     if model.task != "node":
         problems.append("a graph task: share out the graphs of each batch instead of rows")
@@ -61,10 +61,10 @@ def prepare_part(model: GraphTransformer, part: Part, attention: Attention) -> G
 
     Args:
         part: with node_data["feat"], float [n, F] or integers [n, C].
-        attention: of `plan_part_attention`.
+        attention: result of `plan_part_attention`.
 
     Raises:
-        ValueError: the features are missing or do not fit the model, or the model needs what a part has not.
+        ValueError: the features are missing or do not match the model, or the model needs data of the whole graph.
     """
     refuse_on_ranks(model, training=False)
     if "feat" not in part.node_data:

@@ -1,4 +1,4 @@
-"""What a launcher such as torchrun says of this process."""
+"""Rank of this process, as set by a launcher such as torchrun."""
 
 import os
 
@@ -14,5 +14,5 @@ def is_first_process() -> bool:
 
 
 def error_text(error: BaseException) -> str:
-    """An error's text, after the rank where there are several."""
+    """The text of an error, prefixed by the rank if there are several."""
     return f"rank {os.environ['RANK']}: {error}" if is_launched() and "RANK" in os.environ else str(error)
