@@ -19,7 +19,6 @@ from kernels.tensor_record import map_tensors, num_bytes, tensors_of
 GPU = torch.device("cuda", 0)
 HALF, FLOAT = torch.float16, torch.float32
 WITH_DATA = [name for name, backend in REGISTRY.items() if backend.data_type is not None]
-WITHOUT_DATA = ["dgl", "flex_attention"]
 CUDA_BACKENDS = [name for name in WITH_DATA if isinstance(REGISTRY[name], CudaBackend)]
 
 
@@ -116,17 +115,6 @@ def test_what_is_no_order_of_the_rows_is_named(plannable, perm, error, text):
         make_plan("fused3s", reorder=perm)
     with pytest.raises(ValueError, match="reference cannot run this: it cannot reorder rows"):
         make_plan("reference", reorder=perm)
-
-
-@pytest.mark.parametrize("backend", WITHOUT_DATA)
-def test_formats_of_other_libraries_stay_where_they_are(plannable, backend):
-    plan = make_plan(backend)
-    assert plan.to("cpu") is plan
-    with pytest.raises(TypeError, match=f"a plan of backend {backend} cannot be moved: .* build it anew"):
-        plan.to("meta")
-    with pytest.raises(TypeError, match="cannot be measured"):
-        _ = plan.nbytes
-    assert "format of another library" in repr(plan)
 
 
 def gpu_plan(**options) -> AttentionPlan:
