@@ -18,7 +18,7 @@ from tolerance import FLOOR, assert_within_bound, edges_of, row_errors, torch_sa
 
 from baselines import REGISTRY
 from kernels import plan_attention
-from kernels.backends.base import Call, InputSpec
+from kernels.backends.base import InputSpec
 from kernels.edge_data import MAX_FEATURES, BoundEdges, EdgeData
 from kernels.formats.csr import csr_pattern
 
@@ -214,29 +214,6 @@ def test_cuda_graph_capture_and_replay(kernel):
     torch.testing.assert_close(output, plan(q, k, v))
 
 
-def test_the_reason_names_what_is_missing(monkeypatch):
-    find_spec = importlib.util.find_spec
-    cuda = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no NVIDIA GPU found" in BACKEND.unavailable(cuda)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "these tensors are on cpu" in BACKEND.unavailable(CPU)
-
-    def with_packages(*names):
-        known = {"triton", "anemoi", "anemoi.models"}
-        monkeypatch.setattr(
-            "importlib.util.find_spec", lambda name: (name in names or None) if name in known else find_spec(name)
-        )
-
-    with_packages("anemoi", "anemoi.models")
-    assert BACKEND.unavailable(cuda) == "the package triton is not installed"
-    for installed in (("triton",), ("triton", "anemoi")):  # the second: another package of the same namespace
-        with_packages(*installed)
-        assert "the package anemoi-models is not installed" in BACKEND.unavailable(cuda)
-    with_packages("triton", "anemoi", "anemoi.models")
-    assert BACKEND.unavailable(cuda) is None
-
-
 def test_format_is_csc_sorted_by_target():
     """Against SciPy's CSC of the adjacency with a row for each source: anemoi's own convention."""
     rng = np.random.default_rng(0)
@@ -277,18 +254,3 @@ def test_edge_tensor_is_weight_times_features(few_edges):
     half = BACKEND._edge_tensor(data, key, edges.to(F16))
     assert half.dtype == F16
     np.testing.assert_allclose(half.float(), expected, rtol=5e-3, atol=5e-3)
-
-
-@pytest.mark.parametrize("weights", [("key_weight",), ("value_weight",), ("key_weight", "value_weight")])
-def test_two_weights_are_refused(few_edges, weights):
-    data, key, features, weight = few_edges
-    edges = edges_with(features, **{name: weight + number for number, name in enumerate(weights)})
-    with pytest.raises(ValueError, match="both weights must be given and equal"):
-        BACKEND.attend(data, Call(key, key, key, 0.3, F32, None, edges))
-
-
-def test_queries_past_32_bit_addresses_are_refused(few_edges):
-    data, key, _, _ = few_edges
-    query = torch.zeros(1, 1, 1, dtype=F16).expand(2**21, 16, 64)
-    with pytest.raises(ValueError, match=r"q: got shape \(2097152, 16, 64\), 2147483648 elements"):
-        BACKEND.attend(data, Call(query, key, key, 0.125, F16))

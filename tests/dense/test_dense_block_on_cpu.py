@@ -13,14 +13,11 @@ import dense.block as dense
 from dense.block import SOURCE
 from dense.weights import BLOCK_ROWS, DIMS, SHAPES
 from kernels.runtime.source import CUDA_FOLDER
-from tests.cuda_shim.cuda_on_cpu import COMPILER, CpuGpu, CpuKernel, CudaError, Mode
+from tests.cuda_shim.cuda_on_cpu import ON_SHIM, CpuGpu, CpuKernel, CudaError, Mode
 
 DENSE_FOLDER = SOURCE.parent
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 NUM_SMS = 2  # two blocks, or one cluster of two
 LATE, EARLY = Mode(), Mode("backward", "early", resident=2)

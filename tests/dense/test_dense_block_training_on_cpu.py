@@ -10,12 +10,9 @@ from poison import poisoned_buffers
 
 from dense.block_training import TRAINING_DIMS
 from kernels.runtime.source import CUDA_FOLDER
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, Mode, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, Mode, cuda_on_cpu
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 NUM_SMS = 2

@@ -24,12 +24,9 @@ from kernels.formats.edge_order import edge_order
 from kernels.formats.gpu_csr import EdgeSource, PlanNumber
 from kernels.formats.row_order import permute_rows
 from kernels.tuning import SM90
-from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import ON_SHIM, cuda_on_cpu
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 CPU, HALF = torch.device("cpu"), torch.float16
 

@@ -154,25 +154,3 @@ def test_gpu_first_call_neither_compiles_nor_synchronises(backend, out_dtype, mo
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert set(jit._kernels) == compiled
-
-
-@pytest.mark.gpu
-def test_gpu_plan_runs_inside_compiled_functions():
-    plan = gpu_plan(dtype=HALF, head_dim=16)
-    tensors = inputs(plan, dtype=HALF)
-    compiled = torch.compile(lambda q, k, v: 2 * plan(q, k, v + 1), mode="reduce-overhead")
-    for _ in range(4):
-        output = compiled(*tensors).clone()
-        torch.testing.assert_close(output, 2 * plan(*tensors[:2], tensors[2] + 1))
-    torch.compiler.reset()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_gpu_plan_on_a_device_that_is_not_current():
-    plan = gpu_plan(dtype=HALF, head_dim=16)
-    tensors = inputs(plan, dtype=HALF)
-    expected = plan(*tensors)
-    other = plan.to("cuda:1")
-    assert torch.cuda.current_device() == 0
-    assert torch.equal(other(*(tensor.to("cuda:1") for tensor in tensors)).to(GPU), expected)
