@@ -154,48 +154,6 @@ def test_edge_features(kernel, case, dtype, heads, dim, rank):
     assert_features_within_bound(output, q, k, v, *edges_of(graph, DEVICE), dim**-0.5, features, weight)
 
 
-@numerical
-def test_features_of_repeated_edges_in_any_order(kernel):
-    """Entries of a COO matrix, some of them twice: each has its own data."""
-    row, col = np.array([3, 0, 3, 1, 0, 3]), np.array([1, 2, 0, 1, 2, 1])
-    graph = sp.coo_array((np.ones(6), (row, col)), shape=(4, 3))
-    q, k, v = inputs(graph, 2, 8, F32)
-    features, weight = features_and_weight(6, 2, 8, 3, F32)
-    plan = plan_attention(graph, backend="anemoi", device=DEVICE, edge_data=True)
-    bound = plan.bind_edges(EdgeData(features=features, key_weight=weight, value_weight=weight))
-    output = plan(q, k, v, edges=bound)
-    row, col = (torch.from_numpy(index).to(DEVICE) for index in (row, col))
-    assert_features_within_bound(output, q, k, v, row, col, 8**-0.5, features, weight)
-
-
-@numerical
-def test_kept_edge_tensor_gives_the_same(kernel):
-    graph = EDGE_CASES["fewer_rows_than_a_window"]()
-    q, k, v = inputs(graph, 2, 16, F16)
-    features, weight = features_and_weight(graph.nnz, 2, 16, 11, F16)
-    plan = plan_attention(graph, backend="anemoi", device=DEVICE, edge_data=True)
-    bound = plan.bind_edges(EdgeData(features=features, key_weight=weight, value_weight=weight))
-
-    def call() -> torch.Tensor:
-        return plan(q, k, v, edges=bound)
-
-    made_anew = call()
-    kept = BACKEND.keep_edge_tensor(bound)
-    assert torch.equal(call(), made_anew)
-    kept.zero_()  # and it is the one that is read
-    assert torch.equal(call(), plan(q, k, v))
-
-
-@numerical
-def test_strided_inputs_and_one_head(kernel):
-    graph = EDGE_CASES["fewer_rows_than_a_window"]()
-    q, k, v = torch.randn(5, 3, 4, 16, device=DEVICE).unbind(1)
-    plan = plan_attention(graph, backend="anemoi", device=DEVICE)
-    assert torch.equal(plan(q, k, v), plan(q.contiguous(), k.contiguous(), v.contiguous()))
-    head = [tensor[:, 2] for tensor in (q, k, v)]
-    assert_within_bound(plan(*head)[:, None], *(t[:, None] for t in head), *edges_of(graph, DEVICE), 0.25, "one head")
-
-
 @pytest.mark.gpu
 def test_cuda_graph_capture_and_replay(kernel):
     graph = EDGE_CASES["wide"]()

@@ -141,6 +141,13 @@ def test_graphs_that_do_not_fit(monkeypatch, graph, error, match):
 
 
 @on_the_shim
+@pytest.mark.parametrize(("shape", "num_edges"), [((0, 5), 9), ((5, 5), -1), ((5, 5), 2**31)])
+def test_rooms_that_cannot_be(shape, num_edges):
+    with cuda_on_cpu(), pytest.raises(ValueError, match=r"shape\[0\]: got 0|num_edges: got (-1|2147483648)"):
+        PlanRoom(shape, num_edges, device="cpu", dtype=HALF, head_dim=16)
+
+
+@on_the_shim
 def test_the_last_fill_is_checked(monkeypatch):
     with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
         room = room_for(1, 16)

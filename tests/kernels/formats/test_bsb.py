@@ -190,6 +190,14 @@ def test_nbytes_is_the_format_tables_formula(edge_case, tile):
     assert bsb.nbytes * 8 == 32 * (offsets + b * c) + b * r * c
 
 
+def test_a_moved_matrix_has_all_arrays_there():
+    bsb = BSB.from_scipy(sp.eye_array(40, format="csr"))
+    assert bsb.to(torch.device("cpu")) is bsb
+    moved = bsb.to(torch.device("meta"))
+    for name in ("tcb_row_offset", "col_sparse_to_dense", "bitmap", "row_window_order"):
+        assert getattr(moved, name).device.type == "meta", name
+
+
 def test_every_constructor_gives_the_same_matrix():
     dgl = import_dgl()
     dense = np.random.default_rng(0).random((50, 50)) < 0.1  # directed: dense is not symmetric
