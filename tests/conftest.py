@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_cases import EDGE_CASES, Csr
 
 os.environ["COLUMNS"] = "200"  # of tables, also in the worker processes of pytest-xdist
 
@@ -20,6 +21,11 @@ def real_graph_dir() -> Path:
     if not (folder / "single").is_dir():
         pytest.skip(f"no real graphs under {folder}; set FUSED3S_TEST_DATA to a folder with single/ and batched/")
     return folder
+
+
+@pytest.fixture(params=EDGE_CASES)
+def edge_case(request: pytest.FixtureRequest) -> Csr:
+    return EDGE_CASES[request.param]()
 
 
 @pytest.fixture

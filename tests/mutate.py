@@ -23,81 +23,53 @@ from pathlib import Path
 from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGETS = (
-    "dense/cuda/dense_block.cu",
-    "dense/cuda/dense_block_backward.cu",
-    "dense/cuda/dense_consumer.cuh",
-    "dense/cuda/dense_rows.cuh",
-    "dense/cuda/dense_tiles.cuh",
-    "kernels/cuda/fused3s.cu",
-    "kernels/cuda/fused3s_backward.cu",
-    "kernels/cuda/fused3s_edges.cu",
-    "kernels/cuda/fused3s_edges_backward.cu",
-    "baselines/cuda/fused3s_paper.cu",
-    "kernels/cuda/gather.cuh",
-    "kernels/cuda/gradient_window.cuh",
-    "kernels/cuda/head_group.cuh",
-    "kernels/cuda/lane_group.cuh",
-    "kernels/cuda/pair_gather.cuh",
-    "kernels/cuda/plan_csr.cu",
-    "kernels/cuda/plan_edges.cu",
-    "kernels/cuda/plan_rows.cu",
-    "kernels/cuda/plan_schedule.cu",
-    "kernels/cuda/plan_tiles.cu",
-    "kernels/cuda/ring.cuh",
-    "parallel/cuda/rank_rows.cu",
-    "kernels/cuda/row_window.cuh",
-    "kernels/cuda/score_terms.cuh",
-    "kernels/cuda/split_kv.cuh",
-    "kernels/cuda/sum_splits.cuh",
-    "kernels/cuda/tile_terms.cuh",
-    "kernels/cuda/window_epilogue.cuh",
-    "kernels/plan_room.py",
-    "kernels/formats/bsb_build.py",
-)
 ON_CPU = "tests/kernels/test_cuda_on_cpu.py"
-EDGES_ON_CPU = "tests/kernels/test_edge_kernel_on_cpu.py"
-PAPER_ON_CPU = tuple(
-    f"tests/baselines/test_cuda_on_cpu_baselines.py::{test}"
-    for test in (
-        "test_the_papers_kernel",
-        "test_windows_split_over_edge_parallel_blocks",
-        "test_clocks_of_the_papers_kernel",
+EDGES, EDGES_BACKWARD = (f"tests/kernels/test_edge_{name}_on_cpu.py" for name in ("kernel", "backward"))
+BACKWARD = "tests/kernels/test_backward_tiles_on_cpu.py"
+FEATURES = "tests/kernels/test_feature_products_on_cpu.py"
+PAPER = "tests/baselines/test_cuda_on_cpu_baselines.py"
+DENSE, DENSE_TRAINING = (f"tests/dense/test_dense_block_{name}.py" for name in ("on_cpu", "training_on_cpu"))
+PLANS = (
+    *(f"tests/kernels/test_gpu_{name}_on_cpu.py" for name in ("plan", "planning")),
+    "tests/kernels/test_plan_room.py",
+)
+SUITES = {  # by the start of a file's name; the first that fits
+    "dense/cuda/dense_block_backward": (DENSE_TRAINING,),
+    "dense/cuda/dense_": (DENSE, DENSE_TRAINING),
+    "baselines/cuda/fused3s_paper.cu": (PAPER,),
+    "parallel/cuda/rank_rows.cu": ("tests/parallel/test_rank_rows.py",),
+    "kernels/plan_room.py": ("tests/kernels/test_plan_room.py",),
+    "kernels/formats/gpu_": PLANS,
+    "kernels/formats/": ("tests/kernels/formats", "tests/kernels/test_graph_forms.py", ON_CPU),
+    "kernels/cuda/plan_": PLANS,
+    "kernels/cuda/fused3s_backward": (BACKWARD,),
+    "kernels/cuda/fused3s_edges_backward": (EDGES_BACKWARD,),
+    "kernels/cuda/fused3s_edges.cu": (EDGES, EDGES_BACKWARD),
+    "kernels/cuda/feature_products": (FEATURES, EDGES_BACKWARD),
+    "kernels/cuda/gradient_window": (BACKWARD,),
+    "kernels/cuda/pair_gather": (BACKWARD,),
+    "kernels/cuda/sum_splits": (BACKWARD,),
+    "kernels/cuda/lane_group": (EDGES, EDGES_BACKWARD),
+    "kernels/cuda/score_terms": (EDGES, EDGES_BACKWARD, "tests/kernels/test_score_terms.py"),
+    "kernels/cuda/split_kv": (ON_CPU, PAPER),
+    "kernels/cuda/tile_": ("tests/kernels/test_tile_features_on_cpu.py", EDGES, ON_CPU),
+    "kernels/cuda/weight_gradient": (FEATURES,),
+    "kernels/cuda/": (ON_CPU, EDGES, BACKWARD),
+}
+FOLDERS = ("dense/cuda/*.cu*", "baselines/cuda/fused3s_paper.cu", "parallel/cuda/*.cu", "kernels/cuda/*.cu*")
+TARGETS = tuple(
+    sorted(
+        str(path.relative_to(ROOT))
+        for pattern in (*FOLDERS, "kernels/plan_room.py", "kernels/formats/*.py")
+        for path in ROOT.glob(pattern)
+        if path.name not in ("__init__.py", "residual_norm.cu")
     )
 )
-BACKWARD_ON_CPU = "tests/kernels/test_backward_tiles_on_cpu.py"
-DENSE_TRAINING_ON_CPU = tuple(
-    f"tests/dense/test_dense_block_training_on_cpu.py::{test}"
-    for test in ("test_every_row", "test_dropout_is_the_mask_of_row_and_unit", "test_no_rows")
-)
-DENSE_ON_CPU = ("tests/dense/test_dense_block_on_cpu.py::test_every_row", *DENSE_TRAINING_ON_CPU)
-PLANS_ON_CPU = tuple(f"tests/kernels/test_gpu_{name}_on_cpu.py" for name in ("plan", "planning"))
-FORMATS = ("tests/kernels/formats/test_schedule.py", "tests/kernels/formats/test_bsb.py")
-SUITES = {  # by how a file's name ends; the first that fits
-    "plan_room.py": ("tests/kernels/test_plan_room.py",),
-    "rank_rows.cu": ("tests/parallel/test_rank_rows.py",),
-    "dense_block_backward.cu": DENSE_TRAINING_ON_CPU,
-    **{f"dense_{name}": DENSE_ON_CPU for name in ("block.cu", "consumer.cuh", "rows.cuh", "tiles.cuh")},
-    ".py": (*FORMATS, ON_CPU),
-    "fused3s_backward.cu": (BACKWARD_ON_CPU,),
-    "gradient_window.cuh": (BACKWARD_ON_CPU,),
-    "pair_gather.cuh": (BACKWARD_ON_CPU,),
-    "sum_splits.cuh": (BACKWARD_ON_CPU,),
-    "fused3s_edges_backward.cu": ("tests/kernels/test_edge_backward_on_cpu.py",),
-    **{f"plan_{name}.cu": PLANS_ON_CPU for name in ("csr", "edges", "rows", "schedule", "tiles")},
-    "fused3s_edges.cu": (EDGES_ON_CPU,),
-    "fused3s_paper.cu": PAPER_ON_CPU,
-    "score_terms.cuh": (EDGES_ON_CPU, EDGES_BACKWARD),
-    "tile_terms.cuh": (EDGES_ON_CPU,),
-    "lane_group.cuh": (EDGES_ON_CPU, EDGES_BACKWARD),
-    "split_kv.cuh": (ON_CPU, *PAPER_ON_CPU),
-    ".cuh": (ON_CPU,),
-    ".cu": (ON_CPU, EDGES_ON_CPU),
-}
 COPIED = (
     "kernels",
     "baselines",
     "bench",
+    "configs",
     "data",
     "dense",
     "inference",
@@ -105,9 +77,8 @@ COPIED = (
     "parallel",
     "tests",
     "training",
-    "fused3s_dgl.py",
-    "pyproject.toml",
 )
+COPIED += ("fused3s_dgl.py", "pyproject.toml")
 INVALID = ("does not compile", "SyntaxError", "IndentationError", "ModuleNotFoundError")
 TIMEOUT_S = 600  # a mutant that makes a loop endless is killed by it
 
@@ -198,7 +169,7 @@ def run(mutant: Mutant, copy: Path) -> Mutant:
     lines = original.split("\n")
     lines[mutant.line - 1] = mutant.after
     path.write_text("\n".join(lines), encoding="utf-8")
-    suite = next(suite for end, suite in SUITES.items() if mutant.file.endswith(end))
+    suite = next(suite for start, suite in SUITES.items() if mutant.file.startswith(start))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", *suite]
     try:
         done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -42,27 +42,6 @@ IMPORT = "from fused3s_dgl import import_dgl; dgl = import_dgl()\n"
 RELEASE = torch.__version__.split("+")[0]
 
 
-def test_missing_library_is_stepped_around(tmp_path):
-    fake_dgl(tmp_path, ["libgraphbolt_pytorch_1.0.0.so"])
-    assert run(tmp_path, IMPORT + "print(hasattr(dgl.graphbolt, 'loaded'))") == "False"
-
-
-def test_present_library_is_left_alone(tmp_path):
-    fake_dgl(tmp_path, [f"libgraphbolt_pytorch_{RELEASE}.so"])
-    assert run(tmp_path, IMPORT + "print(dgl.graphbolt.loaded)") == "True"
-
-
-def test_dgl_without_graphbolt_is_left_alone(tmp_path):
-    fake_dgl(tmp_path, [], with_graphbolt=False)
-    assert run(tmp_path, IMPORT + "print('dgl.graphbolt' in sys.modules)") == "False"
-
-
-def test_backend_variable_is_set_unless_set():
-    code = "import os; {}\n" + IMPORT + "print(os.environ['DGLBACKEND'])"
-    assert run(ROOT, code.format("os.environ.pop('DGLBACKEND', None)")) == "pytorch"
-    assert run(ROOT, code.format("os.environ['DGLBACKEND'] = 'pytorch'")) == "pytorch"
-
-
 def test_installed_dgl_works_and_importing_kernels_does_not_import_it():
     assert run(ROOT, "import kernels; print('dgl' in sys.modules, 'cupy' in sys.modules)") == "False False"
     assert run(ROOT, IMPORT + "print(dgl.graph(([0, 1], [1, 2])).in_degrees().tolist())") == "[0, 1, 1]"
@@ -103,13 +82,6 @@ def test_a_users_import_of_dgl_works_where_the_project_is_installed(tmp_path, li
     install(tmp_path)
     done = run_script(PLAIN, tmp_path)
     assert done.stdout.strip() == expected, done.stderr
-
-
-def test_the_error_is_dgls_where_torch_loads_no_entry_points(tmp_path):
-    fake_dgl(tmp_path, [])
-    install(tmp_path)
-    done = run_script(PLAIN, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert "Cannot find DGL C++ graphbolt library" in done.stderr
 
 
 def test_a_use_of_the_missing_graphbolt_says_why(tmp_path):

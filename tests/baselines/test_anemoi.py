@@ -18,7 +18,7 @@ from tolerance import FLOOR, assert_within_bound, edges_of, row_errors, torch_sa
 
 from baselines import REGISTRY
 from kernels import plan_attention
-from kernels.backends.base import Call, InputSpec
+from kernels.backends.base import InputSpec
 from kernels.edge_data import MAX_FEATURES, BoundEdges, EdgeData
 from kernels.formats.csr import csr_pattern
 
@@ -154,48 +154,6 @@ def test_edge_features(kernel, case, dtype, heads, dim, rank):
     assert_features_within_bound(output, q, k, v, *edges_of(graph, DEVICE), dim**-0.5, features, weight)
 
 
-@numerical
-def test_features_of_repeated_edges_in_any_order(kernel):
-    """Entries of a COO matrix, some of them twice: each has its own data."""
-    row, col = np.array([3, 0, 3, 1, 0, 3]), np.array([1, 2, 0, 1, 2, 1])
-    graph = sp.coo_array((np.ones(6), (row, col)), shape=(4, 3))
-    q, k, v = inputs(graph, 2, 8, F32)
-    features, weight = features_and_weight(6, 2, 8, 3, F32)
-    plan = plan_attention(graph, backend="anemoi", device=DEVICE, edge_data=True)
-    bound = plan.bind_edges(EdgeData(features=features, key_weight=weight, value_weight=weight))
-    output = plan(q, k, v, edges=bound)
-    row, col = (torch.from_numpy(index).to(DEVICE) for index in (row, col))
-    assert_features_within_bound(output, q, k, v, row, col, 8**-0.5, features, weight)
-
-
-@numerical
-def test_kept_edge_tensor_gives_the_same(kernel):
-    graph = EDGE_CASES["fewer_rows_than_a_window"]()
-    q, k, v = inputs(graph, 2, 16, F16)
-    features, weight = features_and_weight(graph.nnz, 2, 16, 11, F16)
-    plan = plan_attention(graph, backend="anemoi", device=DEVICE, edge_data=True)
-    bound = plan.bind_edges(EdgeData(features=features, key_weight=weight, value_weight=weight))
-
-    def call() -> torch.Tensor:
-        return plan(q, k, v, edges=bound)
-
-    made_anew = call()
-    kept = BACKEND.keep_edge_tensor(bound)
-    assert torch.equal(call(), made_anew)
-    kept.zero_()  # and it is the one that is read
-    assert torch.equal(call(), plan(q, k, v))
-
-
-@numerical
-def test_strided_inputs_and_one_head(kernel):
-    graph = EDGE_CASES["fewer_rows_than_a_window"]()
-    q, k, v = torch.randn(5, 3, 4, 16, device=DEVICE).unbind(1)
-    plan = plan_attention(graph, backend="anemoi", device=DEVICE)
-    assert torch.equal(plan(q, k, v), plan(q.contiguous(), k.contiguous(), v.contiguous()))
-    head = [tensor[:, 2] for tensor in (q, k, v)]
-    assert_within_bound(plan(*head)[:, None], *(t[:, None] for t in head), *edges_of(graph, DEVICE), 0.25, "one head")
-
-
 @pytest.mark.gpu
 def test_cuda_graph_capture_and_replay(kernel):
     graph = EDGE_CASES["wide"]()
@@ -212,29 +170,6 @@ def test_cuda_graph_capture_and_replay(kernel):
     q.copy_(torch.randn_like(q))
     cuda_graph.replay()
     torch.testing.assert_close(output, plan(q, k, v))
-
-
-def test_the_reason_names_what_is_missing(monkeypatch):
-    find_spec = importlib.util.find_spec
-    cuda = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no NVIDIA GPU found" in BACKEND.unavailable(cuda)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "these tensors are on cpu" in BACKEND.unavailable(CPU)
-
-    def with_packages(*names):
-        known = {"triton", "anemoi", "anemoi.models"}
-        monkeypatch.setattr(
-            "importlib.util.find_spec", lambda name: (name in names or None) if name in known else find_spec(name)
-        )
-
-    with_packages("anemoi", "anemoi.models")
-    assert BACKEND.unavailable(cuda) == "the package triton is not installed"
-    for installed in (("triton",), ("triton", "anemoi")):  # the second: another package of the same namespace
-        with_packages(*installed)
-        assert "the package anemoi-models is not installed" in BACKEND.unavailable(cuda)
-    with_packages("triton", "anemoi", "anemoi.models")
-    assert BACKEND.unavailable(cuda) is None
 
 
 def test_format_is_csc_sorted_by_target():
@@ -277,18 +212,3 @@ def test_edge_tensor_is_weight_times_features(few_edges):
     half = BACKEND._edge_tensor(data, key, edges.to(F16))
     assert half.dtype == F16
     np.testing.assert_allclose(half.float(), expected, rtol=5e-3, atol=5e-3)
-
-
-@pytest.mark.parametrize("weights", [("key_weight",), ("value_weight",), ("key_weight", "value_weight")])
-def test_two_weights_are_refused(few_edges, weights):
-    data, key, features, weight = few_edges
-    edges = edges_with(features, **{name: weight + number for number, name in enumerate(weights)})
-    with pytest.raises(ValueError, match="both weights must be given and equal"):
-        BACKEND.attend(data, Call(key, key, key, 0.3, F32, None, edges))
-
-
-def test_queries_past_32_bit_addresses_are_refused(few_edges):
-    data, key, _, _ = few_edges
-    query = torch.zeros(1, 1, 1, dtype=F16).expand(2**21, 16, 64)
-    with pytest.raises(ValueError, match=r"q: got shape \(2097152, 16, 64\), 2147483648 elements"):
-        BACKEND.attend(data, Call(query, key, key, 0.125, F16))

@@ -86,23 +86,6 @@ def test_real_graphs(monkeypatch, real_graph_dir, backend, name):
     assert error < (2e-5 if dtype == F32 else 2e-3)
 
 
-@pytest.mark.parametrize("name", ["cora", "musae-github", "ogbn-arxiv"])
-@pytest.mark.parametrize("backend", EAGER_BACKENDS)
-def test_unscaled_scores_of_the_benchmark(monkeypatch, real_graph_dir, backend, name):
-    """The paper's scores: normal inputs, scale 1, up to about 60 at d = 128; naive in float32 holds to 88."""
-    graph = load_real_graph(real_graph_dir, name)
-    dtype, out_dtype = EAGER_BACKENDS[backend]
-    check(
-        monkeypatch,
-        backend,
-        graph,
-        inputs(*graph.shape, 1, 128, dtype),
-        scale=1.0,
-        label=f"{name}, unscaled",
-        out_dtype=out_dtype,
-    )
-
-
 @pytest.mark.parametrize("backend", EAGER_BACKENDS)
 def test_edge_cases(monkeypatch, edge_case, backend):
     dtype, out_dtype = EAGER_BACKENDS[backend]
@@ -184,24 +167,6 @@ def test_nan_stays_where_the_contract_says(backend):
 
 
 @pytest.mark.parametrize("backend", CUDA_BACKENDS)
-def test_strided_views_need_no_copy(backend, monkeypatch):
-    graph = EDGE_CASES["n_one_past_16"]()
-    dtype, _ = CUDA_BACKENDS[backend]
-    q, k, v = torch.randn(65, 3, 4, 64, device="cuda").to(dtype).unbind(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "clone", lambda *args, **kwargs: pytest.fail("copied"))
-        output = sparse_attention(q, k, v, graph, backend=backend)
-    expected = sparse_attention(q.contiguous(), k.contiguous(), v.contiguous(), graph, backend=backend)
-    assert torch.equal(output, expected)
-    # A view that no vector load can read is copied.
-    odd = torch.randn(65 * 64 + 1, device="cuda").to(dtype)[1:].view(65, 64)
-    assert torch.equal(
-        sparse_attention(odd, odd, odd, graph, backend=backend),
-        sparse_attention(odd.clone(), odd.clone(), odd.clone(), graph, backend=backend),
-    )
-
-
-@pytest.mark.parametrize("backend", CUDA_BACKENDS)
 def test_results_are_the_same_bits_every_time(real_graph_dir, backend):
     graph = load_real_graph(real_graph_dir, "musae-github")
     dtype, out_dtype = CUDA_BACKENDS[backend]
@@ -229,20 +194,3 @@ def test_cuda_graph_capture_and_replay(backend):
         tensor.copy_(torch.randn_like(tensor))
     cuda_graph.replay()
     torch.testing.assert_close(output, plan(q, k, v, out_dtype=out_dtype))
-
-
-@pytest.mark.parametrize("backend", CUDA_BACKENDS)
-def test_does_not_wait_for_the_gpu(backend):
-    graph = EDGE_CASES["wide"]()
-    dtype, _ = CUDA_BACKENDS[backend]
-    plan = planned(backend, graph, dtype, 64)
-    tensors = inputs(*graph.shape, 1, 64, dtype)
-    plan(*tensors)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        torch.cuda._sleep(200_000_000)  # about 0.1 s
-        plan(*tensors)
-        assert not torch.cuda.current_stream().query(), "the call returned only after the GPU had finished"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

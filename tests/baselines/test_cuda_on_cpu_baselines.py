@@ -10,13 +10,10 @@ from poison import poisoned_buffers
 from baselines import fused3s_paper
 from baselines.fused3s_paper import paper_instance
 from kernels import BSB, plan_attention
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 PLAIN = {"permuted": False}

@@ -32,6 +32,9 @@ from parallel import rank_rows
 
 SHIM_FOLDER = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+# Marks of tests that run kernels here.
+NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+ON_SHIM = [NEEDS_COMPILER, pytest.mark.usefixtures("one_thread")]
 # -O1 gives the shortest sum of compiling and running instances. Fibers leave frames by longjmp: no fortification.
 FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv")
 FLAGS += ("-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")  # a trap for an index past an array in registers

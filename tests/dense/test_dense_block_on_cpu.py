@@ -1,7 +1,6 @@
 """cuda/dense_block.cu on the CPU (tests/cuda_shim): the real source, packing and launch against float64."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,14 +13,11 @@ import dense.block as dense
 from dense.block import SOURCE
 from dense.weights import BLOCK_ROWS, DIMS, SHAPES
 from kernels.runtime.source import CUDA_FOLDER
-from tests.cuda_shim.cuda_on_cpu import COMPILER, CpuGpu, CpuKernel, CudaError, Mode
+from tests.cuda_shim.cuda_on_cpu import ON_SHIM, CpuGpu, CpuKernel, CudaError, Mode
 
 DENSE_FOLDER = SOURCE.parent
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 NUM_SMS = 2  # two blocks, or one cluster of two
 LATE, EARLY = Mode(), Mode("backward", "early", resident=2)
@@ -95,79 +91,33 @@ def test_shared_memory_is_no_more_than_the_kernel_uses(dim):
         run(parameters(dim, True), *inputs(1, dim, torch.float16), LATE, missing_bytes=8)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A line of a source, its replacement, the d of an instance that it breaks, and how that shows."""
-
-    file: str
-    line: str
-    replacement: str
-    dim: int
-    shows_as: str
-
-
+# A line of a source, its replacement, the d of an instance that it breaks, and how that shows: most of these give
+# right results in most runs on a GPU.
 CHANGED = "an operand of wgmma in shared memory changed"
-FAULTS = {  # most of them give right results in most runs on a GPU
-    "early release": Fault(
-        "dense_block.cu",
-        "wgmma_wait_group<1>();\n          release(wide_tiles[i % 2]);",
-        "release(wide_tiles[i % 2]);\n          wgmma_wait_group<1>();",
-        256,
-        CHANGED,
-    ),
-    "early wait": Fault("dense_block.cu", "wgmma_wait_group<2>();", "wgmma_wait_group<3>();", 128, CHANGED),
-    "no proxy fence": Fault(
-        "dense_block.cu", "fence_proxy_async_shared();  // [9]", "", 256, "without fence.proxy.async"
-    ),
-    "no barrier before h1 is overwritten": Fault(
-        "dense_block.cu", "if (kSharedH1) bar_sync<kWarpgroupSize>(1 + warpgroup);  // [10]", "", 256, CHANGED
-    ),
-    "no wgmma fence": Fault(
-        "dense_block.cu",
-        "acquire(Traits::hidden_wide(i));\n    wgmma_fence();",
-        "acquire(Traits::hidden_wide(i));",
-        64,
-        "wgmma without wgmma.fence",
-    ),
-    "parity": Fault(
-        "dense_tiles.cuh", "Traits::parity(tile, round) ^ 1", "Traits::parity(tile, round)", 128, "deadlock"
-    ),
-    "swizzle": Fault("dense_tiles.cuh", "row / (8 / kChunks) % kChunks", "row / (8 / kChunks) % 4", 256, "is off"),
-    "swizzle of short rows": Fault("dense_tiles.cuh", "row / (8 / kChunks) % kChunks", "row % kChunks", 160, "is off"),
-    "panels of h1": Fault(
-        "dense_block.cu", "step_desc<kWarpgroupM>(h1_desc", "step_desc<kSlice>(h1_desc", 160, "race: reads"
-    ),
-    "group in two tiles": Fault(
-        "dense_block.cu",
-        "2 * divide_up(i * kSlice, kPermuteGroup)",
-        "i * kSlice / 16",
-        160,
-        "registers of A were written",
-    ),
-    "last 16 dimensions": Fault("dense_rows.cuh", "four[2 * w + b]", "four[w + 2 * b]", 80, "is off"),
-    "load of the last 16 dimensions": Fault(
-        "dense_rows.cuh", "loaded[8 * s + 2 * r + 1] = two.y;", "loaded[8 * s + 2 * r + 1] = two.x;", 80, "is off"
-    ),
-    "no cluster barrier at the end": Fault(
-        "dense_consumer.cuh", "if (kCluster > 1) barrier_cluster_sync();  // [13]", "", 256, "has exited"
-    ),
-}
+FENCE, LAST = "fence_proxy_async_shared();  // [9]", "if (kCluster > 1) barrier_cluster_sync();  // [13]"
+WAIT, ACQUIRE = "wgmma_wait_group<1>();\n          release(wide_tiles[i % 2]);", "acquire(Traits::hidden_wide(i));"
+FAULTS = [
+    ("dense_block.cu", WAIT, "release(wide_tiles[i % 2]);\n          wgmma_wait_group<1>();", 256, CHANGED),
+    ("dense_block.cu", FENCE, "", 256, "without fence.proxy.async"),
+    ("dense_block.cu", f"{ACQUIRE}\n    wgmma_fence();", ACQUIRE, 64, "wgmma without wgmma.fence"),
+    ("dense_tiles.cuh", "Traits::parity(tile, round) ^ 1", "Traits::parity(tile, round)", 128, "deadlock"),
+    ("dense_block.cu", "step_desc<kWarpgroupM>(h1_desc", "step_desc<kSlice>(h1_desc", 160, "race: reads"),
+    ("dense_consumer.cuh", LAST, "", 256, "has exited"),
+]
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_found(name, tmp_path):
-    fault = FAULTS[name]
+@pytest.mark.parametrize(("file", "line", "replacement", "dim", "shows_as"), FAULTS, ids=lambda each: str(each)[:30])
+def test_faults_are_found(tmp_path, file, line, replacement, dim, shows_as):
     folder = tmp_path / "cuda"
     shutil.copytree(DENSE_FOLDER, folder)
-    source = (folder / fault.file).read_text(encoding="utf-8")
-    assert fault.line in source
-    (folder / fault.file).write_text(source.replace(fault.line, fault.replacement), encoding="utf-8")
-    p = parameters(fault.dim, True, torch.float16)
-    tensors = inputs(rows_of_three_rounds(fault.dim), fault.dim, torch.float16)
+    source = (folder / file).read_text(encoding="utf-8")
+    assert line in source
+    (folder / file).write_text(source.replace(line, replacement), encoding="utf-8")
+    p, tensors = parameters(dim, True), inputs(rows_of_three_rounds(dim), dim, torch.float16)
 
     def run_in_every_mode() -> None:
         for mode in (LATE, EARLY, *RANDOM):
-            assert_block(run(p, *tensors, mode, folder), p, *tensors, name)
+            assert_block(run(p, *tensors, mode, folder), p, *tensors, line)
 
-    with pytest.raises((CudaError, AssertionError), match=fault.shows_as):
+    with pytest.raises((CudaError, AssertionError), match=shows_as):
         run_in_every_mode()

@@ -11,9 +11,7 @@ from dense.weights import (
     DIMS,
     backward_layout,
     block_threads,
-    dimension_of_column,
     forward_layout,
-    swizzle_tile,
 )
 from kernels.runtime.jit import compile_ptxas
 
@@ -48,37 +46,6 @@ def test_buffers_are_as_many_as_a_round_needs(layout):
     assert 0 <= layout.resident <= layout.tiles
     streamed = layout.tiles - layout.resident
     assert streamed % layout.stages == 0 if layout.stages else streamed == 0
-
-
-@pytest.mark.parametrize("size", sorted({*DIMS, *(layout.shape.slice for layout in LAYOUTS), 16, 48}))
-def test_a_lane_has_neighbours_in_memory(size):
-    """All dimensions once; the columns of a lane in 32 (or the last 16) are one aligned access to memory."""
-    dimensions = dimension_of_column(size)
-    assert torch.equal(dimensions.sort().values, torch.arange(size))
-    for group in dimensions.split(32):
-        lanes = group.view(-1, 4, 2).transpose(0, 1).flatten(1)  # columns 8w + 2t + b of lane t
-        elements = lanes.shape[1]
-        assert torch.equal(lanes, lanes[:, :1] + torch.arange(elements))
-        assert not (lanes[:, 0] % elements).any()
-
-
-@pytest.mark.parametrize("panel_k", [16, 32, 64])
-def test_swizzle_is_that_of_wgmma_and_free_of_bank_conflicts(panel_k):
-    """The manual: address bits 4 and up, as many as a row has chunks, are XORed with the bits from 7 up."""
-    rows, k = 80, 2 * panel_k
-    tile = torch.arange(rows * k).view(rows, k)
-    swizzled = swizzle_tile(tile, panel_k)
-    n, column = torch.meshgrid(torch.arange(rows), torch.arange(k), indexing="ij")
-    address = 2 * (column // panel_k * rows * panel_k + n * panel_k + column % panel_k)
-    address ^= (address >> 7 & panel_k // 8 - 1) << 4
-    assert torch.equal(swizzled[address // 2], tile)
-    banks = address[:, ::8].view(-1, 8, k // 8) // 16 % 8  # of a 16-byte chunk of 8 rows
-    assert torch.equal(banks.sort(1).values, torch.arange(8)[:, None].expand_as(banks))
-
-
-def test_widths_that_do_not_tile_are_refused_with_those_that_do():
-    with pytest.raises(ValueError, match=r"d = 112; .* d = 64, 80, 96, 128, 160, 192, 256"):
-        pack_block(**parameters(112, has_next=False))
 
 
 @pytest.mark.parametrize("name", ["out_b", "norm1_w", "up_w", "up_b", "down_w", "norm2_b", "next_qkv_w"])

@@ -1,7 +1,6 @@
 """The kernels of a dense block of training on the CPU (tests/cuda_shim), against autograd in float64."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,17 +8,11 @@ import torch
 from dense_training_cases import assert_training_block, make_case, run
 from poison import poisoned_buffers
 
-from dense.block import SOURCE
 from dense.block_training import TRAINING_DIMS
 from kernels.runtime.source import CUDA_FOLDER
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, CudaError, Mode, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, Mode, cuda_on_cpu
 
-DENSE_FOLDER = SOURCE.parent
-
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 NUM_SMS = 2
@@ -87,35 +80,3 @@ def test_a_row_that_is_not_finite_spoils_no_other(monkeypatch):
     for name in ("d sum2", "d hidden", "d sum1", "d attn_out"):
         assert torch.isnan(found[name][66]).any()
         assert torch.equal(found[name][others], clean[name][others])
-
-
-# Line of cuda/dense_block_backward.cu, its replacement, and how that shows.
-FAULTS = {
-    "rows out of range": ("if (rows.in_range[r]) continue;", "continue;", "d norm2"),
-    "exchange of sums": ("upper2 ? four[i + 2] : four[i]", "upper2 ? four[i] : four[i + 2]", "off by"),
-    "sums of a warp alone": ("n < Traits::kConsumers * kWarpgroupWarps", "n < kWarpgroupWarps", "off by"),
-    "no barrier before the sums": ("bar_sync<kThreads>(1);", "", "off by"),
-    "early wait": ("wgmma_wait_group<1>();", "wgmma_wait_group<2>();", "wgmma"),
-    "no wgmma fence": ("hidden_tall(i));\n    wgmma_fence();", "hidden_tall(i));", "wgmma without wgmma.fence"),
-    "mean of the products": ("n * product[r]", "n * total[r]", "off by"),
-    "rescale of dropout": ("slice[j] * p.rescale", "slice[j]", "off by"),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_found(monkeypatch, name, tmp_path):
-    line, replacement, shows_as = FAULTS[name]
-    folder = tmp_path / "cuda"
-    shutil.copytree(DENSE_FOLDER, folder)
-    path = folder / "dense_block_backward.cu"
-    source = path.read_text(encoding="utf-8")
-    assert line in source
-    path.write_text(source.replace(line, replacement), encoding="utf-8")
-    case = make_case(THREE_ROUNDS, 128, True, HALF, rate=0.3)
-
-    def run_in_every_mode() -> None:
-        for mode in (MODES["late"], MODES["early"], *RANDOM):
-            assert_training_block(run_on_cpu(monkeypatch, case, mode, folder), case, name)
-
-    with pytest.raises((CudaError, AssertionError), match=shows_as):
-        run_in_every_mode()

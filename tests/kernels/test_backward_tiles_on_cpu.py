@@ -24,13 +24,10 @@ from kernels.formats.row_order import permute_rows
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element, input_element
 from kernels.tuning import SM90
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu, sizes_alone
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu, sizes_alone
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, inputs
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 BY_TEAM = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)

@@ -20,13 +20,10 @@ from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern
 from kernels.formats.row_order import permute_rows
 from kernels.runtime.jit import Element, KernelInstance
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 # Head dimensions of every swizzle and every number of lanes a row; two warps at the width that takes them. Head groups:

@@ -9,10 +9,10 @@ from poison import poisoned_buffers
 from kernels import plan_attention
 from kernels.runtime.jit import KernelInstance
 from tests.cuda_shim import cuda_on_cpu
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, SHIM_FOLDER, CpuGpu, CudaError, Mode
+from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, NEEDS_COMPILER, SHIM_FOLDER, CpuGpu, CudaError, Mode
 from tests.cuda_shim.oracle import GRAPHS, inputs
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+pytestmark = NEEDS_COMPILER
 NEEDS_GCC = pytest.mark.skipif("g++" not in (COMPILER or ""), reason="needs options of GCC")
 
 BLOCKS, THREADS = 3, 64

@@ -9,12 +9,9 @@ from edge_calls import ROWS, EdgeCall
 from edge_cases import EDGE_LISTS, KINDS
 
 from kernels.backends.base import Gradients
-from tests.cuda_shim.cuda_on_cpu import COMPILER
+from tests.cuda_shim.cuda_on_cpu import ON_SHIM
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 # heads, dimensions, types of inputs and output, kinds of edge data, dropout: loads of 4, 8 and 16 bytes, idle lanes and

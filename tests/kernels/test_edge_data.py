@@ -332,13 +332,6 @@ def test_a_backend_without_edge_data_is_named():
         planned("sdpa_padded", GRAPH)
 
 
-def test_a_capture_of_a_cuda_graph_needs_bound_edges(monkeypatch):
-    plan = replace(planned("reference", GRAPH), device=torch.device("cuda", 0))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(ValueError, match=r"while a CUDA graph is captured, .* bind it before the capture with plan"):
-        plan.bind_edges(DATA)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", ["reference", "scatter", "pyg"])

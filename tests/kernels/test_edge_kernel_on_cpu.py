@@ -21,13 +21,10 @@ from kernels.formats.csr import csr_pattern
 from kernels.formats.edges import canonical_csr, rows_of_edges
 from kernels.formats.row_order import permute_rows
 from kernels.tuning import SM90
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 # heads, dimensions, types: loads of 4, 8 and 16 bytes, idle lanes and heads, one lane to a whole warp a head.

@@ -13,12 +13,9 @@ from kernels.backends.feature_products import (
     project_query,
     weight_gradients,
 )
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 DIMS = [2, 6, 8, 10, 16, 24, 64, 128, 136, 256]

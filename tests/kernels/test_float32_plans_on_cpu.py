@@ -8,14 +8,11 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 
-from kernels import AttentionPlan, BoundEdges, Dropout, plan_attention
+from kernels import AttentionPlan, Dropout, plan_attention
 from kernels.edge_data import cast_floats
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -100,17 +97,3 @@ def test_medium_is_bfloat16_with_float32_around_it(monkeypatch, medium, heads, d
     for index, (got, right) in enumerate(zip(found, rounded, strict=True)):
         assert got.dtype == FLOAT
         assert torch.equal(got, right.float()), index
-
-
-@pytest.mark.parametrize(("heads", "dim"), [(2, 64), (4, 8)])
-def test_bound_edge_data_may_have_strides(monkeypatch, heads, dim):
-    """Made without `bind_edges`, as of a product with the edges in its columns; over KV tiles and edge by edge."""
-    case = Case(heads, dim, "bias_per_head")
-    with cuda_on_cpu(MODES["late"]):
-        plan = case.plan("fused3s", HALF)
-        bound = plan.bind_edges(cast_floats(case.edges, HALF))
-        strided = BoundEdges(bound.order, bound.bias.t().contiguous().t())
-        assert not strided.bias.is_contiguous()
-        tensors = qkv(case.graph.shape, heads, dim, HALF)
-        with poisoned_buffers(monkeypatch):
-            assert torch.equal(plan(*tensors, edges=strided), plan(*tensors, edges=bound))

@@ -9,12 +9,9 @@ from poison import poisoned_buffers
 
 from kernels import Dropout, EdgeData, plan_attention, split_qkv
 from kernels.formats.csr import CSRPattern
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 NODES = 70
 ERROR = 2e-3  # relative, of a whole gradient: a few roundings to float16

@@ -8,13 +8,10 @@ from edge_cases import EDGE_LISTS, FORMS, assert_edge_attention, edge_inputs, in
 from poison import poisoned_buffers
 
 from kernels import AttentionPlan, plan_attention
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, assert_attention, inputs
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 # Odd dimensions are padded; 9 heads of 8 columns are groups of five and of four.

@@ -14,13 +14,10 @@ from kernels.formats.gpu_csr import EdgeSource
 from kernels.formats.gpu_plan import GPUPlan, PlanForm
 from kernels.formats.schedule import ScheduleForm, most_tiles_of
 from kernels.runtime.jit import KernelInstance
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM
 from tests.cuda_shim.oracle import GRAPHS
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 CPU = torch.device("cpu")
 # Heads in groups, few and many warps at once.

@@ -14,7 +14,6 @@ from kernels.backends.fused3s_planning import plan_graph
 from kernels.formats.csr import CSRPattern, csr_pattern
 from kernels.formats.edge_list import EdgeList
 from kernels.runtime.device import gpu_limits
-from kernels.runtime.launch import _waiting, stream_handle
 
 pytestmark = pytest.mark.gpu
 
@@ -78,15 +77,6 @@ def test_a_plan_of_an_edge_list_does_not_wait(num_heads, dim):
     assert plan.data.progress.exact is not None
 
 
-def test_the_first_kernel_behind_a_plan_does_not_overlap(device):
-    graph = edge_list(2000, 2000, 5000)
-    plan = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=64, check=False)
-    waiting = device.index, stream_handle(device.index)
-    assert waiting in _waiting
-    plan(*(torch.randn(2000, 64, device="cuda", dtype=HALF) for _ in range(3)))
-    assert waiting not in _waiting
-
-
 def test_a_plan_survives_use_on_another_stream():
     """The memory of a plan that is dropped while another stream still reads it is not given to others."""
     graph = edge_list(20_000, 20_000, 400_000)
@@ -105,20 +95,3 @@ def test_a_plan_survives_use_on_another_stream():
         torch.full((size // 4,), -1, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
     assert torch.equal(output, expected)
-
-
-def test_a_dense_graph_is_counted_once(monkeypatch):
-    """Whether narrow heads go edge by edge takes the number of KV tiles: one wait, and the kernel of the CPU's plan."""
-    graph = edge_list(3_000, 400, 600_000)
-    plan = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=16, num_heads=8)
-    assert plan.data.num_tiles is not None
-    assert plan.data.row_items is None
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with pytest.warns(UserWarning, match="synchronizing") as caught:
-            plan_attention(
-                graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=16, num_heads=8, check=False
-            )
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len([each for each in caught if "synchronizing" in str(each.message)]) <= 2  # the copy to the GPU is one

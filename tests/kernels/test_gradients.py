@@ -177,18 +177,6 @@ def test_only_the_gradients_that_are_needed_are_computed(formula):
     assert len(formula.wanted) == 2
 
 
-@pytest.mark.parametrize("backend", ["reference", "formula"])
-def test_the_log_sum_exp_carries_no_gradient(backend):
-    graph, tensors, data = whole_case()
-    output, lse = planned(backend, graph)(*tensors, return_lse=True, edges=data)
-    assert output.requires_grad
-    assert not lse.requires_grad
-    expected = planned("reference", graph)(*tensors, return_lse=True, edges=data)[1]
-    assert torch.equal(lse, expected)
-    one_head = [tensor[:, 0] for tensor in tensors]
-    assert planned(backend, graph)(*one_head, return_lse=True)[1].shape == lse.shape[:1]
-
-
 class TestBackwardWithoutAutograd:
     """`plan.backward` against autograd through the call of the plan."""
 
@@ -215,17 +203,6 @@ class TestBackwardWithoutAutograd:
         for name, gradient in zip(leaves, expected, strict=True):
             assert torch.equal(getattr(found, name), gradient), name
         assert {name for name, each in found._asdict().items() if each is not None} == leaves.keys()
-
-    @pytest.mark.parametrize(("backend", "backward"), [("formula", False), ("reference", True)])
-    def test_a_plan_without_it_is_named(self, backend, backward):
-        graph, tensors, _ = whole_case()
-        plan = planned(backend, graph, backward=backward)
-        with torch.no_grad():
-            output, lse = plan(*tensors, return_lse=True)
-        with pytest.raises(
-            ValueError, match=f"^backward: got a plan of {backend} with backward={backward}; .* is needed"
-        ):
-            plan.backward(torch.ones_like(output), *tensors, output, lse)
 
 
 @pytest.mark.parametrize("backend", ["reference", "formula"])
@@ -329,14 +306,6 @@ class TestWithoutDerivative:
         seed += 1
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             output.sum().backward()
-
-
-def test_torch_func_has_reverse_mode():
-    graph, tensors, _ = whole_case()
-    q, k, v = (tensor.detach() for tensor in tensors)
-    plans = [planned(backend, graph) for backend in ("formula", "reference")]
-    found, expected = (torch.func.grad(lambda q, plan=plan: plan(q, k, v).square().sum())(q) for plan in plans)
-    close(found, expected)
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [("csr_unfused", torch.bfloat16), ("formula", torch.float16)])
@@ -461,19 +430,6 @@ def test_gpu_gradients_are_those_of_dense_attention(backend, kind):
         for left, right in zip(found, expected, strict=True):
             error = (left.double().cpu() - right).norm()
             assert error <= tolerance * right.norm() + tolerance / 10, f"{name}: {error} of {right.norm()}"
-
-
-@pytest.mark.gpu
-def test_gpu_gradients_of_flex_attention():
-    graph = EDGE_LISTS["hub"]()
-    made, _ = FORMS["dgl"](graph)
-    results = []
-    for backend, dtype in (("flex_attention", torch.float32), ("reference", DOUBLE)):
-        tensors = [tensor.to("cuda", dtype).requires_grad_() for tensor in qkv(graph.shape, 2, 16)]
-        output = sparse_attention(*tensors, made, backend=backend)
-        results.append(torch.autograd.grad(output.square().sum(), tensors))
-    for found, expected in zip(*results, strict=True):
-        assert (found.double() - expected).norm() <= 1e-2 * expected.norm()  # its products are in TF32
 
 
 @pytest.mark.gpu

@@ -19,7 +19,6 @@ from kernels.tensor_record import map_tensors, num_bytes, tensors_of
 GPU = torch.device("cuda", 0)
 HALF, FLOAT = torch.float16, torch.float32
 WITH_DATA = [name for name, backend in REGISTRY.items() if backend.data_type is not None]
-WITHOUT_DATA = ["dgl", "flex_attention"]
 CUDA_BACKENDS = [name for name in WITH_DATA if isinstance(REGISTRY[name], CudaBackend)]
 
 
@@ -118,17 +117,6 @@ def test_what_is_no_order_of_the_rows_is_named(plannable, perm, error, text):
         make_plan("reference", reorder=perm)
 
 
-@pytest.mark.parametrize("backend", WITHOUT_DATA)
-def test_formats_of_other_libraries_stay_where_they_are(plannable, backend):
-    plan = make_plan(backend)
-    assert plan.to("cpu") is plan
-    with pytest.raises(TypeError, match=f"a plan of backend {backend} cannot be moved: .* build it anew"):
-        plan.to("meta")
-    with pytest.raises(TypeError, match="cannot be measured"):
-        _ = plan.nbytes
-    assert "format of another library" in repr(plan)
-
-
 def gpu_plan(**options) -> AttentionPlan:
     """A plan with split windows, whatever the GPU."""
     plan = plan_attention(EDGE_CASES["hub"](), backend="fused3s", device=GPU, **options)
@@ -166,25 +154,3 @@ def test_gpu_first_call_neither_compiles_nor_synchronises(backend, out_dtype, mo
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert set(jit._kernels) == compiled
-
-
-@pytest.mark.gpu
-def test_gpu_plan_runs_inside_compiled_functions():
-    plan = gpu_plan(dtype=HALF, head_dim=16)
-    tensors = inputs(plan, dtype=HALF)
-    compiled = torch.compile(lambda q, k, v: 2 * plan(q, k, v + 1), mode="reduce-overhead")
-    for _ in range(4):
-        output = compiled(*tensors).clone()
-        torch.testing.assert_close(output, 2 * plan(*tensors[:2], tensors[2] + 1))
-    torch.compiler.reset()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_gpu_plan_on_a_device_that_is_not_current():
-    plan = gpu_plan(dtype=HALF, head_dim=16)
-    tensors = inputs(plan, dtype=HALF)
-    expected = plan(*tensors)
-    other = plan.to("cuda:1")
-    assert torch.cuda.current_device() == 0
-    assert torch.equal(other(*(tensor.to("cuda:1") for tensor in tensors)).to(GPU), expected)

@@ -6,18 +6,17 @@ from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
 
-import kernels
 from baselines import REGISTRY
 from kernels import PlanRoom, plan_attention, plan_many
 from kernels.backends.reference import edge_softmax_attention
 from kernels.formats.edge_list import EdgeList
 from kernels.runtime.cuda_graph import capture
 from kernels.tensor_record import tensors_of
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
 ROWS, COLS, EDGES = 90, 70, 2500
 HALF = torch.float16
-on_the_shim = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+on_the_shim = NEEDS_COMPILER
 # A few edges, as many as there is room for, none, hubs with copies.
 GRAPHS = [
     edge_list(ROWS, COLS, 150, 1),
@@ -125,16 +124,6 @@ def test_the_edges_of_the_last_fill_are_numbered(monkeypatch):
 
 
 @on_the_shim
-def test_edge_data_of_the_graph_before_are_refused(monkeypatch):
-    with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
-        room = room_for(4, 8, edge_data=True)
-        bound = room.plan.bind_edges(kernels.EdgeData(bias=torch.zeros(EDGES, dtype=torch.float16)))
-        room.fill(padded(GRAPHS[0]))
-        with pytest.raises(ValueError, match="bound by another plan"):
-            room.plan.call(*[torch.zeros(1, 4, 8, dtype=torch.float16)] * 3, edges=bound)
-
-
-@on_the_shim
 @pytest.mark.parametrize(
     ("graph", "error", "match"),
     [
@@ -149,6 +138,13 @@ def test_edge_data_of_the_graph_before_are_refused(monkeypatch):
 def test_graphs_that_do_not_fit(monkeypatch, graph, error, match):
     with cuda_on_cpu(), gpu_on_cpu(monkeypatch), pytest.raises(error, match=match):
         room_for(1, 16).fill(graph)
+
+
+@on_the_shim
+@pytest.mark.parametrize(("shape", "num_edges"), [((0, 5), 9), ((5, 5), -1), ((5, 5), 2**31)])
+def test_rooms_that_cannot_be(shape, num_edges):
+    with cuda_on_cpu(), pytest.raises(ValueError, match=r"shape\[0\]: got 0|num_edges: got (-1|2147483648)"):
+        PlanRoom(shape, num_edges, device="cpu", dtype=HALF, head_dim=16)
 
 
 @on_the_shim

@@ -8,12 +8,9 @@ from edge_cases import EDGE_LISTS, FORMS, EdgeList, assert_edge_attention, edge_
 from poison import poisoned_buffers
 
 from kernels import Dropout, EdgeData, plan_attention
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import baselines  # noqa: F401  registers the backends that are compared here
 from fused3s_dgl import import_dgl
 from models import GraphTransformer
 

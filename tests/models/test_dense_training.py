@@ -13,9 +13,9 @@ from models.fast import between_attentions
 from models.fast_ends import embed_in_training, readout_in_training
 from models.fast_training import FusedTraining, successive_blocks
 from models.graph_transformer import GraphTransformer
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
-on_cpu = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+on_cpu = NEEDS_COMPILER
 HALF, BFLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float64
 
 

@@ -72,17 +72,6 @@ def test_layers_after_attention_have_the_mean_without_dropout():
     assert ((found.mean(0) - expected[0]).abs() < 6 * error).all()
 
 
-def test_the_embedding_is_dropped(graph, attention):
-    torch.manual_seed(0)
-    model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1, dropout=0.3).train()
-    inputs, embedded = model.prepare(graph, attention), []
-    model.blocks[0].qkv.register_forward_pre_hook(lambda _, given: embedded.append(given[0]))
-    model(inputs)
-    dropped = embedded[0] == 0
-    assert 0.2 < dropped.float().mean() < 0.4
-    torch.testing.assert_close(embedded[0][~dropped], model.embed(inputs)[~dropped] / 0.7)
-
-
 def test_float_features_are_dropped(graph, attention):
     model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1, input_dropout=0.4).train()
     inputs, features = model.prepare(graph, attention), []

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from models import embedding
 from models.embedding import FeatureEmbedding, embed_one_hot, pack_embedding
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -46,17 +45,6 @@ def test_packed_is_plain_on_a_gpu(make_graph, make_model, options, dim, dtype):
         expected = exact.embed(of_doubles)
         error = (model.embed(inputs) - expected).abs().max()
         assert (packed(inputs) - expected).abs().max() <= 1.5 * error
-
-
-def test_too_many_values_for_one_hot_rows_use_an_embedding_bag(make_graph, make_model, monkeypatch):
-    monkeypatch.setattr(embedding, "MAX_ONE_HOT", 8)
-    options = {"cardinalities": (5, 4)}
-    model, inputs, packed = embeddings(make_graph, make_model, options)
-    bags = []
-    model.embedding.register_forward_hook(lambda *_: bags.append(1))
-    with torch.inference_mode():
-        assert torch.equal(packed(inputs), model.embed(inputs))
-    assert len(bags) == 2
 
 
 @pytest.mark.parametrize("cardinalities", [(3, 1, 2), (600, 500)])

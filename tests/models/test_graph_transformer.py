@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from model_by_hand import ByHand
 from tolerance import torch_same_types
 
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from kernels.runtime.cuda_graph import capture
-from models import GraphTransformer
 from models.readout import mean_nodes
 
 # float32 with sums of at most a few hundred terms in another order, through three blocks: a few eps (1.2e-7) of
@@ -29,50 +29,12 @@ def run(model, graph, backend="reference"):
     return model(model.prepare(graph, plan(graph, backend)))
 
 
-def by_hand(model: GraphTransformer, graph, *, heads: int) -> torch.Tensor:
-    """The architecture once more, from the text of Dwivedi and Bresson, with dense masked attention in float64."""
-    weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
-
-    def linear(name, x):
-        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
-
-    def norm(name, x):
-        if f"{name}.running_mean" in weights:
-            mean, var = weights[f"{name}.running_mean"], weights[f"{name}.running_var"]
-        else:
-            mean, var = x.mean(1, keepdim=True), x.var(1, correction=0, keepdim=True)
-        return (x - mean) / (var + 1e-5).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-    nodes = graph.num_nodes()
-    source, destination = graph.edges()
-    mask = torch.zeros(nodes, nodes, dtype=torch.bool)
-    mask[destination, source] = True  # a node attends to the sources of its in-edges
-    feat = graph.ndata["feat"]
-    if feat.is_floating_point():
-        h = linear("embedding.linear", feat.double())
-    else:
-        tables = weights["embedding.table.weight"].split(model.embedding.cardinalities)
-        h = sum(table[feat[:, c]] for c, table in enumerate(tables))
-    for i in range(len(model.blocks)):
-        wide = linear(f"blocks.{i}.qkv", h)
-        per_head = []
-        for q, k, v in zip(*(part.chunk(heads, dim=1) for part in wide.chunk(3, dim=1)), strict=True):
-            scores = (q @ k.T / q.shape[1] ** 0.5).masked_fill(~mask, -torch.inf)
-            per_head.append(torch.nan_to_num(scores.softmax(1)) @ v)
-        h = norm(f"blocks.{i}.norm1", h + linear(f"blocks.{i}.out", torch.cat(per_head, dim=1)))
-        ffn = linear(f"blocks.{i}.ffn_down", linear(f"blocks.{i}.ffn_up", h).relu())
-        h = norm(f"blocks.{i}.norm2", h + ffn)
-    if model.task == "graph":
-        h = torch.stack([part.mean(0) for part in h.split(graph.batch_num_nodes().tolist())])
-    return linear("readout.classes", linear("readout.hidden2", linear("readout.hidden1", h).relu()).relu())
-
-
 @pytest.mark.parametrize("backend", ["reference", "dgl"])
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_model_is_the_architecture_of_the_paper(make_graph, make_model, heads, norm, backend):
     graph, model = make_graph(), make_model(heads=heads, norm=norm)
-    torch.testing.assert_close(run(model, graph, backend), by_hand(model, graph, heads=heads).float(), **TOLERANCE)
+    torch.testing.assert_close(run(model, graph, backend), ByHand(model)(graph).float(), **TOLERANCE)
 
 
 @pytest.mark.parametrize("backend", ["reference", "dgl"])
@@ -82,7 +44,7 @@ def test_categorical_features_and_mean_readout(make_graph, make_model, backend):
     model = make_model(in_features=values, task="graph", heads=4)
     logits = run(model, batch, backend)
     assert logits.shape == (3, 3)
-    torch.testing.assert_close(logits, by_hand(model, batch, heads=4).float(), **TOLERANCE)
+    torch.testing.assert_close(logits, ByHand(model)(batch).float(), **TOLERANCE)
 
 
 class SixteenBit:

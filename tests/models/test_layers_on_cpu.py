@@ -6,12 +6,9 @@ import torch
 from attention_cases import EDGE_CASES
 
 from models.transformer_conv import FusedTransformerConv
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)"),
-    pytest.mark.usefixtures("one_thread"),
-]
+pytestmark = ON_SHIM
 
 # Tiles; edges; heads of 13 columns are padded.
 SHAPES = [(1, 64), (4, 8), (3, 13)]

@@ -301,24 +301,6 @@ def test_the_same_seed_gives_pygs_initial_weights(arguments):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_a_second_derivative_is_right_or_an_error():
-    """Forces: gradients of a loss on gradients."""
-    problem = Problem("n_one_past_16", edge_dim=3)
-
-    def of_forces(layer):
-        x = problem.x.clone().requires_grad_()
-        (force,) = torch.autograd.grad(layer(x, *problem.arguments[1:]).square().sum(), x, create_graph=True)
-        leaves = list(layer.parameters())
-        found = torch.autograd.grad(force.square().sum(), leaves, allow_unused=True, materialize_grads=True)
-        return torch.cat([each.flatten() for each in found])
-
-    theirs, ours = layers(7, 5, heads=2, edge_dim=3)
-    assert relative_error(of_forces(ours), of_forces(theirs)) < 1e-10
-    for backend in ("dgl", "formula"):
-        with pytest.raises(NotImplementedError, match=f"backend {backend} has no second derivatives"):
-            of_forces(layers(7, 5, heads=2, edge_dim=3, backend=backend)[1])
-
-
 X = torch.zeros(4, 7)
 EDGES = torch.tensor([[0, 1], [1, 2]])
 ATTR = torch.zeros(2, 3)
@@ -341,19 +323,6 @@ def test_wrong_calls_get_a_sentence(options, arguments, error, message):
     conv = FusedTransformerConv(7, 5, heads=2, backend="reference", **options).eval()
     with pytest.raises(error, match=message):
         conv(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"edge_dim": 17}, "edge_dim: got 17; None and 1 to 16 are allowed"),
-        ({"in_channels": -1}, "in_channels: got -1; sizes of at least 1"),
-        ({"dropout": 1.0}, "dropout: got 1.0; a rate from 0 to below 1"),
-    ],
-)
-def test_wrong_sizes_get_a_sentence(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        FusedTransformerConv(**{"in_channels": 7, "out_channels": 5} | arguments)
 
 
 def test_dropout_of_attention_weights_keeps_their_mean():

@@ -12,7 +12,7 @@ from edge_cases import EDGE_LISTS, dense_edge_attention, qkv
 from rank_pool import run_alone
 
 from parallel import builder, partition_graph, source_from_csr
-from tests.cuda_shim.cuda_on_cpu import COMPILER
+from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER
 
 HEADS, DIM = 4, 6
 
@@ -102,7 +102,7 @@ def half_cases(folders: list[str]) -> list[tuple[str, list[torch.Tensor], torch.
     return cases
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+@NEEDS_COMPILER
 @pytest.mark.parametrize(
     ("size", "method", "scheme"), [(3, "random", "halo"), (4, "contiguous", "halo"), (2, "contiguous", "heads")]
 )

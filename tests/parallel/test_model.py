@@ -10,7 +10,6 @@ from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from models import GraphTransformer
 from parallel import partition_graph, source_from_csr
-from parallel.inputs import refuse_on_ranks
 
 NODES, FEATURES, CLASSES = 90, 9, 5
 OPTIONS = {"in_features": FEATURES, "num_classes": CLASSES, "dim": 16, "heads": 4, "blocks": 3}
@@ -52,17 +51,3 @@ def test_logits_and_gradients_are_those_of_one_process(pool, graph, tmp_path, sc
                 gradient, gradients[name], rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
             )
             assert torch.equal(gradient, found[0][1][name]), f"{name}: rank {rank} has other bits than rank 0"
-
-
-@pytest.mark.parametrize(
-    ("options", "training", "message"),
-    [
-        ({"task": "graph"}, False, "graph task"),
-        ({"pos_enc": 2}, False, "model.pos_enc = 2"),
-        ({"edge_features": "bias", "edge_in_features": 3}, False, "model.edge_features = 'bias'"),
-        ({"norm": "batch"}, True, "model.norm = 'batch'"),
-    ],
-)
-def test_models_that_need_the_whole_graph_are_refused(options, training, message):
-    with pytest.raises(ValueError, match=message):
-        refuse_on_ranks(GraphTransformer(**OPTIONS | options), training=training)

@@ -178,15 +178,3 @@ def test_another_graph_method_or_number_of_ranks_is_refused(parted):
         partition_graph(source_of(_random(71, 0.1)), parted, 2, "contiguous")
     with pytest.raises(PartitionError, match="method = 'contiguous', and 'metis'"):
         partition_graph(source_of(_random(70, 0.1)), parted, 2, "metis")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_parts": 0}, "num_parts: got 0"),
-        ({"method": "random"}, "method: got 'random'; allowed are metis, contiguous"),
-    ],
-)
-def test_wrong_arguments_are_named(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        partition_graph(source_of(_random(20, 0.1)), tmp_path, **{"num_parts": 2, "method": "contiguous"} | arguments)

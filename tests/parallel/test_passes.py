@@ -11,12 +11,12 @@ import torch
 from poison import poisoned_buffers
 
 from parallel import Group, builder, load_part, partition_graph, plan_part_attention, source_from_csr
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 from tests.cuda_shim.oracle import assert_attention
 
 NODES, PARTS = 120, 3
 PLACES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")),
+    pytest.param("cpu", marks=NEEDS_COMPILER),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ from parallel import (
 )
 from parallel import group as group_module
 from parallel.collectives import gather_uneven
-from parallel.group import share
 from parallel.inputs import prepare_part
 from parallel.passes import SplitPasses
 from parallel.training import RankTrainer, load_on_ranks
@@ -219,18 +217,6 @@ def collect(group: Group, tensors: list[list[torch.Tensor]]) -> tuple[torch.Tens
     first, *others = tensors[group.rank]
     sum_in_rank_order(others, group)
     return gather_uneven(first, group), others
-
-
-def work_first(group: Group, seconds: float) -> tuple[str | None, bool]:
-    """What `on_first_rank` returns, and whether rank 0 had then finished its work."""
-    path = Path(share(group, tempfile.mkdtemp()), "done")
-
-    def work() -> str:
-        time.sleep(seconds)
-        path.touch()
-        return "made"
-
-    return on_first_rank(group, work), path.exists()
 
 
 def fail_first(rank: int) -> str:

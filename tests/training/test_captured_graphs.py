@@ -13,7 +13,7 @@ from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 
 import kernels
 from models import GraphTransformer
-from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 from training import Trainer, TrainingError, captured_graphs, step
 from training.captured_graphs import capture_refused
 
@@ -117,7 +117,7 @@ def test_batch_norm_is_refused(graphs, make_config, tmp_path, captured_on_cpu, a
     assert trainer.graph_reason == "chosen by auto; batch norm would count the rows of padding"
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+@NEEDS_COMPILER
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("heads", [1, 4], ids=["KV tiles", "edge by edge"])
 def test_steps_by_the_kernels_with_one_plan_for_all_batches(graphs, make_config, tmp_path, monkeypatch, heads):

@@ -13,8 +13,8 @@ from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 from baselines import REGISTRY
 from kernels.backends import fused3s
 from kernels.backends.base import Call, InputSpec
-from kernels.backends.fused3s import choose_instance, heads_of_group
-from kernels.backends.fused3s_shapes import BIAS, CLAMP, MULTIPLIER
+from kernels.backends.fused3s import heads_of_group
+from kernels.backends.fused3s_shapes import BIAS, MULTIPLIER
 from kernels.formats.csr import csr_pattern
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element
@@ -86,24 +86,6 @@ def test_instances_with_two_warps_fit_every_gpu():
     ]
     sizes = sizes_alone(tuple(instances))
     assert max(each.shared_bytes for each in sizes) <= RTX_4090.block_shared_bytes
-
-
-@pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
-@pytest.mark.parametrize("dim", [64, 128, 160, 176, 192, 200, 256, None])
-def test_edge_terms_fit_the_gpu_of_the_plan(monkeypatch, dim, gpu):
-    data, _ = build(monkeypatch, SMALL(), InputSpec(HALF, dim, 1, FLOAT, edge_data=True), gpu)
-    terms = BIAS | MULTIPLIER | CLAMP
-    instance = choose_instance(Element.HALF, FLOAT, dim or 256, data.work_items.shape[1], 1, terms)
-    assert instance.arguments.terms == terms
-    assert fits(instance, gpu)
-
-
-def test_row_ids_pad_the_last_window_with_no_row(monkeypatch):
-    graph = EDGE_CASES["n_one_past_16"]()
-    perm = torch.randperm(65).int()
-    data, _ = build(monkeypatch, graph, InputSpec(), perm=perm)
-    assert data.row_ids.tolist() == [*perm.tolist(), *[65] * 15]
-    assert build(monkeypatch, graph, InputSpec())[0].row_ids is None
 
 
 @pytest.mark.parametrize(

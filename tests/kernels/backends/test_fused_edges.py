@@ -7,9 +7,7 @@ from edge_cases import (
     EDGE_LISTS,
     FORMS,
     KINDS,
-    EdgeList,
     assert_edge_attention,
-    assert_near,
     edge_inputs,
     in_order,
     map_tensors,
@@ -43,40 +41,6 @@ def planned(graph, heads: int, dim: int, dtype: torch.dtype = HALF, **options) -
     return plan_attention(graph, backend="fused3s", dtype=dtype, head_dim=dim, num_heads=heads, **options)
 
 
-def listed_attention(
-    graph: EdgeList,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    data: EdgeData,
-    scale: float,
-    rounded: torch.dtype = torch.float64,
-) -> torch.Tensor:
-    """Float64 attention edge by edge from the formula alone; k_ij, v_ij and the weights are rounded to `rounded`."""
-    row = graph.row
-    keys, values = k.double()[graph.col], v.double()[graph.col]
-    if data.types is not None:
-        keys = data.type_weight.double()[data.types] * keys
-    if data.key_weight is not None:
-        keys = keys + torch.einsum("hdr,er->ehd", data.key_weight.double(), data.features.double())
-    if data.value_weight is not None:
-        values = values + torch.einsum("hdr,er->ehd", data.value_weight.double(), data.features.double())
-    keys, values = keys.to(rounded).double(), values.to(rounded).double()
-    score = scale * (q.double()[row] * keys).sum(-1)
-    if data.multiplier is not None:
-        score = score * data.multiplier.double().view(len(row), -1)
-    if data.bias is not None:
-        score = score + data.bias.double().view(len(row), -1)
-    if data.clamp is not None:
-        score = score.clamp(-data.clamp, data.clamp)
-    target = row[:, None].expand_as(score)
-    maximum = score.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, target, score, "amax")
-    weight = torch.exp(score - maximum.nan_to_num(neginf=0.0)[row])
-    total = torch.zeros_like(maximum).index_add(0, row, weight)[..., None]
-    weight = weight.to(rounded).double()[..., None]
-    return torch.zeros_like(q, dtype=torch.float64).index_add(0, row, weight * values) / total.where(total > 0, 1.0)
-
-
 @every_shape
 def test_every_kind_on_every_edge_list(monkeypatch, heads, dim):
     for index, (name, make_graph) in enumerate(EDGE_LISTS.items()):
@@ -92,24 +56,6 @@ def test_every_kind_on_every_edge_list(monkeypatch, heads, dim):
                 output = plan(*given, scale=0.4, edges=bound)
             assert_edge_attention(output.cpu(), graph, tensors, edges, 0.4, f"{name}, {kind}, {dtype}")
             assert torch.equal(plan(*given, scale=0.4, edges=bound), output), f"{name}, {kind}: other bits"
-
-
-@every_shape
-@pytest.mark.parametrize("name", REAL_GRAPHS)
-def test_every_kind_on_real_graphs(monkeypatch, real_graph_dir, name, heads, dim):
-    csr = load_real_graph(real_graph_dir, name)
-    graph = EdgeList(*edges_of(csr, GPU), csr.shape)
-    plan = planned(csr, heads, dim, edge_data=True)
-    tensors = on_gpu(qkv(csr.shape, heads, dim, HALF))
-    for kind in KINDS:
-        edges = moved(edge_inputs(kind, graph.num_edges, heads, dim, HALF))
-        bound = plan.bind_edges(edges)
-        with poisoned_buffers(monkeypatch):
-            output = plan(*tensors, scale=0.2, edges=bound)
-        expected = listed_attention(graph, *tensors, edges, 0.2)
-        rounded = listed_attention(graph, *tensors, edges, 0.2, HALF)
-        assert_near(output, expected, rounded, tensors[2], f"{name}, {kind}")
-        assert torch.equal(plan(*tensors, scale=0.2, edges=bound), output), f"{name}, {kind}: other bits"
 
 
 @every_shape

@@ -87,22 +87,3 @@ def test_streams_that_share_a_plan_do_not_disturb_each_other(heads, dim):
     torch.cuda.synchronize()
     for wanted, results in zip(expected, found, strict=True):
         assert all(all(map(torch.equal, wanted, got)) for got in results)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (8, 8)])
-def test_gradients_on_a_device_that_is_not_current(heads, dim):
-    device = torch.device("cuda", 1)
-    options = {"dtype": torch.float16, "head_dim": dim, "num_heads": heads, "backward": True}
-    plan = plan_attention(EDGE_CASES["hub"](), backend="fused3s", device=GPU, **options)
-    sizes = [plan.shape[0], plan.shape[1], plan.shape[1], plan.shape[0]]
-    tensors = [torch.randn(size, heads, dim, device=GPU).half() for size in sizes]
-
-    def gradients(plan, tensors):
-        *leaves, grad = (tensor.clone().requires_grad_() for tensor in tensors)
-        return torch.autograd.grad(plan(*leaves), leaves, grad.detach())
-
-    expected = gradients(plan, tensors)
-    other = gradients(plan.to(device), [tensor.to(device) for tensor in tensors])
-    assert torch.cuda.current_device() == 0
-    assert all(torch.equal(*pair) for pair in zip(expected, (each.to(GPU) for each in other), strict=True))

@@ -119,23 +119,6 @@ def test_build_in_several_passes_is_the_same(edges):
     assert_same_bits(whole, in_passes)
 
 
-def test_passes_hold_as_many_windows_as_their_edges_allow(monkeypatch):
-    """Scratch memory is bounded by the edges of a pass, and passes are few."""
-    edges = []
-    compact = kernels.formats.bsb_build._compact_windows
-
-    def counted(xp, indptr, *rest):
-        edges.append(int(indptr[-1] - indptr[0]))
-        return compact(xp, indptr, *rest)
-
-    monkeypatch.setattr(kernels.formats.bsb_build, "_compact_windows", counted)
-    monkeypatch.setattr(kernels.formats.bsb_build, "EDGES_PER_PASS", 100)
-    row_edges = [2] * 160 + [20] * 16 + [0] * 50 + [3] * 40  # by window: 32 ten times, 320, 0, 0, 0, 42 (half), 48, 30
-    indptr = np.concatenate([[0], np.cumsum(row_edges)])
-    BSB.from_csr(indptr, np.concatenate([np.arange(count) for count in row_edges]), 64)
-    assert edges == [96, 96, 96, 32, 320, 90, 30]
-
-
 def test_memory_of_several_passes_is_the_result_and_a_part_of_it(monkeypatch):
     """Parts are freed while they are joined: all at once they would take as much as the result."""
     monkeypatch.setattr(kernels.formats.bsb_build, "EDGES_PER_PASS", 10_000)
@@ -165,15 +148,6 @@ def test_canonical_csr_of_any_pattern(edges, is_sorted, dtype):
     np.testing.assert_array_equal(indptr.numpy(), given_arrays[0])
     np.testing.assert_array_equal(indices.numpy(), expected.col[expected.csr_order()])
     assert (indptr.dtype, indices.dtype) == (torch.int64, torch.int32)
-
-
-def test_canonical_csr_of_a_sorted_pattern_is_a_copy_made_without_bsb(monkeypatch):
-    monkeypatch.setattr(BSB, "from_graph", None)  # its way back to CSR takes over 100 bytes an edge
-    pattern = CSRPattern(torch.tensor([0, 0, 2, 3, 3]), torch.tensor([1, 3, 0], dtype=torch.int32), (4, 4))
-    indptr, indices = canonical_csr(pattern, torch.device("cpu"))
-    assert (indptr.tolist(), indices.tolist()) == ([0, 0, 2, 3, 3], [1, 3, 0])
-    indptr[1], indices[0] = 7, 7
-    assert (pattern.indptr.tolist(), pattern.indices.tolist()) == ([0, 0, 2, 3, 3], [1, 3, 0])
 
 
 def assert_same_bits(left: BSB, right: BSB) -> None:
@@ -214,6 +188,14 @@ def test_nbytes_is_the_format_tables_formula(edge_case, tile):
     b = bsb.num_tcbs
     offsets = math.ceil(edge_case.shape[0] / r) + 1  # the table writes N / r
     assert bsb.nbytes * 8 == 32 * (offsets + b * c) + b * r * c
+
+
+def test_a_moved_matrix_has_all_arrays_there():
+    bsb = BSB.from_scipy(sp.eye_array(40, format="csr"))
+    assert bsb.to(torch.device("cpu")) is bsb
+    moved = bsb.to(torch.device("meta"))
+    for name in ("tcb_row_offset", "col_sparse_to_dense", "bitmap", "row_window_order"):
+        assert getattr(moved, name).device.type == "meta", name
 
 
 def test_every_constructor_gives_the_same_matrix():
@@ -269,19 +251,6 @@ def test_bad_csr_is_named(indptr, indices, num_cols, message):
 def test_bad_tile_is_named(tile):
     with pytest.raises(ValueError, match="tile: got"):
         BSB.from_csr([0], [], tile=tile)
-
-
-def test_bad_types_are_named():
-    with pytest.raises(TypeError, match="got dtype float64"):
-        BSB.from_csr(np.array([0, 1]), np.array([0.0]))
-    with pytest.raises(TypeError, match=r"allowed are kernels\.BSB, dgl\.DGLGraph"):
-        BSB.from_graph([[0, 1]])
-    with pytest.raises(TypeError, match="sparse_csr"):
-        BSB.from_torch(torch.eye(3))
-    dgl = import_dgl()
-    two_types = dgl.heterograph({("a", "x", "b"): ([0], [0]), ("a", "y", "b"): ([0], [0])})
-    with pytest.raises(ValueError, match="2 edge types"):
-        BSB.from_dgl(two_types)
 
 
 @pytest.mark.gpu

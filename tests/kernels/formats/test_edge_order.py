@@ -20,7 +20,7 @@ from kernels.backends.fused3s_planning import plan_graph
 from kernels.formats.csr import CSRPattern, csr_from_scipy, csr_pattern
 from kernels.formats.edge_order import edge_order
 from kernels.formats.row_order import permute_rows
-from tests.cuda_shim.cuda_on_cpu import COMPILER, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 CPU = torch.device("cpu")
 
@@ -102,7 +102,7 @@ def test_wrong_edge_ids_are_named(edge_ids, message):
         edge_order(replace(pattern, edge_ids=torch.tensor(edge_ids)), CPU)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+@NEEDS_COMPILER
 @pytest.mark.parametrize("name", EDGE_LISTS)
 def test_the_kernels_that_plan_find_the_same_order(monkeypatch, name):
     """On the CPU (tests/cuda_shim), for an edge list and for a pattern with the caller's numbers."""

@@ -1,6 +1,5 @@
 """Row orders: bijections, savings on planted structure and on real graphs, counts, and malformed input."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from kernels.formats.csr import CSRPattern, csr_from_scipy
 from kernels.formats.row_order import METHODS, RowOrder, permute_rows
 from kernels.formats.row_order_search import find_row_order
-from kernels.formats.window_filling import HUB_ROWS, compiled_fill_windows, fill_windows
+from kernels.formats.window_filling import fill_windows
 
 pytest.importorskip("numba", reason="Numba, which compiles the search for communities, is not installed")
 
@@ -114,22 +113,6 @@ def test_auto_leaves_a_good_order_alone(monkeypatch: pytest.MonkeyPatch):
     assert (order.perm, order.method, order.columns_after) == (None, "none", order.columns_before)
 
 
-def test_auto_leaves_a_large_graph_alone(monkeypatch: pytest.MonkeyPatch):
-    csr = planted(4, 32, 8)
-    monkeypatch.setattr("kernels.formats.row_order_search.MAX_EDGES", csr.nnz)
-    assert find_row_order(csr_from_scipy(csr), "auto").method == "communities"
-    monkeypatch.setattr("kernels.formats.row_order_search.MAX_EDGES", csr.nnz - 1)
-    assert find_row_order(csr_from_scipy(csr), "auto").method == "none"
-
-
-def test_a_column_of_every_row_hides_nothing():
-    csr = planted(80, 32, 8)
-    assert csr.shape[0] > HUB_ROWS
-    with_hub = sp.hstack([csr, np.ones((csr.shape[0], 1), np.int8)]).tocsr()
-    order = find_row_order(csr_from_scipy(with_hub), "communities")
-    assert order.columns_after == 80 * 2 * 9
-
-
 def test_the_order_does_not_depend_on_the_order_of_the_columns():
     csr = sp.random_array((500, 400), density=0.02, rng=np.random.default_rng(0), format="csr")
     rng = np.random.default_rng(1)
@@ -176,16 +159,6 @@ def test_bad_arguments_are_named():
         permute_rows(pattern, np.where(perm == 3, 32, perm))
     with pytest.raises(ValueError, match=r"perm: row 4 occurs more than once"):
         permute_rows(pattern, np.where(perm == 3, 4, perm))
-
-
-def test_without_numba(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    compiled_fill_windows.cache_clear()
-    pattern = csr_from_scipy(planted(2, 16, 4))
-    with pytest.raises(ImportError, match=r"needs the package numba \(pip install numba\)"):
-        find_row_order(pattern, "auto")
-    assert find_row_order(pattern, "none").method == "none"
-    compiled_fill_windows.cache_clear()
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 import subprocess
 
 import plan_oracle
-import pytest
 
 from kernels.backends import fused3s_edges
 from kernels.backends.feature_products import FEATURES
@@ -11,7 +10,7 @@ from kernels.formats import schedule
 from kernels.runtime.jit import KernelSizes
 from kernels.runtime.params import struct_members
 from kernels.runtime.source import read_source
-from tests.cuda_shim.cuda_on_cpu import COMPILER, FLAGS, SHIM_FOLDER, paste_source
+from tests.cuda_shim.cuda_on_cpu import COMPILER, FLAGS, NEEDS_COMPILER, SHIM_FOLDER, paste_source
 
 
 def assert_compiles(source: str, equations: dict[str, int]) -> None:
@@ -22,7 +21,7 @@ def assert_compiles(source: str, equations: dict[str, int]) -> None:
     assert result.returncode == 0, result.stderr[-4000:]
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
+@NEEDS_COMPILER
 def test_records_and_lanes():
     words = {
         "begin": plan_oracle.BEGIN,
