@@ -3,7 +3,6 @@
 Those of several ranks: `inference.ranks`.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -180,16 +179,13 @@ class AllBatches(Source):
         dense.check_weights()
         console.print(Text(f"predicting {batches.num_graphs:,} graphs in {len(batches):,} batches"))
         parts: list[Tensor] = []
+        step = max(1, len(batches) // 20)  # a batch takes a millisecond
         with progress(len(batches)) as advance:
-            pause, shown, waiting = 0.1 if console.is_terminal else 5.0, time.monotonic(), 0
 
             def take(batch: GraphRange, logits: Tensor) -> None:
-                nonlocal shown, waiting
                 parts.append(logits)
-                waiting += 1  # a batch takes a millisecond
-                if batch.last == batches.num_graphs or time.monotonic() - shown >= pause:
-                    advance(f"graph {batch.last:,} of {batches.num_graphs:,}", waiting)
-                    shown, waiting = time.monotonic(), 0
+                if len(parts) % step == 0 or len(parts) == len(batches):
+                    advance(f"graph {batch.last:,} of {batches.num_graphs:,}", (len(parts) - 1) % step + 1)
 
             timed = run_set(passes, take, self.device, self.config.runtime.repeats)
         run = SetRun(timed, batches.num_graphs, len(batches), batches.batch_size, batches.kept_on)

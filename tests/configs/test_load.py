@@ -118,6 +118,11 @@ def test_a_wrong_value_is_named_with_what_is_allowed(write, override, parts):
         (["data.order=random", "data.source=synthetic"], "data.order = 'random' and data.source = 'synthetic'"),
         (["data.batches=all", "data.source=synthetic"], "data.batches = 'all' and data.source = 'synthetic'"),
         (["data.split=val", "data.path=a.npz"], "data.split = 'val' and data.source = 'auto', data.path = 'a.npz'"),
+        (["data.batches=2", "runtime.dense=compiled"], "runtime.dense = 'compiled' and data.batches = 2"),
+        (
+            ["data.batches=2", "runtime.cuda_graph=true", "model.pos_enc=2"],
+            "runtime.cuda_graph = True and data.batches",
+        ),
         (["runtime.dense=fused", "model.norm=batch"], "runtime.dense = 'fused' and model.norm = 'batch'"),
     ],
 )

@@ -229,20 +229,6 @@ def test_all_batches_of_a_collection(infer, tmp_path, collection):
         np.testing.assert_allclose(some["labels"], labels[ids], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["data.batches=7"], "batch_size: got 56; "),
-        (["data.batches=all", "runtime.dense=compiled"], "runtime.dense = 'compiled' and data.batches = 'all'"),
-        (["data.batches=all", "runtime.cuda_graph=true", "model.pos_enc=2", "runtime.device=auto"], "without pos_enc"),
-    ],
-)
-def test_batches_that_cannot_be(infer, collection, given, message):
-    done = infer(config=collection[0], settings=[*QUICK, *given])
-    assert done.exit_code == 2
-    assert message in done.stderr
-
-
 def test_a_graph_of_ones_own(infer, tmp_path):
     rng = np.random.default_rng(0)
     path = tmp_path / "mine.npz"
@@ -279,13 +265,11 @@ def test_what_an_end_before_the_end_leaves_behind(infer, tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        (["--checkpoint", "none.pt"], ["none.pt: no such file"]),
         (["--checkpoint", "OTHER"], ["of another shape: embedding.linear.weight [8, 1433], the model has [16, 1433]"]),
         (["--checkpoint", "TRUNCATED"], ["not a file of torch.save, or truncated; write it again"]),
         (["--output", "README.md/out.npy"], ["README.md is no folder"]),
         (["--results", "README.md/r.csv"], ["--results README.md/r.csv: cannot be written"]),
         (["--results", "FOREIGN"], ["holds other columns"]),
-        (["data.source=file", "data.path=none.npz"], ["none.npz"]),
         (["runtime.device=cuda:99"], ["runtime.device = 'cuda:99': no such device", "allowed here are cpu"]),
     ],
     ids=str,
@@ -303,15 +287,6 @@ def test_a_user_error_is_a_message(infer, tmp_path, given, parts):
         assert part in done.stderr
     assert not (tmp_path / "r.csv").exists()
     assert "warm-up" not in done.stdout  # rejected before any slow step
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_this_machine_cannot_run_is_found_before_the_data_is_loaded(infer):
-    done = infer("attention.backend=fused3s_paper", "runtime.cuda_graph=true", "runtime.device=auto")
-    assert done.exit_code == 2
-    for part in ("attention.backend = 'fused3s_paper'", "runtime.cuda_graph = True", "csr_unfused, "):
-        assert part in done.stderr
-    assert "loading" not in done.stderr
 
 
 def test_packages_come_from_the_clone_that_the_script_is_in(tmp_path):
