@@ -20,7 +20,7 @@ from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
 from data.csr_batches import CsrBatches, GraphRange
 from inference.batches import Passes, SetRun, eager_passes, replays, run_pass, run_set
-from inference.memory import data_remedies, memory_for, model_remedies
+from inference.memory import memory_for
 from kernels.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphTransformer
 from models.graph_inputs import Attention as AnyAttention
@@ -63,7 +63,7 @@ class Source:
     def new_model(self, dtype: torch.dtype) -> GraphTransformer:
         """A model of its own on the device, for inference."""
         config, meta = self.config, self.loaded.meta
-        with memory_for("building the model", lambda: model_remedies(config, meta)):
+        with memory_for("building the model", config):
             model = build_model(config, meta, config.runtime.seed)
             if self.weights.path:
                 load_weights(model, self.weights.path, config, meta)
@@ -219,7 +219,7 @@ def load_source(config: Config) -> Source:
     named_weights(config)  # a missing file is found before a long load
     name, batches = config.data.name, config.data.batches
     errors.print(Text(f"loading {name}"))
-    with memory_for(f"loading {name}", lambda: data_remedies(config)):
+    with memory_for(f"loading {name}", config):
         loaded = data.load(**config.load_arguments())
     if batches == 1:
         return Source(config, device, loaded)
