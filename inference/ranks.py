@@ -14,7 +14,7 @@ from configs import Config
 from configs.resolve import check_machine, resolve_dtype
 from data import LoadedGraph
 from inference.batches import SetRun
-from inference.memory import data_remedies, memory_for
+from inference.memory import memory_for
 from inference.source import AllBatches, Attention, Source
 from kernels import AttentionPlan
 from models import Execution, GraphInputs, GraphTransformer
@@ -131,7 +131,7 @@ def load_on_ranks(config: Config, group: Group) -> Source:
             errors.print(Text(text))
 
     say(f"loading {name}")
-    with memory_for(f"loading {name}", lambda: data_remedies(config)):
+    with memory_for(f"loading {name}", config):
         part = open_part(config.data, config.runtime.seed, group, say)
         if part is not None:
             return PartOfGraph(config, group, part)

@@ -3,7 +3,6 @@
 Those of several ranks: `inference.ranks`.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
 from data.csr_batches import CsrBatches, GraphRange
 from inference.batches import Passes, SetRun, eager_passes, replays, run_pass, run_set
-from inference.memory import data_remedies, memory_for, model_remedies
+from inference.memory import memory_for
 from kernels.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphTransformer
 from models.graph_inputs import Attention as AnyAttention
@@ -64,7 +63,7 @@ class Source:
     def new_model(self, dtype: torch.dtype) -> GraphTransformer:
         """A model of its own on the device, for inference."""
         config, meta = self.config, self.loaded.meta
-        with memory_for("building the model", lambda: model_remedies(config, meta)):
+        with memory_for("building the model", config):
             model = build_model(config, meta, config.runtime.seed)
             if self.weights.path:
                 load_weights(model, self.weights.path, config, meta)
@@ -180,16 +179,13 @@ class AllBatches(Source):
         dense.check_weights()
         console.print(Text(f"predicting {batches.num_graphs:,} graphs in {len(batches):,} batches"))
         parts: list[Tensor] = []
+        step = max(1, len(batches) // 20)  # a batch takes a millisecond
         with progress(len(batches)) as advance:
-            pause, shown, waiting = 0.1 if console.is_terminal else 5.0, time.monotonic(), 0
 
             def take(batch: GraphRange, logits: Tensor) -> None:
-                nonlocal shown, waiting
                 parts.append(logits)
-                waiting += 1  # a batch takes a millisecond
-                if batch.last == batches.num_graphs or time.monotonic() - shown >= pause:
-                    advance(f"graph {batch.last:,} of {batches.num_graphs:,}", waiting)
-                    shown, waiting = time.monotonic(), 0
+                if len(parts) % step == 0 or len(parts) == len(batches):
+                    advance(f"graph {batch.last:,} of {batches.num_graphs:,}", (len(parts) - 1) % step + 1)
 
             timed = run_set(passes, take, self.device, self.config.runtime.repeats)
         run = SetRun(timed, batches.num_graphs, len(batches), batches.batch_size, batches.kept_on)
@@ -223,7 +219,7 @@ def load_source(config: Config) -> Source:
     named_weights(config)  # a missing file is found before a long load
     name, batches = config.data.name, config.data.batches
     errors.print(Text(f"loading {name}"))
-    with memory_for(f"loading {name}", lambda: data_remedies(config)):
+    with memory_for(f"loading {name}", config):
         loaded = data.load(**config.load_arguments())
     if batches == 1:
         return Source(config, device, loaded)

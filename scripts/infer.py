@@ -22,7 +22,7 @@ from bench import cli
 from bench.cli import console
 from bench.records import check_results_file
 from configs import load_config
-from inference.memory import memory_for, run_remedies
+from inference.memory import memory_for
 from inference.predictions import check_predictions_path, save_predictions
 from inference.ranks import load_on_ranks, ranks_table
 from inference.report import report_profile, report_table, surrogate_line, write_results
@@ -97,7 +97,7 @@ def infer(request: Request, kept: list[str], group: Group | None = None) -> bool
     console.print(cli.describe_config(f"{request.config_path} ({config.sha()})", config, hidden="training"))
     if group:
         check_agreement(group, {"weights": hash_of_weights(source.model), "graph": meta.sha256})
-    with memory_for("running the model", lambda: run_remedies(config, meta, source.dtype)), torch.inference_mode():
+    with memory_for("running the model", config), torch.inference_mode():
         run = measure(source, request)
         if request.output and run.logits is not None:
             save_predictions(request.output, run.logits, source.rows)

@@ -20,7 +20,7 @@ from rich.text import Text
 from bench import cli
 from bench.cli import console
 from configs import load_config
-from parallel import Partition, partition_graph
+from parallel import partition_graph
 from parallel.builder import EDGES_PER_BLOCK
 from parallel.datasets import dataset_source, partition_folder
 
@@ -43,28 +43,20 @@ def main(
     cli.configure_logging("data")
     with cli.user_errors():
         settings = load_config(config, overrides or [])
-        name, seed = settings.data.name, settings.runtime.seed
+        seed, chosen = settings.runtime.seed, settings.data.model_dump(include={"name", "root", "source", "path"})
         folder = output or partition_folder(settings.data, seed, method, parts)
-        console.print(Text(f"loading {name}"))
-        chosen = settings.data.model_dump(include={"name", "root", "source", "path"})
+        console.print(Text(f"loading {settings.data.name}"))
         source = dataset_source(**chosen, seed=seed)
         found = partition_graph(
             source, folder, parts, method, edges_per_block=block, say=lambda text: console.print(Text(text))
         )
-    console.print(describe(found))
-    console.print(Text(f"partition    {folder}"))
-
-
-def describe(partition: Partition) -> Table:
-    """A line for each part."""
     table = Table("part", "rows", "edges", "rows with halo columns", "halo columns", "of all rows")
-    for part, (rows, interior, edges, halo) in enumerate(
-        zip(partition.rows, partition.interior, partition.edges, partition.halo, strict=True)
-    ):
-        received = sum(halo)
-        share = f"{received / max(partition.num_nodes, 1):.1%}"
-        table.add_row(str(part), f"{rows:,}", f"{edges:,}", f"{rows - interior:,}", f"{received:,}", share)
-    return table
+    for part, (rows, interior, edges) in enumerate(zip(found.rows, found.interior, found.edges, strict=True)):
+        halo = sum(found.halo[part])
+        share = f"{halo / max(found.num_nodes, 1):.1%}"
+        table.add_row(str(part), f"{rows:,}", f"{edges:,}", f"{rows - interior:,}", f"{halo:,}", share)
+    console.print(table)
+    console.print(Text(f"partition    {folder}"))
 
 
 if __name__ == "__main__":

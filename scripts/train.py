@@ -11,7 +11,7 @@ the config is named otherwise. Exit status: 0; 2 for any error; 130 after Ctrl-C
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -178,15 +178,17 @@ def report_table(found: dict[int, TrainResult]) -> Table:
     name = METRICS[results[0].metric]
     table = Table("seed", "epochs", "best epoch", f"validation {name}", f"test {name}", "ms of an epoch (median)")
     for seed, one in found.items():
-        time_of_epoch = f"{1e3 * statistics.median(one.seconds):.2f}" if one.seconds else ""
-        counts = (str(seed), str(one.epochs), str(one.best_epoch))
-        table.add_row(*counts, f"{one.valid:.4f}", f"{one.test:.4f}", time_of_epoch)
+        milliseconds = f"{1e3 * statistics.median(one.seconds):.2f}" if one.seconds else ""
+        row = (seed, one.epochs, one.best_epoch, f"{one.valid:.4f}", f"{one.test:.4f}", milliseconds)
+        table.add_row(*map(str, row))
     if len(results) > 1:
-        columns = ([one.valid for one in results], [one.test for one in results])
-        errors_of_mean = [statistics.stdev(values) / len(values) ** 0.5 for values in columns]
-        cells = [f"{statistics.fmean(v):.4f} ± {e:.4f}" for v, e in zip(columns, errors_of_mean, strict=True)]
-        table.add_row("mean ± standard error", "", "", *cells, "")
+        valid, test = zip(*((one.valid, one.test) for one in results), strict=True)
+        table.add_row("mean ± standard error", "", "", _mean(valid), _mean(test))
     return table
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values) / len(values) ** 0.5:.4f}"
 
 
 if __name__ == "__main__":

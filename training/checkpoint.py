@@ -81,6 +81,15 @@ def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best | None
     if other:
         changed = "; ".join(f"{key} was {of.get(key)!r} and is {run.get(key)!r}" for key in other)
         raise TrainingError(f"{path}: state of another run: {changed}. Use the same settings, or another --output")
+    try:
+        return _restore(state, step)
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        raise TrainingError(f"{path}: damaged ({type(error).__name__}: {error}); use another --output") from error
+
+
+def _restore(state: dict[str, Any], step: Step) -> tuple[Best | None, int, bool]:
+    if not (type(state["epoch"]) is int and state["epoch"] > 0):
+        raise ValueError(f"epoch = {state['epoch']!r}")
     step.model.load_state_dict(state["model"])
     if state["dropout_seeds"] is not None:
         step.model.dropout_seeds.copy_(state["dropout_seeds"])

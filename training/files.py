@@ -9,13 +9,19 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a path beside `path`, then rename that file to `path`.
 
     A kill leaves at most the unfinished `<name>.new`, which the next call overwrites.
+
+    Raises:
+        OSError: the file could not be written; the old one is unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.new")
-    write(unfinished)
-    _sync(unfinished)  # before the rename: the name must never lead to missing content
-    os.replace(unfinished, path)
-    _sync(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(unfinished)
+        _sync(unfinished)  # before the rename: the name must never lead to missing content
+        os.replace(unfinished, path)
+        _sync(path.parent)
+    except (OSError, RuntimeError) as error:  # torch.save has a RuntimeError for a full disk
+        raise OSError(f"{path}: cannot be written; is the disk full? The old file is unchanged ({error})") from error
 
 
 def _sync(path: Path) -> None:

@@ -5,6 +5,9 @@ import io
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+import pandas as pd
+
+from training.errors import TrainingError
 from training.files import write_atomically
 
 
@@ -44,9 +47,11 @@ class TrainingLog:
         path = folder / LOG
         rows = []
         if done and path.is_file():
-            with path.open(newline="", encoding="utf-8") as file:
-                complete = (row for row in csv.DictReader(file) if None not in row.values())
-                rows = [row for row in complete if int(row["epoch"]) <= done]
+            try:
+                table = pd.read_csv(path, usecols=COLUMNS, dtype=str).dropna()  # a kill may leave half a row
+                rows = table[table["epoch"].astype(int) <= done].to_dict("records")
+            except ValueError as error:
+                raise TrainingError(f"{path}: damaged ({error}); move it away to continue without it") from error
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -68,6 +68,9 @@ def make_task(loaded: LoadedGraph, model: GraphTransformer, plan: Plan, batch_si
     for part in PARTS:
         if not len(loaded.splits[part]):
             raise ValueError(f"{meta.name}: the {part} split is empty; each split needs at least one row")
+        chosen = labels[loaded.splits[part]]
+        if not (~chosen.isnan() if chosen.is_floating_point() else chosen >= 0).any():
+            raise ValueError(f"{meta.name}: no label of the {part} split is known; each split needs at least one")
     if meta.task == "graph":
         return GraphsTask(loaded, labels, metric, model, plan, batch_size)
     if meta.num_graphs > 1:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from configs import Config
@@ -148,9 +149,14 @@ def read_about(path: Path) -> TrainedWeights | None:
             text = (file.metadata() or {}).get(HEADER_KEY)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors; is it truncated? ({error})") from error
+    if text is None:
+        return None
     try:
-        return None if text is None else TrainedWeights(**json.loads(text))
-    except (ValueError, TypeError) as error:
+        about = TypeAdapter(TrainedWeights).validate_json(text)
+        if about.metric not in METRICS or not {*ARCHITECTURE} <= about.config["model"].keys():
+            raise ValueError(f"metric {about.metric}, model {about.config['model']}")
+        return about
+    except (ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: its record of the training run is of another version ({error})") from error
 
 

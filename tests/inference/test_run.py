@@ -11,7 +11,7 @@ from bench.timers import Spread
 from configs import load_config
 from inference.report import report_table, write_results
 from inference.run import Cost, Request, check, cost_of_all, measure
-from inference.source import Source, load_source
+from inference.source import load_source
 from kernels.formats.row_order import RowOrder
 
 SIZES = np.array([3, 5, 2, 7, 4])  # nodes of the graphs, which are chains
@@ -42,18 +42,6 @@ def request_for(tmp_path):
     return request_for
 
 
-class OtherRank(Source):
-    """A rank that runs and reports nothing."""
-
-    references = 0
-
-    def predict(self, execution, attention):
-        return None, None
-
-    def reference(self, model, dtype):
-        self.references += 1
-
-
 def test_batches_predict_what_one_graph_predicts(request_for):
     batched = request_for("data.batches=all", "data.batch_size=2")
     source, batches = load_source(request_for().config), load_source(batched.config)
@@ -79,16 +67,6 @@ def test_predictions_are_compared_with_both_references(request_for, factor):
     assert run.agreement.passed == (factor == 1)
     assert run.accuracy.max_abs == pytest.approx(exact.abs().max().item() * (factor - 1), rel=1e-3, abs=1e-9)
     assert run.score is None  # random weights
-
-
-def test_a_rank_that_reports_nothing_takes_part(request_for):
-    one = load_source(request_for().config)
-    other = OtherRank(one.config, one.device, one.loaded)
-    with torch.inference_mode():
-        run = measure(other, request_for())
-        check(run)
-    assert (run.logits, run.agreement, run.accuracy, run.score) == (None,) * 4
-    assert other.references == 2
 
 
 def test_all_ranks_cost_what_the_slowest_takes_and_the_fullest_holds():

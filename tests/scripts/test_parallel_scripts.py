@@ -128,37 +128,13 @@ def test_training_writes_once_what_inference_reads(setting, tmp_path):
     assert len(set(accuracies.values())) == 1
 
 
-@pytest.mark.parametrize(
-    ("script", "of_second", "message"),
-    [
-        ("infer", ["--set", "data.name=cora", "--set", "data.path=null"], "configuration: rank 0: "),
-        ("infer", ["--verify"], "options: rank 0: --verify False"),
-        ("train", ["--set", "runtime.seed=1"], "configuration: rank 0: "),
-    ],
-)
-def test_ranks_that_were_started_differently_say_so(setting, tmp_path, script, of_second, message):
-    output = ["--output", tmp_path / "out.npz"]
-    found = on_ranks(script, [*setting, *output], [*setting, *output, *of_second])
-    for rank, (status, text) in enumerate(found):
+def test_errors_name_the_rank(setting, tmp_path):
+    for rank, (status, text) in enumerate(on_ranks("infer", setting, [*setting, "--verify"])):
         assert status == 2
-        assert f"rank {rank}: the ranks must agree, and differ in" in text
-        assert message in text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--profile"], "--profile: times the parts of a model on one GPU"),
-        (["--set", "runtime.device=cuda:1"], "runtime.device = 'cuda:1' on several ranks: allowed are auto, cuda"),
-        (["--set", "data.path=missing.npz"], "missing.npz"),
-        (["--set", "runtime.partition=ring"], "runtime.partition"),
-    ],
-)
-def test_errors_name_the_rank(setting, options, message):
-    for rank, (status, text) in enumerate(on_ranks("infer", *[[*setting, *options]] * 2)):
+        assert f"rank {rank}: the ranks must agree, and differ in options: rank 0: --verify False" in text
+    for status, text in on_ranks("infer", *[[*setting, "--profile"]] * 2):
         assert status == 2
-        assert f"rank {rank}: " in text
-        assert message in text or "stops, since rank 0 failed: " in text
+        assert "--profile: times the parts of a model on one GPU" in text
 
 
 def test_a_rank_without_its_files_says_so(setting, tmp_path):

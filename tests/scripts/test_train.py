@@ -168,25 +168,29 @@ def test_ctrl_c_says_what_was_kept(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "parts"),
+    ("settings", "part"),
     [
-        (["training.lr=-1"], ["training.lr = -1", "greater than 0"]),
-        (["training.optimiser=adam"], ["training.optimiser = 'adam': no such key; did you mean 'optimizer'?"]),
-        (["training.optimizer=adagrad"], ["training.optimizer = 'adagrad': not known", "'adamw', 'adam' or 'sgd'"]),
-        (["training.warmup_epochs=4"], ["training.warmup_epochs = 4 and training.epochs = 4"]),
-        (["training.seeds=[1, 1]"], ["each seed once"]),
-        (["model.dropout=1.0"], ["model.dropout = 1.0", "less than 1"]),
-        (["runtime.dense=fused", "model.dim=64"], ["error: "]),
-        (["model.checkpoint=w.pt"], ["training starts from random weights"]),
-        (["data.order=random"], ["data.order = 'random': training shuffles"]),
-        (["training.lr=1e6", "training.clip_norm=null"], ["in epoch ", "try a lower training.lr"]),
+        (["training.optimiser=adam"], "training.optimiser = 'adam': no such key; did you mean 'optimizer'?"),
+        (["attention.backend=fused3s_paper"], "attention.backend = 'fused3s_paper' and runtime.device = 'cpu'"),
+        (["training.lr=1e6", "training.clip_norm=null"], "try a lower training.lr"),
     ],
-    ids=lambda value: value[0] if "=" in value[0] else "message",
+    ids=str,
 )
-def test_a_user_error_is_a_message(train, tmp_path, settings, parts):
+def test_a_user_error_is_a_message(train, tmp_path, settings, part):
     done = train("run", *(word for setting in settings for word in ("--set", setting)))
     assert done.exit_code == 2, done.output
-    assert "error: " in done.stderr
-    for part in parts:
-        assert part in done.stderr
+    assert part in done.stderr
     assert not (tmp_path / "r.csv").exists()
+
+
+def test_each_configuration_and_data_set_has_a_folder(train, arguments, tmp_path, monkeypatch):
+    script = load_script("train")
+    monkeypatch.chdir(tmp_path)
+    for name, folder in (("mine", "mine"), ("other", "mine-other")):
+        options = arguments("", "--set", f"data.name={name}", "--set", "training.epochs=1")
+        del options[2:4]  # --output
+        done = CliRunner().invoke(script.app, options)
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / "runs" / folder / "best.safetensors").is_file()
+    done = CliRunner().invoke(script.app, options)
+    assert "runs/mine-other: holds a run; --resume continues it" in done.stderr
