@@ -167,13 +167,7 @@ def from_source(command: tuple[str, ...], source: Source | None) -> tuple[str, .
 
 def drawings(results: Path) -> list[tuple[str, ...]]:
     """Commands that draw the CSVs of a folder; they need no GPU. The tables of the README are of the recorded CSVs."""
-    source = ("--results", str(results))
-    return [
-        ("plot.py", *source, "--figures", str(results / "figures")),
-        ("claims.py", *source),
-        *([("readme_tables.py", *source)] if results == RECORDED else []),
-        ("html_report.py", *source),
-    ]
+    return [("report.py", "--results", str(results))]
 
 
 def chosen_steps(names: list[str]) -> list[str]:
