@@ -6,7 +6,7 @@ Graphs are downloaded, or --source auto lets a synthetic surrogate take the plac
 
 STEP is one or more of the names below; "all" is all except smoke and huge, "none" measures nothing. Measurements go to
 results/local and figures to results/local/figures: nothing recorded is overwritten. An interrupted step resumes. At the
-end the figures, the page of claims and the HTML report are drawn. Exit status: 0, or that of the first step that
+end the figures and the pages are drawn. Exit status: 0, or that of the first step that
 failed; the other steps still run, and everything is drawn.
 """
 
