@@ -12,7 +12,7 @@ PROCESSES ?= 2
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
 .DEFAULT_GOAL := setup
-.PHONY: help setup infer train tables reproduce-figures report readme-tables check-figures test lint docs wheel check-wheel clean
+.PHONY: help setup infer train tables reproduce-figures report check-figures test lint docs wheel check-wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,14 +40,11 @@ tables: setup ## the paper's data set, decile and format tables (TABLE_SETS='cor
 reproduce-figures: setup ## measure if there is a GPU, then draw (FIGURES=smoke: minutes; none: only draw; SOURCE=auto: with surrogates)
 	$(BIN)/python scripts/reproduce_figures.py $(FIGURES) $(if $(SOURCE),--source $(SOURCE))
 
-report: setup ## one HTML page of figures, tables, provenance and claims (RESULTS=results/local: your own)
-	$(BIN)/python scripts/html_report.py --results $(RESULTS)
-
-readme-tables: setup ## renew the generated tables of the README from the recorded CSVs
-	$(BIN)/python scripts/readme_tables.py
+report: setup ## RESULTS.md, CLAIMS.md, figures and the README's tables from the CSVs (RESULTS=results/local: your own)
+	$(BIN)/python scripts/report.py --results $(RESULTS)
 
 check-figures: setup ## fail if a recorded figure or table is not what the recorded CSVs give
-	$(BIN)/python scripts/check_figures.py --processes $(PROCESSES)
+	$(BIN)/python scripts/report.py --check
 
 test: setup ## all tests; those that need a GPU or a browser are skipped where there is none
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal

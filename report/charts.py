@@ -7,7 +7,6 @@ state. Hatched bars and hollow dots are synthetic or surrogate graphs; error bar
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +34,6 @@ DASHES = ("-", "--", ":", "-.")
 Drawn = tuple[str, Figure]
 
 
-@cache
 def declarations() -> dict[str, Any]:
     """figures.yaml."""
     return read_yaml("figures.yaml")

@@ -31,16 +31,16 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
 (ICS '25).
 
 {counts}
-* **Ratios.** Within a factor of {near:g} of the paper's value: {yes}. Within a factor of {half:g}: {part}. Farther off,
-  or on the other side of 1: {no}. The verdict is the least favourable one over all graphs and over real graphs alone;
-  the authors' codes, run on the same GPU, are judged in their own column.
-* **Statements about many cases.** {yes} if all cases hold, {part} if more than half do.
+* **Ratios** within a factor of {near:g} of the paper's value are {yes}, within a factor of {half:g} {part}; farther
+  off, or on the other side of 1, {no}. The verdict is the least favourable one over all graphs and over real graphs
+  alone; the authors' codes, run on the same GPU, are judged in their own column.
+* **Statements about many cases** are {yes} if all cases hold, {part} if more than half do.
 * **Synthetic graphs alone** give at most "{part}", unless only the size of the graph matters.
 * **By test, out of scope.** Listed apart and not counted as reproduced.
 
 "Ours" is `fused3s_paper`, this repository's form of the paper's kernel: d = 128, fp16 inputs, fp32 output, back to back
 with a warm L2 cache unless stated otherwise; the kernels that compute in fp32 are DF-GNN, PyG and `csr_unfused`. n
-counts graphs, or pairs of a graph and a d. The authors' codes: [how](paper/README.md). Rows: {provenance}.
+counts graphs, or pairs of a graph and a d. The authors' codes: [how](paper/README.md). {provenance}.
 
 """
 
@@ -435,7 +435,7 @@ def claims_page(data: Data, findings: Mapping[str, Finding]) -> str:
     counts = markdown(
         ["claims", *VERDICTS, "by test", "out of scope"], [[*map(str, line)] for line in [*counted, totals]]
     )
-    words = {"near": NEAR, "half": HALF_WAY, "yes": YES.capitalize(), "part": PART, "no": NO}
+    words = {"near": NEAR, "half": HALF_WAY, "yes": YES, "part": PART, "no": NO}
     return (
         HEAD.format(counts=counts, provenance=data.provenance(), **words) + "".join(parts).lstrip("\n")
     ).rstrip() + "\n"

@@ -85,10 +85,9 @@ class Data:
         """
         spec = self.resolve(spec)
         by = spec.get("by", PAIR)
-        mine, other = (
-            self.measured(merged(self.resolve(spec), self.resolve(spec.get(side, {}))), by)
-            for side in ("ours", "theirs")
-        )
+        mine = self.measured(merged(spec, self.resolve(spec.get("ours", {}))), by)
+        same = {"device": mine["device"].iloc[0]} if len(mine) and not spec.get("across") else {}
+        other = self.measured(merged(same, spec, self.resolve(spec.get("theirs", {}))), by)
         both = mine.index.intersection(other.index, sort=False)
         mine, other = mine.loc[both], other.loc[both]
         found = mine.assign(
@@ -207,8 +206,8 @@ def cell(data: Data, *parts: Spec) -> str:
 def axis(data: Data, entries: list | str | Mapping, where: Spec) -> list[tuple[str, Spec]]:
     """Names and selections of the lines or columns of a table.
 
-    Entries are [name, selection, ...]; or "graphs", those with rows: single ones, batches, surrogates last, by edges; or
-    {each: column, of: selection, as: side, first: entries}: each value of a column, as the selection of one side.
+    Entries are [name, selection, ...]; or "graphs", those with rows: single ones, batches, surrogates last, by edges;
+    or {each: column, of: selection, as: side, first: entries}: each value of a column, as the selection of one side.
     """
     if isinstance(entries, list):
         return [(name, merged(*parts)) for name, *parts in entries]

@@ -11,7 +11,7 @@ from report.datasets import TABLES as DATA_SET_TABLES
 from report.datasets import markdown_of
 from report.engine import Data, table
 from report.rows import read_yaml
-from report.training import inference_changes, test_scores
+from report.training import inference_changes, split_scores
 
 BLOCK = re.compile(r"<!-- begin generated: (\S+) -->\n(.*?)<!-- end generated: \1 -->", re.DOTALL)
 RESULTS = """# Results
@@ -47,7 +47,7 @@ def results_page(data: Data) -> str:
         if spec.get("file") == "results" and (text := table(data, spec)):
             parts.append(f"\n## {spec['title']}\n\n{text}")
     data.used.clear()
-    scores, changes = test_scores(data), inference_changes(data)
+    scores, changes = split_scores(data), inference_changes(data)
     if scores:
         parts.append(SCORES.format(provenance=data.provenance(), scores=scores, changes=changes or "Not recorded.\n"))
     return "".join(parts)

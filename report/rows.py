@@ -33,15 +33,10 @@ IDENTITY = ["device", *(name for name in Row.model_fields if name not in {*Prove
 REORDERED = {NONE: "", "auto": "+reorder"}
 
 
+@cache
 def read_yaml(name: str) -> dict[str, Any]:
     """One of the declarations beside this file."""
     return yaml.safe_load((HERE / name).read_text())
-
-
-@cache
-def graphs() -> dict[str, Any]:
-    """report/graphs.yaml."""
-    return read_yaml("graphs.yaml")
 
 
 def recorded(folder: Path) -> pd.DataFrame:
@@ -76,7 +71,7 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 def with_names(table: pd.DataFrame) -> pd.DataFrame:
     """Adds the columns of this module."""
-    known, kinds = graphs(), table["data_source"].copy()
+    known, kinds = read_yaml("graphs.yaml"), table["data_source"].copy()
     kinds[kinds == "file"] = np.where(table["data_sha256"].isin(list(known["files"])), "real", "file")[kinds == "file"]
     kinds[table["data_sha256"].isin(list(known["surrogates"]))] = "surrogate"
     kinds[kinds == "official"] = "real"

@@ -21,7 +21,7 @@ def tested(data: Data, bench: str) -> pd.DataFrame:
     return rows[rows["metric"].str.startswith("test_") & (rows["status"] == "unchecked")]
 
 
-def test_scores(data: Data) -> str:
+def split_scores(data: Data) -> str:
     """The mean metric over seeds, and its difference from `reference` in float32: of the means, and seed by seed."""
     runs = {key: found.set_index("variant")["value"] for key, found in tested(data, "train").groupby(RUN)}
     metric = {key: found["metric"].iloc[0] for key, found in tested(data, "train").groupby(RUN)}

@@ -6,7 +6,7 @@ Graphs are downloaded, or --source auto lets a synthetic surrogate take the plac
 
 STEP is one or more of the names below; "all" is all except smoke and huge, "none" measures nothing. Measurements go to
 results/local and figures to results/local/figures: nothing recorded is overwritten. An interrupted step resumes. At the
-end the figures, the page of claims and the HTML report are drawn. Exit status: 0, or that of the first step that
+end the figures and the pages are drawn. Exit status: 0, or that of the first step that
 failed; the other steps still run, and everything is drawn.
 """
 
@@ -167,13 +167,7 @@ def from_source(command: tuple[str, ...], source: Source | None) -> tuple[str, .
 
 def drawings(results: Path) -> list[tuple[str, ...]]:
     """Commands that draw the CSVs of a folder; they need no GPU. The tables of the README are of the recorded CSVs."""
-    source = ("--results", str(results))
-    return [
-        ("plot.py", *source, "--figures", str(results / "figures")),
-        ("claims.py", *source),
-        *([("readme_tables.py", *source)] if results == RECORDED else []),
-        ("html_report.py", *source),
-    ]
+    return [("report.py", "--results", str(results))]
 
 
 def chosen_steps(names: list[str]) -> list[str]:

@@ -12,8 +12,6 @@ from bench.provenance import provenance
 from bench.records import Row, finished
 from bench.runner import pattern_on
 from kernels import BSB
-from report.frames import frame
-from report.plots.format_build import draw
 
 CPU = torch.device("cpu")
 
@@ -80,22 +78,3 @@ def test_builds_on_the_gpu(cora):
     assert {row.status for row in rows} == {"unchecked"}
     times = {(row.backend, row.variant): row.value for row in rows}
     assert times["fused3s_paper", "row_window_sort"] < times["fused3s_paper", "none"]  # is a part of it
-
-
-def test_runs_until_amortised(cora):
-    shared = rows_of(cora)[0].model_dump() | {"run_id": "a", "value": 30.0, "p10": 30.0, "p90": 30.0}
-    on_gpu = shared | {"device": "GPU A", "device_type": "cuda"}
-    kernel = on_gpu | {"bench": "kernels", "scope": "kernel", "dim": 128, "heads": 1, "status": "ok"}
-    kernel |= {"l2": "warm", "launch": "back_to_back", "plan": "fixed"}
-    kernel |= {"dtype": "float16", "out_dtype": "float32", "relative_error": 1e-4}
-    rows = [
-        Row(**shared),
-        Row(**on_gpu | {"value": 3.0}),
-        Row(**kernel | {"value": 0.5}),
-        Row(**kernel | {"backend": "dfgnn_tiling", "value": 2.0, "dtype": "float32"}),
-    ]
-    (figure,) = draw(frame(rows)).values()
-    above, below = figure.axes
-    assert [patch.get_height() for patch in above.patches] == [3.0, 30.0]
-    runs = [line.get_ydata()[0] for line in below.lines if len(line.get_ydata())]
-    assert runs == [6.0, 2.0, 60.0, 20.0]  # as long as the build, ahead of dfgnn_tiling; GPU, then CPU

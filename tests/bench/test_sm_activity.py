@@ -11,18 +11,15 @@ import torch
 
 import data
 from bench.provenance import provenance
-from bench.records import Row, append_rows, read_rows
+from bench.records import Row
 from bench.sm_activity import SmActivityBench, active_cycles, check_config
 from configs import load_config
 from configs.bench_schema import VARIANTS, BenchConfig
-from report.frames import frame
-from report.plots.sm_activity import SIDES, draw
-from report.plots.style import save
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/bench/sm_active.yaml"
 CPU = torch.device("cpu")
-WITHOUT, WITH = SIDES
+WITHOUT, WITH = "F3S_splitC", "F3S_reorderRW"
 TIME, SHARE = "sm_active_time", "sm_active_share"
 
 
@@ -107,32 +104,6 @@ def test_a_backend_without_a_clocked_build_is_refused():
         check_config(config("kernel.plans=[fixed, rebuilt]"))
     with pytest.raises(ValueError, match=r"kernel\.shapes and kernel\.edges: .* one head without edge data"):
         check_config(config("kernel.edges=[bias]"))
-
-
-def test_the_figure_is_drawn_from_a_csv_the_same_each_time(graph, tmp_path):
-    before = rows_of(graph, WITHOUT, [{0: 7_000, 1: 9_000}])
-    rows = before + rows_of(graph, WITHOUT, [{0: 2_000, 3: 4_000}]) + rows_of(graph, WITH, [{0: 3_000, 3: 3_000}])
-    path = tmp_path / "sm_active.csv"
-    append_rows(path, [row.model_copy(update={"device": "NVIDIA H200"}) for row in rows])
-    drawn = []
-    for folder in ("first", "second"):
-        ((stem, figure),) = draw(frame(read_rows(path))).items()
-        assert stem == "sm-active_nvidia-h200_d64"
-        drawn.append([path.read_bytes() for path in save(figure, tmp_path / folder / stem)])
-    assert drawn[0] == drawn[1]
-    without, reordered = figure.axes
-    assert without.get_title() == "cora (synthetic), without reordering (F3S_splitC)"
-    assert reordered.get_title() == "cora (synthetic), with reordering (F3S_reorderRW)"
-    bars = {round(bar.get_x() + 0.5): bar.get_height() for bar in without.patches}
-    assert bars == {0: 2.0, 3: 4.0}  # of the latest run
-    assert {bar.get_hatch() for bar in without.patches} == {"////"}
-    assert "longest 4K; mean / longest 0.75" in without.texts[0].get_text()
-    assert without.get_ylim() == reordered.get_ylim() == (0, pytest.approx(1.2 * 4))  # above the longest of both
-
-
-def test_nothing_is_drawn_without_both_sides(graph):
-    without, wrong = rows_of(graph, WITHOUT, [{0: 1}]), rows_of(graph, WITH, [{0: 1}], error=1.0)
-    assert draw(frame([])) == draw(frame(without)) == draw(frame(without + wrong)) == {}
 
 
 def test_without_a_gpu_the_script_reports_it(tmp_path):

@@ -7,8 +7,6 @@ import torch
 
 from bench.provenance import provenance
 from bench.softmax_stability import EMULATED, KERNELS, ONLINE, Scores, emulate, measure_scores
-from report.frames import frame
-from report.plots.softmax_stability import draw
 
 CPU = torch.device("cpu")
 
@@ -76,24 +74,3 @@ def test_the_kernels_run_and_only_the_naive_one_overflows():
     assert found.pop("flashsparse_naive").value is None
     assert {row.status for row in found.values()} == {"ok"}
     assert all(row.relative_error < 5e-3 for row in found.values())
-
-
-def test_figures_mark_what_is_not_finite():
-    rows = [
-        row for one in (scores("spread", 4), scores("spread", 17), scores("shift", 88)) for row in rows_of(one).values()
-    ]
-    (figure,) = draw(frame(rows)).values()
-    spread, shift, ratios, _ = figure.axes
-    lines = {line.get_label(): line.get_xdata() for line in spread.lines}
-    assert [*lines["naive, float16"]] == [4]
-    assert [*lines["stable, float16"]] == [4, 17]
-    crosses = [[*line.get_xdata()] for line in shift.lines if line.get_marker() in ("x", "+")]
-    assert crosses == [[], [], [88], [88]]  # stable, then naive
-    small = [line.get_ydata() for line in ratios.lines if line.get_label().startswith("online, blocks of 8,")]
-    exact = {(row.variant, row.dtype): row.value for row in rows_of(scores("spread", 4)).values() if row.status == "ok"}
-    for line, dtype in zip(small, ("float16", "float32"), strict=True):
-        assert line[0] == pytest.approx(exact["online_8", dtype] / exact["stable", dtype])
-    names = [text for text in spread.texts if text.get_text() in ("float16", "float32")]
-    assert [text.xy[1] >= spread.get_ylim()[0] for text in names] == [True, True]  # inside of the axes
-    kernels_only = [row.model_copy(update={"backend": "fused3s", "variant": "none"}) for row in rows]
-    assert [stem.split("_")[0] for stem in draw(frame([*rows, *kernels_only]))] == ["stability", "stability-kernels"]

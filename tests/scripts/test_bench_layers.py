@@ -6,8 +6,6 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 from bench.records import read_rows
-from report.frames import frame
-from report.readme import BLOCKS
 
 CONFIG = """
 data:
@@ -49,7 +47,6 @@ def test_workloads_are_measured_by_name_and_once(monkeypatch, tmp_path):
     assert "skipped      2" in done.output
     added = read_rows(path)[len(rows) :]
     assert {row.variant for row in added} == {"cora", "sampled"}
-    assert BLOCKS["layers"](frame(added)).startswith("No step")  # a CPU's times are no claim
 
 
 def test_without_pyg_there_is_an_error_before_anything_is_loaded(monkeypatch, tmp_path):

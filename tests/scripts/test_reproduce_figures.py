@@ -8,13 +8,8 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAWING = ("plot.py", "claims.py", "html_report.py")
-RECORDED = [
-    ("plot.py", "--results", "results", "--figures", "results/figures"),
-    ("claims.py", "--results", "results"),
-    ("readme_tables.py", "--results", "results"),
-    ("html_report.py", "--results", "results"),
-]
+DRAWING = ("report.py",)
+RECORDED = [("report.py", "--results", "results")]
 
 
 @pytest.fixture
@@ -50,7 +45,7 @@ def test_without_a_gpu_the_recorded_csvs_are_drawn(call):
 def test_with_a_gpu_it_measures_into_local_and_draws_that(call):
     status, _, ran = call("smoke", gpu=True)
     assert status == 0
-    assert [command[0] for command in ran[-3:]] == [*DRAWING]
+    assert [command[0] for command in ran[-1:]] == [*DRAWING]
     assert len(ran) > 3
     assert all("results/local" in " ".join(command) for command in ran)
     assert any("configs/bench/smoke.yaml" in command for command in ran)
@@ -93,7 +88,7 @@ def test_a_step_whose_file_is_missing_is_left_out_with_a_sentence(call, script, 
     monkeypatch.setattr(script, "ROOT", tmp_path)
     status, output, ran = call("superpixels", "masks", gpu=True)
     assert status == 0
-    assert [command[-1] for command in ran[:-3]] == ["configs/bench/masks.yaml"]
+    assert [command[-1] for command in ran[:-1]] == ["configs/bench/masks.yaml"]
     assert "left out   superpixels: reads datasets/superpixel-bsds500.npz" in output
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "superpixel-bsds500.npz").touch()

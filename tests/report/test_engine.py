@@ -1,0 +1,135 @@
+"""Ratios, means and tables against numbers worked out by hand, and once against plain pandas on the recorded CSVs."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from kernel_rows import row
+
+from report.engine import Data, cell, chain, mean, quiet, real, table
+from report.rows import frame, recorded
+
+RECORDED = Path(__file__).parents[2] / "results"
+KERNEL = {"use": ["kernel", "back_to_back"], "dim": 128}
+OVER_PYG = KERNEL | {"ours": {"backend": "fused3s"}, "theirs": {"backend": "pyg"}}
+
+
+def kernels(*lines, **changes) -> list:
+    """Rows of (data set, backend, ms)."""
+    return [row(dataset, backend, time, **changes) for dataset, backend, time in lines]
+
+
+TWO = kernels(("cora", "fused3s", 1.0), ("cora", "pyg", 8.0), ("pubmed", "fused3s", 2.0), ("pubmed", "pyg", 4.0))
+
+
+def test_a_ratio_is_theirs_over_ours_and_its_mean_is_geometric():
+    found = Data(frame(TWO)).pairs(OVER_PYG)
+    assert dict(zip(found["dataset"], found["ratio"], strict=True)) == {"cora": 8.0, "pubmed": 2.0}
+    assert mean(found["ratio"]) == pytest.approx(4.0)  # sqrt(8 * 2)
+
+
+@pytest.mark.parametrize("status", ["wrong", "oom", "unsupported"])
+def test_only_correct_outputs_count(status):
+    time = 9.0 if status == "wrong" else None
+    found = Data(frame([*TWO, *kernels(("reddit", "fused3s", 1.0)), row("reddit", "pyg", time, status)]))
+    assert {*found.pairs(OVER_PYG)["dataset"]} == {"cora", "pubmed"}
+    assert cell(found, KERNEL, {"backend": "pyg", "dataset": "reddit"}) == status
+
+
+def test_a_disturbed_time_is_marked_and_in_no_mean():
+    data = Data(frame([*TWO[:3], row("pubmed", "pyg", 4.0, disturbed="yes")]))
+    assert cell(data, OVER_PYG, {"cell": "means"}) == "8.00 (1) / 8.00 (1)"
+    assert cell(data, KERNEL, {"backend": "pyg", "dataset": "pubmed", "form": ".1f"}) == "~4.0"
+
+
+def test_real_graphs_have_a_mean_of_their_own():
+    made = kernels(("yelp", "fused3s", 1.0), ("yelp", "pyg", 16.0), data_source="synthetic")
+    assert cell(Data(frame([*TWO, *made])), OVER_PYG, {"cell": "means"}) == "4.00 (2) / 6.35 (3)"  # cube root of 256
+
+
+def test_a_mean_over_several_widths_needs_each_of_them():
+    wide = kernels(("cora", "fused3s", 1.0), ("cora", "pyg", 2.0), dim=64)
+    both = OVER_PYG | {"dim": [64, 128], "cell": "means"}
+    assert cell(Data(frame([*TWO, *wide])), both) == "3.17 (3) / 3.17 (3)"  # cube root of 8 * 2 * 2
+    assert cell(Data(frame(TWO)), both) == "-"
+
+
+def test_a_selection_that_does_not_tell_rows_apart_is_an_error():
+    data = Data(frame([*TWO, row("cora", "pyg", 3.0, heads=8)]))
+    loose = {name: value for name, value in data.resolve(OVER_PYG).items() if name != "heads"}
+    with pytest.raises(ValueError, match="selects several rows"):
+        data.pairs(loose)
+    with pytest.raises(ValueError, match="colour: no such column"):
+        data.pick(KERNEL | {"colour": "red"})
+
+
+def test_both_sides_of_a_ratio_are_of_one_device():
+    other = kernels(("cora", "fused3s", 4.0), ("cora", "pyg", 4.0), device="Other GPU")
+    rows = frame([*TWO[:2], *kernels(("pubmed", "fused3s", 1.0)), *other])
+    assert cell(Data(rows), OVER_PYG, {"cell": "means"}) == "8.00 (1) / 8.00 (1)"
+    assert cell(Data(rows, "Other GPU"), OVER_PYG, {"cell": "means"}) == "1.00 (1) / 1.00 (1)"
+
+
+def test_the_best_other_kernel_is_the_fastest_correct_one_on_each_graph():
+    rows = [*TWO, *kernels(("cora", "fused3s_paper", 3.0), ("pubmed", "fused3s_paper", 5.0))]
+    rows.append(row("cora", "csr_unfused", 0.5, "wrong"))
+    data = Data(frame(rows))
+    best = [cell(data, KERNEL, {"use": ["best_other"], "named": True, "dataset": name}) for name in ("cora", "pubmed")]
+    assert best == ["3.0000 (`fused3s_paper`)", "4.0000 (`pyg`)"]
+
+
+def test_worst_range_and_single_ratio():
+    data = Data(frame(TWO))
+    assert cell(data, OVER_PYG, {"cell": "worst"}) == "4.00 (n = 2; 2.00 on pubmed)"
+    assert cell(data, OVER_PYG, {"cell": "worst", "worst": "largest"}) == "4.00 (n = 2; 8.00 on cora)"
+    assert cell(data, OVER_PYG, {"cell": "range"}) == "2.00 to 8.00 (n = 2)"
+    assert cell(data, OVER_PYG, {"cell": "ratio", "dataset": "cora"}) == "8.00"
+    assert cell(data, OVER_PYG, {"cell": "ratio"}) == "-"  # several graphs are no single ratio
+
+
+def test_the_factors_of_a_chain_multiply_to_the_whole():
+    rows = kernels(*((name, backend, time) for name in ("cora", "reddit") for backend, time in (("a", 8), ("b", 2))))
+    spec = KERNEL | {"steps": {"first": {"backend": "a"}, "then": {"backend": "b"}, "last": {"backend": "c"}}}
+    data = Data(frame([*rows, *kernels(("cora", "c", 1.0))]))
+    assert chain(data, spec).to_numpy().tolist() == [[8, 2, 1]]  # reddit lacks a step
+    factors = [float(cell(data, spec, {"cell": "chain", "between": pair})) for pair in ([0, 1], [1, 2], [0, 2])]
+    assert factors == [4.0, 2.0, 8.0]
+
+
+def test_a_table_has_its_caption_provenance_and_lines_with_rows():
+    spec = {
+        "caption": "Times.",
+        "corner": "graph",
+        "where": KERNEL,
+        "lines": "graphs",
+        "columns": [["ours", {"backend": "fused3s"}], ["edges", {"backend": "pyg", "show": "nnz", "form": ","}]],
+    }
+    rows = [row("pubmed", "pyg", None, "oom"), *kernels(("cora", "fused3s", 1.0), ("a|b", "pyg", 2.0))]
+    text = table(Data(frame(rows)), spec)
+    assert text.splitlines()[0].startswith("Times. NVIDIA H200, commit ")
+    assert r"| a\|b | - | " in text
+    assert "| pubmed | - | oom |" in text
+    assert table(Data(frame(rows)), spec | {"where": KERNEL | {"dim": 64}}) == ""
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_the_recorded_speed_ups_follow_from_the_csv(dim):
+    rows = pd.read_csv(RECORDED / "h200" / "kernels.csv", low_memory=False)
+    rows = rows[(rows["metric"] == "time") & (rows["launch"] == "back_to_back") & (rows["dim"] == dim)]
+    rows = rows[(rows["out_dtype"] == "float32") & (rows["variant"] == "none") & (rows["order"] == "none")]
+    rows = rows[(rows["status"] == "ok") & (rows["plan"] == "fixed") & (rows["data_source"] != "synthetic")]
+    rows = rows[~rows["dataset"].str.startswith(("longformer", "bigbird", "superpixel"))]
+    times = rows.drop_duplicates(["data_sha256", "backend"]).pivot(
+        index="data_sha256", columns="backend", values="value"
+    )
+    ratios = (times["fused3s_paper"] / times["fused3s"]).dropna()
+    spec = {
+        "use": ["kernel", "back_to_back", "graphs"],
+        "ours": {"use": ["ours"]},
+        "theirs": {"use": ["paper"]},
+        "dim": dim,
+    }
+    found = real(quiet(Data(recorded(RECORDED)).pairs(spec)))
+    assert len(found) == len(ratios) == 13
+    assert mean(found["ratio"]) == pytest.approx(np.exp(np.log(ratios).mean()))

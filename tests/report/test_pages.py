@@ -1,0 +1,106 @@
+"""Pages, README blocks and the scripts that write them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_rows import row
+
+from bench.records import append_rows
+from report.engine import Data
+from report.pages import fill
+from report.rows import frame
+from report.training import inference_changes, split_scores
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- begin generated: {} -->\n", "<!-- end generated: {} -->"
+
+
+def test_text_between_markers_is_renewed_and_nothing_else():
+    text = f"before\n{BEGIN.format('a')}old\n{END.format('a')}\nafter\n"
+    assert fill(text, {"a": "new\n\n| t |\n"}) == f"before\n{BEGIN.format('a')}new\n\n| t |\n{END.format('a')}\nafter\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BEGIN.format("b") + END.format("b"), "no generated block b"),
+        (BEGIN.format("a"), "needs an"),
+        (END.format("a"), "needs an"),
+    ],
+)
+def test_a_wrong_marker_is_an_error_that_names_it(text, message):
+    with pytest.raises(ValueError, match=message):
+        fill(text, {"a": "new"})
+
+
+def score(bench: str, backend: str, seed: int, value: float, **changes):
+    model = {
+        "bench": bench,
+        "metric": "test_accuracy",
+        "unit": "1",
+        "scope": "model",
+        "dim": 64,
+        "blocks": 3,
+        "plan": "none",
+    }
+    model |= {"launch": "eager", "l2": "none", "checkpoint": f"{seed}.safetensors", "variant": f"seed {seed}"}
+    return row("cora", backend, value, "unchecked", **(model | changes))
+
+
+def test_scores_by_hand():
+    exact = [
+        score("train", "reference", seed, value, dtype="float32", checkpoint=f"r{seed}")
+        for seed, value in ((0, 0.5), (1, 0.7))
+    ]
+    ours = [score("train", "fused3s", seed, value) for seed, value in ((0, 0.6), (1, 0.9))]
+    line = next(line for line in split_scores(Data(frame([*exact, *ours]))).splitlines() if "fused3s" in line)
+    # means 0.75 and 0.6, standard errors 0.15 and 0.1; seed by seed +0.1 and +0.2
+    assert line.endswith("| 2 | 0.7500 ± 0.1500 | +0.1500 ± 0.1803 | +0.1500 ± 0.0500 (n = 2) |")
+
+
+def test_a_change_in_inference_is_of_the_same_weights():
+    trained = [score("train", "fused3s", seed, value) for seed, value in ((0, 0.6), (1, 0.9))]
+    used = [
+        score("infer", "reference", seed, value, dtype="float32", variant="none")
+        for seed, value in ((0, 0.7), (1, 0.8))
+    ]
+    (*_, line) = inference_changes(Data(frame([*trained, *used]))).splitlines()
+    assert line == "| cora | fused3s, float16 | reference, float32 | accuracy | 2 | +0.00000 ± 0.10000 | +0.10000 |"
+
+
+def run(*command) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_what_the_script_wrote_passes_its_check_until_a_row_changes(tmp_path):
+    rows = [row("cora", name, time) for name, time in (("fused3s", 1.0), ("fused3s_paper", 2.0), ("pyg", 8.0))]
+    csv = tmp_path / "h200" / "kernels.csv"
+    append_rows(csv, rows)
+    written = run("scripts/report.py", "--results", tmp_path)
+    assert written.returncode == 0, written.stderr
+    assert {"RESULTS.md", "CLAIMS.md", "figures"} <= {path.name for path in tmp_path.iterdir()}
+    assert run("scripts/report.py", "--results", tmp_path, "--check").returncode == 0
+    append_rows(csv, [row("cora", "fused3s", 0.5, date="2027-01-01T00:00:00Z")])
+    checked = run("scripts/report.py", "--results", tmp_path, "--check")
+    assert checked.returncode == 1
+    assert "RESULTS.md" in checked.stdout
+    drawn = run("scripts/plot.py", "speedup", "--set", "group=single", "--results", tmp_path, "--format", "pdf")
+    assert drawn.returncode == 0, drawn.stderr
+    assert (tmp_path / "figures" / "speedup_single_nvidia-h200_d128.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "dim"), "write KEY=VALUE"),
+        (("--format", "gif"), "allowed are png, pdf, svg"),
+        (("nothing",), "no such figure"),
+    ],
+)
+def test_bad_input_of_plot_is_named(tmp_path, arguments, message):
+    append_rows(tmp_path / "kernels.csv", [row("cora", "fused3s", 1.0)])
+    done = run("scripts/plot.py", "--results", tmp_path, *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split()) + " ".join(done.stdout.split())

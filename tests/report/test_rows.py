@@ -1,0 +1,82 @@
+"""Recorded rows: which graphs are real, which rows count, and what a caption says about them."""
+
+import pytest
+from kernel_rows import row
+
+from bench.records import append_rows
+from report.rows import frame, merged, provenance, recorded, select
+
+CORA = "71cccafe332d3db3"
+
+
+@pytest.mark.parametrize(
+    ("source", "sha256", "kind", "label"),
+    [
+        ("official", "a1", "real", "cora"),
+        ("file", CORA, "real", "cora"),
+        ("file", "b2", "file", "cora (file)"),  # another file under the name of a data set
+        ("synthetic", "c3", "synthetic", "cora (synthetic)"),
+        ("file", "f7622e4ca10b13db", "surrogate", "cora (surrogate)"),
+    ],
+)
+def test_a_graph_is_real_by_its_source_and_its_edges(source, sha256, kind, label):
+    found = frame([row("cora", "fused3s", 1.0, data_source=source, data_sha256=sha256)]).iloc[0]
+    assert (found["kind"], found["label"]) == (kind, label)
+
+
+def test_data_sets_with_equal_edges_are_one_graph():
+    found = frame([row(name, "fused3s", 1.0, data_sha256="same") for name in ("peptides-struct", "peptides-func")])
+    assert [*found["dataset"]] == ["peptides-func"]
+
+
+def test_a_later_row_supersedes_an_earlier_one_also_after_a_change_of_the_sources():
+    rows = [
+        row("cora", "fused3s", value, run_id=f"run {day}", date=f"2026-01-0{day}T00:00:00Z", sources=f"hash {day}")
+        for day, value in ((2, 5.0), (1, 9.0))
+    ]
+    assert [*frame(rows)["value"]] == [5.0]
+
+
+def test_series_are_named_by_step_order_and_mode():
+    rows = [
+        row("cora", "fused3s", 1.0, order="auto"),
+        row("cora", "fused3s_paper", 1.0, variant="F3S_splitC"),
+        row("cora", "fused3s", 1.0, dense="fused", launch="cuda_graph"),
+    ]
+    assert {*frame(rows)["series"]} == {"fused3s+reorder", "F3S_splitC", "fused3s fused+graph"}
+
+
+def test_rows_are_selected_by_value_list_exclusion_and_range():
+    rows = frame([row("cora", name, 1.0, nnz=nnz) for name, nnz in (("pyg", 10), ("fused3s", 20), ("csr", 30))])
+    assert [*select(rows, {"backend": "pyg"})["nnz"]] == [10]
+    assert {*select(rows, {"backend": ["pyg", "csr"]})["nnz"]} == {10, 30}
+    assert {*select(rows, {"backend": {"not": ["pyg"]}})["nnz"]} == {20, 30}
+    assert {*select(rows, {"nnz": {"least": 20, "most": 29}})["nnz"]} == {20}
+    with pytest.raises(ValueError, match="colour: no such column"):
+        select(rows, {"colour": "red"})
+
+
+def test_selections_are_laid_over_each_other():
+    assert merged({"ours": {"a": 1, "b": 2}, "c": 3}, {"ours": {"b": 4}}) == {"ours": {"a": 1, "b": 4}, "c": 3}
+
+
+def test_provenance_names_every_commit_and_device():
+    rows = frame(
+        [
+            row("cora", "fused3s", 1.0, commit="a" * 40, date="2026-01-01T00:00:00Z"),
+            row("cora", "pyg", 1.0, commit="b" * 40, date="2026-01-02T00:00:00Z", dirty="yes"),
+            row("cora", "pyg", 1.0, commit="c" * 40, date="2026-01-03T00:00:00Z", device="Other GPU"),
+        ]
+    )
+    text = provenance(rows)
+    assert "rows of 2 commits: aaaaaaa (2026-01-01), bbbbbbb (2026-01-02) with changes" in text
+    assert "Other GPU, commit ccccccc (2026-01-03)" in text
+
+
+def test_a_users_own_measurements_are_left_out_and_an_empty_folder_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no CSV with measurements"):
+        recorded(tmp_path)
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    append_rows(tmp_path / "h200" / "kernels.csv", [row("cora", "fused3s", 1.0)])
+    append_rows(tmp_path / "local" / "kernels.csv", [row("cora", "fused3s", 2.0)])
+    assert [*recorded(tmp_path)["value"]] == [1.0]
