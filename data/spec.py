@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data.graph import RawGraph
+from data.graph import CsrGraph, RawGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +30,4 @@ class GraphSpec:
 class Generator(Protocol):
     """Makes a synthetic graph of a given size. One seed gives one graph, on NumPy and on CuPy (`xp`)."""
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph: ...
+    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph | CsrGraph: ...
