@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from data.atomic import made_once
 from data.canonical import canonical_edges
-from data.download import download, fetch
+from data.download import download
 from data.files import checked_graph
 from data.graph import PARTS, RawGraph
 from data.packed import consecutive, join_graphs, rows_of
@@ -53,17 +52,22 @@ class PygDataset(OfficialSource):
             if unfinished is not None:
                 self.open(unfinished.parent)
 
-    def open(self, root: Path, **arguments: Any) -> Any:
+    def open(self, root: Path) -> Any:
         """The dataset, converted but not loaded."""
-        module = importlib.import_module("torch_geometric.datasets")
-        loader = getattr(module, self.dataset)
-        inert = type(loader.__name__, (loader,), {"load": lambda self, path, **_: None, **self._overrides()})
+        loader = getattr(importlib.import_module("torch_geometric.datasets"), self.dataset)
+        inert = type(loader.__name__, (loader,), {"load": lambda self, path: None, **self.overrides})
         place = root if self.name else self.folder(root)
-        named = {"name": self.name} if self.name else {}
         with _verified_downloads(sys.modules[loader.__module__]):
-            return inert(str(place), **named, **self.arguments, **arguments)
+            return inert(str(place), **({"name": self.name} if self.name else {}), **self.arguments, **self.options)
 
-    def _overrides(self) -> dict[str, Any]:
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Attributes in place of the class's own."""
+        return {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Further arguments of the class."""
         return {}
 
 
@@ -79,21 +83,19 @@ class PygGraph(PygDataset):
     self_loops: bool = False
     rcm: bool = False
 
-    def _overrides(self) -> dict[str, Any]:
+    @property
+    def overrides(self) -> dict[str, Any]:
         # A folder of its own, since one that the plain class has made holds other edges.
-        own = property(lambda dataset: str(Path(dataset.raw_dir).parent / "processed-canonical"))
-        return {"processed_dir": own}
+        return {"processed_dir": property(lambda made: str(Path(made.raw_dir).parent / "processed-canonical"))}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"pre_transform": self.prepared}
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         with reading(self.folder(root)):
-            dataset = self.open(root, pre_transform=self.prepared)
-            data, _ = _mapped(dataset.processed_paths[0])
+            data, _ = _mapped(self.open(root).processed_paths[0])
             return self._raw(root, data, _split_of_masks(data))
-
-    def fetch(self, root: Path) -> None:
-        with made_once(self.folder(root)) as unfinished:
-            if unfinished is not None:
-                self.open(unfinished.parent, pre_transform=self.prepared)
 
     def prepared(self, data: Any) -> Any:
         """The data with canonical edges; a `pre_transform` of PyG."""
@@ -131,16 +133,13 @@ class PygCollection(PygDataset):
     Attributes:
         splits: those taken, one after the other, where the selection names none.
         task: "graph", or "node" for a label of each node.
-        both_directions: whether A gets both directions of each listed edge: no, where the files list both.
         key_first: whether the first end of an edge is the key, which matters for edge features alone.
-        labelled: whether the labels are numbers; others are not read.
         num_features: columns of the node features; 0 without any.
     """
 
     splits: tuple[Split, ...] = ("train",)
     task: str = "graph"
     key_first: bool = False
-    labelled: bool = True
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         several = len(self.splits) > 1  # all graphs of a set of two splits are those two
@@ -153,43 +152,27 @@ class PygCollection(PygDataset):
         total = sum(counts.values())
         picked = selection.pick(total, f"{folder}, {' and '.join(splits)}")
         parts = renumbered(consecutive(counts), picked, total)
-        return self._batch(root, selection, stored, picked, parts, total)
+        return self._batch(root, selection, stored, picked, splits=parts, collection_size=total)
 
     def _batch(
-        self,
-        root: Path,
-        selection: Selection,
-        stored: Sequence[Stored],
-        picked: np.ndarray,
-        splits: dict[str, np.ndarray],
-        collection_size: int,
+        self, root: Path, selection: Selection, stored: Sequence[Stored], picked: np.ndarray, **about: Any
     ) -> RawGraph:
+        """The picked graphs. `about` has the splits by graph, and further fields of `RawGraph`."""
         with reading(self.folder(root)):
             graphs = _Picked(stored, picked)
-            ends = graphs.rows("edge_index").astype(np.int64)
-            edge_feat = graphs.rows("edge_attr") if "edge_attr" in graphs.keys else None
-            if edge_feat is not None:
-                edge_feat = edge_feat.reshape(len(ends), -1)
-            labels = graphs.rows("y") if self.labelled else None
-            is_node_task = self.task == "node"
-            batch = join_graphs(
-                graphs.sizes,
-                graphs.counts("edge_index"),
-                ends[:, ::-1] if self.key_first else ends,
-                graphs.rows("x") if "x" in graphs.keys else None,
-                edge_feat,
-                selection.described(self.files(root)[0].url),
-                both_directions=False,
-                graph_labels=None if is_node_task or labels is None else labels.reshape(picked.size, -1).astype("f4"),
-                splits={part: np.sort(rows_of(ids, graphs.sizes)) for part, ids in splits.items()}
-                if is_node_task
-                else splits,
-                graph_ids=picked,
-                collection_size=collection_size,
-            )
-            if is_node_task:
-                batch.ndata["label"] = labels.astype(np.int64)
-        return batch
+            ends, sizes = graphs.rows("edge_index").astype(np.int64), graphs.sizes
+            feat, edge_feat, labels = (graphs.rows(key) for key in ("x", "edge_attr", "y"))
+            about |= {"graph_ids": picked, "ndata": {} if feat is None else {"feat": feat}}
+            if self.task == "node":
+                about["ndata"]["label"] = labels.astype(np.int64)
+                about["splits"] = {part: np.sort(rows_of(ids, sizes)) for part, ids in about["splits"].items()}
+            elif labels is not None:
+                about["graph_labels"] = labels.reshape(picked.size, -1).astype(np.float32)
+            edge_feat = None if edge_feat is None else edge_feat.reshape(len(ends), -1)
+            ends = ends[:, ::-1] if self.key_first else ends
+            origin = selection.described(self.files(root)[0].url)
+            counts = graphs.counts("edge_index")
+            return join_graphs(sizes, counts, ends, None, edge_feat, origin, both_directions=False, **about)
 
 
 class _Ogb(PygDataset):
@@ -204,39 +187,33 @@ class _Ogb(PygDataset):
         alternative = folder.with_name(f"{folder.name}_pyg")
         return alternative if alternative.is_dir() else folder
 
-    @cached_property
-    def about(self) -> Mapping[str, str]:
-        """ogb's own table."""
-        return ogb_table(self.kind, self.dataset)
-
     def files(self, root: Path) -> Sequence[Remote]:
-        return [Remote(self.about["url"], self.folder(root), self.about["download_name"])]
+        about = ogb_table(self.kind, self.dataset)
+        return [Remote(about["url"], self.folder(root), about["download_name"])]
 
-    def fetch(self, root: Path) -> None:
-        (remote,) = self.files(root)
-        fetch(remote.url, remote.target, remote.member)
+    fetch = OfficialSource.fetch
 
-    def open(self, root: Path, **arguments: Any) -> Any:
+    def open(self, root: Path) -> Any:
         from torch.utils.serialization import config
 
         folder = self.folder(root)
-        if not (folder / f"RELEASE_v{self.about['version']}.txt").is_file():  # ogb would ask on the terminal
-            raise ValueError(f"no RELEASE_v{self.about['version']}.txt in {folder}: incomplete, or of another version")
+        release = f"RELEASE_v{ogb_table(self.kind, self.dataset)['version']}.txt"
+        if not (folder / release).is_file():  # ogb would ask at the terminal
+            raise ValueError(f"no {release} in {folder}: incomplete, or of another version")
         loader = getattr(import_ogb(self.kind), self.loader)
-        inert = type(loader.__name__, (loader,), self._overrides())
+        inert = type(loader.__name__, (loader,), self.overrides)
         with _pyg_classes(), config.patch("load.mmap", True):
-            return inert(self.dataset, root=str(root), **arguments)
+            return inert(self.dataset, root=str(root), **self.options)
 
 
 class OgbNodes(_Ogb, PygGraph):
     """An ogbn set: one graph with features, labels and the official split. The first end of an edge is the query."""
 
     kind, loader = "nodeproppred", "PygNodePropPredDataset"
-    fetch = _Ogb.fetch
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         with reading(self.folder(root)):
-            dataset = self.open(root, pre_transform=self.prepared)
+            dataset = self.open(root)
             splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
             return self._raw(root, dataset._data, splits)
 
@@ -257,53 +234,45 @@ class OgbGraphs(_Ogb, PygCollection):
             splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
         graphs, place = np.arange(_count(stored)), str(folder)
         if selection.split:
-            graphs, place = (
-                splits[{"val": "valid"}.get(selection.split, selection.split)],
-                f"{folder}, {selection.split}",
-            )
+            graphs = splits[{"val": "valid"}.get(selection.split, selection.split)]
+            place = f"{folder}, {selection.split}"
         picked = graphs[selection.pick(graphs.size, place)]
         parts = renumbered(splits, picked, _count(stored))
-        return self._batch(root, selection, [stored], picked, parts, graphs.size)
+        return self._batch(root, selection, [stored], picked, splits=parts, collection_size=graphs.size)
 
 
 class _Picked:
-    """Chosen graphs of stored ones.
-
-    Attributes:
-        keys: names of their tensors.
-        sizes: [B] int64, nodes of each graph.
-    """
+    """Chosen graphs of stored ones."""
 
     def __init__(self, stored: Sequence[Stored], picked: np.ndarray) -> None:
         counts = np.array([_count(one) for one in stored])
-        self._stored = stored
-        self._part = np.searchsorted(counts.cumsum(), picked, side="right")
-        self._graph = picked - (counts.cumsum() - counts)[self._part]
-        self.keys = set(stored[0][1])
-        if "x" in self.keys:
-            self.sizes = self.counts("x")
-        else:
-            self.sizes = np.array(stored[0][0]["sizes"], np.int64)[picked]
+        part = np.searchsorted(counts.cumsum(), picked, side="right")
+        self._stored, self._picked = stored, picked
+        self._places = list(zip(part.tolist(), (picked - (counts.cumsum() - counts)[part]).tolist(), strict=True))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[B] int64, nodes of each graph."""
+        without_features = self._stored[0][0].get("sizes")
+        return self.counts("x") if without_features is None else np.array(without_features, np.int64)[self._picked]
 
     def counts(self, key: str) -> np.ndarray:
         """[B] int64, rows (of `edge_index` columns) of each graph."""
-        first, last = self._bounds(key)
-        return last - first
+        return np.array([last - first for _, first, last in self._bounds(key)], np.int64)
 
-    def rows(self, key: str) -> np.ndarray:
-        """The rows of all graphs, one graph after the other; of `edge_index` its columns."""
+    def rows(self, key: str) -> np.ndarray | None:
+        """The rows of all graphs, one graph after the other; of `edge_index` its columns. None without numbers."""
         import torch
 
-        values = [torch.as_tensor(data[key]) for data, _ in self._stored]
-        if key == "edge_index":
-            values = [ends.T for ends in values]
-        parts = zip(self._part.tolist(), *(ends.tolist() for ends in self._bounds(key)), strict=True)
-        return torch.cat([values[part][first:last] for part, first, last in parts]).numpy()
+        values = [data.get(key) for data, _ in self._stored]
+        if not isinstance(values[0], torch.Tensor):
+            return None
+        values = [ends.T for ends in values] if key == "edge_index" else values
+        return torch.cat([values[part][first:last] for part, first, last in self._bounds(key)]).numpy()
 
-    def _bounds(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        bounds = [slices[key].numpy() for _, slices in self._stored]
-        places = list(zip(self._part, self._graph, strict=True))
-        return tuple(np.array([bounds[part][graph + end] for part, graph in places], np.int64) for end in (0, 1))
+    def _bounds(self, key: str) -> list[tuple[int, int, int]]:
+        starts = [slices[key].tolist() for _, slices in self._stored]
+        return [(part, starts[part][graph], starts[part][graph + 1]) for part, graph in self._places]
 
 
 def _count(stored: Stored) -> int:
@@ -354,13 +323,10 @@ def _verified_downloads(module: Any) -> Iterator[None]:
     def download_google_url(id: str, folder: str, filename: str, log: bool = True) -> str:
         return download_url(f"https://drive.usercontent.google.com/download?id={id}&confirm=t", folder, log, filename)
 
-    theirs = {made.__name__: getattr(module, made.__name__, None) for made in (download_url, download_google_url)}
-    for made in (download_url, download_google_url):
-        if theirs[made.__name__]:
-            setattr(module, made.__name__, made)
+    ours = {made.__name__: made for made in (download_url, download_google_url) if hasattr(module, made.__name__)}
+    theirs = {name: getattr(module, name) for name in ours}
+    vars(module).update(ours)
     try:
         yield
     finally:
-        for name, function in theirs.items():
-            if function:
-                setattr(module, name, function)
+        vars(module).update(theirs)
