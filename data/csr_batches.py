@@ -101,7 +101,8 @@ class CsrBatches:
         self.edge_counts = np.diff(self._first_edge)
         self._rows_are_graphs = loaded.meta.task == "graph"
         self.num_rows = self.num_graphs if self._rows_are_graphs else int(self._first_node[-1])
-        arrays = {"indptr": indptr, "col": col, "features": compact(loaded.node_data["feat"])}
+        features = loaded.node_data.get("feat", torch.empty(len(indptr) - 1, 0))
+        arrays = {"indptr": indptr, "col": col, "features": compact(features)}
         arrays["starts"] = torch.from_numpy(self._first_node)
         table = np.stack([self._first_node[:-1], self.sizes, self._first_edge[:-1], self.edge_counts])
         arrays["table"] = torch.from_numpy(np.pad(table, ((0, 0), (0, 1))))  # the last column is no graph

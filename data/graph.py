@@ -21,6 +21,25 @@ PARTS = ("train", "valid", "test")
 MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraphSpec:
+    """Name and size of a graph, or of a batch of small graphs, which the registry states and surrogates have.
+
+    Attributes:
+        name: registered name.
+        num_nodes: nodes; for a collection of small graphs those of its first `num_graphs`.
+        nnz: directed edges, nnz(A), of the same graphs.
+        symmetric: whether A is symmetric.
+        num_graphs: number of graphs that `num_nodes` and `nnz` count; None for a single graph.
+    """
+
+    name: str
+    num_nodes: int
+    nnz: int
+    symmetric: bool
+    num_graphs: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contents:
     """What a graph holds beside its edges.

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.csr_batches import CsrBatches
 from data.graph import CsrTensors, LoadedGraph
-from data.packed import compact, rows_of
+from data.packed import rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -44,15 +45,11 @@ class GraphSet:
     def __init__(self, loaded: LoadedGraph) -> None:
         if not isinstance(loaded, LoadedGraph):
             raise TypeError(f"loaded: got {type(loaded).__name__}; the LoadedGraph that data.load returns is needed")
+        import torch
+
         self.meta, self.labels, self.splits, self.metric = loaded.meta, loaded.labels, loaded.splits, loaded.metric
-        indptr, self._col = loaded.row_pointers.numpy(), loaded.columns.numpy()
-        self.sizes, self._degrees = loaded.graph_sizes.numpy(), np.diff(indptr)
-        self._first = np.cumsum(self.sizes) - self.sizes  # first node of each graph
-        self.edge_counts = np.diff(indptr[np.append(self._first, self.sizes.sum())].astype(np.int64))
-        self._node_data, self._edge_data = (
-            {"feat": compact(values["feat"]).numpy()} if "feat" in values else {}
-            for values in (loaded.node_data, loaded.edge_data)
-        )
+        self._arrays, self._has_features = CsrBatches(loaded, 1, torch.device("cpu")), "feat" in loaded.node_data
+        self.sizes, self.edge_counts = self._arrays.sizes, self._arrays.edge_counts
 
     def __len__(self) -> int:
         return self.sizes.size
@@ -66,21 +63,15 @@ class GraphSet:
         import torch
 
         ids = self._checked(ids)
-        nodes, edges = rows_of(ids, self.sizes), rows_of(ids, self.edge_counts)
-        sizes, edge_counts = self.sizes[ids], self.edge_counts[ids]
-        indptr = np.zeros(nodes.size + 1, self._col.dtype)
-        np.cumsum(self._degrees[nodes], out=indptr[1:])
-        moved = (np.cumsum(sizes) - sizes - self._first[ids]).astype(self._col.dtype)
-        col = self._col[edges] + np.repeat(moved, edge_counts)
-        labels = self.labels
+        found, labels = self._arrays.picked(ids), self.labels
         if labels is not None:
-            labels = labels[torch.from_numpy(ids if self.meta.task == "graph" else nodes)]
+            labels = labels[torch.from_numpy(ids if self.meta.task == "graph" else rows_of(ids, self.sizes))]
         return GraphBatch(
-            row_pointers=torch.from_numpy(indptr),
-            columns=torch.from_numpy(col),
-            graph_sizes=torch.from_numpy(sizes),
-            node_data={key: _picked(values, nodes) for key, values in self._node_data.items()},
-            edge_data={key: _picked(values, edges) for key, values in self._edge_data.items()},
+            row_pointers=found.indptr.to(found.col.dtype),
+            columns=found.col,
+            graph_sizes=torch.from_numpy(self.sizes[ids]),
+            node_data={"feat": _expanded(found.features)} if self._has_features else {},
+            edge_data={} if found.edge_features is None else {"feat": _expanded(found.edge_features)},
             labels=labels,
             ids=torch.from_numpy(ids),
         )
@@ -128,8 +119,5 @@ class GraphSet:
         return ids.astype(np.int64, copy=False)
 
 
-def _picked(values: np.ndarray, rows: np.ndarray) -> "torch.Tensor":
-    import torch
-
-    picked = values[rows]
-    return torch.from_numpy(picked if picked.dtype.kind == "f" else picked.astype(np.int64))
+def _expanded(values: "torch.Tensor") -> "torch.Tensor":
+    return values if values.is_floating_point() else values.long()

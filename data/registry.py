@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from data.graph import Metric, Task
+from data.graph import GraphSpec, Metric, Task
 from data.sources.base import OfficialSource
 from data.sources.edge_lists import EdgeList, Facebook100
 from data.sources.elliptic import Elliptic
@@ -15,9 +15,8 @@ from data.sources.large import Igb, Papers100M
 from data.sources.planetoid import Planetoid
 from data.sources.pyg import OgbGraphs, OgbNodes, PygCollection, PygGraph
 from data.sources.sequence_masks import BigBird, Longformer
-from data.spec import Generator, GraphSpec
 from data.synthetic.batch import DenseBatch, MoleculeBatch, SuperpixelBatch, SyntaxTreeBatch
-from data.synthetic.generate import NoSurrogate
+from data.synthetic.generate import Generator, NoSurrogate
 from data.synthetic.graph import WindowedGraph
 from data.synthetic.huge import HugeGraph
 from data.synthetic.windows import Deciles, LogNormal

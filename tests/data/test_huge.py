@@ -9,8 +9,8 @@ import pytest
 
 import data
 from data.canonical import csr_hash, edge_hash
+from data.graph import GraphSpec
 from data.registry import registry
-from data.spec import GraphSpec
 from data.synthetic import huge
 from data.synthetic.huge import HugeGraph
 from data.synthetic.random import random_bits, random_bits_at
