@@ -16,8 +16,7 @@ from bench.records import NOT_BUILT, NOT_PUBLISHED, Provenance
 from bench.sparse_formats import Compacted, build, built_bits, count_bcsr_blocks, formula_bits
 from data.canonical import to_csr
 from data.graph import CsrGraph, RawGraph
-from data.registry import names
-from data.registry.entry import Dataset
+from data.registry import Dataset, names
 from kernels.formats.bsb import BSB
 
 TableRow = dict[str, str]

@@ -1,4 +1,4 @@
-"""Graphs by name or from a user's file, as DGLGraphs with features: `data.load("cora")`.
+"""Graphs by name or from a user's file, as CSR tensors with features: `data.load("cora")`.
 
 Direction, everywhere in this project: the sparse matrix A has one row per query, and A[i, j] = 1 if node i attends to
 node j. In a DGLGraph this is the edge j -> i: a node attends along its in-edges. In a file the first column (`src_li`,
@@ -11,8 +11,7 @@ from data.errors import DatasetMissingError, DownloadError
 from data.graph import GraphMeta, LoadedGraph
 from data.graph_set import GraphBatch, GraphSet
 from data.loader import load
-from data.registry import info, names
-from data.registry.entry import Dataset
+from data.registry import Dataset, info, names
 
 __all__ = [
     "Dataset",

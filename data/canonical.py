@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from data.graph import CsrGraph, RawGraph
+from data.graph import Contents, CsrGraph, RawGraph
 
 MAX_INT32 = 2**31 - 1
 HASHED_AT_A_TIME = 1 << 22  # ids converted to int64 at a time: 32 MiB
@@ -91,17 +92,6 @@ def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
     ids = np.int32 if col.size <= MAX_INT32 else np.int64
     indptr = np.zeros(graph.num_nodes + 1, ids)
     np.cumsum(np.bincount(row, minlength=graph.num_nodes), out=indptr[1:])
-    return CsrGraph(
-        indptr=indptr,
-        col=col.astype(ids),
-        sha256=edge_hash(row, col, graph.num_nodes),
-        origin=graph.origin,
-        graph_sizes=graph.graph_sizes,
-        ndata=graph.ndata,
-        edata=edata,
-        graph_labels=graph.graph_labels,
-        splits=graph.splits,
-        graph_ids=graph.graph_ids,
-        collection_size=graph.collection_size,
-        removed=removed,
-    )
+    contents = {each.name: getattr(graph, each.name) for each in fields(Contents)} | {"edata": edata}
+    sha256 = edge_hash(row, col, graph.num_nodes)
+    return CsrGraph(indptr, col.astype(ids), sha256, graph.origin, removed, **contents)

@@ -93,21 +93,21 @@ class CsrBatches:
 
         if batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size}; 1 or more is allowed")
-        graph = loaded.graph
-        indptr, col, _ = graph.adj_tensors("csc")
-        self.sizes = graph.batch_num_nodes().numpy().astype(np.int64)
+        indptr, col = loaded.row_pointers, loaded.columns
+        self.sizes = loaded.graph_sizes.numpy()
         self.num_graphs, self.batch_size, self.device = self.sizes.size, batch_size, device
         self._first_node = np.append(0, self.sizes.cumsum())
         self._first_edge = indptr.numpy()[self._first_node].astype(np.int64)
         self.edge_counts = np.diff(self._first_edge)
         self._rows_are_graphs = loaded.meta.task == "graph"
         self.num_rows = self.num_graphs if self._rows_are_graphs else int(self._first_node[-1])
-        arrays = {"indptr": indptr, "col": col, "features": compact(graph.ndata["feat"])}
+        features = loaded.node_data.get("feat", torch.empty(len(indptr) - 1, 0))
+        arrays = {"indptr": indptr, "col": col, "features": compact(features)}
         arrays["starts"] = torch.from_numpy(self._first_node)
         table = np.stack([self._first_node[:-1], self.sizes, self._first_edge[:-1], self.edge_counts])
         arrays["table"] = torch.from_numpy(np.pad(table, ((0, 0), (0, 1))))  # the last column is no graph
-        if "feat" in graph.edata:
-            arrays["edge_features"] = compact(graph.edata["feat"])
+        if "feat" in loaded.edge_data:
+            arrays["edge_features"] = compact(loaded.edge_data["feat"])
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if sum(array.nbytes for array in arrays.values()) <= KEPT_SHARE * free:

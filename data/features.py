@@ -1,4 +1,6 @@
-"""Random features in place of missing ones, and the check of codes and classes against their numbers."""
+"""Random features in place of missing ones, and checks of features, codes and classes."""
+
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +18,29 @@ def random_features(rows: int, dim: int, cardinalities: tuple[int, ...] | None, 
     if cardinalities is None:
         return rng.standard_normal((rows, dim), dtype=np.float32)
     return rng.integers(0, cardinalities, size=(rows, len(cardinalities)))
+
+
+def as_features(path: Path, name: str, values: np.ndarray, rows: int, most_codes: int = 0) -> np.ndarray:
+    """Finite floats [rows, F] as float32; codes [rows, C] as int64, where `most_codes` allows them.
+
+    Raises:
+        ValueError: the array of this name in a file is neither.
+    """
+    kinds, allowed = ("fiu", "floats or integers") if most_codes else ("f", "floats")
+    if values.ndim != 2 or len(values) != rows or values.shape[1] == 0 or values.dtype.kind not in kinds:
+        raise ValueError(
+            f"{path}: {name} has shape {values.shape}, dtype {values.dtype}; {allowed} of shape [{rows}, F] are needed"
+        )
+    if values.dtype.kind != "f":
+        if values.size and not 0 <= values.min() <= values.max() < most_codes:
+            wrong = values[(values < 0) | (values >= most_codes)][0]
+            raise ValueError(f"{path}: {name} holds {wrong}; codes from 0 to {most_codes - 1} are allowed")
+        return values.astype(np.int64)
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{path}: {name} holds NaN, or numbers beyond float32; finite ones are needed")
+    return values
 
 
 def check_codes(owner: str, what: str, values: np.ndarray, cardinalities: tuple[int, ...]) -> None:

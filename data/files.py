@@ -17,27 +17,36 @@ edge, whatever its value.
 
 Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise each id is replaced by its rank among all
 ids of the file. An edge list cannot hold a node without edges: use one of the other formats.
-
-Sizes are compared with each other and with the available memory before any array is read: an .npz states the shape of
-each array, an .mtx the number of its entries. `num_nodes` alone decides the memory of a graph, so that a wrong one is
-an error here.
 """
 
 import logging
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from data.edge_text import ranked, read_csv_edges, read_snap_edges
+import numpy as np
+
 from data.errors import DatasetMissingError
-from data.graph import CsrGraph, RawGraph
-from data.graph_arrays import COLLECTION, GRAPH, WITH_COLLECTION, WITH_GRAPH, read_collection, read_one_graph
-from data.graph_checks import checked_graph
-from data.matrix_market import read_matrix_market
-from data.npz import Npz
-from data.scipy_files import read_scipy_matrix
-from data.selection import Selection, refusal
+from data.features import as_features, check_classes
+from data.graph import MAX_NODES, PARTS, CsrGraph, RawGraph
+from data.mapped_collections import loading_bytes, mapped_csr
+from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, fits, require_memory
+from data.packed import join_graphs, rows_of
+from data.selection import Selection, refusal, renumbered
 
 logger = logging.getLogger(__name__)
+
+SPLIT = tuple(f"{part}_ids" for part in PARTS)
+# Names of the arrays: needed and optional ones.
+GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_feat", *SPLIT)
+COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "graph_label", *SPLIT)
+MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
+# Errors of NumPy, SciPy, pandas and the archives for damaged content.
+DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, zipfile.BadZipFile, zlib.error)
+
+Arrays = Mapping[str, np.ndarray]
 
 
 def read_graph(path: str | Path, selection: Selection, mapped: Path | None = None) -> RawGraph | CsrGraph:
@@ -45,79 +54,255 @@ def read_graph(path: str | Path, selection: Selection, mapped: Path | None = Non
 
     Args:
         path: the file.
-        selection: graphs to take from a collection of small graphs; files have no splits.
-        mapped: folder for what is kept of a collection that does not fit into memory; None refuses one.
+        selection: graphs to take from a collection of small graphs; files have no splits to choose.
+        mapped: folder for the CSR arrays of a collection that does not fit into memory; None refuses one.
 
     Raises:
         DatasetMissingError: the file does not exist.
-        ValueError: the file is empty, damaged, cannot be opened, is of an unknown format, or holds ids or sizes out of
-            range.
+        ValueError: the file is damaged, of an unknown format, or holds ids or sizes out of range.
         MemoryError: the graph would not fit.
-        OSError: what is kept of a collection cannot be written.
+        OSError: the CSR arrays of a collection cannot be written.
     """
     path = Path(path)
-    reader = next((reader for ending, reader in _READERS.items() if path.name.lower().endswith(ending)), None)
-    if reader is None:
-        raise ValueError(f"{path}: unknown format; allowed endings are {', '.join(_READERS)}")
-    _check_readable(path)
-    raw = reader(path, selection, mapped)
+    if not path.exists():
+        raise DatasetMissingError(f"{path}: no such file; correct the path, or put the graph there")
+    name = path.name.lower()
+    if name.endswith(".npz"):
+        raw = _read_npz(path, selection, mapped)
+    elif name.endswith(".mtx"):
+        raw = _of_matrix(path, _reading(path, _read_mtx))
+    elif name.endswith((".txt", ".txt.gz", ".csv")):
+        raw = _ranked(path, read_pairs(path))
+    else:
+        raise ValueError(f"{path}: unknown format; allowed endings are .npz, .mtx, .txt, .txt.gz, .csv")
     why = f"{path} holds {'one graph' if raw.graph_sizes is None else 'no splits'}"
     if wrong := refusal(selection, {"order": raw.graph_sizes is not None}, why):
         raise ValueError(wrong)
     return raw
 
 
-def _check_readable(path: Path) -> None:
-    """Find now what the readers of the formats would call damage."""
+def read_pairs(path: Path) -> np.ndarray:
+    """[E, 2] int64: the edges of an edge list in text, with the ids of the file.
+
+    Raises:
+        ValueError: the file is damaged, or holds no edge or a negative id.
+    """
+    pairs = _reading(path, _read_columns)
+    if not pairs.size:
+        raise ValueError(f"{path}: holds no edge")
+    if pairs.min() < 0:
+        raise ValueError(f"{path}: holds the node id {pairs.min()}; ids of 0 and above are allowed")
+    return pairs
+
+
+def _reading(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
-        if not path.exists():
-            raise DatasetMissingError(f"{path}: no such file; correct the path, or put the graph there")
-        if not path.is_file():
-            raise ValueError(f"{path}: not a file")
-        with path.open("rb") as file:
-            empty = not file.read(1)
-    except DatasetMissingError:
-        raise
-    except OSError as error:
-        raise ValueError(
-            f"{path}: cannot be opened ({error.strerror}); the file may be fine: check its permissions and its disk"
-        ) from error
-    if empty:
-        raise ValueError(f"{path}: the file is empty (0 bytes)")
+        return read(path)
+    except DAMAGED as error:
+        raise ValueError(f"{path}: cannot be read ({error}); correct it, or fetch or write it again") from error
+
+
+def _read_columns(path: Path) -> np.ndarray:
+    import pandas as pd
+
+    options = {"sep": r"\s+", "comment": "#", "header": None}
+    if path.name.lower().endswith(".csv"):
+        first = pd.read_csv(path, header=None, nrows=1, encoding="utf-8-sig")
+        is_header = pd.to_numeric(first.iloc[0, :2], errors="coerce").isna().all()
+        options = {"sep": ",", "header": 0 if is_header else None}
+    return pd.read_csv(path, usecols=[0, 1], dtype=np.int64, engine="c", **options).to_numpy()
+
+
+def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
+    """The graph of edges with any ids: an id becomes its rank among all ids of the file."""
+    ids, rank = np.unique(pairs, return_inverse=True)
+    if ids[-1] != ids.size - 1:
+        logger.info("%s: node ids have gaps; a node is now the rank of its id (0 to %d)", path, ids.size - 1)
+    row, col = np.ascontiguousarray(rank.reshape(pairs.shape).T, dtype=np.int64)
+    return checked_graph(path, row, col, ids.size)
+
+
+def _read_mtx(path: Path) -> Any:
+    import scipy.io
+
+    matrix = scipy.io.mmread(path)
+    if isinstance(matrix, np.ndarray):
+        raise ValueError("a dense array; the coordinate format is needed")
+    return matrix
+
+
+def _read_scipy(path: Path) -> Any:
+    import scipy.sparse
+
+    matrix = scipy.sparse.load_npz(path)
+    if matrix.format in ("csr", "csc", "bsr"):
+        matrix.check_format(full_check=True)  # conversions trust the arrays
+    return matrix.tocoo()
+
+
+def _of_matrix(path: Path, matrix: Any) -> RawGraph:
+    rows, columns = matrix.shape
+    if rows != columns:
+        raise ValueError(f"{path}: the matrix is {rows} x {columns}; a graph needs a square one")
+    return checked_graph(path, matrix.row.astype(np.int64), matrix.col.astype(np.int64), rows)
 
 
 def _read_npz(path: Path, selection: Selection, mapped: Path | None) -> RawGraph | CsrGraph:
-    archive = Npz(path)
-    if "format" in archive:
-        return read_scipy_matrix(archive)
+    names = set(_reading(path, _names))
+    if "format" in names:
+        return _of_matrix(path, _reading(path, _read_scipy))
     for needed, optional in ((GRAPH, WITH_GRAPH), (COLLECTION, WITH_COLLECTION)):
-        if all(name in archive for name in needed):
-            if unread := sorted(set(archive) - {*needed, *optional}):
+        if names.issuperset(needed):
+            if unread := sorted(names - {*needed, *optional}):
                 text = "%s: the arrays %s are not read; those that are read besides %s: %s"
                 logger.warning(text, path, ", ".join(unread), ", ".join(needed), ", ".join(optional))
-            return read_one_graph(archive) if needed is GRAPH else read_collection(archive, selection, mapped)
+            known = names & {*needed, *optional}
+            return _one_graph(path, known) if needed is GRAPH else _collection(path, known, selection, mapped)
     raise ValueError(
-        f"{path}: holds the arrays {sorted(archive)}; allowed are src_li, dst_li, num_nodes, or those of "
+        f"{path}: holds the arrays {sorted(names)}; allowed are src_li, dst_li, num_nodes, or those of "
         "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
     )
 
 
-def _read_mtx(path: Path, selection: Selection, mapped: Path | None) -> RawGraph:
-    return read_matrix_market(path)
+def _names(path: Path) -> list[str]:
+    with np.load(path, allow_pickle=False) as archive:
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("not an .npz archive")
+        return archive.files
 
 
-def _read_txt(path: Path, selection: Selection, mapped: Path | None) -> RawGraph:
-    return checked_graph(path, *ranked(path, read_snap_edges(path)))
+def _arrays(path: Path, names: Iterable[str]) -> Arrays:
+    """The arrays of these names; those of ids and counts as int64."""
+
+    def read(path: Path) -> Arrays:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in names}
+
+    arrays = dict(_reading(path, read))
+    for name in arrays.keys() - {"feat", "edge_feat", "graph_label"}:
+        values = arrays[name]
+        if values.ndim != (name != "num_nodes") or values.dtype.kind not in "iu":
+            wanted = "one integer is" if name == "num_nodes" else "1-D integers are"
+            raise ValueError(f"{path}: {name} has shape {values.shape}, dtype {values.dtype}; {wanted} needed")
+        arrays[name] = values.astype(np.int64)
+    return arrays
 
 
-def _read_csv(path: Path, selection: Selection, mapped: Path | None) -> RawGraph:
-    return checked_graph(path, *ranked(path, read_csv_edges(path)))
+def _one_graph(path: Path, names: set[str]) -> RawGraph:
+    arrays = _arrays(path, names)
+    row, col, num_nodes = arrays["src_li"], arrays["dst_li"], int(arrays["num_nodes"])
+    if row.size != col.size:
+        raise ValueError(f"{path}: src_li has {row.size} entries and dst_li {col.size}; they must agree")
+    ndata, edata = {}, {}
+    if "feat" in names:
+        ndata["feat"] = as_features(path, "feat", arrays["feat"], num_nodes)
+    if "label" in names:
+        ndata["label"] = label = arrays["label"]
+        if label.size != num_nodes:
+            raise ValueError(f"{path}: label has {label.size} entries; one for each of {num_nodes} nodes is needed")
+        check_classes(str(path), label, MAX_CLASSES)
+    if "edge_feat" in names:
+        edata["feat"] = as_features(path, "edge_feat", arrays["edge_feat"], row.size, most_codes=MAX_CLASSES)
+    return checked_graph(path, row, col, num_nodes, ndata=ndata, edata=edata, splits=_split(path, arrays, num_nodes))
 
 
-_READERS: dict[str, Callable[[Path, Selection, Path | None], RawGraph | CsrGraph]] = {
-    ".npz": _read_npz,
-    ".mtx": _read_mtx,
-    ".txt": _read_txt,
-    ".txt.gz": _read_txt,
-    ".csv": _read_csv,
-}
+def _collection(path: Path, names: set[str], selection: Selection, mapped: Path | None) -> RawGraph | CsrGraph:
+    arrays = _arrays(path, names - {"u", "v", "feat"})
+    sizes, edge_counts, count = arrays["node_counts"], arrays["edge_counts"], arrays["node_counts"].size
+    if count == 0 or count != edge_counts.size:
+        raise ValueError(
+            f"{path}: node_counts has {count} entries and edge_counts {edge_counts.size}; they must agree, and be one "
+            "or more"
+        )
+    if sizes.min() < 1 or edge_counts.min() < 0 or max(sizes.max(), edge_counts.max()) > MAX_NODES:
+        raise ValueError(f"{path}: node_counts must be 1 or more, edge_counts 0 or more, each below 2^31")
+    labels = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else None
+    splits = _split(path, arrays, count)
+    picked = selection.pick(count, str(path))
+    about = {
+        "graph_labels": None if labels is None else labels[picked],
+        "splits": splits and renumbered(splits, picked, count),
+        "graph_ids": picked,
+        "collection_size": count,
+    }
+    origin = selection.described(str(path))
+    needed = loading_bytes(path, int(sizes[picked].sum()), int(edge_counts[picked].sum()))
+    if mapped and "feat" in names and not fits(needed):
+        if selection.order != "dataset":
+            raise MemoryError(
+                f"{path}: about {needed / 2**30:.1f} GiB needed; a collection that does not fit into memory is read "
+                f"with order='dataset' only, and got {selection.order!r}"
+            )
+        return mapped_csr(path, origin, sizes, edge_counts, picked.size, mapped, about)
+    require_memory(f"{path}: {picked.size:,} graphs", needed)
+    ends = _arrays(path, ("u", "v"))
+    if not edge_counts.sum() == ends["u"].size == ends["v"].size:
+        raise ValueError(
+            f"{path}: edge_counts sum to {edge_counts.sum()}, u has {ends['u'].size} entries and v {ends['v'].size}; "
+            "they must agree"
+        )
+    feat = None
+    if "feat" in names:
+        feat = as_features(path, "feat", _arrays(path, ("feat",))["feat"], int(sizes.sum()))[rows_of(picked, sizes)]
+    pairs = np.stack([ends["u"], ends["v"]], 1)[rows_of(picked, edge_counts)]
+    try:
+        return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, origin, **about)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _graph_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:
+    if labels.ndim != 2 or len(labels) != count or labels.shape[1] == 0 or labels.dtype.kind not in "fiu":
+        raise ValueError(
+            f"{path}: graph_label has shape {labels.shape}, dtype {labels.dtype}; numbers of shape [{count}, tasks] "
+            "are needed"
+        )
+    with np.errstate(over="ignore"):
+        labels = labels.astype(np.float32)
+    if np.isinf(labels).any():
+        raise ValueError(f"{path}: graph_label holds infinity, or numbers beyond float32; NaN stands for a missing one")
+    return labels
+
+
+def _split(path: Path, arrays: Arrays, count: int) -> dict[str, np.ndarray] | None:
+    """The ids of each part, in ascending order; None without them."""
+    given = [name for name in SPLIT if name in arrays]
+    if not given:
+        return None
+    if missing := sorted(set(SPLIT) - set(given)):
+        raise ValueError(
+            f"{path}: a split needs train_ids, valid_ids and test_ids (which may be empty); {missing[0]} is missing"
+        )
+    together = np.sort(np.concatenate([arrays[name] for name in SPLIT]))
+    outside = together[(together < 0) | (together >= count)]
+    if outside.size:
+        raise ValueError(f"{path}: train_ids, valid_ids or test_ids hold {outside[0]}; allowed are 0 to {count - 1}")
+    repeated = together[1:][together[1:] == together[:-1]]
+    if repeated.size:
+        raise ValueError(
+            f"{path}: train_ids, valid_ids and test_ids hold {repeated[0]} twice; each id may be in one part"
+        )
+    return {part: np.sort(arrays[name]) for part, name in zip(PARTS, SPLIT, strict=True)}
+
+
+def checked_graph(place: Path, row: np.ndarray, col: np.ndarray, num_nodes: int, **contents: Any) -> RawGraph:
+    """The graph of edges [E] int64, after a check of its ids and size.
+
+    Args:
+        place: the file or folder, for messages, and the origin unless `contents` has one.
+        contents: further fields of `RawGraph`.
+
+    Raises:
+        ValueError: an edge has an end outside 0 .. num_nodes - 1, or there are too many nodes or none.
+        MemoryError: the graph would not fit.
+    """
+    if not 1 <= num_nodes <= MAX_NODES:
+        raise ValueError(f"{place}: num_nodes is {num_nodes}; 1 to {MAX_NODES} are allowed")
+    for end, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
+        outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
+        if outside.size:
+            at = outside[0]
+            raise ValueError(f"{place}: edge {at} has the {end} {ids[at]}; allowed are 0 to {num_nodes - 1}")
+    needed = num_nodes * LOADING_BYTES_PER_NODE + row.size * LOADING_BYTES_PER_EDGE
+    require_memory(f"{place}: num_nodes is {num_nodes:,}, with {row.size:,} edges", needed)
+    return RawGraph(row, col, num_nodes, contents.pop("origin", str(place)), **contents)

@@ -1,11 +1,14 @@
 """Graphs as the sources give them (`RawGraph`), in canonical form (`CsrGraph`) and as `load` returns them."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+from fused3s_dgl import import_dgl
 
 if TYPE_CHECKING:
     import dgl
@@ -16,11 +19,53 @@ Source = Literal["official", "file", "synthetic"]
 Metric = Literal["accuracy", "rocauc", "ap", "mae", "f1"]
 PARTS = ("train", "valid", "test")
 MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
-MAX_CODES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSpec:
+    """Name and size of a graph, or of a batch of small graphs, which the registry states and surrogates have.
+
+    Attributes:
+        name: registered name.
+        num_nodes: nodes; for a collection of small graphs those of its first `num_graphs`.
+        nnz: directed edges, nnz(A), of the same graphs.
+        symmetric: whether A is symmetric.
+        num_graphs: number of graphs that `num_nodes` and `nnz` count; None for a single graph.
+    """
+
+    name: str
+    num_nodes: int
+    nnz: int
+    symmetric: bool
+    num_graphs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contents:
+    """What a graph holds beside its edges.
+
+    Attributes:
+        graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
+        ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]).
+        edata: arrays with a row for each edge: "feat" (float32 [E, F] or int64 [E, C]), or nothing.
+        graph_labels: [B, T] float32, NaN where a label is missing; None if the graphs have none.
+        splits: int64 ids of the nodes (node task) or graphs (graph task) of each of `PARTS`; None without a split.
+        graph_ids: [B] int64, numbers of the graphs in their collection; None if unknown.
+        collection_size: graphs of the collection, or of the chosen split, that the batch was taken from; None if
+            unknown.
+    """
+
+    graph_sizes: np.ndarray | None = None
+    ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
+    edata: Mapping[str, np.ndarray] = field(default_factory=dict)
+    graph_labels: np.ndarray | None = None
+    splits: Mapping[str, np.ndarray] | None = None
+    graph_ids: np.ndarray | None = None
+    collection_size: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class RawGraph:
+class RawGraph(Contents):
     """A graph as its source holds it: ids are checked, duplicate edges are allowed.
 
     Attributes:
@@ -28,39 +73,23 @@ class RawGraph:
         col: [E] int64, its key (a column of A).
         num_nodes: N.
         origin: URL, path or a description of the generator.
-        graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
-        ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]).
-        edata: arrays of E rows: "feat" (float32 [E, F] or int64 [E, C]), or nothing.
-        graph_labels: [B, T] float32, NaN where a label is missing; None if the graphs have none.
-        splits: int64 ids of the nodes (node task) or graphs (graph task) of each of `PARTS`; None if there are none.
-        graph_ids: [B] int64, numbers of the graphs in their collection; None if they are not known.
-        collection_size: graphs of the collection, or of the chosen split, that the batch was taken from; None if it is
-            not known.
     """
 
     row: np.ndarray
     col: np.ndarray
     num_nodes: int
     origin: str
-    graph_sizes: np.ndarray | None = None
-    ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
-    edata: Mapping[str, np.ndarray] = field(default_factory=dict)
-    graph_labels: np.ndarray | None = None
-    splits: Mapping[str, np.ndarray] | None = None
-    graph_ids: np.ndarray | None = None
-    collection_size: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class CsrGraph:
-    """A graph in canonical form: every edge once, sorted by row and then column.
+class CsrGraph(Contents):
+    """A graph in canonical form: every edge once, sorted by row and then column. Of duplicate edges `edata` keeps the
+    first one's row.
 
     Attributes:
         indptr: [N + 1] offset of each row's edges; int32, or int64 from 2^31 edges on.
         col: [nnz] of the same type, the columns.
-        sha256: see `GraphMeta`.
-        origin, graph_sizes, ndata, graph_labels, splits, graph_ids, collection_size: see `RawGraph`.
-        edata: arrays of nnz rows; of duplicates the first one's.
+        sha256, origin: see `GraphMeta`.
         removed: number of duplicates left out.
     """
 
@@ -68,13 +97,6 @@ class CsrGraph:
     col: np.ndarray
     sha256: str
     origin: str
-    graph_sizes: np.ndarray | None = None
-    ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
-    edata: Mapping[str, np.ndarray] = field(default_factory=dict)
-    graph_labels: np.ndarray | None = None
-    splits: Mapping[str, np.ndarray] | None = None
-    graph_ids: np.ndarray | None = None
-    collection_size: int | None = None
     removed: int = 0
 
     @property
@@ -101,7 +123,7 @@ class GraphMeta:
         num_graphs: graphs in the batch; 1 for a single graph.
         collection_size: graphs of the collection, or of the chosen split, that they were taken from; None if unknown.
         feature_kind: "float" (float32 [N, F]) or "categorical" (int64 [N, C]).
-        feature_dim: F or C, the columns of `ndata["feat"]`.
+        feature_dim: F or C, the columns of the node features.
         feature_cardinalities: number of codes of each categorical column; None for float features.
         features: "original", or "random" if the source has none.
         num_classes: size of a model's output.
@@ -109,7 +131,7 @@ class GraphMeta:
         citation: how to cite it; "" if unknown.
         sha256: first 16 hexadecimal digits of the edge list's SHA-256; equal A have equal hashes, from any source.
         edge_features: "original" or "random"; None where none were asked for.
-        edge_feature_dim: columns of `edata["feat"]`; 0 where none were asked for.
+        edge_feature_dim: columns of the edge features; 0 where none were asked for.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
     """
 
@@ -134,13 +156,46 @@ class GraphMeta:
     collection_size: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedGraph:
-    """A DGLGraph on the CPU (int32 ids; a batch has `batch_num_nodes` set), its description, labels and split.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CsrTensors:
+    """The matrix A of a graph, or the block-diagonal one of a batch of graphs, as CSR tensors on the CPU.
 
     Attributes:
-        labels: of a node task int64 [N], the same tensor as ndata["label"], -1 for unknown ([N, C] of 0 and 1 where a
-            node has several); of a graph task float32 [G, T], NaN for a missing one. None without labels.
+        row_pointers: [N + 1] offset of each row's edges, int32, or int64 from 2^31 edges on. A row is a query.
+        columns: [nnz] of the same type, ascending in each row: the keys. Both are None where a graph is not in memory.
+        graph_sizes: [G] int64, nodes of each graph; of a single graph [1].
+        node_data: "feat" float32 [N, F] or int64 [N, C], "label", and what else the source has for each node.
+        edge_data: "feat" float32 [nnz, F] or int64 [nnz, C], or nothing.
+    """
+
+    row_pointers: "torch.Tensor | None" = None
+    columns: "torch.Tensor | None" = None
+    graph_sizes: "torch.Tensor | None" = None
+    node_data: "dict[str, torch.Tensor]" = field(default_factory=dict)
+    edge_data: "dict[str, torch.Tensor]" = field(default_factory=dict)
+
+    @cached_property
+    def graph(self) -> "dgl.DGLGraph":
+        """The DGLGraph, made on first use. It shares the tensors and has DGL's "csc" format only, since a row of A is a
+        query, the destination of DGL's edge; DGL derives other formats on demand."""
+        no_edge_ids = self.columns.new_empty(0)  # edges keep their order
+        arrays = (self.row_pointers, self.columns, no_edge_ids)
+        graph = import_dgl().graph(("csc", arrays), num_nodes=len(self.row_pointers) - 1)
+        ends = self.row_pointers[self.graph_sizes.cumsum(0)]
+        graph.set_batch_num_nodes(self.graph_sizes.to(graph.idtype))
+        graph.set_batch_num_edges(ends.diff(prepend=ends.new_zeros(1)).to(graph.idtype))
+        graph.ndata.update(self.node_data)
+        graph.edata.update(self.edge_data)
+        return graph
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LoadedGraph(CsrTensors):
+    """A graph or a batch of graphs, its description, labels and split.
+
+    Attributes:
+        labels: of a node task int64 [N], the same tensor as node_data["label"], -1 for unknown ([N, C] of 0 and 1 where
+            a node has several); of a graph task float32 [G, T], NaN for a missing one. None without labels.
         splits: for "train", "valid" and "test" the int64 ids of the loaded nodes (node task) or graphs (graph task);
             None if the set has no standard split.
         graph_ids: [G] int64, numbers of the graphs in their collection; None if they are not known.
@@ -148,9 +203,35 @@ class LoadedGraph:
             the tasks, "mae" or "f1"; None if the set has no standard one.
     """
 
-    graph: "dgl.DGLGraph"
     meta: GraphMeta
     labels: "torch.Tensor | None" = None
     splits: "dict[str, torch.Tensor] | None" = None
     metric: Metric | None = None
     graph_ids: "torch.Tensor | None" = None
+
+    @classmethod
+    def from_dgl(
+        cls,
+        graph: "dgl.DGLGraph",
+        meta: GraphMeta,
+        labels: "torch.Tensor | None" = None,
+        splits: "dict[str, torch.Tensor] | None" = None,
+        metric: Metric | None = None,
+    ) -> "LoadedGraph":
+        """A DGLGraph as a loaded one. The edges get the order of A's CSR, and the edge data with them."""
+        row_pointers, columns, edge_ids = graph.adj_tensors("csc")
+        in_order = {key: values[edge_ids] if len(edge_ids) else values for key, values in graph.edata.items()}
+        arrays = {"node_data": dict(graph.ndata), "edge_data": in_order, "graph_sizes": graph.batch_num_nodes().long()}
+        about: dict[str, Any] = {"meta": meta, "labels": labels, "splits": splits, "metric": metric}
+        return cls(row_pointers=row_pointers, columns=columns, **arrays, **about)
+
+
+def to_tensor(values: np.ndarray | None) -> "torch.Tensor | None":
+    """The tensor of these values, which share its memory; those of a mapped file must not be written to."""
+    import torch
+
+    if values is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(values)

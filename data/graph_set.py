@@ -1,4 +1,4 @@
-"""Batches of a collection of small graphs, cut from arrays: no DGLGraph per graph, and no loop over graphs."""
+"""Batches of a collection of small graphs, cut from arrays: no loop over graphs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,27 +6,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.graph import CsrGraph, LoadedGraph
-from data.loader import to_dgl
-from data.packed import compact, rows_of
+from data.csr_batches import CsrBatches
+from data.graph import CsrTensors, LoadedGraph
+from data.packed import rows_of
 
 if TYPE_CHECKING:
-    import dgl
     import torch
 
 
-@dataclass(frozen=True, eq=False)
-class GraphBatch:
-    """Some graphs of a set as one block-diagonal DGLGraph on the CPU.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GraphBatch(CsrTensors):
+    """Some graphs of a set as one block-diagonal matrix on the CPU, as `data.load` returns it.
 
     Attributes:
-        graph: as `data.load` returns it: ndata["feat"], edata["feat"] where the set was loaded with edge features, and
-            `batch_num_nodes`.
         labels: of a graph task float32 [B, T], of a node task int64 [n]; None if the set has none.
         ids: [B] int64, the graphs' numbers in the set.
     """
 
-    graph: "dgl.DGLGraph"
     labels: "torch.Tensor | None"
     ids: "torch.Tensor"
 
@@ -49,16 +45,11 @@ class GraphSet:
     def __init__(self, loaded: LoadedGraph) -> None:
         if not isinstance(loaded, LoadedGraph):
             raise TypeError(f"loaded: got {type(loaded).__name__}; the LoadedGraph that data.load returns is needed")
+        import torch
+
         self.meta, self.labels, self.splits, self.metric = loaded.meta, loaded.labels, loaded.splits, loaded.metric
-        indptr, col, _ = loaded.graph.adj_tensors("csc")
-        self.sizes = loaded.graph.batch_num_nodes().numpy().astype(np.int64)
-        self._col, self._degrees = col.numpy(), np.diff(indptr.numpy())
-        self._first = np.cumsum(self.sizes) - self.sizes  # first node of each graph
-        self.edge_counts = np.diff(indptr.numpy()[np.append(self._first, self.sizes.sum())].astype(np.int64))
-        self._node_data, self._edge_data = (
-            {"feat": compact(data["feat"]).numpy()} if "feat" in data else {}
-            for data in (loaded.graph.ndata, loaded.graph.edata)
-        )
+        self._arrays, self._has_features = CsrBatches(loaded, 1, torch.device("cpu")), "feat" in loaded.node_data
+        self.sizes, self.edge_counts = self._arrays.sizes, self._arrays.edge_counts
 
     def __len__(self) -> int:
         return self.sizes.size
@@ -72,21 +63,18 @@ class GraphSet:
         import torch
 
         ids = self._checked(ids)
-        nodes, edges = rows_of(ids, self.sizes), rows_of(ids, self.edge_counts)
-        sizes, edge_counts = self.sizes[ids], self.edge_counts[ids]
-        indptr = np.zeros(nodes.size + 1, self._col.dtype)
-        np.cumsum(self._degrees[nodes], out=indptr[1:])
-        moved = (np.cumsum(sizes) - sizes - self._first[ids]).astype(self._col.dtype)
-        col = self._col[edges] + np.repeat(moved, edge_counts)
-        graph = to_dgl(CsrGraph(indptr, col, sha256="", origin="", graph_sizes=sizes))
-        for target, source, rows in ((graph.ndata, self._node_data, nodes), (graph.edata, self._edge_data, edges)):
-            for key, values in source.items():
-                picked = values[rows]
-                target[key] = torch.from_numpy(picked if picked.dtype.kind == "f" else picked.astype(np.int64))
-        labels = self.labels
+        found, labels = self._arrays.picked(ids), self.labels
         if labels is not None:
-            labels = labels[torch.from_numpy(ids if self.meta.task == "graph" else nodes)]
-        return GraphBatch(graph, labels, torch.from_numpy(ids))
+            labels = labels[torch.from_numpy(ids if self.meta.task == "graph" else rows_of(ids, self.sizes))]
+        return GraphBatch(
+            row_pointers=found.indptr.to(found.col.dtype),
+            columns=found.col,
+            graph_sizes=torch.from_numpy(self.sizes[ids]),
+            node_data={"feat": _expanded(found.features)} if self._has_features else {},
+            edge_data={} if found.edge_features is None else {"feat": _expanded(found.edge_features)},
+            labels=labels,
+            ids=torch.from_numpy(ids),
+        )
 
     def batches(
         self,
@@ -129,3 +117,7 @@ class GraphSet:
         if outside.size:
             raise ValueError(f"ids: got {outside[0]}; the set has the graphs 0 .. {len(self) - 1}")
         return ids.astype(np.int64, copy=False)
+
+
+def _expanded(values: "torch.Tensor") -> "torch.Tensor":
+    return values if values.is_floating_point() else values.long()

@@ -2,31 +2,23 @@
 
 import logging
 import os
-import warnings
 import zlib
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from data.canonical import to_csr
-from data.download import fetch, fetch_nothing
 from data.errors import DatasetMissingError, DownloadError
 from data.features import check_classes, check_codes, check_targets, random_features, require_feature_memory
 from data.files import read_graph
-from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source
-from data.registry import REGISTRY, info
-from data.registry.entry import Dataset
+from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
+from data.registry import Dataset, info, registry
 from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
 from data.synthetic.generate import NoSurrogate, expected_size, surrogate
 from data.synthetic.huge import HugeGraph
-from fused3s_dgl import import_dgl
-
-if TYPE_CHECKING:
-    import dgl
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -72,18 +64,17 @@ def load(
         split: "train", "val" or "test" of an official collection; None for the choice of the published run: the whole
             set for ogbg sets, train for the others. A surrogate has neither an order nor splits.
         seed: seed of the surrogate, of a random order and of random features.
-        features: False leaves out random `ndata["feat"]`. For a large graph they take longer to generate than the edges
+        features: False leaves out random node features. For a large graph they take longer to generate than the edges
             to load.
-        edge_features: True adds `edata["feat"]`, float32 [E, F] or int64 [E, C] (bonds): the original ones of official
-            files and of a file with `edge_feat`, else random ones of the registered kind.
+        edge_features: True adds `edge_data["feat"]`, float32 [nnz, F] or int64 [nnz, C] (bonds): the original ones of
+            official files and of a file with `edge_feat`, else random ones of the registered kind.
 
     Returns:
-        The DGLGraph on the CPU, edges sorted by destination (query) and then source (key), each once, int32 ids (int64
-        from 2^31 edges on). It has only DGL's "csc" format; DGL derives the others on demand.
-        `ndata["feat"]` is float32 [N, F] or int64 [N, C], `ndata["label"]` int64 [N] where known, [N, C] if
-        a node has several. A file's collection of small graphs with features that does not fit into memory is
-        converted once, below `root`/mapped; edges and features are then read-only tensors over those files, and
-        sizes, labels and splits are in memory.
+        The graph as CSR tensors on the CPU, each edge once, int32 ids (int64 from 2^31 edges on), and as a DGLGraph
+        where `graph` is asked for. `node_data["feat"]` is float32 [N, F] or int64 [N, C], `node_data["label"]` int64
+        [N] where known, [N, C] if a node has several. A file's collection of small graphs with features that does not
+        fit into memory is converted once, below `root`/mapped; edges and features are then tensors over those files,
+        which must not be written to, and sizes, labels and splits are in memory.
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
@@ -96,18 +87,9 @@ def load(
     for argument, value in (("features", features), ("edge_features", edge_features)):
         if not isinstance(value, bool):
             raise TypeError(f"{argument}: got {value!r}; True or False is needed")
-    found_in, raw = find_graph(
-        name,
-        root=root,
-        source=source,
-        path=path,
-        batch_size=batch_size,
-        order=order,
-        split=split,
-        seed=seed,
-        features=features,
-    )
-    return _finish(name, REGISTRY.get(name), found_in, raw, seed, features, edge_features)
+    chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed}
+    found_in, raw = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
+    return _finish(name, registry().get(name), found_in, raw, seed, features, edge_features)
 
 
 def find_graph(
@@ -131,12 +113,12 @@ def find_graph(
     selection = Selection(batch_size, order, split, seed, name)
     root, path = Path(root), None if path is None else Path(path)
     local, mapped = root / f"{name}.npz", root / "mapped"
-    if path is not None and name in REGISTRY and path.name.partition(".")[0] != name:
+    if path is not None and name in registry() and path.name.partition(".")[0] != name:
         text = "%s: read under the name of a registered data set, %s, which results carry; give it a name of its own "
         logger.warning(text + "(name, data.name in a configuration)", path, name)
     if path is not None or source == "file":
         return "file", read_graph(path or local, selection, mapped)
-    if source == "auto" and name not in REGISTRY and local.is_file():
+    if source == "auto" and name not in registry() and local.is_file():
         return "file", read_graph(local, selection, mapped)
     entry = info(name)
     if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
@@ -147,46 +129,25 @@ def find_graph(
         if batch_size is None and entry.num_graphs is not None:
             raise ValueError(f"batch_size: got None (all graphs); the surrogate of {name} needs a number")
         return "synthetic", _surrogate(entry, root, batch_size or 1, seed, features)
-    if source == "official":
-        return "official", _official(entry, root, selection)
-
-    try:
-        return "official", entry.official(root, selection, fetch_nothing)
-    except DatasetMissingError:
-        pass  # no official files below root: the user's file comes before shipped files and a download
-    if local.is_file():
+    if entry.official.is_present(root):
+        return "official", entry.official.load(root, selection)
+    if source == "auto" and local.is_file():
         return "file", read_graph(local, selection, mapped)
-    # The surrogate is not needed, or no alternative: a huge one takes minutes, so that a user must ask for it.
-    single = entry.num_graphs is None
-    if entry.embedded or not (single or selection.is_default) or isinstance(entry.synthetic, (NoSurrogate, HugeGraph)):
-        return "official", _official(entry, root, selection)
+    if entry.embedded is not None:
+        return "official", entry.embedded.load(root, selection)
     try:
-        return "official", entry.official(root, selection, fetch)
-    except DownloadError as error:  # no reason to measure something else instead
-        raise DownloadError(_with_remedy(entry, root, selection, error)) from error
+        entry.official.fetch(root)
     except DatasetMissingError as missing:
-        reason = str(missing)
-    try:
-        return "official", entry.official(root, selection, fetch_nothing)
-    except DatasetMissingError:
-        pass  # nor has another process downloaded it meanwhile
-    logger.warning("%s: not under %s; using a synthetic surrogate (source=synthetic): %s", name, root, reason)
-    return "synthetic", _surrogate(entry, root, batch_size or 1, seed, features)
-
-
-def to_dgl(csr: CsrGraph) -> "dgl.DGLGraph":
-    """The DGLGraph of a graph, without features. It shares the arrays."""
-    import torch
-
-    # A row of A is a query, the destination of DGL's edge (see `data`): the CSR of A is DGL's "csc".
-    indptr, col = _tensor(csr.indptr), _tensor(csr.col)
-    no_edge_ids = col.new_empty(0)  # edges keep their order
-    graph = import_dgl().graph(("csc", (indptr, col, no_edge_ids)), num_nodes=csr.num_nodes)
-    if csr.graph_sizes is not None:
-        ends = csr.indptr[np.cumsum(csr.graph_sizes)]  # rows are sorted: the edges of a graph are contiguous
-        graph.set_batch_num_nodes(torch.from_numpy(csr.graph_sizes).to(graph.idtype))
-        graph.set_batch_num_edges(torch.from_numpy(np.diff(ends, prepend=0)).to(graph.idtype))
-    return graph
+        # There is a surrogate for "auto", but for a publisher who may answer later, a choice of graphs, and a graph
+        # whose surrogate takes minutes.
+        is_large = isinstance(entry.synthetic, (NoSurrogate, HugeGraph))
+        is_choice = entry.num_graphs is not None and not selection.is_default
+        if source == "official" or isinstance(missing, DownloadError) or is_large or is_choice:
+            raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
+        text = "%s: not under %s; using a synthetic surrogate (source=synthetic): %s"
+        logger.warning(text, name, root, missing)
+        return "synthetic", _surrogate(entry, root, batch_size or 1, seed, features)
+    return "official", entry.official.load(root, selection)
 
 
 def _check_arguments(
@@ -219,18 +180,6 @@ def _check_arguments(
             raise ValueError(f"{argument}: got {value}; {least} or more is allowed")
 
 
-def _official(entry: Dataset, root: Path, selection: Selection) -> RawGraph | CsrGraph:
-    if entry.embedded is not None:
-        try:
-            return entry.official(root, selection, fetch_nothing)
-        except DatasetMissingError:
-            return entry.embedded(root, selection, fetch_nothing)
-    try:
-        return entry.official(root, selection, fetch)
-    except DatasetMissingError as missing:
-        raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
-
-
 def _surrogate(entry: Dataset, root: Path, batch_size: int, seed: int, features: bool) -> RawGraph | CsrGraph:
     if features:
         nodes = expected_size(entry, batch_size)[1]
@@ -260,9 +209,7 @@ def _finish(
     features: bool,
     edge_features: bool,
 ) -> LoadedGraph:
-    """Make edges canonical, add features if the source has none, and build the DGLGraph and its description."""
-    import torch
-
+    """Make edges canonical, add features if the source has none, and describe the graph."""
     original = "feat" in raw.ndata
     cardinalities = entry.feature_cardinalities if entry else None
     feature_dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
@@ -290,13 +237,11 @@ def _finish(
     if not original and features:
         ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
 
-    graph = to_dgl(csr)
-    for key, values in ndata.items():
-        graph.ndata[key] = _tensor(values)
-    about_edges = {}
+    node_data = {key: to_tensor(values) for key, values in ndata.items()}
+    edge_data, about_edges = {}, {}
     if edge_features:
         values, about_edges = _edge_features(name, entry, csr, seed)
-        graph.edata["feat"] = torch.from_numpy(values)
+        edge_data["feat"] = to_tensor(values)
 
     if entry:
         num_classes = entry.num_classes
@@ -306,44 +251,39 @@ def _finish(
         num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else 0
         num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
     task = entry.task if entry else ("node" if csr.graph_sizes is None else "graph")
-    labels = graph.ndata.get("label") if task == "node" else _tensor(csr.graph_labels)
-    return LoadedGraph(
-        graph,
-        GraphMeta(
-            name=name,
-            source=source,
-            origin=csr.origin,
-            task=task,
-            num_nodes=csr.num_nodes,
-            num_edges=csr.col.size,
-            num_graphs=1 if csr.graph_sizes is None else csr.graph_sizes.size,
-            feature_kind="categorical" if cardinalities else "float",
-            feature_dim=feature_dim,
-            feature_cardinalities=cardinalities,
-            features="original" if original else "random",
-            num_classes=num_classes,
-            licence=entry.licence if entry else "",
-            citation=entry.citation if entry else "",
-            sha256=csr.sha256,
-            collection_size=csr.collection_size,
-            **about_edges,
-        ),
-        labels=labels,
-        splits=None if csr.splits is None else {part: _tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
-        metric=None if labels is None or entry is None else entry.metric,
-        graph_ids=_tensor(csr.graph_ids),
+    labels = node_data.get("label") if task == "node" else to_tensor(csr.graph_labels)
+    sizes = np.array([csr.num_nodes]) if csr.graph_sizes is None else csr.graph_sizes
+    meta = GraphMeta(
+        name=name,
+        source=source,
+        origin=csr.origin,
+        task=task,
+        num_nodes=csr.num_nodes,
+        num_edges=csr.col.size,
+        num_graphs=sizes.size,
+        feature_kind="categorical" if cardinalities else "float",
+        feature_dim=feature_dim,
+        feature_cardinalities=cardinalities,
+        features="original" if original else "random",
+        num_classes=num_classes,
+        licence=entry.licence if entry else "",
+        citation=entry.citation if entry else "",
+        sha256=csr.sha256,
+        collection_size=csr.collection_size,
+        **about_edges,
     )
-
-
-def _tensor(values: np.ndarray | None) -> "torch.Tensor | None":
-    """The tensor of these values, which share its memory; those of a mapped file must not be written to."""
-    import torch
-
-    if values is None:
-        return None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(values)
+    return LoadedGraph(
+        row_pointers=to_tensor(csr.indptr),
+        columns=to_tensor(csr.col),
+        graph_sizes=to_tensor(sizes.astype(np.int64)),
+        node_data=node_data,
+        edge_data=edge_data,
+        meta=meta,
+        labels=labels,
+        splits=None if csr.splits is None else {part: to_tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
+        metric=None if labels is None or entry is None else entry.metric,
+        graph_ids=to_tensor(csr.graph_ids),
+    )
 
 
 def _edge_features(name: str, entry: Dataset | None, csr: CsrGraph, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
@@ -352,7 +292,7 @@ def _edge_features(name: str, entry: Dataset | None, csr: CsrGraph, seed: int) -
     kind = "random" if values is None else "original"
     if values is None:
         if entry is None or not entry.edge_feature_dim:
-            having = ", ".join(one.name for one in REGISTRY.values() if one.edge_feature_dim)
+            having = ", ".join(one.name for one in registry().values() if one.edge_feature_dim)
             raise ValueError(
                 f"{name}: has no edge features (asked for by edge_features=True, in a configuration by "
                 f"model.edge_features); these have: {having}, and .npz files with edge_feat"

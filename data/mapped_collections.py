@@ -1,232 +1,125 @@
 """Collections larger than memory: canonical CSR arrays in files, made once from an .npz and mapped into memory.
 
-The archive is read once, in the order of the file and in blocks of whole graphs, compressed or not. The edges, their
-order and their hash are those of `data.canonical.to_csr`. The arrays lie in a folder of their own, named after the
-archive and a hash of its place, size, time and the number of graphs:
+The archive is read in blocks of whole graphs. The edges, their order and their hash are those of
+`data.canonical.to_csr`. The arrays lie in a folder of their own, named after the archive and a hash of its place, size,
+time and the number of graphs:
 
-    indptr.npy, col.npy   int32, or int64 if the listed edges, in both directions, are 2^31 or more
-    feat.npy              float32 [N, F]
-    about.json            what the arrays were made of, the hash, the number of removed duplicates
+    indptr.npy   [N + 1] int32, or int64 if the listed edges, in both directions, are 2^31 or more
+    col.bin      [nnz] of the same type, without a header
+    feat.npy     float32 [N, F]
+    about.json   the hash of the edges and the number of removed duplicates
 
 The folder is complete or absent. It is needed as long as the graph is in use, and may be deleted at any other time.
 """
 
-import errno
 import hashlib
 import json
 import logging
-import os
-import shutil
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
-from data.atomic import replacing
-from data.canonical import HASHED_AT_A_TIME, MAX_INT32, canonical_edges
-from data.collection_checks import as_floats, as_integers, both_directions
-from data.graph import CsrGraph
-from data.kept import fingerprint, kept_path
-from data.locks import only_one_process
-from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, available_bytes, require_memory
-from data.npz import Npz
+from data.atomic import made_once
+from data.canonical import MAX_INT32, canonical_edges, csr_hash
+from data.features import as_features
+from data.graph import MAX_NODES, CsrGraph
+from data.mapped_arrays import map_npz_array, npz_header
+from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE
+from data.packed import join_graphs
 
 logger = logging.getLogger(__name__)
 
-BLOCK_BYTES = 1 << 28  # of the arrays of a block and all that is computed from them, at its peak
-BLOCK_SHARE = 0.25  # of the available memory, where that is less
-READ_BYTES_PER_EDGE = 32  # u and v as the file holds them, their graph's first node and number of nodes
-WAIT_S = 6 * 3600.0  # for another process that converts the same collection
-_VERSION = 1  # of the files
+BLOCK_ITEMS = 1 << 22  # nodes and edges of a block, unless one graph has more
+VERSION = 2  # of the files
 
 
-def loading_bytes(archive: Npz, num_nodes: int, num_edges: int) -> int:
-    """Peak memory of `data.graph_arrays.read_collection` without this module.
-
-    It reads whole arrays, and converts them before it picks graphs.
-
-    Args:
-        archive: the collection.
-        num_nodes, num_edges: nodes and listed edges of the picked graphs.
-    """
-    picked = features = 0
-    if "feat" in archive:
-        feat = archive["feat"]
-        picked = 4 * feat.shape[1] * num_nodes  # float32
-        features = 4 * feat.size + max(feat.nbytes, picked + 8 * num_nodes)
-    ends = archive["u"].nbytes + 8 * (archive["u"].size + num_edges)  # as in the file, as int64, picked
-    edges = LOADING_BYTES_PER_NODE * num_nodes + max(ends, 2 * LOADING_BYTES_PER_EDGE * num_edges)
-    return max(features, picked + edges)
+def loading_bytes(path: Path, num_nodes: int, num_edges: int) -> int:
+    """Peak memory of loading a collection without this module: of all its features, and of these nodes and listed
+    edges."""
+    shape, dtype, *_ = npz_header(path, "u")
+    ends = 2 * math.prod(shape) * (dtype.itemsize + 8)
+    features = 0
+    try:
+        (rows, columns), dtype, *_ = npz_header(path, "feat")
+        features = rows * columns * (dtype.itemsize + 4) + num_nodes * columns * 4
+    except (KeyError, ValueError):
+        pass  # no features, or not a table: an error of its own when they are read
+    return features + ends + num_nodes * LOADING_BYTES_PER_NODE + 2 * num_edges * LOADING_BYTES_PER_EDGE
 
 
-def mapped_csr(archive: Npz, origin: str, sizes: np.ndarray, edge_counts: np.ndarray, folder: Path) -> CsrGraph:
-    """The first graphs of a collection in canonical form, in arrays that are mapped from files, read-only.
-
-    Args:
-        archive: `node_counts`, `edge_counts`, `u`, `v` and `feat`, whose shapes and types are checked.
-        origin: of the graph.
-        sizes, edge_counts: [B] int64, nodes and listed edges of the graphs.
-        folder: where the files go, or are from an earlier time.
-
-    Raises:
-        ValueError: an edge or a feature is out of range, the archive is damaged, or the kept files are.
-        MemoryError: one graph alone would not fit.
-        OSError: the files cannot be written; a TimeoutError if another process takes too long to.
-    """
-    recipe = f"{_VERSION} {archive.path.resolve().parent} {fingerprint([archive.path])} graphs:{sizes.size}"
-    target = kept_path(folder, archive.path.stem, recipe).with_suffix("")
-    if not target.exists():
-        blocks = _blocks(archive, sizes, edge_counts)
-        needed = _file_bytes(archive, sizes, edge_counts)
-        loading = loading_bytes(archive, int(sizes.sum()), int(edge_counts.sum()))
-        text = "%s: %s graphs need about %.1f GiB of memory, %.1f GiB are available: converting them to %s, once"
-        logger.info(text, archive.path, f"{sizes.size:,}", loading / 2**30, (available_bytes() or 0) / 2**30, target)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = folder / f".{target.name}.lock"
-            with only_one_process(lock, f"converting {archive.path}", WAIT_S):
-                if not target.exists():
-                    _check_disk(folder, needed)
-                    with replacing(target) as unfinished:
-                        unfinished.mkdir()
-                        _convert(archive, recipe, sizes, edge_counts, blocks, unfinished)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise OSError(
-                f"{archive.path}: does not fit into memory, and its copy in {target} cannot be written "
-                f"({error.strerror or error}). It takes {needed / 2**30:.2f} GiB of disk: free some, or set root "
-                "(data.root in a configuration) to a folder on another disk"
-            ) from error
-    return _mapped(target, recipe, origin, sizes)
-
-
-def _check_disk(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise OSError(errno.ENOSPC, f"{free / 2**30:.2f} GiB are free")
-
-
-def _id_type(num_edges: int) -> np.dtype:
-    return np.dtype(np.int32 if 2 * num_edges <= MAX_INT32 else np.int64)
-
-
-def _file_bytes(archive: Npz, sizes: np.ndarray, edge_counts: np.ndarray) -> int:
-    """Size of the files without duplicates among the edges."""
-    nodes, edges = int(sizes.sum()), int(edge_counts.sum())
-    return 4 * nodes * archive["feat"].shape[1] + (nodes + 1 + 2 * edges) * _id_type(edges).itemsize
-
-
-def _blocks(archive: Npz, sizes: np.ndarray, edge_counts: np.ndarray) -> list[tuple[int, int]]:
-    """First and last graph (exclusive) of each block.
-
-    Raises:
-        MemoryError: a graph alone would not fit.
-    """
-    feat = archive["feat"]
-    of_node = LOADING_BYTES_PER_NODE + feat.shape[1] * (feat.dtype.itemsize + 5)  # as float32, whether finite
-    peaks = sizes * of_node + edge_counts * (2 * LOADING_BYTES_PER_EDGE + READ_BYTES_PER_EDGE)
-    largest = int(peaks.argmax())
-    about = f"{sizes[largest]:,} nodes and {edge_counts[largest]:,} edges"
-    require_memory(f"{archive.path}: graph {largest}, of {about}", int(peaks[largest]))
-    available = available_bytes()
-    limit = BLOCK_BYTES if available is None else min(BLOCK_BYTES, int(BLOCK_SHARE * available))
-    ends, blocks, first = peaks.cumsum(), [], 0
-    while first < sizes.size:
-        before = ends[first - 1] if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + limit, side="right")))
-        blocks.append((first, last))
-        first = last
-    return blocks
-
-
-def _convert(
-    archive: Npz,
-    recipe: str,
+def mapped_csr(
+    path: Path,
+    origin: str,
     sizes: np.ndarray,
     edge_counts: np.ndarray,
-    blocks: list[tuple[int, int]],
+    count: int,
     folder: Path,
-) -> None:
-    path, ids = archive.path, _id_type(int(edge_counts.sum()))
-    digest = hashlib.sha256(str(int(sizes.sum())).encode())  # as `edge_hash`: N, all rows, all columns
-    node = listed = edges = removed = 0
-    with (
-        archive.row_readers("u", "v", "feat") as (u_rows, v_rows, feat_rows),
-        _NpyFile(folder / "indptr.npy", ids) as indptr,
-        _NpyFile(folder / "col.npy", ids) as col,
-        _NpyFile(folder / "feat.npy", np.dtype(np.float32), archive["feat"].shape[1]) as feat,
-    ):
-        indptr.append(np.zeros(1))
-        for first, last in blocks:
-            nodes, more = int(sizes[first:last].sum()), int(edge_counts[first:last].sum())
-            feat.append(as_floats(path, "feat", feat_rows(nodes)))
-            rows, cols = both_directions(
-                path,
-                as_integers(path, "u", u_rows(more)),
-                as_integers(path, "v", v_rows(more)),
-                sizes[first:last],
-                edge_counts[first:last],
-                np.arange(listed, listed + more),
-            )
-            rows, cols, duplicates = canonical_edges(rows, cols, nodes)
-            indptr.append(edges + np.cumsum(np.bincount(rows, minlength=nodes)))
-            rows += node
-            digest.update(np.ascontiguousarray(rows, "<i8"))
-            col.append(cols + node)
-            node, listed, edges, removed = node + nodes, listed + more, edges + cols.size, removed + duplicates
-    written = np.load(folder / "col.npy", mmap_mode="r")
-    for first in range(0, edges, HASHED_AT_A_TIME):
-        digest.update(np.ascontiguousarray(written[first : first + HASHED_AT_A_TIME], "<i8"))
-    about = {"recipe": recipe, "sha256": digest.hexdigest()[:16], "removed": removed}
-    (folder / "about.json").write_text(json.dumps(about))
-
-
-def _mapped(folder: Path, recipe: str, origin: str, sizes: np.ndarray) -> CsrGraph:
-    try:
-        about = json.loads((folder / "about.json").read_text())
-        indptr, col, feat = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("indptr", "col", "feat"))
-        nodes = int(sizes.sum())
-        if about["recipe"] != recipe or indptr.shape != (nodes + 1,) or len(feat) != nodes or indptr[-1] != col.size:
-            raise ValueError("made of another archive, or incomplete")
-        sha256, removed = str(about["sha256"]), int(about["removed"])
-    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(
-            f"{folder}: cannot be used ({reason}); delete this folder, and it is made again from the archive"
-        ) from error
-    return CsrGraph(indptr, col, sha256, origin, graph_sizes=sizes, ndata={"feat": feat}, removed=removed)
-
-
-class _NpyFile:
-    """An .npy file that rows are appended to. Its header, which states their number, is written again at the end.
+    about: Mapping[str, Any],
+) -> CsrGraph:
+    """The first `count` graphs of a collection in canonical form, in arrays that are mapped from files.
 
     Args:
-        path: a new file.
-        dtype: of the rows; appended ones are converted.
-        columns: of a table; None for a 1-D array.
+        path: .npz with `u`, `v` and `feat`.
+        origin: of the graph.
+        sizes, edge_counts: int64, nodes and listed edges of all graphs of the file.
+        folder: where the files go, or are from an earlier time.
+        about: further fields of the graph.
+
+    Raises:
+        ValueError: an edge or a feature is out of range, or the archive is damaged.
+        OSError: the files cannot be written.
     """
+    stat, sizes, edge_counts = path.stat(), sizes[:count], edge_counts[:count]
+    if sizes.sum() > MAX_NODES:
+        raise ValueError(f"{path}: {sizes.sum()} nodes; at most {MAX_NODES} are allowed")
+    recipe = f"{VERSION} {path.resolve()} {stat.st_size} {stat.st_mtime_ns} {count}"
+    target = folder / f"{path.stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    ids = np.int32 if 2 * edge_counts.sum() <= MAX_INT32 else np.int64
+    with made_once(target) as unfinished:
+        if unfinished is not None:
+            logger.info("%s: does not fit into memory; converting it to %s, once", path, target)
+            unfinished.mkdir()
+            _convert(path, sizes, edge_counts, ids, unfinished)
+    found = json.loads((target / "about.json").read_text())
+    indptr, feat = (np.load(target / f"{name}.npy", mmap_mode="c") for name in ("indptr", "feat"))
+    col = np.memmap(target / "col.bin", ids, mode="c") if indptr[-1] else np.empty(0, ids)
+    kept = {"ndata": {"feat": feat}, "graph_sizes": sizes}
+    return CsrGraph(indptr, col, found["sha256"], origin, found["removed"], **kept, **about)
 
-    def __init__(self, path: Path, dtype: np.dtype, columns: int | None = None) -> None:
-        self._file, self._dtype, self._columns, self._rows = path.open("wb"), dtype, columns, 0
-        self._write_header()
 
-    def append(self, values: np.ndarray) -> None:
-        self._rows += len(values)
-        self._file.write(np.ascontiguousarray(values, self._dtype).data)
-
-    def _write_header(self) -> None:
-        shape = (self._rows,) if self._columns is None else (self._rows, self._columns)
-        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._file, header)  # NumPy leaves room for any number of rows
-
-    def __enter__(self) -> "_NpyFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._file:
-            if error is None:
-                self._file.seek(0, os.SEEK_SET)
-                self._write_header()
+def _convert(path: Path, sizes: np.ndarray, edge_counts: np.ndarray, ids: type, folder: Path) -> None:
+    u, v, source = (map_npz_array(path, name, folder) for name in ("u", "v", "feat"))
+    first_node, first_edge = (np.append(0, np.cumsum(counts)) for counts in (sizes, edge_counts))
+    if u.shape != v.shape or u.ndim != 1 or u.size < first_edge[-1] or len(source) < first_node[-1]:
+        raise ValueError(
+            f"{path}: node_counts and edge_counts do not fit u {u.shape}, v {v.shape}, feat {source.shape}"
+        )
+    indptr = np.lib.format.open_memmap(folder / "indptr.npy", "w+", ids, (int(first_node[-1]) + 1,))
+    unpacked = [folder / f"{name}.npy" for name in ("u", "v", "feat")]
+    feat_shape = (int(first_node[-1]), source.shape[1])
+    feat = np.lib.format.open_memmap(folder / "feat.float32", "w+", np.float32, feat_shape)
+    indptr[0] = first = written = removed = 0
+    with (folder / "col.bin").open("wb") as file:
+        while first < sizes.size:
+            limit = first_node[first] + first_edge[first] + BLOCK_ITEMS
+            last = max(first + 1, int(np.searchsorted(first_node + first_edge, limit, side="right")) - 1)
+            nodes, edges = (slice(int(ends[first]), int(ends[last])) for ends in (first_node, first_edge))
+            feat[nodes] = as_features(path, "feat", source[nodes], nodes.stop - nodes.start)
+            pairs = np.stack([u[edges], v[edges]], 1).astype(np.int64)
+            raw = join_graphs(sizes[first:last], edge_counts[first:last], pairs, None, None, str(path))
+            row, col, duplicates = canonical_edges(raw.row, raw.col, raw.num_nodes)
+            ends = np.cumsum(np.bincount(row, minlength=raw.num_nodes))
+            indptr[nodes.start + 1 : nodes.stop + 1] = written + ends
+            (col + nodes.start).astype(ids).tofile(file)
+            first, written, removed = last, written + col.size, removed + duplicates
+    for array in (indptr, feat):
+        array.flush()
+    for place in unpacked:
+        place.unlink(missing_ok=True)
+        place.with_name(f".{place.name}.lock").unlink(missing_ok=True)
+    (folder / "feat.float32").rename(folder / "feat.npy")
+    col = np.memmap(folder / "col.bin", ids, mode="r") if written else np.empty(0, ids)
+    (folder / "about.json").write_text(json.dumps({"sha256": csr_hash(indptr, col), "removed": removed}))

@@ -1,6 +1,7 @@
 """Collections of small graphs as arrays: one graph after the other, node ids local to each graph."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ def rows_of(picked: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
 
 
-def consecutive(sizes: dict[str, int]) -> dict[str, np.ndarray]:
+def consecutive(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Ids of each part where parts of these sizes follow one another, under the keys train, valid and test."""
     ends = dict(zip(sizes, np.cumsum(list(sizes.values())).tolist(), strict=True))
     return {
@@ -34,6 +35,7 @@ def join_graphs(
     origin: str,
     *,
     both_directions: bool = True,
+    **contents: Any,
 ) -> RawGraph:
     """The block-diagonal graph of a collection.
 
@@ -44,6 +46,7 @@ def join_graphs(
         feat: [N, C] of all nodes, or None.
         edge_feat: [E, C] of the listed edges, or None.
         both_directions: whether A gets both directions of each listed edge.
+        contents: further fields of `RawGraph`.
 
     Raises:
         ValueError: an edge has an end that its graph does not have.
@@ -56,15 +59,10 @@ def join_graphs(
     if both_directions:
         row, col = np.concatenate([row, col]), np.concatenate([col, row])
         edge_feat = None if edge_feat is None else np.concatenate([edge_feat, edge_feat])
-    return RawGraph(
-        row,
-        col,
-        int(sizes.sum()),
-        origin,
-        graph_sizes=sizes,
-        ndata={} if feat is None else {"feat": feat},
-        edata={} if edge_feat is None else {"feat": edge_feat},
-    )
+    ndata = {} if feat is None else {"feat": feat}
+    edata = {} if edge_feat is None else {"feat": edge_feat}
+    found = {"graph_sizes": sizes, "ndata": ndata, "edata": edata} | contents
+    return RawGraph(row, col, int(sizes.sum()), origin, **found)
 
 
 def compact(values: "torch.Tensor") -> "torch.Tensor":

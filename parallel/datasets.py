@@ -14,10 +14,8 @@ import torch
 import data
 from configs.schema import DataConfig
 from data import GraphMeta, LoadedGraph
-from data.sources.base import reading
-from data.sources.igb import Igb, map_floats
-from data.sources.ogb_graphs import read_splits
-from data.sources.papers100m import Papers100M, map_npz_array
+from data.graph import RawGraph
+from data.sources.large import LargeGraph
 from parallel.assignment import METHODS
 from parallel.builder import partition_graph
 from parallel.collectives import gather_rows
@@ -74,21 +72,19 @@ def dataset_source(name: str, *, root: str, source: str, path: str | None, seed:
     """
     if path is None and source in ("auto", "official") and name in data.names():
         official = data.info(name).official
-        mapped = {Papers100M: _papers100m, Igb: _igb}.get(type(official))
-        if mapped and (found := mapped(official, Path(root))):
-            return _mapped_source(name, *found)
+        if isinstance(official, LargeGraph) and official.place(Path(root)).is_file():
+            return _mapped_source(name, official.mapped(Path(root)))
     reads_file = path is not None or source == "file"
     if not reads_file and name in data.names() and data.info(name).num_graphs is not None:
         raise CollectionError(name)
     loaded = data.load(name, root=root, source=source, path=path, batch_size=None, seed=seed)
     if loaded.meta.num_graphs > 1:
         raise CollectionError(name)
-    indptr, col, _ = loaded.graph.adj_tensors("csc")
     return source_from_csr(
-        indptr.numpy(),
-        col.numpy(),
+        loaded.row_pointers.numpy(),
+        loaded.columns.numpy(),
         fingerprint=f"{loaded.meta.sha256} {loaded.meta.source} {loaded.meta.features} {seed}",
-        node_data={key: values.numpy() for key, values in loaded.graph.ndata.items()},
+        node_data={key: values.numpy() for key, values in loaded.node_data.items()},
         row_ids={} if loaded.splits is None else {part: ids.numpy() for part, ids in loaded.splits.items()},
         about={"meta": asdict(loaded.meta), "metric": loaded.metric},
     )
@@ -103,12 +99,11 @@ def meta_of(partition: Partition) -> GraphMeta:
 
 
 def loaded_part(part: Part) -> LoadedGraph:
-    """Labels and splits of this part's rows as `data.load` returns those of a graph; `graph` is None."""
+    """Labels and splits of this part's rows as `data.load` returns those of a graph, without its edges."""
     label = part.node_data.get("label")
     splits = {name: torch.from_numpy(np.array(ids, np.int64)) for name, ids in part.row_ids.items()}
     return LoadedGraph(
-        None,
-        meta_of(part.partition),
+        meta=meta_of(part.partition),
         labels=None if label is None else torch.from_numpy(np.array(label)),
         splits=splits or None,
         metric=part.partition.about["metric"],
@@ -133,62 +128,19 @@ def gather_labels(part: Part, group: Group) -> LoadedGraph | None:
     return replace(own, labels=torch.cat(labels) if labels else None, splits=splits or None)
 
 
-Mapped = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray], str]
-
-
-def _papers100m(official: Papers100M, root: Path) -> Mapped | None:
-    """(row, column, node data, splits, origin), mapped; None where the files are not below `root`."""
-    folder = official.folder(root)
-    archive = folder / "raw" / "data.npz"
-    if not archive.is_file():
-        return None
-    with reading(archive):
-        edges, features = (map_npz_array(archive, name) for name in ("edge_index", "node_feat"))
-    node_data, splits = {"feat": features}, {}
-    labels = folder / "raw" / "node-label.npz"
-    if labels.is_file():
-        with reading(labels), np.load(labels, allow_pickle=False) as arrays:
-            label = arrays["node_label"].reshape(-1)
-        node_data["label"] = np.where(np.isnan(label), -1, label).astype(np.int64)
-        with reading(folder):
-            splits = read_splits(folder / "split" / "time")
-    return edges[0], edges[1], node_data, splits, str(archive)
-
-
-def _igb(official: Igb, root: Path) -> Mapped | None:
-    folder = root / official.size / "processed"
-    path = folder / "paper__cites__paper" / "edge_index.npy"
-    if not path.is_file():
-        return None
-    with reading(folder):
-        edges = np.load(path, mmap_mode="r")
-        label = map_floats(folder / "paper" / "node_label_19.npy").reshape(-1)
-        label = np.where(np.isnan(label), -1, label).astype(np.int64)
-        features = map_floats(folder / "paper" / "node_feat.npy", rows=label.size)
-    ends = int(label.size * 0.6), int(label.size * 0.6) + int(label.size * 0.2)
-    splits = dict(zip(("train", "valid", "test"), np.split(np.arange(label.size), ends), strict=True))
-    return edges[:, 0], edges[:, 1], {"feat": features, "label": label}, splits, str(path)
-
-
-def _mapped_source(
-    name: str,
-    row: np.ndarray,
-    col: np.ndarray,
-    node_data: dict[str, np.ndarray],
-    splits: dict[str, np.ndarray],
-    origin: str,
-) -> GraphSource:
-    entry, features = data.info(name), node_data["feat"]
-    file = Path(origin).stat()
+def _mapped_source(name: str, raw: RawGraph) -> GraphSource:
+    """The source of a graph whose edges are mapped from files; `raw.origin` is the file of its edges."""
+    entry, features = data.info(name), raw.ndata["feat"]
+    file = Path(raw.origin).stat()
     # Hashing the edges would read them once more.
-    fingerprint = f"{name} {row.shape[0]} edges, {file.st_size} bytes of {file.st_mtime_ns}"
+    fingerprint = f"{name} {raw.row.size} edges, {file.st_size} bytes of {file.st_mtime_ns}"
     meta = GraphMeta(
         name=name,
         source="official",
-        origin=origin,
+        origin=raw.origin,
         task="node",
         num_nodes=features.shape[0],
-        num_edges=row.shape[0],
+        num_edges=raw.row.size,
         num_graphs=1,
         feature_kind="float",
         feature_dim=features.shape[1],
@@ -200,5 +152,5 @@ def _mapped_source(
         sha256=fingerprint,
     )
     about: dict[str, Any] = {"meta": asdict(meta), "metric": entry.metric}
-    options = {"fingerprint": fingerprint, "node_data": node_data, "row_ids": splits, "about": about}
-    return source_from_edges(row, col, features.shape[0], **options)
+    options = {"fingerprint": fingerprint, "node_data": dict(raw.ndata), "row_ids": raw.splits or {}, "about": about}
+    return source_from_edges(raw.row, raw.col, features.shape[0], **options)

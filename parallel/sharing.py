@@ -1,11 +1,12 @@
 """Collections of small graphs: each rank takes some of the batches, and nothing is exchanged."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
 
 from data import GraphSet, LoadedGraph
+from data.graph import CsrTensors
 from parallel.group import Group
 
 
@@ -26,11 +27,8 @@ def share_of_batches(loaded: LoadedGraph, batch_size: int, group: Group) -> Load
         min(rank * num_batches // group.size * batch_size, num_graphs) for rank in (group.rank, group.rank + 1)
     )
     batch = GraphSet(loaded).batch(np.arange(first, last))
-    meta = replace(
-        loaded.meta,
-        num_graphs=last - first,
-        num_nodes=batch.graph.num_nodes(),
-        num_edges=batch.graph.num_edges(),
-    )
+    arrays = {each.name: getattr(batch, each.name) for each in fields(CsrTensors)}
+    num_nodes, num_edges = len(batch.row_pointers) - 1, len(batch.columns)
+    meta = replace(loaded.meta, num_graphs=last - first, num_nodes=num_nodes, num_edges=num_edges)
     ids = torch.arange(first, last) if loaded.graph_ids is None else loaded.graph_ids[first:last]
-    return replace(loaded, graph=batch.graph, meta=meta, labels=batch.labels, splits=None, graph_ids=ids)
+    return replace(loaded, **arrays, meta=meta, labels=batch.labels, splits=None, graph_ids=ids)

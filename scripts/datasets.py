@@ -11,6 +11,7 @@ Exit status: 0; 1 if a set could not be fetched or a surrogate misses its target
 import os
 import resource
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -24,28 +25,20 @@ from rich.text import Text
 
 import data
 from bench import block_stats
-from bench.block_stats import measure, paper_figures
 from bench.cli import configure_logging, console, errors, user_errors
 from bench.places import check_folder
 from bench.provenance import provenance
 from bench.records import NOT_PUBLISHED
 from data.canonical import to_csr
-from data.download import fetch as download
-from data.loader import find_graph, to_dgl
-from fused3s_dgl import import_dgl
+from data.graph import CsrTensors, to_tensor
+from data.loader import find_graph
 from report.datasets import write_markdown
 
-ROOT = Path(__file__).resolve().parent.parent
-LOADED_BYTES_PER_EDGE = 4  # an int32 column
-LOADED_BYTES_PER_NODE = 4  # offset of its row
 ALL_STATS_EDGES = 10**9  # larger graphs are only measured when they are named
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
-
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Registered names; see `list`.")]
-All = Annotated[
-    bool, typer.Option("--all", metavar="", help="Every registered set; stats: of up to a thousand million edges.")
-]
+All = Annotated[bool, typer.Option("--all", metavar="", help="Every set; stats: of up to a thousand million edges.")]
 Root = Annotated[Path, typer.Option(help="Folder of the data sets.")]
 
 
@@ -56,15 +49,16 @@ def main() -> None:
 
 
 @app.command("list")
-def list_sets() -> None:
-    """Names, sizes, licences and citations."""
+def list_sets(root: Root = Path("datasets")) -> None:
+    """Names, sizes, licences and citations, and whether the official files are there."""
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "task", "nodes", "edges", "in memory", "licence", "citation"):
-        table.add_column(column, justify="right" if column in ("nodes", "edges", "in memory") else "left")
+    for column in ("name", "task", "nodes", "edges", "here", "licence", "citation"):
+        table.add_column(column, justify="right" if column in ("nodes", "edges") else "left")
     for name in data.names():
         entry = data.info(name)
-        sizes = (f"{entry.num_nodes:,}", f"{entry.nnz:,}", _gibibytes(entry))
-        table.add_row(name, entry.task, *sizes, entry.licence, entry.citation.split(":")[0])
+        here = "yes" if entry.embedded or entry.official.is_present(root) else ""
+        size = f"{entry.num_nodes:,}", f"{entry.nnz:,}"
+        table.add_row(name, entry.task, *size, here, entry.licence, entry.citation.split(":")[0])
     Console(highlight=False, width=max(console.width, 160)).print(table)
 
 
@@ -75,29 +69,19 @@ def info(
     """Sizes, sources, licence, files and published statistics of one set."""
     with user_errors():
         entry = data.info(name)
-        lines = {
-            "name": entry.name,
-            "task": f"{entry.task}, {entry.num_classes} classes",
-            "nodes": f"{entry.num_nodes:,}" + (f" in {entry.num_graphs:,} graphs" if entry.num_graphs else ""),
-            "edges": f"{entry.nnz:,}, {'symmetric' if entry.symmetric else 'one direction'}",
-            "features": f"{entry.feature_dim} {'codes' if entry.feature_cardinalities else 'floats'} a node",
-            "in memory": f"{_gibibytes(entry)} (ids and features)",
-            "homepage": entry.homepage,
-            "licence": entry.licence,
-            "citation": entry.citation,
-        }
+        lines = {key: getattr(entry, key) for key in ("name", "task", "num_classes", "num_nodes", "num_graphs", "nnz")}
+        lines |= {key: getattr(entry, key) for key in ("feature_dim", "homepage", "licence", "citation")}
         for remote in entry.official.files(root):
             state = "present" if remote.target.exists() else "missing"
             lines[f"file {remote.target}"] = f"{state}, from {remote.url or 'a script of the publisher'}"
         if entry.embedded is not None:
-            lines["shipped"] = f"{entry.embedded.shipped.relative_to(ROOT)}, read instead of a download"
-        for metric, value in paper_figures(entry).items():
+            lines["shipped"] = f"data/embedded/{entry.embedded.shipped}, read instead of a download"
+        for metric, value in block_stats.paper_figures(entry).items():
             if metric not in ("nodes", "nnz"):
                 lines[metric] = NOT_PUBLISHED if value is None else f"{value:.2f}, published"
-        lines["surrogate"] = str(entry.synthetic)
-        lines["note"] = entry.note or "none"
+        lines |= {"surrogate": entry.synthetic, "note": entry.note or "none"}
         for key, value in lines.items():
-            console.print(Text(f"{key:<18} {value}"))
+            console.print(Text(f"{key:<18} {value:,}" if isinstance(value, int) else f"{key:<18} {value}"))
 
 
 @app.command()
@@ -108,13 +92,12 @@ def fetch(names: Names = None, everything: All = False, root: Root = Path("datas
         for name in _chosen(names, everything):
             entry = data.info(name)
             if entry.embedded is not None:
-                shipped = entry.embedded.shipped.relative_to(ROOT)
-                console.print(Text(f"{name}: ships with this repository, in {shipped}"))
+                console.print(Text(f"{name}: ships with this repository, in data/embedded/{entry.embedded.shipped}"))
                 continue
             try:
-                entry.official.fetch(root, download)
-                place = f"in {root}" if entry.official.files(root) else "has no files"
-                console.print(Text(f"{name}: {place}"))
+                if not entry.official.is_present(root):
+                    entry.official.fetch(root)
+                console.print(Text(f"{name}: {f'in {root}' if entry.official.files(root) else 'has no files'}"))
             except data.DatasetMissingError as error:
                 missing += 1
                 errors.print(Text(f"{name}: {error}"))
@@ -131,7 +114,7 @@ def stats(
     seed: Annotated[int, typer.Option(help="Seed of surrogates.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("results/datasets"),
 ) -> None:
-    """Make the paper's data set, decile and format tables, with its figures beside those of our graphs."""
+    """Make the paper's data set, decile and format tables, with its figures next to those of our graphs."""
     off = 0
     with user_errors():
         chosen = _chosen(names, everything)
@@ -153,26 +136,19 @@ def stats(
 
 def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, out: Path) -> int:
     """Measure one set and merge it into the tables; return how many figures of a surrogate miss their targets."""
-    entry = data.info(name)
-    import_dgl()  # outside the timed steps
-    start = time.perf_counter()
+    entry, times = data.info(name), [time.perf_counter()]
     found_in, raw = find_graph(name, root=root, source=source, path=path, seed=seed)
     csr = to_csr(raw)
-    del raw
-    got = time.perf_counter()
-    to_dgl(csr)
-    built = time.perf_counter()
-    measured = measure(csr)
-    done = time.perf_counter()
-    cost = {
-        "edges": str(measured.bsb.nnz),
-        "edges_s": f"{got - start:.1f}",
-        "dgl_s": f"{built - got:.1f}",
-        "blocks_s": f"{done - built:.1f}",
-        "peak_memory_mib": str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024),
-        "cores": str(os.cpu_count()),
-    }
-    del csr
+    times.append(time.perf_counter())
+    sizes = torch.tensor([csr.num_nodes])
+    _ = CsrTensors(row_pointers=to_tensor(csr.indptr), columns=to_tensor(csr.col), graph_sizes=sizes).graph
+    times.append(time.perf_counter())
+    measured = block_stats.measure(csr)
+    times.append(time.perf_counter())
+    steps = (f"{end - start:.1f}" for start, end in pairwise(times))
+    cost = {"edges": str(csr.col.size), **dict(zip(("edges_s", "dgl_s", "blocks_s"), steps, strict=True))}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # of the whole process
+    cost |= {"peak_memory_mib": str(peak), "cores": str(os.cpu_count())}
     rows = {
         "datasets": block_stats.dataset_rows(entry, measured),
         "deciles": block_stats.decile_rows(entry, measured),
@@ -181,20 +157,15 @@ def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, 
     }
     block_stats.save_tables(out, name, found_in, rows, provenance(torch.device("cpu")))
     write_markdown(out)
-    _show(name, found_in, rows["datasets"], cost)
+    table = Table(title=f"{name} ({found_in})", title_justify="left", box=None, pad_edge=False)
+    columns = ("metric", "ours", "paper", "deviation", "target", "status")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows["datasets"]:
+        table.add_row(*(row[key] for key in columns))
+    console.print(table)
     states = [row["status"] for row in (*rows["datasets"], *rows["deciles"])]
     return states.count("off") if found_in == "synthetic" else 0
-
-
-def _show(name: str, source: str, rows: list[block_stats.TableRow], cost: block_stats.TableRow) -> None:
-    table = Table(title=f"{name} ({source})", title_justify="left", box=None, pad_edge=False)
-    for column in ("", "ours", "paper", "deviation", "target", "status"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*(row[key] for key in ("metric", "ours", "paper", "deviation", "target", "status")))
-    console.print(table)
-    times = f"edges {cost['edges_s']} s, DGLGraph {cost['dgl_s']} s, BSB and its figures {cost['blocks_s']} s"
-    console.print(Text(f"{times}, peak memory {cost['peak_memory_mib']} MiB of the whole process\n"))
 
 
 def _chosen(names: list[str] | None, everything: bool) -> list[str]:
@@ -204,12 +175,6 @@ def _chosen(names: list[str] | None, everything: bool) -> list[str]:
     for name in chosen:
         data.info(name)  # reject a misspelt name now, not after hours of work
     return chosen
-
-
-def _gibibytes(entry: data.Dataset) -> str:
-    width = 8 if entry.feature_cardinalities else 4
-    size = entry.nnz * LOADED_BYTES_PER_EDGE + entry.num_nodes * (LOADED_BYTES_PER_NODE + entry.feature_dim * width)
-    return f"{size / 2**30:.2f} GiB"
 
 
 if __name__ == "__main__":

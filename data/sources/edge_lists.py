@@ -1,4 +1,5 @@
-"""Graphs published as one edge list or matrix: SNAP's text, MUSAE's and GEMSEC's csv, Network Repository's mtx."""
+"""Graphs published as one edge list or matrix: SNAP's text, MUSAE's and GEMSEC's csv, Network Repository's mtx, the
+MATLAB files of Facebook100."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data.edge_text import read_snap_edges
-from data.files import read_graph
+from data.files import checked_graph, read_graph, read_pairs
 from data.graph import RawGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote
+from data.sources.base import OfficialSource, Remote, reading
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,41 @@ class EdgeList(OfficialSource):
     keeps_ids: bool = False
 
     def files(self, root: Path) -> Sequence[Remote]:
-        return [Remote(self.url, root / self.file, member=self.member)]
+        return [Remote(self.url, root / self.file, self.member)]
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
+        path = root / self.file
         if self.keeps_ids:
-            row, col = np.ascontiguousarray(read_snap_edges(root / self.file).T)
-            raw = RawGraph(row, col, int(max(row.max(), col.max())) + 1, self.url)
+            row, col = np.ascontiguousarray(read_pairs(path).T)
+            raw = checked_graph(path, row, col, int(max(row.max(), col.max())) + 1)
         else:
-            raw = replace(read_graph(root / self.file, selection), origin=self.url)
-        if not self.both_directions:
-            return raw
-        return replace(raw, row=np.concatenate([raw.row, raw.col]), col=np.concatenate([raw.col, raw.row]))
+            raw = read_graph(path, selection)
+        row, col = raw.row, raw.col
+        if self.both_directions:
+            row, col = np.concatenate([row, col]), np.concatenate([col, row])
+        return replace(raw, row=row, col=col, origin=self.url)
+
+
+@dataclass(frozen=True)
+class Facebook100(OfficialSource):
+    """The friendships at one university: the symmetric matrix `A` of a MATLAB file. `local_info` (gender, major,
+    dormitory and so on of each person) is not read.
+
+    Attributes:
+        url: address of the file.
+    """
+
+    url: str
+
+    def files(self, root: Path) -> Sequence[Remote]:
+        return [Remote(self.url, root / "facebook100" / self.url.rpartition("/")[2])]
+
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        import scipy.io
+
+        (remote,) = self.files(root)
+        with reading(remote.target):
+            matrix = scipy.io.loadmat(remote.target, variable_names=["A"])["A"]
+            matrix.check_format(full_check=True)  # SciPy's conversions trust the arrays
+            row, col = (ids.astype(np.int64) for ids in matrix.tocoo().coords)
+            return checked_graph(remote.target, row, col, matrix.shape[0], origin=self.url)

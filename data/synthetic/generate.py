@@ -1,20 +1,20 @@
 """Surrogates: seeded synthetic graphs in place of a data set; see data/README.md for their model."""
 
+import hashlib
 import logging
 import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from data.atomic import replacing
 from data.canonical import to_csr
 from data.errors import DatasetMissingError
-from data.graph import CsrGraph, RawGraph
-from data.kept import kept_graph, kept_path
+from data.graph import CsrGraph, GraphSpec, RawGraph
 from data.memory import require_memory
-from data.spec import Generator, GraphSpec
 from data.synthetic.huge import HugeGraph
 from data.synthetic.random import random_bits
 
@@ -27,6 +27,12 @@ CACHED_FROM_EDGES = 1_000_000  # smaller surrogates are generated faster than a 
 # to 56 are in use at a time (A not symmetric), and CuPy's pool holds more than is in use.
 CPU_BYTES_PER_ITEM = 56
 GPU_BYTES_PER_ITEM = 96
+
+
+class Generator(Protocol):
+    """Makes a synthetic graph of a given size. One seed gives one graph, on NumPy and on CuPy (`xp`)."""
+
+    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph | CsrGraph: ...
 
 
 @dataclass(frozen=True)
@@ -56,26 +62,48 @@ def surrogate(spec: GraphSpec, generator: Generator, root: Path, batch_size: int
     edges, nodes = expected_size(spec, batch_size)
     if edges < CACHED_FROM_EDGES or isinstance(generator, NoSurrogate):
         return generator.generate(spec, batch_size, graph_seed)
-    if isinstance(generator, HugeGraph):
-        require_memory(f"the surrogate of {spec.name}, {edges:,} edges", generator.host_bytes(spec))
-        logger.info("%s: generating the surrogate of %s edges", spec.name, f"{edges:,}")
-        xp = _array_module(generator.chunk_bytes(spec))
-        return _timed(generator, spec, batch_size, graph_seed, xp, "not kept")
+    is_huge = isinstance(generator, HugeGraph)
     # All inputs that determine the contents of a kept file.
     version = f"{GENERATOR_VERSION}.{LAYOUT_VERSION}"
     recipe = f"{version} {spec.name} {generator} {spec.num_nodes} {spec.nnz} {batch_size} {seed}"
-    path = kept_path(root / "synthetic", f"{spec.name}-seed{seed}", recipe)
+    digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
+    path = root / "synthetic" / f"{spec.name}-seed{seed}-{digest}.npz"
+    if not is_huge and path.exists():
+        return _read_kept(path, recipe)
+    items = edges + nodes
+    needed = generator.host_bytes(spec) if is_huge else items * CPU_BYTES_PER_ITEM
+    require_memory(f"the surrogate of {spec.name}, {edges:,} edges", needed)
+    logger.info("%s: generating the surrogate of %s edges", spec.name, f"{edges:,}")
+    xp = np  # of collections
+    if not spec.num_graphs:
+        xp = _array_module(generator.chunk_bytes(spec) if is_huge else items * GPU_BYTES_PER_ITEM)
+    graph = _timed(generator, spec, batch_size, graph_seed, xp, "not kept" if is_huge else f"to be kept in {path}")
+    if not is_huge:
+        _keep(path, recipe, graph)
+    return graph
 
-    def make() -> CsrGraph:
-        require_memory(f"the surrogate of {spec.name}, {edges:,} edges", (edges + nodes) * CPU_BYTES_PER_ITEM)
-        logger.info("%s: generating the surrogate of %s edges, once", spec.name, f"{edges:,}")
-        if others := sorted({*path.parent.glob(f"{spec.name}-seed{seed}-*.npz")} - {path}):
-            text = ", ".join(map(str, others))
-            logger.info("%s: files of another version or batch size are ignored and kept: %s", spec.name, text)
-        xp = np if spec.num_graphs else _array_module((edges + nodes) * GPU_BYTES_PER_ITEM)
-        return _timed(generator, spec, batch_size, graph_seed, xp, f"to be kept in {path}")
 
-    return kept_graph(path, recipe, make)
+def _read_kept(path: Path, recipe: str) -> CsrGraph:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            if str(arrays["recipe"]) != recipe:
+                raise ValueError(f"made of other inputs: {arrays['recipe']}")
+            about = str(arrays["sha256"]), str(arrays["origin"])
+            return CsrGraph(arrays["indptr"], arrays["col"], *about, graph_sizes=arrays.get("graph_sizes"))
+    except Exception as error:  # whatever zipfile and NumPy raise
+        raise ValueError(f"{path}: cannot be used ({error}); delete it, and it is made again") from error
+
+
+def _keep(path: Path, recipe: str, graph: CsrGraph) -> None:
+    """Write the graph; a disk that is full or read-only costs a warning."""
+    arrays = {"recipe": recipe, **{key: getattr(graph, key) for key in ("indptr", "col", "sha256", "origin")}}
+    if graph.graph_sizes is not None:
+        arrays["graph_sizes"] = graph.graph_sizes
+    try:
+        with replacing(path) as unfinished:
+            np.savez(unfinished, **arrays)
+    except OSError as error:
+        logger.warning("%s: not kept (%s): the next run makes it again", path, error)
 
 
 def _timed(generator: Generator, spec: GraphSpec, batch_size: int, seed: int, xp: Any, place: str) -> CsrGraph:

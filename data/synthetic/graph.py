@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from data.canonical import distinct
-from data.graph import RawGraph
-from data.spec import GraphSpec
+from data.graph import GraphSpec, RawGraph
 from data.synthetic.random import random_bits, shuffled
 from data.synthetic.windows import Deciles, LogNormal
 

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from data.canonical import csr_hash
-from data.graph import CsrGraph
-from data.spec import GraphSpec
+from data.graph import CsrGraph, GraphSpec
 from data.synthetic.graph import apportion
 from data.synthetic.random import random_bits_at
 

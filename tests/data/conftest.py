@@ -1,77 +1,49 @@
 """No test here reaches a network; official data sets are written in their publishers' on-disk layouts."""
 
 import pickle
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import requests
 import scipy.sparse
-
-import data.download
-from data.sources import molecules, zinc
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the tests that need a network unless they are asked for by `-m network`."""
-    if "network" in config.getoption("markexpr"):
-        return
-    for item in items:
-        if item.get_closest_marker("network"):
-            item.add_marker(pytest.mark.skip(reason="needs a network: pytest -m network"))
+import torch
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data.download, "why_unreachable", lambda url: "tests are offline")
+    def retrieve(*_: Any, **__: Any) -> None:
+        raise requests.ConnectionError("tests are offline")
 
-
-@pytest.fixture(autouse=True)
-def zinc_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ZINC's files are converted here, since a process of its own takes seconds."""
-
-    def convert(files: Sequence[Path]) -> list[dict[str, np.ndarray]]:
-        with tempfile.TemporaryDirectory() as folder:
-            zinc.convert(folder, *map(str, files))
-            return [dict(np.load(Path(folder, f"{number}.npz"))) for number in range(len(files))]
-
-    monkeypatch.setattr(zinc, "convert_apart", convert)
+    monkeypatch.setattr("pooch.retrieve", retrieve)
 
 
 @pytest.fixture
-def chains_of_carbon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of RDKit: the SMILES string "CCC" is a chain of three atoms, a scaffold of its own."""
+def real(real_graph_dir: Path) -> Callable[[str], dict[str, np.ndarray]]:
+    """The arrays of a real graph or collection, such as "single/cora", as int64."""
 
-    def convert(smiles: Sequence[str]) -> molecules.Molecules:
-        assert all(set(text) == {"C"} for text in smiles)
-        sizes = np.array([len(text) for text in smiles])
-        second = np.concatenate([np.arange(1, size) for size in sizes])
-        return molecules.Molecules(
-            rows=np.arange(sizes.size),
-            sizes=sizes,
-            edge_counts=sizes - 1,
-            ends=np.stack([second - 1, second], 1).astype(np.uint16),
-            atoms=np.full((sizes.sum(), 9), 1, np.uint8),
-            bonds=np.full((second.size, 3), 1, np.uint8),
-            scaffold=sizes.astype(np.int32),
-        )
+    def read(name: str) -> dict[str, np.ndarray]:
+        path = real_graph_dir / f"{name}.npz"
+        if not path.is_file():
+            pytest.skip(f"{path} is not there")
+        with np.load(path) as archive:
+            return {key: archive[key].astype(np.int64) for key in archive}
 
-    monkeypatch.setattr(molecules, "convert", convert)
-    monkeypatch.setattr(molecules, "has_rdkit", lambda: True)
+    return read
 
 
 @pytest.fixture
 def write_planetoid() -> Callable[..., None]:
     """Writes `ind.NAME.*` as kimiyoung/planetoid publishes them: pickles, test nodes last and in shuffled order."""
 
-    def write(folder: Path, row: np.ndarray, col: np.ndarray, num_nodes: int, name: str = "cora_v2") -> None:
-        folder.mkdir(parents=True)
+    def write(folder: Path, name: str, row: np.ndarray, col: np.ndarray, num_nodes: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         rng = np.random.default_rng(0)
-        features = scipy.sparse.csr_matrix(
-            np.eye(num_nodes, 12, dtype=np.float32) + (rng.random((num_nodes, 12)) < 0.1)
-        )
+        noise = rng.random((num_nodes, 12)) < 0.1
+        features = scipy.sparse.csr_matrix(np.eye(num_nodes, 12, dtype=np.float32) + noise, dtype=np.float32)
         classes = {"citeseer": 6, "pubmed": 3}.get(name, 7)
         one_hot = np.eye(classes, dtype=np.int32)[np.arange(num_nodes) % classes]
         train, rest, test = 20, num_nodes - 50, rng.permutation(np.arange(num_nodes - 50, num_nodes))
@@ -95,26 +67,57 @@ def write_planetoid() -> Callable[..., None]:
 
 
 @pytest.fixture
-def write_molhiv() -> Callable[..., None]:
-    """Writes three molecules as OGB publishes them: gzipped csv files without headers, each bond once."""
+def write_ogb() -> Callable[..., None]:
+    """Writes tables as ogb publishes them: gzipped csv files without headers; `split` holds the ids of each part."""
 
-    def write(folder: Path) -> None:
-        (folder / "raw").mkdir(parents=True)
+    def write(folder: Path, split_name: str, split: dict[str, list[int]], tables: dict[str, Any]) -> None:
+        split_folder = folder / "split" / split_name
+        for made in (folder / "raw", split_folder, folder / "processed"):  # the last for ogb's own cache
+            made.mkdir(parents=True)
         (folder / "RELEASE_v1.txt").write_text("")
-        atoms = np.zeros((9, 9), int)
-        atoms[:, 0] = [5, 5, 7, 5, 6, 5, 5, 5, 16]
-        tables = {
-            "edge": [(0, 1), (1, 2), (0, 1), (0, 1), (1, 2), (2, 3), (3, 0)],
-            "num-node-list": [(3,), (2,), (4,)],
-            "num-edge-list": [(2,), (1,), (4,)],
-            "node-feat": atoms.tolist(),
-            "edge-feat": [(0, 0, 0)] * 7,
-            "graph-label": [(0,), (1,), (0,)],
-        }
+        options = {"compression": {"method": "gzip", "compresslevel": 1}, "header": False, "index": False}
         for name, rows in tables.items():
-            pd.DataFrame(rows).to_csv(folder / "raw" / f"{name}.csv.gz", header=False, index=False)
-        for part, rows in {"train": [0], "valid": [1], "test": [2]}.items():
-            (folder / "split" / "scaffold").mkdir(parents=True, exist_ok=True)
-            pd.DataFrame(rows).to_csv(folder / "split" / "scaffold" / f"{part}.csv.gz", header=False, index=False)
+            pd.DataFrame(rows).to_csv(folder / "raw" / f"{name}.csv.gz", **options)
+        for part, ids in split.items():
+            pd.DataFrame(ids).to_csv(split_folder / f"{part}.csv.gz", **options)
+
+    return write
+
+
+Graph = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]  # x, edge_attr, edge_index, y
+
+
+@pytest.fixture
+def write_zinc() -> Callable[[Path, dict[str, list[Graph]]], None]:
+    """Writes molecules as benchmarking-gnns publishes them: pickles of dicts; those in *.index are ZINC-12k."""
+
+    def write(root: Path, splits: dict[str, list[Graph]]) -> None:
+        raw = root / "ZINC" / "raw"
+        raw.mkdir(parents=True)
+        for split, graphs in splits.items():
+            molecules = []
+            for x, edge_attr, edge_index, y in graphs:
+                bonds = torch.zeros(len(x), len(x), dtype=torch.int64)
+                bonds[edge_index[0], edge_index[1]] = edge_attr[:, 0]
+                molecules.append({"atom_type": x[:, 0], "bond_type": bonds, "logP_SA_cycle_normalized": y})
+            other = {**molecules[0], "atom_type": torch.full((1,), 27), "bond_type": torch.zeros(1, 1)}
+            (raw / f"{split}.pickle").write_bytes(pickle.dumps([other, *molecules]))
+            (raw / f"{split}.index").write_text(",".join(map(str, range(1, len(graphs) + 1))) + "\n")
+
+    return write
+
+
+@pytest.fixture
+def write_lrgb() -> Callable[[Path, str, dict[str, list[Graph]]], None]:
+    """Writes graphs as the Long Range Graph Benchmark publishes them: a list of tuples for each split."""
+
+    def write(root: Path, name: str, splits: dict[str, list[Graph]]) -> None:
+        raw = root / name / "raw"
+        raw.mkdir(parents=True)
+        for split, graphs in splits.items():
+            if name.endswith("-sp"):
+                (raw / f"{split}.pickle").write_bytes(pickle.dumps(graphs))
+            else:
+                torch.save(graphs, raw / f"{split}.pt")
 
     return write

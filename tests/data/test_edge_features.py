@@ -1,7 +1,5 @@
 """Edge features from every source: each stays with its edge."""
 
-import gzip
-
 import numpy as np
 import pytest
 import torch
@@ -11,30 +9,10 @@ import data
 WITH_EDGES = {"edge_features": True}
 
 
-def features_by_edge(graph):
-    """{(query, key): the row of edata["feat"]}"""
-    key, query = (ends.tolist() for ends in graph.edges(order="eid"))
-    return dict(zip(zip(query, key, strict=True), graph.edata["feat"].tolist(), strict=True))
-
-
-def test_bonds_of_ogb_files_stay_with_their_edges(tmp_path, write_molhiv):
-    folder = tmp_path / "ogbg_molhiv"
-    write_molhiv(folder)
-    bonds = "1,2,0\n2,1,1\n3,0,1\n0,0,0\n0,0,0\n0,0,0\n0,0,0\n"
-    (folder / "raw" / "edge-feat.csv.gz").unlink()
-    with gzip.open(folder / "raw" / "edge-feat.csv.gz", "wt") as file:
-        file.write(bonds)
-    loaded = data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=2, **WITH_EDGES)
-    a, b, c = [1, 2, 0], [2, 1, 1], [3, 0, 1]  # of the edges 0-1 and 1-2 of one molecule, 0-1 of the next
-    expected = {(0, 1): a, (1, 0): a, (1, 2): b, (2, 1): b, (3, 4): c, (4, 3): c}
-    assert features_by_edge(loaded.graph) == expected
-    assert loaded.graph.edata["feat"].dtype == torch.int64
-    meta = loaded.meta
-    about = (meta.edge_features, meta.edge_feature_dim, meta.edge_feature_cardinalities)
-    assert about == ("original", 3, (5, 6, 2))
-    without = data.load("ogbg-molhiv", root=tmp_path, source="official", batch_size=2)
-    assert "feat" not in without.graph.edata
-    assert (without.meta.edge_features, without.meta.sha256) == (None, meta.sha256)
+def features_by_edge(loaded):
+    """{(query, key): the row of edge_data["feat"]}"""
+    rows = np.repeat(np.arange(loaded.meta.num_nodes), loaded.row_pointers.diff()).tolist()
+    return dict(zip(zip(rows, loaded.columns.tolist(), strict=True), loaded.edge_data["feat"].tolist(), strict=True))
 
 
 SOURCE, TARGET = np.array([2, 0, 2, 1]), np.array([1, 2, 1, 1])  # the third repeats the first
@@ -55,8 +33,8 @@ def npz(path, **arrays):
 def test_a_file_of_the_user(tmp_path, values, dtype, cardinalities):
     path = npz(tmp_path / "mine.npz", edge_feat=np.array(values))
     loaded = data.load("mine", source="file", path=path, **WITH_EDGES)
-    assert features_by_edge(loaded.graph) == {(2, 1): values[0], (0, 2): values[1], (1, 1): values[3]}
-    assert loaded.graph.edata["feat"].dtype == dtype
+    assert features_by_edge(loaded) == {(2, 1): values[0], (0, 2): values[1], (1, 1): values[3]}
+    assert loaded.edge_data["feat"].dtype == dtype
     assert loaded.meta.edge_feature_cardinalities == cardinalities
     assert loaded.meta.edge_features == "original"
 
@@ -82,15 +60,15 @@ def test_surrogates_have_random_edge_features_of_the_original_kind(name, tmp_pat
     entry = data.info(name)
     options = {"root": tmp_path, "source": "synthetic", "batch_size": 64, **WITH_EDGES}
     loaded, same, other = (data.load(name, seed=seed, **options) for seed in (0, 0, 1))
-    feat = loaded.graph.edata["feat"]
-    assert feat.shape == (loaded.graph.num_edges(), entry.edge_feature_dim)
+    feat = loaded.edge_data["feat"]
+    assert feat.shape == (loaded.meta.num_edges, entry.edge_feature_dim)
     assert (loaded.meta.edge_features, loaded.meta.edge_feature_dim) == ("random", entry.edge_feature_dim)
     if entry.edge_feature_cardinalities:
         assert (feat.amax(0) + 1).tolist() == list(entry.edge_feature_cardinalities)
     else:
         assert feat.dtype == torch.float32
-    assert torch.equal(feat, same.graph.edata["feat"])
-    assert not torch.equal(feat[:100], other.graph.edata["feat"][:100])
+    assert torch.equal(feat, same.edge_data["feat"])
+    assert not torch.equal(feat[:100], other.edge_data["feat"][:100])
 
 
 def test_a_graph_without_edge_features_is_an_error(tmp_path):

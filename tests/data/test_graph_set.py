@@ -28,19 +28,13 @@ def random_graphs(seed, directed):
 
 
 def loaded_from(graphs, task):
-    """As `data.load` returns them: sorted by destination, "csc" only."""
     whole = import_dgl().batch(graphs)
-    indptr, col, ids = whole.adj_tensors("csc")
-    graph = import_dgl().graph(("csc", (indptr, col, col.new_empty(0))), num_nodes=whole.num_nodes())
-    graph.set_batch_num_nodes(whole.batch_num_nodes().to(graph.idtype))
-    graph.set_batch_num_edges(whole.batch_num_edges().to(graph.idtype))
-    graph.ndata["feat"], graph.edata["feat"] = whole.ndata["feat"], whole.edata["feat"][ids.long()]
     rows = len(graphs) if task == "graph" else whole.num_nodes()
     labels = torch.randn(rows, 2) if task == "graph" else torch.arange(rows)
     sizes = whole.num_nodes(), whole.num_edges(), len(graphs)
     about_features = "categorical", 3, (300,) * 3, "original"
     meta = data.GraphMeta("mine", "file", "", task, *sizes, *about_features, 2, "", "", "")
-    return data.LoadedGraph(graph, meta, labels)
+    return data.LoadedGraph.from_dgl(whole, meta, labels)
 
 
 def edges_of(graph):

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import data
-import data.loader
-import data.synthetic.generate
-from configs import load_config
-from configs.bench_schema import BenchConfig
 from data.canonical import csr_hash, edge_hash
-from data.spec import GraphSpec
+from data.graph import GraphSpec
+from data.registry import registry
 from data.synthetic import huge
 from data.synthetic.huge import HugeGraph
 from data.synthetic.random import random_bits, random_bits_at
@@ -130,7 +127,7 @@ def test_peak_memory_is_what_host_bytes_says(monkeypatch):
 
 @pytest.mark.parametrize("name", HUGE)
 def test_loads_by_name_and_is_not_kept(name, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(data.loader.REGISTRY, name, entry := thousandth(name))
+    monkeypatch.setitem(registry(), name, entry := thousandth(name))
     with caplog.at_level(logging.INFO, logger="data"):
         loaded = data.load(name, root=tmp_path, source="synthetic", features=False)
     assert list(tmp_path.iterdir()) == []
@@ -138,9 +135,8 @@ def test_loads_by_name_and_is_not_kept(name, tmp_path, monkeypatch, caplog):
     meta = loaded.meta
     assert (meta.source, meta.num_nodes, meta.num_edges) == ("synthetic", entry.num_nodes, entry.nnz)
     assert "nodes and edges only" in meta.origin
-    indptr, indices, edge_ids = loaded.graph.adj_tensors("csc")
-    assert int(indptr[-1]) == indices.numel() == entry.nnz
-    assert edge_ids.numel() == 0  # no array of edge numbers, which would double the memory
+    assert int(loaded.row_pointers[-1]) == loaded.columns.numel() == entry.nnz
+    assert loaded.graph.adj_tensors("csc")[2].numel() == 0  # no array of edge numbers, which would double the memory
     again = data.load(name, root=tmp_path, source="synthetic", features=False)
     assert again.meta.sha256 == meta.sha256
 
@@ -150,11 +146,6 @@ def test_a_machine_that_is_too_small_is_told_so(name, tmp_path, monkeypatch):
     monkeypatch.setattr("data.memory.available_bytes", lambda: 8 << 30)
     with pytest.raises(MemoryError, match=rf"the surrogate of {name}, .* GiB needed, 8\.0 GiB available"):
         data.load(name, root=tmp_path, source="synthetic", features=False)
-
-
-def test_config_measures_both_graphs_as_synthetic_ones():
-    config = load_config("configs/bench/huge.yaml", schema=BenchConfig)
-    assert (list(config.data.names), config.data.source) == (HUGE, "synthetic")
 
 
 @pytest.mark.gpu

@@ -5,10 +5,6 @@ import numpy as np
 import pytest
 
 import data
-import data.download
-from data.sources.molecules import has_rdkit
-
-CORA = "cora_v2_d697a464"
 
 
 def is_quick(entry):
@@ -31,18 +27,10 @@ def own_npz(tmp_path):
 def test_auto_prefers_path_then_official_then_npz(tmp_path, write_planetoid, own_npz):
     ring = np.arange(600), (np.arange(600) + 1) % 600
     assert data.load("cora", root=tmp_path).meta.origin == str(own_npz)
-    write_planetoid(tmp_path / CORA, *ring, 600)
+    write_planetoid(tmp_path / "planetoid", "cora", *ring, 600)
     assert data.load("cora", root=tmp_path).meta.source == "official"
     with_path = data.load("cora", root=tmp_path, path=own_npz).meta
     assert (with_path.source, with_path.num_nodes, with_path.num_classes) == ("file", 3, 7)
-
-
-def test_auto_takes_a_local_npz_without_asking_the_network(tmp_path, own_npz, monkeypatch):
-    def asked(url):
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(data.download, "why_unreachable", asked)
-    assert data.load("cora", root=tmp_path).meta.source == "file"
 
 
 @pytest.mark.parametrize("name", [name for name in data.names() if needs_files(name) and is_quick(data.info(name))])
@@ -53,14 +41,13 @@ def test_auto_offline_gives_the_surrogate_with_one_warning(tmp_path, caplog, nam
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warning.startswith(f"{name}: not under {tmp_path}; using a synthetic surrogate (source=synthetic): ")
     assert "\n" not in warning
-    needs_rdkit = name.startswith("peptides") and not has_rdkit()
-    assert ("needs RDKit" if needs_rdkit else "tests are offline") in warning
-    assert list(tmp_path.iterdir()) == []
+    assert "cannot be reached (ConnectionError)" in warning
+    assert all(path.suffix == ".lock" or path.is_dir() for path in tmp_path.rglob("*"))
 
 
 def test_auto_does_not_hide_a_damaged_file(tmp_path):
     (tmp_path / "cora.npz").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"cora\.npz: not an \.npz archive"):
+    with pytest.raises(ValueError, match=r"cora\.npz: cannot be read"):
         data.load("cora", root=tmp_path)
 
 
@@ -78,9 +65,8 @@ def test_official_offline_says_what_where_and_the_remedy(tmp_path, name):
     with pytest.raises(data.DatasetMissingError) as caught:
         data.load(name, root=tmp_path, source="official")
     message = str(caught.value)
-    for part in (name, str(tmp_path), "cannot be reached (tests are offline)", "source='synthetic'", f"{name}.npz"):
+    for part in (name, str(tmp_path), "cannot be reached (ConnectionError)", "source='synthetic'", f"{name}.npz"):
         assert part in message
-    assert ".zip" in message
 
 
 @pytest.mark.parametrize("name", ["igb-large", "ogbn-papers100m"])
@@ -95,11 +81,11 @@ def test_auto_does_not_generate_a_huge_surrogate(tmp_path, monkeypatch, name):
 
 def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
     surrogate = data.load("cora", source="synthetic", seed=5)
-    keys, queries = surrogate.graph.edges()
-    np.savez(tmp_path / "cora.npz", src_li=queries.numpy(), dst_li=keys.numpy(), num_nodes=2708)
+    rows = np.repeat(np.arange(2708), surrogate.row_pointers.diff())
+    np.savez(tmp_path / "cora.npz", src_li=rows, dst_li=surrogate.columns.numpy(), num_nodes=2708)
     read = data.load("cora", root=tmp_path, seed=5)
     assert read.meta.sha256 == surrogate.meta.sha256
-    assert read.graph.ndata["feat"].equal(surrogate.graph.ndata["feat"])
+    assert read.node_data["feat"].equal(surrogate.node_data["feat"])
 
 
 @pytest.mark.parametrize(
@@ -126,8 +112,6 @@ def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
         ({"source": ["auto"]}, ValueError, r"source: got \['auto'\]; allowed are auto"),
         ({"path": b"x.npz"}, TypeError, "path: got bytes; a string or a path"),
         ({"path": ""}, ValueError, r"\.: unknown format; allowed endings"),
-        ({"path": "a\0b.npz"}, FileNotFoundError, "no such file"),
-        ({"name": "x" * 5000, "source": "file"}, ValueError, "cannot be opened .File name too long"),
         ({"name": ""}, ValueError, "name: got ''; registered are"),
     ],
 )
@@ -140,7 +124,18 @@ def test_integers_of_numpy_are_integers(tmp_path):
     assert data.load("zinc", source="synthetic", root=tmp_path, batch_size=np.int64(4)).meta.num_graphs == 4
 
 
-@pytest.mark.parametrize("name", [3, None, ["cora"], "coral", b"cora"])
-def test_a_name_that_is_none_is_an_error_of_info(name):
-    with pytest.raises(ValueError, match=r"name: got .*; registered are cora"):
-        data.info(name)
+def test_the_dgl_graph_is_made_on_use_and_shares_the_tensors():
+    loaded = data.load("zinc", source="synthetic", batch_size=4, edge_features=True)
+    assert "graph" not in vars(loaded)
+    graph = loaded.graph
+    keys, queries = graph.edges(order="eid")
+    rows = np.repeat(np.arange(loaded.meta.num_nodes), loaded.row_pointers.diff())
+    assert (queries.tolist(), keys.tolist()) == (rows.tolist(), loaded.columns.tolist())
+    assert graph.batch_num_nodes().tolist() == loaded.graph_sizes.tolist()
+    owner = np.repeat(np.arange(4), loaded.graph_sizes)
+    assert graph.batch_num_edges().tolist() == np.bincount(owner[rows], minlength=4).tolist()
+    assert graph.ndata["feat"].data_ptr() == loaded.node_data["feat"].data_ptr()
+    assert graph.edata["feat"].equal(loaded.edge_data["feat"])
+    assert graph.adj_tensors("csc")[1].data_ptr() == loaded.columns.data_ptr()
+    again = data.LoadedGraph.from_dgl(graph, loaded.meta)
+    assert (again.columns.tolist(), again.graph_sizes.tolist()) == (keys.tolist(), loaded.graph_sizes.tolist())

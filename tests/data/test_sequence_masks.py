@@ -1,21 +1,18 @@
 """Sequence masks against masks built token by token from the papers' definitions."""
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import data
-from configs import load_config
-from configs.bench_schema import BenchConfig
 from data.canonical import to_csr
-from data.registry.masks import MASKS
 from data.selection import Selection
 from data.sources.sequence_masks import BigBird, Longformer
+from data.synthetic.generate import NoSurrogate
 from kernels import BSB
 
-NAMES = [entry.name for entry in MASKS]
+NAMES = [name for name in data.names() if isinstance(data.info(name).synthetic, NoSurrogate)]
 
 
 def dense(mask) -> np.ndarray:
@@ -125,9 +122,8 @@ def test_registered_symmetry_and_published_parameters(name):
 def test_features_are_random_and_blocks_nearly_full(name, tmp_path):
     loaded = data.load(name, root=tmp_path)
     assert loaded.meta.features == "random"
-    assert loaded.graph.ndata["feat"].shape == (4_096, 64)
-    indptr, indices, _ = loaded.graph.adj_tensors("csc")
-    bsb = BSB.from_csr(indptr, indices)
+    assert loaded.node_data["feat"].shape == (4_096, 64)
+    bsb = BSB.from_csr(loaded.row_pointers, loaded.columns)
     assert bsb.nnz / bsb.num_tcbs > 110  # of 128: a gathered key serves nearly all 16 queries
 
 
@@ -136,15 +132,3 @@ def test_edges_are_sorted(mask):
     row, col = mask.edges()
     assert (np.diff(row * mask.num_tokens + col) > 0).all()
     assert to_csr(mask.load("nowhere", Selection())).removed == 0
-
-
-def test_readme_lists_every_mask():
-    text = (Path(data.__file__).parent / "README.md").read_text()
-    for entry in MASKS:
-        assert f"| `{entry.name}` | {entry.task} | {entry.num_nodes:,} | {entry.nnz:,} |" in text
-
-
-def test_config_measures_every_mask_with_both_plans():
-    config = load_config("configs/bench/masks.yaml", schema=BenchConfig)
-    assert list(config.data.names) == NAMES
-    assert config.kernel.plans == ("fixed", "rebuilt")

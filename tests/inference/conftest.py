@@ -25,7 +25,7 @@ def collection(tmp_path):
     def collection(codes=False, **changes):
         loaded = data.load("mine", path=tmp_path / "c.npz", batch_size=None)
         if codes:
-            loaded.graph.ndata["feat"] = torch.from_numpy(rng.integers(0, 4, (int(sizes.sum()), 2)))
+            loaded.node_data["feat"] = torch.from_numpy(rng.integers(0, 4, (int(sizes.sum()), 2)))
         return dataclasses.replace(loaded, meta=dataclasses.replace(loaded.meta, **changes))
 
     return collection

@@ -49,7 +49,7 @@ def test_batches_predict_what_the_whole_predicts(collection, task, pos_enc, by_t
 def test_edge_features_in_batches(collection, form):
     torch.manual_seed(1)
     loaded = collection()
-    loaded.graph.edata["feat"] = torch.randint(0, 4, (loaded.graph.num_edges(), 1))
+    loaded.edge_data["feat"] = torch.randint(0, 4, (len(loaded.columns), 1))
     model = model_for(edge_features=form, edge_in_features=(4,))
 
     def plan(graph):

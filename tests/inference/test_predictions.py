@@ -8,7 +8,7 @@ from data import GraphMeta, LoadedGraph
 from inference.predictions import check_folder, check_predictions_path, save_predictions
 
 META = dict.fromkeys(GraphMeta.__dataclass_fields__) | {"task": "graph", "num_graphs": 5}
-ROWS = LoadedGraph(None, GraphMeta(**META), labels=torch.tensor([2, 0, 1, -1, 2]))
+ROWS = LoadedGraph(meta=GraphMeta(**META), labels=torch.tensor([2, 0, 1, -1, 2]))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def nodes():
     labels[-1] = -1
     ids = torch.from_numpy(rng.permutation(NODES))
     splits = {"train": ids[:15], "valid": ids[15:25], "test": ids[25:]}
-    return LoadedGraph(graph, meta("node", graph, CLASSES), labels, splits, "accuracy")
+    return LoadedGraph.from_dgl(graph, meta("node", graph, CLASSES), labels, splits, "accuracy")
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def graphs():
     labels[torch.from_numpy(rng.random((GRAPHS, TASKS)) < 0.2)] = torch.nan
     splits = {"train": torch.arange(10), "valid": torch.arange(10, 17), "test": torch.arange(17, GRAPHS)}
     batch = import_dgl().batch(made)
-    return LoadedGraph(batch, meta("graph", batch, TASKS, GRAPHS), labels, splits, "rocauc")
+    return LoadedGraph.from_dgl(batch, meta("graph", batch, TASKS, GRAPHS), labels, splits, "rocauc")
 
 
 @pytest.fixture

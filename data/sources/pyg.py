@@ -1,0 +1,332 @@
+"""Data sets through their classes in `torch_geometric.datasets` and `ogb`, in the layout of these classes.
+
+The classes read the published files once and keep tensors in a folder `processed`, which are mapped into memory: only
+the chosen graphs are read.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.atomic import made_once
+from data.canonical import canonical_edges
+from data.download import download
+from data.files import checked_graph
+from data.graph import PARTS, RawGraph
+from data.packed import consecutive, join_graphs, rows_of
+from data.selection import Selection, Split, renumbered
+from data.sources.base import OfficialSource, Remote, reading
+from data.sources.ogb_import import import_ogb
+
+Stored = tuple[Mapping[str, Any], Mapping[str, Any]]  # tensors of all graphs, and where each graph begins in them
+
+
+@dataclass(frozen=True)
+class PygDataset(OfficialSource):
+    """Files that a class of `torch_geometric.datasets` downloads and converts.
+
+    Attributes:
+        dataset: name of the class.
+        name: its argument `name`, if it has one.
+        arguments: further ones.
+    """
+
+    dataset: str
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def folder(self, root: Path) -> Path:
+        return root / (self.name or self.dataset)
+
+    def files(self, root: Path) -> Sequence[Remote]:
+        return [Remote(f"torch_geometric.datasets.{self.dataset}", self.folder(root))]
+
+    def fetch(self, root: Path) -> None:
+        with made_once(self.folder(root)) as unfinished:
+            if unfinished is not None:
+                self.open(unfinished.parent)
+
+    def open(self, root: Path) -> Any:
+        """The dataset, converted but not loaded."""
+        loader = getattr(importlib.import_module("torch_geometric.datasets"), self.dataset)
+        inert = type(loader.__name__, (loader,), {"load": lambda self, path: None, **self.overrides})
+        place = root if self.name else self.folder(root)
+        with _verified_downloads(sys.modules[loader.__module__]):
+            return inert(str(place), **({"name": self.name} if self.name else {}), **self.arguments, **self.options)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Attributes in place of the class's own."""
+        return {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Further arguments of the class."""
+        return {}
+
+
+@dataclass(frozen=True)
+class PygGraph(PygDataset):
+    """A single graph, both directions of each edge. Its nodes and edges are put into their final order once.
+
+    Attributes:
+        self_loops: whether each node gets a self loop.
+        rcm: whether the nodes are renumbered by the reverse Cuthill-McKee order of the graph.
+    """
+
+    self_loops: bool = False
+    rcm: bool = False
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        # A folder of its own, since one that the plain class has made holds other edges.
+        return {"processed_dir": property(lambda made: str(Path(made.raw_dir).parent / "processed-canonical"))}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"pre_transform": self.prepared}
+
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        with reading(self.folder(root)):
+            data, _ = _mapped(self.open(root).processed_paths[0])
+            return self._raw(root, data, _split_of_masks(data))
+
+    def prepared(self, data: Any) -> Any:
+        """The data with canonical edges; a `pre_transform` of PyG."""
+        import torch
+
+        row, col, num_nodes = *data.edge_index.numpy(), data.num_nodes
+        if self.self_loops:
+            row, col = (np.concatenate([ends, np.arange(num_nodes)]) for ends in (row, col))
+        if self.rcm:
+            from scipy.sparse import csr_array
+            from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+            order = reverse_cuthill_mckee(csr_array((np.ones(row.size, bool), (row, col)), (num_nodes, num_nodes)))
+            place = np.empty(num_nodes, np.int64)
+            place[order] = np.arange(num_nodes)
+            row, col = place[row], place[col]
+            for key in ("x", "y", "train_mask", "val_mask", "test_mask"):
+                data[key] = data[key][torch.from_numpy(order.astype(np.int64))]
+        row, col, _ = canonical_edges(row.astype(np.int64), col.astype(np.int64), num_nodes)
+        data.edge_index = torch.from_numpy(np.stack([row, col]))
+        return data
+
+    def _raw(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray] | None) -> RawGraph:
+        row, col = data["edge_index"].numpy()
+        label = data["y"].squeeze(-1).nan_to_num(-1).long().numpy()
+        ndata = {"feat": data["x"].float().numpy(), "label": label}
+        url = self.files(root)[0].url
+        return checked_graph(self.folder(root), row, col, len(label), origin=url, ndata=ndata, splits=splits)
+
+
+@dataclass(frozen=True)
+class PygCollection(PygDataset):
+    """A collection of small graphs, a file for each split.
+
+    Attributes:
+        splits: those taken, one after the other, where the selection names none.
+        task: "graph", or "node" for a label of each node.
+        key_first: whether the first end of an edge is the key, which matters for edge features alone.
+        num_features: columns of the node features; 0 without any.
+    """
+
+    splits: tuple[Split, ...] = ("train",)
+    task: str = "graph"
+    key_first: bool = False
+
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        several = len(self.splits) > 1  # all graphs of a set of two splits are those two
+        splits = self.splits if several and not selection.split else selection.split_or(self.splits)
+        folder = self.folder(root)
+        with reading(folder):
+            dataset = self.open(root)
+            stored = [_mapped(dataset.processed_paths[("train", "val", "test").index(split)]) for split in splits]
+            counts = {split: _count(one) for split, one in zip(splits, stored, strict=True)}
+        total = sum(counts.values())
+        picked = selection.pick(total, f"{folder}, {' and '.join(splits)}")
+        parts = renumbered(consecutive(counts), picked, total)
+        return self._batch(root, selection, stored, picked, splits=parts, collection_size=total)
+
+    def _batch(
+        self, root: Path, selection: Selection, stored: Sequence[Stored], picked: np.ndarray, **about: Any
+    ) -> RawGraph:
+        """The picked graphs. `about` has the splits by graph, and further fields of `RawGraph`."""
+        with reading(self.folder(root)):
+            graphs = _Picked(stored, picked)
+            ends, sizes = graphs.rows("edge_index").astype(np.int64), graphs.sizes
+            feat, edge_feat, labels = (graphs.rows(key) for key in ("x", "edge_attr", "y"))
+            about |= {"graph_ids": picked, "ndata": {} if feat is None else {"feat": feat}}
+            if self.task == "node":
+                about["ndata"]["label"] = labels.astype(np.int64)
+                about["splits"] = {part: np.sort(rows_of(ids, sizes)) for part, ids in about["splits"].items()}
+            elif labels is not None:
+                about["graph_labels"] = labels.reshape(picked.size, -1).astype(np.float32)
+            edge_feat = None if edge_feat is None else edge_feat.reshape(len(ends), -1)
+            ends = ends[:, ::-1] if self.key_first else ends
+            origin = selection.described(self.files(root)[0].url)
+            counts = graphs.counts("edge_index")
+            return join_graphs(sizes, counts, ends, None, edge_feat, origin, both_directions=False, **about)
+
+
+class _Ogb(PygDataset):
+    """A set of ogb, whose archive is fetched here, since ogb asks before it downloads more than 1 GB."""
+
+    kind: str  # nodeproppred or graphproppred
+    loader: str
+
+    def folder(self, root: Path) -> Path:
+        """The folder in which ogb looks for the set."""
+        folder = root / self.dataset.replace("-", "_")
+        alternative = folder.with_name(f"{folder.name}_pyg")
+        return alternative if alternative.is_dir() else folder
+
+    def files(self, root: Path) -> Sequence[Remote]:
+        about = ogb_table(self.kind, self.dataset)
+        return [Remote(about["url"], self.folder(root), about["download_name"])]
+
+    fetch = OfficialSource.fetch
+
+    def open(self, root: Path) -> Any:
+        from torch.utils.serialization import config
+
+        folder = self.folder(root)
+        release = f"RELEASE_v{ogb_table(self.kind, self.dataset)['version']}.txt"
+        if not (folder / release).is_file():  # ogb would ask at the terminal
+            raise ValueError(f"no {release} in {folder}: incomplete, or of another version")
+        loader = getattr(import_ogb(self.kind), self.loader)
+        inert = type(loader.__name__, (loader,), self.overrides)
+        with _pyg_classes(), config.patch("load.mmap", True):
+            return inert(self.dataset, root=str(root), **self.options)
+
+
+class OgbNodes(_Ogb, PygGraph):
+    """An ogbn set: one graph with features, labels and the official split. The first end of an edge is the query."""
+
+    kind, loader = "nodeproppred", "PygNodePropPredDataset"
+
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        with reading(self.folder(root)):
+            dataset = self.open(root)
+            splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
+            return self._raw(root, dataset._data, splits)
+
+
+class OgbGraphs(_Ogb, PygCollection):
+    """An ogbg set. The published run took its graphs from the whole set. The first end of an edge is the query: a node
+    of a syntax tree attends to its children; in the other direction a window of 16 rows with one parent each would fill
+    at most 2 blocks, where the published run of ogbg-code2 had 2.36."""
+
+    kind, loader = "graphproppred", "PygGraphPropPredDataset"
+
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        folder = self.folder(root)
+        with reading(folder):
+            dataset = self.open(root)
+            sizes = vars(dataset._data._store).get("_num_nodes")  # where the nodes have no features
+            stored = {**dataset._data.to_dict(), "sizes": sizes}, dataset.slices
+            splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
+        graphs, place = np.arange(_count(stored)), str(folder)
+        if selection.split:
+            graphs = splits[{"val": "valid"}.get(selection.split, selection.split)]
+            place = f"{folder}, {selection.split}"
+        picked = graphs[selection.pick(graphs.size, place)]
+        parts = renumbered(splits, picked, _count(stored))
+        return self._batch(root, selection, [stored], picked, splits=parts, collection_size=graphs.size)
+
+
+class _Picked:
+    """Chosen graphs of stored ones."""
+
+    def __init__(self, stored: Sequence[Stored], picked: np.ndarray) -> None:
+        counts = np.array([_count(one) for one in stored])
+        part = np.searchsorted(counts.cumsum(), picked, side="right")
+        self._stored, self._picked = stored, picked
+        self._places = list(zip(part.tolist(), (picked - (counts.cumsum() - counts)[part]).tolist(), strict=True))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[B] int64, nodes of each graph."""
+        without_features = self._stored[0][0].get("sizes")
+        return self.counts("x") if without_features is None else np.array(without_features, np.int64)[self._picked]
+
+    def counts(self, key: str) -> np.ndarray:
+        """[B] int64, rows (of `edge_index` columns) of each graph."""
+        return np.array([last - first for _, first, last in self._bounds(key)], np.int64)
+
+    def rows(self, key: str) -> np.ndarray | None:
+        """The rows of all graphs, one graph after the other; of `edge_index` its columns. None without numbers."""
+        import torch
+
+        values = [data.get(key) for data, _ in self._stored]
+        if not isinstance(values[0], torch.Tensor):
+            return None
+        values = [ends.T for ends in values] if key == "edge_index" else values
+        return torch.cat([values[part][first:last] for part, first, last in self._bounds(key)]).numpy()
+
+    def _bounds(self, key: str) -> list[tuple[int, int, int]]:
+        starts = [slices[key].tolist() for _, slices in self._stored]
+        return [(part, starts[part][graph], starts[part][graph + 1]) for part, graph in self._places]
+
+
+def _count(stored: Stored) -> int:
+    """Number of stored graphs."""
+    return len(stored[1]["edge_index"]) - 1
+
+
+def _mapped(path: str) -> Stored:
+    import torch
+
+    with _pyg_classes():
+        data, slices, *_ = torch.load(path, mmap=True, weights_only=True)
+    return data, slices
+
+
+def _pyg_classes() -> AbstractContextManager:
+    """Lets torch read the classes of PyG that its stored graphs consist of, and nothing else."""
+    import torch
+    from torch_geometric.data.data import Data, DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    return torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage])
+
+
+def _split_of_masks(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The split that PyG keeps as masks [N], or [N, K] for K splits: then the first."""
+    masks = (data[name].numpy() for name in ("train_mask", "val_mask", "test_mask"))
+    return {part: np.flatnonzero(mask.reshape(len(mask), -1)[:, 0]) for part, mask in zip(PARTS, masks, strict=True)}
+
+
+def ogb_table(kind: str, name: str) -> Mapping[str, str]:
+    """What ogb's table says about a set: its URL, version and so on."""
+    import pandas as pd
+
+    place = Path(import_ogb(kind).__file__).parent / "master.csv"
+    return pd.read_csv(place, index_col=0, keep_default_na=False)[name].to_dict()
+
+
+@contextmanager
+def _verified_downloads(module: Any) -> Iterator[None]:
+    """PyG downloads without a look at certificates and without a limit of time: download in its place."""
+
+    def download_url(url: str, folder: str, log: bool = True, filename: str | None = None) -> str:
+        target = Path(folder, filename or url.rpartition("/")[2].partition("?")[0])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return str(download(url, target))
+
+    def download_google_url(id: str, folder: str, filename: str, log: bool = True) -> str:
+        return download_url(f"https://drive.usercontent.google.com/download?id={id}&confirm=t", folder, log, filename)
+
+    ours = {made.__name__: made for made in (download_url, download_google_url) if hasattr(module, made.__name__)}
+    theirs = {name: getattr(module, name) for name in ours}
+    vars(module).update(ours)
+    try:
+        yield
+    finally:
+        vars(module).update(theirs)
