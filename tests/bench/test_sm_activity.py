@@ -14,7 +14,7 @@ from bench.provenance import provenance
 from bench.records import Row, append_rows, read_rows
 from bench.sm_activity import SmActivityBench, active_cycles, check_config
 from configs import load_config
-from configs.bench_schema import VARIANTS, BenchConfig
+from configs.bench import VARIANTS, BenchConfig
 from report.frames import frame
 from report.plots.sm_activity import SIDES, draw
 from report.plots.style import save

@@ -11,7 +11,7 @@ import data
 import data.loader
 import data.synthetic.generate
 from configs import load_config
-from configs.bench_schema import BenchConfig
+from configs.bench import BenchConfig
 from data.canonical import csr_hash, edge_hash
 from data.spec import GraphSpec
 from data.synthetic import huge

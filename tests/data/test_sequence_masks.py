@@ -8,7 +8,7 @@ import pytest
 
 import data
 from configs import load_config
-from configs.bench_schema import BenchConfig
+from configs.bench import BenchConfig
 from data.canonical import to_csr
 from data.registry.masks import MASKS
 from data.selection import Selection
