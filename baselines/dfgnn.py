@@ -60,6 +60,8 @@ class HyperData:
 class _DFGNNBackend(CudaBackend):
     """The base of both: float32 in and out, CSR in 64-bit offsets."""
 
+    computes_in = torch.float32
+
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
         if dtype != torch.float32 and dtype not in HALF_TYPES:
             return f"it takes torch.float32, and torch.float16 and torch.bfloat16 by conversion, got {dtype}"

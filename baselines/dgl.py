@@ -15,6 +15,7 @@ from kernels.once_differentiable import once_differentiable
 class DGLBackend(Backend):
     name = "dgl"
     summary = "DGL's message passing: u_dot_v, edge_softmax, u_mul_e_sum; on a GPU where DGL has CUDA"
+    computes_in = torch.float32
     takes_edges = True
     takes_dropout = True
     traceable = False

@@ -30,6 +30,7 @@ class EdgeIndex:
 class PyGBackend(Backend):
     name = "pyg"
     summary = "PyTorch Geometric's message passing, as its TransformerConv does it; any device"
+    computes_in = torch.float32
     data_type = EdgeIndex
     takes_edges = True
     takes_dropout = True

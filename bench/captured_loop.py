@@ -24,7 +24,7 @@ from torch import Tensor
 
 import kernels
 from bench.layer_batches import IGNORED, Block, LayerBatch
-from configs.bench_schema import Shape
+from configs.bench import Shape
 from kernels.runtime.cuda_graph import capture
 
 NO_EDGE = -1  # id of a column of padding

@@ -1,4 +1,4 @@
-"""Random edge data of a kind of `kernel.edges`: what the score and the value of each edge take beside q, k and v."""
+"""Random edge data of a kind of `edges`: what the score and the value of each edge take beside q, k and v."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.bench_schema import Shape, edge_kind
+from configs.bench import Shape, edge_kind
 from kernels.edge_data import EdgeData
 
 

@@ -11,54 +11,52 @@ A build depends on neither head dimension nor type.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-import data
 import kernels
-from bench.host_load import HostLoad, describe_wait
-from bench.records import NONE, Provenance, Row, key
-from bench.runner import classify, graph_columns, pattern_on
+from bench.records import NONE, Row
+from bench.runner import Case, Context
 from bench.timers import Spread
+from configs.bench import BenchConfig
 from kernels.backends.fused3s_shapes import TILE
 from kernels.formats.bsb import BSB, PAPER_TILE
 from kernels.formats.bsb_build import sort_row_windows
 from kernels.formats.csr import CSRPattern, array_module
 
-FINISHED = ("unchecked",)  # statuses that are not measured again
-REPEATS = 10
-ROW_WINDOW_SORT = "row_window_sort"  # a variant
-SECONDS = 2.0  # a build is not repeated after this time
+# (backend, variant): the function that is timed, from a graph on the device.
+BUILDS: dict[tuple[str, str], Callable[[CSRPattern], Callable[[], Any]]] = {
+    ("fused3s_paper", NONE): lambda pattern: partial(BSB.from_graph, pattern, PAPER_TILE),
+    ("fused3s_paper", "row_window_sort"): lambda pattern: _sort_of_row_windows(pattern),
+    ("fused3s", "bsb"): lambda pattern: partial(BSB.from_graph, pattern, TILE),
+}
+PLAN = ("fused3s", NONE)
 
 
-@dataclass(frozen=True)
-class Build:
-    """A timed function, and the columns that name it.
-
-    Attributes:
-        prepare: gives the function, from a graph on the device. It is not timed.
-    """
-
-    backend: str
-    variant: str
-    prepare: Callable[[CSRPattern], Callable[[], Any]]
+def cases(config: BenchConfig, device: torch.device) -> list[Case]:
+    names = [*BUILDS, *([PLAN] if device.type == "cuda" else [])]
+    return [Case(backend, "build", heads=0, variant=variant) for backend, variant in names]
 
 
-def builds(device: torch.device) -> list[Build]:
-    """Builds that are timed on a device."""
-    bsbs = [
-        Build("fused3s_paper", NONE, lambda pattern: partial(BSB.from_graph, pattern, PAPER_TILE)),
-        Build("fused3s_paper", ROW_WINDOW_SORT, _sort_of_row_windows),
-        Build("fused3s", "bsb", lambda pattern: partial(BSB.from_graph, pattern, TILE)),
-    ]
-    if device.type != "cuda":
-        return bsbs
-    plan = partial(kernels.plan_attention, backend="fused3s", device=device)
-    return [*bsbs, Build("fused3s", NONE, lambda pattern: partial(plan, pattern))]
+def measure(context: Context, case: Case) -> list[Row]:
+    limit, num_edges = context.config.cpu_edges, context.loaded.meta.num_edges
+    if context.device.type == "cpu" and num_edges > limit:
+        raise kernels.BackendUnavailableError(f"left out: {num_edges:,} edges; the limit on this device is {limit:,}")
+    name = (case.backend, case.variant)
+    if name == PLAN:
+        build = partial(kernels.plan_attention, context.pattern, backend="fused3s", device=context.device)
+    else:
+        build = BUILDS[name](context.pattern)
+    return [timed(context, case, build, {"status": "unchecked"})]
+
+
+def timed(context: Context, case: Case, call: Callable[[], Any], checked: dict[str, Any]) -> Row:
+    config = context.config
+    spread = time_build(call, context.device, config.repeats, config.seconds)
+    return context.row(case, **spread.columns(), **checked, note="wall clock, synchronised")
 
 
 def _sort_of_row_windows(pattern: CSRPattern) -> Callable[[], Any]:
@@ -67,58 +65,13 @@ def _sort_of_row_windows(pattern: CSRPattern) -> Callable[[], Any]:
     return partial(sort_row_windows, xp, counts)
 
 
-def measure_builds(
-    loaded: data.LoadedGraph,
-    environment: Provenance,
-    device: torch.device,
-    config: str,
-    done: Collection[tuple] = (),
-    max_edges: int | None = None,
-) -> Iterator[tuple[str, list[Row]]]:
-    """Description and row of each of `builds(device)`; no row if its key is `done`. Errors become a status.
-
-    Args:
-        config: file of the configuration that named the graph.
-        max_edges: larger graphs are not measured; their rows say so.
-    """
-    num_edges = loaded.meta.num_edges
-    for build in builds(device):
-        columns = {
-            **environment.model_dump(),
-            **graph_columns(loaded.meta),
-            **{"bench": "preprocessing", "scope": "build", "backend": build.backend, "variant": build.variant},
-            **{"metric": "time", "unit": "ms", "config": config},
-        }
-        description = f"{build.backend} {build.variant} on {device.type}"
-        if key(columns) in done:
-            yield description, []
-        elif max_edges is not None and num_edges > max_edges:
-            reason = f"left out: {num_edges:,} edges; the limit on this device is {max_edges:,}"
-            yield description, [Row(**columns, status="unavailable", reason=reason)]
-        else:
-            try:
-                timed = build.prepare(pattern_on(device, loaded))
-                host = HostLoad()
-                spread = time_build(timed, device)
-                busy = describe_wait(host.waited())
-                note = "; ".join(["wall clock, synchronised", *([busy] if busy else [])])
-                measured = {**spread.columns(), "status": "unchecked", "note": note}
-            except Exception as error:  # the other builds go on, whatever the error is
-                status, reason = classify(error)
-                measured = {"status": status, "reason": reason}
-            yield description, [Row(**columns, **measured)]
-
-
-def time_build(
-    build: Callable[[], Any], device: torch.device, repeats: int | None = None, seconds: float | None = None
-) -> Spread:
+def time_build(build: Callable[[], Any], device: torch.device, repeats: int, seconds: float) -> Spread:
     """Milliseconds of `build()` by the wall clock; on a GPU after a first call that compiles, with synchronisation.
 
     Args:
-        repeats: most calls; default REPEATS.
-        seconds: no call starts after this time; default SECONDS.
+        repeats: most calls.
+        seconds: no call starts after this time.
     """
-    repeats, seconds = repeats or REPEATS, seconds or SECONDS
     if device.type == "cuda":
         build()
         torch.cuda.synchronize()

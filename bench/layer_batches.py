@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.layers_bench_schema import Workload
+from configs.bench import Workload
 from data import GraphSet, LoadedGraph
 
 IGNORED = -100  # label of a row without one, as in torch's cross_entropy
@@ -72,30 +72,16 @@ class LayerBatch:
         return LayerBatch(self.x.to(device, dtype), blocks, self.labels.to(device))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LoadedWorkload(LoadedGraph):
-    """A graph, and what steps take of it.
-
-    Attributes:
-        name: of the workload.
-    """
-
-    name: str
-    workload: Workload
-
-    @classmethod
-    def of(cls, name: str, workload: Workload, loaded: LoadedGraph) -> "LoadedWorkload":
-        return cls(loaded.graph, loaded.meta, name=name, workload=workload)
-
-
-def draw_batches(loaded: LoadedWorkload, *, layers: int, columns: int, count: int, seed: int) -> list[LayerBatch]:
+def draw_batches(
+    loaded: LoadedGraph, workload: Workload, *, layers: int, columns: int, count: int, seed: int
+) -> list[LayerBatch]:
     """Inputs of `count` steps on the CPU in float32; of one step for a whole graph.
 
     Args:
         layers: of the model; sampled blocks must be as many.
         columns: of x, and classes of the labels.
     """
-    workload, rng = loaded.workload, np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     if workload.seeds:
         indptr, col, _ = (array.numpy() for array in loaded.graph.adj_tensors("csc"))
         draws = [_sampled(indptr, col, workload, rng) for _ in range(count)]

@@ -9,8 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from bench.checks import largest_row_error
 from bench.layer_batches import IGNORED, Block, LayerBatch
-from configs.bench_schema import Shape
-from configs.layers_bench_schema import Precision
+from configs.bench import Shape
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Types:
         return self.parameters != self.inputs
 
 
-TYPES: dict[Precision, Types] = {
+TYPES = {
     "float32": Types(torch.float32, torch.float32),
     "autocast": Types(torch.float32, torch.bfloat16),
     "bfloat16": Types(torch.bfloat16, torch.bfloat16),

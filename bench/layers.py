@@ -22,8 +22,7 @@ error is recorded in the same way: its time stays the baseline where it is large
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import cycle
 from typing import Any
@@ -33,18 +32,17 @@ from torch import nn
 
 from baselines import REGISTRY
 from bench.captured_loop import CapturedLoop
-from bench.checks import largest_row_error
+from bench.checks import checked_columns, largest_row_error
 from bench.gpu_trace import trace_gpu
-from bench.layer_batches import LayerBatch, LoadedWorkload, draw_batches
+from bench.layer_batches import LayerBatch, draw_batches
 from bench.layer_model import TYPES, LayerErrors, LayerModel, TrainingStep, Types, first_layer_errors
 from bench.records import NONE, Row
-from bench.runner import Cell, GraphBench, classify, dtype_name
+from bench.runner import Case, Context, dtype_name
 from bench.timers import Spread, time_rounds_by_turns
-from configs.layers_bench_schema import LayersBenchConfig, Precision
+from configs.bench import BenchConfig
 from kernels import BackendUnavailableError
 from models import FusedTransformerConv
 
-FINISHED = ("ok", "unsupported", "oom")  # statuses that are not measured again
 PYG, OURS, CAPTURED = ("pyg", "eager"), ("auto", "eager"), ("auto", "cuda_graph")  # backend and launch
 FEWEST_STEPS = 4  # in a row: the host of a slow step runs ahead of the GPU as in a loop
 CHECKED_BATCHES = 2  # of a captured loop: the one it was captured for, and another
@@ -52,6 +50,42 @@ CHECKED_BATCHES = 2  # of a captured loop: the one it was captured for, and anot
 # torch.get_float32_matmul_precision() "highest".
 ALLOWED = {torch.float32: LayerErrors(1e-4, 1e-4), torch.bfloat16: LayerErrors(0.05, 0.1)}
 ALLOWED_MODEL = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # of a row of the whole model
+
+
+def cases(config: BenchConfig, device: torch.device) -> list[Case]:
+    """One for each precision; it has the rows of all layers."""
+    (backend, launch), (shape, *_) = OURS, config.head_shapes
+    case = Case(backend, "model", shape.width, heads=shape.heads, region="step", launch=launch)
+    types = [TYPES[precision] for precision in config.precisions]
+    return [replace(case, dtype=dtype_name(one.parameters), out_dtype=dtype_name(one.inputs)) for one in types]
+
+
+def begin(context: Context) -> None:
+    pyg_layer()  # an error before anything is measured
+    workload = context.config.workloads[context.name]
+    batches = batches_of(context)
+    context.extra = {
+        "variant": context.name,
+        "blocks": num_layers(context),
+        "edges": f"features_{workload.edge_dim}" if workload.edge_dim else NONE,
+        "plan": "rebuilt" if workload.is_new else "fixed",
+        "nodes": round(sum(len(batch.x) for batch in batches) / len(batches)),
+        "nnz": round(sum(batch.num_edges for batch in batches) / len(batches)),
+        "graphs": workload.batch or 1,
+    }
+
+
+def num_layers(context: Context) -> int:
+    return len(context.config.workloads[context.name].fan_out) or context.config.blocks
+
+
+def batches_of(context: Context) -> list[LayerBatch]:
+    """On the CPU, in float32."""
+    config = context.config
+    options = {"layers": num_layers(context), "columns": config.head_shapes[0].width}
+    options |= {"count": config.pool, "seed": config.seed}
+    workload = config.workloads[context.name]
+    return context.keep("batches", None, lambda: draw_batches(context.loaded, workload, **options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,167 +103,130 @@ class Side:
     note: str
 
 
-class LayersBench(GraphBench):
-    """A workload in every precision; a cell has the rows of all layers."""
-
-    bench = "layers"
-    loaded: LoadedWorkload
-
-    @property
-    def blocks(self) -> int:
-        return len(self.loaded.workload.fan_out) or self.config.model.layers
-
-    @staticmethod
-    def cells(config: LayersBenchConfig) -> list[Cell]:
-        shape, (backend, launch) = config.model.head_shape, OURS
-        return [
-            Cell(
-                shape.width,
-                backend,
-                dtype_name(TYPES[precision].parameters),
-                dtype_name(TYPES[precision].inputs),
-                "model",
-                heads=shape.heads,
-                region="step",
-                launch=launch,
-            )
-            for precision in config.run.precisions
-        ]
-
-    def columns(self, cell: Cell) -> dict[str, Any]:
-        workload, batches = self.loaded.workload, self.batches
-        return super().columns(cell) | {
-            "variant": self.loaded.name,
-            "edges": f"features_{workload.edge_dim}" if workload.edge_dim else NONE,
-            "plan": "rebuilt" if workload.is_new else "fixed",
-            "nodes": round(sum(len(batch.x) for batch in batches) / len(batches)),
-            "nnz": round(sum(batch.num_edges for batch in batches) / len(batches)),
-            "graphs": workload.batch or 1,
-        }
-
-    @cached_property
-    def batches(self) -> list[LayerBatch]:
-        """On the CPU, in float32."""
-        measure, width = self.config.measure, self.config.model.head_shape.width
-        options = {"layers": self.blocks, "columns": width, "count": measure.pool, "seed": measure.seed}
-        return draw_batches(self.loaded, **options)
-
-    def measure_cell(self, cell: Cell) -> list[Row]:
-        types = TYPES[precision_of(cell)]
-        batches = [batch.to(self.device, types.parameters) for batch in self.batches]
-        models = Models(self.config, self.blocks, self.loaded.workload.edge_dim, self.device)
-        makers = {OURS: self._ours, PYG: self._pyg} | (
-            {CAPTURED: self._captured} if self.loaded.workload.captured else {}
-        )
-        sides: dict[tuple[str, str], Side] = {}
-        failed: dict[tuple[str, str], Row] = {}
-        for key, make in makers.items():
+def measure(context: Context, case: Case) -> list[Row]:
+    (types,) = (one for one in TYPES.values() if dtype_names(one) == (case.dtype, case.out_dtype))
+    batches = [batch.to(context.device, types.parameters) for batch in batches_of(context)]
+    models = Models(context, num_layers(context))
+    makers = {OURS: ours, PYG: pyg} | ({CAPTURED: captured} if context.config.workloads[context.name].captured else {})
+    sides: dict[tuple[str, str], Side] = {}
+    rows: dict[tuple[str, str], list[Row]] = {}
+    for name, make in makers.items():
+        try:
+            side = make(context, models, batches, types)
+            for batch in batches:  # compiles kernels and fills torch's cache of memory
+                side.run(renewed(context, batch))
+            sides[name] = side
+        except Exception as error:  # the other layer is still timed
+            rows[name] = [context.failed(of_side(case, name), error)]
+    timed = time_sides(context, sides, batches) if sides else {}
+    for name, side in sides.items():
+        rounds, steps = timed[name]
+        own = of_side(case, name)
+        note = f"{side.note}; {steps} steps in a row, by turns{rounds.warning}"
+        rows[name] = [context.row(own, **rounds.columns(), **side.checked, note=note)]
+        if context.device.type == "cuda":
             try:
-                side = make(models, batches, types)
-                for batch in batches:  # compiles kernels and fills torch's cache of memory
-                    side.run(self._renewed(batch))
-                sides[key] = side
-            except Exception as error:  # the other layer is still timed
-                failed[key] = self._row(cell, key, **failure(error))
-        timed = self._time(sides, batches) if sides else {}
-        rows = {key: [row] for key, row in failed.items()}
-        for key, side in sides.items():
-            rounds, steps = timed[key]
-            note = f"{side.note}; {steps} steps in a row, by turns{rounds.warning}"
-            rows[key] = [self._row(cell, key, **rounds.columns(), **side.checked, note=note)]
-            if self.device.type == "cuda":
-                try:
-                    rows[key] += self._traced(cell, key, side, batches)
-                except Exception as error:  # the times stay
-                    rows[key].append(self._row(cell, key, metric="gpu_busy", **failure(error)))
-        return [row for key in makers for row in rows[key]]
+                rows[name] += traced(context, own, side, batches)
+            except Exception as error:  # the times stay
+                rows[name].append(context.failed(own, error, metric="gpu_busy"))
+    return [row for name in makers for row in rows[name]]
 
-    def _row(self, cell: Cell, key: tuple[str, str], **columns: Any) -> Row:
-        backend, launch = key
-        return self.row(cell, **({"backend": backend, "launch": launch} | columns))
 
-    def _renewed(self, batch: LayerBatch) -> LayerBatch:
-        return batch.with_new_edges() if self.loaded.workload.is_new else batch
+def dtype_names(types: Types) -> tuple[str, str]:
+    return dtype_name(types.parameters), dtype_name(types.inputs)
 
-    def _time(self, sides: dict[tuple[str, str], Side], batches: list[LayerBatch]) -> dict:
-        """Rounds and steps in a row, by side."""
-        turns = {key: cycle(batches) for key in sides}
-        measure = self.config.measure
 
-        def row_of_steps(key: tuple[str, str], steps: int) -> float:
-            """Milliseconds of a step."""
-            own = [self._renewed(next(turns[key])) for _ in range(steps)]
-            run = sides[key].run
-            self._wait()
-            start = time.perf_counter()
-            for batch in own:
-                run(batch)
-            self._wait()
-            return (time.perf_counter() - start) * 1e3 / steps
+def of_side(case: Case, name: tuple[str, str]) -> Case:
+    return replace(case, backend=name[0], launch=name[1])
 
-        fewest = min(FEWEST_STEPS, measure.steps)
-        steps = {
-            key: max(fewest, min(measure.steps, int(measure.budget_ms / row_of_steps(key, fewest)))) for key in sides
-        }
 
-        def time_round() -> dict[tuple[str, str], list[float]]:
-            times: dict[tuple[str, str], list[float]] = {key: [] for key in sides}
-            for _ in range(measure.repeats):
-                for key, found in times.items():
-                    found.append(row_of_steps(key, steps[key]))
-            return times
+def renewed(context: Context, batch: LayerBatch) -> LayerBatch:
+    return batch.with_new_edges() if context.config.workloads[context.name].is_new else batch
 
-        gc.collect()
-        return {key: (rounds, steps[key]) for key, rounds in time_rounds_by_turns(time_round).items()}
 
-    def _traced(self, cell: Cell, key: tuple[str, str], side: Side, batches: list[LayerBatch]) -> Iterator[Row]:
-        """Rows of what the GPU did in a step, the mean over all batches."""
-        steps = max(FEWEST_STEPS, len(batches))
-        own = [self._renewed(batches[nth % len(batches)]) for nth in range(steps)]
-        trace = trace_gpu(lambda: [side.run(batch) for batch in own])
-        for metric, unit, total in (
-            ("gpu_busy", "ms", trace.busy_ms),
-            ("gpu_kernels", "1", trace.kernels),
-            ("host_waits", "1", trace.waits),
-        ):
-            columns = Spread.of([total / steps]).columns() | {"metric": metric, "unit": unit}
-            yield self._row(cell, key, **columns, **side.checked, note=f"trace of {steps} steps")
+def time_sides(context: Context, sides: dict[tuple[str, str], Side], batches: list[LayerBatch]) -> dict:
+    """Rounds and steps in a row, by side."""
+    turns, config = {name: cycle(batches) for name in sides}, context.config
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def wait() -> None:
+        if context.device.type == "cuda":
+            torch.cuda.synchronize(context.device)
 
-    def _ours(self, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-        model = models.of(FusedTransformerConv, types.parameters)
-        errors = first_layer_errors(model.layers[0], models.exact.layers[0], batches[0], types)
-        note = f"attention by {attention_backend(model, batches[0], types)}"
-        return Side(TrainingStep(model, types), checked(errors, types), described(errors, note))
+    def row_of_steps(name: tuple[str, str], steps: int) -> float:
+        """Milliseconds of a step."""
+        own = [renewed(context, next(turns[name])) for _ in range(steps)]
+        run = sides[name].run
+        wait()
+        start = time.perf_counter()
+        for batch in own:
+            run(batch)
+        wait()
+        return (time.perf_counter() - start) * 1e3 / steps
 
-    def _pyg(self, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-        model = models.of(pyg_layer(), types.parameters)
-        errors = first_layer_errors(model.layers[0], models.exact.layers[0], batches[0], types)
-        note = f"torch_geometric {metadata.version('torch_geometric')}"
-        return Side(TrainingStep(model, types), checked(errors, types), described(errors, note))
+    fewest = min(FEWEST_STEPS, config.steps)
+    steps = {name: max(fewest, min(config.steps, int(config.budget_ms / row_of_steps(name, fewest)))) for name in sides}
 
-    def _captured(self, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-        model = models.of(FusedTransformerConv, types.parameters)
-        before = {name: weight.clone() for name, weight in model.state_dict().items()}
-        models.exact.load_state_dict(before)
-        loop = CapturedLoop(
-            TrainingStep(model, types, capturable=True), batches, self.config.model.head_shape, types.inputs
+    def time_round() -> dict[tuple[str, str], list[float]]:
+        times: dict[tuple[str, str], list[float]] = {name: [] for name in sides}
+        for _ in range(config.repeats):
+            for name, found in times.items():
+                found.append(row_of_steps(name, steps[name]))
+        return times
+
+    gc.collect()
+    return {name: (rounds, steps[name]) for name, rounds in time_rounds_by_turns(time_round).items()}
+
+
+def traced(context: Context, case: Case, side: Side, batches: list[LayerBatch]) -> Iterator[Row]:
+    """Rows of what the GPU did in a step, the mean over all batches."""
+    steps = max(FEWEST_STEPS, len(batches))
+    own = [renewed(context, batches[nth % len(batches)]) for nth in range(steps)]
+    trace = trace_gpu(lambda: [side.run(batch) for batch in own])
+    totals = {"gpu_busy": ("ms", trace.busy_ms), "gpu_kernels": ("1", trace.kernels), "host_waits": ("1", trace.waits)}
+    for metric, (unit, total) in totals.items():
+        columns = Spread.of([total / steps]).columns() | {"metric": metric, "unit": unit}
+        yield context.row(case, **columns, **side.checked, note=f"trace of {steps} steps")
+
+
+def ours(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
+    model = models.of(FusedTransformerConv, types.parameters)
+    return side_of(model, models, batches[0], types, f"attention by {attention_backend(model, batches[0], types)}")
+
+
+def pyg(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
+    model = models.of(pyg_layer(), types.parameters)
+    return side_of(model, models, batches[0], types, f"torch_geometric {metadata.version('torch_geometric')}")
+
+
+def side_of(model: LayerModel, models: "Models", batch: LayerBatch, types: Types, note: str) -> Side:
+    """Steps of a model whose first layer is compared with PyG's in float64."""
+    errors, allowed = first_layer_errors(model.layers[0], models.exact.layers[0], batch, types), ALLOWED[types.inputs]
+    checked: dict[str, Any] = {"status": "ok", "relative_error": errors.output}
+    if not (errors.output <= allowed.output and errors.gradients <= allowed.gradients):  # NaN is wrong too
+        reason = (
+            f"relative error {errors.output:.1e} of a row, {errors.gradients:.1e} of the gradients; allowed "
+            f"{allowed.output:.1e} and {allowed.gradients:.1e}"
         )
-        errors = []
-        for batch in batches[:CHECKED_BATCHES]:
-            model.load_state_dict(before)  # in place: the capture and the last replay were steps
-            output = loop(batch)
-            with torch.no_grad():
-                errors.append(largest_row_error(output, models.exact(batch.to(self.device, torch.float64))))
-        error, allowed = max(errors, key=lambda one: (one != one, one)), ALLOWED_MODEL[types.inputs]
-        note = "error: of the whole model's output"
-        if error <= allowed:
-            return Side(loop, {"status": "ok", "relative_error": error}, note)
-        reason = f"relative error {error:.1e} of a row of the model's output, allowed {allowed:.1e}"
-        return Side(loop, {"status": "wrong", "reason": reason, "relative_error": error}, note)
+        checked |= {"status": "wrong", "reason": reason}
+    note = f"{note}; error: of the first layer's output, of its gradients {errors.gradients:.1e}"
+    return Side(TrainingStep(model, types), checked, note)
+
+
+def captured(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
+    model = models.of(FusedTransformerConv, types.parameters)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    models.exact.load_state_dict(before)
+    step = TrainingStep(model, types, capturable=True)
+    loop = CapturedLoop(step, batches, context.config.head_shapes[0], types.inputs)
+    errors = []
+    for batch in batches[:CHECKED_BATCHES]:
+        model.load_state_dict(before)  # in place: the capture and the last replay were steps
+        output = loop(batch)
+        with torch.no_grad():
+            errors.append(largest_row_error(output, models.exact(batch.to(context.device, torch.float64))))
+    error = max(errors, key=lambda one: (one != one, one))
+    checked = checked_columns(error, types.inputs, ALLOWED_MODEL[types.inputs])
+    return Side(loop, checked, "error: of the whole model's output")
 
 
 class Models:
@@ -239,9 +236,11 @@ class Models:
         exact: PyG's in float64.
     """
 
-    def __init__(self, config: LayersBenchConfig, layers: int, edge_dim: int | None, device: torch.device) -> None:
-        self._arguments, self._device = (config.model.head_shape, layers, edge_dim), device
-        torch.manual_seed(config.measure.seed)
+    def __init__(self, context: Context, layers: int) -> None:
+        config, device = context.config, context.device
+        self._arguments = (config.head_shapes[0], layers, config.workloads[context.name].edge_dim)
+        self._device = device
+        torch.manual_seed(config.seed)
         self.exact = LayerModel(pyg_layer(), *self._arguments).to(device, torch.float64)
         self._weights = {name: weight.clone() for name, weight in self.exact.state_dict().items()}
 
@@ -264,41 +263,8 @@ def pyg_layer() -> type[nn.Module]:
     return TransformerConv
 
 
-def precision_of(cell: Cell) -> Precision:
-    """The precision whose types a cell has."""
-    names = (cell.dtype, cell.out_dtype)
-    return next(
-        precision
-        for precision, types in TYPES.items()
-        if names == (dtype_name(types.parameters), dtype_name(types.inputs))
-    )
-
-
 def attention_backend(model: LayerModel, batch: LayerBatch, types: Types) -> str:
     """Attention backend that our first layer takes for a batch."""
     block = batch.blocks[0]
     with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=types.autocast):
         return model.layers[0].plan(block.edge_index, (block.num_sources, block.num_targets)).backend
-
-
-def checked(errors: LayerErrors, types: Types) -> dict[str, Any]:
-    """Columns status, reason and relative_error of a layer."""
-    allowed = ALLOWED[types.inputs]
-    columns: dict[str, Any] = {"status": "ok", "relative_error": errors.output}
-    if not (errors.output <= allowed.output and errors.gradients <= allowed.gradients):  # NaN is wrong too
-        reason = (
-            f"relative error {errors.output:.1e} of a row, {errors.gradients:.1e} of the gradients; allowed "
-            f"{allowed.output:.1e} and {allowed.gradients:.1e}"
-        )
-        columns |= {"status": "wrong", "reason": reason}
-    return columns
-
-
-def failure(error: Exception) -> dict[str, str]:
-    """Columns status and reason of what raised an error."""
-    status, reason = classify(error)
-    return {"status": status, "reason": reason}
-
-
-def described(errors: LayerErrors, note: str) -> str:
-    return f"{note}; error: of the first layer's output, of its gradients {errors.gradients:.1e}"

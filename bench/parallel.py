@@ -16,108 +16,113 @@ Under torchrun: the whole graph on rank 0, and for each scheme (variant) attenti
 Each output is compared with float64 before its time is kept.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.text import Text
 from torch import Tensor
 
 import kernels
-from bench.checks import float64_attention, largest_row_error
-from bench.kernels import checked_columns
-from bench.provenance import provenance
+from bench import cli
+from bench.checks import checked_columns, float64_attention, largest_row_error
+from bench.kernels import normal_inputs
 from bench.records import Row
-from bench.runner import graph_columns, pattern_on
+from bench.runner import Case, Context
 from bench.timers import Spread, time_kernel, time_passes
-from configs.bench_schema import Shape
-from configs.parallel_bench_schema import ParallelBenchConfig
-from data import LoadedGraph
-from parallel import Group, Part, all_values, gather_rows, load_part, load_partition, on_first_rank, plan_part_attention
+from configs.bench import BenchConfig
+from parallel import (
+    Group,
+    Part,
+    all_values,
+    gather_rows,
+    load_part,
+    on_first_rank,
+    partition_graph,
+    plan_part_attention,
+    source_from_csr,
+)
 from parallel.attention import PartAttention
 from parallel.cost_model import LINKS, SCHEMES
-from parallel.passes import SplitPasses
 from parallel.rank_rows import combine_rows_
 
 
-class Subject:
-    """A graph with inputs of one shape: q, k and v of all rows, and what attention gives in float64.
+def cases(config: BenchConfig, device: torch.device) -> list[Case]:
+    """One for each shape; it has the rows of all parts or schemes."""
+    return [
+        Case(backend, "attention", shape.dim, dtype, dtype, heads=shape.heads, ranks=1)
+        for backend in config.backends
+        for dtype in config.precisions
+        for shape in config.head_shapes
+    ]
 
-    Args:
-        config_path: file of the configuration, for the rows.
-    """
 
-    def __init__(
-        self, settings: ParallelBenchConfig, config_path: Path, loaded: LoadedGraph, shape: Shape, device: torch.device
-    ) -> None:
-        self.settings, self.shape, self.device = settings, shape, device
-        self.dtype = getattr(torch, settings.attention.dtype)
-        self.pattern = pattern_on(device, loaded)
-        generator = torch.Generator(device).manual_seed(0)
-        size = (loaded.meta.num_nodes, shape.heads, shape.dim)
-        self.qkv = [torch.randn(size, generator=generator, device=device).to(self.dtype) for _ in "qkv"]
-        self.columns = {
-            **provenance(device).model_dump(),
-            **graph_columns(loaded.meta),
-            "bench": "parallel",
-            "config": str(config_path),
-            "config_sha": settings.sha(),
-            "dim": shape.dim,
-            "heads": shape.heads,
-            "dtype": settings.attention.dtype,
-            "out_dtype": settings.attention.dtype,
-            "backend": settings.attention.backend,
-            "scope": "attention",
-            "metric": "time",
-            "unit": "ms",
-        }
+def measure(context: Context, case: Case) -> list[Row]:
+    """Under torchrun rows on rank 0 alone."""
+    work, group = Work(context, case), context.group
+    if group is None:
+        expected = work.expected()
+        rows = [work.whole(expected)]
+        for size in context.config.ranks:
+            rows += work.parts(partitioned(context, size), size, expected)
+        return rows
+    folder = folder_of(context, group.size)
+    on_first_rank(group, partial(partitioned, context, group.size))
+    part = load_part(folder, group)
+    expected = on_first_rank(group, work.expected)
+    rows = [on_first_rank(group, lambda: work.whole(expected))]
+    for scheme in SCHEMES:
+        if scheme != "heads" or case.heads >= group.size:
+            rows += work.on_ranks(part, group, scheme, expected)
+    return rows if group.is_first else []
+
+
+def folder_of(context: Context, size: int) -> Path:
+    config, sha = context.config, context.loaded.meta.sha256
+    return Path(config.root, "parts", f"{context.name}-{config.method}-{size}-bench-{sha}")
+
+
+def partitioned(context: Context, size: int) -> Path:
+    """Folder of the graph's partition, made if it is missing."""
+    folder, loaded = folder_of(context, size), context.loaded
+    indptr, col, _ = loaded.graph.adj_tensors("csc")
+    source = source_from_csr(indptr.numpy(), col.numpy(), fingerprint=loaded.meta.sha256)
+    partition_graph(source, folder, size, context.config.method, say=lambda text: cli.console.print(Text(text)))
+    return folder
+
+
+class Work:
+    """A graph with inputs of one shape: q, k and v of all rows."""
+
+    def __init__(self, context: Context, case: Case) -> None:
+        self.context, self.case, self.device, self.dtype = context, case, context.device, case.torch_dtype
+        self.qkv, self.scale = normal_inputs(context, case.shape, 3, self.dtype), case.dim**-0.5
+        self.options = {"backend": case.backend, "dtype": self.dtype, "head_dim": case.dim, "num_heads": case.heads}
 
     def expected(self) -> Tensor:
-        return float64_attention(*self.qkv, self.pattern.indptr, self.pattern.indices, self.shape.dim**-0.5)
+        pattern = self.context.pattern
+        return float64_attention(*self.qkv, pattern.indptr, pattern.indices, self.scale)
 
     def whole(self, expected: Tensor) -> Row:
         """The whole graph on this GPU."""
-        attention = self.settings.attention
-        plan = kernels.plan_attention(
-            self.pattern,
-            backend=attention.backend,
-            device=self.device,
-            dtype=self.dtype,
-            head_dim=self.shape.dim,
-            num_heads=self.shape.heads,
-        )
-        run = partial(plan, *self.qkv)
-        checked = checked_columns(largest_row_error(run(), expected), self.dtype)
-        return self._row(self._time(run), checked, ranks=1)
+        run = partial(kernels.plan_attention(self.context.pattern, device=self.device, **self.options), *self.qkv)
+        return self._timed(self.case, run, self._checked(run(), expected))
 
-    def plan(self, part: Part, group: Group, scheme: str) -> PartAttention:
-        return plan_part_attention(
-            part,
-            group,
-            scheme=scheme,
-            backend=self.settings.attention.backend,
-            dtype=self.dtype,
-            head_dim=self.shape.dim,
-            num_heads=self.shape.heads,
-        )
-
-    def parts_of(self, folder: Path, rank: int, old_id: Tensor, expected: Tensor) -> Iterator[Row]:
-        """Each part of the work of one rank, with the rows of other ranks at hand.
-
-        Args:
-            old_id: [N] number in the graph of each row of the partition's order.
-        """
-        part = load_part(folder, rank=rank)
-        group = Group(rank, part.partition.num_parts, self.device, "gloo")  # nothing is sent
-        work = RankWork(self.plan(part, group, "halo").passes, part, self.qkv, old_id, self.shape.dim**-0.5)
-        rows = torch.from_numpy(part.rows.copy()).to(self.device)
-        checked = checked_columns(largest_row_error(work.all_parts(), expected[rows]), self.dtype)
-        columns = {"ranks": group.size, "variant": "halo", "order": part.partition.method}
-        for region, run in work.parts().items():
-            yield self._row(self._time(run), checked, **columns, region=f"{region} of rank {rank}")
+    def parts(self, folder: Path, size: int, expected: Tensor) -> Iterator[Row]:
+        """Each part of the work of each rank, with the rows of other ranks at hand."""
+        loaded = [load_part(folder, rank=rank) for rank in range(size)]
+        old_id = torch.from_numpy(np.concatenate([part.rows for part in loaded])).to(self.device)
+        for rank, part in enumerate(loaded):
+            group = Group(rank, size, self.device, "gloo")  # nothing is sent
+            calls = self._calls(part, plan_part_attention(part, group, scheme="halo", **self.options), old_id)
+            checked = self._checked(self._output(calls), expected[_rows(part, self.device)])
+            case = replace(self.case, ranks=size, variant="halo", order=part.partition.method)
+            for region, run in calls.items():
+                yield self._timed(replace(case, region=f"{region} of rank {rank}"), run, checked)
 
     def on_ranks(self, part: Part, group: Group, scheme: str, expected: Tensor | None) -> list[Row]:
         """Attention of all ranks by one scheme, and its exchange; rows on rank 0.
@@ -125,60 +130,39 @@ class Subject:
         Args:
             expected: on rank 0.
         """
-        attention = self.plan(part, group, scheme)
-        rows = torch.from_numpy(part.rows.copy()).to(self.device)
-        q, k, v = (tensor[rows] for tensor in self.qkv)
+        attention = plan_part_attention(part, group, scheme=scheme, **self.options)
+        q, k, v = (tensor[_rows(part, self.device)] for tensor in self.qkv)
         blocks: list[Tensor] = []
         gather_rows(part, attention(q, k, v), group, blocks.append)
         runs = {"none": lambda: attention(q, k, v)}
         if scheme != "heads":
             runs["exchange"] = lambda: attention.passes.exchange.start(k, v).wait()
-        columns = {"ranks": group.size, "variant": scheme, "order": part.partition.method}
-        columns["link"] = LINKS[group.link].name
-        checked = checked_columns(largest_row_error(torch.cat(blocks), expected), self.dtype) if group.is_first else {}
+        case = replace(self.case, ranks=group.size, variant=scheme, order=part.partition.method)
+        checked = self._checked(torch.cat(blocks), expected) if group.is_first else {}
         found = []
         for region, run in runs.items():
             run()
             all_values(group, None)  # the ranks start together
-            spread = time_passes(run, device=self.device, repeats=self.settings.measure.repeats)
+            spread = time_passes(run, device=self.device, repeats=self.context.config.repeats)
             slowest = max(all_values(group, spread), key=lambda one: one.median)
             if group.is_first:
-                found.append(self._row((slowest, "passes"), checked, **columns, region=region))
+                own = replace(case, region=region)
+                found.append(self._row(own, slowest, "passes", checked, link=LINKS[group.link].name))
         return found
 
-    def _time(self, run: Callable[[], Any]) -> tuple[Spread, str]:
-        run()
-        return time_kernel(run, device=self.device, repeats=self.settings.measure.repeats)
+    def _calls(self, part: Part, attention: PartAttention, old_id: Tensor) -> dict[str, Callable[[], Any]]:
+        """Calls by region of one rank; those that it does not need are left out.
 
-    def _row(self, timed: tuple[Spread, str], checked: dict[str, Any], **columns: Any) -> Row:
-        spread, timer = timed
-        return Row(**(self.columns | spread.columns() | checked | columns), note=timer)
-
-
-@dataclass(frozen=True, eq=False)
-class RankWork:
-    """The work of one rank, whose halo is at hand.
-
-    Attributes:
-        qkv: of all rows of the graph; old_id: see `Subject.parts_of`.
-    """
-
-    passes: SplitPasses
-    part: Part
-    qkv: list[Tensor]
-    old_id: Tensor
-    scale: float
-
-    def parts(self) -> dict[str, Callable[[], Any]]:
-        """Calls by region; those that this rank does not need are left out."""
-        passes, boundary = self.passes, slice(self.passes.first, None)
-        rows = torch.from_numpy(self.part.rows.copy()).to(self.old_id.device)
-        q, k, v = (tensor[rows] for tensor in self.qkv)
-        halo = self.old_id[torch.from_numpy(np.array(self.part.halo)).to(self.old_id.device)]
+        Args:
+            old_id: [N] number in the graph of each row of the partition's order.
+        """
+        passes, boundary = attention.passes, slice(attention.passes.first, None)
+        q, k, v = (tensor[_rows(part, self.device)] for tensor in self.qkv)
+        halo = old_id[torch.from_numpy(np.array(part.halo)).to(self.device)]
         arrived = torch.stack([tensor[halo] for tensor in self.qkv[1:]], 1)  # as received by the exchange
         options = {"scale": self.scale, "return_lse": True, "out_dtype": q.dtype}
         found: dict[str, Callable[[], Any]] = {}
-        if len(self.part.send_rows):
+        if len(part.send_rows):
             found["pack"] = lambda: passes.exchange.pack(k, v)
         if passes.own is not None:
             found["own"] = lambda: passes.own(q, k, v, **options)
@@ -195,38 +179,23 @@ class RankWork:
             found["combine"] = combined
         return found
 
-    def all_parts(self) -> Tensor:
-        """The output of this rank's rows, from one call of each part."""
-        calls = self.parts()
+    def _output(self, calls: dict[str, Callable[[], Any]]) -> Tensor:
+        """The output of a rank's rows, from one call of each part."""
         if "combine" in calls:
             return calls["combine"]()
-        if "own" in calls:
-            return calls["own"]()[0]
-        return self.qkv[0][:0]
+        return calls["own"]()[0] if "own" in calls else self.qkv[0][:0]
+
+    def _checked(self, output: Tensor, expected: Tensor) -> dict[str, Any]:
+        return checked_columns(largest_row_error(output, expected), self.dtype)
+
+    def _timed(self, case: Case, run: Callable[[], Any], checked: dict[str, Any]) -> Row:
+        run()
+        spread, timer = time_kernel(run, device=self.device, repeats=self.context.config.repeats)
+        return self._row(case, spread, timer, checked)
+
+    def _row(self, case: Case, spread: Spread, timer: str, checked: dict[str, Any], **columns: Any) -> Row:
+        return self.context.row(case, **spread.columns(), **checked, **columns, note=timer)
 
 
-def measure_parts(subject: Subject, folders: Iterable[Path]) -> Iterator[Row]:
-    """On one GPU: the whole graph, then the parts of all ranks of each partition."""
-    expected = subject.expected()
-    yield subject.whole(expected)
-    for folder in folders:
-        num_parts = load_partition(folder).num_parts
-        ids = np.concatenate([load_part(folder, rank=rank).rows for rank in range(num_parts)])
-        old_id = torch.from_numpy(ids).to(subject.device)
-        for rank in range(num_parts):
-            yield from subject.parts_of(folder, rank, old_id, expected)
-
-
-def measure_on_ranks(subject: Subject, part: Part, group: Group) -> list[Row]:
-    """Under torchrun: the whole graph on rank 0, then every scheme; rows on rank 0."""
-
-    def whole() -> tuple[Tensor, Row]:
-        expected = subject.expected()
-        return expected, subject.whole(expected)
-
-    expected, row = on_first_rank(group, whole) or (None, None)
-    found = [row] if group.is_first else []
-    for scheme in SCHEMES:
-        if scheme != "heads" or subject.shape.heads >= group.size:
-            found += subject.on_ranks(part, group, scheme, expected)
-    return found
+def _rows(part: Part, device: torch.device) -> Tensor:
+    return torch.from_numpy(part.rows.copy()).to(device)

@@ -10,18 +10,17 @@ Each micro-benchmark is a row of scope "machine". Its rate is work over time:
 Every output is compared with the expected one.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from bench.gpu_state import clock_and_power
-from bench.records import Provenance, Row
-from bench.runner import classify
+from bench.records import Row
+from bench.runner import Case, Context
 from bench.timers import time_kernel
+from configs.bench import BenchConfig
 from kernels import fragments
 from kernels.fragments import WARP_SIZE
 from kernels.runtime.jit import KernelInstance, get_kernel
@@ -31,8 +30,7 @@ MIB = 1 << 20
 WORKING_SETS_MIB = (4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # K and V together
 DIMS = (64, 128, 256)
 GATHERED_BYTES = 1 << 30  # per run
-COPIED_BYTES = 1 << 31
-REPEATS = 20
+COPIED_BYTES = 1 << 31  # read, and as many written
 SOURCE = Path(__file__).parent / "cuda" / "peak_rates.cu"
 PIECES, STAGES = 4, 2  # 16-byte loads in flight per lane; stages of the shared-memory ring of a warp
 THREADS = 256  # per block, in every kernel
@@ -44,135 +42,104 @@ MMA_BLOCKS_PER_SM = 2
 MMA_ITERATIONS = 4096
 MMA_ALLOWED_ERROR = 1e-2  # float32 sums of 4096 terms, which a tensor core truncates
 
-Run = Callable[[], torch.Tensor]
+# Runs by launch configuration (such as "4 blocks per SM"), and a function that gives the error of an output.
+Runs = tuple[dict[str, Callable[[], torch.Tensor]], Callable[[torch.Tensor], float]]
 
 
-@dataclass(frozen=True)
-class MicroBenchmark:
-    """A micro-benchmark, not yet allocated.
-
-    Attributes:
-        columns: the columns of its row that identify it, see the table above.
-        prepare: makes the inputs. Returns a run for each launch configuration (such as "4 blocks per SM"), and a
-            function that gives the error of an output.
-        allowed: largest error.
-    """
-
-    columns: dict[str, Any]
-    prepare: Callable[[], tuple[dict[str, Run], Callable[[torch.Tensor], float]]]
-    allowed: float = 0.0
-
-    def row_columns(self, environment: Provenance) -> dict[str, Any]:
-        """All columns that are known before the run."""
-        shared = {"bench": "peak_rates", "scope": "machine", "metric": "time", "unit": "ms", "dtype": "float16"}
-        return {**environment.model_dump(), **shared, **self.columns, "config": "scripts/peak_rates.py"}
-
-
-def micro_benchmarks(
-    device: torch.device, working_sets_mib: tuple[int, ...] = WORKING_SETS_MIB, dims: tuple[int, ...] = DIMS
-) -> Iterator[MicroBenchmark]:
+def cases(config: BenchConfig, device: torch.device) -> list[Case]:
     """All micro-benchmarks, quick ones first."""
-    yield copy_rate(device)
-    yield mma_rate(device)
-    for mib in working_sets_mib:
-        for dim in dims:
-            for path in PATHS:
-                yield gather_rate(device, path, mib * MIB // (4 * dim), dim)
+    rate = Case("copy", "machine", 128, "float16", heads=0)
+    found = [
+        replace(rate, working_set=2 * COPIED_BYTES, work=2 * COPIED_BYTES),
+        replace(
+            rate, backend="mma", variant="m16n8k16", dim=0, work=MMA_FLOP * warps(device) * MMA_TILES * MMA_ITERATIONS
+        ),
+    ]
+    for mib in WORKING_SETS_MIB:
+        for dim in DIMS:
+            size, work = 4 * dim * (mib * MIB // (4 * dim)), 4 * dim * (GATHERED_BYTES // (4 * dim))
+            gather = replace(rate, backend="gather", dim=dim, working_set=size, work=work)
+            found += [replace(gather, variant=path) for path in PATHS]
+    return found
 
 
-def measure(benchmark: MicroBenchmark, environment: Provenance, device: torch.device) -> Row:
-    """Row of the fastest launch configuration. Errors become a status."""
-    shared = benchmark.row_columns(environment)
-    try:
-        runs, error_of = benchmark.prepare()
-        best = None
-        for launch, run in runs.items():
-            error = error_of(run())
-            if not error <= benchmark.allowed:
-                raise ArithmeticError(f"{launch}: the output is off by {error:.1e}, allowed is {benchmark.allowed:.1e}")
-            spread, timer = time_kernel(run, device=device, repeats=REPEATS)
-            if best is None or spread.median < best[0].median:
-                best = spread, f"{launch}; {timer}", error
-    except Exception as error:  # the other micro-benchmarks go on, whatever the error is
-        status, text = classify(error)
-        return Row(**shared, status=status, reason=text)
+def measure(context: Context, case: Case) -> list[Row]:
+    """Row of the fastest launch configuration."""
+    prepare = {"copy": copy_runs, "mma": mma_runs, "gather": gather_runs}[case.backend]
+    runs, error_of = prepare(case, context.device)
+    allowed = MMA_ALLOWED_ERROR if case.backend == "mma" else 0.0
+    best = None
+    for launch, run in runs.items():
+        error = error_of(run())
+        if not error <= allowed:
+            raise ArithmeticError(f"{launch}: the output is off by {error:.1e}, allowed is {allowed:.1e}")
+        spread, timer = time_kernel(run, device=context.device, repeats=context.config.repeats)
+        if best is None or spread.median < best[0].median:
+            best = spread, f"{launch}; {timer}", error
     spread, note, error = best
-    state = clock_and_power(device)
-    return Row(**shared, **spread.columns(), **state, status="ok", relative_error=error, note=note)
+    return [context.row(case, **spread.columns(), status="ok", relative_error=error, note=note)]
 
 
-def copy_rate(device: torch.device) -> MicroBenchmark:
-    dim = 128
-    rows = COPIED_BYTES // (2 * dim)
-
-    def prepare():
-        source = _random_words((rows, dim // 2), device)
-        target = torch.empty_like(source)
-        # In a CUDA graph copy_ uses the copy engine, which may be slower than a kernel.
-        runs = {"copy_": lambda: target.copy_(source), "add": lambda: torch.add(source, 0, out=target)}
-        return runs, lambda copy: float(not torch.equal(source, copy))
-
-    return MicroBenchmark(
-        {"backend": "copy", "dim": dim, "working_set": 4 * rows * dim, "work": 4 * rows * dim}, prepare
-    )
+def copy_runs(case: Case, device: torch.device) -> Runs:
+    source = _random_words((case.work // (4 * case.dim), case.dim // 2), device)
+    target = torch.empty_like(source)
+    # In a CUDA graph copy_ uses the copy engine, which may be slower than a kernel.
+    runs = {"copy_": lambda: target.copy_(source), "add": lambda: torch.add(source, 0, out=target)}
+    return runs, lambda copy: float(not torch.equal(source, copy))
 
 
-def gather_rate(device: torch.device, path: str, num_rows: int, dim: int) -> MicroBenchmark:
-    """`path`: a key of PATHS; K and V are [num_rows, dim] of 16 bits each."""
-    pairs = GATHERED_BYTES // (4 * dim)
-    chunks = GATHERED_BYTES // (16 * WARP_SIZE * PIECES)
+def gather_runs(case: Case, device: torch.device) -> Runs:
+    """K and V are [num_rows, dim] of 16 bits each."""
+    dim, path, num_rows = case.dim, case.variant, case.working_set // (4 * case.dim)
+    pairs, chunks = case.work // (4 * dim), GATHERED_BYTES // (16 * WARP_SIZE * PIECES)
     function, shape = ("gather_ld", (dim, PIECES)) if path == "ld_global" else ("gather_async", (dim, PIECES, STAGES))
-
-    def prepare():
-        kernel = get_kernel(KernelInstance(SOURCE, function, shape), device.index)
-        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        key, value = (_random_words((num_rows, dim // 2), device, seed) for seed in (0, 1))
-        word_sums = key.sum(1, dtype=torch.int64) + value.sum(1, dtype=torch.int64)
-        expected = int(word_sums[random_rows(pairs, num_rows, device)].sum())
-
-        def run_with(blocks: int) -> Run:
-            out = torch.empty(blocks * num_sms * THREADS, dtype=torch.int32, device=device)
-
-            def run() -> torch.Tensor:
-                scalars = kernel.scalars(num_rows=num_rows, num_batches=chunks)
-                launch_kernel(kernel, (blocks * num_sms,), THREADS, {"k": key, "v": value, "out": out}, scalars)
-                return out
-
-            return run
-
-        def error(out: torch.Tensor) -> float:
-            return float((int(out.sum(dtype=torch.int64)) - expected) % 2**32 != 0)
-
-        return {f"{blocks} blocks of {THREADS} threads per SM": run_with(blocks) for blocks in PATHS[path]}, error
-
-    columns = {"backend": "gather", "variant": path, "dim": dim, "working_set": 4 * num_rows * dim}
-    return MicroBenchmark(columns | {"work": 4 * pairs * dim}, prepare)
-
-
-def mma_rate(device: torch.device, iterations: int = MMA_ITERATIONS) -> MicroBenchmark:
+    kernel = get_kernel(KernelInstance(SOURCE, function, shape), device.index)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    warps = num_sms * MMA_BLOCKS_PER_SM * THREADS // WARP_SIZE
+    key, value = (_random_words((num_rows, dim // 2), device, seed) for seed in (0, 1))
+    word_sums = key.sum(1, dtype=torch.int64) + value.sum(1, dtype=torch.int64)
+    expected = int(word_sums[random_rows(pairs, num_rows, device)].sum())
 
-    def prepare():
-        kernel = get_kernel(KernelInstance(SOURCE, "mma_peak", (MMA_TILES,)), device.index)
-        frag_a, frag_b, lane_sums = mma_problem()
-        a, b = torch.from_numpy(frag_a).to(device), torch.from_numpy(frag_b).to(device)
-        expected = iterations * torch.from_numpy(lane_sums).to(device)
-        out = torch.zeros(warps * WARP_SIZE, dtype=torch.float32, device=device)
+    def run_with(blocks: int) -> Callable[[], torch.Tensor]:
+        out = torch.empty(blocks * num_sms * THREADS, dtype=torch.int32, device=device)
 
         def run() -> torch.Tensor:
-            blocks = num_sms * MMA_BLOCKS_PER_SM
-            scalars = kernel.scalars(iterations=iterations)
-            launch_kernel(kernel, (blocks,), THREADS, {"a": a, "b": b, "out": out}, scalars)
+            scalars = kernel.scalars(num_rows=num_rows, num_batches=chunks)
+            launch_kernel(kernel, (blocks * num_sms,), THREADS, {"k": key, "v": value, "out": out}, scalars)
             return out
 
-        def error(out: torch.Tensor) -> float:
-            return ((out.view(warps, WARP_SIZE) - expected).norm(dim=1).max() / expected.norm()).item()
+        return run
 
-        return {f"{MMA_BLOCKS_PER_SM} blocks of {THREADS} threads per SM": run}, error
+    def error(out: torch.Tensor) -> float:
+        return float((int(out.sum(dtype=torch.int64)) - expected) % 2**32 != 0)
 
-    columns = {"backend": "mma", "variant": "m16n8k16", "work": MMA_FLOP * warps * MMA_TILES * iterations}
-    return MicroBenchmark(columns, prepare, MMA_ALLOWED_ERROR)
+    return {f"{blocks} blocks of {THREADS} threads per SM": run_with(blocks) for blocks in PATHS[path]}, error
+
+
+def warps(device: torch.device) -> int:
+    """Warps of a run of mma; of any GPU where there is none."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count * MMA_BLOCKS_PER_SM * THREADS // WARP_SIZE
+
+
+def mma_runs(case: Case, device: torch.device, iterations: int = MMA_ITERATIONS) -> Runs:
+    count = warps(device)
+    kernel = get_kernel(KernelInstance(SOURCE, "mma_peak", (MMA_TILES,)), device.index)
+    frag_a, frag_b, lane_sums = mma_problem()
+    a, b = torch.from_numpy(frag_a).to(device), torch.from_numpy(frag_b).to(device)
+    expected = iterations * torch.from_numpy(lane_sums).to(device)
+    out = torch.zeros(count * WARP_SIZE, dtype=torch.float32, device=device)
+
+    def run() -> torch.Tensor:
+        blocks = count * WARP_SIZE // THREADS
+        scalars = kernel.scalars(iterations=iterations)
+        launch_kernel(kernel, (blocks,), THREADS, {"a": a, "b": b, "out": out}, scalars)
+        return out
+
+    def error(out: torch.Tensor) -> float:
+        return ((out.view(count, WARP_SIZE) - expected).norm(dim=1).max() / expected.norm()).item()
+
+    return {f"{MMA_BLOCKS_PER_SM} blocks of {THREADS} threads per SM": run}, error
 
 
 def mma_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

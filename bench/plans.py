@@ -9,66 +9,40 @@ Each call is timed by the wall clock and ends with a synchronisation, so that th
 output of plan_and_run is compared with float64 before its time is kept.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 import kernels
-from bench.checks import float64_attention, largest_row_error
-from bench.format_build import time_build
-from bench.kernels import checked_columns
+from bench.checks import checked_columns, float64_attention, largest_row_error
+from bench.format_build import timed
+from bench.kernels import normal_inputs
 from bench.records import Row
-from bench.runner import Cell, GraphBench
-from configs.plan_bench_schema import PlanBenchConfig
+from bench.runner import Case, Context
+from configs.bench import BenchConfig
 
-FINISHED = ("ok", "unchecked", "unsupported", "oom")  # statuses that are not measured again
 VARIANTS = {"plan": "build", "plan_backward": "build", "plan_and_run": "attention"}  # with their scopes
-DTYPE = torch.float16
 
 
-class PlanBench(GraphBench):
-    """Every variant for every shape of heads."""
+def cases(config: BenchConfig, device: torch.device) -> list[Case]:
+    types = {"dtype": "float16", "out_dtype": "float16", "plan": "rebuilt"}
+    return [
+        Case(backend, scope, shape.dim, heads=shape.heads, variant=variant, **types)
+        for backend in config.backends
+        for shape in config.head_shapes
+        for variant, scope in VARIANTS.items()
+    ]
 
-    bench = "plans"
 
-    @staticmethod
-    def cells(config: PlanBenchConfig) -> list[Cell]:
-        same = {"backend": config.plan.backend, "dtype": "float16", "out_dtype": "float16", "plan": "rebuilt"}
-        return [
-            Cell(dim=shape.dim, heads=shape.heads, variant=variant, scope=scope, **same)
-            for shape in config.plan.head_shapes
-            for variant, scope in VARIANTS.items()
-        ]
-
-    def measure_cell(self, cell: Cell) -> list[Row]:
-        plan = partial(
-            kernels.plan_attention,
-            self.pattern,
-            backend=cell.backend,
-            device=self.device,
-            dtype=DTYPE,
-            head_dim=cell.dim,
-            num_heads=cell.heads,
-            backward=cell.variant == "plan_backward",
-        )
-        if cell.scope == "build":
-            return [self._timed(cell, plan, {"status": "unchecked"})]
-        query, key, value = self._inputs(cell)
-        pattern, scale = self.pattern, cell.dim**-0.5
-        expected = float64_attention(query, key, value, pattern.indptr, pattern.indices, scale)
-        checked = checked_columns(largest_row_error(plan()(query, key, value), expected), DTYPE)
-        del expected
-        return [self._timed(cell, lambda: plan()(query, key, value), checked)]
-
-    def _timed(self, cell: Cell, call: Callable[[], Any], checked: dict[str, Any]) -> Row:
-        measure = self.config.measure
-        spread = time_build(call, self.device, measure.repeats, measure.seconds)
-        return self.row(cell, **spread.columns(), **checked, note="wall clock, synchronised")
-
-    def _inputs(self, cell: Cell) -> tuple[torch.Tensor, ...]:
-        """q, k and v: [N, H, d], normal random numbers."""
-        generator = torch.Generator(self.device).manual_seed(0)
-        shape = (self.pattern.shape[0], cell.heads, cell.dim)
-        return tuple(torch.randn(shape, generator=generator, device=self.device).to(DTYPE) for _ in ("q", "k", "v"))
+def measure(context: Context, case: Case) -> list[Row]:
+    pattern, dtype = context.pattern, case.torch_dtype
+    inputs = {"dtype": dtype, "head_dim": case.dim, "num_heads": case.heads}
+    inputs["backward"] = case.variant == "plan_backward"
+    plan = partial(kernels.plan_attention, pattern, backend=case.backend, device=context.device, **inputs)
+    if case.scope == "build":
+        return [timed(context, case, plan, {"status": "unchecked"})]
+    qkv = normal_inputs(context, case.shape, 3, dtype)
+    expected = float64_attention(*qkv, pattern.indptr, pattern.indices, case.dim**-0.5)
+    checked = checked_columns(largest_row_error(plan()(*qkv), expected), dtype)
+    del expected
+    return [timed(context, case, lambda: plan()(*qkv), checked)]

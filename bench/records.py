@@ -82,7 +82,7 @@ class Row(Provenance):
         scores, score_range: distribution of the scores and its parameter, see `bench.softmax_stability`.
         dim, heads, blocks: of a model its width, heads and blocks. Of a kernel the columns of one head, and the
             heads; blocks is 0.
-        edges: kind of edge data in the score: of a kernel see `configs.bench_schema.PLAIN_EDGES`, of a model its
+        edges: kind of edge data in the score: of a kernel see `configs.bench.PLAIN_EDGES`, of a model its
             `model.edge_features`.
         checkpoint: file of the weights of a model; "none" for random ones.
         ranks, link: of a graph on several GPUs (benchmark `parallel`) their number, and what connects

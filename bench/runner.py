@@ -1,16 +1,15 @@
-"""Shared by the benchmarks: cells of a graph, devices, failures, and the loop over graphs."""
+"""The harness of all benchmarks: a case is a record, a measure gives its rows, and a loop over graphs and cases writes
+them as soon as they are there."""
 
 import fcntl
 import gc
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from textwrap import shorten
-from typing import IO, Any, ClassVar
+from typing import IO, Any, TypeVar
 
 import torch
 from rich.table import Table
@@ -22,17 +21,16 @@ from bench.gpu_state import clock_and_power
 from bench.host_load import HostLoad, describe_wait
 from bench.memory import is_out_of_memory
 from bench.provenance import provenance
-from bench.records import NONE, Bench, Provenance, Row, Status, append_rows, key, read_rows
+from bench.records import NONE, Provenance, Row, Status, append_rows, finished, key, read_rows
+from configs.bench import BenchConfig, Shape
 from data import GraphMeta, LoadedGraph
 from kernels.formats.csr import CSRPattern
 from kernels.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError
 
-# Backends that compute in float32 get float32 inputs, as in the paper: 16-bit inputs would only be converted, or (pyg)
-# every intermediate result would be rounded. All others get float16.
-FLOAT32 = ("csr_unfused", "dfgnn_hyper", "dfgnn_tiling", "dgl", "pyg", "reference")
-
+NOT_LOADED = 3  # exit status: a graph could not be loaded, and the others were measured
 REASON_CHARS = 160  # of a row of a table
+Made = TypeVar("Made")
 
 
 class DeviceLostError(RuntimeError):
@@ -40,25 +38,135 @@ class DeviceLostError(RuntimeError):
 
 
 class UnsupportedInputsError(ValueError):
-    """A backend does not take the type, the head dimension or the edge data of a cell."""
+    """A backend does not take the type, the head dimension or the edge data of a case."""
 
 
-USER_ERRORS = (kernels.BackendUnavailableError, DeviceLostError)  # beside those of `bench.cli`
+@dataclass(frozen=True)
+class Case:
+    """One combination to measure on a graph. The fields are columns of its first row."""
+
+    backend: str
+    scope: str
+    dim: int = 0
+    dtype: str = NONE
+    out_dtype: str = NONE
+    metric: str = "time"
+    unit: str = "ms"
+    heads: int = 1
+    blocks: int = 0
+    edges: str = NONE
+    region: str = NONE
+    variant: str = NONE
+    order: str = NONE
+    dense: str = NONE
+    launch: str = NONE
+    plan: str = NONE
+    l2: str = NONE
+    scores: str = NONE
+    score_range: int | None = None
+    working_set: int | None = None
+    work: int | None = None
+    ranks: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def shape(self) -> Shape:
+        """Of a kernel."""
+        return Shape(self.heads, self.dim)
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Whether the host is part of its time: it launches each kernel by itself, or builds the plan."""
+        return self.launch == "eager" or self.plan == "rebuilt" or self.scope == "build"
+
+    @property
+    def description(self) -> str:
+        options = (self.edges, self.region, self.variant, self.order, self.dense, self.launch, self.plan)
+        shape = [f"{self.heads}x{self.dim}"] * (self.dim > 0)
+        return " ".join([*shape, self.backend, *(one for one in options if one not in (NONE, "back_to_back", "fixed"))])
 
 
-def user_errors(results: Path) -> AbstractContextManager[None]:
-    """`bench.cli.user_errors` of a benchmark that appends rows to `results` as it goes."""
+class Context:
+    """One graph on one device, and what the cases of a benchmark share.
 
-    def kept() -> str:
-        if not results.exists():
-            return "nothing was written"
-        return f"rows of what was finished are in {results}; the same command measures the rest"
+    Attributes:
+        loaded: the graph; None for a benchmark without graphs.
+        name: of the graph or workload.
+        known: the first row of each case that is finished, by its key.
+        extra: columns of all rows.
+        group: ranks under torchrun.
+    """
 
-    return cli.user_errors(*USER_ERRORS, kept=kept)
+    def __init__(
+        self,
+        config: BenchConfig,
+        path: Path,
+        environment: Provenance,
+        device: torch.device,
+        name: str = NONE,
+        loaded: LoadedGraph | None = None,
+        known: Mapping[tuple, Row] | None = None,
+        group: Any = None,
+    ) -> None:
+        self.config, self.path, self.environment, self.device = config, path, environment, device
+        self.name, self.loaded, self.group = name, loaded, group
+        self.known, self.extra = {**(known or {})}, {}
+        self._kept: dict[str, tuple[Any, Any]] = {}
+
+    @cached_property
+    def pattern(self) -> CSRPattern:
+        """The graph on the device; every backend builds its format from it."""
+        return pattern_on(self.device, self.loaded)
+
+    def keep(self, name: str, of: Any, make: Callable[[], Made]) -> Made:
+        """What `make` gave the last time, if `of` is equal; else that is freed before `make` is called again."""
+        if name not in self._kept or self._kept[name][0] != of:
+            self._kept.pop(name, None)
+            self._kept[name] = (of, make())
+        return self._kept[name][1]
+
+    def columns(self, case: Case) -> dict[str, Any]:
+        """Columns of the first row of a case that are known before it is measured."""
+        return {
+            **self.environment.model_dump(),
+            **(graph_columns(self.loaded.meta) if self.loaded else {}),
+            **asdict(case),
+            "bench": self.config.measure,
+            "config": str(self.path),
+            "config_sha": self.config.settings_sha,
+            **self.extra,
+        }
+
+    def row(self, case: Case, **columns: Any) -> Row:
+        return Row(**(self.columns(case) | columns))
+
+    def failed(self, case: Case, error: Exception, **columns: Any) -> Row:
+        status, reason = classify(error)
+        return self.row(case, **(columns | {"status": status, "reason": reason}))
 
 
-def input_dtype(backend: str) -> torch.dtype:
-    return torch.float32 if backend in FLOAT32 else torch.float16
+@dataclass(frozen=True)
+class Measure:
+    """A benchmark.
+
+    Attributes:
+        cases: those of a configuration on a device, the same for every graph.
+        run: the rows of a case, the one that has the columns of the case first. An error becomes a status.
+        begin: called once for each graph; may fill `Context.extra`.
+        device: "gpu" is needed; "any": the CPU where there is none; "both".
+        features: whether graphs are loaded with their features.
+        finished: statuses of cases that are not measured again.
+    """
+
+    cases: Callable[[BenchConfig, torch.device], list[Case]]
+    run: Callable[[Context, Case], list[Row]]
+    begin: Callable[[Context], None] = lambda context: None
+    device: str = "gpu"
+    features: bool = False
+    finished: Collection[Status] = ("ok", "unsupported", "oom")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -71,24 +179,24 @@ def devices() -> list[torch.device]:
     return [*gpus, torch.device("cpu")]
 
 
-def gpu(purpose: str) -> torch.device:
-    """The current GPU.
+def devices_of(measure: Measure, wanted: str) -> list[torch.device]:
+    """Devices to measure on.
 
     Args:
-        purpose: start of the message of the BackendUnavailableError without one.
+        wanted: auto, cuda or cpu.
+
+    Raises:
+        BackendUnavailableError: there is no GPU.
     """
-    device = devices()[0]
-    if device.type != "cuda":
+    found = devices()
+    if wanted == "cpu":
+        return found[-1:]
+    if found[0].type != "cuda" and (measure.device == "gpu" or wanted == "cuda"):
         raise kernels.BackendUnavailableError(
-            f"{purpose}, and none was found; without one, make reproduce-figures draws what was recorded, and make "
-            "infer runs the model on the CPU"
+            "this is measured on an NVIDIA GPU, and none was found; without one, make reproduce-figures draws what was "
+            "recorded, and --device cpu measures what runs there"
         )
-    return device
-
-
-def recorded(results: Path, again: bool = False) -> list[Row]:
-    """Rows of the file; none if it does not exist or all is measured `again`."""
-    return read_rows(results) if results.exists() and not again else []
+    return found if measure.device == "both" else found[:1]
 
 
 def graph_columns(meta: GraphMeta) -> dict[str, Any]:
@@ -121,150 +229,170 @@ def classify(error: Exception) -> tuple[Status, str]:
     if isinstance(error, (*unsupported, CudaGraphError, CaptureError)):
         return "unsupported", text
     # torch and CuPy have a class each; cuSPARSE and compiled code only say so.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "out of memory" in whole.lower():
+    if is_out_of_memory(error) or "out of memory" in whole.lower():
         return "oom", whole.partition(". GPU ")[0][:REASON_CHARS]  # torch goes on with the state of its allocator
     return "error", f"{type(error).__name__}: {whole[:500]}"
 
 
-def free_gpu(device_name: str, after: str, remedy: str, held: int = 0) -> None:
-    """Release unused GPU memory between two cells: CuPy and cuSPARSE allocate outside of torch.
+def free_gpu(device_name: str, after: str, held: int = 0) -> None:
+    """Release unused GPU memory between two cases: CuPy and cuSPARSE allocate outside of torch.
 
     Args:
-        after: the cell that was measured.
-        remedy: what to leave out if the cell broke the GPU.
-        held: bytes in tensors before the cell.
+        after: the case that was measured.
+        held: bytes in tensors before the case.
 
     Raises:
         DeviceLostError: the GPU cannot be used any more.
     """
     try:
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()  # torch keeps one for each stream that a cell made
+        torch._C._cuda_clearCublasWorkspaces()  # torch keeps one for each stream that a case made
         if torch.cuda.memory_allocated() > held:  # perhaps held by a reference cycle
             gc.collect()
         torch.cuda.empty_cache()
     except RuntimeError as error:
         raise DeviceLostError(
             f"{device_name} cannot be used any more after {after}: {str(error).partition(chr(10))[0]}\n"
-            f"to measure the rest, run again without {remedy}"
+            "to measure the rest, run again without that backend or graph"
         ) from error
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One combination to measure on a graph. The fields are columns of its first row."""
-
-    dim: int
-    backend: str
-    dtype: str
-    out_dtype: str
-    scope: str
-    metric: str = "time"
-    unit: str = "ms"
-    heads: int = 1
-    edges: str = "none"
-    region: str = "none"
-    variant: str = "none"
-    order: str = "none"
-    dense: str = "none"
-    launch: str = "none"
-    plan: str = "none"
-    l2: str = "none"
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
-
-    @property
-    def waits_for_host(self) -> bool:
-        """Whether the host is part of its time: it launches each kernel by itself, or builds the plan."""
-        return self.launch == "eager" or self.plan == "rebuilt"
-
-    @property
-    def description(self) -> str:
-        options = (self.edges, self.region, self.variant, self.order, self.dense, self.launch, self.plan)
-        usual = ("none", "back_to_back", "fixed")
-        heads = "" if self.heads == 1 else f"H={self.heads} "
-        return " ".join([f"{heads}d={self.dim} {self.backend}", *(one for one in options if one not in usual)])
+def measured(measure: Measure, context: Context) -> Iterator[tuple[Case, list[Row]]]:
+    """Each case with its rows as soon as they are measured; without rows if it is known."""
+    on_gpu = context.device.type == "cuda"
+    # A search for garbage after each case would take a quarter of a second over what the imports left.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    if "torch._dynamo" in sys.modules:  # functions compiled for the sizes of the last graph count towards its limit
+        torch.compiler.reset()
+    measure.begin(context)
+    for case in measure.cases(context.config, context.device):
+        identity = key(context.columns(case))
+        if identity in context.known:
+            yield case, []
+            continue
+        held = torch.cuda.memory_allocated() if on_gpu else 0
+        host = HostLoad()
+        try:
+            rows = measure.run(context, case)
+        except Exception as error:  # the other cases go on, whatever the error is
+            if context.group:  # the other ranks wait
+                raise
+            rows = [context.failed(case, error)]
+        else:
+            state = clock_and_power(context.device)
+            rows = [row.model_copy(update=state) if is_time(row) else row for row in rows]
+            if case.waits_for_host and (busy := describe_wait(host.waited())):
+                rows = [with_note(row, busy) if is_time(row) else row for row in rows]
+        if rows:
+            context.known[identity] = rows[0]
+        yield case, rows
+        if on_gpu:
+            free_gpu(context.environment.device, f"{case.description} on {context.name}", held)
 
 
-class GraphBench(ABC):
-    """The cells of a configuration on one graph. Subclasses list the cells and measure one.
+def run_bench(
+    measure: Measure,
+    config: BenchConfig,
+    path: Path,
+    results: Path,
+    on: list[torch.device],
+    again: bool = False,
+    group: Any = None,
+) -> int:
+    """Measure the cases that `results` does not hold, append their rows, and print a table.
 
     Args:
-        config: a configuration with a section `measure`.
-        config_path: its file.
+        path: file of the configuration.
+        on: devices, see `devices_of`.
+        again: measure all cases.
+        group: ranks under torchrun: all measure together, and the first one writes.
+
+    Returns:
+        The exit status: 1 if a case is wrong or failed, and not `finished`; NOT_LOADED; else 0.
     """
-
-    bench: ClassVar[Bench]
-    blocks = 0
-
-    def __init__(
-        self, loaded: LoadedGraph, config: Any, config_path: str, environment: Provenance, device: torch.device
-    ) -> None:
-        self.loaded, self.config, self.config_path = loaded, config, config_path
-        self.environment, self.device = environment, device
-
-    @staticmethod
-    @abstractmethod
-    def cells(config: Any) -> list[Cell]:
-        """The cells of a configuration, the same for every graph."""
-
-    @abstractmethod
-    def measure_cell(self, cell: Cell) -> list[Row]:
-        """Rows of a cell, the one with the cell's metric first. An error becomes a status."""
-
-    @cached_property
-    def pattern(self) -> CSRPattern:
-        """The graph on the device; every backend builds its format from it."""
-        return pattern_on(self.device, self.loaded)
-
-    def row(self, cell: Cell, **columns: Any) -> Row:
-        return Row(**(self.columns(cell) | columns))
-
-    def columns(self, cell: Cell) -> dict[str, Any]:
-        """Columns of the first row of a cell that are known before it is measured."""
-        return {
-            **self.environment.model_dump(),
-            **graph_columns(self.loaded.meta),
-            **asdict(cell),
-            "bench": self.bench,
-            "blocks": self.blocks,
-            "config": self.config_path,
-            "config_sha": self.config.measure.sha(),
-        }
-
-    def measure(self, done: dict[tuple, Row]) -> Iterator[tuple[Cell, list[Row]]]:
-        """Each cell with its rows as soon as they are measured; without rows if its key is `done`."""
-        self.known = {**done}
-        on_gpu = self.device.type == "cuda"
-        # A search for garbage after each cell would take a quarter of a second over what the imports left.
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        if "torch._dynamo" in sys.modules:  # functions compiled for the sizes of the last graph count towards its limit
-            torch.compiler.reset()
-        for cell in self.cells(self.config):
-            if key(self.columns(cell)) in done:
-                yield cell, []
-                continue
-            held = torch.cuda.memory_allocated() if on_gpu else 0
-            host = HostLoad()
+    cli.console.print(Text("\n".join([str(path), *(f"  {name:<10} {value}" for name, value in config.used.items())])))
+    environments = {device: provenance(device) for device in on}
+    print_warnings(environments[on[0]])
+    before = read_rows(results) if results.exists() and not again and not group else []
+    done = finished(before, measure.finished)
+    cases = sum(len(measure.cases(config, device)) for device in on)
+    found: list[Row] = []
+    skipped, not_loaded = 0, []
+    load = lru_cache(maxsize=max(1, len(config.workloads)))(config.load)  # workloads have graphs in common
+    with cli.progress(cases * max(1, len(config.names))) as advance:
+        for name in config.names or [NONE]:
             try:
-                rows = self.measure_cell(cell)
-            except Exception as error:  # the other cells go on, whatever the error is
-                status, reason = classify(error)
-                rows = [self.row(cell, status=status, reason=reason)]
-            else:
-                state = clock_and_power(self.device)
-                rows = [row.model_copy(update=state) if is_time(row) else row for row in rows]
-                if cell.waits_for_host and (busy := describe_wait(host.waited())):
-                    rows = [with_note(row, busy) if is_time(row) else row for row in rows]
-            self.known[key(self.columns(cell))] = rows[0]
-            yield cell, rows
-            if on_gpu:
-                after = f"{cell.description} on {self.loaded.meta.name}"
-                free_gpu(self.environment.device, after, "that cell or graph (data.names)", held)
+                loaded = None if name == NONE else load(config.graph_of(name), measure.features)
+            except (ValueError, OSError, MemoryError, RuntimeError) as error:  # the other graphs go on
+                if group or (isinstance(error, RuntimeError) and not is_out_of_memory(error)):
+                    raise
+                not_loaded.append(f"{name}: {error}")
+                advance(f"{name}: not loaded", cases)
+                continue
+            for device, environment in environments.items():
+                context = Context(config, path, environment, device, name, loaded, done, group)
+                for case, rows in measured(measure, context):
+                    outcome = cli.outcome(rows[0]) if rows else "measured before"
+                    advance(f"{name} {case.description}: {outcome}", 1)
+                    skipped += not rows
+                    if rows and not (group and not group.is_first):
+                        append_rows(results, rows)
+                        found += rows
+    if found:
+        cli.console.print(table(found))
+    if skipped and not group:
+        cli.console.print(Text(f"skipped      {skipped}: {results} holds them already (--again repeats them)"))
+    cli.print_end(f"run {environments[on[0]].run_id}", results, not_loaded)
+    wrong = {row.status for row in found} & ({"wrong", "error"} - {*measure.finished})
+    return 1 if wrong else NOT_LOADED if not_loaded else 0
+
+
+def table(rows: list[Row]) -> Table:
+    """A line for each time or other main value; settings that are the same in all lines are left out."""
+    memory = {_place(row): row.value for row in rows if row.metric == "peak_memory"}
+    metric = {row.metric for row in rows if row.metric in ("time", "relative_error", "sm_active_share")}
+    lines = []
+    for row in rows:
+        if row.metric not in metric:
+            continue
+        rate = f"{row.work / row.value / 1e9:.2f}" if row.work and row.value else ""
+        status = f"{row.status}, disturbed" if row.disturbed == "yes" else cli.outcome(row)
+        lines.append(
+            {
+                "data set": cli.dataset(row),
+                "heads": str(row.heads),
+                "dim": str(row.dim),
+                **{name: str(getattr(row, name)) for name in _NAMED},
+                "device": row.device_type,
+                "metric": f"{row.metric}, {row.unit}",
+                "median": cli.number(row.value, ".4g"),
+                "p10": cli.number(row.p10, ".4g"),
+                "p90": cli.number(row.p90, ".4g"),
+                "T/s": rate,
+                "error": cli.number(row.relative_error, ".1e"),
+                "MiB": cli.number(memory.get(_place(row)), ",.0f"),
+                "status": status,
+            }
+        )
+    said = (
+        [name for name in lines[0] if name in _ALWAYS or len({line.get(name) for line in lines}) > 1] if lines else []
+    )
+    found = Table(*said)
+    for line in lines:
+        found.add_row(*(Text(line.get(name, "")) for name in said))
+    return found
+
+
+_NAMED = ("edges", "region", "backend", "variant", "order", "dense", "launch", "l2", "plan", "dtype", "out_dtype")
+_ALWAYS = ("data set", "heads", "dim", "backend", "metric", "median", "p10", "p90", "error", "status")
+_NAMED += ("scores", "score_range", "working_set", "ranks", "scope")
+
+
+def _place(row: Row) -> tuple:
+    """What a row has in common with the row of its peak memory."""
+    return (row.dataset, row.dim, row.heads, row.edges, row.backend, row.variant, row.order, row.dense, row.dtype)
 
 
 def print_warnings(environment: Provenance) -> None:
@@ -300,84 +428,3 @@ def with_note(row: Row, note: str) -> Row:
 def is_time(row: Row) -> bool:
     """Whether a row holds a measured time."""
     return row.metric == "time" and row.value is not None
-
-
-def run_bench(
-    bench: type[GraphBench],
-    config: Any,
-    path: Path,
-    load: Callable[[str], LoadedGraph],
-    results: Path,
-    done: dict[tuple, Row],
-    device: torch.device,
-    head: Sequence[str],
-    line: Callable[[list[Row]], Iterable[str]],
-) -> int:
-    """Measure the cells of a configuration that are not `done`, append their rows and print a table.
-
-    Args:
-        path: file of the configuration.
-        load: gives the graph of a name.
-        head, line: headings of the table, and one line of it from the rows of a cell.
-
-    Returns:
-        The exit status, see `measure_graphs`.
-    """
-    cli.console.print(cli.describe_config(path, config))
-    environment = provenance(device)
-    print_warnings(environment)
-
-    def measure(loaded: LoadedGraph) -> Iterator[tuple[str, list[Row]]]:
-        for cell, rows in bench(loaded, config, str(path), environment, device).measure(done):
-            yield f"{cell.description}: {cli.outcome(rows[0]) if rows else 'measured before'}", rows
-
-    cells = len(bench.cells(config))
-    return measure_graphs(config.data.names, load, measure, cells, Table(*head), line, results, environment.run_id)
-
-
-def measure_graphs(
-    names: Sequence[str],
-    load: Callable[[str], LoadedGraph],
-    measure: Callable[[LoadedGraph], Iterable[tuple[str, list[Row]]]],
-    cells: int,
-    table: Table,
-    line: Callable[[list[Row]], Iterable[str]],
-    results: Path,
-    run_id: str,
-) -> int:
-    """Measure each graph, append the rows as soon as a cell is finished, and print the table.
-
-    Args:
-        measure: gives the description and the rows of each cell on a graph; no rows if it was measured before.
-        cells: their number per graph.
-        load, line: see `run_bench`.
-
-    Returns:
-        The exit status: 2 if a graph could not be loaded, 1 if a cell is wrong or failed, else 0.
-    """
-    statuses, skipped, not_loaded = set(), 0, []
-    with cli.progress(cells * len(names)) as advance:
-        for name in names:
-            advance(name, 0)
-            try:
-                loaded = load(name)
-            except (ValueError, OSError, MemoryError, RuntimeError) as error:  # the other graphs go on
-                if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-                    raise
-                not_loaded.append(f"{name}: {error}")
-                advance(f"{name}: not loaded", cells)
-                continue
-            for cell, rows in measure(loaded):
-                advance(f"{name} {cell}", 1)
-                if not rows:
-                    skipped += 1
-                    continue
-                append_rows(results, rows)
-                statuses.add(rows[0].status)
-                table.add_row(*map(Text, line(rows)))
-    if table.rows:
-        cli.console.print(table)
-    if skipped:
-        cli.console.print(Text(f"skipped      {skipped}: {results} holds them already (--again repeats them)"))
-    cli.print_end(f"run {run_id}", results, not_loaded)
-    return 2 if not_loaded else 1 if statuses & {"wrong", "error"} else 0

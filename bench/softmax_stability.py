@@ -17,19 +17,18 @@ inputs and fp32 scores and sums as in the paper's precision table, and `dfgnn_ti
 compared with float64 on the same inputs.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
 import kernels
 from baselines import REGISTRY
 from bench.checks import row_errors
-from bench.records import NONE, Provenance, Row
-from bench.runner import Cell, classify, dtype_name, input_dtype
+from bench.records import NONE, Row
+from bench.runner import Case, Context, dtype_name
 from bench.timers import Spread
+from configs.bench import BenchConfig
 from kernels.formats.csr import CSRPattern
 
 SPREADS = (1, 2, 4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256)
@@ -95,15 +94,6 @@ class Scores:
         weight = torch.softmax(self.exact_scores, 1)
         return torch.einsum("ne,ned->nd", weight, self.inputs[2][self.columns].double())
 
-    def row_columns(self) -> dict[str, Any]:
-        """Columns of a row that describe the scores and their graph."""
-        return {
-            **{"bench": "stability", "config": "scripts/stability.py"},
-            **{"dataset": "uniform-degree", "data_source": "synthetic", "graphs": 1, "heads": 1},
-            **{"nodes": self.num_rows, "nnz": self.columns.numel()},
-            **{"scores": self.family, "score_range": self.size},
-        }
-
     def pattern(self) -> CSRPattern:
         indptr = torch.arange(0, self.columns.numel() + 1, self.degree, device=self.device)
         return CSRPattern(indptr, self.columns.flatten().int(), (self.num_rows, self.num_rows))
@@ -141,57 +131,55 @@ def _online(score: torch.Tensor, value: torch.Tensor, block_size: int) -> torch.
     return output / total[:, None]
 
 
-def all_scores(device: torch.device) -> list[Scores]:
-    sizes = {"spread": SPREADS, "shift": sorted(SHIFTS)}
-    return [Scores(family, size, device) for family in sizes for size in sizes[family]]
-
-
-def measure_scores(scores: Scores, environment: Provenance) -> Iterator[Row]:
-    """Two rows for each kernel that runs on the device and each emulation in float16 and float32.
-
-    relative_error: median and percentiles over the finite rows of O, whose number is `repeats`; the column
-    `relative_error` holds the maximum. share_not_finite: of all rows.
-    """
-    half, single = "float16", "float32"
-    cells = [
-        Cell(scores.dim, "emulated", dtype, dtype, "attention", "relative_error", "1", variant=softmax)
+def cases(config: BenchConfig, device: torch.device) -> list[Case]:
+    """Each kernel that runs on the device and each emulation in float16 and float32, over all scores."""
+    first = Case("emulated", "attention", Scores.dim, metric="relative_error", unit="1")
+    alone = [
+        replace(first, dtype=dtype, out_dtype=dtype, variant=softmax)
         for softmax in EMULATED
-        for dtype in (half, single)
+        for dtype in ("float16", "float32")
     ]
-    cells += [
-        Cell(scores.dim, name, dtype_name(input_dtype(name)), single, "attention", "relative_error", "1")
+    alone += [
+        replace(first, backend=name, dtype=dtype_name(REGISTRY[name].computes_in), out_dtype="float32")
         for name in KERNELS
-        if REGISTRY[name].unavailable(torch.device(scores.device)) is None
+        if REGISTRY[name].unavailable(device) is None
     ]
-    for cell in cells:
-        shared = {**environment.model_dump(), **scores.row_columns(), **asdict(cell)}
-        try:
-            output = _output(cell, scores)
-            errors = row_errors(output, scores.expected)
-        except Exception as error:  # the others go on, whatever the error is
-            status, reason = classify(error)
-            yield Row(**shared, status=status, reason=reason)
-            continue
-        finite = output.isfinite().all(1)
-        share = Spread.of([1 - finite.double().mean().item()])
-        yield Row(**(shared | {"metric": "share_not_finite"} | share.columns()), status="unchecked")
-        errors = errors[finite].tolist()
-        if not errors:
-            yield Row(**shared, status="error", reason="no row of the output is finite")
-            continue
-        check = {"status": "ok"}
-        if len(errors) < scores.num_rows:
-            bad = scores.num_rows - len(errors)
-            check = {"status": "wrong", "reason": f"{bad} of {scores.num_rows} rows are not finite"}
-        elif max(errors) > LOST:
-            check = {"status": "wrong", "reason": f"a row is off by {max(errors):.2g} of its norm"}
-        yield Row(**shared, **Spread.of(errors).columns(), **check, relative_error=max(errors))
+    sizes = {"spread": SPREADS, "shift": sorted(SHIFTS)}
+    return [
+        replace(case, scores=family, score_range=size) for family in sizes for size in sizes[family] for case in alone
+    ]
 
 
-def _output(cell: Cell, scores: Scores) -> torch.Tensor:
-    if cell.variant != NONE:
-        value = scores.inputs[2].to(cell.torch_dtype)[scores.columns]
-        return emulate(cell.variant, scores.exact_scores.to(cell.torch_dtype), value)
-    plan = kernels.plan_attention(scores.pattern(), backend=cell.backend, device=scores.device)
-    q, k, v = (tensor.to(cell.torch_dtype) for tensor in scores.inputs)
+def begin(context: Context) -> None:
+    graph = {"dataset": "uniform-degree", "data_source": "synthetic", "graphs": 1}
+    context.extra = graph | {"nodes": Scores.num_rows, "nnz": Scores.num_rows * Scores.degree}
+
+
+def measure(context: Context, case: Case) -> list[Row]:
+    """relative_error: median and percentiles over the finite rows of O, whose number is `repeats`; the column
+    `relative_error` holds the maximum. share_not_finite: of all rows."""
+    family = (case.scores, case.score_range)
+    scores = context.keep("scores", family, lambda: Scores(*family, context.device))
+    output = _output(case, scores)
+    finite = output.isfinite().all(1)
+    errors = row_errors(output, scores.expected)[finite].tolist()
+    share = Spread.of([1 - finite.double().mean().item()])
+    others = [context.row(case, metric="share_not_finite", **share.columns(), status="unchecked")]
+    if not errors:
+        return [context.row(case, status="error", reason="no row of the output is finite"), *others]
+    check = {"status": "ok"}
+    if len(errors) < scores.num_rows:
+        bad = scores.num_rows - len(errors)
+        check = {"status": "wrong", "reason": f"{bad} of {scores.num_rows} rows are not finite"}
+    elif max(errors) > LOST:
+        check = {"status": "wrong", "reason": f"a row is off by {max(errors):.2g} of its norm"}
+    return [context.row(case, **Spread.of(errors).columns(), **check, relative_error=max(errors)), *others]
+
+
+def _output(case: Case, scores: Scores) -> torch.Tensor:
+    if case.variant != NONE:
+        value = scores.inputs[2].to(case.torch_dtype)[scores.columns]
+        return emulate(case.variant, scores.exact_scores.to(case.torch_dtype), value)
+    plan = kernels.plan_attention(scores.pattern(), backend=case.backend, device=scores.device)
+    q, k, v = (tensor.to(case.torch_dtype) for tensor in scores.inputs)
     return plan(q, k, v, scale=scores.scale, out_dtype=torch.float32)

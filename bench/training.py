@@ -2,22 +2,25 @@
 
 Features are random where a graph has none, labels always; every node has one. The gradients of all projections to q, k
 and v in the first step, which come through the attention, are compared with those of float32 with a slow attention.
+
+`dtype` is the precision of the layers. Attention computes in it, too, if its backend takes it without a conversion.
+Variant `float32_attention`, of a mode of "pyg+float32": PyG's attention computes in float32, as the paper's baseline.
 """
 
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 import kernels
 from baselines import REGISTRY
+from bench.checks import checked_columns
 from bench.models import cast
-from bench.records import Bench, Row
-from bench.runner import FLOAT32, Cell, GraphBench, UnsupportedInputsError
+from bench.records import NONE, Row
+from bench.runner import Case, Context, UnsupportedInputsError
 from bench.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
+from configs.bench import WITH_FLOAT32, BenchConfig
 from configs.schema import TrainingConfig
-from configs.training_bench_schema import TrainingBenchConfig
 from models import GraphInputs, GraphTransformer
 from models.fast import training_forward
 from training.optimiser import make_optimiser
@@ -26,109 +29,84 @@ from training.step import CapturedStep, Step
 from training.tasks import Batch
 
 EXPECTED_BACKEND = "csr_unfused"
+ANY_TYPE = ("pyg",)  # of the backends that compute in float32: it takes 16 bits without a conversion
 CLASSES = 7
 # Norm of the difference over the norm of the gradients: 16-bit layers against float32.
 ALLOWED = {"float16": 0.05, "bfloat16": 0.2, "float32": 1e-3}
 
 
-class TrainingBench(GraphBench):
-    """Every backend in every mode, with every number of heads."""
-
-    bench: Bench = "training"
-
-    @property
-    def blocks(self) -> int:
-        return self.config.model.blocks
-
-    @staticmethod
-    def cells(config: TrainingBenchConfig) -> list[Cell]:
-        model = config.model
-        found = []
-        for heads in model.heads:
-            for backend, modes in config.run.modes.items():
-                for mode in modes:
-                    dense, _, graph = mode.partition("+")
+def cases(config: BenchConfig, device: torch.device) -> list[Case]:
+    found = []
+    for precision in config.precisions:
+        for shape in config.head_shapes:
+            case = Case("", "model", shape.width, precision, precision, heads=shape.heads, blocks=config.blocks)
+            for name, modes in config.modes.items():
+                backend = name.removesuffix(WITH_FLOAT32)
+                variant = NONE if backend == name else "float32_attention"
+                for dense, _, graph in (mode.partition("+") for mode in modes):
                     options = {"dense": dense, "launch": "cuda_graph" if graph else "eager", "region": "step"}
-                    precision = model.precision
-                    found.append(Cell(model.dim, backend, precision, precision, "model", heads=heads, **options))
-        return found
-
-    def measure_cell(self, cell: Cell) -> list[Row]:
-        backend = REGISTRY[cell.backend]
-        if reason := backend.unavailable(self.device):
-            raise kernels.BackendUnavailableError(reason)
-        if not backend.trains:
-            raise UnsupportedInputsError("it has no backward pass")
-        expected = self.expected(cell.heads)
-        reset_peak_memory(self.device)
-        step, batch = self._step(cell, cell.torch_dtype, cell.backend)
-        run = CapturedStep(step, batch) if cell.launch == "cuda_graph" else step
-        run(batch)
-        found = _gradients(step)
-        error = ((found - expected).norm() / expected.norm()).item()
-        memory = peak_memory_mib(self.device)
-        first = pass_times(lambda: run(batch), device=self.device, repeats=1)
-        measure = self.config.measure
-        passes = max(1, min(measure.repeats, int(measure.budget_ms / first[0])))
-        rounds = time_rounds(lambda: pass_times(lambda: run(batch), device=self.device, repeats=passes))
-        checked: dict[str, Any] = {"status": "ok", "relative_error": error}
-        if not error <= ALLOWED[cell.dtype]:  # NaN is wrong too
-            reason = f"relative error {error:.1e} of gradients, allowed {ALLOWED[cell.dtype]:.1e}"
-            checked |= {"status": "wrong", "reason": reason}
-        note = f"error: of the gradients of the QKV projections in the first step{rounds.warning}"
-        contents = "weights, optimiser, inputs, format and a step; torch's allocator"
-        return [
-            self.row(cell, **rounds.columns(), **checked, note=note),
-            self.row(cell, metric="peak_memory", unit="MiB", **Spread.of([memory]).columns(), **checked, note=contents),
-        ]
-
-    @cached_property
-    def _expected(self) -> dict[int, Tensor]:
-        return {}
-
-    def expected(self, heads: int) -> Tensor:
-        """Gradients in float32."""
-        if heads not in self._expected:
-            options = {"heads": heads, "dense": "plain"}
-            cell = Cell(self.config.model.dim, EXPECTED_BACKEND, "float32", "float32", "model", **options)
-            step, batch = self._step(cell, torch.float32, EXPECTED_BACKEND)
-            step(batch)
-            self._expected[heads] = _gradients(step)
-        return self._expected[heads]
-
-    def _step(self, cell: Cell, precision: torch.dtype, backend: str) -> tuple[Step, Batch]:
-        config, meta = self.config, self.loaded.meta
-        torch.manual_seed(config.measure.seed)
-        model = GraphTransformer(
-            in_features=meta.feature_cardinalities or meta.feature_dim,
-            num_classes=CLASSES,
-            dim=cell.dim,
-            heads=cell.heads,
-            blocks=config.model.blocks,
-        ).to(self.device)
-        dtype = torch.float32 if backend in FLOAT32 and backend != "pyg" else precision
-        plan = kernels.plan_attention(
-            self.pattern,
-            backend=backend,
-            device=self.device,
-            dtype=dtype,
-            head_dim=cell.dim // cell.heads,
-            num_heads=cell.heads,
-            backward=True,
-        )
-        working = WorkingCopy(model, precision)
-        attention = plan if dtype == precision else cast(plan, dtype)
-        inputs: GraphInputs = working.model.prepare(self.loaded.graph, attention)
-        optimiser = make_optimiser(working.vectors, TrainingConfig(), self.device)
-        forward = training_forward(working.model, cell.dense)
-        return Step(model, working, forward, optimiser, 1.0), Batch(inputs, self.labels)
-
-    @cached_property
-    def labels(self) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(CLASSES, (self.loaded.meta.num_nodes,), generator=generator).to(self.device)
+                    found.append(replace(case, backend=backend, variant=variant, **options))
+    return found
 
 
-def _gradients(step: Step) -> Tensor:
+def measure(context: Context, case: Case) -> list[Row]:
+    backend, device, config = REGISTRY[case.backend], context.device, context.config
+    if reason := backend.unavailable(device):
+        raise kernels.BackendUnavailableError(reason)
+    if not backend.trains:
+        raise UnsupportedInputsError("it has no backward pass")
+    expected = context.keep("expected", (case.heads, case.dim), lambda: expected_gradients(context, case))
+    reset_peak_memory(device)
+    step, batch = make_step(context, case)
+    run = CapturedStep(step, batch) if case.launch == "cuda_graph" else step
+    run(batch)
+    error = ((gradients(step) - expected).norm() / expected.norm()).item()
+    memory = Spread.of([peak_memory_mib(device)])
+    first = pass_times(lambda: run(batch), device=device, repeats=1)
+    passes = max(1, min(config.repeats, int(config.budget_ms / first[0])))
+    rounds = time_rounds(lambda: pass_times(lambda: run(batch), device=device, repeats=passes))
+    checked = checked_columns(error, case.torch_dtype, ALLOWED[case.dtype])
+    note = f"error: of the gradients of the QKV projections in the first step{rounds.warning}"
+    contents = "weights, optimiser, inputs, format and a step; torch's allocator"
+    return [
+        context.row(case, **rounds.columns(), **checked, note=note),
+        context.row(case, metric="peak_memory", unit="MiB", **memory.columns(), **checked, note=contents),
+    ]
+
+
+def expected_gradients(context: Context, case: Case) -> Tensor:
+    """Gradients in float32."""
+    exact = replace(case, backend=EXPECTED_BACKEND, dtype="float32", dense="plain", launch="eager", variant=NONE)
+    step, batch = make_step(context, exact)
+    step(batch)
+    return gradients(step)
+
+
+def make_step(context: Context, case: Case) -> tuple[Step, Batch]:
+    config, meta, device, precision = context.config, context.loaded.meta, context.device, case.torch_dtype
+    torch.manual_seed(config.seed)
+    model = GraphTransformer(
+        in_features=meta.feature_cardinalities or meta.feature_dim,
+        num_classes=CLASSES,
+        dim=case.dim,
+        heads=case.heads,
+        blocks=config.blocks,
+    ).to(device)
+    own = REGISTRY[case.backend].computes_in
+    takes_any = own != torch.float32 or case.backend in ANY_TYPE
+    dtype = precision if takes_any and case.variant == NONE else torch.float32
+    inputs = {"dtype": dtype, "head_dim": case.dim // case.heads, "num_heads": case.heads, "backward": True}
+    plan = kernels.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
+    working = WorkingCopy(model, precision)
+    attention = plan if dtype == precision else cast(plan, dtype)
+    prepared: GraphInputs = working.model.prepare(context.loaded.graph, attention)
+    optimiser = make_optimiser(working.vectors, TrainingConfig(), device)
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(CLASSES, (meta.num_nodes,), generator=generator).to(device)
+    forward = training_forward(working.model, case.dense)
+    return Step(model, working, forward, optimiser, 1.0), Batch(prepared, labels)
+
+
+def gradients(step: Step) -> Tensor:
     """Gradients of the QKV projections of all blocks after the last step, clipped."""
     return torch.cat([block.qkv.weight.grad.flatten() for block in step.model.blocks])

@@ -105,6 +105,8 @@ class Backend(ABC):
     Attributes:
         name: the key in the registry, in configs and in results.
         summary: one line for a user.
+        computes_in: type that it computes in. Benchmarks give it such inputs, as in the paper: others would only be
+            converted, or every intermediate result would be rounded.
         data_type: type of the result of `build`; None if it holds objects of another library, so that it cannot be
             moved to another device.
         head_by_head: whether a call runs one pass per head.
@@ -121,6 +123,7 @@ class Backend(ABC):
 
     name: str
     summary: str
+    computes_in: torch.dtype = torch.float16
     data_type: type | None = None
     head_by_head: bool = False
     writes_lse: bool = False

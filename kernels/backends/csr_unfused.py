@@ -61,6 +61,7 @@ def _sparse_csr(
 class CSRUnfusedBackend(Backend):
     name = "csr_unfused"
     summary = "SDDMM, softmax and SpMM over CSR as separate torch calls, cuSPARSE on a GPU; float32 and float64"
+    computes_in = torch.float32
     data_type = CSR
     head_by_head = True
     takes_edges = True

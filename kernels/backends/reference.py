@@ -25,6 +25,7 @@ class ReferenceBackend(Backend):
     summary = "plain PyTorch in float64, any device: the oracle, not made for speed"
     data_type = Edges
     writes_lse = True
+    computes_in = torch.float32
     takes_edges = True
     takes_dropout = True
 

@@ -7,7 +7,7 @@ from attention_cases import EDGE_CASES, dense_attention, mask_of
 from bench import checks
 from bench.checks import accuracy, compare, float64_attention, largest_row_error, row_errors
 from bench.edge_inputs import EdgeInputs
-from configs.bench_schema import Shape
+from configs.bench import Shape
 
 
 @pytest.mark.parametrize("elements", [1000, 1 << 25])

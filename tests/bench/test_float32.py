@@ -13,7 +13,7 @@ from bench.kernels import FINISHED
 from bench.provenance import provenance
 from bench.records import finished
 from configs import ConfigError, load_config
-from configs.bench_schema import BenchConfig
+from configs.bench import BenchConfig
 
 CPU = torch.device("cpu")
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "bench" / "float32.yaml"

@@ -16,7 +16,7 @@ from bench.layer_model import TYPES, LayerModel, TrainingStep, first_layer_error
 from bench.layers import CAPTURED, FINISHED, OURS, PYG, LayersBench
 from bench.provenance import provenance
 from bench.records import finished
-from configs.bench_schema import Shape
+from configs.bench import Shape
 from configs.layers_bench_schema import LayersBenchConfig, LayersDataConfig, Workload
 from models import FusedTransformerConv
 

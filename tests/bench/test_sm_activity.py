@@ -14,7 +14,7 @@ from bench.provenance import provenance
 from bench.records import Row
 from bench.sm_activity import SmActivityBench, active_cycles, check_config
 from configs import load_config
-from configs.bench_schema import VARIANTS, BenchConfig
+from configs.bench import VARIANTS, BenchConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/bench/sm_active.yaml"

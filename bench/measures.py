@@ -1,0 +1,42 @@
+"""All benchmarks by name, which is also the stem of the CSV of their rows."""
+
+from bench import (
+    backward,
+    float32,
+    format_build,
+    kernels,
+    layers,
+    models,
+    parallel,
+    peak_rates,
+    plans,
+    sm_activity,
+    softmax_stability,
+    training,
+)
+from bench.runner import Measure
+
+_KERNELS = Measure(kernels.cases, kernels.measure)
+MEASURES = {
+    "kernels": _KERNELS,
+    "heads": _KERNELS,
+    "edges": _KERNELS,
+    "backward": Measure(backward.cases, backward.measure),
+    "float32": Measure(float32.cases, float32.measure),
+    "sm_active": Measure(sm_activity.cases, sm_activity.measure),
+    "end_to_end": Measure(models.cases, models.measure, features=True),
+    "training": Measure(training.cases, training.measure, features=True),
+    "layers": Measure(layers.cases, layers.measure, begin=layers.begin),
+    "plans": Measure(plans.cases, plans.measure, finished=("ok", "unchecked", "unsupported", "oom")),
+    "preprocessing": Measure(format_build.cases, format_build.measure, device="both", finished=("unchecked",)),
+    "parallel": Measure(parallel.cases, parallel.measure, device="any"),
+    "peak_rates": Measure(peak_rates.cases, peak_rates.measure, finished=("ok",)),
+    # A softmax that loses rows is a result, and is not measured again.
+    "stability": Measure(
+        softmax_stability.cases,
+        softmax_stability.measure,
+        begin=softmax_stability.begin,
+        device="any",
+        finished=("ok", "wrong", "error"),
+    ),
+}

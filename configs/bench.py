@@ -1,0 +1,326 @@
+"""Configuration of a benchmark, `configs/bench/NAME.yaml`: what is measured (`measure`), on which graphs, and how.
+
+All benchmarks share one flat set of keys. A benchmark reads those that KEYS names for it, with the defaults there; any
+other key is an error. `extends: OTHER.yaml` takes the keys of another file of the same folder as a start.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from configs.load import ConfigError
+from configs.paths import check_folder_name, check_label
+from configs.schema import MAX_HEAD_DIM, Section, check_choice, did_you_mean
+
+if TYPE_CHECKING:
+    from data import LoadedGraph
+
+# The paper's ablation: switches of the kernel `fused3s_paper`, one changed from each variant to the next.
+VARIANTS = {
+    "F3S_splitR": {"split_rows": True, "reordered": False, "permuted": False},
+    "F3S_splitC": {"split_rows": False, "reordered": False, "permuted": False},
+    "F3S_reorderRW": {"split_rows": False, "reordered": True, "permuted": False},
+    "F3S_permuteQKV": {"split_rows": False, "reordered": True, "permuted": True},  # the same as fused3s_paper
+}
+# The alternative that the paper decided against: blocks share out the TCBs evenly instead of the row windows.
+EDGE_PARALLEL = {
+    "F3S_edgeParallel": {"split_rows": False, "reordered": False, "permuted": True, "edge_parallel": True},
+}
+SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with switches of its own
+WITH_FLOAT32 = "+float32"  # of a backend of `training`: its attention computes in float32 in 16-bit layers
+REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kernels.formats.row_order`
+
+SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")  # heads x head dimension
+NO_EDGES = "none"
+# Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
+# (low_rank_R), T types with a vector each (types_T).
+PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head")
+NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
+NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
+
+ONE_HEAD = ("1x64", "1x128", "1x256")
+# Keys that a benchmark reads beside SHARED, with their defaults; ... has none.
+SHARED = {"measure": ..., "source": "official", "root": "datasets", "batch_size": 1024}
+_KERNELS = {"graphs": ..., "backends": ..., "shapes": ONE_HEAD, "repeats": 30, "scale": 1.0, "out_dtype": "float32"}
+_MODELS = {"graphs": ..., "modes": ..., "blocks": 10, "repeats": 10, "budget_ms": 50.0, "seed": 0}
+KEYS: dict[str, dict[str, Any]] = {
+    "kernels": _KERNELS | {"plans": ("fixed",)},
+    "heads": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
+    "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
+    "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
+    "float32": {"graphs": ..., "backends": ..., "shapes": ..., "repeats": 30, "scale": "rsqrt_dim"},
+    "sm_active": _KERNELS,
+    "end_to_end": _MODELS
+    | {"shapes": ONE_HEAD, "precisions": ("float16",), "accuracy": ("fused3s",)}
+    | {"regions": ("csr_unfused", "fused3s_paper", "fused3s")},
+    "training": _MODELS | {"shapes": ("1x128", "8x16"), "precisions": ("bfloat16",)},
+    "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
+    | {"precisions": ("float32", "autocast", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
+    | {"pool": 8, "steps": 8},
+    "plans": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 200, "seconds": 2.0},
+    "preprocessing": {"graphs": ..., "cpu_edges": 20_000_000, "repeats": 10, "seconds": 2.0},
+    "parallel": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 30}
+    | {"precisions": ("float16",), "ranks": (2, 4), "method": "metis"},
+    "peak_rates": {"repeats": 20},
+    "stability": {},
+}
+# Keys that change a value without being in its row: their hash is the row's `config_sha`.
+SETTINGS = ("repeats", "budget_ms", "seconds", "seed", "scale", "pool", "steps")
+
+List = Field(max_length=1000, strict=False)  # YAML has lists and no tuples
+Names = Annotated[tuple[str, ...], List]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Positive = Annotated[float, Field(gt=0, le=3.6e6, allow_inf_nan=False)]
+# How the layers around attention are computed (runtime.dense); "+graph": replayed as a CUDA graph.
+Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph"]
+Precision = Literal["float16", "bfloat16", "float32", "autocast"]  # autocast: bfloat16 over float32 weights
+
+
+class Shape(NamedTuple):
+    """Heads and columns of a head: "8x16"."""
+
+    heads: int
+    dim: int
+
+    @property
+    def width(self) -> int:
+        """Columns of all heads."""
+        return self.heads * self.dim
+
+    def __str__(self) -> str:
+        return f"{self.heads}x{self.dim}"
+
+    @classmethod
+    def of(cls, text: str) -> "Shape":
+        match = SHAPE.fullmatch(text)
+        if not match or int(match[2]) > MAX_HEAD_DIM:
+            raise ValueError(
+                f"shapes: got {text!r}; heads x head dimension is needed, such as 8x16, up to {MAX_HEAD_DIM} columns"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+
+class Workload(Section):
+    """Inputs of a training step of `bench.layers`: a whole graph, the same in every step; or in every step another
+    batch of small graphs; or in every step other seeds with sampled neighbours, one bipartite block for each layer."""
+
+    graph: str = Field(min_length=1)  # data set
+    edge_dim: int | None = Field(default=None, ge=1, le=16)  # columns of edge features, random numbers
+    batch: Count | None = None  # small graphs of a step
+    seeds: Count | None = None
+    # Neighbours that are drawn for each node, with replacement and without repeated edges; the seeds' come first, as
+    # in PyG. One for each layer.
+    fan_out: Annotated[tuple[Count, ...], List] = ()
+    captured: bool = False  # also timed: our step as one CUDA graph, see `bench.captured_loop`
+
+    @property
+    def is_new(self) -> bool:
+        """Whether each step gets another graph."""
+        return self.batch is not None or self.seeds is not None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        check_label("graph", self.graph)
+        if (self.seeds is None) != (not self.fan_out):
+            raise ValueError(f"got seeds = {self.seeds} and fan_out = {[*self.fan_out]}; one needs the other")
+        if self.batch and self.seeds:
+            raise ValueError(f"got batch = {self.batch} and seeds = {self.seeds}; one of the two is allowed")
+        if self.captured and not self.is_new:
+            raise ValueError("captured = true: batch or seeds are needed with it; a whole graph has one size")
+        return self
+
+
+class BenchConfig(Section):
+    """See KEYS for the defaults, which depend on the benchmark."""
+
+    measure: Literal[tuple(KEYS)]
+    graphs: Names = ()  # data sets; of layers the workloads to measure, none for all
+    source: Literal["auto", "official", "file", "synthetic"]  # no measurement is of a surrogate unless asked for
+    root: str = Field(min_length=1)  # of data sets; relative to the current directory
+    batch_size: Count  # graphs of a collection
+    # Of `baselines.REGISTRY`; of kernels also SWITCHES and REORDERED. The type of the inputs is `Backend.computes_in`.
+    backends: Names = ()
+    shapes: Names = ()  # heads x head dimension; the width of a model is their product
+    edges: Names = (NO_EDGES,)  # kinds of edge data
+    out_dtype: Literal["float32", "float16", "input"] = "float32"  # input: the type that the backend computes in
+    # fixed: the sparse format is built once. rebuilt: at each call, from the CSR arrays on the GPU.
+    plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], List] = ("fixed",)
+    modes: dict[str, Annotated[tuple[Mode, ...], List]] = Field(default={})  # ways to run a model, by backend
+    regions: Names = ()  # backends whose eager passes are also timed region by region
+    accuracy: Names = ()  # backends whose logits in float16 and bfloat16 are also compared with float32
+    blocks: int = Field(
+        default=0, ge=0, le=1000
+    )  # of the model; of layers, workloads with samples have as many as those
+    precisions: Annotated[tuple[Precision, ...], List] = ()  # of the layers outside attention
+    workloads: dict[str, Workload] = Field(default={})
+    ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], List] = ()  # without torchrun
+    method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
+    cpu_edges: int = Field(default=0, ge=0)  # of the largest graph whose format is also built on the CPU
+    repeats: int = Field(default=1, ge=1, le=10**6)  # timed intervals, passes of a round, or calls; fewer of long ones
+    budget_ms: Positive = 1.0  # of a round of passes, or of a row of steps: fewer of slow ones
+    seconds: Positive = 1.0  # a call is not repeated after this time
+    pool: int = Field(default=2, ge=2, le=1000)  # batches that are drawn before timing; steps take them in turn
+    steps: Count = 1  # most steps in a row, between two synchronisations
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    # Factor of the scores: 1 in the paper; rsqrt_dim is 1/sqrt(head dimension), as in models.
+    scale: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)] | Literal["rsqrt_dim"] = "rsqrt_dim"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_the_benchmark(cls, given: Any) -> Any:
+        """Fill in the defaults of the benchmark, and refuse keys that it does not read."""
+        known = KEYS.get(given.get("measure")) if isinstance(given, dict) else None
+        if known is None:
+            return given
+        known = SHARED | known
+        problems = [f"{name}: no such key;{did_you_mean(str(name), [*known])}" for name in given if name not in known]
+        problems += [f"{name} is missing" for name, default in known.items() if default is ... and name not in given]
+        if problems:
+            raise ValueError(f"{'; '.join(problems)}; measure = {given['measure']!r} reads {', '.join(known)}")
+        return {name: default for name, default in known.items() if default is not ...} | given
+
+    @model_validator(mode="after")
+    def _values_known(self) -> Self:
+        import data  # on use: `import configs` stays light
+        from baselines import REGISTRY
+
+        check_folder_name("root", self.root)
+        wanted = [workload.graph for workload in self.workloads.values()] or self.graphs
+        for name in wanted:
+            check_label("graphs", name)
+            if self.source != "file" and not Path(self.root, f"{name}.npz").is_file():
+                check_choice("graphs", name, data.names())
+        for name in self.graphs if self.workloads else ():
+            check_choice("graphs", name, tuple(self.workloads))
+        modes = [name.removesuffix(WITH_FLOAT32) if self.measure == "training" else name for name in self.modes]
+        extra = {"kernels": (*SWITCHES, REORDERED), "sm_active": tuple(SWITCHES)}.get(self.measure, ())
+        allowed = extra if self.measure == "sm_active" else (*REGISTRY, *extra)
+        for key, names in (
+            ("backends", self.backends),
+            ("modes", modes),
+            ("regions", self.regions),
+            ("accuracy", self.accuracy),
+        ):
+            for name in names:
+                check_choice(key, name, allowed)
+        if self.measure == "parallel":
+            for name in self.backends:
+                check_choice("backends", name, [one for one, backend in REGISTRY.items() if backend.writes_lse])
+        for kind in self.edges:
+            name, number = edge_kind(kind)
+            if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
+                numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]
+                raise ValueError(f"edges: got {kind!r}; allowed are {', '.join([*PLAIN_EDGES, *numbered])}")
+        if self.measure != "layers" and "autocast" in self.precisions:
+            raise ValueError("precisions: autocast is for measure = layers; allowed are float16, bfloat16, float32")
+        for name, workload in self.workloads.items():
+            if workload.batch and workload.batch > self.batch_size:
+                raise ValueError(
+                    f"workloads.{name}.batch = {workload.batch}: only batch_size = {self.batch_size} are loaded"
+                )
+        for key, values in self:
+            if isinstance(values, tuple) and len({*values}) < len(values):
+                raise ValueError(f"{key} = {[*values]}: an entry is given twice; once is allowed")
+        _ = self.head_shapes
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Graphs, or workloads, in the order of the file."""
+        return tuple(name for name in self.workloads if name in self.graphs or not self.graphs) or self.graphs
+
+    def graph_of(self, name: str) -> str:
+        """Data set of a graph or workload."""
+        return self.workloads[name].graph if name in self.workloads else name
+
+    @property
+    def head_shapes(self) -> tuple[Shape, ...]:
+        return tuple(Shape.of(shape) for shape in self.shapes)
+
+    def scale_of(self, dim: int) -> float:
+        """Factor of the scores of heads of `dim` columns."""
+        return dim**-0.5 if self.scale == "rsqrt_dim" else self.scale
+
+    def load(self, name: str, features: bool) -> "LoadedGraph":
+        """A graph; kernels read no features. Errors are those of `data.load`."""
+        import data
+
+        return data.load(name, root=self.root, source=self.source, batch_size=self.batch_size, features=features)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The keys that the benchmark reads."""
+        return {name: getattr(self, name) for name in SHARED | KEYS[self.measure]}
+
+    @property
+    def settings_sha(self) -> str:
+        """Hash of the settings of the measurement, which are in no column of a row."""
+        return _Settings(values={name: getattr(self, name) for name in SETTINGS if name in KEYS[self.measure]}).sha()
+
+
+class _Settings(Section):
+    values: dict[str, Any]
+
+
+def edge_kind(kind: str) -> tuple[str, int | None]:
+    """Name and number of a kind of edge data: ("low_rank", 11) of "low_rank_11", ("bias", None) of "bias"."""
+    match = NUMBERED.fullmatch(kind)
+    return (match[1], int(match[2])) if match else (kind, None)
+
+
+def load_bench_config(path: Path, overrides: Sequence[str] = ()) -> BenchConfig:
+    """Read a YAML file and apply overrides "key=value" or "key.entry=value"; a value is read as YAML.
+
+    Raises:
+        ConfigError: names the file, the key, the value and what is allowed.
+    """
+    settings = _read(path)
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        *outer, key = name.split(".")
+        if not equals or len(outer) > 1 or not key:
+            raise ConfigError(f"--set {override}: the form is key=value")
+        target = settings.setdefault(outer[0], {}) if outer else settings
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {override}: {outer[0]} has no entries")
+        target[key] = _parse(text, f"--set {override}")
+    try:
+        return BenchConfig.model_validate(settings)
+    except ValidationError as error:
+        lines = [_describe(details) for details in error.errors()]
+        raise ConfigError("\n  ".join([f"{' with '.join([str(path), *overrides])}: not valid:", *lines])) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml")))
+        raise ConfigError(f"{path}: cannot be read ({error}); {path.parent} has {found or 'no YAML file'}") from error
+    settings = _parse(text, str(path))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: holds no keys; allowed are {', '.join(BenchConfig.model_fields)}")
+    if base := settings.pop("extends", None):
+        given, settings = settings, _read(path.parent / str(base))
+        for key, value in given.items():
+            both = isinstance(value, dict) and isinstance(settings.get(key), dict)
+            settings[key] = {**settings[key], **value} if both else value
+    return settings
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place}: not valid YAML: {error}") from error
+
+
+def _describe(details: Any) -> str:
+    if details["type"] == "value_error":
+        return ".".join(map(str, details["loc"])) + ": " * bool(details["loc"]) + str(details["ctx"]["error"])
+    shown = repr(details["input"])[:200]
+    return f"{'.'.join(map(str, details['loc']))} = {shown}: {details['msg'].removeprefix('Input ')}"

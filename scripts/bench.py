@@ -1,0 +1,59 @@
+"""Run a benchmark and append its measurements to DIR/<measure>.csv, whose runs are in DIR/runs.csv.
+
+    python scripts/bench.py --config configs/bench/single.yaml [--set key=value ...] [--results DIR] [--again]
+    torchrun --nproc-per-node 2 scripts/bench.py --config configs/bench/parallel.yaml   # each rank on a GPU of its own
+
+Every output is compared with a reference before its time is kept. A case that runs out of memory, is not supported or
+fails gets a row with a status, and the others go on. Cases that the file already holds for the same device and kernel
+sources are not measured again. Exit status: 0; 1 if an output was wrong or a case failed; 3 if a graph could not be
+loaded, and the others were measured; 2 if anything else stopped the run.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import clone  # noqa: F401, stands first
+import interrupts  # noqa: F401, before slow imports
+import typer
+
+import kernels
+from bench import cli
+from bench.measures import MEASURES
+from bench.records import check_results_file
+from bench.runner import DeviceLostError, devices_of, run_bench
+from configs.bench import load_bench_config
+from parallel import RankError, error_text, is_first_process, is_launched, ranks
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/bench/single.yaml.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be repeated.")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the CSVs to append to.")] = Path("results/local"),
+    again: Annotated[bool, typer.Option("--again", help="Repeat measurements that the CSV already holds.")] = False,
+    device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="Where to measure.")] = "auto",
+) -> None:
+    """Run a benchmark."""
+    cli.console.quiet = not is_first_process()
+    kinds = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DeviceLostError, RankError)
+    kept = f"rows of what was finished are in {results}; the same command measures the rest"
+    with cli.short_errors(*kinds, explain=error_text, kept=lambda: kept):
+        cli.configure_logging(*([] if cli.console.quiet else ["data"]))
+        settings = load_bench_config(config, overrides or [])
+        file, measure = results / f"{settings.measure}.csv", MEASURES[settings.measure]
+        check_results_file(file)
+        if not is_launched():
+            raise typer.Exit(run_bench(measure, settings, config, file, devices_of(measure, device), again))
+        if settings.measure != "parallel":
+            raise ValueError(f"measure = {settings.measure!r}: torchrun is for measure = 'parallel' alone")
+        with ranks(device) as group:
+            status = run_bench(measure, settings, config, file, [group.device], again, group)
+        raise typer.Exit(status)
+
+
+if __name__ == "__main__":
+    app()
