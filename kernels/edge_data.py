@@ -119,6 +119,15 @@ class BoundEdges:
         types = {name: wide if name in WIDE else dtype for name in FLOATS}
         return replace(self, **{name: each.to(types[name]) for name, each in given.items() if each is not None})
 
+    def with_wide_values(self, dtype: torch.dtype) -> "BoundEdges":
+        """The same with the tensors of WIDE in the type that they have where q has `dtype`."""
+        if self.score is None:
+            return self
+        wide = torch.promote_types(dtype, torch.float32)
+        given = {name: each for name in WIDE if (each := getattr(self, name)) is not None}
+        wrong = {name: each.to(wide) for name, each in given.items() if each.dtype != wide}
+        return replace(self, **wrong) if wrong else self
+
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All tensors, in the order of TENSORS, then the seed of the dropout; None for absent ones."""
         floats = self.bias, self.multiplier, self.padded_features, self.key_weight, self.value_weight, self.type_weight
@@ -141,7 +150,7 @@ class BoundEdges:
 
 # The only lists of the fields, by use:
 NUMBERS = ("clamp",)  # float arguments of the score: kernels get them by name, see docs/add/score-term.md
-WIDE = ("row_values", "column_values", "head_values")  # float32 whatever the type of q
+WIDE = ("row_values", "column_values", "head_values")  # float32, but float64 where q is
 FLOATS = (  # with gradients
     *("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight"),
     *("row_values", "column_values", "edge_values", "head_values"),

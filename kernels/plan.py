@@ -284,6 +284,7 @@ class AttentionPlan:
             elif edges.order is not self.edge_order:
                 raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
             check_edges(edges, query)
+            edges = edges.with_wide_values(query.dtype)
         dropout = make_dropout(dropout, query.device)
         if dropout is None:
             return edges

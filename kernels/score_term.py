@@ -11,6 +11,7 @@ kernels compile the expression and its derivatives, so that every value has a gr
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class ScoreTerm:
         head: values of the heads, [H], or one value without dimensions for all heads.
         numbers: finite numbers by name, without gradients; at most 8.
 
-    Values of rows, columns and heads are computed with in float32.
+    Values of rows, columns and heads are used in float32, or in float64 where q is.
 
     Raises:
         ValueError, TypeError: the expression or a value is wrong; the text names it and says what is allowed.
@@ -58,33 +59,8 @@ class ScoreTerm:
         given = dict(zip(KINDS, (row, col, edge, head), strict=True))
         self.values = {kind: dict(values or {}) for kind, values in given.items()}
         self.numbers = {name: finite_number(name, number) for name, number in numbers.items()}
-        self.text = self._normalised()
-
-    def _normalised(self) -> str:
-        """The expression with the names row0, column0, edge0, head0, number0, .. for its values."""
-        tree = parse(self.expression)
-        new_names = {SCORE: SCORE}
-        for kind, values in (*self.values.items(), (NUMBER, self.numbers)):
-            for index, name in enumerate(values):
-                if name in FUNCTIONS or name == SCORE:
-                    raise ValueError(f"{name}: the score and functions have this name; another one is needed")
-                if name in new_names:
-                    raise ValueError(f"{name}: given twice; one value has the name")
-                new_names[name] = f"{kind}{index}"
-            most = MOST_NUMBERS if kind == NUMBER else MOST_VALUES
-            if len(values) > most:
-                raise ValueError(f"{kind}: got {len(values)} values; at most {most} are allowed")
-        used = names_in(tree)
-        if unknown := [name for name in used if name not in new_names]:
-            raise ValueError(
-                f"expression: {self.expression!r} names {unknown[0]!r}; s and the given values are known: "
-                f"{', '.join(name for name in new_names if name != SCORE) or 'none'}"
-            )
-        if unused := [name for name in new_names if name not in (SCORE, *used)]:
-            raise ValueError(f"{unused[0]}: given, but {self.expression!r} does not name it")
-        text = renamed(tree, new_names)
-        expression_source(text)  # finds derivatives that are not finite
-        return text
+        names = {kind: tuple(values) for kind, values in self.values.items()}
+        self.text = _normalised(expression, (*names.items(), (NUMBER, tuple(numbers))))
 
     def tensors(self) -> list[torch.Tensor]:
         """All values that are tensors."""
@@ -100,6 +76,34 @@ class ScoreTerm:
         return f"ScoreTerm({self.expression!r})"
 
 
+@lru_cache(1024)  # layers make their term anew at every call
+def _normalised(expression: str, names: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    """The expression with row0, column0, edge0, head0, number0, .. in place of the names of each kind."""
+    tree = parse(expression)
+    new_names = {SCORE: SCORE}
+    for kind, of_kind in names:
+        for index, name in enumerate(of_kind):
+            if name in FUNCTIONS or name == SCORE:
+                raise ValueError(f"{name}: the score and functions have this name; another one is needed")
+            if name in new_names:
+                raise ValueError(f"{name}: given twice; one value has the name")
+            new_names[name] = f"{kind}{index}"
+        most = MOST_NUMBERS if kind == NUMBER else MOST_VALUES
+        if len(of_kind) > most:
+            raise ValueError(f"{kind}: got {len(of_kind)} values; at most {most} are allowed")
+    used = names_in(tree)
+    if unknown := [name for name in used if name not in new_names]:
+        raise ValueError(
+            f"expression: {expression!r} names {unknown[0]!r}; s and the given values are known: "
+            f"{', '.join(name for name in new_names if name != SCORE) or 'none'}"
+        )
+    if unused := [name for name in new_names if name not in (SCORE, *used)]:
+        raise ValueError(f"{unused[0]}: given, but {expression!r} does not name it")
+    text = renamed(tree, new_names)
+    expression_source(text)  # finds derivatives that are not finite
+    return text
+
+
 @dataclass(frozen=True, eq=False)
 class BoundScore:
     """A score term as backends take it.
@@ -107,7 +111,8 @@ class BoundScore:
     Attributes:
         text: the normalised expression.
         numbers: of number0, number1, ...
-        row, column, head: [num_rows, 1 or H, n], [num_cols, 1 or H, n], [1, 1 or H, n] float32; None without values.
+        row, column, head: [num_rows, 1 or H, n], [num_cols, 1 or H, n], [1, 1 or H, n] float32 or float64;
+            None without values.
         edge: [nnz, 1 or H, n] of q's type, in the order of the backend.
     """
 
@@ -138,7 +143,7 @@ def bind_score(
             stacked[kind] = None
             continue
         if kind != "edge":
-            checked = [value.float() for value in checked]
+            checked = [value.to(torch.promote_types(value.dtype, torch.float32)) for value in checked]
         num_heads = max(value.shape[1] for value in checked)
         for name, value in zip(values, checked, strict=True):
             if value.shape[1] not in (1, num_heads):

@@ -1,10 +1,11 @@
 """Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`; and layers that
-replace those of PyTorch Geometric and of DGL's examples: `FusedTransformerConv`, `SparseMHA`.
+replace those of PyTorch Geometric and of DGL's examples: `FusedTransformerConv`, `FusedGATConv`, `SparseMHA`.
 """
 
 from models.checkpoint import CheckpointError, load_checkpoint
 from models.execution import CudaGraphError, Execution, prepare_execution
 from models.fast import DenseUnavailableError, StaleWeightsError
+from models.gat_conv import FusedGATConv
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 from models.graph_transformer import GraphTransformer
 from models.sparse_mha import SparseMHA
@@ -16,6 +17,7 @@ __all__ = [
     "CudaGraphError",
     "DenseUnavailableError",
     "Execution",
+    "FusedGATConv",
     "FusedTransformerConv",
     "GraphInputs",
     "GraphTransformer",

@@ -1,0 +1,222 @@
+"""Drop-in replacement for `torch_geometric.nn.GATConv` (Velickovic et al. 2018, "Graph Attention Networks"): same
+arguments, same state dict, same numbers.
+
+    conv = FusedGATConv(64, 16, heads=8)          # in place of GATConv(64, 16, heads=8)
+    out = conv(x, edge_index)
+
+The score of an edge is a function of a number of its target and one of its source, a `kernels.ScoreTerm`: no query and
+no key is gathered, and no tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kernels import EdgeData, ScoreTerm
+from models.planned_edges import plan_edge_index, require_gradients
+from models.self_loops import FILLS, edge_list, edges_with_self_loops, features_with_self_loops
+
+
+class FusedGATConv(nn.Module):
+    """GATConv with fused sparse attention.
+
+    Args:
+        in_channels: columns of x, or (columns of sources, columns of targets).
+        out_channels: C, columns of a head.
+        heads: H, number of heads.
+        concat: True: H C output columns; False: the mean of the heads, C columns.
+        negative_slope: of the leaky ReLU of the scores.
+        dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
+        add_self_loops: replace the self-loops of the graph by one for each node.
+        edge_dim: columns of edge_attr, any number; None for a layer without edge features.
+        fill_value: features of the added self-loops: a number, a tensor [edge_dim], or the reduction "add", "mean",
+            "min", "max" or "mul" of the features of the node's edges.
+        bias: whether a bias is added to the output.
+        residual: whether a projection of the targets is added to the output.
+        backend: attention backend, see `kernels.list_backends`.
+        cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
+        bias: bool = True,
+        residual: bool = False,
+        *,
+        backend: str = "auto",
+        cache: bool = True,
+    ) -> None:
+        super().__init__()
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: got {dropout}; a rate from 0 to below 1 is needed")
+        if isinstance(fill_value, str) and fill_value not in FILLS:
+            raise ValueError(
+                f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed"
+            )
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.add_self_loops = add_self_loops
+        self.edge_dim = edge_dim
+        self.fill_value = fill_value
+        self.residual = residual
+        self.backend = backend
+        self.cache = cache
+        width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
+        self.lin = self.lin_src = self.lin_dst = self.lin_edge = None
+        if isinstance(in_channels, int):
+            self.lin = nn.Linear(in_channels, width, bias=False)
+        else:
+            self.lin_src, self.lin_dst = (nn.Linear(columns, width, bias=False) for columns in in_channels)
+        self.att_src, self.att_dst = (nn.Parameter(torch.empty(1, heads, out_channels)) for _ in range(2))
+        if edge_dim is not None:
+            self.lin_edge = nn.Linear(edge_dim, width, bias=False)
+        of_edges = None if edge_dim is None else nn.Parameter(torch.empty(1, heads, out_channels))
+        self.register_parameter("att_edge", of_edges)
+        targets = in_channels if isinstance(in_channels, int) else in_channels[1]
+        self.res = nn.Linear(targets, out_width, bias=False) if residual else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        layers = self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res  # in PyG's order: one seed, one draw
+        weights = [layer.weight for layer in layers if layer is not None]
+        for parameter in (*weights, self.att_src, self.att_dst, self.att_edge):
+            if parameter is not None:
+                bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))  # Glorot's
+                nn.init.uniform_(parameter, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Compute the features of the targets.
+
+        Args:
+            x: [N, F], or ([sources, F], [targets, F']); targets of None take part in no score, and `size` counts them.
+            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources].
+                Plans are cached per tensor, see `FusedTransformerConv.forward`.
+            edge_attr: [E, edge_dim], or [E] for one column.
+            size: (sources, targets), where the features do not tell it.
+            return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
+
+        Returns:
+            [N, H C], or [N, C] without concat; N counts targets.
+        """
+        source, target = (x, x) if isinstance(x, Tensor) else x
+        of_heads = (self.heads, self.out_channels)
+        root = self.res(target) if self.res is not None and target is not None else None
+        values = (self.lin or self.lin_src)(source).unflatten(-1, of_heads)
+        row_scores = None
+        if target is not None:
+            shared = self.lin is not None and target is source
+            targets = values if shared else (self.lin or self.lin_dst)(target).unflatten(-1, of_heads)
+            row_scores = (targets * self.att_dst).sum(-1)
+        column_scores = (values * self.att_src).sum(-1)
+        num_targets = source.shape[0] if size is None else size[1]
+        shape = (num_targets if target is None else target.shape[0], source.shape[0])
+
+        features = edge_attr if self.lin_edge is not None else None
+        if features is not None and features.dim() == 1:
+            features = features[:, None]
+        edges = edge_index
+        if self.add_self_loops:
+            num_loops = min(shape if size is None else size)
+            edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache)
+            if features is not None:
+                features = features_with_self_loops(features, edge_index, num_loops, self.fill_value)
+        edge_scores = None if features is None else self._edge_scores(features)
+        scores = row_scores, column_scores, edge_scores
+        out = self._attend(values, *scores, edges, shape)
+        out = out.flatten(1) if self.concat else out.mean(1)
+        if root is not None:
+            out = out + root
+        if self.bias is not None:
+            out = out + self.bias
+        if not return_attention_weights:
+            return out
+        return out, (edge_list(edges), self._weights(*scores, edges, shape[0]))
+
+    def _edge_scores(self, features: Tensor) -> Tensor:
+        """[E, H]: <att_edge, W a_ij> of each head, by one product with att_edge W."""
+        weight = self.lin_edge.weight.unflatten(0, (self.heads, self.out_channels))  # [H, C, edge_dim]
+        return features @ torch.einsum("hcd,hc->dh", weight, self.att_edge[0]).to(features.dtype)
+
+    @torch.compiler.disable  # plans are looked up by the tensor
+    def _attend(
+        self,
+        values: Tensor,
+        row_scores: Tensor | None,
+        column_scores: Tensor,
+        edge_scores: Tensor | None,
+        edge_index: Tensor,
+        shape: tuple[int, int],
+    ) -> Tensor:
+        """[targets, H, C]."""
+        given = [each for each in (values, row_scores, column_scores, edge_scores) if each is not None]
+        plan = plan_edge_index(
+            edge_index,
+            shape,
+            backend=self.backend,
+            dtype=values.dtype,
+            head_dim=self.out_channels,
+            num_heads=self.heads,
+            edge_data=True,
+            backward=torch.is_grad_enabled() and any(each.requires_grad for each in given),
+            cache=self.cache,
+        )
+        row = {} if row_scores is None else {"row": row_scores}
+        edge = {} if edge_scores is None else {"edge": edge_scores.to(values.dtype)}
+        total = " + ".join(["column", *row, *edge])
+        col = {"column": column_scores}
+        term = ScoreTerm(f"leaky_relu({total}, slope)", row=row, col=col, edge=edge, slope=self.negative_slope)
+        bound = plan.bind_edges(EdgeData(score=term), check_values=False)
+        nothing = values.new_zeros(self.out_channels)  # of queries and keys, which the term does not read
+        query, key = (nothing.expand(length, self.heads, -1) for length in shape)
+        with torch.autocast(values.device.type, enabled=False):
+            out = plan(query, key, values, edges=bound, dropout=self.dropout if self.training else 0.0)
+        require_gradients(out, values, plan.backend)
+        return out
+
+    def _weights(
+        self,
+        row_scores: Tensor | None,
+        column_scores: Tensor,
+        edge_scores: Tensor | None,
+        edge_index: Tensor,
+        rows: int,
+    ) -> Tensor:
+        """[E, H]: the softmax weights, without dropout."""
+        source, target = edge_list(edge_index).long()
+        score = column_scores[source]
+        for each in (None if row_scores is None else row_scores[target], edge_scores):
+            score = score if each is None else score + each
+        score = nn.functional.leaky_relu(score, self.negative_slope)
+        index = target[:, None].expand_as(score)
+        largest = score.new_full((rows, self.heads), -math.inf).scatter_reduce(0, index, score.detach(), "amax")
+        weight = (score - largest[target]).exp()
+        return weight / weight.new_zeros(rows, self.heads).index_add(0, target, weight)[target]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"

@@ -1,0 +1,155 @@
+"""FusedGATConv against the GATConv of PyTorch Geometric with the same weights."""
+
+import pytest
+import torch
+from edge_cases import EDGE_LISTS
+from torch_geometric.nn import GATConv
+
+from models import FusedGATConv
+
+BACKENDS = ["reference", "csr_unfused", "scatter", "dgl"]
+# concat, add_self_loops, bias, residual: every pair of values
+SWITCHES = [(True, True, True, True), (True, False, False, False), (False, True, False, False)]
+SWITCHES += [(False, False, True, True), (False, True, True, False), (True, False, True, True)]
+
+
+class Problem:
+    """Features and edges of a square graph of EDGE_LISTS."""
+
+    def __init__(self, name, columns=7, edge_dim=None, dtype=torch.float64):
+        graph, generator = EDGE_LISTS[name](), torch.Generator().manual_seed(1)
+        self.edge_index = torch.stack([graph.col, graph.row])
+        self.x = torch.randn(graph.shape[0], columns, generator=generator).to(dtype)
+        features = torch.randn(graph.num_edges, edge_dim or 1, generator=generator).to(dtype)
+        self.edge_attr = features if edge_dim else None
+        self.arguments = self.x, self.edge_index, self.edge_attr
+
+
+def layers(*arguments, backend="reference", dtype=torch.float64, **options):
+    """PyG's layer and ours, with the weights that each draws from the same seed."""
+    made = []
+    for layer, extra in ((GATConv, {}), (FusedGATConv, {"backend": backend})):
+        torch.manual_seed(3)
+        made.append(layer(*arguments, **options, **extra).to(dtype))
+    return made
+
+
+def assert_same(theirs, ours, arguments, **options):
+    """Outputs, and gradients of all parameters and of x."""
+    results = []
+    for layer in (theirs, ours):
+        layer.zero_grad()
+        x, *rest = arguments
+        leaves = [each.detach().requires_grad_() for each in ((x,) if isinstance(x, torch.Tensor) else x)]
+        out = layer(leaves[0] if len(leaves) == 1 else tuple(leaves), *rest, **options)
+        out.square().sum().backward()
+        of_layer = {name: each.grad for name, each in layer.named_parameters()}
+        results.append((out.detach(), of_layer | {f"x{i}": leaf.grad for i, leaf in enumerate(leaves)}))
+    (expected, expected_gradients), (out, gradients) = results
+    tolerance = 1e-9 if out.dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+    assert gradients.keys() == expected_gradients.keys()
+    for name, wanted in expected_gradients.items():
+        got = torch.zeros_like(wanted) if gradients[name] is None else gradients[name]
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, msg=f"gradient of {name}")
+
+
+@pytest.mark.parametrize(("concat", "add_self_loops", "bias", "residual"), SWITCHES)
+def test_every_switch_has_pygs_weights_and_numbers(concat, add_self_loops, bias, residual):
+    switches = {"concat": concat, "add_self_loops": add_self_loops, "bias": bias, "residual": residual}
+    for heads, edge_dim in ((1, None), (3, None), (1, 5), (3, 20)):
+        theirs, ours = layers(7, 4, heads, edge_dim=edge_dim, **switches)
+        assert list(theirs.state_dict()) == list(ours.state_dict())
+        for name, weight in theirs.state_dict().items():
+            assert torch.equal(ours.state_dict()[name], weight), name
+        assert_same(theirs, ours, Problem("hub", edge_dim=edge_dim).arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend(backend):
+    for name in ("hub", "repeated", "one_node_no_edge", "self_loops", "directed"):
+        arguments = Problem(name, dtype=torch.float32).arguments[:2]
+        for add_self_loops in (True, False):
+            options = {"backend": backend, "dtype": torch.float32, "add_self_loops": add_self_loops}
+            assert_same(*layers(7, 8, 2, **options), arguments)
+
+
+@pytest.mark.parametrize("fill_value", ["add", "mean", "min", "max", "mul", 0.5, torch.tensor([0.1, 0.2, 0.3])])
+def test_features_of_self_loops(fill_value):
+    problem = Problem("hub", edge_dim=3)
+    assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value), problem.arguments)
+
+
+def test_sources_and_targets_of_their_own():
+    generator = torch.Generator().manual_seed(1)
+    x = tuple(torch.randn(size, 7, generator=generator, dtype=torch.float64) for size in (12, 5))
+    edge_index = torch.stack(
+        [torch.randint(12, (40,), generator=generator), torch.randint(5, (40,), generator=generator)]
+    )
+    for in_channels in (7, (7, 7)):
+        assert_same(*layers(in_channels, 4, 2), (x, edge_index))
+        assert_same(*layers(in_channels, 4, 2, residual=True, add_self_loops=False), (x, edge_index))
+    theirs, ours = layers((7, 7), 4, 2, add_self_loops=False)
+    arguments = ((x[0], None), edge_index, None, (12, 5))
+    torch.testing.assert_close(ours(*arguments), theirs(*arguments))
+
+
+def test_attention_weights():
+    problem = Problem("hub", edge_dim=3)
+    theirs, ours = layers(7, 4, 2, edge_dim=3)
+    out, (edge_index, weights) = ours(*problem.arguments, return_attention_weights=True)
+    expected, (their_index, their_weights) = theirs(*problem.arguments, return_attention_weights=True)
+    torch.testing.assert_close(out, expected)
+    assert torch.equal(edge_index, their_index)
+    torch.testing.assert_close(weights, their_weights)
+
+
+def test_plans_are_cached_with_the_self_loops():
+    theirs, ours = layers(7, 4, 2, backend="scatter")
+    x, edge_index, _ = Problem("hub").arguments
+    from models import planned_edges, self_loops
+
+    ours(x, edge_index)
+    looped = self_loops.edges_with_self_loops(edge_index, len(x))
+    assert looped is self_loops.edges_with_self_loops(edge_index, len(x))
+    plans = planned_edges._plans.results(looped)
+    assert len(plans) == 1
+    ours(x, edge_index)
+    assert len(planned_edges._plans.results(looped)) == 1
+    edge_index[:, 0] = 1
+    torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
+
+
+def test_dropout_keeps_the_mean():
+    _, ours = layers(7, 4, 2, dropout=0.5, backend="scatter")
+    x, edge_index, _ = Problem("hub").arguments
+    expected = ours.eval()(x, edge_index)
+    ours.train()
+    mean = torch.stack([ours(x, edge_index) for _ in range(400)]).mean(0)
+    assert not torch.equal(ours(x, edge_index), ours(x, edge_index))
+    torch.testing.assert_close(mean, expected, rtol=0.2, atol=0.2)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="fill_value: got 'median'"):
+        FusedGATConv(7, 4, fill_value="median")
+    with pytest.raises(ValueError, match=r"dropout: got 1\.0"):
+        FusedGATConv(7, 4, dropout=1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu(dtype):
+    """Output and gradients against PyG's layer in float64."""
+    problem = Problem("hub", columns=32, dtype=torch.float32)
+    theirs, ours = layers(32, 16, 4, backend="fused3s", dtype=torch.float64)
+    theirs, ours = theirs.cuda(), ours.cuda().to(dtype)
+    x, edge_index = problem.x.cuda(), problem.edge_index.cuda()
+    expected, out = theirs(x.double(), edge_index), ours(x.to(dtype), edge_index)
+    expected.square().sum().backward()
+    out.square().sum().backward()
+    allowed = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    assert (out - expected).norm() <= allowed * expected.norm()
+    gradients = {name: each.grad for name, each in ours.named_parameters()}
+    for name, each in theirs.named_parameters():
+        assert (gradients[name] - each.grad).norm() <= 3 * allowed * each.grad.norm() + 1e-6, name
