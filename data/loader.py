@@ -4,7 +4,6 @@ import logging
 import os
 import zlib
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +15,7 @@ from data.features import check_classes, check_codes, check_targets, random_feat
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
 from data.registry import Dataset, info, registry
-from data.selection import ORDERS, SPLITS, Order, Selection, Split, refusal
+from data.selection import Order, Selection, Split, refusal
 from data.synthetic.generate import NoSurrogate, expected_size, surrogate
 from data.synthetic.huge import HugeGraph
 
@@ -80,13 +79,10 @@ def load(
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
         ValueError: an argument or a file is wrong, or `edge_features` are asked of a graph that has none; the text
             names it and the allowed values.
-        TypeError: an argument is of the wrong type.
+        TypeError: batch_size or seed is no integer, root or path no path.
         MemoryError: the graph would not fit.
         OSError: there is no room on disk for a collection that does not fit into memory.
     """
-    for argument, value in (("features", features), ("edge_features", edge_features)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{argument}: got {value!r}; True or False is needed")
     chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed}
     found_in, raw = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
     return _finish(name, registry().get(name), found_in, raw, seed, features, edge_features)
@@ -98,19 +94,19 @@ def find_graph(
     root: str | os.PathLike[str] = "datasets",
     source: str = "auto",
     path: str | os.PathLike[str] | None = None,
-    batch_size: int | None = 1024,
-    order: Order = "dataset",
-    split: Split | None = None,
-    seed: int = 0,
     features: bool = False,
+    **choice: Any,
 ) -> tuple[Source, RawGraph | CsrGraph]:
     """First step of `load`: the source that has the graph, and its edges, possibly with duplicates.
 
-    Arguments and errors are those of `load`. `features`: a surrogate whose random features would not fit is refused
-    before it is generated.
+    Arguments and errors are those of `load`, `choice` are batch_size, order, split and seed. `features`: a surrogate
+    whose random features would not fit is refused before it is generated.
     """
-    _check_arguments(name, root, source, path, batch_size, order, split, seed)
-    selection = Selection(batch_size, order, split, seed, name)
+    if source not in SOURCES:
+        raise ValueError(f"source: got {source!r}; allowed are {', '.join(SOURCES)}")
+    if path is not None and source not in ("auto", "file"):
+        raise ValueError(f"path: got {str(path)!r} with source={source!r}; a path goes with source 'file' or 'auto'")
+    selection = Selection(**choice, name=name)
     root, path = Path(root), None if path is None else Path(path)
     local, mapped = root / f"{name}.npz", root / "mapped"
     if path is not None and name in registry() and path.name.partition(".")[0] != name:
@@ -126,9 +122,9 @@ def find_graph(
     if source == "synthetic":
         if wrong := refusal(selection, {}, "a surrogate has neither an order nor splits"):
             raise ValueError(wrong)
-        if batch_size is None and entry.num_graphs is not None:
+        if selection.batch_size is None and entry.num_graphs is not None:
             raise ValueError(f"batch_size: got None (all graphs); the surrogate of {name} needs a number")
-        return "synthetic", _surrogate(entry, root, batch_size or 1, seed, features)
+        return "synthetic", _surrogate(entry, root, selection, features)
     if entry.official.is_present(root):
         return "official", entry.official.load(root, selection)
     if source == "auto" and local.is_file():
@@ -146,46 +142,17 @@ def find_graph(
             raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
         text = "%s: not under %s; using a synthetic surrogate (source=synthetic): %s"
         logger.warning(text, name, root, missing)
-        return "synthetic", _surrogate(entry, root, batch_size or 1, seed, features)
+        return "synthetic", _surrogate(entry, root, selection, features)
     return "official", entry.official.load(root, selection)
 
 
-def _check_arguments(
-    name: object,
-    root: object,
-    source: object,
-    path: object,
-    batch_size: object,
-    order: object,
-    split: object,
-    seed: object,
-) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"name: got {type(name).__name__}; a string is needed")
-    for argument, value in (("root", root), ("path", "" if path is None else path)):
-        if not isinstance(value, (str, os.PathLike)):
-            raise TypeError(f"{argument}: got {type(value).__name__}; a string or a path is needed")
-    if source not in SOURCES:
-        raise ValueError(f"source: got {source!r}; allowed are {', '.join(SOURCES)}")
-    if path is not None and source not in ("auto", "file"):
-        raise ValueError(f"path: got {str(path)!r} with source={source!r}; a path goes with source 'file' or 'auto'")
-    if order not in ORDERS:
-        raise ValueError(f"order: got {order!r}; allowed are {', '.join(ORDERS)}")
-    if split is not None and split not in SPLITS:
-        raise ValueError(f"split: got {split!r}; allowed are None, {', '.join(SPLITS)}")
-    for argument, value, least in (("batch_size", 1 if batch_size is None else batch_size, 1), ("seed", seed, 0)):
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise TypeError(f"{argument}: got {value!r}; an integer is needed")
-        if value < least:
-            raise ValueError(f"{argument}: got {value}; {least} or more is allowed")
-
-
-def _surrogate(entry: Dataset, root: Path, batch_size: int, seed: int, features: bool) -> RawGraph | CsrGraph:
+def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool) -> RawGraph | CsrGraph:
+    batch_size = selection.batch_size or 1
     if features:
         nodes = expected_size(entry, batch_size)[1]
         about = entry.feature_dim, entry.feature_cardinalities
         require_feature_memory(f"the surrogate of {entry.name}", nodes, *about)
-    return surrogate(entry, entry.synthetic, root, batch_size, seed)
+    return surrogate(entry, entry.synthetic, root, batch_size, selection.seed)
 
 
 def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: DatasetMissingError) -> str:

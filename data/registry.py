@@ -54,7 +54,7 @@ class Dataset(GraphSpec):
     Attributes:
         task: "node" or "graph".
         num_classes: size of a model's output.
-        feature_dim: columns of the node features.
+        feature_dim: columns of the node features; of random ones where the set has none.
         homepage: the publisher's description.
         licence: as the publisher states it.
         citation: how to cite it.
@@ -71,9 +71,10 @@ class Dataset(GraphSpec):
             which a pass takes seconds on a CPU.
     """
 
-    task: Task
-    num_classes: int
-    feature_dim: int
+    task: Task = "node"
+    symmetric: bool = True
+    num_classes: int = 2
+    feature_dim: int = 128
     homepage: str
     licence: str
     citation: str

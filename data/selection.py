@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, get_args
 
 import numpy as np
@@ -31,6 +32,20 @@ class Selection:
     split: Split | None = None
     seed: int = 0
     name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order: got {self.order!r}; allowed are {', '.join(ORDERS)}")
+        if self.split is not None and self.split not in SPLITS:
+            raise ValueError(f"split: got {self.split!r}; allowed are None, {', '.join(SPLITS)}")
+        for argument, least in (("batch_size", 1), ("seed", 0)):
+            value = getattr(self, argument)
+            if argument == "batch_size" and value is None:
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(f"{argument}: got {value!r}; an integer is needed")
+            if value < least:
+                raise ValueError(f"{argument}: got {value}; {least} or more is allowed")
 
     @property
     def is_default(self) -> bool:
