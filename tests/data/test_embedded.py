@@ -59,13 +59,6 @@ def test_cora_is_the_real_graph_without_a_network(tmp_path, caplog, source):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_the_graph_of_the_papers_authors(tmp_path, real_graph_dir):
-    path = real_graph_dir / "single" / "cora.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    assert data.load("cora", root=tmp_path).meta.sha256 == data.load("cora", path=path).meta.sha256
-
-
 def test_files_below_the_root_come_first(tmp_path):
     np.savez(tmp_path / "cora.npz", src_li=np.array([0, 1]), dst_li=np.array([1, 2]), num_nodes=3)
     assert data.load("cora", root=tmp_path).meta.source == "file"

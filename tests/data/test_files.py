@@ -119,12 +119,6 @@ def test_ids_with_gaps_become_ranks(tmp_path, ending):
     assert dense(load(path)).tolist() == [[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
 
 
-def test_graph_without_edges_is_a_graph(tmp_path):
-    none = np.zeros(0, np.int32)
-    loaded = load(authors_npz(tmp_path / "n.npz", src_li=none, dst_li=none))
-    assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (4, 0)
-
-
 def test_features_and_labels_of_a_file(tmp_path):
     feat, label = np.arange(12.0).reshape(4, 3), np.array([0, 4, 1, 1], np.int32)
     loaded = load(authors_npz(tmp_path / "f.npz", feat=feat, label=label))
@@ -134,17 +128,6 @@ def test_features_and_labels_of_a_file(tmp_path):
     assert loaded.node_data["label"].dtype == torch.int64
     meta = loaded.meta
     assert (meta.features, meta.feature_kind, meta.feature_dim, meta.num_classes) == ("original", "float", 3, 5)
-
-
-def test_features_of_an_unknown_file_are_seeded(tmp_path):
-    path = authors_npz(tmp_path / "f.npz")
-    first, same, other = (load(path, seed=seed).node_data["feat"] for seed in (1, 1, 2))
-    assert first.shape == (4, 64)
-    assert first.dtype == torch.float32
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
-    meta = load(path).meta
-    assert (meta.features, meta.feature_cardinalities, meta.num_classes) == ("random", None, 2)
 
 
 def test_registered_name_gives_a_file_its_task_and_features(tmp_path):

@@ -141,23 +141,6 @@ def test_all_graphs_with_labels_and_splits(layout, request):
     assert sorted(sizes_of(load(name, root, batch_size=None, split="test"))) == splits["test"]
 
 
-def test_the_split_of_a_batch_holds_only_its_graphs(ogb):
-    loaded = load("ogbg-molhiv", ogb, batch_size=5, order="random", seed=3)
-    sizes = sizes_of(loaded)
-    of_part = {part: [sizes[i] for i in ids.tolist()] for part, ids in loaded.splits.items()}
-    assert sorted(size for part in of_part.values() for size in part) == sorted(sizes)
-    for part, expected in WHOLE["ogb"][1].items():
-        assert set(of_part[part]) == set(expected) & set(sizes)
-    assert loaded.labels[:, 0].tolist() == [size % 2 for size in sizes]
-
-
-def test_a_surrogate_has_no_whole(tmp_path):
-    with pytest.raises(ValueError, match=r"batch_size: got None \(all graphs\); the surrogate of zinc needs a number"):
-        data.load("zinc", root=tmp_path, source="synthetic", batch_size=None)
-    with pytest.raises(data.DatasetMissingError, match="only with a batch_size"):
-        data.load("zinc", root=tmp_path, batch_size=None)
-
-
 def test_labels_and_split_of_a_users_collection(own):
     with np.load(own) as archive:
         arrays = dict(archive)

@@ -51,12 +51,6 @@ def test_symmetric_where_the_original_is(surrogate):
     assert np.array_equal(forward, backward) == entry.symmetric
 
 
-def test_every_edge_once_and_the_known_self_loops(surrogate):
-    entry, raw, measured = surrogate
-    assert raw.row.size == measured.bsb.nnz
-    assert (raw.row == raw.col).sum() == SELF_LOOPS.get(entry.name, 0)
-
-
 def test_edges_of_a_batch_keep_to_their_graph(surrogate):
     entry, raw, _ = surrogate
     if entry.num_graphs is None:
@@ -104,22 +98,6 @@ def test_seed_decides(name, root):
     assert first.meta == same.meta
     assert torch.equal(first.graph.ndata["feat"], same.graph.ndata["feat"])
     assert first.meta.sha256 != other.meta.sha256
-
-
-@pytest.mark.parametrize("name", ["cora", "ogbg-molhiv", "ogbg-code2"])
-def test_features_have_the_shape_of_the_original(name):
-    entry = data.info(name)
-    loaded = data.load(name, source="synthetic")
-    feat = loaded.graph.ndata["feat"]
-    assert feat.shape == (entry.num_nodes, entry.feature_dim)
-    assert loaded.meta.features == "random"
-    if entry.feature_cardinalities:
-        assert feat.dtype == torch.int64
-        assert feat.amin(0).tolist() == [0] * entry.feature_dim
-        assert torch.all(feat.amax(0) <= torch.tensor(entry.feature_cardinalities) - 1)
-    else:
-        assert feat.dtype == torch.float32
-        assert abs(feat.std().item() - 1) < 0.01
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1500])
@@ -219,25 +197,6 @@ def test_kept_batches_are_those_that_were_made(root, monkeypatch, name):
         assert torch.equal(getattr(read, key), getattr(made, key))
 
 
-def test_features_can_be_left_out():
-    whole, edges = (data.load("zinc", source="synthetic", features=wanted) for wanted in (True, False))
-    assert edges.meta == whole.meta
-    assert "feat" in whole.node_data
-    assert not edges.node_data
-
-
-def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 1)
-
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "savez", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        data.load("cora", root=tmp_path, source="synthetic")
-    assert list((tmp_path / "synthetic").iterdir()) == []
-
-
 def test_random_bits_are_uniform_and_differ_between_streams():
     from data.synthetic.random import CHUNK, random_bits, shuffled
 
@@ -297,3 +256,15 @@ def test_gpu_makes_what_is_kept_and_gives_its_memory_back(kept, monkeypatch, cap
     assert cupy.get_default_memory_pool().total_bytes() <= held
     monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 10**9)
     assert load(seed=1).meta == ours
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.synthetic.generate, "CACHED_FROM_EDGES", 1)
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        data.load("cora", root=tmp_path, source="synthetic")
+    assert list((tmp_path / "synthetic").iterdir()) == []
