@@ -5,14 +5,16 @@ the chosen graphs are read.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from data.atomic import made_once
 from data.canonical import canonical_edges
@@ -57,7 +59,7 @@ class PygDataset(OfficialSource):
         loader = getattr(importlib.import_module("torch_geometric.datasets"), self.dataset)
         inert = type(loader.__name__, (loader,), {"load": lambda self, path: None, **self.overrides})
         place = root if self.name else self.folder(root)
-        with _verified_downloads(sys.modules[loader.__module__]):
+        with _one_process(self.folder(root)), _verified_downloads(sys.modules[loader.__module__]):
             return inert(str(place), **({"name": self.name} if self.name else {}), **self.arguments, **self.options)
 
     @property
@@ -202,7 +204,7 @@ class _Ogb(PygDataset):
             raise ValueError(f"no {release} in {folder}: incomplete, or of another version")
         loader = getattr(import_ogb(self.kind), self.loader)
         inert = type(loader.__name__, (loader,), self.overrides)
-        with _pyg_classes(), config.patch("load.mmap", True):
+        with _one_process(folder), _pyg_classes(), config.patch("load.mmap", True):
             return inert(self.dataset, root=str(root), **self.options)
 
 
@@ -273,6 +275,12 @@ class _Picked:
     def _bounds(self, key: str) -> list[tuple[int, int, int]]:
         starts = [slices[key].tolist() for _, slices in self._stored]
         return [(part, starts[part][graph], starts[part][graph + 1]) for part, graph in self._places]
+
+
+def _one_process(folder: Path) -> AbstractContextManager:
+    """The classes convert in place: one process at a time. Where nothing can be written, it was done before."""
+    writable = os.access(folder.parent, os.W_OK)
+    return FileLock(folder.with_name(f".{folder.name}.converting.lock")) if writable else nullcontext()
 
 
 def _count(stored: Stored) -> int:
