@@ -5,9 +5,9 @@ E [nnz, H, d] is added to the keys and the values:
 
     s_ij = <q_i, k_j + E_ij> / sqrt(d)          O_i = sum_j softmax_j(s_ij) (v_j + E_ij)
 
-The kernel always reads E. Without features E is zero, allocated with the plan if the plan knows its shape. With features
-E_ij = W a_ij, so one weight serves keys and values. anemoi computes E by a linear layer before the attention; here
-`attend` computes it at each call, or uses that of `keep_edge_tensor`, so that a timed call is the attention alone.
+The kernel always reads E. Without features E is zero, allocated with the plan if the plan knows its shape. With
+features E_ij = W a_ij, so one weight serves keys and values. anemoi computes E by a linear layer before the attention;
+here `attend` computes it at each call, or uses that of `keep_edge_tensor`, so that a timed call is the attention alone.
 
 A scale other than 1/sqrt(d) is multiplied into q, in float32. A row whose scores are all -inf is NaN.
 

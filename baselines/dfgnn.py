@@ -6,8 +6,8 @@ paper's section on baselines; re-implemented from these descriptions. See cuda/d
 As published, both compute in float32 with a softmax that subtracts the maximum. Differences from the published
 code:
 
-* All head dimensions up to 256 are correct. The published tiling kernel leaves some scores of a tile unwritten for 65 to 96
-  and 129 to 224 dimensions, and reads past the rows where 32 does not divide the dimension.
+* All head dimensions up to 256 are correct. The published tiling kernel leaves some scores of a tile unwritten for 65
+  to 96 and 129 to 224 dimensions, and reads past the rows if 32 does not divide the dimension.
 * Several edges per warp are in flight (published: one), partial sums of several edges are reduced together, and each
   exponential is computed once per warp instead of once per thread.
 * hyper allocates shared memory for the eight rows with the most edges and refuses a graph that needs more than a block
