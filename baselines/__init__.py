@@ -1,12 +1,12 @@
-"""Other ways to compute the same attention, to compare with: `import baselines` makes them backends by name.
+"""Baselines: other implementations of the same attention. `import baselines` registers them as backends.
 
-    fused3s_paper          the kernel of the Fused3S paper, as published
-    dfgnn_*, flashsparse_* kernels of two papers before it
+    fused3s_paper          Algorithms 1 and 2 of the Fused3S paper
+    dfgnn_*, flashsparse_* kernels of two earlier papers
     anemoi                 the Triton kernel of the package anemoi-models
     dgl, pyg               message passing of the two libraries
     flex_attention, sdpa_padded   torch's dense attention, on block masks and on padded graphs
 
-"auto" takes none of them.
+"auto" never chooses them.
 """
 
 from kernels.backends import REGISTRY, register

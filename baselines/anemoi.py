@@ -1,15 +1,15 @@
 """`anemoi`: the Triton graph attention of ECMWF's weather models (anemoi.models.triton.gt), forward only.
 
-One program per query row takes all heads and walks the row's edges one after the other, in float32 on CUDA cores. An
-edge tensor E [nnz, H, d] is added to the keys and the values:
+One program per query row computes all heads and iterates over the row's edges, in float32 on CUDA cores. An edge tensor
+E [nnz, H, d] is added to the keys and the values:
 
     s_ij = <q_i, k_j + E_ij> / sqrt(d)          O_i = sum_j softmax_j(s_ij) (v_j + E_ij)
 
-The kernel always reads E. Without features it is zero, made with the plan where the plan knows its shape. With them it
-is E_ij = W a_ij, so one weight serves keys and values. anemoi makes it by a linear layer before the attention. Here
-`attend` makes it at each call, or takes the one of `keep_edge_tensor`: then a timed call is the attention alone.
+The kernel always reads E. Without features E is zero, allocated with the plan if the plan knows its shape. With
+features E_ij = W a_ij, so one weight serves keys and values. anemoi computes E by a linear layer before the attention;
+here `attend` computes it at each call, or uses that of `keep_edge_tensor`, so that a timed call is the attention alone.
 
-Another scale than 1/sqrt(d) goes into q, in float32. A row whose scores are all -inf is NaN.
+A scale other than 1/sqrt(d) is multiplied into q, in float32. A row whose scores are all -inf is NaN.
 
 The package is installed by `pip install --no-deps anemoi-models`: its dependencies, which ask for an older torch, are
 not needed for this module. Written for version 0.19.

@@ -6,15 +6,15 @@ paper's section on baselines; re-implemented from these descriptions. See cuda/d
 As published, both compute in float32 with a softmax that subtracts the maximum. Differences from the published
 code:
 
-* Any head dimension up to 256 is right. The published tiling kernel leaves some scores of a tile unwritten for 65 to 96
-  and 129 to 224 dimensions, and reads past the rows where 32 does not divide the dimension.
-* Several edges are in flight, partial sums of several edges are added together, and an exponential is taken once a warp
-  instead of once a thread: the published kernels have one edge a warp in flight.
-* hyper asks for as much shared memory as the eight rows with most edges need and refuses a graph that needs more than a
-  block gets; the published one plans for eight times the largest degree and writes past the end beyond that.
+* All head dimensions up to 256 are correct. The published tiling kernel leaves some scores of a tile unwritten for 65
+  to 96 and 129 to 224 dimensions, and reads past the rows if 32 does not divide the dimension.
+* Several edges per warp are in flight (published: one), partial sums of several edges are reduced together, and each
+  exponential is computed once per warp instead of once per thread.
+* hyper allocates shared memory for the eight rows with the most edges and refuses a graph that needs more than a block
+  has; the published one allocates for eight times the largest degree and writes out of bounds beyond that.
 * Offsets are 64 bits wide.
 
-16-bit inputs are converted to float32 at each call, and the output from it. The published code takes float32 only, so
+16-bit inputs are cast to float32 at each call, and the output back. The published code takes float32 only, so
 measure these backends with float32 inputs.
 """
 

@@ -1,9 +1,8 @@
-"""A training loop of one's own as one CUDA graph: molecules from PyG's DataLoader through FusedTransformerConv.
+"""A custom training loop as one CUDA graph: molecules from PyG's DataLoader through FusedTransformerConv.
 
     python -m examples.captured_loop      # on a GPU captured; on a CPU eagerly
 
-The graph of the step reads tensors of one size, which each batch fills. A batch that is larger than they are would run
-eagerly, as all do on a CPU.
+The captured step reads tensors of fixed size, which each batch fills. Larger batches run eagerly, as do all on a CPU.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from torch_geometric.nn import global_mean_pool
 from kernels import AttentionPlan, PlanRoom, capture_step, copy_padded_
 from models import FusedTransformerConv
 
-GRAPHS, ROWS, EDGES, FEATURES = 64, 1_600, 3_400, 9  # of a batch at most
+GRAPHS, ROWS, EDGES, FEATURES = 64, 1_600, 3_400, 9  # largest batch
 
 
 class Network(nn.Module):
@@ -34,7 +33,7 @@ class Network(nn.Module):
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the graphs that have a label; NaN is none."""
+    """Mean over the graphs with a label; NaN means no label."""
     known = ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none")
     return (losses * known).sum() / known.sum()
@@ -80,7 +79,7 @@ def train(loader: DataLoader, device: torch.device, use_graph: bool, epochs: int
 def captured(
     model: Network, optimiser: torch.optim.Optimizer, update: Callable[..., Tensor]
 ) -> Callable[[Data], Tensor]:
-    """The update as a CUDA graph. Atoms of padding belong to a further graph, which has no label."""
+    """The update as a CUDA graph. Padding atoms belong to an additional graph without a label."""
     device = next(model.parameters()).device
     x = torch.zeros(ROWS, FEATURES, device=device)
     edges = torch.full((2, EDGES), -1, device=device)

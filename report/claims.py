@@ -492,8 +492,7 @@ def headlines(findings: Mapping[str, Finding]) -> str:
         for claim in chosen
     ]
     caption = (
-        "The paper's headline claims, its authors' codes on our GPU, and ours (`fused3s_paper` and our forms of the "
-        "baselines; geometric means). Verdicts follow the rules of [CLAIMS.md](results/CLAIMS.md), which has all "
-        "claims and names the commits."
+        "The paper's headline claims, its authors' codes on our GPU, and ours (`fused3s_paper`, our baselines; "
+        "geometric means). All claims, the rules of the verdicts, commits: [CLAIMS.md](results/CLAIMS.md)."
     )
     return f"{caption}\n\n" + markdown(["claim", "the paper", "authors' codes, here", "ours", "verdict"], lines)

@@ -2,7 +2,7 @@
 
     python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...] [--output logits.npz]
         [--verify] [--accuracy] [--profile]
-    torchrun --nproc-per-node 4 scripts/infer.py ...     # on several GPUs: parallel/README.md
+    torchrun --nproc-per-node 4 scripts/infer.py ...     # on several GPUs: docs/several-gpus.md
 
 Exit status: 0; 1 if --verify found a difference; 2 for any error; 130 after Ctrl-C.
 """

@@ -1,7 +1,7 @@
 """Train the Graph Transformer on a data set with labels and splits, and report its test metric.
 
     python scripts/train.py --config configs/train/cora.yaml [--set section.key=value ...] [--output DIR] [--resume]
-    torchrun --nproc-per-node 4 scripts/train.py ...     # on several GPUs: parallel/README.md
+    torchrun --nproc-per-node 4 scripts/train.py ...     # on several GPUs: docs/several-gpus.md
 
 The folder DIR gets best.safetensors and its JSON file, the state of the run, a CSV and a TensorBoard log; with several
 training.seeds a folder seed_N for each. Its default is runs/NAME of the config, with the data set's name behind where

@@ -8,7 +8,7 @@
 //   dattn   = dS1 Wout                          -> attn_grad
 //
 // Column sums, the gradients of biases and norms, go to `partial`. Gradients of the matrices are products over all rows
-// (sum1_grad^T attn_out and so on), which are cuBLAS's.
+// (sum1_grad^T attn_out and so on), computed by cuBLAS.
 //
 // Accumulators, sums and norms are fp32; only operands of the next product are rounded to 16 bits. Blocks, warpgroups,
 // tiles, registers and the permutation of dimensions: as in dense_block.cu, whose bracketed numbers mark the same order
@@ -26,7 +26,7 @@
 // At the end the warps of a block are added in their order, and sum_partials (residual_norm.cu) adds the blocks: the
 // same bits on every run.
 //
-// Instances (DenseBackwardSpec in dense/block_training.py); shared memory in bytes, with kHasNext
+// Instances (backward_layout in dense/weights.py); shared memory in bytes, with kHasNext
 //   kDim                     64           96           128
 //   kSlice                   64           96           64
 //   kConsumers               2            2            2
@@ -43,8 +43,8 @@
 //   hidden units    acc 64, dS2 32, two slices 64, dhidden 16, hidden 16                  192
 //   last product    dS1 32, two slices 64, of the next rows grad 32 and qkv_grad 3 x 16   176
 //
-// Memory bounds it. At the end of a round, what the next one reads first is copied to L2, and S1 at its start; all that
-// a round reads would not fit beside what it writes (kernels/NOTES.md).
+// Bound by memory. At the end of a round, the first operands of the next one are prefetched to L2, and S1 at its start;
+// prefetching everything that a round reads would evict what it writes (kernels/NOTES.md).
 #include "common.cuh"
 #include "dense_consumer.cuh"
 #include "dense_rows.cuh"

@@ -47,7 +47,7 @@ struct PanelLayout {
 constexpr int kProducerRegisters = 24;  // of a thread
 
 // Compile-time layout of an instance: three successive products, named by dense_block.cu and dense_block_backward.cu.
-// DenseSpec in dense/weights.py computes the same tiles and bytes.
+// DenseLayout in dense/weights.py computes the same tiles and bytes.
 //   first    [64][kFirst * kDim] by a matrix of kFirst * kDim inputs and kDim outputs
 //   hidden   kDim to 2 * kDim to kDim
 //   last     kDim to kLast * kDim
