@@ -33,17 +33,17 @@ HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(HALF, FLOAT), (BFLOAT, BFLOAT), (HALF, HALF), (BFLOAT, FLOAT)]
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90"]
 NARROWING = 2361  # NVRTC's number of "invalid narrowing conversion"
-DIMS = [8, 16, 24, 32, 40, 64, 72, 80, 96, 120, 128, 136, 160, 192, 200, 224, 248, 256]
+DIMS = [8, 24, 40, 64, 72, 96, 112, 128, 136, 192, 200, 256]
 # Head groups of every second head dimension up to 64, and widths of one head that are no multiple of 8.
 GROUPS = sorted(
-    {(dim, heads_of_group(heads, dim)) for dim in (2, 6, 8, 10, 16, 18, 26, 32, 46, 64) for heads in range(1, 65)}
+    {(dim, heads_of_group(heads, dim)) for dim in (2, 8, 10, 16, 26, 32, 64) for heads in range(1, 65)}
 )
-OTHER_DIMS = [66, 86, 126, 166, 206]
+OTHER_DIMS = [66, 86, 126, 166]
 TERMS = [BIAS, MULTIPLIER, BIAS | MULTIPLIER, CLAMP, BIAS | CLAMP, MULTIPLIER | CLAMP, BIAS | MULTIPLIER | CLAMP]
 # Loads of 4, 8 and 16 bytes, and every number of lanes a head.
-LANE_DIMS = [2, 8, 12, 24, 64, 128, 130, 256]
+LANE_DIMS = [2, 12, 24, 64, 130, 256]
 FEATURES = KEY_FEATURES | VALUE_FEATURES
-LANE_TERMS = [0, BIAS, BIAS | MULTIPLIER, EDGE_TYPES, KEY_FEATURES, VALUE_FEATURES, FEATURES, 63]
+LANE_TERMS = [0, BIAS, BIAS | MULTIPLIER, EDGE_TYPES, FEATURES, 63]
 
 every_arch = pytest.mark.parametrize("arch", ARCHS)
 FLOAT_ARCHS = [*ARCHS, "sm_100", "sm_120"]
@@ -87,7 +87,7 @@ def test_fused3s(arch):
     specs += [forward_instance(*types, dim, SM90.warps, heads) for (dim, heads), types in in_turn(groups, arch)]
     specs += [
         forward_instance(*types, dim, SM90.few_warps if dim > SM90.wide_dim else SM90.warps, terms=terms)
-        for (dim, terms), types in in_turn(product((12, 64, 72, 128, 200), TERMS), arch)
+        for (dim, terms), types in in_turn(product((12, 64, 128, 200), TERMS), arch)
     ]
     if arch == "sm_90":
         common = ((64, SM90.warps), (128, SM90.warps), (256, SM90.few_warps))
@@ -98,15 +98,15 @@ def test_fused3s(arch):
 # float32, dimension and heads of a tensor: common shapes, and heads of every number of slices and warps, with copies of
 # 8 and 16 bytes.
 FLOAT_SHAPES = [(64, 1), (128, 1), (256, 1), (8, 8), (16, 8), (32, 4)]
-OTHER_FLOAT_SHAPES = [(dim, 1) for dim in (2, 8, 16, 24, 36, 40, 50, 72, 96, 112, 144, 160, 200, 250)]
-OTHER_FLOAT_SHAPES += [(2, 3), (4, 8), (6, 8), (8, 5), (10, 4), (12, 3), (16, 2), (16, 3), (24, 2), (30, 2)]
+OTHER_FLOAT_SHAPES = [(dim, 1) for dim in (2, 16, 36, 50, 72, 112, 160, 250)]
+OTHER_FLOAT_SHAPES += [(2, 3), (6, 8), (8, 5), (12, 3), (16, 2), (30, 2)]
 
 
 @pytest.mark.parametrize("arch", FLOAT_ARCHS)
 def test_float32_of_fused3s(arch):
     """No spills in the common shapes; in others a few words around the loop."""
     turn, elements = FLOAT_ARCHS.index(arch), (Element.FLOAT, Element.TF32)
-    shapes = FLOAT_SHAPES + OTHER_FLOAT_SHAPES[turn :: len(FLOAT_ARCHS)]
+    shapes = FLOAT_SHAPES[turn % 2 :: 2] + OTHER_FLOAT_SHAPES[turn :: len(FLOAT_ARCHS)]
     specs = [
         choose_instance(element, FLOAT, dim, 1 if dim > 128 else 2, heads)
         for (dim, heads), element in product(shapes, elements)
@@ -200,7 +200,7 @@ def test_fused3s_paper(arch):
 
 @every_arch
 def test_baselines(arch):
-    dims = range(1 + ARCHS.index(arch), 257, len(ARCHS))
+    dims = range(4 + ARCHS.index(arch), 257, 4 * len(ARCHS))
     check([DFGNNTilingBackend().instance(dim) for dim in dims], arch, registers=80)
     check([DFGNNHyperBackend().instance(dim) for dim in dims], arch, registers=104)  # 256 threads: two blocks an SM
     of_types = [Kernels.of(*types, dim, stable=dim % 16 == 0).all() for dim, types in in_turn(DIMS, arch)]
