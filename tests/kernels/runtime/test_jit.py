@@ -35,9 +35,7 @@ ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90"]
 NARROWING = 2361  # NVRTC's number of "invalid narrowing conversion"
 DIMS = [8, 24, 40, 64, 72, 96, 112, 128, 136, 192, 200, 256]
 # Head groups of every second head dimension up to 64, and widths of one head that are no multiple of 8.
-GROUPS = sorted(
-    {(dim, heads_of_group(heads, dim)) for dim in (2, 8, 10, 16, 26, 32, 64) for heads in range(1, 65)}
-)
+GROUPS = sorted({(dim, heads_of_group(heads, dim)) for dim in (2, 8, 10, 16, 26, 32, 64) for heads in range(1, 65)})
 OTHER_DIMS = [66, 86, 126, 166]
 TERMS = [BIAS, MULTIPLIER, BIAS | MULTIPLIER, CLAMP, BIAS | CLAMP, MULTIPLIER | CLAMP, BIAS | MULTIPLIER | CLAMP]
 # Loads of 4, 8 and 16 bytes, and every number of lanes a head.
