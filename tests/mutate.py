@@ -82,36 +82,14 @@ COPIED += ("fused3s_dgl.py", "pyproject.toml")
 INVALID = ("does not compile", "SyntaxError", "IndentationError", "ModuleNotFoundError")
 TIMEOUT_S = 600  # a mutant that makes a loop endless is killed by it
 
-# (pattern, replacements): one match is replaced by one of the replacements.
+# One match of a token is replaced by one of its replacements. Operators stand between spaces.
 NUMBER = re.compile(r"(?<![\w.\"'<])\d+(?![\w.\"'])")
-SWAPS = [
-    (re.compile(r"(?<=\s)\+(?=\s)"), ["-"]),
-    (re.compile(r"(?<=\s)-(?=\s)"), ["+"]),
-    (re.compile(r"(?<=\s)\*(?=\s)"), ["+"]),
-    (re.compile(r"(?<=\s)//?(?=\s)"), ["*"]),
-    (re.compile(r"(?<=\s)%(?=\s)"), ["*"]),
-    (re.compile(r"(?<=\s)<<(?=\s)"), [">>"]),
-    (re.compile(r"(?<=\s)>>(?=\s)"), ["<<"]),
-    (re.compile(r"(?<=\s)<(?=\s)"), ["<=", ">"]),
-    (re.compile(r"(?<=\s)>(?=\s)"), [">=", "<"]),
-    (re.compile(r"(?<=\s)<=(?=\s)"), ["<", ">"]),
-    (re.compile(r"(?<=\s)>=(?=\s)"), [">", "<"]),
-    (re.compile(r"(?<=\s)==(?=\s)"), ["!="]),
-    (re.compile(r"(?<=\s)!=(?=\s)"), ["=="]),
-    (re.compile(r"(?<=\s)&&(?=\s)"), ["||"]),
-    (re.compile(r"(?<=\s)\|\|(?=\s)"), ["&&"]),
-    (re.compile(r"(?<=\s)\^(?=\s)"), ["|", "+"]),
-    (re.compile(r"(?<=\s)&(?=\s)"), ["|"]),
-    (re.compile(r"(?<=\s)\|(?=\s)"), ["&"]),
-    (re.compile(r"\+=(?=\s)"), ["-=", "="]),
-    (re.compile(r"\*=(?=\s)"), ["="]),
-    (re.compile(r"\bfmaxf\b"), ["fminf"]),
-    (re.compile(r"\bmin\b(?=\()"), ["max"]),
-    (re.compile(r"\bmax\b(?=\()"), ["min"]),
-    (re.compile(r"\btrue\b"), ["false"]),
-    (re.compile(r"\bfalse\b"), ["true"]),
-    (re.compile(r"\bTrue\b"), ["False"]),
-]
+OPERATORS = {"+": ["-"], "-": ["+"], "*": ["+"], "/": ["*"], "//": ["*"], "%": ["*"], "<<": [">>"], ">>": ["<<"]}
+OPERATORS |= {"<": ["<=", ">"], ">": [">=", "<"], "<=": ["<", ">"], ">=": [">", "<"], "==": ["!="], "!=": ["=="]}
+OPERATORS |= {"&&": ["||"], "||": ["&&"], "^": ["|", "+"], "&": ["|"], "|": ["&"], "+=": ["-=", "="], "*=": ["="]}
+WORDS = {r"fmaxf\b": "fminf", r"min(?=\()": "max", r"max(?=\()": "min", r"true\b": "false", r"false\b": "true"}
+SWAPS = [(re.compile(rf"(?<=\s){re.escape(token)}(?=\s)"), swaps) for token, swaps in OPERATORS.items()]
+SWAPS += [(re.compile(rf"\b{word}"), [swap]) for word, swap in (WORDS | {r"True\b": "False"}).items()]
 DECLARATION = r"(?:return|using|constexpr|static_assert|const|struct|int|float|u32|i64)\b"
 STATEMENT = re.compile(rf"^\s*(?!{DECLARATION})[\w:>.\[\]()-]+.*;\s*$")
 

@@ -20,11 +20,9 @@ from edge_cases import (
     qkv,
 )
 
-from baselines import REGISTRY
 from kernels import AttentionPlan, BoundEdges, EdgeData, plan_attention, sparse_attention
 from kernels.backends import reference
 from kernels.backends.base import InputSpec
-from kernels.backends.reference import Edges, ReferenceBackend
 from kernels.runtime.cuda_graph import capture
 
 DOUBLE = torch.float64
@@ -97,37 +95,6 @@ def test_log_sum_exp_has_the_edge_terms(kind):
     close(output, expected)
     torch.testing.assert_close(lse, expected_lse.float())
     assert (lse[:20] == -torch.inf).all()
-
-
-class ShuffledReference(ReferenceBackend):
-    """`reference` with its edges in an order of its own, and rows in the order it is given."""
-
-    name = "shuffled"
-    reorders = True
-
-    def build(self, graph, device, inputs, perm=None):
-        edges = super().build(graph, device, inputs)
-        self.shuffle = torch.randperm(edges.row.numel(), generator=torch.Generator().manual_seed(1))
-        row = edges.row if perm is None else perm.long()[edges.row]
-        return Edges(row[self.shuffle], edges.col[self.shuffle])
-
-    def edge_order(self, data):
-        return self.shuffle
-
-
-@pytest.mark.parametrize(("form", "reorder"), [("scipy_coo", "none"), ("torch_csc", "communities")])
-def test_a_backend_keeps_edges_and_rows_in_its_own_order(monkeypatch, form, reorder):
-    monkeypatch.setitem(REGISTRY, "shuffled", ShuffledReference())
-    for name in ("repeated", "self_loops"):
-        graph = EDGE_LISTS[name]()
-        made, order = FORMS[form](graph)
-        plan = planned("shuffled", made, reorder=reorder)
-        if reorder != "none":
-            assert plan.order.perm is not None
-        for kind in KINDS:
-            _, tensors, inputs, expected, _ = case(name, kind, 2, 5)
-            output = plan(*tensors, scale=SCALE, edges=in_order(inputs, order))
-            close(output, expected)
 
 
 def whole_case(heads: int = 2, dim: int = 5):

@@ -187,28 +187,6 @@ def test_a_compiled_call_has_the_gradients_of_each_kind_of_edge_data(backend, ki
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_call_takes_one_head_gives_the_log_sum_exp_and_is_cast(backend):
-    case = Case(backend)
-
-    def attention(q, k, v):
-        return case.plan(q[:, 0], k[:, 0], v[:, 0], return_lse=True)
-
-    (output, lse), (expected, expected_lse) = (
-        function(*case.tensors) for function in (compiled(attention, backend), attention)
-    )
-    assert_same_call(output, expected, case.tensors)
-    same(lse, expected_lse)
-    assert not lse.requires_grad
-    wide = [tensor.detach().float().requires_grad_() for tensor in case.tensors]
-    function = compiled(lambda *tensors: case.plan(*tensors), backend)
-    with torch.autocast(case.plan.device.type, torch.bfloat16):
-        output = function(*wide)
-    assert output.dtype == torch.bfloat16
-    expected = case.plan(*(tensor.bfloat16() for tensor in wide))
-    torch.testing.assert_close(output, expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_plans_of_all_sizes_share_compiled_code(backend):
     """The sizes, tensors and numbers of a plan are inputs of the code, not part of it."""
     counter = CompileCounterWithBackend("aot_eager")

@@ -14,7 +14,7 @@ from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 import kernels
 from models import GraphTransformer
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
-from training import Trainer, TrainingError, captured_graphs, step
+from training import Trainer, captured_graphs, step
 from training.captured_graphs import capture_refused
 
 
@@ -103,18 +103,6 @@ def test_a_resumed_run_has_the_same_bits(graphs, make_config, trained, tmp_path,
     rest, _ = trained(config, graphs, tmp_path / "parts", resume=True)
     for name, tensor in whole.step.model.state_dict().items():
         assert torch.equal(tensor, rest.step.model.state_dict()[name]), name
-
-
-@pytest.mark.parametrize("asked", ["auto", True])
-def test_batch_norm_is_refused(graphs, make_config, tmp_path, captured_on_cpu, asked):
-    config = make_config(model__norm="batch", runtime__device="auto", runtime__cuda_graph=asked)
-    if asked is True:
-        with pytest.raises(TrainingError, match="cuda_graph = True: batch norm would count the rows of padding; use"):
-            Trainer(config, graphs, tmp_path, seed=0)
-        return
-    trainer = Trainer(config, graphs, tmp_path, seed=0)
-    assert not trainer.captured
-    assert trainer.graph_reason == "chosen by auto; batch norm would count the rows of padding"
 
 
 @NEEDS_COMPILER

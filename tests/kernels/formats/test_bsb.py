@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 import kernels.formats.bsb_build
 from fused3s_dgl import import_dgl
 from kernels import BSB
-from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import canonical_csr
 
 PAPER_TABLE = {  # nodes, nnz, TCB/RW mean and CV, nnz/TCB mean and CV, as printed in the paper's data set table
     "cora": (2_708, 10_556, 7.5, 0.38, 8.3, 0.29),
@@ -133,21 +131,6 @@ def test_memory_of_several_passes_is_the_result_and_a_part_of_it(monkeypatch):
         tracemalloc.stop()
     result = arrays.col_sparse_to_dense.nbytes + arrays.bitmap.nbytes
     assert peak < 1.8 * result
-
-
-@settings(max_examples=100, deadline=None)
-@given(edge_lists(), st.booleans(), st.sampled_from([np.int32, np.int64, np.uint32]))
-def test_canonical_csr_of_any_pattern(edges, is_sorted, dtype):
-    num_rows, num_cols, rows, cols = edges
-    if is_sorted:
-        rows, cols = np.unique(np.stack([rows, cols]), axis=1)
-    given_arrays = csr_with_duplicates(num_rows, rows, cols)
-    pattern = CSRPattern(*(array.astype(dtype) for array in given_arrays), (num_rows, num_cols))
-    indptr, indices = canonical_csr(pattern, torch.device("cpu"))
-    expected = EdgeList(torch.from_numpy(rows), torch.from_numpy(cols), (num_rows, num_cols))
-    np.testing.assert_array_equal(indptr.numpy(), given_arrays[0])
-    np.testing.assert_array_equal(indices.numpy(), expected.col[expected.csr_order()])
-    assert (indptr.dtype, indices.dtype) == (torch.int64, torch.int32)
 
 
 def assert_same_bits(left: BSB, right: BSB) -> None:

@@ -1,6 +1,5 @@
 """Row orders: bijections, savings on planted structure and on real graphs, counts, and malformed input."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from kernels.formats.csr import CSRPattern, csr_from_scipy
 from kernels.formats.row_order import METHODS, RowOrder, permute_rows
 from kernels.formats.row_order_search import find_row_order
-from kernels.formats.window_filling import fill_windows
 
 pytest.importorskip("numba", reason="Numba, which compiles the search for communities, is not installed")
 
@@ -54,12 +52,6 @@ def check(csr: Csr, order: RowOrder) -> None:
     assert order.seconds >= 0
 
 
-def fill(csr: Csr, loop: Callable[..., np.ndarray], window_rows: int) -> np.ndarray:
-    csc = csr.tocsc()
-    ends = [matrix.indptr.astype(np.int64) for matrix in (csr, csc)]
-    return loop(ends[0], csr.indices, ends[1], csc.indices, np.arange(csr.shape[0], dtype=np.int32), window_rows)
-
-
 def planted(groups: int, rows: int, cols: int, seed: int = 0) -> Csr:
     """Disjoint blocks of ones, rows and columns shuffled."""
     rng = np.random.default_rng(seed)
@@ -96,14 +88,6 @@ def test_planted_blocks_are_found(method: str):
     assert order.columns_before > 5 * order.columns_after
 
 
-def test_next_row_shares_most_for_its_size():
-    rows = [{0, 1}, {0}, {0, 2, 3, 4}, {1, 5}, {6}]
-    # With row 0, columns 0 and 1 weigh 1 + 2/3 and 1 + 2/2, so that rows 1, 2, 3 rate 1.67, 0.83, 1.41. Row 1 adds no
-    # column, row 3 none that another row has, and row 4 starts anew.
-    mask = np.array([[col in row for col in range(7)] for row in rows])
-    assert fill(sp.csr_array(mask.astype(np.int8)), fill_windows, window_rows=5).tolist() == [0, 1, 3, 2, 4]
-
-
 def test_auto_leaves_a_good_order_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         "kernels.formats.row_order_search._group_windows", lambda *_: pytest.fail("windows were grouped for nothing")
@@ -111,17 +95,6 @@ def test_auto_leaves_a_good_order_alone(monkeypatch: pytest.MonkeyPatch):
     band = sp.csr_array(sp.diags_array([1, 1, 1], offsets=[-1, 0, 1], shape=(800, 800), dtype=np.int8))
     order = find_row_order(csr_from_scipy(band), "auto")
     assert (order.perm, order.method, order.columns_after) == (None, "none", order.columns_before)
-
-
-def test_the_order_does_not_depend_on_the_order_of_the_columns():
-    csr = sp.random_array((500, 400), density=0.02, rng=np.random.default_rng(0), format="csr")
-    rng = np.random.default_rng(1)
-    pieces = [rng.permutation(np.tile(csr[[row]].indices, 2)) for row in range(500)]  # shuffled, each column twice
-    doubled = CSRPattern(2 * csr.indptr.astype(np.int64), torch.from_numpy(np.concatenate(pieces)).long(), csr.shape)
-    patterns = csr_from_scipy(csr), csr_from_scipy(csr), doubled
-    perms = [find_row_order(pattern, "communities").perm for pattern in patterns]
-    assert torch.equal(perms[0], perms[1])
-    assert torch.equal(perms[0], perms[2])
 
 
 @pytest.mark.parametrize("name", SAVED_BY_MODULARITY)
