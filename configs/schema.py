@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 import data
-from configs.paths import check_label
 
 MOST_GRAPHS = 10**9  # of a batch, and batches
 BATCH_NODES = 200_000  # of a batch that fills a GPU
@@ -49,6 +48,15 @@ def check_choice(key: str, value: str, allowed: Sequence[str], also: str = "") -
     if value not in allowed:
         hint = did_you_mean(value, allowed)
         raise ValueError(f"{key} = {value!r}: not known;{hint} allowed are {', '.join(allowed)}{also}")
+
+
+def check_label(key: str, name: str) -> None:
+    """Raise a ValueError unless a name can be part of a file's name."""
+    if name in ("", ".", "..") or not name.isprintable() or set(name) & set("/\\") or len(name.encode()) > 200:
+        raise ValueError(
+            f"{key} = {name!r}: it names files, so that it must be printable, of 1 to 200 bytes, without / and \\; the "
+            "place of a file of your own is data.path"
+        )
 
 
 def refuse(problems: Iterable[str | None]) -> None:
