@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.table import Table
 from rich.text import Text

@@ -27,7 +27,7 @@ def test_during_the_imports():
         text=True,
     )
     for line in process.stderr:
-        if line.endswith(" interrupts\n"):
+        if line.endswith(" clone\n"):
             break
     process.send_signal(signal.SIGINT)
     rest = [line for line in process.stderr.read().splitlines() if not line.startswith("import time:")]
