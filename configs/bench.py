@@ -13,8 +13,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from configs.load import ConfigError
-from configs.paths import check_folder_name, check_label
-from configs.schema import MAX_HEAD_DIM, Section, check_choice, did_you_mean
+from configs.schema import MAX_HEAD_DIM, Section, check_choice, check_label, did_you_mean
 
 if TYPE_CHECKING:
     from data import LoadedGraph
@@ -188,12 +187,13 @@ class BenchConfig(Section):
         import data  # on use: `import configs` stays light
         from baselines import REGISTRY
 
-        check_folder_name("root", self.root)
         wanted = [workload.graph for workload in self.workloads.values()] or self.graphs
         for name in wanted:
             check_label("graphs", name)
-            if self.source != "file" and not Path(self.root, f"{name}.npz").is_file():
-                check_choice("graphs", name, data.names())
+            if self.source != "file":
+                check_choice(
+                    "graphs", name, tuple(data.names()), "; a file of your own has any name, with source: file"
+                )
         for name in self.graphs if self.workloads else ():
             check_choice("graphs", name, tuple(self.workloads))
         modes = [name.removesuffix(WITH_FLOAT32) if self.measure == "training" else name for name in self.modes]

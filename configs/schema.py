@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from configs.paths import check_label
+import data
 
 MOST_GRAPHS = 10**9  # of a batch, and batches
 BATCH_NODES = 200_000  # of a batch that fills a GPU
@@ -48,6 +48,15 @@ def check_choice(key: str, value: str, allowed: Sequence[str], also: str = "") -
     if value not in allowed:
         hint = did_you_mean(value, allowed)
         raise ValueError(f"{key} = {value!r}: not known;{hint} allowed are {', '.join(allowed)}{also}")
+
+
+def check_label(key: str, name: str) -> None:
+    """Raise a ValueError unless a name can be part of a file's name."""
+    if name in ("", ".", "..") or not name.isprintable() or set(name) & set("/\\") or len(name.encode()) > 200:
+        raise ValueError(
+            f"{key} = {name!r}: it names files, so that it must be printable, of 1 to 200 bytes, without / and \\; the "
+            "place of a file of your own is data.path"
+        )
 
 
 def refuse(problems: Iterable[str | None]) -> None:
@@ -92,8 +101,6 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
-        import data  # on use: it imports torch
-
         source = f"data.source = {self.source!r}"
         if self.source in ("official", "synthetic") and self.path is not None:
             raise ValueError(f"{source} and data.path = {self.path!r}: only file and auto read a path")
@@ -232,8 +239,6 @@ class Config(Section):
     @classmethod
     def _passes_of_the_data_set(cls, settings: Any) -> Any:
         """Take defaults of runtime.warmup and runtime.repeats from the registry: large graphs get fewer passes."""
-        import data  # on use: it imports torch
-
         match settings:
             case {"data": {"name": str(name)}} if name in data.names():
                 entry, runtime = data.info(name), settings.get("runtime", {})
@@ -243,8 +248,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        import data
-
         name, form = self.data.name, self.model.edge_features
         problems = []
         if form != "none" and not self.data.reads_file and not data.info(name).edge_feature_dim:
@@ -276,14 +279,14 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _trains(self) -> Self:
-        data, model = self.data, self.model
+        graphs, model = self.data, self.model
         wrong = {
             "runtime.dense = 'fused': this kernel is for inference; use auto": self.runtime.dense == "fused",
             f"model.checkpoint = {model.checkpoint!r}: training starts from random weights; allowed are auto and null "
             "(to continue a run: --resume)": model.checkpoint not in ("auto", None),
-            "data.batch_size = 'auto': training needs a number of graphs": data.batch_size == "auto",
-            f"data.order = {data.order!r}: training shuffles; use dataset": data.order != "dataset",
-            f"data.split = {data.split!r}: training takes all splits; use null": data.split is not None,
+            "data.batch_size = 'auto': training needs a number of graphs": graphs.batch_size == "auto",
+            f"data.order = {graphs.order!r}: training shuffles; use dataset": graphs.order != "dataset",
+            f"data.split = {graphs.split!r}: training takes all splits; use null": graphs.split is not None,
         }
         refuse(problem for problem, is_wrong in wrong.items() if is_wrong)
         return self

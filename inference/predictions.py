@@ -47,7 +47,7 @@ def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph) -> None:
             known = rows.graph_ids is not None
             arrays["graph_ids"] = rows.graph_ids.numpy() if known else np.arange(rows.meta.num_graphs)
             if rows.meta.task == "node":
-                arrays["node_counts"] = rows.graph.batch_num_nodes().numpy().astype(np.int64)
+                arrays["node_counts"] = rows.graph_sizes.numpy()
         np.savez(content, **arrays)
     with replacing(path) as unfinished:
         unfinished.write_bytes(content.getbuffer())

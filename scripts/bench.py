@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import typer
 
 import kernels

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import torch
 import typer
 from rich.console import Console

@@ -8,11 +8,11 @@ Exit status: 0; 1 if --verify found a difference; 2 for any error; 130 after Ctr
 """
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import torch
 import typer
 from rich.text import Text
@@ -73,15 +73,12 @@ def main(
             check_predictions_path(output)
         if profile and is_launched():
             raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
-        if is_launched():
-            with ranks(request.config.runtime.device) as group:
-                passed = infer(request, kept, group)
-        else:
-            passed = infer(request, kept)
+        with ranks(request.config.runtime.device) if is_launched() else nullcontext() as group:
+            passed = infer(request, kept, group)
     raise typer.Exit(0 if passed else 1)
 
 
-def infer(request: Request, kept: list[str], group: Group | None = None) -> bool:
+def infer(request: Request, kept: list[str], group: Group | None) -> bool:
     """Measure and report one run, on several ranks by rank 0; False if the output differs from the reference.
 
     `kept` gets the file of predictions once it is written.

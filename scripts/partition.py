@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +19,7 @@ from rich.text import Text
 from bench import cli
 from bench.cli import console
 from configs import load_config
+from inference.predictions import check_folder
 from parallel import partition_graph
 from parallel.builder import EDGES_PER_BLOCK
 from parallel.datasets import dataset_source, partition_folder
@@ -37,7 +37,7 @@ def main(
         typer.Option(help="metis: few edges between parts, needs the graph in memory; contiguous: ranges of rows."),
     ] = "metis",
     output: Annotated[Path | None, typer.Option(help="Folder of the partition.")] = None,
-    block: Annotated[int, typer.Option(help="Edges in memory at a time, 40 bytes each.", min=1)] = EDGES_PER_BLOCK,
+    block: Annotated[int, typer.Option(help="Edges in memory, 40 bytes each.", min=1, max=2**40)] = EDGES_PER_BLOCK,
 ) -> None:
     """Partition a graph to disk."""
     cli.configure_logging("data")
@@ -45,6 +45,7 @@ def main(
         settings = load_config(config, overrides or [])
         seed, chosen = settings.runtime.seed, settings.data.model_dump(include={"name", "root", "source", "path"})
         folder = output or partition_folder(settings.data, seed, method, parts)
+        check_folder("--output", folder)
         console.print(Text(f"loading {settings.data.name}"))
         source = dataset_source(**chosen, seed=seed)
         found = partition_graph(

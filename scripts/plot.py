@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.text import Text
 

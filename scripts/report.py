@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import numpy as np
 import typer
 from PIL import Image

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import torch
 import typer
 import yaml

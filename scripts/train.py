@@ -12,13 +12,12 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import clone  # noqa: F401, stands first
-import interrupts  # noqa: F401, before slow imports
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -68,16 +67,13 @@ def main(
         device = resolve_device(settings.runtime.device)
         check_machine(settings, device, resolve_precision(settings.training.precision, device))
         console.print(cli.describe_config(f"{config} ({settings.sha()})", settings))
-        if is_launched():
-            with ranks(settings.runtime.device) as group:
-                finished = train(config, settings, output, resume, results, group)
-        else:
-            finished = train(config, settings, output, resume, results)
+        with ranks(settings.runtime.device) if is_launched() else nullcontext() as group:
+            finished = train(config, settings, output, resume, results, group)
     raise typer.Exit(0 if finished else INTERRUPTED)
 
 
 def train(
-    config_path: Path, config: TrainConfig, output: Path, resume: bool, results: Path, group: Group | None = None
+    config_path: Path, config: TrainConfig, output: Path, resume: bool, results: Path, group: Group | None
 ) -> bool:
     """Train all seeds, on several ranks as one of `group`; False if Ctrl-C ended it."""
     console.print(Text(f"loading {config.data.name}"))
