@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from kernel_rows import row
 
 from report import claims
@@ -65,7 +66,7 @@ def test_the_least_favourable_of_all_and_of_real_graphs_counts():
         ("b", "synthetic", "fused3s_paper", 1.0), ("b", "synthetic", "pyg", 4.0),
     )]  # fmt: skip
     finding = judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR}})
-    assert finding == Finding(PART, "2.19x (n = 2, 1 synthetic); real 1.20x (n = 1)")
+    assert (finding.verdict, finding.ours) == (PART, "2.19x (n = 2, 1 synthetic); real 1.20x (n = 1)")
 
 
 def test_synthetic_graphs_alone_give_at_most_in_part():
@@ -119,6 +120,8 @@ def test_every_claim_has_one_kind_of_evidence_and_no_constant_verdict():
 
 def test_named_tests_and_commands_exist():
     assert [path for claim in ALL for path in claim.get("tests", ()) if not (ROOT / path).exists()] == []
+    steps = {claim["check"].partition("FIGURES=")[2] for claim in ALL if "FIGURES=" in claim.get("check", "")}
+    assert steps <= {*yaml.safe_load((ROOT / "configs" / "suite.yaml").read_text())}
     targets = {claim["check"].split()[1] for claim in ALL if "check" in claim}
     assert targets <= {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
 
