@@ -19,6 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from PIL import Image
 
 from report.engine import DISTURBED, Data, Spec, axis, chain, mean, quiet, real
 from report.rows import HERE, merged, read_yaml
@@ -83,11 +84,15 @@ def slug(text: str) -> str:
 
 
 def image(figure: Figure, kind: str = "png") -> bytes:
-    """The figure as a file of that kind; the same bytes on every run on one machine."""
-    content = io.BytesIO()
-    none = dict.fromkeys(("Creator", "Producer", "CreationDate")) if kind == "pdf" else {"Software": None}
+    """The figure as a file of that kind; the same bytes on every run on one machine. A PNG has a palette."""
+    content, small = io.BytesIO(), io.BytesIO()
+    none = {"Software": None} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
     figure.savefig(content, format=kind, metadata=none)
-    return content.getvalue()
+    if kind != "png":
+        return content.getvalue()
+    palette = Image.open(content).convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette.save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
 def colour(series: str) -> str:
@@ -383,7 +388,8 @@ def dots(data: Data, spec: Spec) -> Figure | None:
             axes.plot(places, best["ratio"], "o", mfc="none", mec="black", ms=8, label=label)
             axes.axhline(mean(best["ratio"]), color="black", linewidth=0.8, linestyle="--")
         axes.axhline(1, color="black", linewidth=0.6)
-        legend_above(axes, 1 if len(panels) > 1 else 3, title=panel.get("title", ""))
+        device = pd.concat(found.values())["device"].iloc[0]
+        legend_above(axes, 1 if len(panels) > 1 else 3, title=", ".join(filter(None, [panel.get("title"), device])))
     log_axis(grid[0, 0].yaxis, "x")
     grid[0, 0].set_ylabel(spec["label"])
     return figure

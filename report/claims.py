@@ -52,12 +52,14 @@ class Finding:
         verdict: one of VERDICTS.
         ours, codes: the numbers of this repository, and of the authors' codes on the same GPU.
         why: what was computed; follows the `why` of the declaration.
+        means: the mean ratios behind `ours`.
     """
 
     verdict: str
     ours: str = "-"
     codes: str = "-"
     why: str = ""
+    means: tuple[float, ...] = ()
 
 
 NOT_RECORDED = Finding(MISSING, why="The rows are not recorded.")
@@ -98,7 +100,7 @@ def describe(found: pd.DataFrame) -> str:
 def judge_near(data: Data, spec: Spec) -> Finding:
     """`value` (or [low, high]) against the mean ratio of each of `ours`; `codes`: that of the authors' codes."""
     limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
-    verdicts, texts = [], []
+    verdicts, texts, means = [], [], []
     for name, pair in spec["cases"].items():
         found = data.pairs(pair)
         if quiet(found).empty:
@@ -106,15 +108,16 @@ def judge_near(data: Data, spec: Spec) -> Finding:
         if spec.get("half"):
             found = found.sort_values("ratio", ascending=False).head((len(found) + 1) // 2)
         some = [quiet(found), real(quiet(found))]
-        verdicts += [near(mean(rows["ratio"]), *limits) for rows in some if len(rows)]
+        means += [mean(rows["ratio"]) for rows in some if len(rows)]
         verdicts += [PART] * (not len(some[1]))
         texts.append(f"{name}: {describe(found)}" if name else describe(found))
+    verdicts += [near(value, *limits) for value in means]
     codes = data.pairs(spec["codes"]) if "codes" in spec else pd.DataFrame()
     theirs = f"{describe(codes)}: {near(mean(codes['ratio']), *limits)}" if len(codes) else "-"
     rewritten = data.pairs(spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
     factor = f"{mean(rewritten['ratio']):.2f}" if len(rewritten) else ""
     why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
-    return Finding(worst(verdicts), "; ".join(texts), theirs, why)
+    return Finding(worst(verdicts), "; ".join(texts), theirs, why, tuple(means))
 
 
 def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[int, int, list[str], bool]:
@@ -359,9 +362,9 @@ def judge_summary(data: Data, spec: Spec, findings: Mapping[str, Finding]) -> Fi
     verdict = YES if counts[YES] == len(found) else of_all(some, len(found)) if some < len(found) else PART
     theirs = Counter(finding.codes.rpartition(": ")[2] for finding in found if finding.codes != "-")
     words = [", ".join(f"{number} {name}" for name, number in some.items()) for some in (counts, theirs)]
-    return Finding(
-        verdict, f"of {len(found)} means: {words[0]}", f"of {theirs.total()} means: {words[1]}" if theirs else "-"
-    )
+    values = [value for finding in found for value in finding.means]
+    ours = f"{min(values):.2f}x to {max(values):.1f}x; of {len(found)} captions: {words[0]}"
+    return Finding(verdict, ours, f"of {theirs.total()} captions: {words[1]}" if theirs else "-")
 
 
 PREDICATES: dict[str, Callable[..., Finding]] = {

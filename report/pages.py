@@ -29,10 +29,9 @@ SCORES = """
 The metric on the test split over seeds, mean ± standard error; its difference from `reference` in float32, of
 independent runs and of runs with the same seed. {provenance}.
 
-{scores}
-The same weights in inference with another attention or precision, minus the score at the end of training:
+{changes}
 
-{changes}"""
+{scores}"""
 
 
 def tables() -> dict[str, dict]:
@@ -49,7 +48,7 @@ def results_page(data: Data) -> str:
     data.used.clear()
     scores, changes = split_scores(data), inference_changes(data)
     if scores:
-        parts.append(SCORES.format(provenance=data.provenance(), scores=scores, changes=changes or "Not recorded.\n"))
+        parts.append(SCORES.format(provenance=data.provenance(), scores=scores, changes=changes))
     return "".join(parts)
 
 

@@ -44,18 +44,17 @@ def split_scores(data: Data) -> str:
 
 
 def inference_changes(data: Data) -> str:
-    """The metric of the same weights in another precision or attention, minus that at the end of training."""
+    """How much the metric of the same weights changes in inference with another attention or precision; a sentence."""
     trained, used = tested(data, "train"), tested(data, "infer")
     pairs = used.merge(trained, on=["dataset", "checkpoint", "metric"], suffixes=("", "_trained"))
     pairs = pairs[(pairs["backend"] != pairs["backend_trained"]) | (pairs["dtype"] != pairs["dtype_trained"])]
     pairs = pairs.assign(change=pairs["value"] - pairs["value_trained"])
-    lines = []
-    for key, found in pairs.groupby(["dataset", "backend_trained", "dtype_trained", "backend", "dtype"]):
-        dataset, backend, dtype, other, precision = key
-        changes = found["change"]
-        mean = f"{fmean(changes):+z.5f} ± {standard_error(changes):.5f}"
-        most = f"{max(changes, key=abs):+z.5f}"
-        names = [dataset, f"{backend}, {dtype}", f"{other}, {precision}", found["metric"].iloc[0][5:]]
-        lines.append([*names, str(len(changes)), mean, most])
-    head = ["data set", "trained with", "inference with", "metric", "seeds", "mean change", "largest change"]
-    return markdown(head, lines, 4) if lines else ""
+    ways = ["dataset", "backend_trained", "dtype_trained", "backend", "dtype"]
+    means = {key: found["change"] for key, found in pairs.groupby(ways)}
+    if not means:
+        return "Inference with the same weights was not recorded."
+    (dataset, *way), changes = max(means.items(), key=lambda item: abs(fmean(item[1])))
+    names = f"{dataset}, trained with {way[0]} in {way[1]}, {way[2]} in {way[3]}"
+    change = f"{fmean(changes):+z.5f} ± {standard_error(changes):.5f} over {len(changes)} seeds"
+    ways = f"Inference of the same weights with another attention or precision, {len(means)} ways"
+    return f"{ways}: the mean score changes by at most {change} ({names})."

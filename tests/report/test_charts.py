@@ -100,13 +100,6 @@ def test_a_line_has_the_points_of_its_epochs_in_order():
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([2, 10], [0.5, 0.7])
 
 
-def test_a_heat_map_has_a_number_in_each_cell():
-    heads = {"bench": "heads", "out_dtype": "float16"}
-    rows = [row("cora", "fused3s", 1.0, **heads), row("cora", "fused3s", 1.5, heads=2, dim=64, **heads)]
-    ((_, figure),) = draw(Data(frame(rows)), "heads")
-    assert "1.50" in texts(figure)
-
-
 def test_another_width_and_group_are_drawn_on_request_and_nothing_without_rows():
     rows = [row("zinc", name, 1.0, dim=64) for name in ("fused3s", "fused3s_paper", "pyg")]
     ((file, _),) = draw(Data(frame(rows)), "speedup", {"group": "batched", "dim": 64})

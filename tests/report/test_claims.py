@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from kernel_rows import row
 
 from report import claims
-from report.claims import NO, PART, YES, Finding, describe, judge_holds, judge_less, judge_near, near, of_all, sections
-from report.engine import Data, mean
-from report.published import FOLDER, published_rows
-from report.rows import frame, read_yaml, select
+from report.claims import NO, PART, YES, Finding, judge_holds, judge_less, judge_near, near, sections
+from report.engine import Data
+from report.published import FOLDER
+from report.rows import frame
 
 ROOT = Path(__file__).parents[2]
 ALL = [claim for section in sections() for claim in section["claims"]]
@@ -50,10 +51,6 @@ def test_a_ratio_is_near_within_a_factor_and_on_the_same_side_of_one(value, low,
     assert near(value, low, high) == verdict
 
 
-def test_statements_about_cases():
-    assert [of_all(holds, 4) for holds in (4, 3, 2)] == [YES, PART, NO]
-
-
 @pytest.mark.parametrize(("ratio", "verdict"), [(2.2, YES), (1.5, PART), (1.0, NO), (5.0, NO)])
 def test_a_caption_is_judged_by_the_rows(ratio, verdict):
     assert judge_near(data(ratio, ratio), {"value": 2.2, "cases": {"": PAIR}}).verdict == verdict
@@ -65,7 +62,7 @@ def test_the_least_favourable_of_all_and_of_real_graphs_counts():
         ("b", "synthetic", "fused3s_paper", 1.0), ("b", "synthetic", "pyg", 4.0),
     )]  # fmt: skip
     finding = judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR}})
-    assert finding == Finding(PART, "2.19x (n = 2, 1 synthetic); real 1.20x (n = 1)")
+    assert (finding.verdict, finding.ours) == (PART, "2.19x (n = 2, 1 synthetic); real 1.20x (n = 1)")
 
 
 def test_synthetic_graphs_alone_give_at_most_in_part():
@@ -75,21 +72,12 @@ def test_synthetic_graphs_alone_give_at_most_in_part():
     assert judge_near(made, {"value": 3.0, "cases": {"": PAIR}}).verdict == PART
 
 
-def test_wrong_outputs_are_in_no_verdict():
-    rows = [row("a", "fused3s_paper", 1.0), row("a", "pyg", 2.2, "wrong")]
-    assert judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR}}) == claims.NOT_RECORDED
-
-
 def test_cases_hold_or_not_and_means_fall_or_not():
     assert judge_holds(data(2.0, 0.5, 3.0), {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
     of = PAIR | {"of": ["graph 0"], "below": None}
     assert judge_holds(data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, "pyg: graph 0 2.00 (mean 4.00)")
     cases = {"first": PAIR | {"dataset": "graph 0"}, "second": PAIR | {"dataset": "graph 1"}}
     assert [judge_less(data(*pair), {"cases": cases}).verdict for pair in ((3.0, 2.0), (2.0, 3.0))] == [YES, NO]
-
-
-def test_a_description_counts_what_it_is_made_of():
-    assert describe(data(4.0, 0.25, source="synthetic").pairs(PAIR)) == "1.00x (n = 2, 2 synthetic, slower on 1)"
 
 
 def test_memory_fits_only_the_subject():
@@ -119,6 +107,8 @@ def test_every_claim_has_one_kind_of_evidence_and_no_constant_verdict():
 
 def test_named_tests_and_commands_exist():
     assert [path for claim in ALL for path in claim.get("tests", ()) if not (ROOT / path).exists()] == []
+    steps = {claim["check"].partition("FIGURES=")[2] for claim in ALL if "FIGURES=" in claim.get("check", "")}
+    assert steps <= {*yaml.safe_load((ROOT / "configs" / "suite.yaml").read_text())}
     targets = {claim["check"].split()[1] for claim in ALL if "check" in claim}
     assert targets <= {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
 
@@ -128,23 +118,3 @@ def test_the_values_are_those_of_the_papers_captions():
     stated = stated[(stated["gpu"] == "H100") & (stated["subject"] == "fused3s_paper")]
     judged = sorted(claim["near"]["value"] for claim in ALL if "caption" in claim["place"])
     assert judged == sorted(stated["low"])
-
-
-@pytest.mark.parametrize(("gpu", "name"), [("GH200", "H100"), ("A30", "A30")])
-def test_the_captions_follow_from_the_published_times(gpu, name):
-    """Rounded or cut off; Peptides-struct counts, as in the paper. One caption does not follow (paper/README.md)."""
-    times = select(published_rows(), {"bench": "published", "device": gpu}).pivot(
-        index="dataset", columns="backend", values="value"
-    )
-    stated = pd.read_csv(FOLDER / "geomeans.csv")
-    stated = stated[(stated["gpu"] == name) & stated["group"].isin(["single", "batched"])]
-    stated = stated[stated["subject"] == "fused3s_paper"]
-    sets = {
-        group: [*names.values()]
-        for group, names in read_yaml("graphs.yaml")["groups"].items()
-        if isinstance(names, dict)
-    }
-    for line in stated.itertuples():
-        ratios = (times[line.baseline] / times["fused3s_paper"]).reindex(sets[line.group]).dropna()
-        if (gpu, line.group, line.baseline) != ("A30", "single", "flashsparse_stable"):
-            assert line.low == pytest.approx(mean(ratios), abs=0.1 if line.low < 10 else 0.5)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from kernel_rows import row
 
-from report.engine import Data, cell, chain, mean, quiet, real, table
+from report.engine import Data, cell, mean, quiet, real, table
 from report.rows import frame, recorded
 
 RECORDED = Path(__file__).parents[2] / "results"
@@ -86,15 +86,6 @@ def test_worst_range_and_single_ratio():
     assert cell(data, OVER_PYG, {"cell": "range"}) == "2.00 to 8.00 (n = 2)"
     assert cell(data, OVER_PYG, {"cell": "ratio", "dataset": "cora"}) == "8.00"
     assert cell(data, OVER_PYG, {"cell": "ratio"}) == "-"  # several graphs are no single ratio
-
-
-def test_the_factors_of_a_chain_multiply_to_the_whole():
-    rows = kernels(*((name, backend, time) for name in ("cora", "reddit") for backend, time in (("a", 8), ("b", 2))))
-    spec = KERNEL | {"steps": {"first": {"backend": "a"}, "then": {"backend": "b"}, "last": {"backend": "c"}}}
-    data = Data(frame([*rows, *kernels(("cora", "c", 1.0))]))
-    assert chain(data, spec).to_numpy().tolist() == [[8, 2, 1]]  # reddit lacks a step
-    factors = [float(cell(data, spec, {"cell": "chain", "between": pair})) for pair in ([0, 1], [1, 2], [0, 2])]
-    assert factors == [4.0, 2.0, 8.0]
 
 
 def test_a_table_has_its_caption_provenance_and_lines_with_rows():

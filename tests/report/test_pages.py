@@ -64,10 +64,12 @@ def test_a_change_in_inference_is_of_the_same_weights():
     trained = [score("train", "fused3s", seed, value) for seed, value in ((0, 0.6), (1, 0.9))]
     used = [
         score("infer", "reference", seed, value, dtype="float32", variant="none")
-        for seed, value in ((0, 0.7), (1, 0.8))
+        for seed, value in ((0, 0.7), (1, 0.9))
     ]
-    (*_, line) = inference_changes(Data(frame([*trained, *used]))).splitlines()
-    assert line == "| cora | fused3s, float16 | reference, float32 | accuracy | 2 | +0.00000 ± 0.10000 | +0.10000 |"
+    text = inference_changes(Data(frame([*trained, *used])))
+    assert (
+        "at most +0.05000 ± 0.05000 over 2 seeds (cora, trained with fused3s in float16, reference in float32)" in text
+    )
 
 
 def run(*command) -> subprocess.CompletedProcess:

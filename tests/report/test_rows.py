@@ -4,7 +4,7 @@ import pytest
 from kernel_rows import row
 
 from bench.records import append_rows
-from report.rows import frame, merged, provenance, recorded, select
+from report.rows import frame, provenance, recorded, select
 
 CORA = "71cccafe332d3db3"
 
@@ -37,15 +37,6 @@ def test_a_later_row_supersedes_an_earlier_one_also_after_a_change_of_the_source
     assert [*frame(rows)["value"]] == [5.0]
 
 
-def test_series_are_named_by_step_order_and_mode():
-    rows = [
-        row("cora", "fused3s", 1.0, order="auto"),
-        row("cora", "fused3s_paper", 1.0, variant="F3S_splitC"),
-        row("cora", "fused3s", 1.0, dense="fused", launch="cuda_graph"),
-    ]
-    assert {*frame(rows)["series"]} == {"fused3s+reorder", "F3S_splitC", "fused3s fused+graph"}
-
-
 def test_rows_are_selected_by_value_list_exclusion_and_range():
     rows = frame([row("cora", name, 1.0, nnz=nnz) for name, nnz in (("pyg", 10), ("fused3s", 20), ("csr", 30))])
     assert [*select(rows, {"backend": "pyg"})["nnz"]] == [10]
@@ -54,10 +45,6 @@ def test_rows_are_selected_by_value_list_exclusion_and_range():
     assert {*select(rows, {"nnz": {"least": 20, "most": 29}})["nnz"]} == {20}
     with pytest.raises(ValueError, match="colour: no such column"):
         select(rows, {"colour": "red"})
-
-
-def test_selections_are_laid_over_each_other():
-    assert merged({"ours": {"a": 1, "b": 2}, "c": 3}, {"ours": {"b": 4}}) == {"ours": {"a": 1, "b": 4}, "c": 3}
 
 
 def test_provenance_names_every_commit_and_device():

@@ -14,7 +14,7 @@ NNZ = {"cora": 10_556, "zinc": 51_000, "reddit": 114_848_857, "pubmed": 88_651}
 
 
 def row(dataset: str, series: str, milliseconds: float | None, status: str = "ok", **changes) -> Row:
-    """A kernel time of a series of `report.frames`, such as "fused3s+reorder" or "F3S_splitC"."""
+    """A kernel time of a series of `report.rows`, such as "fused3s+reorder" or "F3S_splitC"."""
     measured = milliseconds is not None
     backend, _, order = series.partition("+")
     values = {
