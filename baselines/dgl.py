@@ -47,7 +47,7 @@ class DGLBackend(Backend):
             score = ops.u_dot_v(data, key, query * scale)
             return ops.u_mul_e_sum(data, value, edge_softmax(data, score)).to(out_dtype)
 
-        score = _edge_score(data, query * scale, key, edges)
+        score = _edge_score(data, query, key, scale, edges)
         # edge_softmax and its gradient make NaN of a row with only -inf.
         hidden = score == -torch.inf
         score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
@@ -62,18 +62,22 @@ class DGLBackend(Backend):
         return output.to(out_dtype)
 
 
-def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, edges: BoundEdges) -> torch.Tensor:
-    """[nnz, H, 1]: the score of each edge for a scaled query, without a tensor of [nnz, H, d]."""
+def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, scale: float, edges: BoundEdges) -> torch.Tensor:
+    """[nnz, H, 1]: the score of each edge, but for additive attention without a tensor of [nnz, H, d]."""
     from dgl import ops
 
-    if edges.type_weight is None:
-        score = ops.u_dot_v(graph, key, query)
+    scaled = query * scale
+    if edges.additive_weight is not None:
+        hidden = torch.nn.functional.leaky_relu(ops.u_add_v(graph, key, query), edges.additive_slope)
+        score = (hidden * edges.additive_weight).sum(-1, keepdim=True) * scale
+    elif edges.type_weight is None:
+        score = ops.u_dot_v(graph, key, scaled)
     else:  # one product of all edges for each type
         score = query.new_zeros(edges.types.numel(), query.shape[1], 1)
         for kind, weight in enumerate(edges.type_weight):
-            score = torch.where((edges.types == kind)[:, None, None], ops.u_dot_v(graph, key, query * weight), score)
+            score = torch.where((edges.types == kind)[:, None, None], ops.u_dot_v(graph, key, scaled * weight), score)
     if edges.key_weight is not None:
-        projected = torch.einsum("nhd,hdr->nhr", query, edges.key_weight)
+        projected = torch.einsum("nhd,hdr->nhr", scaled, edges.key_weight)
         score = score + ops.e_dot_v(graph, edges.features.unsqueeze(1), projected)
     col, row = graph.edges()  # in the order of the edge ids
     return transform_scores(score.squeeze(-1), edges, lambda x: x[row], lambda x: x[col]).unsqueeze(-1)

@@ -16,7 +16,7 @@ from typing import Any, Optional
 import torch
 
 from kernels.backends.base import Backend, Call, InputSpec, dropout_factors
-from kernels.edge_data import BoundEdges, transform_scores
+from kernels.edge_data import BoundEdges, edge_products, transform_scores
 from kernels.formats.edges import canonical_csr, rows_of_edges
 
 
@@ -101,7 +101,7 @@ def _attention_layer() -> torch.nn.Module:
                 key_j = key_j + torch.einsum("er,hdr->ehd", edges.features, edges.key_weight)
             if edges.value_weight is not None:
                 value_j = value_j + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
-            score = (query_i * key_j).sum(dim=-1) * scale
+            score = edge_products(query_i, key_j, edges) * scale
             score = transform_scores(score, edges, lambda x: x[index], lambda x: x[edge_index_j])
             # PyG's softmax and its gradient make NaN of a row with only -inf.
             hidden = score == -torch.inf

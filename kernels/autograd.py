@@ -143,7 +143,7 @@ def without_tensors(call: Call) -> Call:
     if edges is not None:
         dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
         numbers = dict(zip(NUMBERS, edges.numbers(), strict=True))
-        term = {"score": edges.score, "score_numbers": edges.score_numbers}
+        term = {"score": edges.score, "score_numbers": edges.score_numbers, "additive_slope": edges.additive_slope}
         edges = BoundEdges(num_features=edges.num_features, **numbers, dropout=dropout, **term)
     return Call(None, None, None, call.scale, call.out_dtype, None, edges)
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from .arguments import finite_number
 from .dropout import Dropout
 from .formats.edge_order import EdgeOrder
 from .score_term import ScoreTerm, bind_score, score_of
@@ -53,6 +54,9 @@ class EdgeData:
         key_weight, value_weight: [H, d, r], q's type; H = 1 if q has two dimensions.
         type_weight: [T, H, d], q's type: one vector per edge type, multiplied elementwise.
         clamp: c > 0; scores are clamped to [-c, c] after bias and score term. Needs no other edge data.
+        additive_weight: [H, d], q's type: a of additive attention, as in GATv2: <a, leaky_relu(q_i + k_j)> takes the
+            place of <q_i, k_ij>. Not with key_weight or type_weight.
+        additive_slope: slope of that leaky ReLU below 0.
         score: f, any function of the score and of values by row, column, edge and head, after the bias.
     """
 
@@ -65,6 +69,8 @@ class EdgeData:
     type_weight: torch.Tensor | None = None
     clamp: float | None = None
     score: ScoreTerm | None = None
+    additive_weight: torch.Tensor | None = None
+    additive_slope: float = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +86,8 @@ class BoundEdges:
         types: [nnz] uint8.
         num_features: r; 0 without features.
         num_types: the largest type plus 1; 0 without types.
-        key_weight, value_weight, type_weight, clamp: as in `EdgeData`, checked at each call.
+        key_weight, value_weight, type_weight, additive_weight, additive_slope, clamp: as in `EdgeData`, checked at each
+            call.
         row_values, column_values, head_values: of the score term, [num_rows, 1 or H, n], [num_cols, 1 or H, n] and
             [1, 1 or H, n] float32.
         edge_values: [nnz, 1 or H, n].
@@ -106,6 +113,8 @@ class BoundEdges:
     head_values: torch.Tensor | None = None
     score: str | None = None
     score_numbers: tuple[float, ...] = ()
+    additive_weight: torch.Tensor | None = None
+    additive_slope: float = 0.2
 
     @property
     def features(self) -> torch.Tensor | None:
@@ -131,13 +140,13 @@ class BoundEdges:
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All tensors, in the order of TENSORS, then the seed of the dropout; None for absent ones."""
         floats = self.bias, self.multiplier, self.padded_features, self.key_weight, self.value_weight, self.type_weight
-        values = self.row_values, self.column_values, self.edge_values, self.head_values
+        values = self.row_values, self.column_values, self.edge_values, self.head_values, self.additive_weight
         return (*floats, *values, self.types, None if self.dropout is None else self.dropout.seed)
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
         """The same with `tensors()` replaced."""
         bias, multiplier, features, *rest, types, seed = tensors
-        weights, values, term = rest[:3], rest[3:], (self.score, self.score_numbers)
+        weights, values, term = rest[:3], rest[3:-1], (self.score, self.score_numbers, rest[-1], self.additive_slope)
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
         sizes = self.num_features, self.num_types  # dataclasses.replace would cost as much as a launch
         of_edges = bias, multiplier, features, types
@@ -153,7 +162,7 @@ NUMBERS = ("clamp",)  # float arguments of the score: kernels get them by name, 
 WIDE = ("row_values", "column_values", "head_values")  # float32, but float64 where q is
 FLOATS = (  # with gradients
     *("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight"),
-    *("row_values", "column_values", "edge_values", "head_values"),
+    *("row_values", "column_values", "edge_values", "head_values", "additive_weight"),
 )
 TENSORS = (*FLOATS, "types")
 
@@ -206,7 +215,10 @@ def bind(
     types = None if types is None else types.to(torch.uint8)
     weights = data.key_weight, data.value_weight, data.type_weight
     numbers = [None if (number := getattr(data, name)) is None else float(number) for name in NUMBERS]
+    slope = finite_number("additive_slope", data.additive_slope)
     bound = BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, *numbers)
+    if data.additive_weight is not None:
+        bound = replace(bound, additive_weight=data.additive_weight, additive_slope=slope)
     if data.score is None:
         return bound
     lengths = {"row": shape[0], "column": shape[1], "edge": order.num_edges}
@@ -266,8 +278,19 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
                 f"{MAX_TYPES} is needed"
             )
         _check_weight("type_weight", weight, "[T, H, d]", (got, num_heads, head_dim), query)
+    if (weight := edges.additive_weight) is not None:
+        if edges.key_weight is not None or edges.type_weight is not None:
+            raise ValueError("additive_weight: got with key_weight or type_weight; keys without edge data are needed")
+        _check_weight("additive_weight", weight, "[H, d]", (num_heads, head_dim), query)
     if edges.clamp is not None and not 0 < edges.clamp < math.inf:
         raise ValueError(f"clamp: got {edges.clamp}; a positive finite number is needed, or None for no clamp")
+
+
+def edge_products(query: torch.Tensor, key: torch.Tensor, edges: BoundEdges) -> torch.Tensor:
+    """[nnz, H] or [nnz]: <q_i, k_ij>, or what takes its place, of gathered rows [nnz, H, d] or [nnz, d]."""
+    if edges.additive_weight is None:
+        return (query * key).sum(-1)
+    return (functional.leaky_relu(query + key, edges.additive_slope) * edges.additive_weight).sum(-1)
 
 
 def transform_scores(

@@ -30,7 +30,8 @@ from .torch_private import mark_static_address
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
 # Tensors of `BoundEdges` that are not None (torch cannot differentiate lists with None); which ones those are; its
-# numbers, NaN for None, and those of its score term; rate of the dropout or 0; expression of the score term or "".
+# numbers, NaN for None, its additive slope, and the numbers of its score term; rate of the dropout or 0; expression of
+# the score term or "".
 EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout, str score"
 INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
@@ -135,7 +136,8 @@ def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
     is_given = [each is not None for each in edges.tensors()]
     tensors = [each for each in edges.tensors() if each is not None]
     rate = 0.0 if edges.dropout is None else edges.dropout.rate
-    numbers = [math.nan if number is None else number for number in edges.numbers()] + [*edges.score_numbers]
+    numbers = [math.nan if number is None else number for number in edges.numbers()]
+    numbers += [edges.additive_slope, *edges.score_numbers]
     plan_inputs = plan.tensors, plan.numbers, plan.layout
     return *call[:3], *plan_inputs, call.scale, tensors, is_given, numbers, rate, edges.score or ""
 
@@ -176,7 +178,8 @@ def _call(
             **dict(zip(NUMBERS, numbers, strict=True)),
             dropout=Dropout(dropout) if dropout else None,
             score=score or None,
-            score_numbers=tuple(edge_numbers[len(NUMBERS) :]),
+            additive_slope=edge_numbers[len(NUMBERS)],
+            score_numbers=tuple(edge_numbers[len(NUMBERS) + 1 :]),
         )
         edges = template.with_tensors(tensors)
     return backend, data, Call(query, key, value, scale, out_dtype, lse, edges)

@@ -18,6 +18,27 @@ from models.planned_edges import plan_edge_index, require_gradients
 from models.self_loops import FILLS, edge_list, edges_with_self_loops, features_with_self_loops
 
 
+def check_dropout(rate: float) -> None:
+    """Raise a ValueError unless this is a dropout rate."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout: got {rate}; a rate from 0 to below 1 is needed")
+
+
+def glorot_(parameter: Tensor) -> None:
+    """Draw a parameter as PyG does."""
+    bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))
+    nn.init.uniform_(parameter, -bound, bound)
+
+
+def softmax_of_targets(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
+    """[E, H]: softmax of the scores of each target's edges, for callers who want to see the weights."""
+    index = target[:, None].expand_as(score)
+    largest = score.new_full((num_targets, score.shape[1]), -math.inf)
+    largest = largest.scatter_reduce(0, index, score.detach(), "amax")
+    weight = (score - largest[target]).exp()
+    return weight / torch.zeros_like(largest).index_add(0, target, weight)[target]
+
+
 class FusedGATConv(nn.Module):
     """GATConv with fused sparse attention.
 
@@ -59,8 +80,7 @@ class FusedGATConv(nn.Module):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: got {dropout}; a rate from 0 to below 1 is needed")
+        check_dropout(dropout)
         if isinstance(fill_value, str) and fill_value not in FILLS:
             raise ValueError(
                 f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed"
@@ -98,8 +118,7 @@ class FusedGATConv(nn.Module):
         weights = [layer.weight for layer in layers if layer is not None]
         for parameter in (*weights, self.att_src, self.att_dst, self.att_edge):
             if parameter is not None:
-                bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))  # Glorot's
-                nn.init.uniform_(parameter, -bound, bound)
+                glorot_(parameter)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -212,11 +231,7 @@ class FusedGATConv(nn.Module):
         score = column_scores[source]
         for each in (None if row_scores is None else row_scores[target], edge_scores):
             score = score if each is None else score + each
-        score = nn.functional.leaky_relu(score, self.negative_slope)
-        index = target[:, None].expand_as(score)
-        largest = score.new_full((rows, self.heads), -math.inf).scatter_reduce(0, index, score.detach(), "amax")
-        weight = (score - largest[target]).exp()
-        return weight / weight.new_zeros(rows, self.heads).index_add(0, target, weight)[target]
+        return softmax_of_targets(nn.functional.leaky_relu(score, self.negative_slope), target, rows)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"

@@ -79,6 +79,7 @@ class Gradients(NamedTuple):
         key_weight, value_weight: [H, d, r].
         type_weight: [T, H, d].
         row_values, column_values, edge_values, head_values: of a score term.
+        additive_weight: [H, d].
     """
 
     query: torch.Tensor | None = None
@@ -94,6 +95,7 @@ class Gradients(NamedTuple):
     column_values: torch.Tensor | None = None
     edge_values: torch.Tensor | None = None
     head_values: torch.Tensor | None = None
+    additive_weight: torch.Tensor | None = None
 
 
 class Backend(ABC):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..edge_data import BoundEdges, transform_scores
+from ..edge_data import BoundEdges, edge_products, transform_scores
 from ..errors import UnsupportedGraphError
 from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
 from .base import Backend, Call, InputSpec, dropout_factors
@@ -121,7 +121,10 @@ def _score(
     def product(query: torch.Tensor) -> torch.Tensor:
         return _SampledProduct.apply(query, key, data, pattern, scale)
 
-    if edges is None or edges.type_weight is None:
+    if edges is not None and edges.additive_weight is not None:
+        of_head = replace(edges, additive_weight=edges.additive_weight[head])
+        score = edge_products(query[data.row], key[data.indices], of_head) * scale
+    elif edges is None or edges.type_weight is None:
         score = product(query)
     else:  # one product of all edges for each type
         score = query.new_zeros(data.row.numel())

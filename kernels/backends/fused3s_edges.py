@@ -18,7 +18,7 @@ from .base import Call
 from .cuda import LOG2E, checked_inputs, load_bytes, stride_scalars
 from .feature_products import FEATURES, add_features, project_query
 from .fused3s_data import Fused3SData
-from .fused3s_shapes import BIAS, DROPOUT, KEY_FEATURES, MULTIPLIER, TERM_BITS, TYPES, VALUE_FEATURES
+from .fused3s_shapes import ADDITIVE, BIAS, DROPOUT, KEY_FEATURES, MULTIPLIER, TERM_BITS, TYPES, VALUE_FEATURES
 
 # As in cuda/lane_group.cuh:
 WARPS = 4
@@ -28,7 +28,7 @@ Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Pa
 _FIELD_BITS = (
     *(("bias", BIAS), ("multiplier", MULTIPLIER), ("types", TYPES), ("dropout", DROPOUT)),
     *(("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
-    ("score", TERM_BITS["expression"]),
+    *(("score", TERM_BITS["expression"]), ("additive_weight", ADDITIVE)),
     *((name, TERM_BITS[name]) for name in NUMBERS),
 )
 VALUES = ("row_values", "column_values", "edge_values", "head_values")
@@ -38,6 +38,7 @@ NO_TERMS: Members = (
     *((name, 0.0) for name in FURTHER_NUMBERS),
     *((name.replace("values", "value_heads"), 1) for name in VALUES),
     *((f"score_number_{i}", 0.0) for i in range(MOST_NUMBERS)),
+    ("additive_slope", 0.0),
 )
 
 
@@ -177,6 +178,8 @@ def term_scalars(edges: BoundEdges | None) -> Members:
         scalars["bias_heads"] = edges.bias.shape[1]
     if edges.multiplier is not None:
         scalars["multiplier_heads"] = edges.multiplier.shape[1]
+    if edges.additive_weight is not None:
+        scalars["additive_slope"] = edges.additive_slope
     if edges.score is not None:
         given = {name: values for name in VALUES if (values := getattr(edges, name)) is not None}
         scalars |= {name.replace("values", "value_heads"): values.shape[1] for name, values in given.items()}
@@ -191,7 +194,7 @@ def edge_tensors(edges: BoundEdges | None) -> dict[str, torch.Tensor | None]:
     """Pointers of struct Params of both edge kernels: edge data, and the seed of the dropout."""
     if edges is None:
         return {}
-    names = ("bias", "multiplier", "types", "type_weight", *VALUES)
+    names = ("bias", "multiplier", "types", "type_weight", "additive_weight", *VALUES)
     tensors = dict(zip(names, contiguous(*[getattr(edges, name) for name in names]), strict=True))
     if edges.features is not None:
         tensors["features"] = edges.padded_features.contiguous()
@@ -220,7 +223,8 @@ def padded_call(call: Call) -> Call:
 
 def pad_weights(edges: BoundEdges, columns: int) -> BoundEdges:
     """The weights with `columns` zero columns appended to each head."""
-    pads = {"type_weight": (0, columns), "key_weight": (0, 0, 0, columns), "value_weight": (0, 0, 0, columns)}
+    pads = dict.fromkeys(("type_weight", "additive_weight"), (0, columns))
+    pads |= dict.fromkeys(("key_weight", "value_weight"), (0, 0, 0, columns))
     weights = {name: getattr(edges, name) for name in pads}
     return replace(
         edges, **{name: functional.pad(weight, pads[name]) for name, weight in weights.items() if weight is not None}

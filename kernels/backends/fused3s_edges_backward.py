@@ -160,7 +160,7 @@ class _EdgeTensors:
             for name, size in sizes.items()
             if name in wanted
         }
-        self.projected_query = self.projected_grad = self.key_sums = self.value_sums = None
+        self.projected_query = self.projected_grad = self.key_sums = self.value_sums = self.of_additive = None
         if edges.key_weight is not None:  # u = W^T q
             self.projected_query = project_query(query, edges.key_weight.contiguous())
             self.key_sums = query.new_empty((num_heads, num_rows, FEATURES))
@@ -173,6 +173,9 @@ class _EdgeTensors:
         self.value_weights = of_edges(of_features and edges.value_weight is not None)
         self.for_columns = edge_tensors(edges)
         self.for_columns |= {"projected_query": self.projected_query, "projected_grad": self.projected_grad}
+        if "additive_weight" in wanted:
+            shape = num_rows, num_heads, query.shape[2]
+            self.of_additive = query.new_empty(shape, dtype=torch.float32)
         if (of_columns := self.of_values.get("column_values")) is not None:
             self.for_columns["column_value_gradients"] = of_columns
         self.for_rows = {
@@ -180,6 +183,7 @@ class _EdgeTensors:
             **{name.replace("values", "value_gradients"): gradient for name, gradient in self.of_values.items()},
             "key_feature_sums": self.key_sums,
             "value_feature_sums": self.value_sums,
+            "additive_gradients": self.of_additive,
             "bias_gradient": self.bias,
             "multiplier_gradient": self.multiplier,
             "score_weights": self.score_weights,
@@ -203,6 +207,8 @@ class _EdgeTensors:
             "type_weight": lambda: _type_gradient(self.data, query, key, self.score_weights, edges),
         }
         found = {name: make() for name, make in makers.items() if name in wanted}
+        if self.of_additive is not None:
+            found["additive_weight"] = self.of_additive.sum(0).to(query.dtype)
         for name, gradient in self.of_values.items():
             gradient = gradient.sum(0, keepdim=True) if name == "head_values" else gradient
             found[name] = _for_heads(gradient, getattr(edges, name))

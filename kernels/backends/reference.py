@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..edge_data import BoundEdges, transform_scores
+from ..edge_data import BoundEdges, edge_products, transform_scores
 from ..formats.bsb import BSB
 from .base import Backend, Call, InputSpec, dropout_factors
 
@@ -74,7 +74,8 @@ def edge_softmax_attention(
     chunks = [slice(first, first + chunk) for first in range(0, max(row.numel(), 1), chunk)]
     edges = BoundEdges() if edges is None else edges.to(torch.float64)
 
-    score = torch.cat([(query[row[e]] * _edge_keys(key, col, edges, e)).sum(-1) for e in chunks]) * scale  # [nnz, H]
+    products = [edge_products(query[row[e]], _edge_keys(key, col, edges, e), edges) for e in chunks]
+    score = torch.cat(products) * scale  # [nnz, H]
     score = transform_scores(score, edges, lambda values: values[row], lambda values: values[col])
     target = row[:, None].expand_as(score)
     maximum = score.new_full(query.shape[:2], -torch.inf).scatter_reduce(0, target, score.detach(), "amax")

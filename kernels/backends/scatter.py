@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..edge_data import BoundEdges, transform_scores
+from ..edge_data import BoundEdges, edge_products, transform_scores
 from ..formats.edges import canonical_csr, rows_of_edges
 from .base import Backend, Call, InputSpec, dropout_factors
 from .csr_unfused import CSR
@@ -52,7 +52,7 @@ class ScatterBackend(Backend):
             keys = keys + torch.einsum("er,hdr->ehd", edges.features, edges.key_weight)
         if edges.value_weight is not None:
             values = values + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
-        score = (_Gather.apply(query, rows) * keys).sum(-1) * scale  # [nnz, H]
+        score = edge_products(_Gather.apply(query, rows), keys, edges) * scale  # [nnz, H]
         score = transform_scores(score, edges, lambda x: _Gather.apply(x, rows), lambda x: _Gather.apply(x, columns))
         weight = _softmax(score, rows)
         if edges.dropout is not None:

@@ -19,6 +19,7 @@
 //        edge data, or read memory that this kernel writes.
 //   [2]  V of a padding edge is 0, not only its weight: 0 * NaN is NaN.
 //   [3]  A maximum of -infinity is never subtracted: a row without an edge so far would become NaN.
+#include "additive_score.cuh"
 #include "common.cuh"
 #include "dropout.cuh"
 #include "elements.cuh"
@@ -45,6 +46,7 @@ struct Params {
   const void* features;     // [nnz][16]
   const float* projected;   // [H][num_rows][16]  u
   void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights
+  const void* additive_weight;  // [H][kDim]  a of additive attention
 #include "score_term_pointers.cuh"
   DropoutParams dropout;
   i64 query_head_stride;    // elements
@@ -76,7 +78,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
   static constexpr bool kIsLargest =
       kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>));
-  static constexpr bool kIsLarge = kHasFeatures || kTerms & kTypes;
+  static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive);
 #if __CUDA_ARCH__ == 900
   static constexpr bool kTight = false;
 #else
@@ -167,11 +169,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   const LaneRows query_rows = rows_of(p.query, p.query_head_stride, p.query_row_bytes);
   const LaneRows key = rows_of(p.key, p.key_head_stride, p.key_row_bytes);
   const LaneRows value = rows_of(p.value, p.value_head_stride, p.value_row_bytes);
-  const float query_scale = kIsWide<kIn> ? 1.0f : p.scale, score_scale = kIsWide<kIn> ? p.scale : 1.0f;
+  constexpr bool kScalesScores = kIsWide<kIn> || kTerms & kAdditive;  // else the query
+  const float query_scale = kScalesScores ? 1.0f : p.scale, score_scale = kScalesScores ? p.scale : 1.0f;
   float query[kLaneDims];
   Group::unpack(query, Group::load(query_rows.row(row), lane_of_head, count > 0));
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) query[d] *= query_scale;
+  float additive[kLaneDims] = {};
+  if constexpr (kTerms & kAdditive) {
+    const i64 start = static_cast<i64>(loaded_head) * kDim + Group::first_dim(lane_of_head);
+    Group::unpack(additive, Group::load(element_address<kIn>(p.additive_weight, start), lane_of_head, true));
+  }
 
   // Features of the lane: u and s of its head, from first_feature on.
   const int first_feature = lane_of_head * kLaneFeatures;
@@ -232,7 +240,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 #pragma unroll
         for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
       }
-      score[i] = dot(query, x);
+      if constexpr (kTerms & kAdditive) {
+        score[i] = additive_product(additive, query, x, p.additive_slope);
+      } else {
+        score[i] = dot(query, x);
+      }
       if constexpr (kTerms & kKeyFeatures) score[i] = add_dot(score[i], projected, features[i]);
     }
     Group::sum_over_head(score, lane);

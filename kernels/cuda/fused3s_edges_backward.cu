@@ -31,6 +31,7 @@
 //        rest.
 //   [2]  Both gathered rows of a padding edge are 0, not only its weights: 0 * NaN is NaN.
 //   [3]  lse = -infinity (a row without weight) becomes +infinity: p is 0, and -infinity is not subtracted.
+#include "additive_score.cuh"
 #include "common.cuh"
 #include "dropout.cuh"
 #include "elements.cuh"
@@ -63,6 +64,7 @@ struct Params {
   const void* features;          // [nnz][16]
   const float* projected_query;  // [H][num_rows][16]  u
   const float* projected_grad;   // [H][num_rows][16]  u'
+  const void* additive_weight;   // [H][kDim]  a of additive attention
 #include "score_term_pointers.cuh"
   // Written in the pass over rows, by instances with their terms. Gradients and weights may be null: not written.
   void* key_feature_sums;       // [H][num_rows][16]  scale * t
@@ -76,6 +78,7 @@ struct Params {
   float* head_value_gradients;    // [num_rows][H][n]
   float* edge_value_gradients;    // [nnz][H][n]
   float* column_value_gradients;  // [num_cols][H][n]
+  float* additive_gradients;       // [num_rows][H][kDim]  of a, for each row
   DropoutParams dropout;
   i64 own_first_head_stride;  // elements
   i64 own_second_head_stride;
@@ -114,7 +117,9 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   static constexpr bool kUsesScore = Terms::kUsesScore;  // else q and k are not read, and their gradients are 0
   static constexpr int kValues = kPass == Pass::kColumns ? 2 * kLaneDims  // first of the values of score terms
                                                          : kThird + (kHasValueFeatures ? Base::kLaneFeatures : 0);
-  static constexpr int kSums = kValues + (kPass == Pass::kColumns ? Terms::kColumnSums : Terms::kRowSums);
+  static constexpr int kAdditiveSums = kValues + (kPass == Pass::kColumns ? Terms::kColumnSums : Terms::kRowSums);
+  static constexpr bool kSumsAdditive = kPass == Pass::kRows && kTerms & kAdditive;
+  static constexpr int kSums = kAdditiveSums + (kSumsAdditive ? kLaneDims : 0);
   static constexpr int kLanePartial = divide_up(kSums, 4) * 4;  // whole float4
   static constexpr int kPartial = Base::kLanes * kLanePartial;
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills.
@@ -123,7 +128,7 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
       kHasFeatures && (Base::kLaneFeatures > 8 ||
                        (Base::kLaneFeatures == 8 && (kIsWide<kIn> || kOtherTerms || kDim % 4)) ||
                        (kIsWide<kIn> && ((kHasKeyFeatures && kHasValueFeatures) || kTerms & kTypes)));
-  static constexpr bool kIsLarge = kHasFeatures || kTerms & kTypes ||
+  static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive) ||
                                    (kPass == Pass::kColumns ? kIsWide<kIn> || Base::kOwn == 1
                                                             : kIsWide<kIn> && kOtherTerms && Base::kOwn > 1);
   static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
@@ -234,8 +239,14 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     Group::unpack(own_first, Group::load(first.row(row), lane_of_head, count > 0));
     Group::unpack(own_second, Group::load(second.row(row), lane_of_head, count > 0));
   }
-  const float own_scale = kIsWide<kIn> ? 1.0f : p.scale * kScoreUnit<kIn>;
-  const float score_scale = kIsWide<kIn> ? p.scale : 1.0f;
+  constexpr bool kScalesScores = kIsWide<kIn> || kTerms & kAdditive;  // else the own rows
+  const float own_scale = kScalesScores ? 1.0f : p.scale * kScoreUnit<kIn>;
+  const float score_scale = kScalesScores ? p.scale * kScoreUnit<kIn> : 1.0f;
+  float additive[kLaneDims] = {};
+  if constexpr (kTerms & kAdditive) {
+    const i64 start = static_cast<i64>(loaded_head) * kDim + Group::first_dim(lane_of_head);
+    Group::unpack(additive, Group::load(element_address<kIn>(p.additive_weight, start), lane_of_head, true));
+  }
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) own_first[d] *= own_scale;
 
@@ -332,7 +343,11 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
           if constexpr (kTerms & kTypes) {
             Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), lane_of_head);
           }
-          product[b] = dot(own_first, x[b]);
+          if constexpr (kTerms & kAdditive) {
+            product[b] = additive_product(additive, own_first, x[b], p.additive_slope);
+          } else {
+            product[b] = dot(own_first, x[b]);
+          }
         }
         Group::unpack(y[b], second_words[i]);
         grad_product[b] = dot(own_second, y[b]);
@@ -387,7 +402,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       for (int b = 0; b < kBatch; ++b) {
         const int i = j * kBatch + b;
         const float first_weight = Group::of_edge(score_weight, lane, b);
-        if constexpr (Group::kUsesScore) add_weighted(sums, first_weight, x[b]);
+        if constexpr (Group::kUsesScore && kTerms & kAdditive) {
+          constexpr int kOfWeight = Group::kSumsAdditive ? Group::kAdditiveSums : 0;
+          add_additive_gradients<kOfWeight>(sums, first_weight, additive, own_first, x[b], p.additive_slope);
+        } else if constexpr (Group::kUsesScore) {
+          add_weighted(sums, first_weight, x[b]);
+        }
         if constexpr (kOverRows && Group::kHasKeyFeatures) {
           add_weighted<Group::kSecond>(sums, first_weight, features[i]);
         }
@@ -401,7 +421,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 
   if constexpr (kOwn == 1) {  // each lane of a quad has the gradients of its own edges' values
 #pragma unroll
-    for (int i = Group::kValues; i < Group::kSums; ++i) {
+    for (int i = Group::kValues; i < Group::kAdditiveSums; ++i) {
       sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 1);
       sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 2);
     }
@@ -431,6 +451,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       p.row_state[row_head] = make_float2(row_lse, row_delta);
       Group::template store_sums<0, kOfRows>(p.row_value_gradients, row_head, sums);
       Group::template store_sums<kOfRows, Group::Terms::kRowSums - kOfRows>(p.head_value_gradients, row_head, sums);
+    }
+    if constexpr (Group::kSumsAdditive) {
+#pragma unroll
+      for (int d = 0; d < kLaneDims; ++d) gradient[d] = p.scale * sums[Group::kAdditiveSums + d];
+      const bool is_wanted = writes && p.additive_gradients;
+      Group::template store<Element::kFloat>(p.additive_gradients, row_head * kDim, lane_of_head, is_wanted, gradient);
     }
     if constexpr (Group::kHasFeatures) {
       const i64 start = (projected_head + row) * kFeatures + first_feature;

@@ -4,3 +4,4 @@
   int edge_value_heads;
   int head_value_heads;
   float score_number[8];
+  float additive_slope;  // additive_score.cuh

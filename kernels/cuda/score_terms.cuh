@@ -37,6 +37,7 @@ enum EdgeTerm {
   kValueFeatures = 32,
   kDropout = 64,  // dropout.cuh
   kExpression = 128,
+  kAdditive = 256,  // additive_score.cuh
 };
 
 template <Element kIn>

@@ -81,14 +81,14 @@ def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
     operands = case.plan._operands
     plan = (operands.tensors, operands.numbers, operands.layout, SCALE)
     if not with_edges:
-        return *plan, [], [False] * 12, [math.nan] * len(NUMBERS), 0.0, ""
+        return *plan, [], [False] * 13, [math.nan] * len(NUMBERS) + [0.2], 0.0, ""
     seed = torch.tensor([5], device=case.plan.device)
     data = replace(case.data, multiplier=None)
     edges = case.plan.call(*case.tensors, edges=data, dropout=Dropout(0.3, seed)).edges
     given = [tensor.detach() for tensor in edges.tensors() if tensor is not None]
     for tensor in given:
         tensor.requires_grad_(tensor.is_floating_point())
-    return *plan, given, [tensor is not None for tensor in edges.tensors()], [edges.clamp], 0.3, ""
+    return *plan, given, [tensor is not None for tensor in edges.tensors()], [edges.clamp, 0.2], 0.3, ""
 
 
 def detached(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ HALF, FLOAT = torch.float16, torch.float32
 GRAPHS = ("repeated", "hub", "one_node_self_loop", "empty_rows_and_windows", "wide", "no_edges")
 
 
-def make_term(kind: str, graph, heads: int, dtype: torch.dtype, device: str = "cpu") -> EdgeData:
+def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device: str = "cpu") -> EdgeData:
     """A score term of a kind with random values, which require gradients."""
     generator = torch.Generator().manual_seed(graph.num_edges + heads)
 
@@ -49,26 +49,37 @@ def make_term(kind: str, graph, heads: int, dtype: torch.dtype, device: str = "c
             term = ScoreTerm("where(s < c, s * a, sigmoid(s) + b * t)", edge=edge, head={"t": values()}, c=0.1)
             bias, multiplier = values(graph.num_edges, of=dtype), values(graph.num_edges, heads, of=dtype)
             return EdgeData(bias=bias, multiplier=multiplier, score=term, clamp=1.2)
+        case "additive":
+            row = {"w": values(num_rows)}
+            term = ScoreTerm("2 * tanh(s) + w", row=row)
+            return EdgeData(additive_weight=values(heads, dim, of=dtype), additive_slope=0.1, score=term)
+        case "additive alone":
+            return EdgeData(additive_weight=values(heads, dim, of=dtype))
         case "hidden edges":
             mask = torch.where(torch.arange(num_cols, device=device) % 3 == 0, -torch.inf, 0.0)
             return EdgeData(score=ScoreTerm("s + mask", col={"mask": mask}))
     raise AssertionError(kind)
 
 
-KINDS = (*("weight of the key", "GAT", "soft cap", "distance", "positions", "with all edge data", "hidden edges"),)
+KINDS = (
+    *("weight of the key", "GAT", "soft cap", "distance", "positions", "with all edge data", "hidden edges"),
+    *("additive", "additive alone"),
+)
 # Heads, dimensions, type: a lane and several lanes a head, narrow heads that go edge by edge, one of the KV tiles.
 SHAPES = ((3, 8, HALF), (2, 24, FLOAT), (1, 64, HALF))
 
 
 def leaves_of(data: EdgeData) -> dict[str, torch.Tensor]:
     named = {} if data.score is None else {n: v for values in data.score.values.values() for n, v in values.items()}
-    named |= {name: getattr(data, name) for name in ("bias", "multiplier")}
+    named |= {name: getattr(data, name) for name in ("bias", "multiplier", "additive_weight")}
     return {name: each for name, each in named.items() if each is not None and each.requires_grad}
 
 
 def ordered(data: EdgeData, order: torch.Tensor) -> EdgeData:
     """The data of a form of the graph with the edges `order`."""
     data, term = in_order(data, order), data.score
+    if term is None:
+        return data
     row, col, edge, head = term.values.values()
     edge = {name: value[order] for name, value in edge.items()}
     return replace(data, score=ScoreTerm(term.expression, row=row, col=col, edge=edge, head=head, **term.numbers))
@@ -116,7 +127,7 @@ def check(kind, graph, heads, dim, dtype, device, rate, label, poison) -> None:
     """Output and gradients of `fused3s` against those of `reference`."""
     made, order = FORMS["scipy_coo"](graph)
     tensors = [each.to(device) for each in qkv(graph.shape, heads, dim, dtype)]
-    data = make_term(kind, graph, heads, dtype, device)
+    data = make_term(kind, graph, heads, dim, dtype, device)
     grad = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     arguments = made, data, tensors, grad, dtype, rate, order
     expected, expected_gradients = gradients("reference", *arguments)
@@ -132,7 +143,8 @@ def check(kind, graph, heads, dim, dtype, device, rate, label, poison) -> None:
         if not gradient.numel():
             continue
         error = (gradient - wanted).double().abs().max()
-        terms = graph.shape[0] if name in data.score.values["head"] else 1  # sums over all rows, whose terms cancel
+        of_heads = {"additive_weight"} if data.score is None else {"additive_weight", *data.score.values["head"]}
+        terms = graph.shape[0] if name in of_heads else 1  # sums over all rows, whose terms cancel
         allowed = 4 * units * eps * (float(wanted.abs().max()) + terms) + FLOOR
         assert error <= allowed, f"{label}: {name} is off by {error:.2e}, allowed {allowed:.2e}"
 
@@ -142,7 +154,7 @@ def test_other_backends_agree_with_float64(backend):
     graph = EDGE_LISTS["hub"]()
     made, order = FORMS["scipy_coo"](graph)
     for kind in KINDS:
-        tensors, data = qkv(graph.shape, 3, 8), make_term(kind, graph, 3, FLOAT)
+        tensors, data = qkv(graph.shape, 3, 8), make_term(kind, graph, 3, 8, FLOAT)
         arguments = made, data, tensors, torch.ones_like(tensors[0]), FLOAT, 0.0, order
         expected, expected_gradients = gradients("reference", *arguments)
         output, found = gradients(backend, *arguments)
@@ -155,7 +167,7 @@ def test_other_backends_agree_with_float64(backend):
 def test_gradients_have_the_same_bits_in_every_order(monkeypatch):
     graph = EDGE_LISTS["hub"]()
     made, order = FORMS["scipy_coo"](graph)
-    tensors, data = qkv(graph.shape, 3, 8, HALF), make_term("distance", graph, 3, HALF)
+    tensors, data = qkv(graph.shape, 3, 8, HALF), make_term("distance", graph, 3, 8, HALF)
     runs = []
     for mode in ("late", "early", "random"):
         with cuda_on_cpu(MODES[mode]):
@@ -172,7 +184,7 @@ def test_kernel_of_a_term(monkeypatch):
     graph = EDGE_LISTS["hub"]()
     made, order = FORMS["scipy_coo"](graph)
     for kind, kernel in (("soft cap", "fused3s<"), ("GAT", "fused3s_edges<"), ("with all edge data", "fused3s_edges<")):
-        tensors, data = qkv(graph.shape, 1, 64, HALF), make_term(kind, graph, 1, HALF)
+        tensors, data = qkv(graph.shape, 1, 64, HALF), make_term(kind, graph, 1, 64, HALF)
         with cuda_on_cpu(MODES["late"]) as gpu:
             arguments = made, data, tensors, torch.ones_like(tensors[0]), HALF, 0.0, order
             gradients("fused3s", *arguments, partial(poisoned_buffers, monkeypatch))

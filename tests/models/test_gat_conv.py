@@ -1,11 +1,11 @@
-"""FusedGATConv against the GATConv of PyTorch Geometric with the same weights."""
+"""FusedGATConv and FusedGATv2Conv against the layers of PyTorch Geometric with the same weights."""
 
 import pytest
 import torch
 from edge_cases import EDGE_LISTS
-from torch_geometric.nn import GATConv
+from torch_geometric.nn import GATConv, GATv2Conv
 
-from models import FusedGATConv
+from models import FusedGATConv, FusedGATv2Conv
 
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl"]
 # concat, add_self_loops, bias, residual: every pair of values
@@ -25,10 +25,11 @@ class Problem:
         self.arguments = self.x, self.edge_index, self.edge_attr
 
 
-def layers(*arguments, backend="reference", dtype=torch.float64, **options):
+def layers(*arguments, backend="reference", dtype=torch.float64, version=1, **options):
     """PyG's layer and ours, with the weights that each draws from the same seed."""
+    theirs, ours = ((GATConv, FusedGATConv), (GATv2Conv, FusedGATv2Conv))[version - 1]
     made = []
-    for layer, extra in ((GATConv, {}), (FusedGATConv, {"backend": backend})):
+    for layer, extra in ((theirs, {}), (ours, {"backend": backend})):
         torch.manual_seed(3)
         made.append(layer(*arguments, **options, **extra).to(dtype))
     return made
@@ -65,12 +66,24 @@ def test_every_switch_has_pygs_weights_and_numbers(concat, add_self_loops, bias,
         assert_same(theirs, ours, Problem("hub", edge_dim=edge_dim).arguments)
 
 
+@pytest.mark.parametrize(("concat", "add_self_loops", "bias", "residual"), SWITCHES)
+def test_every_switch_of_gatv2(concat, add_self_loops, bias, residual):
+    switches = {"concat": concat, "add_self_loops": add_self_loops, "bias": bias, "residual": residual}
+    for heads, share_weights in ((1, False), (3, False), (3, True)):
+        theirs, ours = layers(7, 4, heads, share_weights=share_weights, version=2, **switches)
+        assert list(theirs.state_dict()) == list(ours.state_dict())
+        for name, weight in theirs.state_dict().items():
+            assert torch.equal(ours.state_dict()[name], weight), name
+        assert_same(theirs, ours, Problem("hub").arguments)
+
+
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend(backend):
+def test_every_backend(backend, version):
     for name in ("hub", "repeated", "one_node_no_edge", "self_loops", "directed"):
         arguments = Problem(name, dtype=torch.float32).arguments[:2]
         for add_self_loops in (True, False):
-            options = {"backend": backend, "dtype": torch.float32, "add_self_loops": add_self_loops}
+            options = {"backend": backend, "dtype": torch.float32, "add_self_loops": add_self_loops, "version": version}
             assert_same(*layers(7, 8, 2, **options), arguments)
 
 
@@ -86,6 +99,7 @@ def test_sources_and_targets_of_their_own():
     edge_index = torch.stack(
         [torch.randint(12, (40,), generator=generator), torch.randint(5, (40,), generator=generator)]
     )
+    assert_same(*layers((7, 7), 4, 2, residual=True, version=2), (x, edge_index))
     for in_channels in (7, (7, 7)):
         assert_same(*layers(in_channels, 4, 2), (x, edge_index))
         assert_same(*layers(in_channels, 4, 2, residual=True, add_self_loops=False), (x, edge_index))
@@ -94,9 +108,11 @@ def test_sources_and_targets_of_their_own():
     torch.testing.assert_close(ours(*arguments), theirs(*arguments))
 
 
-def test_attention_weights():
-    problem = Problem("hub", edge_dim=3)
-    theirs, ours = layers(7, 4, 2, edge_dim=3)
+@pytest.mark.parametrize("version", [1, 2])
+def test_attention_weights(version):
+    edge_dim = 3 if version == 1 else None
+    problem = Problem("hub", edge_dim=edge_dim)
+    theirs, ours = layers(7, 4, 2, edge_dim=edge_dim, version=version)
     out, (edge_index, weights) = ours(*problem.arguments, return_attention_weights=True)
     expected, (their_index, their_weights) = theirs(*problem.arguments, return_attention_weights=True)
     torch.testing.assert_close(out, expected)
@@ -138,11 +154,12 @@ def test_wrong_arguments():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu(dtype):
+def test_on_a_gpu(dtype, version):
     """Output and gradients against PyG's layer in float64."""
     problem = Problem("hub", columns=32, dtype=torch.float32)
-    theirs, ours = layers(32, 16, 4, backend="fused3s", dtype=torch.float64)
+    theirs, ours = layers(32, 16, 4, backend="fused3s", dtype=torch.float64, version=version)
     theirs, ours = theirs.cuda(), ours.cuda().to(dtype)
     x, edge_index = problem.x.cuda(), problem.edge_index.cuda()
     expected, out = theirs(x.double(), edge_index), ours(x.to(dtype), edge_index)

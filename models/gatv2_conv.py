@@ -1,0 +1,164 @@
+"""Drop-in replacement for `torch_geometric.nn.GATv2Conv` (Brody et al. 2022, "How Attentive are Graph Attention
+Networks?"): same arguments, same state dict, same numbers.
+
+    conv = FusedGATv2Conv(64, 16, heads=8)          # in place of GATv2Conv(64, 16, heads=8)
+    out = conv(x, edge_index)
+
+The score of an edge is additive attention, <a, leaky_relu(q_i + k_j)> (`kernels.EdgeData.additive_weight`), so no
+tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from kernels import EdgeData
+from models.gat_conv import check_dropout, glorot_, softmax_of_targets
+from models.planned_edges import plan_edge_index, require_gradients
+from models.self_loops import edge_list, edges_with_self_loops
+
+
+class FusedGATv2Conv(nn.Module):
+    """GATv2Conv with fused sparse attention.
+
+    Args:
+        in_channels: columns of x, or (columns of sources, columns of targets).
+        out_channels: C, columns of a head.
+        heads: H, number of heads.
+        concat: True: H C output columns; False: the mean of the heads, C columns.
+        negative_slope: of the leaky ReLU of the scores.
+        dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
+        add_self_loops: replace the self-loops of the graph by one for each node.
+        bias: whether the projections and the output have biases.
+        share_weights: one projection for sources and targets.
+        residual: whether a projection of the targets is added to the output.
+        backend: attention backend, see `kernels.list_backends`.
+        cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: None = None,
+        fill_value: None = None,
+        bias: bool = True,
+        share_weights: bool = False,
+        residual: bool = False,
+        *,
+        backend: str = "auto",
+        cache: bool = True,
+    ) -> None:
+        super().__init__()
+        check_dropout(dropout)
+        if edge_dim is not None:
+            raise ValueError(
+                f"edge_dim: got {edge_dim}; edge features of GATv2 are not fused, use torch_geometric.nn.GATv2Conv"
+            )
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.add_self_loops = add_self_loops
+        self.share_weights = share_weights
+        self.residual = residual
+        self.backend = backend
+        self.cache = cache
+        sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
+        self.lin_l = nn.Linear(sources, width, bias=bias)
+        self.lin_r = self.lin_l if share_weights else nn.Linear(targets, width, bias=bias)
+        self.att = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.res = nn.Linear(targets, out_width, bias=False) if residual else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        layers = [each for each in (self.lin_l, self.lin_r, self.res) if each is not None]  # in PyG's order
+        for layer in layers:
+            glorot_(layer.weight)
+            if layer.bias is not None:
+                bound = layer.in_features**-0.5
+                nn.init.uniform_(layer.bias, -bound, bound)
+        glorot_(self.att)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor,
+        edge_attr: None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Compute the features of the targets.
+
+        Args:
+            x: [N, F], or ([sources, F], [targets, F']).
+            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources].
+                Plans are cached per tensor, see `FusedTransformerConv.forward`.
+            return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
+
+        Returns:
+            [N, H C], or [N, C] without concat; N counts targets.
+        """
+        if edge_attr is not None:
+            raise ValueError(
+                "edge_attr: got some; this layer takes no edge features, torch_geometric.nn.GATv2Conv does"
+            )
+        source, target = (x, x) if isinstance(x, Tensor) else x
+        of_heads = (self.heads, self.out_channels)
+        keys = self.lin_l(source).unflatten(-1, of_heads)
+        shared = self.share_weights and target is source
+        queries = keys if shared else self.lin_r(target).unflatten(-1, of_heads)
+        edges = edge_index
+        if self.add_self_loops:
+            edges = edges_with_self_loops(edge_index, min(len(queries), len(keys)), cache=self.cache)
+        out = self._attend(queries, keys, edges)
+        out = out.flatten(1) if self.concat else out.mean(1)
+        if self.res is not None:
+            out = out + self.res(target)
+        if self.bias is not None:
+            out = out + self.bias
+        if not return_attention_weights:
+            return out
+        ends = edge_list(edges).long()
+        hidden = nn.functional.leaky_relu(queries[ends[1]] + keys[ends[0]], self.negative_slope)
+        weights = softmax_of_targets((hidden * self.att).sum(-1), ends[1], len(queries))
+        return out, (edge_list(edges), weights)
+
+    @torch.compiler.disable  # plans are looked up by the tensor
+    def _attend(self, queries: Tensor, keys: Tensor, edge_index: Tensor) -> Tensor:
+        """[targets, H, C]; the keys are the values, too."""
+        plan = plan_edge_index(
+            edge_index,
+            (len(queries), len(keys)),
+            backend=self.backend,
+            dtype=queries.dtype,
+            head_dim=self.out_channels,
+            num_heads=self.heads,
+            edge_data=True,
+            backward=torch.is_grad_enabled() and (queries.requires_grad or keys.requires_grad),
+            cache=self.cache,
+        )
+        weight = self.att[0].to(queries.dtype)
+        bound = plan.bind_edges(
+            EdgeData(additive_weight=weight, additive_slope=self.negative_slope), check_values=False
+        )
+        dropout = self.dropout if self.training else 0.0
+        with torch.autocast(queries.device.type, enabled=False):
+            out = plan(queries, keys, keys, scale=1.0, edges=bound, dropout=dropout)
+        require_gradients(out, queries, plan.backend)
+        return out
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
