@@ -1,4 +1,4 @@
-"""Times of training steps as people run them: PyG's TransformerConv, and ours with nothing else changed.
+"""Times of training steps as people run them: a layer of PyG, and ours in its place with nothing else changed.
 
 A step is forward pass, loss, backward pass and fused AdamW of a few layers with LayerNorm and ReLU between them, the
 host included: rows of steps between two synchronisations, of both layers by turns. Batches are drawn before timing and
@@ -7,9 +7,9 @@ row of steps begins, for both layers. A captured loop (`bench.captured_loop`) co
 timed steps.
 
     backend  launch      layer
-    auto     eager       models.FusedTransformerConv; the note names the attention backend that ran
+    auto     eager       ours, such as models.FusedTransformerConv; the note names the attention backend that ran
     auto     cuda_graph  the same, the loop captured
-    pyg      eager       torch_geometric.nn.TransformerConv
+    pyg      eager       PyG's, such as torch_geometric.nn.TransformerConv
 
 `dtype` is the type of parameters and features, `out_dtype` that of q, k and v: bfloat16 over float32 under autocast.
 `nodes` and `nnz` are rows of x and edges of all blocks of a step, the mean over the batches.
@@ -40,9 +40,14 @@ from bench.records import NONE, Row
 from bench.runner import Case, Context, dtype_name
 from bench.timers import Spread, time_rounds_by_turns
 from configs.bench import BenchConfig
-from kernels import BackendUnavailableError
-from models import FusedTransformerConv
+from kernels import BackendUnavailableError, plan_attention
+from models import FusedGATConv, FusedGATv2Conv, FusedTransformerConv
 
+LAYERS = {  # names of PyG's layers, and ours
+    "transformer": ("TransformerConv", FusedTransformerConv),
+    "gat": ("GATConv", FusedGATConv),
+    "gatv2": ("GATv2Conv", FusedGATv2Conv),
+}
 PYG, OURS, CAPTURED = ("pyg", "eager"), ("auto", "eager"), ("auto", "cuda_graph")  # backend and launch
 FEWEST_STEPS = 4  # in a row: the host of a slow step runs ahead of the GPU as in a loop
 CHECKED_BATCHES = 2  # of a captured loop: the one it was captured for, and another
@@ -61,8 +66,8 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
 
 
 def begin(context: Context) -> None:
-    pyg_layer()  # an error before anything is measured
     workload = context.config.workloads[context.name]
+    pyg_layer(workload.layer)  # an error before anything is measured
     batches = batches_of(context)
     context.extra = {
         "variant": context.name,
@@ -189,13 +194,15 @@ def traced(context: Context, case: Case, side: Side, batches: list[LayerBatch]) 
 
 
 def ours(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-    model = models.of(FusedTransformerConv, types.parameters)
-    return side_of(model, models, batches[0], types, f"attention by {attention_backend(model, batches[0], types)}")
+    model = models.of(LAYERS[models.layer][1], types.parameters)
+    backend = attention_backend(context, batches[0], types)
+    return side_of(model, models, batches[0], types, f"{LAYERS[models.layer][1].__name__}, attention by {backend}")
 
 
 def pyg(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-    model = models.of(pyg_layer(), types.parameters)
-    return side_of(model, models, batches[0], types, f"torch_geometric {metadata.version('torch_geometric')}")
+    model = models.of(pyg_layer(models.layer), types.parameters)
+    note = f"{LAYERS[models.layer][0]} of torch_geometric {metadata.version('torch_geometric')}"
+    return side_of(model, models, batches[0], types, note)
 
 
 def side_of(model: LayerModel, models: "Models", batch: LayerBatch, types: Types, note: str) -> Side:
@@ -219,7 +226,7 @@ def checked(errors: LayerErrors, types: Types) -> dict[str, Any]:
 
 
 def captured(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-    model = models.of(FusedTransformerConv, types.parameters)
+    model = models.of(LAYERS[models.layer][1], types.parameters)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     models.exact.load_state_dict(before)
     step = TrainingStep(model, types, capturable=True)
@@ -239,15 +246,18 @@ class Models:
     """Models with the same weights.
 
     Attributes:
+        layer: a key of LAYERS.
         exact: PyG's in float64.
     """
 
     def __init__(self, context: Context, layers: int) -> None:
         config, device = context.config, context.device
-        self._arguments = (config.head_shapes[0], layers, config.workloads[context.name].edge_dim)
+        workload = config.workloads[context.name]
+        self.layer = workload.layer
+        self._arguments = (config.head_shapes[0], layers, workload.edge_dim)
         self._device = device
         torch.manual_seed(config.seed)
-        self.exact = LayerModel(pyg_layer(), *self._arguments).to(device, torch.float64)
+        self.exact = LayerModel(pyg_layer(self.layer), *self._arguments).to(device, torch.float64)
         self._weights = {name: weight.clone() for name, weight in self.exact.state_dict().items()}
 
     def of(self, layer: type[nn.Module], dtype: torch.dtype) -> LayerModel:
@@ -256,21 +266,31 @@ class Models:
         return model
 
 
-def pyg_layer() -> type[nn.Module]:
-    """PyG's TransformerConv.
+def pyg_layer(name: str) -> type[nn.Module]:
+    """PyG's layer for a key of LAYERS.
 
     Raises:
         BackendUnavailableError: PyG is not installed.
     """
     if reason := REGISTRY["pyg"].unavailable(torch.device("cpu")):
         raise BackendUnavailableError(reason)
-    from torch_geometric.nn import TransformerConv
+    from torch_geometric import nn as layers
 
-    return TransformerConv
+    return getattr(layers, LAYERS[name][0])
 
 
-def attention_backend(model: LayerModel, batch: LayerBatch, types: Types) -> str:
+def attention_backend(context: Context, batch: LayerBatch, types: Types) -> str:
     """Attention backend that our first layer takes for a batch."""
-    block = batch.blocks[0]
-    with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=types.autocast):
-        return model.layers[0].plan(block.edge_index, (block.num_sources, block.num_targets)).backend
+    block, (shape, *_) = batch.blocks[0], context.config.head_shapes
+    workload = context.config.workloads[context.name]
+    plan = plan_attention(
+        block.edge_index,
+        shape=(block.num_targets, block.num_sources),
+        device=batch.x.device,
+        dtype=types.inputs,
+        head_dim=shape.dim,
+        num_heads=shape.heads,
+        edge_data=workload.edge_dim is not None or workload.layer != "transformer",
+        backward=True,
+    )
+    return plan.backend

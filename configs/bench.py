@@ -108,6 +108,7 @@ class Workload(Section):
     batch of small graphs; or in every step other seeds with sampled neighbours, one bipartite block for each layer."""
 
     graph: str = Field(min_length=1)  # data set
+    layer: Literal["transformer", "gat", "gatv2"] = "transformer"  # of PyG, and ours in its place
     edge_dim: int | None = Field(default=None, ge=1, le=16)  # columns of edge features, random numbers
     batch: Count | None = None  # small graphs of a step
     seeds: Count | None = None

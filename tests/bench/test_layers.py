@@ -262,7 +262,7 @@ def test_a_layer_that_fails_or_is_wrong_leaves_the_other_ones_time(monkeypatch):
             raise MemoryError("CUDA out of memory")
 
     for layer, status in ((Wrong, "wrong"), (Failing, "oom")):
-        monkeypatch.setattr(layers, "FusedTransformerConv", layer)
+        monkeypatch.setitem(layers.LAYERS, "transformer", ("TransformerConv", layer))
         ours, theirs = rows_of(bench("sampled", "precisions=[float32]"))
         assert (ours.status, theirs.status) == (status, "ok")
 
