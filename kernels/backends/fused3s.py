@@ -13,28 +13,18 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, Kernel, KernelInstance, get_kernel, input_element, instance_sizes
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
-from ..score_source import uses_score
 from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
 from .fused3s_data import Fused3SData
-from .fused3s_edges import (
-    VALUES,
-    Members,
-    compile_edge_kernel,
-    contiguous,
-    launch_edge_kernel,
-    padded_call,
-    term_scalars,
-    terms_of,
-)
+from .fused3s_edges import compile_edge_kernel, launch_edge_kernel, padded_call, term_scalars
 from .fused3s_gradients import compile_gradients, launch_gradients
 from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
 from .fused3s_shapes import BIAS, COMMON_DIM, DROPOUT, KEY_FEATURES, MULTIPLIER, SLICE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
+from .score_values import VALUES, Members, contiguous, forward_fits_tiles, terms_of
 
 WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
-MOST_TILE_VALUES = 2  # of an edge, see `_fits_tiles`
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
 PACK_THREADS = 256  # as in cuda/pack_features.cu
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
@@ -192,18 +182,10 @@ def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges
     terms = terms_of(edges)
     if query.dtype == torch.float32 and terms & ~DROPOUT:
         return True  # in float32 the kernel over KV tiles supports dropout alone
-    if edges is not None and edges.score is not None and not _fits_tiles(edges):
+    if edges is not None and edges.score is not None and not forward_fits_tiles(edges):
         return True
     tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
     return takes_edges(tuning, data.size, num_heads, dim, terms) is not False
-
-
-def _fits_tiles(edges: BoundEdges) -> bool:
-    """Whether the kernel over KV tiles takes a score term: it reads the score, since K is gathered anyway, and edges
-    have at most MOST_TILE_VALUES values of all terms, for which plans leave shared memory."""
-    of_edges = 0 if edges.edge_values is None else edges.edge_values.shape[2]
-    of_others = sum(each is not None for each in (edges.bias, edges.multiplier))
-    return uses_score(edges.score) and of_edges + of_others <= MOST_TILE_VALUES
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
@@ -370,10 +352,8 @@ def _edge_tensors(
     arguments: FusedArguments, data: Fused3SData, edges: BoundEdges, num_heads: int
 ) -> dict[str, torch.Tensor | None]:
     """Members of struct Params for edge data; queues the packing of feature weights."""
-    names = ("bias", "multiplier", *VALUES)
-    of_scores = dict(zip(names, contiguous(*[getattr(edges, name) for name in names]), strict=True))
     places = {"tile_slots": data.tile_slots, "slot_edges": data.slot_edges, "slot_places": data.slot_places}
-    tensors = of_scores | places
+    tensors = contiguous(edges, "bias", "multiplier", *VALUES) | places
     if edges.padded_features is not None:
         tensors |= {
             "features": edges.padded_features.contiguous(),
@@ -391,13 +371,13 @@ def pack_features(arguments: FusedArguments, edges: BoundEdges, num_heads: int) 
     key_words = 256 * -(-dim // 32) if terms & KEY_FEATURES else 0
     value_words = 128 * -(-dim // SLICE) if terms & VALUE_FEATURES else 0
     packed = edges.padded_features.new_empty((num_heads, 2 * (key_words + value_words)))
-    key_weight, value_weight = contiguous(edges.key_weight, edges.value_weight)
+    weights = contiguous(edges, "key_weight", "value_weight")
     kernel = get_kernel(PACK_FEATURES, packed.device.index)
     launch_kernel(
         kernel,
         (-(-(key_words + value_words) // PACK_THREADS), num_heads),
         PACK_THREADS,
-        {"packed": packed, "key_weight": key_weight, "value_weight": value_weight},
+        {"packed": packed, **weights},
         kernel.scalars(dim=dim, num_features=edges.num_features, key_words=key_words, value_words=value_words),
         overlaps=True,
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..dropout import Dropout
+from ..edge_data import BoundEdges
 from ..formats.schedule import ScheduleForm
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
@@ -17,7 +17,17 @@ from ..tuning import tuning_for
 from .base import Call, Gradients, Memory
 from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, stride_scalars
 from .fused3s_data import Fused3SData
-from .fused3s_shapes import COMMON_DIM, DROPOUT
+from .fused3s_shapes import COMMON_DIM
+from .score_values import (
+    VALUES,
+    Members,
+    contiguous,
+    gradient_members,
+    new_value_gradients,
+    score_scalars,
+    summed_gradients,
+    terms_of,
+)
 
 WARP_ROW_BYTES = 256  # of a row per warp; wider heads are shared by teams of two or four warps
 GRADIENTS = frozenset(("query", "key", "value"))
@@ -32,7 +42,7 @@ class BackwardArguments(NamedTuple):
         columns: True for the column pass (over A^T), False for the row pass.
         dim_warps: warps per team, which share the columns of a head; a work item goes to a team.
         warps: warps per thread block.
-        terms: DROPOUT or 0.
+        terms: bits of DROPOUT, CLAMP and EXPRESSION; the latter two in 16 bits alone.
     """
 
     element: Element
@@ -44,11 +54,13 @@ class BackwardArguments(NamedTuple):
 
 
 @lru_cache  # on small graphs the host time of a call counts
-def backward_instance(element: Element, dim: int, columns: bool, teams: int, terms: int = 0) -> KernelInstance:
+def backward_instance(
+    element: Element, dim: int, columns: bool, teams: int, terms: int = 0, score: str | None = None
+) -> KernelInstance:
     """The instance of cuda/fused3s_backward.cu for blocks of `teams` teams; see `BackwardArguments`."""
     dim_warps = warps_of_team(element, dim)
     arguments = BackwardArguments(element, dim, columns, dim_warps, teams * dim_warps, terms)
-    return KernelInstance("fused3s_backward.cu", "fused3s_backward", arguments)
+    return KernelInstance("fused3s_backward.cu", "fused3s_backward", arguments, score=score)
 
 
 def warps_of_team(element: Element, dim: int) -> int:
@@ -97,7 +109,7 @@ def launch_backward(
     call: Call,
     output: torch.Tensor,
     grad_output: torch.Tensor,
-    wanted: Collection[str] = GRADIENTS,
+    wanted: frozenset[str] = GRADIENTS,
     into: Memory | None = None,
 ) -> Gradients:
     """Queue both passes on torch's current stream; only the row pass if neither "key" nor "value" is wanted.
@@ -114,8 +126,8 @@ def launch_backward(
     query, key, value, scale, _, lse, edges = call
     dropout = None if edges is None else edges.dropout
     num_rows, num_heads, dim = query.shape
-    instances = _instances(data, input_element(query.dtype), dim, dropout)
-    if "key" not in wanted and "value" not in wanted:
+    instances = _instances(data, input_element(query.dtype), dim, edges)
+    if not wanted & {"key", "value", "column_values"}:
         del instances[1]
     itemsize = query.itemsize
     row_bytes = load_bytes(dim, itemsize)
@@ -142,6 +154,12 @@ def launch_backward(
         "grad_value": grad_value,
         "seed": None if dropout is None else dropout.seed,
     }
+    of_values = {}
+    if edges is not None and edges.score is not None:
+        of_values = new_value_gradients(edges, query, data, wanted)
+        tensors |= contiguous(edges, *VALUES) | gradient_members(of_values)
+    limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * LOG2E
+    numbers = limit, score_scalars(edges)
     passes = (
         (data.kv_tiles, data.row_work_items, data.row_splits, data.row_ids, grad_query),
         (data.column_tiles, data.column_work_items, data.column_splits, None, grad_key),
@@ -166,10 +184,11 @@ def launch_backward(
                 "semaphores": arrived,
                 "row_ids": row_ids,
             },
-            _scalars(kernel, sizes, gradient.stride(0) // dim, scale, itemsize, strides, mask),
+            _scalars(kernel, sizes, gradient.stride(0) // dim, scale, itemsize, strides, mask, *numbers),
             overlaps=True,
         )
-    return wanted_of(grad_query, grad_key, grad_value, wanted)
+    found = wanted_of(grad_query, grad_key, grad_value, wanted)
+    return found._replace(**summed_gradients(edges, of_values)) if of_values else found
 
 
 @lru_cache(1024)  # a model repeats the same arguments at every call
@@ -181,6 +200,8 @@ def _scalars(
     itemsize: int,
     strides: tuple[tuple[int, int, int], ...],
     mask: tuple[int, float],
+    clamp_log2e: float,
+    terms: Members,
 ) -> bytes:
     """The scalars of struct Params; `mask`: (dropout threshold, factor of kept weights)."""
     return kernel.scalars(
@@ -190,6 +211,8 @@ def _scalars(
         scale=scale,
         threshold=mask[0],
         rescale=mask[1],
+        clamp_log2e=clamp_log2e,
+        **dict(terms),
         **stride_scalars(("query", "key", "value", "grad"), strides, itemsize),
     )
 
@@ -207,10 +230,10 @@ def new_gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple([torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors])
 
 
-def _instances(data: Fused3SData, element: Element, dim: int, dropout: Dropout | None) -> list[KernelInstance]:
+def _instances(data: Fused3SData, element: Element, dim: int, edges: BoundEdges | None) -> list[KernelInstance]:
     """Instances of the row pass and of the column pass."""
-    terms = 0 if dropout is None else DROPOUT
+    terms, score = terms_of(edges), None if edges is None else edges.score
     return [
-        backward_instance(element, dim, False, data.row_work_items.shape[1], terms),
-        backward_instance(element, dim, True, data.column_work_items.shape[1], terms),
+        backward_instance(element, dim, False, data.row_work_items.shape[1], terms, score),
+        backward_instance(element, dim, True, data.column_work_items.shape[1], terms, score),
     ]

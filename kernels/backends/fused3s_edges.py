@@ -6,40 +6,23 @@ from functools import lru_cache
 import torch
 from torch.nn import functional
 
-from ..edge_data import NUMBERS, BoundEdges
+from ..edge_data import BoundEdges
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
-from ..score_term import MOST_NUMBERS
 from ..tuning import MOST_LANES, tuning_for
 from .base import Call
 from .cuda import LOG2E, checked_inputs, load_bytes, stride_scalars
 from .feature_products import FEATURES, add_features, project_query
 from .fused3s_data import Fused3SData
-from .fused3s_shapes import ADDITIVE, BIAS, DROPOUT, KEY_FEATURES, MULTIPLIER, TERM_BITS, TYPES, VALUE_FEATURES
+from .score_values import NO_SCORE, VALUES, Members, contiguous, score_scalars, terms_of
 
 # As in cuda/lane_group.cuh:
 WARPS = 4
 LANE_DIMS = 8
-Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Params; hashable
-# Fields of BoundEdges, and the bit of each in enum EdgeTerm.
-_FIELD_BITS = (
-    *(("bias", BIAS), ("multiplier", MULTIPLIER), ("types", TYPES), ("dropout", DROPOUT)),
-    *(("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
-    *(("score", TERM_BITS["expression"]), ("additive_weight", ADDITIVE)),
-    *((name, TERM_BITS[name]) for name in NUMBERS),
-)
-VALUES = ("row_values", "column_values", "edge_values", "head_values")
-FURTHER_NUMBERS = tuple(name for name in NUMBERS if name != "clamp")  # members in cuda/score_term_params.cuh
-NO_TERMS: Members = (
-    *(("bias_heads", 1), ("multiplier_heads", 1), ("dropout_threshold", 0), ("dropout_rescale", 1.0)),
-    *((name, 0.0) for name in FURTHER_NUMBERS),
-    *((name.replace("values", "value_heads"), 1) for name in VALUES),
-    *((f"score_number_{i}", 0.0) for i in range(MOST_NUMBERS)),
-    ("additive_slope", 0.0),
-)
+NO_TERMS: Members = (("bias_heads", 1), ("multiplier_heads", 1), ("dropout_threshold", 0), ("dropout_rescale", 1.0))
 
 
 def lanes_of_head(dim: int) -> int:
@@ -161,41 +144,26 @@ def _scalars(
     return kernel.scalars(**sizes, scale=scale, clamp=clamp, **of_strides, **dict(terms))
 
 
-def terms_of(edges: BoundEdges | None) -> int:
-    """Bits of enum EdgeTerm."""
-    if edges is None:
-        return 0
-    return sum([bit for name, bit in _FIELD_BITS if getattr(edges, name) is not None])
-
-
 def term_scalars(edges: BoundEdges | None) -> Members:
-    """Scalars of struct Params: heads of bias and multiplier (1 or H), DropoutParams, and numbers of further terms."""
+    """Scalars of struct Params: heads of bias and multiplier (1 or H), DropoutParams, and those of score terms."""
     if edges is None:
-        return NO_TERMS
+        return *NO_TERMS, *NO_SCORE
     scalars = dict(NO_TERMS)
-    scalars |= {name: number for name in FURTHER_NUMBERS if (number := getattr(edges, name)) is not None}
     if edges.bias is not None:
         scalars["bias_heads"] = edges.bias.shape[1]
     if edges.multiplier is not None:
         scalars["multiplier_heads"] = edges.multiplier.shape[1]
-    if edges.additive_weight is not None:
-        scalars["additive_slope"] = edges.additive_slope
-    if edges.score is not None:
-        given = {name: values for name in VALUES if (values := getattr(edges, name)) is not None}
-        scalars |= {name.replace("values", "value_heads"): values.shape[1] for name, values in given.items()}
-        scalars |= {f"score_number_{i}": number for i, number in enumerate(edges.score_numbers)}
     if edges.dropout is not None:
         scalars["dropout_threshold"] = edges.dropout.threshold
         scalars["dropout_rescale"] = 1 / (1 - edges.dropout.rate)
-    return tuple(scalars.items())
+    return *scalars.items(), *score_scalars(edges)
 
 
 def edge_tensors(edges: BoundEdges | None) -> dict[str, torch.Tensor | None]:
     """Pointers of struct Params of both edge kernels: edge data, and the seed of the dropout."""
     if edges is None:
         return {}
-    names = ("bias", "multiplier", "types", "type_weight", "additive_weight", *VALUES)
-    tensors = dict(zip(names, contiguous(*[getattr(edges, name) for name in names]), strict=True))
+    tensors = contiguous(edges, "bias", "multiplier", "types", "type_weight", "additive_weight", *VALUES)
     if edges.features is not None:
         tensors["features"] = edges.padded_features.contiguous()
     if edges.dropout is not None:
@@ -206,11 +174,6 @@ def edge_tensors(edges: BoundEdges | None) -> dict[str, torch.Tensor | None]:
 def score_unit(dtype: torch.dtype) -> float:
     """kScoreUnit of cuda/score_terms.cuh."""
     return 1.0 if dtype == torch.float32 else LOG2E
-
-
-def contiguous(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Contiguous tensors: the kernels take edge data without strides."""
-    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
 def padded_call(call: Call) -> Call:

@@ -14,15 +14,8 @@ from .cuda import aligned_rows, load_bytes, stride_scalars
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients, wanted_of
 from .fused3s_data import Fused3SData
-from .fused3s_edges import (
-    WARPS,
-    Members,
-    edge_tensors,
-    heads_of_lane_group,
-    score_unit,
-    term_scalars,
-    terms_of,
-)
+from .fused3s_edges import WARPS, edge_tensors, heads_of_lane_group, score_unit, term_scalars
+from .score_values import Members, for_heads, gradient_members, new_value_gradients, summed_gradients, terms_of
 
 SOURCE = "fused3s_edges_backward.cu"
 FEATURE_LANES = 4  # lanes per item in `gradients_of_features`
@@ -149,17 +142,7 @@ class _EdgeTensors:
             return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
 
         self.data, self.edges, self.wanted = data, edges, wanted
-        sizes = {
-            "row_values": num_rows,
-            "column_values": data.num_cols,
-            "edge_values": num_edges,
-            "head_values": num_rows,
-        }
-        self.of_values = {
-            name: query.new_empty((size, num_heads, getattr(edges, name).shape[2]), dtype=torch.float32)
-            for name, size in sizes.items()
-            if name in wanted
-        }
+        self.of_values = new_value_gradients(edges, query, data, wanted)
         self.projected_query = self.projected_grad = self.key_sums = self.value_sums = self.of_additive = None
         if edges.key_weight is not None:  # u = W^T q
             self.projected_query = project_query(query, edges.key_weight.contiguous())
@@ -180,7 +163,7 @@ class _EdgeTensors:
             self.for_columns["column_value_gradients"] = of_columns
         self.for_rows = {
             **self.for_columns,
-            **{name.replace("values", "value_gradients"): gradient for name, gradient in self.of_values.items()},
+            **gradient_members(self.of_values),
             "key_feature_sums": self.key_sums,
             "value_feature_sums": self.value_sums,
             "additive_gradients": self.of_additive,
@@ -198,8 +181,8 @@ class _EdgeTensors:
         if of_rows.query is not None and self.key_sums is not None:  # dq += W t
             add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
         makers = {
-            "bias": lambda: _for_heads(self.bias, edges.bias),
-            "multiplier": lambda: _for_heads(self.multiplier, edges.multiplier),
+            "bias": lambda: for_heads(self.bias, edges.bias),
+            "multiplier": lambda: for_heads(self.multiplier, edges.multiplier),
             "padded_features": lambda: _feature_gradient(
                 *(self.data.row_items, edges.padded_features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
@@ -209,9 +192,7 @@ class _EdgeTensors:
         found = {name: make() for name, make in makers.items() if name in wanted}
         if self.of_additive is not None:
             found["additive_weight"] = self.of_additive.sum(0).to(query.dtype)
-        for name, gradient in self.of_values.items():
-            gradient = gradient.sum(0, keepdim=True) if name == "head_values" else gradient
-            found[name] = _for_heads(gradient, getattr(edges, name))
+        found.update(summed_gradients(edges, self.of_values))
         products = {"key_weight": (query, self.key_sums), "value_weight": (grad_output, self.value_sums)}
         names = [name for name in products if name in wanted]
         if names:
@@ -260,13 +241,6 @@ def _scalars(
     """The scalars of struct Params; `strides`: of the tensors in BY_ROW."""
     sizes = {"num_rows": num_rows, "num_items": num_items, "num_heads": num_heads, "gradient_heads": gradient_heads}
     return kernel.scalars(**sizes, scale=scale, clamp=clamp, **stride_scalars(BY_ROW, strides, itemsize), **dict(terms))
-
-
-def _for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`gradient` [n, H, ..] float32, summed to the shape [n, H, ..] or [n, 1, ..] of `values` and cast to its type."""
-    if values.shape[1] == 1:
-        gradient = gradient.sum(1, keepdim=True)
-    return gradient.to(values.dtype)
 
 
 def _feature_gradient(

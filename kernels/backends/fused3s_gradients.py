@@ -1,6 +1,6 @@
 """The backward pass of `fused3s`: the choice between its two kernels.
 
-cuda/fused3s_backward.cu        tensor cores, heads sequentially; no score term but dropout
+cuda/fused3s_backward.cu        tensor cores, heads sequentially; dropout, and in 16 bits terms of rows and columns
 cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
 """
 
@@ -11,9 +11,9 @@ from .base import Call, Gradients, InputSpec, Memory
 from .cuda import product_type
 from .fused3s_backward import compile_backward, launch_backward
 from .fused3s_data import Fused3SData
-from .fused3s_edges import padded_call, terms_of
+from .fused3s_edges import padded_call
 from .fused3s_edges_backward import compile_edge_backward, launch_edge_backward
-from .fused3s_shapes import DROPOUT
+from .score_values import backward_fits_tiles
 
 
 def compile_gradients(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
@@ -41,7 +41,7 @@ def launch_gradients(
     if dim % 2:  # as in the forward pass
         output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
         return _without_padding(launch_gradients(data, padded_call(call), output, grad_output, wanted), dim)
-    by_tile = data.column_work_items is not None and not terms_of(call.edges) & ~DROPOUT
+    by_tile = data.column_work_items is not None and backward_fits_tiles(call.edges, call.query.dtype)
     launch = launch_backward if by_tile else launch_edge_backward
     return launch(data, call, output, grad_output, wanted, into)
 

@@ -71,6 +71,7 @@
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 __device__ constexpr int max_backward_warps() {
   constexpr int kWidth = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kWidth;
+  if (kTerms & kScoreTerms) return kColumns || kWidth > 64 ? 8 : 12;
   if (kIsWide<kIn>) return kWidth <= 16 ? 16 : kWidth <= 32 || (kIn == Element::kTF32 && !kColumns) ? 12 : 8;
   if (kWidth <= 64) return kColumns ? 12 : 16;
   if (kColumns || kDimWarps > 1) return 8;
@@ -89,11 +90,18 @@ struct BackwardMemory {
   __align__(kRecords * kRecord_bytes) unsigned char records[kWarps][kRecords][kRecord_bytes];
 };
 
+// Sums of the gradients of a score term's values, for a row or column of the window.
+template <Element kIn, bool kColumns, int kTerms>
+constexpr int kNumValueSums = kColumns ? ScoreTerms<kIn, kTerms>::kColumnSums : ScoreTerms<kIn, kTerms>::kRowSums;
+
+// With kNumValueSums a FragmentPair of each warp comes last.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, int kTerms>
 __device__ KernelSizes fused3s_backward_sizes = {
     static_cast<int>(sizeof(BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>) +
-                     (kDimWarps > 1 ? kWarps / kDimWarps * sizeof(TeamMemory<kDimWarps>) : 0)),
-    static_cast<int>(sizeof(GradientPartial<kDim, kColumns, kDimWarps>) / sizeof(float)),
+                     (kDimWarps > 1 ? kWarps / kDimWarps * sizeof(TeamMemory<kDimWarps>) : 0) +
+                     (kNumValueSums<kIn, kColumns, kTerms> > 0 ? kWarps * sizeof(FragmentPair) : 0)),
+    static_cast<int>(
+        sizeof(GradientPartial<kDim, kColumns, kDimWarps, kNumValueSums<kIn, kColumns, kTerms>>) / sizeof(float)),
     max_backward_warps<kIn, kDim, kColumns, kDimWarps, kTerms>() / kWarps,
     kWarps / kDimWarps,  // work items
 };
@@ -106,7 +114,9 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   using Window = GradientWindow<kIn, kDim, kColumns, kDimWarps, kTerms>;
   using Producer = PairGather<kIn, kDim, kDimWarps, kColumns>;
   using Shared = BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>;
-  static_assert((kTerms & ~kDropout) == 0, "the rest is fused3s_edges_backward.cu's");
+  static_assert((kTerms & ~(kDropout | kClamp | kExpression)) == 0, "the rest is fused3s_edges_backward.cu's");
+  static_assert(Window::Terms::kNumValues == 0, "values of edges are fused3s_edges_backward.cu's");
+  static_assert(!(kIsWide<kIn> && Window::kTransforms), "so are score terms of float32");
   static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");
   static_assert(alignof(Shared) >= sizeof(Shared::records[0]), "record addresses by ^ and &");
 
@@ -143,6 +153,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring.stage_of(1));
   gather(0, ring.record_of(0), ring.stage_of(0));
   if constexpr (Window::kDrops) window.start_dropout(lane_row);
+  if constexpr (Window::kTransforms) window.start_terms(min(lane_row, target.rows.num_rows - 1));
 
   typename Producer::Pieces output;
   RowStats stats;
@@ -195,10 +206,17 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     for (int i = 0; i < Window::kGrads; ++i) {
       gather.store_rows(i ? target.value_grad : target.score_grad, target.row_heads, rows, ring.stages, i);
     }
+    if constexpr (Window::kValueSums > 0) {
+      if (dim_warp == 0) window.store_values(target.rows, number);
+    }
     return;
   }
   window.store_partial(reinterpret_cast<FragmentPair*>(shared.ring[warp]));  // [3]
-  __syncthreads();                                                           // [4]
-  sum_block<kIn, kDim, kColumns, kDimWarps, kWarps>(reinterpret_cast<const char*>(shared.ring), sizeof(shared.ring[0]),
-                                                    p, split.x, split.y, split.z, number, warp, lane);
+  auto* const teams_end = reinterpret_cast<TeamMemory<kDimWarps>*>(&shared + 1) + (kDimWarps > 1 ? kWarps / kDimWarps : 0);
+  FragmentPair* const value_sums = reinterpret_cast<FragmentPair*>(teams_end);
+  if constexpr (Window::kValueSums > 0) window.store_partial_values(value_sums[warp]);
+  __syncthreads();  // [4]
+  sum_block<kIn, kDim, kColumns, kDimWarps, kWarps, Window::kValueSums>(
+      reinterpret_cast<const char*>(shared.ring), sizeof(shared.ring[0]), value_sums, p, split.x, split.y, split.z,
+      number, warp, lane);
 }

@@ -26,6 +26,11 @@ struct BackwardParams {
   int* semaphores;             // [num_splits][H][kWarps]  0 before and after
   const int* row_ids;          // [num_windows][16]  rows of each window; null: 16 w, 16 w + 1, ...
   const i64* seed;             // [1]  dropout seed; null without dropout
+#include "score_term_pointers.cuh"
+  // Gradients of the values of a score term, those of heads of each row; null: not wanted.
+  float* row_value_gradients;     // [num_rows][H][n]  row pass
+  float* head_value_gradients;    // [num_rows][H][n]  row pass
+  float* column_value_gradients;  // [num_cols][H][n]  column pass
   i64 query_head_stride;       // elements
   i64 key_head_stride;
   i64 value_head_stride;
@@ -42,4 +47,8 @@ struct BackwardParams {
   float scale;
   u32 threshold;  // as in DropoutParams
   float rescale;  // 1 / (1 - rate); 1 without dropout
+  float clamp_log2e;  // largest |s| * log2(e)
+#include "score_term_params.cuh"
 };
+
+__device__ __forceinline__ float score_limit(const BackwardParams& p) { return p.clamp_log2e; }

@@ -13,12 +13,17 @@ template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
   using Fragments = WindowFragments<kIn, kDim, kColumns, kDimWarps>;
   using S = typename Fragments::S;
-  using Partial = GradientPartial<kDim, kColumns, kDimWarps>;
+  using Terms = ScoreTerms<kIn, kTerms>;
+  static constexpr bool kTransforms = kTerms & kScoreTerms;
+  static constexpr int kValueSums = kColumns ? Terms::kColumnSums : Terms::kRowSums;
+  using Partial = GradientPartial<kDim, kColumns, kDimWarps, kValueSums>;
   using Fragments::g, Fragments::t, Fragments::lane, Fragments::kGrads, Fragments::kWeights;
   static constexpr bool kDrops = kTerms & kDropout;
 
   const BackwardParams& p;
   float negative_lse[2], delta[2];  // row pass
+  int own_place[2];                // score terms: the own rows g and g + 8
+  float value_sums[2][kMostValueSums] = {};
   i64 seed = 0;
   u32 own_hash[2];  // row pass: `dropout_row`; column pass: the column
 
@@ -30,6 +35,12 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
     const u32 hash = kColumns ? lane_row : dropout_row(seed, lane_row, blockIdx.y);
 #pragma unroll
     for (int half = 0; half < 2; ++half) own_hash[half] = __shfl_sync(kFullWarp, hash, 8 * half + g);
+  }
+
+  // lane_row: own row lane % 16, or any row where there is none.
+  __device__ __forceinline__ void start_terms(int lane_row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) own_place[half] = __shfl_sync(kFullWarp, lane_row, 8 * half + g);
   }
 
   // Row pass. stats: statistics of own row lane % 16.
@@ -44,7 +55,8 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
   // P and dS as A fragments of SpMM. Entries without an edge are masked to 0, not multiplied: old data may be NaN.
   __device__ __forceinline__ void weights(u32 (&weight)[kWeights], u32 (&grad_score)[kWeights],
                                           const float (&score)[2][4], const float (&grad_weight)[2][4], u32 record,
-                                          u32 stage) const {
+                                          u32 stage) {
+    const u32 bits = ld_shared_b32(record + kBitmap + sizeof(u32) * g);
     u32 gathered_hash = 0;
     if constexpr (kDrops) {
       const u32 key = ld_shared_b32(record + sizeof(int) * (lane % kTileKeys));
@@ -63,7 +75,18 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
         for (int half = 0; half < 2; ++half) {
           const float lse = kColumns ? __uint_as_float(e ? stats.z : stats.x) : negative_lse[half];
           const float subtracted = kColumns ? __uint_as_float(e ? stats.w : stats.y) : delta[half];
-          const float x = ex2_approx_ftz(fmaf(score[tile][2 * half + e], p.scale_log2e, lse));
+          float x;
+          Terms terms;
+          ScorePlace place{};
+          if constexpr (kTransforms) {
+            const int key = ld_shared_b32(record + sizeof(int) * (kTileN * tile + 2 * t + e));
+            const int row = kColumns ? key : own_place[half], column = kColumns ? own_place[half] : key;
+            place = {row, column, static_cast<int>(blockIdx.y)};
+            terms.load_place(p, place);
+            x = ex2_approx_ftz(terms.apply(score[tile][2 * half + e] * p.scale_log2e, place, p) + lse);
+          } else {
+            x = ex2_approx_ftz(fmaf(score[tile][2 * half + e], p.scale_log2e, lse));
+          }
           float kept = x, of_weight = grad_weight[tile][2 * half + e];
           if constexpr (kDrops) {
             const bool keep =
@@ -73,6 +96,15 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
           }
           prob[half][e] = kept;
           grad[half][e] = x * (of_weight - subtracted);
+          if constexpr (kTransforms) {
+            const bool is_edge = bits >> (16 * half + 8 * tile + 2 * t + e) & 1;  // old data may be NaN
+            grad[half][e] = terms.gradient(is_edge ? grad[half][e] : 0.0f, place, p);
+            if constexpr (kColumns) {
+              terms.template add_column_sums<0>(value_sums[half]);
+            } else {
+              terms.template add_row_sums<0>(value_sums[half]);
+            }
+          }
         }
       }
 #pragma unroll
@@ -81,13 +113,25 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
         Fragments::pack(grad_score, tile, half, grad[half]);
       }
     }
-    Fragments::mask(weight, grad_score, ld_shared_b32(record + kBitmap + sizeof(u32) * g));
+    Fragments::mask(weight, grad_score, bits);
   }
 
   // Epilogue of kWarp: gradients to the matrices of a stage.
   __device__ __forceinline__ void round_to(u32 stage) const {
     const float factor[2] = {p.scale, p.rescale};
     Fragments::round_to(stage, factor);
+  }
+
+  // Epilogues, with score terms that have values.
+  __device__ __forceinline__ void store_values(const WindowRows& rows, int window) const {
+    store_value_sums<kColumns, kValueSums>(p, rows, window, value_sums, lane);
+  }
+  __device__ __forceinline__ void store_partial_values(FragmentPair& partial) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float (&x)[kMostValueSums] = value_sums[half];
+      partial.c[half][lane] = make_float4(x[0], x[1], x[2], x[3]);
+    }
   }
 
   // Epilogue of kBlock and of a split.

@@ -14,7 +14,8 @@ EXPRESSION = "score_expression.cuh"
 
 @cache
 def read_source(source: str | Path, score: str | None = None) -> str:
-    """Text of a CUDA source with its headers (`#include "..."`, in its folder or kernels/cuda) inlined once each.
+    """Text of a CUDA source with its headers (`#include "..."`, in its folder or kernels/cuda) inlined, those with
+    `#pragma once` once each.
 
     Args:
         score: normalised expression of a score term, whose C++ takes the place of score_expression.cuh.
@@ -25,10 +26,11 @@ def read_source(source: str | Path, score: str | None = None) -> str:
     def paste(name: str) -> str:
         if name in pasted:
             return ""
-        pasted.add(name)
         path = next(each / name for each in (source.parent, CUDA_FOLDER) if (each / name).exists())
         text = path.read_text(encoding="utf-8") if score is None or name != EXPRESSION else expression_source(score)
-        text = text.replace("#pragma once\n", "")
+        if "#pragma once\n" in text:  # members of several structs have none
+            pasted.add(name)
+            text = text.replace("#pragma once\n", "")
         return re.sub(r'^#include "(.+)"$', lambda include: paste(include[1]), text, flags=re.MULTILINE)
 
     return paste(source.name)

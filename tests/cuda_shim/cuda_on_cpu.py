@@ -122,11 +122,12 @@ def paste_source(source: str | Path, folder: Path = CUDA_FOLDER, score: str | No
     def paste(name: str) -> str:
         if name in pasted:
             return ""
-        pasted.add(name)
         folders = (SHIM_FOLDER,) if name.startswith("ptx/") else (folder, source.parent, CUDA_FOLDER)
         path = next(each / name for each in folders if (each / name).exists())
         lines = [f'#line 1 "{name}"']
         text = path.read_text(encoding="utf-8") if score is None or name != EXPRESSION else expression_source(score)
+        if "#pragma once\n" in text:
+            pasted.add(name)
         for number, line in enumerate(text.splitlines(), 1):
             if include := re.fullmatch(r'#include "(.+)"', line):
                 lines += [paste(include[1]), f'#line {number + 1} "{name}"']

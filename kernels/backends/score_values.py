@@ -1,0 +1,119 @@
+"""Score terms for the kernels of `fused3s`: bits of terms, members of struct Params, gradients of values."""
+
+import torch
+
+from ..edge_data import NUMBERS, BoundEdges
+from ..score_source import uses_score
+from ..score_term import MOST_NUMBERS
+from .fused3s_data import Fused3SData
+from .fused3s_shapes import (
+    ADDITIVE,
+    BIAS,
+    CLAMP,
+    DROPOUT,
+    EXPRESSION,
+    KEY_FEATURES,
+    MULTIPLIER,
+    TERM_BITS,
+    TYPES,
+    VALUE_FEATURES,
+)
+
+Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Params; hashable
+# Fields of BoundEdges, and the bit of each in enum EdgeTerm.
+_FIELD_BITS = (
+    *(("bias", BIAS), ("multiplier", MULTIPLIER), ("types", TYPES), ("dropout", DROPOUT)),
+    *(("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
+    *(("score", EXPRESSION), ("additive_weight", ADDITIVE)),
+    *((name, TERM_BITS[name]) for name in NUMBERS),
+)
+VALUES = ("row_values", "column_values", "edge_values", "head_values")
+FURTHER_NUMBERS = tuple(name for name in NUMBERS if name != "clamp")
+NO_SCORE: Members = (  # members of cuda/score_term_params.cuh
+    *((name, 0.0) for name in FURTHER_NUMBERS),
+    *((name.replace("values", "value_heads"), 1) for name in VALUES),
+    *((f"score_number_{i}", 0.0) for i in range(MOST_NUMBERS)),
+    ("additive_slope", 0.0),
+)
+MOST_TILE_VALUES = 2  # of an edge, for which plans leave shared memory
+MOST_VALUE_SUMS = 4  # as kMostValueSums of cuda/sum_splits.cuh
+
+
+def terms_of(edges: BoundEdges | None) -> int:
+    """Bits of enum EdgeTerm."""
+    if edges is None:
+        return 0
+    return sum([bit for name, bit in _FIELD_BITS if getattr(edges, name) is not None])
+
+
+def score_scalars(edges: BoundEdges | None) -> Members:
+    """Members of cuda/score_term_params.cuh: heads of values (1 or H), and numbers."""
+    if edges is None or (edges.score is None and edges.additive_weight is None and not FURTHER_NUMBERS):
+        return NO_SCORE
+    scalars = dict(NO_SCORE) | {"additive_slope": edges.additive_slope}
+    scalars |= {name: number for name in FURTHER_NUMBERS if (number := getattr(edges, name)) is not None}
+    given = {name: values for name in VALUES if (values := getattr(edges, name)) is not None}
+    scalars |= {name.replace("values", "value_heads"): values.shape[1] for name, values in given.items()}
+    scalars |= {f"score_number_{i}": number for i, number in enumerate(edges.score_numbers)}
+    return tuple(scalars.items())
+
+
+def forward_fits_tiles(edges: BoundEdges) -> bool:
+    """Whether the forward kernel over KV tiles takes a score term. It gathers K in any case, so not if the expression
+    does not read the score."""
+    of_edges = 0 if edges.edge_values is None else edges.edge_values.shape[2]
+    of_others = sum(each is not None for each in (edges.bias, edges.multiplier))
+    return uses_score(edges.score) and of_edges + of_others <= MOST_TILE_VALUES
+
+
+def backward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
+    """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a clamp and a score
+    term without values of edges."""
+    terms = terms_of(edges)
+    if not terms & ~DROPOUT:
+        return True
+    if terms & ~(DROPOUT | CLAMP | EXPRESSION) or dtype == torch.float32 or edges.edge_values is not None:
+        return False
+    if edges.score is None:
+        return True
+    sizes = [0 if (each := getattr(edges, name)) is None else each.shape[2] for name in VALUES]
+    of_rows, of_columns, _, of_heads = sizes
+    return uses_score(edges.score) and max(of_rows + of_heads, of_columns) <= MOST_VALUE_SUMS
+
+
+def new_value_gradients(
+    edges: BoundEdges, query: torch.Tensor, data: Fused3SData, wanted: frozenset[str]
+) -> dict[str, torch.Tensor]:
+    """Memory [length, H, n] float32 for the wanted gradients of values, by name; those of heads for each row."""
+    num_rows, num_heads = query.shape[:2]
+    lengths = num_rows, data.num_cols, 0 if data.indices is None else data.indices.numel(), num_rows
+    return {
+        name: query.new_empty((length, num_heads, getattr(edges, name).shape[2]), dtype=torch.float32)
+        for name, length in zip(VALUES, lengths, strict=True)
+        if name in wanted
+    }
+
+
+def gradient_members(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Pointers of struct Params for `new_value_gradients`."""
+    return {name.replace("values", "value_gradients"): gradient for name, gradient in gradients.items()}
+
+
+def summed_gradients(edges: BoundEdges, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The gradients of values in the shapes and types of the values."""
+    if (of_heads := gradients.get("head_values")) is not None:
+        gradients = gradients | {"head_values": of_heads.sum(0, keepdim=True)}
+    return {name: for_heads(gradient, getattr(edges, name)) for name, gradient in gradients.items()}
+
+
+def for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`gradient` [n, H, ..] float32, summed to the shape [n, H, ..] or [n, 1, ..] of `values` and cast to its type."""
+    if values.shape[1] == 1:
+        gradient = gradient.sum(1, keepdim=True)
+    return gradient.to(values.dtype)
+
+
+def contiguous(edges: BoundEdges, *names: str) -> dict[str, torch.Tensor | None]:
+    """Fields by name, contiguous: the kernels take edge data without strides."""
+    given = {name: getattr(edges, name) for name in names}
+    return {name: None if tensor is None else tensor.contiguous() for name, tensor in given.items()}
