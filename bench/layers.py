@@ -200,16 +200,22 @@ def pyg(context: Context, models: "Models", batches: list[LayerBatch], types: Ty
 
 def side_of(model: LayerModel, models: "Models", batch: LayerBatch, types: Types, note: str) -> Side:
     """Steps of a model whose first layer is compared with PyG's in float64."""
-    errors, allowed = first_layer_errors(model.layers[0], models.exact.layers[0], batch, types), ALLOWED[types.inputs]
-    checked: dict[str, Any] = {"status": "ok", "relative_error": errors.output}
+    errors = first_layer_errors(model.layers[0], models.exact.layers[0], batch, types)
+    note = f"{note}; error: of the first layer's output, of its gradients {errors.gradients:.1e}"
+    return Side(TrainingStep(model, types), checked(errors, types), note)
+
+
+def checked(errors: LayerErrors, types: Types) -> dict[str, Any]:
+    """Columns status, reason and relative_error of a layer."""
+    allowed = ALLOWED[types.inputs]
+    columns: dict[str, Any] = {"status": "ok", "relative_error": errors.output}
     if not (errors.output <= allowed.output and errors.gradients <= allowed.gradients):  # NaN is wrong too
         reason = (
             f"relative error {errors.output:.1e} of a row, {errors.gradients:.1e} of the gradients; allowed "
             f"{allowed.output:.1e} and {allowed.gradients:.1e}"
         )
-        checked |= {"status": "wrong", "reason": reason}
-    note = f"{note}; error: of the first layer's output, of its gradients {errors.gradients:.1e}"
-    return Side(TrainingStep(model, types), checked, note)
+        columns |= {"status": "wrong", "reason": reason}
+    return columns
 
 
 def captured(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
@@ -225,8 +231,8 @@ def captured(context: Context, models: "Models", batches: list[LayerBatch], type
         with torch.no_grad():
             errors.append(largest_row_error(output, models.exact(batch.to(context.device, torch.float64))))
     error = max(errors, key=lambda one: (one != one, one))
-    checked = checked_columns(error, types.inputs, ALLOWED_MODEL[types.inputs])
-    return Side(loop, checked, "error: of the whole model's output")
+    columns = checked_columns(error, types.inputs, ALLOWED_MODEL[types.inputs])
+    return Side(loop, columns, "error: of the whole model's output")
 
 
 class Models:

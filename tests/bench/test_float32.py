@@ -1,35 +1,33 @@
 """The benchmark of float32 beside float16, on the CPU with a backend that has a backward pass there."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from bench_runs import config, context
 from formula_backend import FormulaBackend
 
-import data
 from baselines import REGISTRY
-from bench.float32 import Float32Bench, Problem, with_precision
-from bench.kernels import FINISHED
-from bench.provenance import provenance
-from bench.records import finished
-from configs import ConfigError, load_config
-from configs.bench import BenchConfig
-
-CPU = torch.device("cpu")
-CONFIG = Path(__file__).resolve().parents[2] / "configs" / "bench" / "float32.yaml"
+from bench import backward, float32
+from bench.float32 import Problem, with_precision
+from bench.runner import Measure, measured
 
 
 @pytest.fixture
-def bench(monkeypatch):
+def ours(monkeypatch):
+    """A backend with a backward pass in place of fused3s."""
     monkeypatch.setattr(FormulaBackend, "name", "fused3s")
+    monkeypatch.setattr(FormulaBackend, "computes_in", torch.float16)
     monkeypatch.setitem(REGISTRY, "fused3s", FormulaBackend())
-    config = load_config(CONFIG, ["kernel.shapes=[1x8, 2x4]"], BenchConfig)
-    loaded = data.load("cora", source="synthetic", features=False)
-    return Float32Bench(loaded, config, "float32.yaml", provenance(CPU), CPU)
 
 
-def test_a_cell_has_the_rows_of_all_kernels(bench):
-    cells = list(bench.measure({}))
+def rows_of(name, *overrides):
+    module = {"float32": float32, "backward": backward}[name]
+    one = context(config(name, "repeats=2", *overrides))
+    return list(measured(Measure(module.cases, module.measure), one))
+
+
+@pytest.mark.usefixtures("ours")
+def test_a_case_has_the_rows_of_all_kernels():
+    cells = rows_of("float32", "shapes=[1x8, 2x4]")
     assert [(cell.heads, cell.dim, cell.region) for cell, _ in cells] == [
         (heads, dim, region) for heads, dim in ((1, 8), (2, 4)) for region in ("forward", "backward")
     ]
@@ -48,48 +46,46 @@ def test_a_cell_has_the_rows_of_all_kernels(bench):
             found["fused3s", "float16", "none"].relative_error
             > 10 * found["fused3s", "float32", "highest"].relative_error
         )
-    all_rows = [row for _, rows in cells for row in rows]
-    assert not any(rows for _, rows in bench.measure(finished(all_rows, FINISHED)))
 
 
-def test_only_the_backends_of_the_configuration_run(bench):
-    bench.config = load_config(CONFIG, ["kernel.shapes=[1x8]", "kernel.backends=[fused3s]"], BenchConfig)
-    assert {row.backend for cell in bench.cells(bench.config) for row in bench.measure_cell(cell)} == {"fused3s"}
+@pytest.mark.usefixtures("ours")
+def test_only_the_backends_of_the_configuration_run():
+    found = rows_of("float32", "shapes=[1x8]", "backends=[fused3s]")
+    assert {row.backend for _, rows in found for row in rows} == {"fused3s"}
 
 
-def test_a_kernel_that_fails_leaves_the_others(bench, monkeypatch):
+@pytest.mark.usefixtures("ours")
+def test_a_kernel_that_fails_leaves_the_others(monkeypatch):
     checked = Problem.checked
 
     def fails(problem, kernel, result):
         return 1 / 0 if kernel.precision == "highest" else checked(problem, kernel, result)
 
     monkeypatch.setattr(Problem, "checked", fails)
-    first, *others = bench.measure_cell(bench.cells(bench.config)[0])
+    first, *others = rows_of("float32", "shapes=[1x8]")[0][1]
     assert (first.variant, first.status) == ("highest", "error")
     assert {row.status for row in others if row.backend == "fused3s"} == {"ok"}
     assert not [row for row in others if row.metric != "time"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["kernel.backward=true", "kernel.edges=[bias]", "kernel.backends=[fused3s, pyg]", "kernel.backends=[csr_unfused]"],
-)
-def test_settings_that_would_be_ignored_are_errors(wrong):
-    with pytest.raises(ConfigError, match=r"kernel\.float32 = true"):
-        load_config(CONFIG, [wrong], BenchConfig)
-
-
-def test_a_wrong_gradient_is_wrong(bench, monkeypatch):
+@pytest.mark.usefixtures("ours")
+def test_a_wrong_gradient_is_wrong_in_both_benchmarks(monkeypatch):
     exact = FormulaBackend.attend_backward
 
     def wrong(*given):
         found = exact(*given)
-        return found._replace(key=1.01 * found.key)
+        return found._replace(key=1.1 * found.key)
 
-    monkeypatch.setattr(FormulaBackend, "attend_backward", wrong)
-    cell = next(cell for cell in bench.cells(bench.config) if cell.region == "backward")
-    statuses = {row.variant: row.status for row in bench.measure_cell(cell) if row.metric == "time"}
-    assert statuses["highest"] == "wrong"
+    for factor, status in ((exact, "ok"), (wrong, "wrong")):
+        monkeypatch.setattr(FormulaBackend, "attend_backward", factor)
+        (_, (highest, *_)) = rows_of("float32", "shapes=[1x8]")[1]
+        assert (highest.region, highest.variant, highest.status) == ("backward", "highest", status)
+        for case, rows in rows_of("backward", "shapes=[2x4]"):
+            times = {row.metric: row for row in rows}
+            assert {*times} == {"time", "peak_memory", "gathered_bytes", "compulsory_bytes"}
+            assert (times["time"].region, times["time"].status) == (case.region, status)
+            tensors = 8 if case.region == "backward" else 2
+            assert times["compulsory_bytes"].value == tensors * times["time"].nodes * 8 * 2
 
 
 def test_the_precision_is_as_before():

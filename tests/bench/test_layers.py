@@ -6,18 +6,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from bench_runs import CONFIGS
 
 import data
 import kernels
 from bench import captured_loop, layers
 from bench.captured_loop import CapturedLoop
-from bench.layer_batches import LoadedWorkload, draw_batches
+from bench.layer_batches import draw_batches
 from bench.layer_model import TYPES, LayerModel, TrainingStep, first_layer_errors
-from bench.layers import CAPTURED, FINISHED, OURS, PYG, LayersBench
+from bench.layers import CAPTURED, OURS, PYG
+from bench.measures import MEASURES
 from bench.provenance import provenance
-from bench.records import finished
-from configs.bench import Shape
-from configs.layers_bench_schema import LayersBenchConfig, LayersDataConfig, Workload
+from bench.runner import Context, measured
+from configs.bench import Shape, Workload, load_bench_config
 from models import FusedTransformerConv
 
 CPU = torch.device("cpu")
@@ -26,13 +27,13 @@ SHAPE = Shape(2, 4)
 pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
 
 
-def loaded(graph="cora", **workload) -> LoadedWorkload:
-    own = {"name": graph, "source": "synthetic", "batch_size": 30, "features": False}
-    return LoadedWorkload.of("mine", Workload(graph=graph, **workload), data.load(**own))
+def loaded(graph="cora"):
+    return data.load(name=graph, source="synthetic", batch_size=30, features=False)
 
 
 def draw(graph="cora", layers=3, count=2, **workload):
-    return draw_batches(loaded(graph, **workload), layers=layers, columns=SHAPE.width, count=count, seed=0)
+    options = {"layers": layers, "columns": SHAPE.width, "count": count, "seed": 0}
+    return draw_batches(loaded(graph), Workload(graph=graph, **workload), **options)
 
 
 def edges_of(graph) -> set[tuple[int, int]]:
@@ -45,8 +46,8 @@ def pairs(block) -> list[tuple[int, int]]:
 
 
 def test_a_whole_graph_is_one_batch_with_one_block_for_all_layers():
-    problem = loaded(edge_dim=3)
-    (batch,) = draw_batches(problem, layers=3, columns=8, count=5, seed=0)
+    problem = loaded()
+    (batch,) = draw(count=5, edge_dim=3)
     assert len(batch.blocks) == 3
     assert len(batch.distinct_blocks) == 1
     block = batch.blocks[0]
@@ -60,7 +61,7 @@ def test_a_whole_graph_is_one_batch_with_one_block_for_all_layers():
 
 
 def test_every_step_gets_other_molecules():
-    problem = loaded("ogbg-molhiv", batch=6)
+    problem = loaded("ogbg-molhiv")
     first, second = draw("ogbg-molhiv", batch=6)
     sizes = {*problem.graph.batch_num_nodes().tolist()}
     for batch in (first, second):
@@ -83,9 +84,9 @@ def parts_of(block):
 
 
 def test_sampled_blocks_chain_from_the_outermost_neighbours_to_the_seeds():
-    problem = loaded(seeds=40, fan_out=[4, 2])
+    problem = loaded()
     assert problem.graph.in_degrees().max() > 4  # the fan-outs bind
-    for batch in draw_batches(problem, layers=2, columns=8, count=3, seed=0):
+    for batch in draw(layers=2, count=3, seeds=40, fan_out=[4, 2]):
         outer, inner = batch.blocks
         assert (inner.num_targets, len(batch.labels)) == (40, 40)
         assert outer.num_targets == inner.num_sources
@@ -109,8 +110,9 @@ def test_sampled_edges_are_edges_of_the_graph():
     key = np.concatenate([np.arange(n) for n in range(nodes)])
     graph = dgl.graph((key, query), num_nodes=nodes, idtype=torch.int32).formats("csc")
     meta = SimpleNamespace(num_nodes=nodes)
-    problem = LoadedWorkload(graph, meta, name="mine", workload=Workload(graph="mine", seeds=nodes, fan_out=[200]))
-    (batch,) = draw_batches(problem, layers=1, columns=4, count=1, seed=0)
+    workload = Workload(graph="mine", seeds=nodes, fan_out=[200])
+    problem = SimpleNamespace(graph=graph, meta=meta)
+    (batch,) = draw_batches(problem, workload, layers=1, columns=4, count=1, seed=0)
     (block,) = batch.blocks
     # With 200 draws with replacement of at most 11 neighbours all are found: the block is the graph, renumbered.
     assert block.num_sources == block.num_targets == nodes
@@ -125,8 +127,8 @@ def test_samples_of_the_real_graph_have_the_sizes_that_the_readme_was_measured_w
     own = data.load("ogbn-arxiv", path=real_graph_dir / "single" / "ogbn-arxiv.npz", features=False)
     expected = {(1024, (15, 10, 5)): (33_000, 21_000, 4_700), (8192, (20, 15)): (145_000, 41_000)}
     for (seeds, fan_out), edges in expected.items():
-        problem = LoadedWorkload.of("mine", Workload(graph="ogbn-arxiv", seeds=seeds, fan_out=fan_out), own)
-        (batch,) = draw_batches(problem, layers=len(fan_out), columns=8, count=1, seed=0)
+        workload = Workload(graph="ogbn-arxiv", seeds=seeds, fan_out=fan_out)
+        (batch,) = draw_batches(own, workload, layers=len(fan_out), columns=8, count=1, seed=0)
         assert [block.edge_index.shape[1] for block in batch.blocks] == pytest.approx(edges, rel=0.05)
 
 
@@ -208,82 +210,61 @@ def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
     assert layers.checked(nan, types)["status"] == "wrong"
 
 
-CONFIG = LayersBenchConfig(
-    data=LayersDataConfig(
-        source="synthetic",
-        batch_size=20,
-        workloads={
-            "cora": Workload(graph="cora"),
-            "molecules": Workload(graph="ogbg-molhiv", batch=4, edge_dim=2, captured=True),
-            "sampled": Workload(graph="cora", seeds=20, fan_out=(3, 2)),
-        },
-    ),
-    model={"shape": "2x4", "layers": 3},
-    measure={"pool": 2, "steps": 2, "repeats": 1},
-)
+WORKLOADS = """workloads={cora: {graph: cora},
+  molecules: {graph: ogbg-molhiv, batch: 4, edge_dim: 2, captured: true},
+  sampled: {graph: cora, seeds: 20, fan_out: [3, 2]}}"""
 
 
-def bench(name: str, config: LayersBenchConfig = CONFIG) -> LayersBench:
-    workload = config.data.workloads[name]
-    problem = LoadedWorkload.of(name, workload, config.data.load(workload.graph))
-    return LayersBench(problem, config, "layers.yaml", provenance(CPU), CPU)
+def bench(name: str, *overrides: str, device=CPU) -> Context:
+    small = ["source=synthetic", "batch_size=20", "pool=2", "steps=2", "repeats=1", "shapes=[2x4]", WORKLOADS]
+    config = load_bench_config(CONFIGS / "layers.yaml", [*small, *overrides])
+    graph = config.load(config.graph_of(name), features=False)
+    return Context(config, "layers.yaml", provenance(device), device, name, graph)
 
 
-def test_a_cell_has_a_row_of_each_layer_in_every_precision():
+def rows_of(context: Context) -> list:
+    return [row for _, rows in measured(MEASURES["layers"], context) for row in rows]
+
+
+def test_a_case_has_a_row_of_each_layer_in_every_precision():
     found = bench("molecules")
-    rows = [row for _, some in found.measure({}) for row in some]
-    kinds = [(row.dtype, row.out_dtype, (row.backend, row.launch), row.status) for row in rows]
-    assert kinds == [
+    rows = rows_of(found)
+    assert [(row.dtype, row.out_dtype, (row.backend, row.launch), row.status) for row in rows] == [
         (dtype, out_dtype, layer, status)
         for dtype, out_dtype in (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"))
         for layer, status in ((OURS, "ok"), (PYG, "ok"), (CAPTURED, "unavailable"))
     ]
-    assert {(row.bench, row.variant, row.dataset, row.data_source) for row in rows} == {
-        ("layers", "molecules", "ogbg-molhiv", "synthetic")
-    }
-    assert {(row.edges, row.plan, row.heads, row.dim, row.blocks, row.graphs) for row in rows} == {
-        ("features_2", "rebuilt", 2, 8, 3, 4)
-    }
-    assert {row.nnz for row in rows} == {round(sum(one.num_edges for one in found.batches) / 2)}
+    assert {
+        (row.variant, row.dataset, row.edges, row.plan, row.heads, row.dim, row.blocks, row.graphs) for row in rows
+    } == {("molecules", "ogbg-molhiv", "features_2", "rebuilt", 2, 8, 3, 4)}
+    assert {row.nnz for row in rows} == {round(sum(one.num_edges for one in layers.batches_of(found)) / 2)}
     timed = [row for row in rows if row.status == "ok"]
     assert all(0 < row.p10 <= row.value <= row.p90 and 0 <= row.relative_error < 0.05 for row in timed)
-    assert all("torch_geometric 2" in row.note for row in timed if row.backend == "pyg")
-    assert all("attention by " in row.note for row in timed if row.backend == "auto")
-    assert not any(some for _, some in found.measure(finished(rows, FINISHED)))
+    assert not rows_of(found)  # all are known
 
 
 def test_a_whole_graph_keeps_its_edges_and_samples_bring_new_ones():
-    for name, plan, blocks, seen in (("cora", "fixed", 3, 1), ("sampled", "rebuilt", 2, None)):
+    for name, plan, blocks in (("cora", "fixed", 3), ("sampled", "rebuilt", 2)):
         found = bench(name)
-        cell = found.cells(CONFIG)[0]
-        assert (found.columns(cell)["plan"], found.columns(cell)["blocks"]) == (plan, blocks)
-        tensors = {id(found._renewed(found.batches[0]).blocks[0].edge_index) for _ in range(3)}
-        assert len(tensors) == seen or seen is None
-        renewed = found._renewed(found.batches[0])
-        assert (renewed is found.batches[0]) == (plan == "fixed")
+        layers.begin(found)
+        assert (found.extra["plan"], found.extra["blocks"]) == (plan, blocks)
+        batch = layers.batches_of(found)[0]
+        assert (layers.renewed(found, batch) is batch) == (plan == "fixed")
 
 
 def test_a_layer_that_fails_or_is_wrong_leaves_the_other_ones_time(monkeypatch):
-    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"precisions": ("float32",)})})
-    found = bench("sampled", config)
-
     class Wrong(FusedTransformerConv):
         def forward(self, *arguments):
             return super().forward(*arguments) * 1.01
-
-    monkeypatch.setattr(layers, "FusedTransformerConv", Wrong)
-    ((_, (ours, theirs)),) = found.measure({})
-    assert (ours.status, theirs.status) == ("wrong", "ok")
-    assert "allowed 1.0e-04" in ours.reason
-    assert ours.value > 0
 
     class Failing(FusedTransformerConv):
         def forward(self, *arguments):
             raise MemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(layers, "FusedTransformerConv", Failing)
-    ((_, (ours, theirs)),) = found.measure({})
-    assert (ours.status, ours.value, theirs.status) == ("oom", None, "ok")
+    for layer, status in ((Wrong, "wrong"), (Failing, "oom")):
+        monkeypatch.setattr(layers, "FusedTransformerConv", layer)
+        ours, theirs = rows_of(bench("sampled", "precisions=[float32]"))
+        assert (ours.status, theirs.status) == (status, "ok")
 
 
 class PlanOnCpu(kernels.AttentionPlan):
@@ -364,29 +345,24 @@ def test_a_batch_that_is_too_large_for_the_loop_is_refused(monkeypatch):
 def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
     monkeypatch.setattr(kernels, "PlanRoom", RoomOnCpu, raising=False)
     monkeypatch.setattr(captured_loop, "capture", replayed)
-    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"precisions": ("float32",)})})
-    ((_, rows),) = bench("molecules", config).measure({})
+    rows = rows_of(bench("molecules", "precisions=[float32]"))
     assert [((row.backend, row.launch), row.status) for row in rows] == [(OURS, "ok"), (PYG, "ok"), (CAPTURED, "ok")]
     assert 0 < rows[2].relative_error < 1e-4
-    assert rows[2].value > 0
-
     original = CapturedLoop.__call__
     monkeypatch.setattr(CapturedLoop, "__call__", lambda self, batch: original(self, batch) * 1.1)
-    ((_, rows),) = bench("molecules", config).measure({})
+    rows = rows_of(bench("molecules", "precisions=[float32]"))
     assert [row.status for row in rows] == ["ok", "ok", "wrong"]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CONFIG.data.workloads)
+@pytest.mark.parametrize("name", ["cora", "molecules", "sampled"])
 def test_on_a_gpu_every_layer_is_right_and_traced(name):
-    workload, device = CONFIG.data.workloads[name], torch.device("cuda")
-    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"shape": "8x16"})})
-    problem = LoadedWorkload.of(name, workload, config.data.load(workload.graph))
-    for _, rows in LayersBench(problem, config, "layers.yaml", provenance(device), device).measure({}):
-        found = {((row.backend, row.launch), row.metric): row for row in rows}
-        sides = [OURS, PYG] + [CAPTURED] * workload.captured
-        assert [found[side, "time"].status for side in sides] == ["ok"] * len(sides), rows
-        for side in sides:
-            time, busy, kernels = (found[side, metric].value for metric in ("time", "gpu_busy", "gpu_kernels"))
+    rows = rows_of(bench(name, "shapes=[8x16]", device=torch.device("cuda", torch.cuda.current_device())))
+    for precision in {(row.dtype, row.out_dtype) for row in rows}:
+        own = [row for row in rows if (row.dtype, row.out_dtype) == precision]
+        found = {((row.backend, row.launch), row.metric): row for row in own}
+        for side in [OURS, PYG] + [CAPTURED] * (name == "molecules"):
+            assert found[side, "time"].status == "ok", rows
+            time, busy, count = (found[side, metric].value for metric in ("time", "gpu_busy", "gpu_kernels"))
             assert 0 < busy < 20 * time
-            assert kernels >= 10
+            assert count >= 10

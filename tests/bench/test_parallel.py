@@ -7,9 +7,11 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import dense_attention
+from bench_runs import config, run
 from poison import poisoned_buffers
 
-from bench.parallel import RankWork
+from bench.parallel import Work
+from bench.runner import Case
 from parallel import Group, builder, load_part, partition_graph, plan_part_attention, source_from_csr
 from parallel.passes import SplitPasses
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
@@ -47,14 +49,16 @@ def test_parts_of_each_rank(tmp_path, monkeypatch, backend, place):
         for rank, part in enumerate(loaded):
             group = Group(rank, PARTS, device, "gloo")
             options = {"dtype": torch.float16, "head_dim": DIM, "num_heads": HEADS}
-            passes = plan_part_attention(part, group, scheme="halo", backend=backend, **options).passes
-            assert isinstance(passes, SplitPasses)
-            work = RankWork(passes, part, [each.to(device) for each in qkv], old_id, DIM**-0.5)
+            passes = plan_part_attention(part, group, scheme="halo", backend=backend, **options)
+            assert isinstance(passes.passes, SplitPasses)
+            work = Work.__new__(Work)
+            work.case, work.device, work.scale = Case(backend, "attention", DIM), device, DIM**-0.5
+            work.qkv = [each.to(device) for each in qkv]
+            calls = work._calls(part, passes, old_id)
             rows = torch.from_numpy(part.rows.copy())
-            output = work.all_parts()
+            output = work._output(calls)
             assert output.dtype == torch.float16
             torch.testing.assert_close(output.cpu().double(), expected[rows], rtol=2e-3, atol=1e-3)
-            calls = work.parts()
             assert list(calls) == (["own"] if rank == 2 else ["pack", "own", "halo", "combine"])
             if "pack" in calls:
                 sent = rows[part.send_rows.astype(np.int64)]
@@ -63,3 +67,15 @@ def test_parts_of_each_rank(tmp_path, monkeypatch, backend, place):
                 for _ in range(50):  # as often as a timer likes
                     repeated = calls["combine"]()
                 assert repeated.isfinite().all()
+
+
+def test_the_whole_graph_and_the_parts_of_every_rank_are_rows(tmp_path):
+    small = ["backends=[reference]", "precisions=[float32]", "ranks=[2]", "shapes=[2x8]", "repeats=2"]
+    status, rows = run(config("parallel", *small, f"root={tmp_path}"), tmp_path / "r.csv")
+    assert status == 0
+    whole, *parts = rows
+    assert (whole.ranks, whole.variant, whole.region) == (1, "none", "none")
+    assert {(row.ranks, row.variant, row.order) for row in parts} == {(2, "halo", "metis")}
+    assert [row.region for row in parts] == [
+        f"{part} of rank {rank}" for rank in (0, 1) for part in ("pack", "own", "halo", "combine")
+    ]

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from bench_runs import CPU, config, run
 
+from bench import peak_rates
 from bench.peak_rates import (
     DIMS,
     GATHERED_BYTES,
@@ -14,12 +16,7 @@ from bench.peak_rates import (
     STAGES,
     THREADS,
     WORKING_SETS_MIB,
-    MicroBenchmark,
-    copy_rate,
-    gather_rate,
-    measure,
     mma_problem,
-    mma_rate,
     random_rows,
 )
 from bench.provenance import provenance
@@ -76,29 +73,32 @@ def test_the_kernels_keep_enough_warps_on_an_sm(arch):
             assert (report.shared_bytes + 1024) * max(PATHS["cp_async"]) <= 228 * 1024
 
 
-def test_a_failure_is_a_row_with_a_reason():
-    columns = {"backend": "copy", "dim": 128, "working_set": 512, "work": 512}
-    cpu, x = torch.device("cpu"), torch.zeros(1)
-    for prepare, status, reason in (
-        (lambda: 1 / 0, "error", "ZeroDivisionError"),
-        (lambda: ({"once": lambda: x}, lambda out: 0.5), "error", "once: the output is off by 5.0e-01"),
-        (lambda: ({"once": lambda: x}, lambda out: float("nan")), "error", "off by nan"),
-        (lambda: ({"once": lambda: x}, lambda out: 0.0), "ok", "none"),
-    ):
-        row = measure(MicroBenchmark(columns, prepare), provenance(cpu), cpu)
-        assert row.status == status
-        assert reason in row.reason
+def test_work_and_working_sets():
+    copy, mma, *gathers = peak_rates.cases(config("peak_rates"), CPU)
+    assert (copy.working_set, copy.work) == (2**32, 2**32)  # read, and written
+    assert mma.work == 2 * 16 * 8 * 16 * MMA_TILES * peak_rates.MMA_ITERATIONS  # of one warp
+    assert len(gathers) == len(WORKING_SETS_MIB) * len(DIMS) * len(PATHS)
+    assert {case.working_set for case in gathers} == {mib * 2**20 for mib in WORKING_SETS_MIB}
+
+
+def test_the_fastest_right_configuration_is_a_row_and_a_wrong_one_an_error(monkeypatch, tmp_path):
+    once = torch.zeros(1)
+    for error, status in ((0.0, "ok"), (0.5, "error"), (float("nan"), "error")):
+        runs = lambda case, device, error=error: ({"once": lambda: once}, lambda out: error)  # noqa: E731
+        monkeypatch.setattr(peak_rates, "copy_runs", runs)
+        monkeypatch.setattr(peak_rates, "cases", lambda *_: [peak_rates.Case("copy", "machine", 128)])
+        rows = run(config("peak_rates"), tmp_path / f"{error}.csv")[1]
+        assert rows[0].status == status
+        assert status == "ok" or f"once: the output is off by {error:.1e}" in rows[0].reason
 
 
 @pytest.mark.gpu
 def test_peak_rates_of_this_gpu_are_plausible():
     device = torch.device("cuda", torch.cuda.current_device())
-    environment = provenance(device)
-    wanted = [copy_rate(device), mma_rate(device)]
-    wanted += [gather_rate(device, path, 2**23 // (4 * dim), dim) for path in PATHS for dim in DIMS]
-    for benchmark in wanted:
-        row = measure(benchmark, environment, device)
-        assert row.status == "ok", row
-        rate = row.work / row.value / 1e9  # TB/s or TFLOP/s
+    settings = config("peak_rates")
+    one = peak_rates.Context(settings, "c.yaml", provenance(device), device)
+    copy, mma, *gathers = peak_rates.cases(settings, device)
+    for case in (copy, mma, *(case for case in gathers if case.working_set == 8 * 2**20)):
+        (row,) = peak_rates.measure(one, case)
         least, most = {"copy": (0.1, 10), "gather": (0.1, 30), "mma": (20, 3000)}[row.backend]
-        assert least < rate < most, row
+        assert least < row.work / row.value / 1e9 < most, row  # TB/s or TFLOP/s

@@ -1,86 +1,141 @@
-"""The loop over graphs: what cannot be loaded stops no other, and what was measured before is said."""
-
-from types import SimpleNamespace
+"""The harness: failures are rows, finished cases are not measured again, and what cannot be loaded stops no other."""
 
 import pytest
 import torch
-from kernel_rows import row
-from rich.table import Table
+from bench_runs import CPU, config, context, run
+from broken_backends import REASONS, Broken, register_broken
 
+from baselines import REGISTRY
+from bench import provenance, runner
+from bench.host_load import HostLoad
 from bench.records import read_rows
-from bench.runner import Cell, GraphBench, measure_graphs
+from bench.runner import NOT_LOADED, Case, Measure, devices_of, measured
+from configs.bench import BenchConfig
+from kernels import BackendUnavailableError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    return ", ".join(register_broken(monkeypatch))
+
+
+def kernels(backends: str, *overrides: str) -> BenchConfig:
+    return config("single", f"backends=[{backends}]", "shapes=[1x16]", "repeats=3", *overrides)
+
+
+def main_rows(rows):
+    return [row for row in rows if row.metric == "time" and row.launch in ("back_to_back", "none")]
+
+
+def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(broken, tmp_path):
+    status, rows = run(kernels(f"{broken}, reference"), tmp_path / "r.csv")
+    assert status == 1
+    found = {row.backend: (row.status, row.reason) for row in main_rows(rows)}
+    assert {name: found.pop(name) for name in REASONS} == REASONS
+    assert found.pop("zero") == ("wrong", "relative error 1.0e+00, allowed 2.0e-03")
+    assert found.pop("not_a_number") == ("wrong", "relative error nan, allowed 2.0e-03")
+    assert found == {"reference": ("ok", "none")}
+    assert {row.config for row in rows} == {"c.yaml"}
+
+
+def test_a_run_resumes_and_measures_again_after_a_change_of_the_kernels(broken, tmp_path, monkeypatch):
+    path = tmp_path / "r.csv"
+    run(kernels("reference, refuses"), path)
+    _, rows = run(kernels("reference, refuses, buggy, csr_unfused"), path)
+    assert {row.backend for row in rows} == {"buggy", "csr_unfused"}
+    _, rows = run(kernels("reference, buggy"), path)
+    assert {row.backend for row in rows} == {"buggy"}  # an error is measured again
+    for options in ({"again": True}, {}):
+        if not options:
+            monkeypatch.setattr(provenance, "sources", lambda: "changed")
+        _, rows = run(kernels("reference"), path, **options)
+        assert {row.backend for row in rows} == {"reference"}
+    assert read_rows(path)[-1].sources == "changed"
+    _, rows = run(kernels("reference", "repeats=4"), path)
+    assert rows
+
+
+def test_finished_cases_are_said(tmp_path, capsys):
+    for _ in range(2):
+        run(kernels("reference"), tmp_path / "r.csv")
+    assert "skipped      1: " in capsys.readouterr().out
+
 
 FAILURES = {
     "missing": ValueError("no such graph"),
     "damaged": OSError(5, "Input/output error", "x.npz"),
     "large": MemoryError("Unable to allocate 9 GiB"),
     "larger": RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
-    "largest": RuntimeError("Storage size calculation overflowed with sizes=[4611686018427387904]"),
 }
 
 
-def measure(tmp_path, names, rows=(), load=lambda name: name) -> int:
-    return measure_graphs(
-        names,
-        load,
-        lambda loaded: [(loaded, [*rows])],
-        1,
-        Table("data set"),
-        lambda rows: [rows[0].dataset],
-        tmp_path / "r.csv",
-        "0123",
-    )
+def test_graphs_that_cannot_be_loaded_are_named_and_the_others_measured(tmp_path, capsys, monkeypatch):
+    settings = kernels("reference").model_copy(update={"graphs": (*FAILURES, "cora")})
+    load = BenchConfig.load
 
-
-def test_graphs_that_cannot_be_loaded_are_named_and_the_others_measured(tmp_path, capsys):
-    def load(name: str) -> str:
+    def fails(self, name, features):
         if name in FAILURES:
             raise FAILURES[name]
-        return name
+        return load(self, name, features)
 
-    assert measure(tmp_path, [*FAILURES, "cora"], [row("cora", "pyg", 1.0)], load) == 2
-    assert len(read_rows(tmp_path / "r.csv")) == 1
-    errors = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[1].strip() for line in errors] == [*FAILURES]
-
-
-def test_a_bug_in_loading_is_no_problem_of_the_user(tmp_path):
-    def load(name: str) -> str:
-        raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"):
-        measure(tmp_path, ["cora"], load=load)
+    monkeypatch.setattr(BenchConfig, "load", fails)
+    status, rows = run(settings, tmp_path / "r.csv")
+    assert (status, {row.dataset for row in rows}) == (NOT_LOADED, {"cora"})
+    assert [line.split(":")[1].strip() for line in capsys.readouterr().err.splitlines()[-4:]] == [*FAILURES]
+    FAILURES["missing"] = RuntimeError("a bug")
+    with pytest.raises(RuntimeError, match="a bug"):  # no problem of the user
+        run(settings, tmp_path / "r.csv")
 
 
-def test_without_new_rows_there_is_a_sentence_in_place_of_an_empty_table(tmp_path, capsys):
-    assert measure(tmp_path, ["cora", "pubmed"]) == 0
-    out = capsys.readouterr().out
-    assert "data set" not in out
-    assert "skipped      2: " in out
-    assert "r.csv holds them already (--again repeats them)" in out
-
-
-class Compiling(GraphBench):
-    """Compiles a function for the size of each graph."""
-
-    bench = "training"
-
-    @staticmethod
-    def cells(config):
-        return [Cell(64, "pyg", "float32", "float32", "model", dense="compiled")]
-
-    def columns(self, cell):
-        return row("cora", "pyg", 1.0).model_dump()
-
-    def measure_cell(self, cell):
-        self.config(torch.ones(self.loaded.meta.num_nodes))
-        return [self.row(cell)]
+@pytest.mark.parametrize(("waited", "said"), [(0.4, "threads of this run waited 40%"), (0.05, ""), (None, "")])
+def test_times_that_the_host_is_part_of_say_that_it_was_busy(monkeypatch, waited, said):
+    monkeypatch.setattr(HostLoad, "waited", lambda self: waited)
+    own = {"eager": {"launch": "eager"}, "graph": {"launch": "cuda_graph"}, "rebuilt": {"plan": "rebuilt"}}
+    cases = [Case(name, "model", 64, **columns) for name, columns in own.items()]
+    numbers = {"value": 1.0, "p10": 1.0, "p90": 1.0, "repeats": 1, "status": "unchecked"}
+    measure = Measure(lambda *_: cases, lambda context, case: [context.row(case, **numbers)])
+    notes = {case.backend: rows[0].note for case, rows in measured(measure, context(kernels("reference")))}
+    assert notes["graph"] == "none"
+    assert all(said in notes[name] if said else notes[name] == "none" for name in ("eager", "rebuilt"))
 
 
 def test_more_graphs_than_torch_compile_takes_sizes():
     compiled = torch.compile(lambda rows: rows + 1, backend="eager", fullgraph=True, dynamic=False)
-    for nodes in range(2, 20):
-        loaded = SimpleNamespace(meta=SimpleNamespace(num_nodes=nodes))
-        bench = Compiling(loaded, compiled, "c.yaml", None, torch.device("cpu"))
-        ((_, (measured,)),) = bench.measure({})
-        assert measured.status == "ok", measured.reason
+    case = Case("pyg", "model", 64, dense="compiled")
+    one = context(kernels("reference"))
+    sizes = iter(range(2, 20))
+    measure = Measure(lambda *_: [case], lambda *_: [] if compiled(torch.ones(next(sizes))).any() else [None])
+    for _ in range(2, 20):  # an error would be a row
+        assert [rows for _, rows in measured(measure, one)] == [[]]
+
+
+def test_without_a_gpu_a_benchmark_says_so(monkeypatch):
+    monkeypatch.setattr(runner, "devices", lambda: [CPU])
+    gpu, anywhere = (Measure(lambda *_: [], lambda *_: [], device=device) for device in ("gpu", "any"))
+    assert devices_of(anywhere, "auto") == devices_of(gpu, "cpu") == [CPU]
+    with pytest.raises(BackendUnavailableError, match="an NVIDIA GPU, and none was found"):
+        devices_of(gpu, "auto")
+
+
+def test_all_backends_get_the_same_numbers_and_one_reference(monkeypatch, tmp_path):
+    seen, calls = {}, []
+
+    class Spy(Broken):
+        def attend(self, data, call):
+            seen[self.name] = torch.stack(call[:3]).double()
+            return torch.zeros_like(call.query, dtype=call.out_dtype)
+
+    from bench import kernels as kernel_bench
+
+    exact = kernel_bench.float64_attention
+    monkeypatch.setattr(kernel_bench, "float64_attention", lambda *given: calls.append(1) or exact(*given))
+    for name, dtype in (("half", torch.float16), ("single", torch.float32)):
+        spy = Spy(name, 0.0)
+        spy.computes_in = dtype
+        monkeypatch.setitem(REGISTRY, name, spy)
+    _, rows = run(kernels("single, half"), tmp_path / "r.csv")
+    assert [row.dtype for row in main_rows(rows)] == ["float16", "float32"]
+    assert torch.equal(seen["half"], seen["single"])
+    assert len(calls) == 1

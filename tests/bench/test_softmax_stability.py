@@ -1,22 +1,44 @@
-"""The emulated softmaxes and the rows of `scripts/stability.py`."""
+"""The emulated softmaxes and their rows."""
 
 import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from bench_runs import config
 
+from bench import softmax_stability
 from bench.provenance import provenance
-from bench.softmax_stability import EMULATED, KERNELS, ONLINE, Scores, emulate, measure_scores
+from bench.runner import Context
+from bench.softmax_stability import EMULATED, KERNELS, ONLINE, Scores, emulate
 
 CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True, eq=False)
+class Small(Scores):
+    num_rows: int = 64
+    degree: int = 20
+    dim: int = 16
+
+
 def scores(family: str, size: int, device: torch.device = CPU) -> Scores:
-    return Scores(family, size, device, num_rows=64, degree=20, dim=16)
+    return Small(family, size, device)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(softmax_stability, "Scores", Small)
 
 
 def rows_of(one: Scores) -> dict:
-    rows = list(measure_scores(one, provenance(one.device)))
+    settings = config("stability")
+    context = Context(settings, "c.yaml", provenance(one.device), one.device)
+    context.extra = {"nodes": one.num_rows, "nnz": one.num_rows * one.degree}
+    cases = softmax_stability.cases(settings, one.device)
+    first = [case for case in cases if (case.scores, case.score_range) == (cases[0].scores, cases[0].score_range)]
+    own = [replace(case, scores=one.family, score_range=one.size) for case in first]
+    rows = [row for case in own for row in softmax_stability.measure(context, case)]
     return {(row.backend if row.variant == "none" else row.variant, row.dtype, row.metric): row for row in rows}
 
 

@@ -1,0 +1,84 @@
+"""Configurations of benchmarks: all files are valid, and what is wrong is named with what is allowed."""
+
+import pytest
+from bench_runs import CONFIGS
+
+from bench.measures import MEASURES
+from configs import ConfigError
+from configs.bench import KEYS, load_bench_config
+
+FILES = sorted(CONFIGS.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_is_a_configuration_with_cases(path):
+    import torch
+
+    config = load_bench_config(path)
+    assert MEASURES[config.measure].cases(config, torch.device("cpu"))
+
+
+def test_every_benchmark_has_a_file_and_reads_keys():
+    assert {load_bench_config(path).measure for path in FILES} == {*KEYS} == {*MEASURES}
+
+
+def test_overrides_and_files_that_extend_another():
+    config = load_bench_config(CONFIGS / "end_to_end_single_fp32.yaml", ["modes.pyg=[plain]", "repeats=3"])
+    assert (config.measure, config.precisions, config.regions) == ("end_to_end", ("float32",), ())
+    assert (config.modes["pyg"], config.modes["fused3s"]) == (("plain",), ("plain", "plain+graph"))
+    assert config.modes["csr_unfused"] == ("plain", "plain+graph")  # of the other file
+    before = load_bench_config(CONFIGS / "end_to_end_single.yaml")
+    assert before.repeats == 10
+    assert config.settings_sha != before.settings_sha
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("graphs=[coraa]", "graphs = 'coraa': not known; did you mean 'cora'"),
+        ("repeat=3", "repeat: no such key; did you mean 'repeats'"),
+        ("modes.pyg=[plain]", "modes: no such key"),
+        ("measure=kernel", "measure = 'kernel': should be 'kernels'"),
+        ("shapes=[8by3]", "shapes: got '8by3'; heads x head dimension is needed, such as 8x16"),
+        ("shapes=[1x512]", "up to 256 columns"),
+        ("backends=[fused3]", "did you mean 'fused3s'"),
+        ("plans=[fixed, fixed]", "an entry is given twice"),
+        ("repeats=0", "repeats = 0: should be greater than or equal to 1"),
+        ("repeats=ten", "repeats = 'ten': should be a valid integer"),
+        ("repeats", "the form is key=value"),
+        ("shapes=[", "not valid YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(override, message):
+    with pytest.raises(ConfigError) as caught:
+        load_bench_config(CONFIGS / "single.yaml", [override])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("measure: kernels\ngraphs: [cora]\n", "backends is missing"),
+        (
+            "measure: edges\ngraphs: [cora]\nbackends: [pyg]\nshapes: [1x8]\nedges: [types_900]\n",
+            "types_1 to types_256",
+        ),
+        ("measure: sm_active\ngraphs: [cora]\nbackends: [pyg]\n", "allowed are F3S_splitR"),
+        ("measure: layers\nworkloads: {a: {graph: cora, seeds: 3}}\n", "one needs the other"),
+        ("measure: layers\nworkloads: {a: {graph: zinc, batch: 9}}\nbatch_size: 5\n", "only batch_size = 5"),
+        ("measure: training\ngraphs: [cora]\nmodes: {pyg+float16: [plain]}\n", "modes = 'pyg+float16'"),
+        ("[1, 2]", "holds no keys"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path, text, message):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_bench_config(path)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_names_its_neighbours():
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read .*ablation\.yaml"):
+        load_bench_config(CONFIGS / "nothing.yaml")

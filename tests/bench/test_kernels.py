@@ -1,0 +1,159 @@
+"""Kernels, heads, edge data and rebuilt plans: columns, bytes and checks of their rows."""
+
+from dataclasses import replace
+
+import pytest
+from bench_runs import config, run
+from broken_backends import register_broken
+
+from baselines import REGISTRY
+from bench import kernels as kernel_bench
+from bench.edge_inputs import EdgeInputs
+from bench.records import Row
+from configs.bench import BenchConfig
+from kernels.runtime.cuda_graph import CaptureError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def edges(backends: str, kinds: str, *overrides: str) -> BenchConfig:
+    small = ["shapes=[1x8, 3x5]", "repeats=2"]
+    return config("edges", f"backends=[{backends}]", f"edges=[{kinds}]", *small, *overrides)
+
+
+def times(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.metric == "time" and row.launch != "isolated"]
+
+
+def test_heads_and_edge_data_are_cases_of_their_own(tmp_path):
+    kinds = ("none", "bias_per_head", "low_rank_3", "types_4")
+    status, rows = run(edges("reference, pyg", ", ".join(kinds)), tmp_path / "r.csv")
+    assert status == 0
+    assert {row.bench for row in rows} == {"edges"}
+    assert {(row.heads, row.dim, row.edges, row.backend, row.status) for row in times(rows)} == {
+        (*shape, kind, backend, "ok")
+        for shape in ((1, 8), (3, 5))
+        for kind in kinds
+        for backend in ("reference", "pyg")
+    }
+    assert all(row.relative_error < 1e-5 for row in times(rows))
+    assert times(rows)[0].note == "clock; scale 0.353553"
+
+
+def test_bytes_follow_type_output_heads_and_edges(tmp_path, monkeypatch):
+    register_broken(monkeypatch)
+    _, rows = run(edges("reference, zero", "none, low_rank_3", "out_dtype=float32"), tmp_path / "r.csv")
+    found = {(row.backend, row.heads, row.edges, row.metric): row for row in rows}
+    first = found["reference", 3, "none", "time"]
+    nodes, nnz = first.nodes, first.nnz
+    assert found["reference", 3, "none", "compulsory_bytes"].value == nodes * 15 * (4 + 4)
+    assert found["zero", 3, "none", "compulsory_bytes"].value == nodes * 15 * (2 + 4)
+    assert found["reference", 3, "low_rank_3", "compulsory_bytes"].value == nodes * 15 * 8 + 3 * 4 * nnz
+    one, three = (found["reference", heads, "none", "gathered_bytes"].value for heads in (1, 3))
+    assert three / one == 15 / 8
+    assert found["zero", 1, "none", "gathered_bytes"].value == one / 2
+    assert nnz / 16 <= one / (2 * 8 * 4) <= nnz  # an edge once at most, and a column for each 16 edges at least
+
+
+def test_wrong_edge_data_is_a_wrong_output(monkeypatch, tmp_path):
+    bind = EdgeInputs.bind
+    monkeypatch.setattr(EdgeInputs, "bind", lambda self, plan: bind(replace(self, bias=self.bias.roll(1, 0)), plan))
+    status, rows = run(edges("reference", "bias"), tmp_path / "r.csv")
+    assert (status, {row.status for row in times(rows)}) == (1, {"wrong"})
+
+
+def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alone(monkeypatch, tmp_path):
+    kept, seen = [], []
+
+    class Anemoi(type(REGISTRY["reference"])):
+        name = "anemoi"
+
+        def keep_edge_tensor(self, edges):
+            kept.append(edges.padded_features)
+
+        def attend(self, data, call):
+            seen.append(call.edges.padded_features)
+            return super().attend(data, call)
+
+    monkeypatch.setitem(REGISTRY, "anemoi", Anemoi())
+    _, rows = run(edges("anemoi", "bias, low_rank_3", "shapes=[3x5]"), tmp_path / "r.csv")
+    bias, features = times(rows)
+    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes features alone")
+    assert features.status == "ok"
+    assert all(one is kept[0] for one in seen)
+
+
+def test_what_a_backend_or_a_rebuilt_plan_does_not_take_is_said(monkeypatch, tmp_path):
+    register_broken(monkeypatch)
+    _, rows = run(edges("zero", "types_4", "shapes=[1x8]"), tmp_path / "r.csv")
+    assert [(row.status, row.reason) for row in rows] == [("unsupported", "it takes no edge data")]
+    settings = config("masks", "backends=[fused3s+reorder, reference]", "plans=[rebuilt]", "shapes=[1x8]", "repeats=2")
+    monkeypatch.setitem(REGISTRY, "fused3s", REGISTRY["reference"])
+    _, rows = run(settings, tmp_path / "r.csv")
+    assert {row.backend: row.reason for row in rows} == {
+        "fused3s": "rows are ordered once per graph, on the CPU: too slow for each call",
+        "reference": "none",
+    }
+
+
+def test_a_rebuilt_plan_builds_the_format_at_each_call(monkeypatch, tmp_path):
+    builds, reference = [], type(REGISTRY["reference"])
+
+    class Counted(reference):
+        name = "counted"
+
+        def build(self, *given):
+            builds.append(1)
+            return super().build(*given)
+
+    monkeypatch.setitem(REGISTRY, "counted", Counted())
+    monkeypatch.setattr(kernel_bench, "LONG_REPEATS", 2)
+    settings = config("masks", "backends=[counted]", "shapes=[1x8]", "repeats=2")
+    _, rows = run(settings, tmp_path / "r.csv")
+    fixed, rebuilt = times(rows)
+    assert (fixed.plan, rebuilt.plan, rebuilt.launch, rebuilt.l2) == ("fixed", "rebuilt", "none", "none")
+    assert rebuilt.disturbed in ("yes", "no")
+    assert len(builds) >= 1 + 2 * rebuilt.repeats
+
+
+def test_work_that_cannot_be_captured_has_no_isolated_time(monkeypatch, tmp_path):
+    def refuse(*given, before, **options):
+        if options.get("expected_ms"):
+            raise CaptureError("it waits for the GPU")
+        return {"warm": kernel_bench.Spread.of([1.0])}, "clock"
+
+    monkeypatch.setattr(kernel_bench, "time_isolated", refuse)
+    _, rows = run(config("single", "backends=[reference]", "shapes=[1x8]", "repeats=2"), tmp_path / "r.csv")
+    kernel, isolated = [row for row in rows if row.metric == "time"]
+    assert (kernel.launch, kernel.status) == ("back_to_back", "ok")
+    assert (isolated.launch, isolated.status, isolated.reason) == ("isolated", "unsupported", "it waits for the GPU")
+
+
+def test_plans_and_builds(tmp_path):
+    _, rows = run(config("plans", "backends=[reference]", "shapes=[2x8]", "repeats=2"), tmp_path / "plans.csv")
+    assert [(row.variant, row.scope, row.status, row.repeats) for row in rows] == [
+        ("plan", "build", "unchecked", 2),
+        ("plan_backward", "build", "unchecked", 2),
+        ("plan_and_run", "attention", "ok", 2),
+    ]
+    settings = config("preprocessing", "repeats=2")
+    _, rows = run(settings, tmp_path / "builds.csv")
+    assert [(row.backend, row.variant, row.status) for row in rows] == [
+        ("fused3s_paper", "none", "unchecked"),
+        ("fused3s_paper", "row_window_sort", "unchecked"),
+        ("fused3s", "bsb", "unchecked"),
+    ]
+    _, rows = run(config("preprocessing", "cpu_edges=10"), tmp_path / "large.csv")
+    assert {row.reason for row in rows} == {f"left out: {rows[0].nnz:,} edges; the limit on this device is 10"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["smoke", "sm_active", "backward", "heads", "edges", "plans", "preprocessing"])
+def test_on_a_gpu(name, tmp_path):
+    import torch
+
+    from bench.measures import MEASURES
+    from bench.runner import run_bench
+
+    settings, device = config(name, "repeats=30"), torch.device("cuda", torch.cuda.current_device())
+    assert run_bench(MEASURES[settings.measure], settings, tmp_path, tmp_path / "r.csv", [device]) == 0

@@ -1,0 +1,68 @@
+"""`scripts/bench.py` as a user runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.records import RUNS, read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--set", "graphs=[cora]", "--set", "source=synthetic", "--set", "shapes=[1x8]", "--set", "repeats=2")
+
+
+def run(name: str, results: Path, *arguments: str, launcher=(sys.executable,)) -> subprocess.CompletedProcess:
+    command = [*launcher, "scripts/bench.py", "--config", f"configs/bench/{name}.yaml", "--results", str(results)]
+    environment = os.environ | {"COLUMNS": "250", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_run_writes_rows_and_resumes(tmp_path):
+    arguments = (*SMALL, "--set", "backends=[reference, csr_unfused]", "--device", "cpu")
+    done = run("smoke", tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kernels.csv", RUNS]
+    rows = read_rows(tmp_path / "kernels.csv")
+    assert {(row.backend, row.status) for row in rows if row.metric == "time"} == {
+        *(("reference", "ok"), ("csr_unfused", "ok"))
+    }
+    assert all(row.sources and row.config == "configs/bench/smoke.yaml" for row in rows)
+    for text in ("back_to_back", "cora (synthetic)", "to repeat", f"run {rows[0].run_id} in {tmp_path}/kernels.csv"):
+        assert text in done.stdout
+    again = run("smoke", tmp_path, *arguments)
+    assert (again.returncode, len(read_rows(tmp_path / "kernels.csv"))) == (0, len(rows))
+    assert "skipped      2: " in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error"),
+    [
+        ("single", ("--set", "repeat=3"), "repeat: no such key; did you mean 'repeats'?"),
+        ("nothing", (), "configs/bench/nothing.yaml: cannot be read"),
+        ("single", ("--device", "cuda"), "an NVIDIA GPU, and none was found"),
+        ("single", (), "an NVIDIA GPU, and none was found"),
+    ],
+)
+def test_an_error_is_a_sentence_and_nothing_is_written(tmp_path, monkeypatch, name, arguments, error):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run(name, tmp_path / "results", *arguments)
+    assert (done.returncode, error in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_ranks_measure_together_and_the_first_one_writes(tmp_path):
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    settings = (*SMALL, "--set", "shapes=[2x8]", "--set", "backends=[reference]", "--set", "precisions=[float32]")
+    done = run("parallel", tmp_path, *settings, "--set", f"root={tmp_path}", "--device", "cpu", launcher=ranks)
+    assert done.returncode == 0, done.stderr
+    whole, *others = read_rows(tmp_path / "parallel.csv")
+    assert (whole.ranks, whole.status) == (1, "ok")
+    assert {(row.ranks, row.link, row.status) for row in others} == {(2, "gloo", "ok")}
+    assert {(row.variant, row.region) for row in others} >= {("halo", "none"), ("halo", "exchange"), ("heads", "none")}
+    assert done.stdout.count("to repeat") == 1
+    refused = run("single", tmp_path, launcher=ranks)
+    assert "torchrun is for measure = 'parallel' alone" in refused.stderr

@@ -1,0 +1,33 @@
+"""Benchmarks on the CPU with small graphs."""
+
+from pathlib import Path
+
+import torch
+
+from bench.measures import MEASURES
+from bench.provenance import provenance
+from bench.records import Row, read_rows
+from bench.runner import Context, run_bench
+from configs.bench import BenchConfig, load_bench_config
+
+CPU = torch.device("cpu")
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "bench"
+
+
+def config(name: str, *overrides: str) -> BenchConfig:
+    """A configuration of the repository, on the synthetic cora unless `overrides` say otherwise."""
+    graphs = [] if name in ("peak_rates", "stability", "layers") else ["graphs=[cora]"]
+    return load_bench_config(CONFIGS / f"{name}.yaml", ["source=synthetic", *graphs, *overrides])
+
+
+def run(config: BenchConfig, path: Path, **options) -> tuple[int, list[Row]]:
+    """Exit status, and the rows that were added to the file."""
+    before = len(read_rows(path)) if path.exists() else 0
+    status = run_bench(MEASURES[config.measure], config, Path("c.yaml"), path, [CPU], **options)
+    return status, read_rows(path)[before:] if path.exists() else []
+
+
+def context(config: BenchConfig) -> Context:
+    (name, *_) = config.names
+    loaded = config.load(config.graph_of(name), features=False)
+    return Context(config, Path("c.yaml"), provenance(CPU), CPU, name, loaded)
