@@ -113,7 +113,7 @@ def test_a_rebuilt_plan_builds_the_format_at_each_call(monkeypatch, tmp_path):
     fixed, rebuilt = times(rows)
     assert (fixed.plan, rebuilt.plan, rebuilt.launch, rebuilt.l2) == ("fixed", "rebuilt", "none", "none")
     assert rebuilt.disturbed in ("yes", "no")
-    assert len(builds) >= 1 + 2 * rebuilt.repeats
+    assert len(builds) > rebuilt.repeats > 2
 
 
 def test_work_that_cannot_be_captured_has_no_isolated_time(monkeypatch, tmp_path):
