@@ -54,6 +54,13 @@ def test_an_error_is_a_sentence_and_nothing_is_written(tmp_path, monkeypatch, na
     assert not (tmp_path / "results").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_found_out_first(tmp_path):
+    (tmp_path / "file").write_text("old")
+    done = run("stability", tmp_path / "file")
+    assert (done.returncode, (tmp_path / "file").read_text()) == (2, "old")
+    assert f"--results {tmp_path}/file/stability.csv: cannot be written" in done.stderr
+
+
 def test_ranks_measure_together_and_the_first_one_writes(tmp_path):
     ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     settings = (*SMALL, "--set", "shapes=[2x8]", "--set", "backends=[reference]", "--set", "precisions=[float32]")

@@ -159,40 +159,6 @@ def test_partitions_are_made_where_the_ranks_look_for_them(setting, tmp_path):
     assert len(list(folder.parent.iterdir())) == 2
 
 
-@pytest.fixture
-def timed(setting, tmp_path):
-    """Options of bench_parallel.py."""
-    settings = ["data.names=[mine]", "data.source=file", f"data.root={tmp_path}", "partition.method=contiguous"]
-    settings += ["partition.ranks=[3]", "attention.backend=reference", "attention.dtype=float32"]
-    settings += ["attention.shapes=[2x8]", "measure.repeats=3"]
-    more = [option for one in settings for option in ("--set", one)]
-    return ["--config", "configs/parallel_bench/single.yaml", *more, "--device", "cpu", *setting[2:]]
-
-
-def test_parts_are_timed_one_by_one_and_checked(timed, tmp_path):
-    done = on_one("bench_parallel", *timed)
-    assert done.exit_code == 0, done.output
-    assert "over 1 rank" in done.output
-    written = rows(tmp_path)
-    regions = {(row["ranks"], row["region"]) for row in written}
-    parts = {("3", f"{part} of rank {rank}") for part in ("pack", "own", "halo", "combine") for rank in range(3)}
-    assert regions == {("1", "none")} | parts
-    assert {row["status"] for row in written} == {"ok"}
-
-
-def test_schemes_are_timed_on_ranks_and_checked(timed, tmp_path):
-    (status, text), *others = on_ranks("bench_parallel", *[timed] * 2)
-    assert status == 0, text
-    assert others == [(0, "")]
-    written = rows(tmp_path)
-    assert {(row["ranks"], row["variant"], row["region"]) for row in written} == {
-        ("1", "none", "none"),
-        *(("2", scheme, "none") for scheme in ("halo", "heads", "allgather")),
-        *(("2", scheme, "exchange") for scheme in ("halo", "allgather")),
-    }
-    assert {row["status"] for row in written} == {"ok"}
-
-
 def test_torchrun_ends_all_ranks_within_seconds_when_one_dies(setting, tmp_path):
     endless = ["--set", "training.epochs=1000000", "--output", str(tmp_path / "run")]
     command = [*TORCHRUN, "scripts/train.py", *setting, *endless]
