@@ -72,47 +72,13 @@ class Provenance(BaseModel):
 
 
 class Row(Provenance):
-    """One measured value, with everything needed to measure it again.
+    """One measured value, with everything needed to measure it again; results/README.md explains each column.
 
-    Attributes:
-        bench: the benchmark that wrote the row.
-        config, config_sha: configuration file or script, and the hash of the resolved measurement settings.
-        dataset, data_sha256, data_source: name of the graph, hash of its edges, and official, file or synthetic.
-        nodes, nnz, graphs: size of the graph; nnz counts the attention scores (edges) of one head.
-        scores, score_range: distribution of the scores and its parameter, see `bench.softmax_stability`.
-        dim, heads, blocks: of a model its width, heads and blocks. Of a kernel the columns of one head, and the
-            heads; blocks is 0.
-        edges: kind of edge data in the score: of a kernel see `configs.bench.PLAIN_EDGES`, of a model its
-            `model.edge_features`.
-        checkpoint: file of the weights of a model; "none" for random ones.
-        ranks, link: of a graph on several GPUs (benchmark `parallel`) their number, and what connects
-            them: NVLink, InfiniBand, gloo. The scheme is the `variant`, the partition the `order`.
-        dtype, out_dtype: types of the inputs and of the output; in the benchmark `layers` of the weights, and of q, k
-            and v.
-        backend: attention backend that ran, or the micro-benchmark; in the benchmark `layers` auto, our layer's choice,
-            or pyg.
-        variant: version of it: a step of the ablation, an emulated softmax, a load path; the seed of a training run;
-            the workload of the benchmark `layers`.
-        order: row order that was asked for (`reorder`); order_found: the one that was used, in rows of order_time.
-        dense: how the non-attention layers are computed ("auto": fused where it can run).
-        launch: eager, or replayed as a CUDA graph, of whole models; of kernels: back_to_back (several launches in a
-            row, which may overlap) or isolated (one launch, the GPU idle before it).
-        plan: whether the sparse format was built once (fixed) or within each timed run (rebuilt); of kernels, and of
-            training steps in the benchmark `layers`.
-        l2: state of the L2 cache before each run; of kernels.
-        scope: what was measured: the whole model, attention alone, one kernel, building the format, the machine.
-        region: part of an eager forward pass, see `bench.model_regions`; of a kernel in the benchmark `backward` the
-            pass, forward or backward; of a model in training: step, or the epoch of a point of a learning curve; of a
-            model on a collection: "first batch", or "all batches" (its time: of each of them).
-        sm: number of the streaming multiprocessor.
-        working_set, work: bytes that a micro-benchmark touches; bytes that one run moves, or its FLOP.
-        metric, unit: such as time and ms, peak_memory and MiB.
-        value, p10, p90: median and percentiles over `repeats`.
-        disturbed: whether repeated medians of an eager run disagreed, see `bench.timers`, or the run took HOST_BOUND
-            times as long as its CUDA graph: such a time depends on the host and is no evidence.
-        sm_clock, power: clock of the SMs in MHz and draw of the GPU in W, read right after the timed runs.
-        relative_error: norm of the difference from the reference over the norm of the reference; for a whole model
-            as defined by `bench.checks.compare`. Blank if status is unchecked.
+    `region` is a part of an eager forward pass (`bench.model_regions`), a pass of a kernel (forward, backward), a step
+    or epoch of a training run, or the batches of a collection. `disturbed` says that repeated medians of a run
+    disagreed (`bench.timers`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time
+    depends on the host and is no evidence. `relative_error` is the norm of the difference from the reference over the
+    norm of the reference (of a whole model as in `bench.checks.compare`), blank if status is unchecked.
     """
 
     bench: Bench
@@ -221,7 +187,6 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
         ResultsFileError: the file holds other columns, or ends inside a row; it is left unchanged.
         OSError: the rows could not be written, or another process kept runs.csv locked.
     """
-    check_results_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     runs = path.with_name(RUNS)
     with _locked(runs):
@@ -229,6 +194,7 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
             {} if not _header(runs, RUN_COLUMNS) else {run["run_id"]: run for run in _cells(runs).to_dict("records")}
         )
         new = {row.run_id: row.model_dump(include={*RUN_COLUMNS}) for row in rows if row.run_id not in known}
+        _header(path, ROW_COLUMNS)  # before the runs are written
         _append(runs, RUN_COLUMNS, list(new.values()))
         _append(path, ROW_COLUMNS, [row.model_dump(include={*ROW_COLUMNS}) for row in rows])
 

@@ -282,14 +282,19 @@ def measured(measure: Measure, context: Context) -> Iterator[tuple[Case, list[Ro
             rows = [context.failed(case, error)]
         else:
             state = clock_and_power(context.device)
-            rows = [row.model_copy(update=state) if is_time(row) else row for row in rows]
-            if case.waits_for_host and (busy := describe_wait(host.waited())):
-                rows = [with_note(row, busy) if is_time(row) else row for row in rows]
+            busy = describe_wait(host.waited()) if case.waits_for_host else ""
+            rows = [annotated(row, state, busy) if row.metric == "time" and row.value else row for row in rows]
         if rows:
             context.known[identity] = rows[0]
         yield case, rows
         if on_gpu:
             free_gpu(context.environment.device, f"{case.description} on {context.name}", held)
+
+
+def annotated(row: Row, state: Mapping[str, Any], busy: str) -> Row:
+    """A time with the state of the GPU, and with one more note if the host was busy."""
+    note = "; ".join(text for text in (row.note, busy) if text and (text != NONE or not busy))
+    return row.model_copy(update={**state, "note": note})
 
 
 def run_bench(
@@ -349,50 +354,35 @@ def run_bench(
     return 1 if wrong else NOT_LOADED if not_loaded else 0
 
 
+SHOWN = ("edges", "region", "backend", "variant", "order", "dense", "launch", "l2", "plan", "dtype", "out_dtype")
+SHOWN += ("device_type", "scores", "score_range", "working_set", "ranks", "scope", "metric")
+ALWAYS = ("data set", "heads", "dim", "backend", "median", "p10", "p90", "error", "status")
+
+
 def table(rows: list[Row]) -> Table:
     """A line for each time or other main value; settings that are the same in all lines are left out."""
-    memory = {_place(row): row.value for row in rows if row.metric == "peak_memory"}
-    metric = {row.metric for row in rows if row.metric in ("time", "relative_error", "sm_active_share")}
-    lines = []
-    for row in rows:
-        if row.metric not in metric:
-            continue
-        rate = f"{row.work / row.value / 1e9:.2f}" if row.work and row.value else ""
-        status = f"{row.status}, disturbed" if row.disturbed == "yes" else cli.outcome(row)
-        lines.append(
-            {
-                "data set": cli.dataset(row),
-                "heads": str(row.heads),
-                "dim": str(row.dim),
-                **{name: str(getattr(row, name)) for name in _NAMED},
-                "device": row.device_type,
-                "metric": f"{row.metric}, {row.unit}",
-                "median": cli.number(row.value, ".4g"),
-                "p10": cli.number(row.p10, ".4g"),
-                "p90": cli.number(row.p90, ".4g"),
-                "T/s": rate,
-                "error": cli.number(row.relative_error, ".1e"),
-                "MiB": cli.number(memory.get(_place(row)), ",.0f"),
-                "status": status,
-            }
-        )
-    said = (
-        [name for name in lines[0] if name in _ALWAYS or len({line.get(name) for line in lines}) > 1] if lines else []
-    )
-    found = Table(*said)
+    lines = [
+        {
+            "data set": cli.dataset(row),
+            "heads": row.heads,
+            "dim": row.dim,
+            **{name: getattr(row, name) for name in SHOWN},
+            "median": cli.number(row.value, ".4g"),
+            "p10": cli.number(row.p10, ".4g"),
+            "p90": cli.number(row.p90, ".4g"),
+            "unit": row.unit,
+            "T/s": f"{row.work / row.value / 1e9:.2f}" if row.work and row.value else "",
+            "error": cli.number(row.relative_error, ".1e"),
+            "status": f"{row.status}, disturbed" if row.disturbed == "yes" else cli.outcome(row),
+        }
+        for row in rows
+        if row.metric in ("time", "relative_error", "sm_active_share", "peak_memory")
+    ]
+    shown = [name for name in lines[0] if name in ALWAYS or len({line[name] for line in lines}) > 1] if lines else []
+    found = Table(*shown)
     for line in lines:
-        found.add_row(*(Text(line.get(name, "")) for name in said))
+        found.add_row(*(Text(str(line[name])) for name in shown))
     return found
-
-
-_NAMED = ("edges", "region", "backend", "variant", "order", "dense", "launch", "l2", "plan", "dtype", "out_dtype")
-_ALWAYS = ("data set", "heads", "dim", "backend", "metric", "median", "p10", "p90", "error", "status")
-_NAMED += ("scores", "score_range", "working_set", "ranks", "scope")
-
-
-def _place(row: Row) -> tuple:
-    """What a row has in common with the row of its peak memory."""
-    return (row.dataset, row.dim, row.heads, row.edges, row.backend, row.variant, row.order, row.dense, row.dtype)
 
 
 def print_warnings(environment: Provenance) -> None:
@@ -418,13 +408,3 @@ def _lock() -> IO[bytes] | None:
     except OSError:  # some network file systems lock no file that is open for reading: then nothing is known
         pass
     return source
-
-
-def with_note(row: Row, note: str) -> Row:
-    """The row with one more note."""
-    return row.model_copy(update={"note": note if row.note == NONE else f"{row.note}; {note}"})
-
-
-def is_time(row: Row) -> bool:
-    """Whether a row holds a measured time."""
-    return row.metric == "time" and row.value is not None

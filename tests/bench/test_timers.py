@@ -46,10 +46,9 @@ def test_time_inside_adds_up_the_inner_calls_of_each_pass():
         time.sleep(0.02)
         inner(0.01)
 
-    spread = Spread.of(times_inside(run, time.sleep, device=CPU, repeats=3)[0])
-    whole = time_passes(lambda: run(time.sleep), device=CPU, repeats=3)
-    assert spread.median / whole.median == pytest.approx(0.5, abs=0.1)
-    assert spread.repeats == 3
+    inside, whole = times_inside(run, time.sleep, device=CPU, repeats=3)
+    assert len(inside) == len(whole) == 3
+    assert all(part >= 20 and total - part >= 20 for part, total in zip(inside, whole, strict=True))
 
 
 def test_peak_memory_grows_by_what_is_allocated():
