@@ -214,7 +214,6 @@ def judge_balance(data: Data, spec: Spec) -> Finding:
     """The share of active time of the SMs rises above 0.9 with reordering."""
     where = {"bench": "sm_active", "metric": "sm_active_share", "dataset": spec["dataset"]}
     ours = data.pick(where | {"status": "ok", "out_dtype": "float32"})
-    theirs = data.pick(where | {"device": "A30"}).set_index("series")["value"]
     shares = ours.set_index("series")["value"]
     if not {"F3S_splitC", "F3S_reorderRW"} <= {*shares.index}:
         return NOT_RECORDED
@@ -222,8 +221,7 @@ def judge_balance(data: Data, spec: Spec) -> Finding:
     verdict = YES if after > before and after > 0.9 else PART if after > before else NO
     synthetic = len(real(ours)) == 0
     text = f"{before:.2f} to {after:.2f}{' (synthetic)' * synthetic}"
-    why = f"The authors' A30: {theirs['F3S_splitC']:.2f} to {theirs['F3S_reorderRW']:.2f}. {SYNTHETIC * synthetic}"
-    return Finding(worst([verdict, PART]) if synthetic else verdict, text, why=why.strip())
+    return Finding(worst([verdict, PART]), text, why=SYNTHETIC) if synthetic else Finding(verdict, text)
 
 
 def judge_bandwidth(data: Data, spec: Spec) -> Finding:

@@ -207,15 +207,17 @@ def axis(data: Data, entries: list | str | Mapping, where: Spec) -> list[tuple[s
     """Names and selections of the lines or columns of a table.
 
     Entries are [name, selection, ...]; or "graphs", those with rows: single ones, batches, surrogates last, by edges;
-    or {each: column, of: selection, as: side, first: entries}: each value of a column, as the selection of one side.
+    or {each: column, of: selection, as: side, first: entries}: each value of a column, for one side or for both.
     """
     if isinstance(entries, list):
         return [(name, merged(*parts)) for name, *parts in entries]
     if isinstance(entries, Mapping):
         found, column = data.pick(merged(data.resolve(where), entries["of"])), entries["each"]
         types = found.groupby(column)["dtype"].first().replace({"float16": "fp16", "float32": "fp32"})
-        each = [(f"`{name}`, {types[name]}", {entries["as"]: {column: name}}) for name in found[column].unique()]
-        return [*axis(data, entries["first"], where), *each]
+        side = entries.get("as")
+        chosen = {name: {side: {column: name}} if side else {column: name} for name in found[column].unique()}
+        each = [(f"`{name}`, {types[name]}", selection) for name, selection in chosen.items()]
+        return [*axis(data, entries.get("first", []), where), *each]
     found = data.pick(where)
     found = found.assign(last=found["kind"] != "real")
     found = found.sort_values(["last", "batch", "nnz"], ascending=[True, False, True]).drop_duplicates("data_sha256")

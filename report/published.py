@@ -4,7 +4,6 @@
                        kernel durations, launched one at a time, so without the cost of a launch
     bench "published"  times that they published for a GH200 and an A30, d = 128 (published_runtime_ms_*.csv); without a
                        hash of edges, so found by the name of the data set
-    bench "sm_active"  shares of active time that they published for an A30 (sm_active.csv)
 
 The columns of the second kind are named in results/paper/README.md.
 """
@@ -44,7 +43,7 @@ PLAIN |= {"scores": "normal", "dtype": "float16", "out_dtype": "float32", "dim":
 @cache
 def published_rows() -> pd.DataFrame:
     """All of them."""
-    table = pd.concat([_codes(), *map(_times, ("GH200", "A30")), _active()], ignore_index=True)
+    table = pd.concat([_codes(), *map(_times, ("GH200", "A30"))], ignore_index=True)
     for name, field in Row.model_fields.items():
         default = PLAIN.get(name, None if field.is_required() else field.default)
         table[name] = table[name].fillna(default) if name in table and default is not None else table.get(name, default)
@@ -80,10 +79,3 @@ def _times(gpu: str) -> pd.DataFrame:
     table = table[list(COLUMNS)].rename(columns=COLUMNS, index=names).stack().dropna()
     table = table.rename_axis(["dataset", "backend"]).rename("value").reset_index()
     return table.assign(bench="published", device=gpu, data_source="official")
-
-
-def _active() -> pd.DataFrame:
-    """The mean over the longest active time of the SMs, computed from the times of each SM that they published."""
-    table = pd.read_csv(FOLDER / "sm_active.csv").rename(columns={"mean_over_longest": "value", "gpu": "device"})
-    table = table[["device", "dataset", "variant", "value"]].assign(data_source="official", backend="fused3s_paper")
-    return table.assign(bench="sm_active", metric="sm_active_share")

@@ -62,7 +62,8 @@ def _assert_lse(
 ) -> None:
     """Row by row. 16-bit inputs and one TF32 term: the kernels take lse from the weights as rounded, whose errors are
     independent of each other. A weight w is off by at most u w, and so a row's lse by at most u; four times
-    sqrt(sum (u w)^2) / sum w is far out. One term: so are the products of q and k. Three terms: as for the output.
+    sqrt(sum (u w)^2) / sum w is far out. One term: so are the products of q and k. Three terms: a product is off by at
+    most FLOAT32_FACTOR times torch's worst, of all rows and columns, and lse by no more than its row's worst score.
     """
 
     def lse_in(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,9 +74,11 @@ def _assert_lse(
     score, expected = lse_in(torch.float64)
     assert torch.equal(lse == -torch.inf, expected == -torch.inf), f"{label}: lse of rows without an edge"
     if q.dtype == torch.float32 and not one_term:
-        size = expected.abs().clamp(min=1)
-        plain_error = torch.where(expected.isfinite(), (lse_in(torch.float32)[1] - expected).abs() / size, 0.0)
-        allowed = (FLOAT32_FACTOR * plain_error.amax() + FLOAT32_FLOOR if plain_error.numel() else FLOAT32_FLOOR) * size
+        of_scores = (
+            torch.einsum("nhd,mhd->nhm", q, k).double() - torch.einsum("nhd,mhd->nhm", q.double(), k.double())
+        ).abs()
+        worst_score = abs(scale) * (of_scores.amax() if of_scores.numel() else 0.0)
+        allowed = FLOAT32_FACTOR * worst_score + FLOAT32_FLOOR * expected.abs().clamp(min=1)
     else:
         weight = torch.softmax(score, -1).nan_to_num()
         unit = 2**-11 if one_term else torch.finfo(q.dtype).eps / 2

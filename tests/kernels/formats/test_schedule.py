@@ -23,6 +23,8 @@ from plan_oracle import (
     transpose_csr,
 )
 
+from kernels.formats.schedule import ScheduleForm, most_splits_of
+
 
 def schedule_of(counts: list[int], warps: int, rule: SplitHeuristic) -> Schedule:
     """Schedule of windows with so many KV tiles."""
@@ -114,3 +116,8 @@ def test_a_transpose_by_hand():
     """Rows 0: columns 1, 2 and 1 again; row 1: column 1; the second copy comes behind all first ones."""
     indptr, rows, edges = transpose_csr(torch.tensor([0, 3, 4]), torch.tensor([1, 2, 1, 1]).int(), 3)
     assert (indptr.tolist(), rows.tolist(), edges.tolist()) == ([0, 0, 3, 4], [0, 1, 0, 0], [0, 3, 2, 1])
+
+
+def test_at_most_two_splits_for_each_share_of_a_block():
+    """132 blocks of four warps at once: up to 4/3 of them, of windows with more than 32 tiles, and two more."""
+    assert most_splits_of(200_000, 1600, ScheduleForm(1, 4, 4 * 132)) == 132 * 4 * 33 // (3 * 32) + 2

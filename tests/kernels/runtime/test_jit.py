@@ -207,7 +207,7 @@ def test_baselines(arch):
 
 def test_compile_error_names_instance_log_and_saved_source(monkeypatch, tmp_path):
     monkeypatch.setattr(jit.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(jit, "read_source", lambda name: "this is not CUDA")
+    monkeypatch.setattr(jit, "read_source", lambda *_: "this is not CUDA")
     with pytest.raises(KernelCompileError) as caught:
         compile_ptxas([paper_instance(torch.float16, torch.float32, 64)], "sm_90")
     (saved,) = tmp_path.glob("*.cu")
@@ -218,7 +218,7 @@ def test_compile_error_names_instance_log_and_saved_source(monkeypatch, tmp_path
 
 def test_narrowing_conversions_do_not_compile(monkeypatch, tmp_path):
     monkeypatch.setattr(jit.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(jit, "read_source", lambda name: "__device__ void f(int g) { const unsigned a[1] = {g}; }")
+    monkeypatch.setattr(jit, "read_source", lambda *_: "__device__ void f(int g) { const unsigned a[1] = {g}; }")
     with pytest.raises(KernelCompileError, match="narrowing"):
         compile_ptxas([paper_instance(torch.float16, torch.float32, 64)], "sm_90")
 
