@@ -17,6 +17,7 @@ from kernels.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_p
 from kernels.backends.base import Call, InputSpec
 from kernels.backends.fused3s_backward import GRADIENTS, backward_instance, pass_schedules, warps_of_team
 from kernels.backends.fused3s_gradients import launch_gradients
+from kernels.backends.reference import edge_softmax_attention
 from kernels.dropout import Dropout
 from kernels.edge_data import BoundEdges
 from kernels.formats.csr import csr_pattern
@@ -89,9 +90,10 @@ def build(graph, heads, dim, reordered=False):
         return REGISTRY["fused3s"].build(pattern, device, InputSpec(None, dim, heads, backward=True), perm)
 
 
-def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=GRADIENTS):
-    """Gradients of query, key and value by a schedule of the variant's own."""
-    edges = None if case.dropout is None else BoundEdges(dropout=case.dropout)
+def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=GRADIENTS, edges=None):
+    """Gradients by a schedule of the variant's own; of query, key and value without `edges`."""
+    if case.dropout is not None:
+        edges = BoundEdges(dropout=case.dropout)
     call = Call(case.query, case.key, case.value, case.scale, case.output.dtype, case.lse, edges)
     team = warps_of_team(input_element(case.query.dtype), case.query.shape[2])
     teams = SM90.teams if team == 1 else SM90.few_teams
@@ -105,6 +107,9 @@ def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=GRADIEN
         with poisoned_buffers(monkeypatch):
             grads = launch_gradients(data, call, case.output, case.grad_output, wanted)
     assert gpu.bank_conflicts == 0, "the swizzle spreads eight rows over all banks"
+    if edges is not None and edges.score is not None:
+        assert all(name.startswith("fused3s_backward<") for name in gpu.launched), "over KV tiles"
+        return grads
     assert grads[3:] == (None,) * len(grads[3:])
     return grads[:3]
 
@@ -209,3 +214,39 @@ def test_blocks_fit_all_inputs_that_a_plan_leaves_open(monkeypatch, block_kb, dt
         ]
         for instance, sizes in zip(instances, sizes_alone(tuple(instances)), strict=True):
             assert sizes.shared_bytes <= block_kb * 1024, instance.name
+
+
+# One, two and four warps a team; the largest number of sums, and one.
+@pytest.mark.parametrize("dim", [40, 128, 200, 256])
+def test_gradients_of_score_terms_in_every_schedule(monkeypatch, dim):
+    """Sums over the windows of one team, of a block and of several blocks; rows without an edge have gradients of 0."""
+    text = "s + row0 * column0 + head0 - row1 * tanh(s) + head1 * column1"
+    for number, name in enumerate(("hub", "repeated", "wide", "empty_rows_and_windows")):
+        graph, generator = MULTIGRAPHS[name](), torch.Generator().manual_seed(dim)
+        variant = VARIANTS[(number + dim // 40) % len(VARIANTS)]
+        row, col = edges_of(graph)
+        (num_rows, num_cols), heads = graph.shape, variant.heads
+
+        def values(*shape: int, generator: torch.Generator = generator) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        edges = BoundEdges(
+            score=text, row_values=values(num_rows, 1, 2), column_values=values(num_cols, heads, 2),
+            head_values=values(1, heads, 2), clamp=3.0,
+        )  # fmt: skip
+        query, key, value = inputs(graph, heads, dim, HALF, variant.strided)
+        names = ("query", "key", "value", "row_values", "column_values", "head_values")
+        given = (query, key, value, edges.row_values, edges.column_values, edges.head_values)
+        leaves = dict(zip(names, (each.double().requires_grad_() for each in given), strict=True))
+        terms = replace(edges, **{each: leaves[each] for each in names[3:]})
+        output, lse = edge_softmax_attention(*(leaves[each] for each in names[:3]), row, col, variant.scale, terms)
+        grad_output = values(*output.shape).half()
+        expected = dict(zip(names, torch.autograd.grad(output, leaves.values(), grad_output.double()), strict=True))
+        output = output.detach().half()
+        case = GradientCase(row, col, query, key, value, grad_output, output, lse.detach().float(), variant.scale)
+        found = run(monkeypatch, graph, case, variant, frozenset(names), edges)
+        for each, wanted in expected.items():
+            got = getattr(found, each)
+            terms_of_sum = num_rows if each == "head_values" else 1
+            error, size = (got.double() - wanted).abs().max(), wanted.abs().max() + terms_of_sum
+            assert error <= 8 * torch.finfo(HALF).eps * size, f"{name}, {variant}, {each}: {error:.2e} of {size:.2e}"
