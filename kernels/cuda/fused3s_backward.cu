@@ -9,8 +9,9 @@
 //   column   true       A^T, 16 columns   K, V       Q, dO, LSE, delta    S^T, dP^T   dK, dV
 //
 // Both passes are one template: X = own 0 * gathered 0^T, Y = own 1 * gathered 1^T, gradient 0 += dS gathered 0,
-// gradient 1 += P gathered 1. With dropout (dropout.cuh), P in dV and dP are masked and multiplied by rescale; P in dS
-// is not.
+// gradient 1 += P gathered 1. With a score term f (score_terms.cuh) P = exp(f(scale * S) - LSE), dS is multiplied by f',
+// and the gradients of values of rows, columns and heads are sums over gathered rows. With dropout (dropout.cuh), P in
+// dV and dP are masked and multiplied by rescale; P in dS is not.
 //
 // Schedule, KV tiles, work items and splits: as in fused3s.cu, over A and over A^T. The "keys" of a KV tile of A^T are
 // 16 rows of A. For a symmetric A both schedules are the same arrays. Partials are plain sums (sum_splits.cuh).
