@@ -1,7 +1,6 @@
 """Cora's files that ship with this repository: the real graph, with and without a network."""
 
 import hashlib
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,13 +56,3 @@ def test_cora_is_the_real_graph_without_a_network(tmp_path, caplog, source):
     ]
     assert hashes(FOLDER) == before
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_below_the_root_come_first(tmp_path):
-    np.savez(tmp_path / "cora.npz", src_li=np.array([0, 1]), dst_li=np.array([1, 2]), num_nodes=3)
-    assert data.load("cora", root=tmp_path).meta.source == "file"
-    assert data.load("cora", root=tmp_path, source="official").meta.num_nodes == 2_708
-    (tmp_path / "planetoid").mkdir()
-    for file in FOLDER.glob("ind.*"):  # where a download lies
-        shutil.copy(file, tmp_path / "planetoid" / file.name.replace("cora_v2", "cora"))
-    assert data.load("cora", root=tmp_path).meta.origin == "https://github.com/kimiyoung/planetoid"

@@ -60,9 +60,7 @@ def assert_as_pyg_has_it(loaded, other, masks=("train_mask", "val_mask", "test_m
     assert [ids.tolist() for ids in loaded.splits.values()] == first
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("yelp", pyg.Yelp), ("flickr", pyg.Flickr), ("amazon-products", pyg.AmazonProducts)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("yelp", pyg.Yelp), ("flickr", pyg.Flickr)])
 def test_graphsaint(tmp_path, edges, name, kind):
     raw = tmp_path / kind.__name__ / "raw"
     raw.mkdir(parents=True)
@@ -135,11 +133,7 @@ def test_elliptic(tmp_path, edges):
     assert ours(loaded) == pairs(*edges)  # the first transaction attends to the second
     assert loaded.node_data["feat"].tolist() == [[node / 8, 0.5] for node in range(NODES)]
     assert loaded.labels.tolist() == [(-1, 1, 0)[node % 3] for node in range(NODES)]
-    folder = tmp_path / "elliptic_bitcoin_dataset"
-    (folder / "elliptic_txs_edgelist.csv").write_text("txId1,txId2\n-5,-6\n")
-    with pytest.raises(ValueError, match=rf"{folder}: the official files cannot be read .*has the row .* -1"):
-        load("elliptic", tmp_path)
-    (folder / "elliptic_txs_edgelist.csv").unlink()
+    (tmp_path / "elliptic_bitcoin_dataset" / "elliptic_txs_edgelist.csv").unlink()
     with pytest.raises(data.DatasetMissingError, match=r"elliptic_txs_edgelist\.csv\.zip: cannot be reached"):
         load("elliptic", tmp_path)
 
@@ -154,9 +148,6 @@ def test_facebook100(tmp_path, edges):
     shutil.copy(remote.target, raw / "data.mat")  # as PyG names Cornell5.mat
     other = pyg.LINKXDataset(str(tmp_path / "plain"), "cornell5")[0]
     assert ours(load("fb100-cornell5", tmp_path)) == pairs(*other.edge_index)
-    remote.target.write_bytes(remote.target.read_bytes()[:300])
-    with pytest.raises(ValueError, match=r"Cornell5\.mat: the official files cannot be read"):
-        load("fb100-cornell5", tmp_path)
 
 
 def by_networkx(graph):
@@ -169,9 +160,7 @@ def by_networkx(graph):
     ("name", "head", "separator", "kind"),
     [
         ("musae-github", ["id_1,id_2"], ",", nx.Graph),
-        ("facebook-large", ["id_1,id_2"], ",", nx.Graph),
         ("artist", ["node_1,node_2"], ",", nx.DiGraph),
-        ("com-amazon", ["# Undirected graph: ../../data/output/amazon.ungraph.txt", "# F\tT"], "\t", nx.DiGraph),
         ("amazon0505", ["# Nodes: 40 Edges: 200", "# FromNodeId\tToNodeId"], "\t", nx.DiGraph),
         ("ego-twitter", [], " ", nx.Graph),
     ],
@@ -189,14 +178,6 @@ def test_edge_lists(tmp_path, edges, name, head, separator, kind):
     other = nx.parse_edgelist(lines, delimiter=separator, nodetype=int, create_using=kind)
     assert (ours(loaded), loaded.meta.num_nodes) == by_networkx(other)
     assert loaded.meta.origin == remote.url
-
-
-def test_epinions_keeps_ids_without_an_edge(tmp_path, edges):
-    (remote,) = data.info("soc-epinions1").official.files(tmp_path)
-    lines = [f"{2 * i}\t{2 * j}\n" for i, j in zip(*edges, strict=True)]
-    remote.target.write_bytes(gzip.compress("".join(["# FromNodeId\tToNodeId\n", *lines]).encode()))
-    loaded = load("soc-epinions1", tmp_path)
-    assert (ours(loaded), loaded.meta.num_nodes) == (pairs(2 * edges[0], 2 * edges[1]), 2 * edges[1].max() + 1)
 
 
 @pytest.mark.parametrize("banner", ["%%MatrixMarket", "%MatrixMarket"])
@@ -306,10 +287,6 @@ def test_papers100m(tmp_path, edges, write_ogb, save):
         assert lists(loaded.splits) == split
     _, raw = find_graph("ogbn-papers100m", root=tmp_path, source="official")
     assert isinstance(raw.ndata["feat"], np.memmap)
-    save(folder / "raw" / "data.npz", **arrays | {"node_feat": np.eye(9, 4, dtype=np.float32)})
-    if save is np.savez:
-        with pytest.raises(ValueError, match=r"data\.npz: edge .* allowed are 0 to 8"):
-            load("ogbn-papers100m", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["igb-small", "igb-large"])
@@ -329,20 +306,10 @@ def test_igb(tmp_path, monkeypatch, edges, name):
     assert ours(loaded) == pairs(*edges)
     thirds = {"train": list(range(24)), "valid": list(range(24, 32)), "test": list(range(32, 40))}
     assert (lists(loaded.splits), loaded.metric) == (thirds, "accuracy")
-    with (folder / "paper" / "node_feat.npy").open("ab") as file:
-        file.write(b"more")
-    if name == "igb-large":
-        with pytest.raises(ValueError, match=r"node_feat\.npy has neither npy's header nor float32 numbers for 40"):
-            load(name, tmp_path)
     monkeypatch.setattr("data.memory.available_bytes", lambda: 1000)
     if name == "igb-small":
         with pytest.raises(MemoryError, match=r"edge_index\.npy: its edges: about 0\.0 GiB needed"):
             load(name, tmp_path)
-
-
-def test_igb_large_names_the_publishers_script(tmp_path):
-    with pytest.raises(data.DatasetMissingError, match=r"large: no such folder, and .* through a script only"):
-        load("igb-large", tmp_path)
 
 
 def by_dgl(kind, folder, files):

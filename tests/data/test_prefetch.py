@@ -7,7 +7,7 @@ import pytest
 from data.prefetch import made_ahead
 
 
-@pytest.mark.parametrize("count", [1, 3, 100])
+@pytest.mark.parametrize("count", [1, 100])
 def test_items_come_in_order(count):
     with made_ahead(iter(range(50)), count) as items:
         assert list(items) == list(range(50))

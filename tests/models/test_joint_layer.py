@@ -8,22 +8,16 @@ import io
 
 import pytest
 import torch
-from formula_backend import FormulaBackend
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from baselines import REGISTRY
 from models import joint_parameters, transformer_conv
 from models.transformer_conv import FusedTransformerConv
 
 close = torch.testing.assert_close
+pytestmark = pytest.mark.usefixtures("formula")
 NODES = 6
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 5, 0], [1, 2, 0, 3, 4, 1, 4]])
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch):
-    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
 
 
 def recorded_calls(monkeypatch, module, name):
@@ -149,35 +143,6 @@ def test_parameters_that_are_elsewhere_count(how):
             each.lin_key.weight.data = state["lin_key.weight"].clone()
     for mine, expected in zip(gradients(layer, features()), gradients(other, features()), strict=True):
         close(mine, expected)
-
-
-@pytest.mark.parametrize("options", [{}, {"concat": False}, {"root_weight": False}, {"bias": False}], ids=str)
-def test_sources_and_targets_apart(options, copies, joint_calls):
-    layer, other = pair(**options)
-    for each in (layer, other):
-        each.lin_skip.requires_grad_(each.root_weight)
-    sources = features(NODES + 2)
-    frozen = layer.lin_value.weight, other.lin_value.weight
-    for targets in (features(NODES), sources[:NODES]):
-        found, expected = (gradients(each, (sources, targets)) for each in (layer, other))
-        for mine, right in zip(found, expected, strict=True):
-            close(mine, right)
-        for each in frozen:
-            each.requires_grad_(not each.requires_grad)
-    assert len(joint_calls) == 2
-    assert not copies
-
-
-@pytest.mark.parametrize("x_type", [torch.float32, torch.bfloat16])
-def test_autocast_as_of_the_layers(x_type, joint_calls):
-    layer, other = (each.float() for each in pair())
-    x = features(dtype=x_type)
-    with torch.autocast("cpu", torch.bfloat16):
-        found, expected = gradients(layer, x), gradients(other, x)
-    assert joint_calls
-    for mine, right in zip(found, expected, strict=True):
-        assert mine.dtype == right.dtype
-        assert (mine - right).float().norm() <= 3e-2 * right.float().norm()  # sums of bfloat16
 
 
 @pytest.mark.parametrize(
