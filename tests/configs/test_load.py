@@ -154,18 +154,6 @@ def test_a_file_of_ones_own_has_any_name_and_is_looked_for_when_it_is_read(write
         assert load_config(own, [more]).data.name == "mine"
 
 
-def test_batches_of_all_graphs_have_about_as_many_nodes():
-    section = Config(data={"name": "zinc", "batches": "all"}).data
-    assert section.batch_size == "auto"
-    assert Config(data={"name": "zinc", "batches": "all", "batch_size": 512}).data.batch_size == 512
-    assert section.graphs_per_batch(41_127, 1_049_163) == 8_226  # five batches
-    for graphs, nodes in ((10, 300), (7, 7_000_000), (1_000, 299_000), (1_000, 301_000)):
-        size = section.graphs_per_batch(graphs, nodes)
-        batches = -(-graphs // size)
-        assert graphs > (batches - 1) * size  # the last one is not empty
-        assert size in (1, graphs) or 133_000 < nodes / batches < 300_000
-
-
 def test_a_configuration_is_read_without_torch_and_the_kernels():
     code = "import sys; from configs import load_config; load_config('configs/infer/cora.yaml'); "
     code += "sys.exit(', '.join({'torch', 'dgl', 'kernels', 'baselines'} & {*sys.modules}) or 0)"

@@ -107,16 +107,6 @@ def test_features_and_labels_of_a_file(tmp_path):
     assert (meta.features, meta.feature_kind, meta.feature_dim, meta.num_classes) == ("original", "float", 3, 5)
 
 
-def test_registered_name_gives_a_file_its_task_and_features(tmp_path):
-    loaded = data.load("ogbg-molhiv", source="file", path=authors_npz(tmp_path / "one.npz"))
-    meta = loaded.meta
-    assert (meta.source, meta.task, meta.num_classes, meta.feature_kind) == ("file", "graph", 1, "categorical")
-    feat = loaded.node_data["feat"]
-    assert feat.dtype == torch.int64
-    assert feat.shape == (4, 9)
-    assert meta.licence == data.info("ogbg-molhiv").licence
-
-
 def test_collection_is_a_batch_of_its_first_graphs(tmp_path):
     loaded = load(collection_npz(tmp_path / "c.npz"), batch_size=3)
     assert loaded.graph_sizes.tolist() == [3, 2, 4]
@@ -226,11 +216,6 @@ def test_one_node(tmp_path):
     for ids, edges in ((none, 0), (np.zeros(1, np.int32), 1)):
         loaded = load(authors_npz(tmp_path / "o.npz", src_li=ids, dst_li=ids, num_nodes=1))
         assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (1, edges)
-
-
-def test_absent_file(tmp_path):
-    with pytest.raises(data.DatasetMissingError, match=r"gone\.npz: no such file"):
-        load(tmp_path / "gone.npz")
 
 
 def test_a_file_under_a_registered_name_is_said(tmp_path, caplog):

@@ -6,6 +6,7 @@ Real graphs in these layouts must give the edges of the papers' authors; their f
 
 import gzip
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -218,7 +219,7 @@ def test_ogb_nodes(tmp_path, edges, write_ogb, name):
         assert lists(loaded.splits) == lists(dataset.get_idx_split()) == split
 
 
-@pytest.mark.parametrize("name", ["ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa", "ogbg-code2"])
+@pytest.mark.parametrize("name", ["ogbg-molpcba", "ogbg-ppa", "ogbg-code2"])
 def test_ogb_graphs(tmp_path, write_ogb, name):
     entry, rng = data.info(name), np.random.default_rng(6)
     sizes = np.array([3, 5, 4, 2])
@@ -350,14 +351,7 @@ def test_planetoid(tmp_path, real_graph_dir, write_planetoid, name):
         data.load(name, root=tmp_path)  # never the surrogate, nor the shipped files
 
 
-def path_graph(size, value=1):
-    """A path with features that tell the graphs apart."""
-    first, second = torch.arange(size - 1), torch.arange(1, size)
-    ends = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
-    return torch.full((size, 1), value), torch.arange(2 * (size - 1))[:, None] % 3 + 1, ends, torch.tensor([value / 2])
-
-
-def test_zinc(tmp_path, write_zinc):
+def test_zinc(tmp_path, path_graph, write_zinc):
     splits = {"train": (2, 5), "val": (3, 4, 6), "test": (7, 2)}
     graphs = {split: [path_graph(size, size) for size in sizes] for split, sizes in splits.items()}
     write_zinc(tmp_path, graphs)
@@ -377,7 +371,7 @@ def test_zinc(tmp_path, write_zinc):
 
 
 @pytest.mark.parametrize("name", ["pascalvoc-sp", "coco-sp", "peptides-func", "peptides-struct"])
-def test_lrgb(tmp_path, write_lrgb, name):
+def test_lrgb(tmp_path, path_graph, name):
     entry, rng = data.info(name), np.random.default_rng(2)
     splits = {}
     for split, sizes in {"train": (3, 5), "val": (4, 7), "test": (2, 6)}.items():
@@ -391,7 +385,13 @@ def test_lrgb(tmp_path, write_lrgb, name):
                 x, edge_attr = torch.ones(size, 9, dtype=torch.int64), torch.ones(ends.shape[1], 3, dtype=torch.int64)
                 y = torch.from_numpy(rng.integers(0, 2, (1, entry.num_classes))).float()
             splits[split].append((x, edge_attr, ends, y))
-    write_lrgb(tmp_path, name, splits)
+    raw = tmp_path / name / "raw"
+    raw.mkdir(parents=True)
+    for split, graphs in splits.items():  # lists of tuples
+        if name.endswith("-sp"):
+            (raw / f"{split}.pickle").write_bytes(pickle.dumps(graphs))
+        else:
+            torch.save(graphs, raw / f"{split}.pt")
     shutil.copytree(tmp_path / name, tmp_path / "plain" / name)
     plain = [pyg.LRGBDataset(str(tmp_path / "plain"), name, split) for split in splits]
     graphs = [graph for dataset in plain for graph in dataset]

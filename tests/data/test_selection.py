@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 import data
 from data.selection import Selection
@@ -36,14 +35,9 @@ def ogb(tmp_path, write_ogb):
 
 
 @pytest.fixture
-def zinc(tmp_path, write_zinc):
+def zinc(tmp_path, path_graph, write_zinc):
     """The four smallest paths train, the next two are val."""
-    graphs = []
-    for size in SIZES.tolist():
-        first, second = torch.arange(size - 1), torch.arange(1, size)
-        ends = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
-        kinds = torch.ones(2 * size - 2, 1, dtype=torch.int64)
-        graphs.append((torch.ones(size, 1, dtype=torch.int64), kinds, ends, torch.tensor([size / 2])))
+    graphs = [path_graph(size) for size in SIZES.tolist()]
     write_zinc(tmp_path, {"train": graphs[:4], "val": graphs[4:6], "test": graphs[6:]})
     return tmp_path
 

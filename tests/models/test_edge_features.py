@@ -80,19 +80,6 @@ def test_repeated_edges_count_with_their_own_features(make_molecule, make_edge_m
     torch.testing.assert_close(run(model, repeated), ByHand(model)(repeated), **TOLERANCE)
 
 
-def test_nothing_in_a_pass_checks_the_edges(make_molecule, make_edge_model, monkeypatch):
-    """A CUDA graph cannot capture a check, which waits for the GPU."""
-    graph = make_molecule()
-    for form in ("bias", "stream"):
-        model = make_edge_model(form)
-        attention = plan(graph)
-        inputs = model.prepare(graph, attention)
-        monkeypatch.setattr(type(attention), "bind_edges", None)
-        with torch.inference_mode():
-            model(inputs)
-        monkeypatch.undo()
-
-
 def no_features(graph):
     del graph.edata["feat"]
 

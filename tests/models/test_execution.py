@@ -163,29 +163,3 @@ def test_gpu_all_backends_and_executions_agree(make_graph, make_model, dtype, di
                     assert found <= 2 * rounding, (backend, run.mode, found, rounding)
     if reason:
         pytest.skip(f"compared without the fused dense block: {reason}")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dense", ["plain", "compiled", "fused"])
-def test_gpu_replays_read_new_features_and_write_every_logit(make_graph, make_model, dense):
-    graph, model = make_graph(num_nodes=300, num_edges=1500), make_model(dim=64).to(GPU, torch.float16)
-    if dense == "fused" and (reason := dense_block_unavailable(GPU, torch.float16, 64)):
-        pytest.skip(reason)
-    run = prepared(model, graph, "fused3s", dense=dense, cuda_graph=True)
-    eager = prepared(model, graph, "fused3s", dense=dense, cuda_graph=False)
-    assert run.mode == f"{dense}+graph"
-    with torch.inference_mode():
-        run.inputs.features.mul_(-0.5)
-        eager.inputs.features.mul_(-0.5)
-        run.run().fill_(torch.nan)
-        torch.testing.assert_close(run.run(), eager.run(), rtol=0, atol=1e-3)
-
-
-@pytest.mark.gpu
-def test_gpu_auto_takes_the_fused_part_and_a_graph_where_they_run(make_graph, make_model):
-    graph, model = make_graph(), make_model(dim=64).to(GPU, torch.float16)
-    run = prepared(model, graph, "fused3s")
-    fused = dense_block_unavailable(GPU, torch.float16, 64) is None
-    assert run.mode == ("fused+graph" if fused else "plain+graph")
-    assert run.graph_reason == "chosen by auto"
-    assert prepared(make_model(dim=64, norm="batch").to(GPU, torch.float16), graph, "fused3s").mode == "plain+graph"

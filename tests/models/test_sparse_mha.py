@@ -12,7 +12,7 @@ from models import SparseMHA
 CASES = [
     (80, 8, "csr_unfused", "n_one_past_16"),
     (6, 2, "dgl", "empty_rows_and_windows"),
-    (7, 7, "reference", "one_node"),
+    (7, 7, "reference", "one_node_no_edge"),
 ]
 
 
@@ -98,15 +98,3 @@ def test_repeated_edges_count_as_often_as_they_occur():
     copies = torch.zeros(4, 4, dtype=torch.float64).index_put_((row, col), torch.ones(5).double(), accumulate=True)
     out = layer(SparseMatrix(row, col, (4, 4)), h)
     torch.testing.assert_close(out, example(layer, copies > 0, h, copies), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("hidden_size", "num_heads"), [(80, 8), (128, 4)])
-@torch.no_grad()
-def test_gpu_float16(hidden_size, num_heads):
-    graph = EDGE_CASES["n_one_past_16"]()
-    layer, h = make_layer(hidden_size, num_heads, torch.float16, backend="fused3s"), features(65, hidden_size).half()
-    expected = example(layer, mask_of(graph), h)
-    plan = plan_attention(graph, backend="fused3s", device="cuda", dtype=torch.float16, num_heads=num_heads)
-    out = layer.cuda()(plan, h.cuda()).cpu()
-    assert (out - expected).norm() / expected.norm() < 2e-3  # a few roundings to float16, eps 9.8e-4

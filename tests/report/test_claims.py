@@ -43,11 +43,6 @@ def test_a_ratio_is_near_within_a_factor_and_on_the_same_side_of_one(value, low,
     assert near(value, low, high) == verdict
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(2.2, YES), (1.5, PART), (1.0, NO), (5.0, NO)])
-def test_a_caption_is_judged_by_the_rows(ratio, verdict):
-    assert judge_near(data(ratio, ratio), {"value": 2.2, "cases": {"": PAIR}}).verdict == verdict
-
-
 def test_the_least_favourable_of_all_and_of_real_graphs_counts():
     rows = [row(name, kernel, time, data_source=source) for name, source, kernel, time in (
         ("a", "official", "fused3s_paper", 1.0), ("a", "official", "pyg", 1.2),

@@ -79,8 +79,8 @@ def test_the_best_other_kernel_is_the_fastest_correct_one_on_each_graph():
     assert best == ["3.0000 (`fused3s_paper`)", "4.0000 (`pyg`)"]
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_the_recorded_speed_ups_follow_from_the_csv(dim):
+def test_the_recorded_speed_ups_follow_from_the_csv():
+    dim = 128
     rows = pd.read_csv(RECORDED / "h200" / "kernels.csv", low_memory=False)
     rows = rows[(rows["metric"] == "time") & (rows["launch"] == "back_to_back") & (rows["dim"] == dim)]
     rows = rows[(rows["out_dtype"] == "float32") & (rows["variant"] == "none") & (rows["order"] == "none")]

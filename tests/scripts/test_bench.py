@@ -58,13 +58,6 @@ def test_an_error_is_a_sentence_and_nothing_is_written(run, tmp_path, monkeypatc
     assert not (tmp_path / "results").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_found_out_first(run, tmp_path):
-    (tmp_path / "file").write_text("old")
-    done = run("stability", tmp_path / "file")
-    assert (done.exit_code, (tmp_path / "file").read_text()) == (2, "old")
-    assert f"--results {tmp_path}/file/stability.csv: cannot be written" in done.stderr
-
-
 def test_ranks_measure_together_and_the_first_one_writes(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["scripts/bench.py", "--config", "configs/bench/parallel.yaml", "--results", str(tmp_path), *SMALL]

@@ -260,17 +260,3 @@ def test_gpu_runs_a_fused_kernel_on_real_graphs(infer, tmp_path, real_graph_dir,
     fused = dense_block_unavailable(torch.device("cuda", 0), getattr(torch, dtype), 64) is None
     assert ("fused (chosen by auto)" if fused else "plain (chosen by auto; not fused: ") in done.stdout
     assert {row["status"] for row in rows(tmp_path)} == {"ok"}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("heads", [1, 8])
-def test_gpu_one_cuda_graph_for_all_batches(infer, tmp_path, collection, heads):
-    found = {}
-    for name, asked in (("eager", "false"), ("graph", "auto")):
-        settings = ["data.batches=all", f"runtime.cuda_graph={asked}", "attention.backend=fused3s", *QUICK[1:3]]
-        settings += ["model.dim=128", f"model.heads={heads}", "runtime.device=cuda"]
-        done = infer("--output", tmp_path / f"{name}.npy", config=collection[0], settings=settings)
-        assert done.exit_code == 0, done.stdout + done.stderr
-        assert f"{'yes' if name == 'graph' else 'no'} (" in done.stdout
-        found[name] = np.load(tmp_path / f"{name}.npy")
-    assert np.array_equal(found["eager"], found["graph"])
