@@ -88,6 +88,19 @@ Graph = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]  # x, edge_attr, ed
 
 
 @pytest.fixture
+def path_graph() -> Callable[..., Graph]:
+    """Makes a path with features that tell the graphs apart."""
+
+    def make(size: int, value: int = 1) -> Graph:
+        first, second = torch.arange(size - 1), torch.arange(1, size)
+        ends = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
+        kinds = torch.arange(2 * (size - 1))[:, None] % 3 + 1
+        return torch.full((size, 1), value), kinds, ends, torch.tensor([value / 2])
+
+    return make
+
+
+@pytest.fixture
 def write_zinc() -> Callable[[Path, dict[str, list[Graph]]], None]:
     """Writes molecules as benchmarking-gnns publishes them: pickles of dicts; those in *.index are ZINC-12k."""
 
@@ -103,21 +116,5 @@ def write_zinc() -> Callable[[Path, dict[str, list[Graph]]], None]:
             other = {**molecules[0], "atom_type": torch.full((1,), 27), "bond_type": torch.zeros(1, 1)}
             (raw / f"{split}.pickle").write_bytes(pickle.dumps([other, *molecules]))
             (raw / f"{split}.index").write_text(",".join(map(str, range(1, len(graphs) + 1))) + "\n")
-
-    return write
-
-
-@pytest.fixture
-def write_lrgb() -> Callable[[Path, str, dict[str, list[Graph]]], None]:
-    """Writes graphs as the Long Range Graph Benchmark publishes them: a list of tuples for each split."""
-
-    def write(root: Path, name: str, splits: dict[str, list[Graph]]) -> None:
-        raw = root / name / "raw"
-        raw.mkdir(parents=True)
-        for split, graphs in splits.items():
-            if name.endswith("-sp"):
-                (raw / f"{split}.pickle").write_bytes(pickle.dumps(graphs))
-            else:
-                torch.save(graphs, raw / f"{split}.pt")
 
     return write

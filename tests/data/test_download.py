@@ -95,14 +95,6 @@ def test_nothing_is_kept_of_a_failed_download(tmp_path, server, answer, error, m
     assert shown(tmp_path) == []
 
 
-def test_a_server_that_is_not_there_is_no_network(tmp_path, server):
-    server.shutdown()
-    server.server_close()
-    with pytest.raises(data.DatasetMissingError, match=r"cannot be reached \(ConnectionError\)") as caught:
-        fetch(f"{server.url}/edges.txt", tmp_path / "edges.txt")
-    assert not isinstance(caught.value, data.DownloadError)
-
-
 def test_an_archive_without_the_member_and_one_that_leads_out(tmp_path, server):
     server.files |= {"/a.zip": zip_of({"other.txt": CONTENT}), "/b.tar.gz": tar_of({"../out.txt": CONTENT})}
     with pytest.raises(data.DownloadError, match=r"the archive holds no edges\.txt"):

@@ -38,54 +38,31 @@ def collection_npz(path: Path, **changed) -> Path:
     return path
 
 
-def write(path: Path) -> Path:
-    """The same graph in the format that the file's name stands for."""
-    match path.name:
-        case "authors.npz":
-            authors_npz(path)
-        case "csr.npz" | "csc.npz" | "coo.npz":
-            scipy.sparse.save_npz(path, MATRIX.asformat(path.stem))
-        case "bsr.npz":
-            scipy.sparse.save_npz(path, MATRIX.tobsr((1, 1)))
-        case "general.mtx":
-            scipy.io.mmwrite(path, MATRIX)
-        case "pattern.mtx":
-            scipy.io.mmwrite(path, MATRIX, field="pattern")
-        case "snap.txt":
-            path.write_text("# Directed graph\n# FromNodeId\tToNodeId\n" + "\n".join(LINES).replace(" ", "\t") + "\n")
-        case "spaces.txt":
-            path.write_text("\n".join(f"  {line}  0.5 # weight" for line in LINES))
-        case "snap.txt.gz":
-            path.write_bytes(gzip.compress(("# comment\n" + "\n".join(LINES) + "\n").encode()))
-        case "musae.csv":
-            path.write_text("id_1,id_2\n" + "\n".join(LINES).replace(" ", ","))
-        case "bare.csv":
-            path.write_text("\n".join(LINES).replace(" ", ","))
-        case "bom.csv":
-            path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(LINES).replace(" ", ",").encode())
-    return path
+def text(name, content):
+    return lambda path: (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-FORMATS = [
-    "authors.npz",
-    "csr.npz",
-    "csc.npz",
-    "coo.npz",
-    "bsr.npz",
-    "general.mtx",
-    "pattern.mtx",
-    "snap.txt",
-    "spaces.txt",
-    "snap.txt.gz",
-    "musae.csv",
-    "bare.csv",
-    "bom.csv",
-]
+SPACED, COMMAS = "\n".join(LINES) + "\n", "\n".join(LINES).replace(" ", ",")
+FORMATS = {
+    "authors.npz": lambda path: authors_npz(path / "authors.npz"),
+    **{
+        f"{name}.npz": lambda path, name=name: scipy.sparse.save_npz(path / f"{name}.npz", MATRIX.asformat(name))
+        for name in ("csr", "csc", "coo", "bsr")
+    },
+    "general.mtx": lambda path: scipy.io.mmwrite(path / "general.mtx", MATRIX),
+    "pattern.mtx": lambda path: scipy.io.mmwrite(path / "pattern.mtx", MATRIX, field="pattern"),
+    "snap.txt": text("snap.txt", "# Directed graph\n# FromNodeId\tToNodeId\n" + SPACED.replace(" ", "\t")),
+    "spaces.txt": text("spaces.txt", "\n".join(f"  {line}  0.5 # weight" for line in LINES)),
+    "snap.txt.gz": text("snap.txt.gz", gzip.compress(("# comment\n" + SPACED).encode())),
+    "musae.csv": text("musae.csv", "id_1,id_2\n" + COMMAS),
+    "bom.csv": text("bom.csv", b"\xef\xbb\xbf" + COMMAS.replace("\n", "\r\n").encode()),
+}
 
 
 @pytest.mark.parametrize("file", FORMATS)
 def test_every_format_gives_the_same_graph_with_rows_as_queries(tmp_path, file):
-    loaded = load(write(tmp_path / file))
+    FORMATS[file](tmp_path)
+    loaded = load(tmp_path / file)
     assert np.array_equal(dense(loaded), MATRIX.toarray())
     assert loaded.row_pointers.dtype == loaded.columns.dtype == torch.int32
     assert loaded.meta.sha256 == load(authors_npz(tmp_path / "other.npz")).meta.sha256
@@ -130,16 +107,6 @@ def test_features_and_labels_of_a_file(tmp_path):
     assert (meta.features, meta.feature_kind, meta.feature_dim, meta.num_classes) == ("original", "float", 3, 5)
 
 
-def test_registered_name_gives_a_file_its_task_and_features(tmp_path):
-    loaded = data.load("ogbg-molhiv", source="file", path=authors_npz(tmp_path / "one.npz"))
-    meta = loaded.meta
-    assert (meta.source, meta.task, meta.num_classes, meta.feature_kind) == ("file", "graph", 1, "categorical")
-    feat = loaded.node_data["feat"]
-    assert feat.dtype == torch.int64
-    assert feat.shape == (4, 9)
-    assert meta.licence == data.info("ogbg-molhiv").licence
-
-
 def test_collection_is_a_batch_of_its_first_graphs(tmp_path):
     loaded = load(collection_npz(tmp_path / "c.npz"), batch_size=3)
     assert loaded.graph_sizes.tolist() == [3, 2, 4]
@@ -154,14 +121,11 @@ def damaged(name, change):
     """A file of FORMATS whose bytes are changed."""
 
     def make(path):
-        whole = write(path / name).read_bytes()
+        FORMATS[name](path)
+        whole = (path / name).read_bytes()
         (path / name).write_bytes(change(whole))
 
     return make
-
-
-def text(name, content):
-    return lambda path: (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def authors(**changed):
@@ -178,12 +142,8 @@ def broken_csr(path):
 
 
 BAD = {
-    "empty file": (text("a.npz", ""), "cannot be read"),
-    "empty text": (text("a.txt", ""), "cannot be read"),
     "unknown ending": (text("a.json", "{}"), r"unknown format; allowed endings are \.npz, \.mtx, \.txt"),
     "folder": (lambda path: (path / "a.npz").mkdir(), "cannot be read"),
-    "not a zip": (text("a.npz", "hello"), "cannot be read"),
-    "truncated npz": (damaged("authors.npz", lambda whole: whole[:-30]), "cannot be read"),
     "flipped npz": (damaged("authors.npz", lambda whole: whole.replace(b"\3\0\0\0", b"\2\0\0\0", 1)), "Bad CRC-32"),
     "other arrays": (
         lambda path: np.savez(path / "a.npz", rows=ROW),
@@ -192,38 +152,24 @@ BAD = {
     "pickled": (authors(src_li=np.array([{}], object)), "allow_pickle=False"),
     "lengths": (authors(dst_li=COL[:3]), "src_li has 5 entries and dst_li 3"),
     "float ids": (authors(src_li=ROW * 1.0), r"src_li has shape \(5,\), dtype float64; 1-D integers"),
-    "2-D ids": (authors(src_li=ROW[None]), r"src_li has shape \(1, 5\)"),
     "negative row": (authors(src_li=ROW - 1), "edge 0 has the row.* -1; allowed are 0 to 3"),
     "column out of range": (authors(dst_li=COL + 1), "edge 1 has the column.* 4; allowed are 0 to 3"),
     "huge unsigned id": (authors(src_li=ROW.astype(np.uint64) + np.uint64(2**63)), "edge 0 has the row"),
-    "num_nodes array": (authors(num_nodes=ROW), r"num_nodes has shape \(5,\), dtype int64; one integer"),
     "num_nodes zero": (authors(num_nodes=0), "num_nodes is 0; 1 to 2147483647 are allowed"),
     "num_nodes huge": (authors(num_nodes=2**31), "num_nodes is 2147483648; 1 to 2147483647"),
     "feat rows": (authors(feat=np.ones((3, 2))), r"feat has shape \(3, 2\).*\[4, F\]"),
     "feat NaN": (authors(feat=np.full((4, 2), np.nan)), "feat holds NaN, or numbers beyond float32"),
-    "feat beyond float32": (authors(feat=np.full((4, 2), 1e300)), "feat holds NaN, or numbers beyond float32"),
     "label below -1": (authors(label=ROW[:4] - 2), "label -2 of node 0; 0 to 999999, and -1 for unknown"),
-    "label length": (authors(label=ROW[:2]), "label has 2 entries; one for each of 4 nodes"),
     "rectangular": (
         lambda path: scipy.sparse.save_npz(path / "m.npz", scipy.sparse.csr_array((3, 4))),
         "3 x 4; a graph",
     ),
-    "csr column": (broken_csr, "cannot be read"),
-    "mtx text": (text("a.mtx", "1 2 3\n"), "cannot be read"),
-    "mtx truncated": (damaged("general.mtx", lambda whole: whole[:-20]), "cannot be read"),
     "mtx dense": (text("a.mtx", "%%MatrixMarket matrix array real general\n1 1\n1.0\n"), "a dense array"),
-    "mtx range": (text("a.mtx", "%%MatrixMarket matrix coordinate pattern general\n2 2 1\n3 1\n"), "cannot be read"),
-    "only comments": (text("a.txt", "# nothing\n"), "cannot be read"),
-    "one column": (text("a.txt", "0 1\n2\n"), "cannot be read"),
     "words": (text("a.txt", "# c\n0 1\nzero one\n"), "cannot be read .*zero"),
-    "fraction": (text("a.txt", "0 1\n1.5 2\n"), "cannot be read"),
     "id beyond int64": (text("a.txt", "0 1\n99999999999999999999 2\n"), "cannot be read"),
     "negative id": (text("a.txt", "0 1\n-3 1\n"), "holds the node id -3; ids of 0 and above"),
-    "binary text": (text("a.txt", bytes(range(128, 256))), "cannot be read"),
     "truncated gzip": (damaged("snap.txt.gz", lambda whole: whole[:-9]), "cannot be read"),
     "csv header only": (text("a.csv", "id_1,id_2\n"), "holds no edge"),
-    "csv words": (text("a.csv", "id_1,id_2\n0,1\n1,x\n"), "cannot be read"),
-    "csv semicolons": (text("a.csv", "0;1\n"), "cannot be read"),
     "counts": (collection(edge_counts=[2, 1]), "node_counts has 3 entries and edge_counts 2"),
     "sums": (collection(edge_counts=[2, 1, 2]), "edge_counts sum to 5, u has 6 entries and v 6"),
     "negative count": (collection(edge_counts=[-1, 4, 3]), "edge_counts 0 or more"),
@@ -270,11 +216,6 @@ def test_one_node(tmp_path):
     for ids, edges in ((none, 0), (np.zeros(1, np.int32), 1)):
         loaded = load(authors_npz(tmp_path / "o.npz", src_li=ids, dst_li=ids, num_nodes=1))
         assert (loaded.meta.num_nodes, loaded.meta.num_edges) == (1, edges)
-
-
-def test_absent_file(tmp_path):
-    with pytest.raises(data.DatasetMissingError, match=r"gone\.npz: no such file"):
-        load(tmp_path / "gone.npz")
 
 
 def test_a_file_under_a_registered_name_is_said(tmp_path, caplog):

@@ -8,8 +8,6 @@ import data
 from data import csr_batches
 from data.csr_batches import CsrBatches
 from fused3s_dgl import import_dgl
-from kernels import plan_attention
-from models import GraphTransformer
 
 
 def random_graphs(seed, directed):
@@ -43,8 +41,19 @@ def edges_of(graph):
     return dict(zip(zip(query, key, strict=True), graph.edata["feat"].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("task", ["graph", "node"])
-@pytest.mark.parametrize("directed", [False, True])
+def assert_is_batch(found, graphs):
+    """Edges sorted with their features, node features and first nodes are those of DGL's batch of the graphs."""
+    expected = import_dgl().batch(graphs)
+    rows = torch.repeat_interleave(torch.arange(expected.num_nodes()), found.indptr.cpu().diff())
+    edges = list(zip(rows.tolist(), found.col.tolist(), strict=True))
+    assert edges == sorted(edges)
+    assert dict(zip(edges, found.edge_features.tolist(), strict=True)) == edges_of(expected)
+    assert torch.equal(found.features.cpu().long(), expected.ndata["feat"])
+    sizes = expected.batch_num_nodes()
+    assert torch.equal(found.graph_starts.cpu(), sizes.cumsum(0) - sizes)
+
+
+@pytest.mark.parametrize(("task", "directed"), [("graph", False), ("node", True)])
 def test_a_batch_is_dgls_batch_of_the_same_graphs(task, directed):
     graphs = random_graphs(0, directed)
     loaded = loaded_from(graphs, task)
@@ -78,8 +87,7 @@ def test_batches_hold_each_graph_once():
     assert len(graph_set) == 10
 
 
-@pytest.mark.parametrize("task", ["graph", "node"])
-@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize(("task", "directed"), [("graph", True), ("node", False)])
 def test_batches_in_order_are_dgls_batches(task, directed):
     graphs = random_graphs(2, directed)
     first = np.cumsum([0, *(graph.num_nodes() for graph in graphs)]).tolist()
@@ -89,37 +97,23 @@ def test_batches_in_order_are_dgls_batches(task, directed):
         found = list(batches)
         assert [(batch.first, batch.last) for batch in found] == [(0, 4), (4, 8), (8, 10)]
         for batch in found:
-            expected = import_dgl().batch(graphs[batch.first : batch.last])
             ends = (batch.first, batch.last) if task == "graph" else (first[batch.first], first[batch.last])
             assert (batch.first_row, batch.last_row) == ends
             assert batch.indptr.dtype == torch.int64
-            rows = torch.repeat_interleave(torch.arange(expected.num_nodes()), batch.indptr.diff())
-            edges = list(zip(rows.tolist(), batch.col.tolist(), strict=True))
-            assert edges == sorted(edges)
-            assert dict(zip(edges, batch.edge_features.tolist(), strict=True)) == edges_of(expected)
             assert batch.features.dtype == (torch.int32 if directed else torch.uint8)
-            assert torch.equal(batch.features.long(), expected.ndata["feat"])
-            sizes = expected.batch_num_nodes()
-            assert torch.equal(batch.graph_starts, sizes.cumsum(0) - sizes)
+            assert_is_batch(batch, graphs[batch.first : batch.last])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("kept_share", [0.5, 0.0])
-@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize(("directed", "kept_share"), [(False, 0.5), (True, 0.0)])
 def test_picked_graphs_are_dgls_batch_of_them(monkeypatch, directed, kept_share, device):
     monkeypatch.setattr(csr_batches, "KEPT_SHARE", kept_share)  # of GPU memory; the arrays stay on the host with 0
     graphs = random_graphs(3, directed)
     batches = CsrBatches(loaded_from(graphs, "graph"), 4, torch.device(device))
     for ids in ([7, 0, 3, 0], [5], range(10)):
-        expected, found = import_dgl().batch([graphs[i] for i in ids]), batches.picked(np.array(ids))
+        found = batches.picked(np.array(ids))
         assert {array.device.type for array in vars(found).values()} == {device}
-        rows = torch.repeat_interleave(torch.arange(expected.num_nodes()), found.indptr.cpu().diff())
-        edges = list(zip(rows.tolist(), found.col.tolist(), strict=True))
-        assert edges == sorted(edges)
-        assert dict(zip(edges, found.edge_features.tolist(), strict=True)) == edges_of(expected)
-        assert torch.equal(found.features.cpu().long(), expected.ndata["feat"])
-        sizes = expected.batch_num_nodes()
-        assert torch.equal(found.graph_starts.cpu(), sizes.cumsum(0) - sizes)
+        assert_is_batch(found, [graphs[i] for i in ids])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -193,54 +187,15 @@ def test_a_collection_without_edges_is_padded():
     assert (found.col.tolist(), found.indptr.max().item(), found.features.sum().item()) == ([-1], 0, 4)
 
 
-def test_a_set_that_data_load_gives(tmp_path):
-    """From a file, into the model; the predictions of the batches are those of the whole."""
-    rng = np.random.default_rng(0)
-    sizes, pairs = rng.integers(2, 9, 30), []
-    for size in sizes:
-        pairs.append(np.stack([np.arange(size - 1), np.arange(1, size)], 1))
-    u, v = np.concatenate(pairs).T
-    labels = rng.normal(size=(30, 1))
-    feat = rng.normal(size=(sizes.sum(), 5))
-    arrays = {"node_counts": sizes, "edge_counts": sizes - 1, "u": u, "v": v, "feat": feat, "graph_label": labels}
-    np.savez(tmp_path / "mine.npz", **arrays)
-    loaded = data.load("mine", path=tmp_path / "mine.npz", batch_size=None)
-    graph_set = data.GraphSet(loaded)
-    torch.manual_seed(0)
-    model = GraphTransformer(in_features=5, num_classes=1, dim=16, heads=2, blocks=2, task="graph", norm="layer").eval()
-
-    def predict(graph):
-        plan = plan_attention(graph, backend="reference", device="cpu")
-        with torch.no_grad():
-            return model(model.prepare(graph, plan))
-
-    whole = predict(loaded.graph)
-    parts = torch.empty_like(whole)
-    for batch in graph_set.batches(batch_size=7, seed=0):
-        assert torch.equal(batch.labels, loaded.labels[batch.ids])
-        parts[batch.ids] = predict(batch.graph)
-    assert torch.allclose(parts, whole, atol=1e-5)
-    assert (loaded.meta.collection_size, loaded.graph_ids.tolist()) == (30, list(range(30)))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"ids": [10]}, r"ids: got 10; the set has the graphs 0 \.\. 9"),
-        ({"ids": [0, -1]}, r"ids: got -1; the set has the graphs 0 \.\. 9"),
         ({"ids": []}, r"ids: got shape \(0,\)"),
         ({"ids": torch.tensor([0.0])}, r"dtype float32; one integer or more"),
         ({"batch_size": 0}, "batch_size: got 0; an integer of 1 or more"),
-        ({"batch_size": 2.0}, r"batch_size: got 2\.0"),
-        ({"batch_size": True}, "batch_size: got True"),
-        ({"ids": "abc"}, "ids: got shape .*<U3"),
         ({"ids": [[1], [1, 2]]}, "ids: integers in one row are needed"),
-        ({"ids": [2**70]}, "ids: got shape .*object"),
         ({"ids": [True, False]}, "ids: got shape .*bool"),
-        ({"ids": np.zeros((2, 2), int)}, r"ids: got shape \(2, 2\)"),
-        ({"seed": "x"}, "seed: got 'x'; integers of 0 or more"),
-        ({"seed": -1}, "seed: got -1; integers of 0 or more"),
-        ({"seed": 1.5}, "seed: got 1.5; integers of 0 or more"),
         ({"seed": [1, "a"]}, r"seed: got \[1, 'a'\]; integers of 0 or more"),
     ],
 )
@@ -248,12 +203,8 @@ def test_wrong_arguments_are_errors_at_the_call(arguments, message):
     graph_set = data.GraphSet(loaded_from(random_graphs(1, True), "graph"))
     with pytest.raises(ValueError, match=message):
         graph_set.batches(**arguments)
-
-
-@pytest.mark.parametrize("what", [None, 3, "ogbg-molhiv"])
-def test_only_a_loaded_graph_is_a_set(what):
-    with pytest.raises(TypeError, match=r"loaded: got \w+; the LoadedGraph that data\.load returns is needed"):
-        data.GraphSet(what)
+    with pytest.raises(TypeError, match=r"loaded: got str; the LoadedGraph that data\.load returns is needed"):
+        data.GraphSet("ogbg-molhiv")
 
 
 def test_batches_in_order_refuse_what_is_no_range():

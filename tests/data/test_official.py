@@ -6,6 +6,7 @@ Real graphs in these layouts must give the edges of the papers' authors; their f
 
 import gzip
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -60,9 +61,7 @@ def assert_as_pyg_has_it(loaded, other, masks=("train_mask", "val_mask", "test_m
     assert [ids.tolist() for ids in loaded.splits.values()] == first
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("yelp", pyg.Yelp), ("flickr", pyg.Flickr), ("amazon-products", pyg.AmazonProducts)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("yelp", pyg.Yelp), ("flickr", pyg.Flickr)])
 def test_graphsaint(tmp_path, edges, name, kind):
     raw = tmp_path / kind.__name__ / "raw"
     raw.mkdir(parents=True)
@@ -135,11 +134,7 @@ def test_elliptic(tmp_path, edges):
     assert ours(loaded) == pairs(*edges)  # the first transaction attends to the second
     assert loaded.node_data["feat"].tolist() == [[node / 8, 0.5] for node in range(NODES)]
     assert loaded.labels.tolist() == [(-1, 1, 0)[node % 3] for node in range(NODES)]
-    folder = tmp_path / "elliptic_bitcoin_dataset"
-    (folder / "elliptic_txs_edgelist.csv").write_text("txId1,txId2\n-5,-6\n")
-    with pytest.raises(ValueError, match=rf"{folder}: the official files cannot be read .*has the row .* -1"):
-        load("elliptic", tmp_path)
-    (folder / "elliptic_txs_edgelist.csv").unlink()
+    (tmp_path / "elliptic_bitcoin_dataset" / "elliptic_txs_edgelist.csv").unlink()
     with pytest.raises(data.DatasetMissingError, match=r"elliptic_txs_edgelist\.csv\.zip: cannot be reached"):
         load("elliptic", tmp_path)
 
@@ -154,9 +149,6 @@ def test_facebook100(tmp_path, edges):
     shutil.copy(remote.target, raw / "data.mat")  # as PyG names Cornell5.mat
     other = pyg.LINKXDataset(str(tmp_path / "plain"), "cornell5")[0]
     assert ours(load("fb100-cornell5", tmp_path)) == pairs(*other.edge_index)
-    remote.target.write_bytes(remote.target.read_bytes()[:300])
-    with pytest.raises(ValueError, match=r"Cornell5\.mat: the official files cannot be read"):
-        load("fb100-cornell5", tmp_path)
 
 
 def by_networkx(graph):
@@ -169,9 +161,7 @@ def by_networkx(graph):
     ("name", "head", "separator", "kind"),
     [
         ("musae-github", ["id_1,id_2"], ",", nx.Graph),
-        ("facebook-large", ["id_1,id_2"], ",", nx.Graph),
         ("artist", ["node_1,node_2"], ",", nx.DiGraph),
-        ("com-amazon", ["# Undirected graph: ../../data/output/amazon.ungraph.txt", "# F\tT"], "\t", nx.DiGraph),
         ("amazon0505", ["# Nodes: 40 Edges: 200", "# FromNodeId\tToNodeId"], "\t", nx.DiGraph),
         ("ego-twitter", [], " ", nx.Graph),
     ],
@@ -189,14 +179,6 @@ def test_edge_lists(tmp_path, edges, name, head, separator, kind):
     other = nx.parse_edgelist(lines, delimiter=separator, nodetype=int, create_using=kind)
     assert (ours(loaded), loaded.meta.num_nodes) == by_networkx(other)
     assert loaded.meta.origin == remote.url
-
-
-def test_epinions_keeps_ids_without_an_edge(tmp_path, edges):
-    (remote,) = data.info("soc-epinions1").official.files(tmp_path)
-    lines = [f"{2 * i}\t{2 * j}\n" for i, j in zip(*edges, strict=True)]
-    remote.target.write_bytes(gzip.compress("".join(["# FromNodeId\tToNodeId\n", *lines]).encode()))
-    loaded = load("soc-epinions1", tmp_path)
-    assert (ours(loaded), loaded.meta.num_nodes) == (pairs(2 * edges[0], 2 * edges[1]), 2 * edges[1].max() + 1)
 
 
 @pytest.mark.parametrize("banner", ["%%MatrixMarket", "%MatrixMarket"])
@@ -237,7 +219,7 @@ def test_ogb_nodes(tmp_path, edges, write_ogb, name):
         assert lists(loaded.splits) == lists(dataset.get_idx_split()) == split
 
 
-@pytest.mark.parametrize("name", ["ogbg-molhiv", "ogbg-molpcba", "ogbg-ppa", "ogbg-code2"])
+@pytest.mark.parametrize("name", ["ogbg-molpcba", "ogbg-ppa", "ogbg-code2"])
 def test_ogb_graphs(tmp_path, write_ogb, name):
     entry, rng = data.info(name), np.random.default_rng(6)
     sizes = np.array([3, 5, 4, 2])
@@ -306,10 +288,6 @@ def test_papers100m(tmp_path, edges, write_ogb, save):
         assert lists(loaded.splits) == split
     _, raw = find_graph("ogbn-papers100m", root=tmp_path, source="official")
     assert isinstance(raw.ndata["feat"], np.memmap)
-    save(folder / "raw" / "data.npz", **arrays | {"node_feat": np.eye(9, 4, dtype=np.float32)})
-    if save is np.savez:
-        with pytest.raises(ValueError, match=r"data\.npz: edge .* allowed are 0 to 8"):
-            load("ogbn-papers100m", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["igb-small", "igb-large"])
@@ -329,20 +307,10 @@ def test_igb(tmp_path, monkeypatch, edges, name):
     assert ours(loaded) == pairs(*edges)
     thirds = {"train": list(range(24)), "valid": list(range(24, 32)), "test": list(range(32, 40))}
     assert (lists(loaded.splits), loaded.metric) == (thirds, "accuracy")
-    with (folder / "paper" / "node_feat.npy").open("ab") as file:
-        file.write(b"more")
-    if name == "igb-large":
-        with pytest.raises(ValueError, match=r"node_feat\.npy has neither npy's header nor float32 numbers for 40"):
-            load(name, tmp_path)
     monkeypatch.setattr("data.memory.available_bytes", lambda: 1000)
     if name == "igb-small":
         with pytest.raises(MemoryError, match=r"edge_index\.npy: its edges: about 0\.0 GiB needed"):
             load(name, tmp_path)
-
-
-def test_igb_large_names_the_publishers_script(tmp_path):
-    with pytest.raises(data.DatasetMissingError, match=r"large: no such folder, and .* through a script only"):
-        load("igb-large", tmp_path)
 
 
 def by_dgl(kind, folder, files):
@@ -383,14 +351,7 @@ def test_planetoid(tmp_path, real_graph_dir, write_planetoid, name):
         data.load(name, root=tmp_path)  # never the surrogate, nor the shipped files
 
 
-def path_graph(size, value=1):
-    """A path with features that tell the graphs apart."""
-    first, second = torch.arange(size - 1), torch.arange(1, size)
-    ends = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
-    return torch.full((size, 1), value), torch.arange(2 * (size - 1))[:, None] % 3 + 1, ends, torch.tensor([value / 2])
-
-
-def test_zinc(tmp_path, write_zinc):
+def test_zinc(tmp_path, path_graph, write_zinc):
     splits = {"train": (2, 5), "val": (3, 4, 6), "test": (7, 2)}
     graphs = {split: [path_graph(size, size) for size in sizes] for split, sizes in splits.items()}
     write_zinc(tmp_path, graphs)
@@ -410,7 +371,7 @@ def test_zinc(tmp_path, write_zinc):
 
 
 @pytest.mark.parametrize("name", ["pascalvoc-sp", "coco-sp", "peptides-func", "peptides-struct"])
-def test_lrgb(tmp_path, write_lrgb, name):
+def test_lrgb(tmp_path, path_graph, name):
     entry, rng = data.info(name), np.random.default_rng(2)
     splits = {}
     for split, sizes in {"train": (3, 5), "val": (4, 7), "test": (2, 6)}.items():
@@ -424,7 +385,13 @@ def test_lrgb(tmp_path, write_lrgb, name):
                 x, edge_attr = torch.ones(size, 9, dtype=torch.int64), torch.ones(ends.shape[1], 3, dtype=torch.int64)
                 y = torch.from_numpy(rng.integers(0, 2, (1, entry.num_classes))).float()
             splits[split].append((x, edge_attr, ends, y))
-    write_lrgb(tmp_path, name, splits)
+    raw = tmp_path / name / "raw"
+    raw.mkdir(parents=True)
+    for split, graphs in splits.items():  # lists of tuples
+        if name.endswith("-sp"):
+            (raw / f"{split}.pickle").write_bytes(pickle.dumps(graphs))
+        else:
+            torch.save(graphs, raw / f"{split}.pt")
     shutil.copytree(tmp_path / name, tmp_path / "plain" / name)
     plain = [pyg.LRGBDataset(str(tmp_path / "plain"), name, split) for split in splits]
     graphs = [graph for dataset in plain for graph in dataset]

@@ -9,7 +9,7 @@ from reference_room import CalledAgain, ReferenceRoom
 
 import data
 from data.csr_batches import CsrBatches
-from inference.batches import Pass, SetRun, eager_passes, replays, run_pass, run_set
+from inference.batches import eager_passes, replays, run_pass
 from kernels import plan_attention
 from models import Execution, GraphTransformer, prepare_execution
 from models.fast import choose_dense
@@ -78,8 +78,7 @@ def padded_batches(loaded, model, room=ReferenceRoom, device=CPU):
     return graphs, PaddedBatches(graphs, size, model, room((size.rows, size.rows), size.edges, **shape))
 
 
-@pytest.mark.parametrize("by_thread", [False, True])
-@pytest.mark.parametrize(("task", "pos_enc"), [("graph", 0), ("node", 0), ("graph", 3)])
+@pytest.mark.parametrize(("task", "pos_enc", "by_thread"), [("graph", 0, True), ("node", 0, False), ("graph", 3, True)])
 def test_batches_predict_what_the_whole_predicts(collection, task, pos_enc, by_thread):
     loaded, model = collection(task=task), model_for(task, pos_enc=pos_enc)
     batches = CsrBatches(loaded, 8, CPU)
@@ -119,8 +118,7 @@ def test_an_error_in_a_batch_ends_the_pass(collection, by_thread):
         logits_of_all(eager_passes(CsrBatches(collection(), 8, CPU), model, plan, model, by_thread=by_thread))
 
 
-@pytest.mark.parametrize("task", ["graph", "node"])
-@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize(("task", "codes"), [("graph", True), ("node", False)])
 def test_padded_batches_predict_what_the_whole_predicts(collection, task, codes):
     loaded = collection(codes, task=task)
     model = model_for(task, in_features=(4, 4) if codes else 5)
@@ -148,7 +146,6 @@ def test_graphs_that_do_not_fit_are_not_loaded(collection):
     [
         ("csr_unfused", "none", {}, "backend is csr_unfused"),
         ("fused3s", "communities", {}, "reorder = 'communities'"),
-        ("fused3s", "none", {"pos_enc": 3}, "Laplacian eigenvectors"),
         ("fused3s", "none", {"edge_features": "bias", "edge_in_features": 3}, "edge features"),
         ("fused3s", "none", {}, None),
     ],
@@ -158,29 +155,8 @@ def test_the_reason_against_padded_batches_is_given(collection, backend, reorder
     assert found is None if reason is None else reason in found
 
 
-def test_short_passes_are_repeated_and_only_the_first_is_taken(collection, monkeypatch):
-    model, taken, made = model_for(), [], []
-    batches = CsrBatches(collection(), 8, CPU)
-
-    def passes():
-        made.append(None)
-        return eager_passes(batches, model, reference_plan, model, by_thread=False)
-
-    with torch.inference_mode():
-        monkeypatch.setattr("inference.batches.SHORT_PASS_S", 1e4)
-        assert len(run_set(passes, lambda batch, logits: taken.append(batch), CPU, repeats=3)) == 3
-        assert (len(made), len(taken)) == (4, 5)
-        monkeypatch.setattr("inference.batches.SHORT_PASS_S", 0.0)
-        assert len(run_set(passes, lambda batch, logits: None, CPU, repeats=3)) == 1
-    whole = SetRun((Pass(60.0, (1.0, 3.0)), Pass(40.0, (2.0,))), 600, 2, 512, CPU)
-    assert whole.graphs_per_second.median == pytest.approx((10 + 15) / 2)
-    assert whole.forward.median == 2
-    assert whole.share.median == pytest.approx((0.004 / 60 + 0.002 / 40) / 2)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("kept_share", [0.5, 0.0])
-@pytest.mark.parametrize("by_thread", [False, True])
+@pytest.mark.parametrize(("kept_share", "by_thread"), [(0.5, False), (0.0, True)])
 def test_gpu_batches_predict_what_the_whole_predicts(collection, monkeypatch, kept_share, by_thread):
     monkeypatch.setattr("data.csr_batches.KEPT_SHARE", kept_share)
     loaded, model = collection(), model_for(dim=64).to(gpu(), torch.float16)
@@ -195,13 +171,6 @@ def test_gpu_batches_predict_what_the_whole_predicts(collection, monkeypatch, ke
         passes = eager_passes(batches, model, plan, model, stream, by_thread=by_thread)
         found, _ = logits_of_all(passes, gpu())
         torch.testing.assert_close(found, expected_of(model, loaded), atol=1e-2, rtol=0)
-
-
-@pytest.mark.gpu
-def test_gpu_a_collection_on_the_host_is_the_reason(collection, monkeypatch):
-    monkeypatch.setattr("data.csr_batches.KEPT_SHARE", 0.0)
-    refused = padding_refused(model_for().to(gpu()), "fused3s", "none", CsrBatches(collection(), 8, gpu()))
-    assert "too large for the memory" in refused
 
 
 @pytest.mark.gpu

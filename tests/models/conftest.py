@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from formula_backend import FormulaBackend
 from torch import nn
 
-import baselines  # noqa: F401  registers the backends that are compared here
+import baselines
 from fused3s_dgl import import_dgl
-from models import GraphTransformer
+from kernels import plan_attention
+from models import GraphTransformer, planned_edges
 
 
 @pytest.fixture
@@ -43,3 +45,22 @@ def make_model():
         return model.eval()
 
     return make
+
+
+@pytest.fixture
+def formula(monkeypatch):
+    """A backend with a backward pass of its own, registered as "formula"."""
+    monkeypatch.setitem(baselines.REGISTRY, "formula", FormulaBackend())
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Options of each call of plan_attention through the layers of PyG's kind."""
+    calls = []
+
+    def recorded(*arguments, **options):
+        calls.append(options)
+        return plan_attention(*arguments, **options)
+
+    monkeypatch.setattr(planned_edges, "plan_attention", recorded)
+    return calls

@@ -44,15 +44,3 @@ def test_the_temperature_and_the_features_get_gradients(problem):
     torch.testing.assert_close(layer.beta.grad, conv.beta.grad.sum())
     nonzero = h.norm(dim=1) > 0  # the gradient of a normalized row of zeros is a convention
     torch.testing.assert_close(ours[nonzero], features.grad[nonzero])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["fused3s", "fused3s_paper"])
-def test_the_fused_kernels_compute_it(problem, backend):
-    graph, h, expected = problem
-    h = h.half().cuda()
-    plan = kernels.plan_attention(graph, backend=backend, device="cuda", dtype=h.dtype, head_dim=16)
-    with torch.inference_mode():
-        out = AGNNLayer(BETA).half().cuda()(h, plan)
-    errors = (out.double().cpu() - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-2)
-    assert errors.max() < 2e-3

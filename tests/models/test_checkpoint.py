@@ -1,11 +1,11 @@
-"""Checkpoints: weights are restored; the error for a wrong file says what it is, and nothing changes."""
+"""Bad arguments, and checkpoints: the error for a wrong one says what it is, and nothing changes."""
 
 import os
 
 import pytest
 import torch
 
-from models import CheckpointError, load_checkpoint
+from models import CheckpointError, GraphTransformer, load_checkpoint
 
 
 class MakesFolder:
@@ -73,3 +73,23 @@ def test_something_else_than_weights(make_model, tmp_path):
         torch.save(content, tmp_path / "w.pt")
         assert message in refused(make_model(), tmp_path / "w.pt")
     assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"norm": "lyer"}, ValueError, "norm: got 'lyer'; allowed are 'layer', 'batch'"),
+        ({"task": "nodes"}, ValueError, "task: got 'nodes'; allowed are 'node', 'graph'"),
+        ({"edge_features": "bias"}, ValueError, "edge_in_features: got None with edge_features = 'bias'"),
+        ({"blocks": 0}, ValueError, "blocks: got 0; 1 to 10,000"),
+        ({"blocks": 2.5}, TypeError, "blocks: got 2.5; an integer"),
+        ({"num_classes": True}, TypeError, "num_classes: got True"),
+        ({"heads": 3}, ValueError, "dim: got 8 with heads = 3; a multiple of heads"),
+        ({"in_features": []}, ValueError, "in_features: got no column"),
+        ({"dropout": "a"}, TypeError, "dropout: got 'a'; a rate"),
+        ({"input_dropout": float("nan")}, ValueError, "input_dropout: got nan; a rate"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        GraphTransformer(**({"in_features": 4, "num_classes": 2, "dim": 8, "blocks": 1} | arguments))

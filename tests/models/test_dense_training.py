@@ -15,7 +15,7 @@ from models.fast_training import FusedTraining, successive_blocks
 from models.graph_transformer import GraphTransformer
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
-on_cpu = NEEDS_COMPILER
+pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("one_thread")]
 HALF, BFLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float64
 
 
@@ -44,15 +44,22 @@ def run(model, blocks, inputs, grads):
     return [last.detach(), qkv.detach(), *found]
 
 
+def assert_as_exact(found, by_torch, exact):
+    """The errors against float64 are at most those of torch in the same types, and half of them."""
+    for got, plain, right in zip(found, by_torch, exact, strict=True):
+        assert (got.shape, got.dtype) == (right.shape, plain.dtype)
+        error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
+        assert error <= allowed + torch.finfo(got.dtype).eps * right.norm(), f"{tuple(got.shape)}"
+
+
 # Whole and idle lanes of a row, two chunks a lane; no row, one, a block's rows and one more, several rounds of a block.
 CASES = [
     (128, HALF, 37, "late"),
     (24, BFLOAT, 300, "random"),
-    (24, BFLOAT, 1, "early"),
     (24, BFLOAT, 0, "late"),
     (264, HALF, 65, "early"),
 ]
-ONE_KERNEL = [(128, HALF, 37, "late"), (96, BFLOAT, 300, "random"), (64, BFLOAT, 1, "early"), (64, HALF, 0, "late")]
+ONE_KERNEL = [(96, BFLOAT, 70, "random"), (64, BFLOAT, 1, "early"), (64, HALF, 0, "late")]
 
 
 @pytest.fixture
@@ -64,8 +71,7 @@ def one_kernel(monkeypatch):
     )
 
 
-@on_cpu
-@pytest.mark.usefixtures("one_thread", "one_kernel")
+@pytest.mark.usefixtures("one_kernel")
 @pytest.mark.parametrize(("dim", "dtype", "rows", "mode"), ONE_KERNEL)
 def test_block_by_one_kernel_each_way(monkeypatch, dim, dtype, rows, mode):
     launched = check_block(monkeypatch, dim, dtype, rows, mode)
@@ -73,8 +79,6 @@ def test_block_by_one_kernel_each_way(monkeypatch, dim, dtype, rows, mode):
     assert [name.split("<")[0] for name in launched] == (of_rows if rows else ["sum_partials"] * 2)
 
 
-@on_cpu
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("dim", "dtype", "rows", "mode"), CASES)
 def test_block(monkeypatch, dim, dtype, rows, mode):
     check_block(monkeypatch, dim, dtype, rows, mode)
@@ -90,15 +94,11 @@ def check_block(monkeypatch, dim, dtype, rows, mode):
     by_torch = run(model, plain_blocks(model), inputs, grads)
     with cuda_on_cpu(MODES[mode], num_sms=1) as gpu, poisoned_buffers(monkeypatch):
         found = run(model, FusedTraining(model).begin(), inputs, grads)
-    for got, plain, right in zip(found, by_torch, exact, strict=True):
-        assert got.dtype == dtype
-        error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
-        assert error <= allowed + torch.finfo(dtype).eps * right.norm(), f"{tuple(got.shape)}"
+    assert_as_exact(found, by_torch, exact)
     return gpu.launched
 
 
-@on_cpu
-@pytest.mark.usefixtures("one_thread", "one_kernel")
+@pytest.mark.usefixtures("one_kernel")
 def test_a_pass_keeps_its_weights_until_its_gradient(monkeypatch):
     """Weights that change after the forward pass are not those of its gradient, and a second pass has the new ones."""
     model, inputs = make_model(64, HALF), [torch.randn(20, 64).half() for _ in range(2)]
@@ -117,20 +117,7 @@ def test_a_pass_keeps_its_weights_until_its_gradient(monkeypatch):
     assert not torch.equal(first[1], changed[1])
 
 
-@on_cpu
-@pytest.mark.usefixtures("one_thread")
-def test_separate_layers_notice_weights_that_changed_before_their_gradient(monkeypatch):
-    model, inputs = make_model(24, HALF), [torch.randn(20, 24).half().requires_grad_() for _ in range(2)]
-    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        h, qkv = FusedTraining(model).begin()[0](*inputs)
-        with torch.no_grad():
-            model.blocks[0].ffn_up.weight.mul_(-1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            (h.float().sum() + qkv.float().sum()).backward()
-
-
-@on_cpu
-@pytest.mark.usefixtures("one_thread", "one_kernel")
+@pytest.mark.usefixtures("one_kernel")
 def test_frozen_weights_get_no_gradient(monkeypatch):
     model, inputs = make_model(64, HALF), [torch.randn(20, 64).half().requires_grad_() for _ in range(2)]
     model.requires_grad_(False)
@@ -142,8 +129,7 @@ def test_frozen_weights_get_no_gradient(monkeypatch):
     assert not any(name.startswith("sum_partials") for name in gpu.launched)
 
 
-@on_cpu
-@pytest.mark.usefixtures("one_thread", "one_kernel")
+@pytest.mark.usefixtures("one_kernel")
 @pytest.mark.parametrize("dim", [24, 64])
 def test_gradients_are_added_to_those_that_are_there(monkeypatch, dim):
     model, inputs = make_model(dim, HALF), [torch.randn(20, dim).half() for _ in range(2)]
@@ -160,36 +146,6 @@ def test_gradients_are_added_to_those_that_are_there(monkeypatch, dim):
         torch.testing.assert_close(twice, 2 * one)
 
 
-@on_cpu
-@pytest.mark.usefixtures("one_thread")
-def test_dropout_between_the_layers(monkeypatch):
-    """The gradient is that of the values that were kept."""
-    model = make_model(24, HALF, dropout=0.4).train()
-    inputs = [torch.randn(40, 24).half() for _ in range(2)]
-    grads = [torch.randn(40, 24).half(), torch.randn(40, 72).half()]
-    exact_model = copy.deepcopy(model).double()
-    masks = []
-
-    def dropout(values, rate, *_):
-        """The same mask for both models."""
-        index = dropout.calls = dropout.calls + 1
-        if index > len(masks):
-            masks.append(torch.rand(values.shape) > rate)
-        return values * masks[index - 1].to(values.dtype) / (1 - rate)
-
-    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
-    dropout.calls = 0
-    exact = run(exact_model, plain_blocks(exact_model), [each.double() for each in inputs], [g.double() for g in grads])
-    dropout.calls = 0
-    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
-        found = run(model, FusedTraining(model).begin(), inputs, grads)
-    assert len(masks) == dropout.calls == 4
-    for got, right in zip(found, exact, strict=True):
-        assert ((got.double() - right).norm() / right.norm()).item() < 4e-3
-
-
-@on_cpu
-@pytest.mark.usefixtures("one_thread")
 def test_readout(monkeypatch):
     model = make_model(64, BFLOAT)
     h, grad = torch.randn(50, 64).to(BFLOAT), torch.randn(50, 2).to(BFLOAT)
@@ -204,14 +160,9 @@ def test_readout(monkeypatch):
     by_torch = run(model.readout, model.readout.parameters(), h, grad)
     with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
         found = run(readout_in_training(model.readout), model.readout.parameters(), h, grad)
-    for got, plain, right in zip(found, by_torch, exact, strict=True):
-        assert got.shape == right.shape
-        error, allowed = (got.double() - right).norm(), 1.5 * (plain.double() - right).norm()
-        assert error <= allowed + torch.finfo(BFLOAT).eps * right.norm(), f"{tuple(got.shape)}"
+    assert_as_exact(found, by_torch, exact)
 
 
-@on_cpu
-@pytest.mark.usefixtures("one_thread")
 def test_embedding(monkeypatch):
     model = make_model(24, HALF)
     padded = torch.nn.functional.pad(torch.randn(45, 6).half(), (0, 2))
@@ -225,5 +176,4 @@ def test_embedding(monkeypatch):
         embedded = embed_in_training(model, inputs)
         found = torch.autograd.grad(embedded, parameters, grad)
     assert torch.equal(embedded, model.embed(inputs))
-    for got, plain, right in zip(found, by_torch, exact, strict=True):
-        assert (got.double() - right).norm() <= 1.5 * (plain.double() - right).norm() + 1e-3 * right.norm()
+    assert_as_exact(found, by_torch, exact)

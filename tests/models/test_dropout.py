@@ -30,18 +30,6 @@ def attention(graph):
     return Recorder(kernels.plan_attention(graph, backend="reference", device="cpu"))
 
 
-def test_weights_do_not_depend_on_the_rates_and_evaluation_has_no_dropout(graph, attention):
-    models = []
-    for rates in ({}, {"dropout": 0.5, "attention_dropout": 0.5}):
-        torch.manual_seed(0)
-        models.append(GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=2, **rates).eval())
-    plain, dropping = models
-    assert plain.state_dict().keys() == dropping.state_dict().keys()
-    inputs = plain.prepare(graph, attention)
-    assert torch.equal(plain(inputs), dropping(inputs))
-    assert attention.calls == [None] * 4
-
-
 def test_seeds_differ_between_blocks_passes_and_models(graph, attention):
     seeds = []
     for of_model in (0, 1):

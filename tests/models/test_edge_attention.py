@@ -4,37 +4,20 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from formula_backend import FormulaBackend
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from baselines import REGISTRY
-from kernels import plan_attention
-from models import planned_edges
 from models.transformer_conv import FusedTransformerConv
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
-BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula", FUSED]
+
 close = torch.testing.assert_close
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "formula")
 
 
 @pytest.fixture(autouse=True)
-def formula(monkeypatch) -> Iterator[None]:
-    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
+def compiles_anew() -> Iterator[None]:
     yield
     torch.compiler.reset()
-
-
-@pytest.fixture
-def planned(monkeypatch):
-    calls = []
-
-    def recorded(*arguments, **options):
-        calls.append(options)
-        return plan_attention(*arguments, **options)
-
-    monkeypatch.setattr(planned_edges, "plan_attention", recorded)
-    return calls
 
 
 def place_of(backend):
@@ -69,7 +52,7 @@ def assert_same(found, expected, backend):
 
 
 @pytest.mark.parametrize("edge_dim", [None, 3])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["dgl", "formula", FUSED])
 def test_a_compiled_layer_takes_new_graphs_and_sizes(planned, backend, edge_dim):
     pyg = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
     theirs = pyg.TransformerConv(8, 4, heads=2, edge_dim=edge_dim, beta=True).to(**place_of(backend))
@@ -108,7 +91,7 @@ def test_wrong_ids_are_named_by_a_compiled_layer():
 
 
 @pytest.mark.parametrize("terms", [False, True])
-@pytest.mark.parametrize("backend", ["formula", "dgl", FUSED])
+@pytest.mark.parametrize("backend", ["formula", FUSED])
 def test_torchs_checks_of_the_operators(backend, terms):
     x, edge_index, features = graph(17, 40, 3, backend)
     query, key, value = torch.randn(3, 17, 2, 4).to(x).unbind(0)

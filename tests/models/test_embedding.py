@@ -9,10 +9,8 @@ from models.embedding import FeatureEmbedding, embed_one_hot, pack_embedding
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 FEATURES = {
     "floats": {"columns": 6},
-    "floats_aligned": {"columns": 16},
     "one_float": {"columns": 1},
     "categories": {"cardinalities": (5, 119, 2)},
-    "one_category": {"cardinalities": (28,)},
 }
 
 
@@ -24,7 +22,7 @@ def embeddings(make_graph, make_model, options, device=CPU, dtype=torch.float32,
     return model, inputs, pack_embedding(model.embedding)
 
 
-@pytest.mark.parametrize("dim", [5, 52, 64, 80])  # 5 and 52: rows of the result are not whole 16 bytes
+@pytest.mark.parametrize("dim", [5, 64])  # 5: rows of the result are not whole 16 bytes
 @pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
 def test_packed_is_plain(make_graph, make_model, options, dim):
     model, inputs, packed = embeddings(make_graph, make_model, options, dim=dim)
@@ -36,7 +34,7 @@ def test_packed_is_plain(make_graph, make_model, options, dim):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dim", [5, 52, 64, 80])
+@pytest.mark.parametrize("dim", [5, 52, 80])
 @pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
 def test_packed_is_plain_on_a_gpu(make_graph, make_model, options, dim, dtype):
     exact, of_doubles, _ = embeddings(make_graph, make_model, options, GPU, torch.float64, dim)

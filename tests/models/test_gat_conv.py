@@ -138,7 +138,7 @@ def test_plans_are_cached_with_the_self_loops():
 
 def test_dropout_keeps_the_mean():
     _, ours = layers(7, 4, 2, dropout=0.5, backend="scatter")
-    x, edge_index, _ = Problem("hub").arguments
+    x, edge_index, _ = Problem("directed").arguments
     expected = ours.eval()(x, edge_index)
     ours.train()
     mean = torch.stack([ours(x, edge_index) for _ in range(400)]).mean(0)

@@ -8,8 +8,12 @@ from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from models import SparseMHA
 
-SHAPES = [(80, 8), (64, 8), (6, 2), (9, 3), (5, 1), (7, 7)]
-SQUARE = [name for name, make in EDGE_CASES.items() if make().shape[0] == make().shape[1] and name != "hub"]
+# hidden size, heads, backend, graph
+CASES = [
+    (80, 8, "csr_unfused", "n_one_past_16"),
+    (6, 2, "dgl", "empty_rows_and_windows"),
+    (7, 7, "reference", "one_node_no_edge"),
+]
 
 
 def make_layer(hidden_size, num_heads, dtype=torch.float64, **options):
@@ -43,23 +47,13 @@ def features(num_nodes, width, dtype=torch.float64):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "dgl"])
-@pytest.mark.parametrize(("hidden_size", "num_heads"), SHAPES)
-def test_is_the_formula_of_the_example(hidden_size, num_heads, backend):
-    graph = EDGE_CASES["n_one_past_16"]()
-    layer, h = make_layer(hidden_size, num_heads, backend=backend), features(65, hidden_size)
+@pytest.mark.parametrize(("hidden_size", "num_heads", "backend", "name"), CASES)
+def test_is_the_formula_of_the_example(hidden_size, num_heads, backend, name):
+    graph = EDGE_CASES[name]()
+    layer, h = make_layer(hidden_size, num_heads, backend=backend), features(graph.shape[0], hidden_size)
     plan = plan_attention(graph, backend=backend, device="cpu")
     expected = example(layer, mask_of(graph), h)
     torch.testing.assert_close(layer(plan, h), expected, rtol=1e-10, atol=1e-12)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", SQUARE)
-def test_edge_cases(name):
-    graph = EDGE_CASES[name]()
-    layer, h = make_layer(80, 8, backend="reference"), features(graph.shape[0], 80)
-    plan = plan_attention(graph, backend="reference", device="cpu")
-    torch.testing.assert_close(layer(plan, h), example(layer, mask_of(graph), h), rtol=1e-10, atol=1e-12)
 
 
 class SparseMatrix:
@@ -104,15 +98,3 @@ def test_repeated_edges_count_as_often_as_they_occur():
     copies = torch.zeros(4, 4, dtype=torch.float64).index_put_((row, col), torch.ones(5).double(), accumulate=True)
     out = layer(SparseMatrix(row, col, (4, 4)), h)
     torch.testing.assert_close(out, example(layer, copies > 0, h, copies), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("hidden_size", "num_heads"), [(80, 8), (64, 8), (128, 4)])
-@torch.no_grad()
-def test_gpu_float16(hidden_size, num_heads):
-    graph = EDGE_CASES["n_one_past_16"]()
-    layer, h = make_layer(hidden_size, num_heads, torch.float16, backend="fused3s"), features(65, hidden_size).half()
-    expected = example(layer, mask_of(graph), h)
-    plan = plan_attention(graph, backend="fused3s", device="cuda", dtype=torch.float16, num_heads=num_heads)
-    out = layer.cuda()(plan, h.cuda()).cpu()
-    assert (out - expected).norm() / expected.norm() < 2e-3  # a few roundings to float16, eps 9.8e-4

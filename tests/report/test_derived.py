@@ -63,9 +63,3 @@ def test_the_authors_codes_are_found_by_the_hash_of_the_edges():
     spec = {"use": ["kernel", "back_to_back"], "dim": 128, "by": ["data_sha256"], "ours": {"use": ["paper"]}}
     found = Data(frame(rows)).pairs(spec | {"theirs": {"use": ["codes"], "backend": "fused3s_paper"}})
     assert [*found["ratio"]] == pytest.approx([theirs[CORA] / 0.5])
-
-
-def test_codes_of_another_gpu_are_not_compared():
-    rows = [row("cora", "fused3s_paper", 0.5, data_sha256=CORA, device="Other GPU")]
-    spec = {"use": ["kernel", "back_to_back"], "dim": 128, "ours": {"use": ["paper"]}}
-    assert Data(frame(rows)).pairs(spec | {"theirs": {"use": ["codes"], "backend": "fused3s_paper"}}).empty

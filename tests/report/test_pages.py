@@ -1,11 +1,11 @@
 """Pages, README blocks and the scripts that write them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from kernel_rows import row
+from scripts_as_modules import load_script
+from typer.testing import CliRunner
 
 from bench.records import append_rows
 from report.engine import Data
@@ -72,24 +72,27 @@ def test_a_change_in_inference_is_of_the_same_weights():
     )
 
 
-def run(*command) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture
+def run(monkeypatch):
+    """Run a script in this process."""
+    monkeypatch.chdir(ROOT)
+    return lambda name, *options: CliRunner().invoke(load_script(name).app, [*map(str, options)])
 
 
-def test_what_the_script_wrote_passes_its_check_until_a_row_changes(tmp_path):
+def test_what_the_script_wrote_passes_its_check_until_a_row_changes(run, tmp_path):
     rows = [row("cora", name, time) for name, time in (("fused3s", 1.0), ("fused3s_paper", 2.0), ("pyg", 8.0))]
     csv = tmp_path / "h200" / "kernels.csv"
     append_rows(csv, rows)
-    written = run("scripts/report.py", "--results", tmp_path)
-    assert written.returncode == 0, written.stderr
+    written = run("report", "--results", tmp_path)
+    assert written.exit_code == 0, written.stderr
     assert {"RESULTS.md", "CLAIMS.md", "figures"} <= {path.name for path in tmp_path.iterdir()}
-    assert run("scripts/report.py", "--results", tmp_path, "--check").returncode == 0
+    assert run("report", "--results", tmp_path, "--check").exit_code == 0
     append_rows(csv, [row("cora", "fused3s", 0.5, date="2027-01-01T00:00:00Z")])
-    checked = run("scripts/report.py", "--results", tmp_path, "--check")
-    assert checked.returncode == 1
+    checked = run("report", "--results", tmp_path, "--check")
+    assert checked.exit_code == 1
     assert "RESULTS.md" in checked.stdout
-    drawn = run("scripts/plot.py", "speedup", "--set", "group=single", "--results", tmp_path, "--format", "pdf")
-    assert drawn.returncode == 0, drawn.stderr
+    drawn = run("plot", "speedup", "--set", "group=single", "--results", tmp_path, "--format", "pdf")
+    assert drawn.exit_code == 0, drawn.stderr
     assert (tmp_path / "figures" / "speedup_single_nvidia-h200_d128.pdf").exists()
 
 
@@ -101,8 +104,8 @@ def test_what_the_script_wrote_passes_its_check_until_a_row_changes(tmp_path):
         (("nothing",), "no such figure"),
     ],
 )
-def test_bad_input_of_plot_is_named(tmp_path, arguments, message):
+def test_bad_input_of_plot_is_named(run, tmp_path, arguments, message):
     append_rows(tmp_path / "kernels.csv", [row("cora", "fused3s", 1.0)])
-    done = run("scripts/plot.py", "--results", tmp_path, *arguments)
-    assert done.returncode == 2
+    done = run("plot", "--results", tmp_path, *arguments)
+    assert done.exit_code == 2
     assert message in " ".join(done.stderr.split()) + " ".join(done.stdout.split())

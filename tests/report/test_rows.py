@@ -4,7 +4,7 @@ import pytest
 from kernel_rows import row
 
 from bench.records import append_rows
-from report.rows import frame, provenance, recorded, select
+from report.rows import frame, recorded, select
 
 CORA = "71cccafe332d3db3"
 
@@ -45,19 +45,6 @@ def test_rows_are_selected_by_value_list_exclusion_and_range():
     assert {*select(rows, {"nnz": {"least": 20, "most": 29}})["nnz"]} == {20}
     with pytest.raises(ValueError, match="colour: no such column"):
         select(rows, {"colour": "red"})
-
-
-def test_provenance_names_every_commit_and_device():
-    rows = frame(
-        [
-            row("cora", "fused3s", 1.0, commit="a" * 40, date="2026-01-01T00:00:00Z"),
-            row("cora", "pyg", 1.0, commit="b" * 40, date="2026-01-02T00:00:00Z", dirty="yes"),
-            row("cora", "pyg", 1.0, commit="c" * 40, date="2026-01-03T00:00:00Z", device="Other GPU"),
-        ]
-    )
-    text = provenance(rows)
-    assert "rows of 2 commits: aaaaaaa (2026-01-01), bbbbbbb (2026-01-02) with changes" in text
-    assert "Other GPU, commit ccccccc (2026-01-03)" in text
 
 
 def test_a_users_own_measurements_are_left_out_and_an_empty_folder_is_an_error(tmp_path):

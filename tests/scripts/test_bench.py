@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts_as_modules import load_script
+from typer.testing import CliRunner
 
 from bench.records import RUNS, read_rows
 
@@ -13,28 +15,31 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--set", "graphs=[cora]", "--set", "source=synthetic", "--set", "shapes=[1x8]", "--set", "repeats=2")
 
 
-def run(name: str, results: Path, *arguments: str, launcher=(sys.executable,)) -> subprocess.CompletedProcess:
-    command = [*launcher, "scripts/bench.py", "--config", f"configs/bench/{name}.yaml", "--results", str(results)]
-    environment = os.environ | {"COLUMNS": "250", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
+@pytest.fixture
+def run(monkeypatch, one_thread):
+    """Run the script in this process."""
+    monkeypatch.chdir(ROOT)
+    script = load_script("bench")
+
+    def run(name, results, *arguments):
+        options = ["--config", f"configs/bench/{name}.yaml", "--results", str(results)]
+        return CliRunner().invoke(script.app, [*options, *arguments])
+
+    return run
 
 
-def test_a_run_writes_rows_and_resumes(tmp_path):
+def test_a_run_writes_rows_and_resumes(run, tmp_path):
     arguments = (*SMALL, "--set", "backends=[reference, csr_unfused]", "--device", "cpu")
     done = run("smoke", tmp_path, *arguments)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kernels.csv", RUNS]
     rows = read_rows(tmp_path / "kernels.csv")
     assert {(row.backend, row.status) for row in rows if row.metric == "time"} == {
         *(("reference", "ok"), ("csr_unfused", "ok"))
     }
     assert all(row.sources and row.config == "configs/bench/smoke.yaml" for row in rows)
-    for text in ("back_to_back", "cora (synthetic)", "to repeat", f"run {rows[0].run_id} in {tmp_path}/kernels.csv"):
-        assert text in done.stdout
     again = run("smoke", tmp_path, *arguments)
-    assert (again.returncode, len(read_rows(tmp_path / "kernels.csv"))) == (0, len(rows))
+    assert (again.exit_code, len(read_rows(tmp_path / "kernels.csv"))) == (0, len(rows))
     assert "skipped      2: " in again.stdout
 
 
@@ -44,32 +49,25 @@ def test_a_run_writes_rows_and_resumes(tmp_path):
         ("single", ("--set", "repeat=3"), "repeat: no such key; did you mean 'repeats'?"),
         ("nothing", (), "configs/bench/nothing.yaml: cannot be read"),
         ("single", ("--device", "cuda"), "an NVIDIA GPU, and none was found"),
-        ("single", (), "an NVIDIA GPU, and none was found"),
     ],
 )
-def test_an_error_is_a_sentence_and_nothing_is_written(tmp_path, monkeypatch, name, arguments, error):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_an_error_is_a_sentence_and_nothing_is_written(run, tmp_path, monkeypatch, name, arguments, error):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     done = run(name, tmp_path / "results", *arguments)
-    assert (done.returncode, error in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+    assert (done.exit_code, error in done.stderr) == (2, True), done.output
     assert not (tmp_path / "results").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_found_out_first(tmp_path):
-    (tmp_path / "file").write_text("old")
-    done = run("stability", tmp_path / "file")
-    assert (done.returncode, (tmp_path / "file").read_text()) == (2, "old")
-    assert f"--results {tmp_path}/file/stability.csv: cannot be written" in done.stderr
-
-
 def test_ranks_measure_together_and_the_first_one_writes(tmp_path):
-    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    settings = (*SMALL, "--set", "shapes=[2x8]", "--set", "backends=[reference]", "--set", "precisions=[float32]")
-    done = run("parallel", tmp_path, *settings, "--set", f"root={tmp_path}", "--device", "cpu", launcher=ranks)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["scripts/bench.py", "--config", "configs/bench/parallel.yaml", "--results", str(tmp_path), *SMALL]
+    command += ["--set", "shapes=[2x8]", "--set", "backends=[reference]", "--set", "precisions=[float32]"]
+    command += ["--set", f"root={tmp_path}", "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     whole, *others = read_rows(tmp_path / "parallel.csv")
     assert (whole.ranks, whole.status) == (1, "ok")
     assert {(row.ranks, row.link, row.status) for row in others} == {(2, "gloo", "ok")}
     assert {(row.variant, row.region) for row in others} >= {("halo", "none"), ("halo", "exchange"), ("heads", "none")}
     assert done.stdout.count("to repeat") == 1
-    refused = run("single", tmp_path, launcher=ranks)
-    assert "torchrun is for measure = 'parallel' alone" in refused.stderr

@@ -4,11 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-import typer
-from typer.testing import CliRunner
 
 from bench import cli
 
@@ -34,21 +30,6 @@ def test_during_the_imports():
     process.stdout.read()
     assert process.wait(60) == 130
     assert rest == ["interrupted: what was written before is kept"]
-
-
-def test_inside_the_work():
-    app = typer.Typer(pretty_exceptions_enable=False)
-
-    @app.command()
-    def main() -> None:
-        with cli.user_errors(kept=lambda: "two files are kept"):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(10)
-
-    before = signal.getsignal(signal.SIGINT)
-    done = CliRunner().invoke(app)
-    assert (done.exit_code, done.stderr.strip(), done.stdout) == (130, "interrupted: two files are kept", "")
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_background_job_goes_on():

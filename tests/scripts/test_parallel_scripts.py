@@ -1,11 +1,6 @@
 """scripts/infer.py, train.py and partition.py for one graph on several ranks, as torchrun starts them."""
 
 import csv
-import os
-import signal
-import subprocess
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,28 +13,16 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-NODES, CLASSES = 70, 3
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 METHOD = "metis" if find_spec("pymetis") else "contiguous"  # of a partition that a script makes
-SECONDS = 20  # in which the other ranks end
 
 
 @pytest.fixture
-def setting(tmp_path, monkeypatch):
-    """Options of the scripts for a directed graph of the user's."""
+def setting(user_graph, tmp_path, monkeypatch):
+    """Options of the scripts for that graph."""
     monkeypatch.chdir(ROOT)
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((NODES, 6)).astype(np.float32)
-    ids = rng.permutation(NODES)
-    np.savez(
-        tmp_path / "mine.npz",
-        **{"src_li": rng.integers(0, NODES, 300), "dst_li": rng.integers(0, NODES, 300), "num_nodes": NODES},
-        **{"feat": features, "label": features[:, :CLASSES].argmax(1)},
-        **{"train_ids": ids[:30], "valid_ids": ids[30:40], "test_ids": ids[40:]},
-    )
     (tmp_path / "mine.yaml").write_text(
         f"""
-        data: {{name: mine, source: file, path: '{tmp_path}/mine.npz', root: '{tmp_path}/data'}}
+        data: {{name: mine, source: file, path: '{user_graph}', root: '{tmp_path}/data'}}
         model: {{dim: 8, heads: 2, blocks: 2, checkpoint: null}}
         attention: {{backend: reference}}
         runtime: {{device: cpu, repeats: 4}}
@@ -128,26 +111,6 @@ def test_training_writes_once_what_inference_reads(setting, tmp_path):
     assert len(set(accuracies.values())) == 1
 
 
-def test_errors_name_the_rank(setting, tmp_path):
-    for rank, (status, text) in enumerate(on_ranks("infer", setting, [*setting, "--verify"])):
-        assert status == 2
-        assert f"rank {rank}: the ranks must agree, and differ in options: rank 0: --verify False" in text
-    for status, text in on_ranks("infer", *[[*setting, "--profile"]] * 2):
-        assert status == 2
-        assert "--profile: times the parts of a model on one GPU" in text
-
-
-def test_a_rank_without_its_files_says_so(setting, tmp_path):
-    assert on_ranks("infer", *[setting] * 2)[0][0] == 0
-    (folder,) = (tmp_path / "data" / "parts").iterdir()
-    (folder / "part_0001" / "halo.npy").unlink()
-    (_, first), (status, second) = on_ranks("infer", *[setting] * 2)
-    assert status == 2
-    assert "rank 1: " in second
-    assert "part_0001/halo.npy: missing; copy all files of the partition" in second
-    assert "rank 0 stops, since rank 1 failed: PartitionError" in first
-
-
 def test_partitions_are_made_where_the_ranks_look_for_them(setting, tmp_path):
     config = setting[:2]
     done = on_one("partition", *config, "--parts", "2", "--method", "contiguous")
@@ -157,49 +120,3 @@ def test_partitions_are_made_where_the_ranks_look_for_them(setting, tmp_path):
     (tmp_path / "mine.npz").touch()  # the file is newer now: another partition
     assert on_ranks("infer", *[setting] * 2)[0][0] == 0
     assert len(list(folder.parent.iterdir())) == 2
-
-
-def test_torchrun_ends_all_ranks_within_seconds_when_one_dies(setting, tmp_path):
-    endless = ["--set", "training.epochs=1000000", "--output", str(tmp_path / "run")]
-    command = [*TORCHRUN, "scripts/train.py", *setting, *endless]
-    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        wait_for(lambda: (tmp_path / "run" / "metrics.csv").is_file(), running)
-        of_rank = {variables(pid).get("RANK"): pid for pid in children(running.pid)}
-        os.kill(of_rank["1"], signal.SIGKILL)
-        killed = time.monotonic()
-        _, text = running.communicate(timeout=60)
-        assert time.monotonic() - killed < SECONDS
-    finally:
-        running.terminate()  # it ends the ranks
-        running.wait(60)
-    assert running.returncode != 0
-    assert "exitcode  : -9" in text.replace("exitcode: -9", "exitcode  : -9"), text
-    assert "local_rank: 1" in text
-    assert not Path(f"/proc/{of_rank['0']}").exists()
-
-
-def children(parent):
-    """Process ids."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            text = status.read_text()
-        except OSError:  # ended meanwhile
-            continue
-        if f"PPid:\t{parent}\n" in text:
-            found.append(int(status.parent.name))
-    return found
-
-
-def variables(pid):
-    content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
-
-
-def wait_for(condition, process):
-    end = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < end, "no progress in two minutes"
-        time.sleep(0.05)

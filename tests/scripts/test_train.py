@@ -1,6 +1,5 @@
 """`scripts/train.py` as a user runs it, on a small graph of the user's."""
 
-import csv
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file
 from scripts_as_modules import load_script
@@ -19,24 +17,14 @@ from typer.testing import CliRunner
 from bench.records import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-NODES = 50
 
 
 @pytest.fixture
-def arguments(tmp_path):
-    """Arguments for a run in `tmp_path`/NAME on a graph of the user's with labels and splits."""
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((NODES, 6)).astype(np.float32)
-    ids = rng.permutation(NODES)
-    np.savez(
-        tmp_path / "mine.npz",
-        **{"src_li": rng.integers(0, NODES, 150), "dst_li": rng.integers(0, NODES, 150), "num_nodes": NODES},
-        **{"feat": features, "label": features[:, :3].argmax(1)},
-        **{"train_ids": ids[:20], "valid_ids": ids[20:30], "test_ids": ids[30:]},
-    )
+def arguments(user_graph, tmp_path):
+    """Arguments for a run in `tmp_path`/NAME."""
     (tmp_path / "mine.yaml").write_text(
         f"""
-        data: {{name: mine, source: file, path: '{tmp_path}/mine.npz'}}
+        data: {{name: mine, source: file, path: '{user_graph}'}}
         model: {{dim: 8, blocks: 1, dropout: 0.2, attention_dropout: 0.2}}
         attention: {{backend: reference}}
         runtime: {{device: cpu}}
@@ -74,19 +62,13 @@ def wait_for_rows(log, count, is_running):
 def test_report_files_and_rows(train, tmp_path):
     done = train("run", "--set", "training.seeds=[3, 4]")
     assert done.exit_code == 0, done.output
-    for text in ("20 train, 10 valid, 20 test nodes", "reference on cpu, float32", "no (chosen by auto; a CUDA graph"):
-        assert text in done.stdout
-    assert "mean ± standard error" in done.stdout
-    assert "epoch 4: loss " in done.stdout
-    tests, curves = [], []
+    tests = []
     for seed in (3, 4):
         folder = tmp_path / "run" / f"seed_{seed}"
         assert {path.name for path in folder.iterdir()} == {
             *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard")
         }
-        epochs = list(csv.DictReader((folder / "metrics.csv").open()))
-        assert len(epochs) == 4
-        curves.append([float(epoch["valid_metric"]) for epoch in epochs])
+        assert len((folder / "metrics.csv").read_text().splitlines()) == 5
         assert any(path.stat().st_size for path in (folder / "tensorboard").iterdir())
         about = json.loads((folder / "best.json").read_text())
         assert (about["seed"], about["metric"], about["data"]) == (seed, "accuracy", "mine")
@@ -99,27 +81,7 @@ def test_report_files_and_rows(train, tmp_path):
         for metric in ("valid_accuracy", "test_accuracy", "epoch_time")
     ]
     assert [row.value for row in rows if row.metric == "test_accuracy"] == tests
-    assert {(row.backend, row.dtype, row.launch) for row in rows} == {("reference", "float32", "eager")}
-    assert [(row.variant, row.metric, row.region) for row in points] == [
-        ("2 seeds", "valid_accuracy", f"epoch {epoch}") for epoch in (1, 2, 3, 4)
-    ]
-    assert [row.value for row in points] == pytest.approx([sum(pair) / 2 for pair in zip(*curves, strict=True)])
-
-
-def test_trained_weights_in_inference(train, tmp_path, monkeypatch):
-    assert train("run").exit_code == 0
-    infer = load_script("infer")
-    weights = tmp_path / "run" / "best.safetensors"
-    options = ["--config", tmp_path / "mine.yaml", "--checkpoint", weights, "--results", tmp_path / "i.csv"]
-    done = CliRunner().invoke(infer.app, [*map(str, options), "--set", "runtime.repeats=4"])
-    assert done.exit_code == 0, done.output
-    about = json.loads((tmp_path / "run" / "best.json").read_text())
-    assert "of 20 nodes" in done.stdout
-    (row,) = [row for row in read_rows(tmp_path / "i.csv") if row.metric == "test_accuracy"]
-    assert (row.value, row.checkpoint) == (about["test"], str(weights))
-    done = CliRunner().invoke(infer.app, [*map(str, options), "--set", "model.dim=16"])
-    assert done.exit_code == 2
-    assert "weights of another model: trained with model.dim = 8 (here 16)" in done.stderr
+    assert [row.region for row in points] == [f"epoch {epoch}" for epoch in (1, 2, 3, 4)]
 
 
 def test_a_killed_run_resumes_to_the_same_bits(train, arguments, tmp_path):
@@ -170,7 +132,6 @@ def test_ctrl_c_says_what_was_kept(train, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        (["training.optimiser=adam"], "training.optimiser = 'adam': no such key; did you mean 'optimizer'?"),
         (["attention.backend=fused3s_paper"], "attention.backend = 'fused3s_paper' and runtime.device = 'cpu'"),
         (["training.lr=1e6", "training.clip_norm=null"], "try a lower training.lr"),
     ],
@@ -181,16 +142,3 @@ def test_a_user_error_is_a_message(train, tmp_path, settings, part):
     assert done.exit_code == 2, done.output
     assert part in done.stderr
     assert not (tmp_path / "r.csv").exists()
-
-
-def test_each_configuration_and_data_set_has_a_folder(train, arguments, tmp_path, monkeypatch):
-    script = load_script("train")
-    monkeypatch.chdir(tmp_path)
-    for name, folder in (("mine", "mine"), ("other", "mine-other")):
-        options = arguments("", "--set", f"data.name={name}", "--set", "training.epochs=1")
-        del options[2:4]  # --output
-        done = CliRunner().invoke(script.app, options)
-        assert done.exit_code == 0, done.output
-        assert (tmp_path / "runs" / folder / "best.safetensors").is_file()
-    done = CliRunner().invoke(script.app, options)
-    assert "runs/mine-other: holds a run; --resume continues it" in done.stderr

@@ -1,4 +1,4 @@
-"""The Graph Transformer by its formulas alone."""
+"""The Graph Transformer and its attention by their formulas alone."""
 
 import math
 
@@ -70,3 +70,17 @@ class ByHand:
         return self.linear(
             "readout.classes", self.linear("readout.hidden2", self.linear("readout.hidden1", h).relu()).relu()
         )
+
+
+def dense_attention(graph):
+    """softmax(scale q k^T masked by A) v with the whole matrix."""
+    allowed = torch.zeros(graph.num_nodes(), graph.num_nodes(), dtype=torch.bool)
+    key, query = (ends.long() for ends in graph.edges())
+    allowed[query, key] = True
+
+    def attend(q, k, v, *, scale, out_dtype):
+        scores = torch.einsum("ihd,jhd->hij", q, k) * scale
+        weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
+        return torch.einsum("hij,jhd->ihd", weights, v)
+
+    return attend

@@ -16,23 +16,9 @@ GRAPHS, TASKS = 24, 2
 
 
 def meta(task, graph, num_classes, num_graphs=1):
-    return GraphMeta(
-        name="tiny",
-        source="file",
-        origin="a test",
-        task=task,
-        num_nodes=graph.num_nodes(),
-        num_edges=graph.num_edges(),
-        num_graphs=num_graphs,
-        feature_kind="float",
-        feature_dim=COLUMNS,
-        feature_cardinalities=None,
-        features="original",
-        num_classes=num_classes,
-        licence="",
-        citation="",
-        sha256="0123456789abcdef",
-    )
+    sizes = graph.num_nodes(), graph.num_edges(), num_graphs
+    features = "float", COLUMNS, None, "original"
+    return GraphMeta("tiny", "file", "a test", task, *sizes, *features, num_classes, "", "", "0123456789abcdef")
 
 
 def random_graph(rng, num_nodes, num_edges):

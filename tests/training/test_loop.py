@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from model_by_hand import dense_attention
 from safetensors.torch import load_file
 
 from models import GraphTransformer
 from training import Trainer, TrainingError
-from training.optimiser import make_optimiser
-from training.precision import WorkingCopy
+from training.metrics import score_on_test
 
 
 def log_of(folder):
@@ -29,20 +29,6 @@ def assert_equal_bits(a, b):
     assert a.keys() == b.keys()
     for name, tensor in a.items():
         assert torch.equal(tensor, b[name]), name
-
-
-def dense_attention(graph):
-    """softmax(scale q k^T masked by A) v with the whole matrix."""
-    allowed = torch.zeros(graph.num_nodes(), graph.num_nodes(), dtype=torch.bool)
-    key, query = (ends.long() for ends in graph.edges())
-    allowed[query, key] = True
-
-    def attend(q, k, v, *, scale, out_dtype):
-        scores = torch.einsum("ihd,jhd->hij", q, k) * scale
-        weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
-        return torch.einsum("hij,jhd->ihd", weights, v)
-
-    return attend
 
 
 def test_steps_are_those_of_plain_autograd_in_float64(nodes, make_config, trained, tmp_path):
@@ -96,21 +82,11 @@ def test_learns_and_keeps_the_best_epoch(request, make_config, trained, tmp_path
     classes, task = loaded.meta.num_classes, loaded.meta.task
     model = GraphTransformer(in_features=6, num_classes=classes, task=task, **shape).eval()
     model.load_state_dict(weights_of(tmp_path))
-    logits = model(model.prepare(loaded.graph, dense_attention(loaded.graph)))[loaded.splits["test"]]
-    labels = loaded.labels[loaded.splits["test"]]
-    if data_set == "nodes":
-        expected = (logits.argmax(1) == labels)[labels >= 0].double().mean().item()
-    else:
-        areas = []
-        for column in range(labels.shape[1]):
-            one, zero = (logits[labels[:, column] == value, column] for value in (1, 0))
-            areas.append((one[:, None] > zero).double().mean().item())
-        expected = sum(areas) / len(areas)
-    assert result.test == pytest.approx(expected)
+    logits = model(model.prepare(loaded.graph, dense_attention(loaded.graph)))
+    assert result.test == pytest.approx(score_on_test(logits, loaded).value)
 
 
-@pytest.mark.parametrize("data_set", ["nodes", "graphs"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("data_set", "optimizer"), [("nodes", "sgd"), ("graphs", "adamw")])
 def test_a_resumed_run_has_the_same_bits(request, make_config, trained, tmp_path, data_set, optimizer):
     loaded = request.getfixturevalue(data_set)
     config = make_config(
@@ -132,19 +108,6 @@ def test_a_resumed_run_has_the_same_bits(request, make_config, trained, tmp_path
     assert dataclasses.replace(rest.result, seconds=()) == dataclasses.replace(whole.result, seconds=())
     again, records = trained(config, loaded, tmp_path / "parts", resume=True)  # nothing is left to do
     assert (records, again.result) == ([], dataclasses.replace(rest.result, seconds=()))
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_16_bits_around_float32_weights(nodes, make_config, trained, tmp_path, precision):
-    config = make_config(training__precision=precision, training__epochs=8, model__attention_dropout=0.2)
-    exact = make_config(training__epochs=8, model__attention_dropout=0.2)
-    trainer, records = trained(config, nodes, tmp_path / "a")
-    _, expected = trained(exact, nodes, tmp_path / "b")
-    assert {parameter.dtype for parameter in trainer.step.model.parameters()} == {torch.float32}
-    assert trainer.step.scaler.is_enabled() == (precision == "float16")
-    for record, other in zip(records, expected, strict=True):
-        assert record.loss == pytest.approx(other.loss, rel=0.05)
-        assert record.loss != other.loss
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_before(nodes, make_config, tmp_path):
@@ -172,17 +135,11 @@ def test_a_folder_with_a_run_is_not_overwritten(nodes, make_config, trained, tmp
         assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"half a file"])
-def test_a_damaged_state(nodes, make_config, tmp_path, content):
-    (tmp_path / "last.pt").write_bytes(content)
-    with pytest.raises(TrainingError, match=r"last\.pt: cannot be read as the state of a run"):
-        Trainer(make_config(), nodes, tmp_path, seed=0, resume=True)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"labels": None}, "tiny: has no labels"),
+        ({"labels": torch.full((37,), -1)}, "no label of the train split is known"),
         ({"splits": None}, "tiny: has no training, validation and test split"),
         (
             {"splits": {"train": torch.arange(5), "valid": torch.arange(0), "test": torch.arange(9)}},
@@ -195,12 +152,31 @@ def test_data_that_cannot_be_trained_on(nodes, make_config, replaced, tmp_path, 
         Trainer(make_config(), replaced(nodes, **changes), tmp_path, seed=0)
 
 
-def test_only_matrices_decay(make_config):
-    model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=1)
-    vectors = WorkingCopy(model, torch.float32).vectors
-    matrices, others = make_optimiser(vectors, make_config().training, torch.device("cpu")).param_groups
-    for parameter in model.parameters():
-        (vector,) = (matrices if parameter.dim() == 2 else others)["params"]
-        for part, whole in ((parameter, vector), (parameter.grad, vector.grad)):
-            assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-    assert (matrices["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
+def test_a_state_that_is_cut_or_of_another_form(nodes, make_config, trained, tmp_path):
+    trained(make_config(training__epochs=1), nodes, tmp_path)
+    state = torch.load(tmp_path / "last.pt")
+    for change in ({"model": {}}, {"best": 3}, {"optimiser": None}):
+        torch.save(state | change, tmp_path / "last.pt")
+        with pytest.raises(TrainingError, match=r"last\.pt: damaged"):
+            Trainer(make_config(training__epochs=1), nodes, tmp_path, seed=0, resume=True)
+    (tmp_path / "last.pt").write_bytes(b"half a file")
+    with pytest.raises(TrainingError, match=r"last\.pt: cannot be read as the state of a run"):
+        Trainer(make_config(), nodes, tmp_path, seed=0, resume=True)
+
+
+def test_a_damaged_log(nodes, make_config, tmp_path):
+    config = make_config(training__epochs=4, training__checkpoint_seconds=0)
+    next(Trainer(config, nodes, tmp_path, seed=0).run())
+    (tmp_path / "metrics.csv").write_bytes(b"epoch,lr\nthree,1\n")
+    with pytest.raises(TrainingError, match=r"metrics\.csv: damaged .*; move it away"):
+        list(Trainer(config, nodes, tmp_path, seed=0, resume=True).run())
+
+
+def test_a_full_disk_is_no_traceback_of_torch(nodes, make_config, tmp_path, monkeypatch):
+    def full(*_):
+        raise RuntimeError("[enforce fail at inline_con")
+
+    trainer = Trainer(make_config(training__checkpoint_seconds=0), nodes, tmp_path, seed=0)
+    monkeypatch.setattr("torch.save", full)
+    with pytest.raises(OSError, match=r"last\.pt: cannot be written; is the disk full\?"):
+        list(trainer.run())

@@ -1,7 +1,4 @@
-"""The weights in results/checkpoints: small, complete, and as accurate as they say."""
-
-import dataclasses
-import json
+"""The weights in results/checkpoints are as accurate as they say."""
 
 import pytest
 import torch
@@ -14,18 +11,10 @@ from training.metrics import score_on_test
 from training.setup import build_model
 from training.weights import SHIPPED, find_weights, read_about
 
-FILES = sorted(SHIPPED.glob("*.safetensors"))
+CORA = [path for path in sorted(SHIPPED.glob("*.safetensors")) if read_about(path).data == "cora"]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_size_and_json_file(path):
-    assert path.stat().st_size < 2**21
-    assert json.loads(path.with_suffix(".json").read_text()) == dataclasses.asdict(read_about(path))
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if read_about(path).data == "cora"], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", CORA, ids=lambda path: path.stem)
 def test_cora_has_the_recorded_accuracy(path, tmp_path):
     about = read_about(path)
     config, loaded = Config.model_validate(about.config), data.load("cora", root=tmp_path)
