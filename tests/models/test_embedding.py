@@ -13,20 +13,13 @@ FEATURES = {
 }
 
 
-def embeddings(make_graph, make_model, options, dim):
-    graph = make_graph(**options)
-    in_features = options.get("cardinalities") or options["columns"]
-    model = make_model(in_features=in_features, dim=dim)
-    inputs = model.prepare(graph, attention=None)
-    return model, inputs, pack_embedding(model.embedding)
-
-
 @pytest.mark.parametrize("dim", [5, 64])  # 5: rows of the result are not whole 16 bytes
 @pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
 def test_packed_is_plain(make_graph, make_model, options, dim):
-    model, inputs, packed = embeddings(make_graph, make_model, options, dim)
+    model = make_model(in_features=options.get("cardinalities") or options["columns"], dim=dim)
+    inputs = model.prepare(make_graph(**options), attention=None)
     with torch.inference_mode():
-        embedded = packed(inputs)
+        embedded = pack_embedding(model.embedding)(inputs)
         assert embedded.is_contiguous()
         torch.testing.assert_close(embedded, model.embed(inputs), rtol=1e-5, atol=1e-5)
 
