@@ -142,10 +142,6 @@ def test_a_file_that_is_no_configuration(write, text, part):
     assert part in problems(write(text))
 
 
-def test_a_missing_file_lists_its_neighbours():
-    assert "cora.yaml" in problems(INFER / "coar.yaml")
-
-
 def test_a_file_of_ones_own_has_any_name_and_is_looked_for_when_it_is_read(write, tmp_path):
     (tmp_path / "mine.npz").touch()
     own = write(f"data: {{name: mine, root: '{tmp_path}'}}\n")

@@ -1,5 +1,4 @@
 import gzip
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -78,14 +77,6 @@ def test_symmetric_mtx_holds_both_directions(tmp_path):
 def test_stored_zeros_are_edges(tmp_path):
     scipy.sparse.save_npz(tmp_path / "z.npz", scipy.sparse.csr_array((np.zeros(5), (ROW, COL)), (NODES, NODES)))
     assert load(tmp_path / "z.npz").meta.num_edges == 5
-
-
-def test_duplicates_are_removed_once_and_logged(tmp_path, caplog):
-    (tmp_path / "d.txt").write_text("\n".join(LINES + LINES[:2]))
-    with caplog.at_level(logging.INFO, logger="data"):
-        loaded = load(tmp_path / "d.txt")
-    assert np.array_equal(dense(loaded), MATRIX.toarray())
-    assert "removed 2 duplicate edges of 7" in caplog.text
 
 
 @pytest.mark.parametrize("ending", ["txt", "csv"])

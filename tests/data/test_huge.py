@@ -99,11 +99,8 @@ def test_loads_by_name_and_is_not_kept(name, tmp_path, monkeypatch, caplog):
     assert "; not kept" in caplog.text
     meta = loaded.meta
     assert (meta.source, meta.num_nodes, meta.num_edges) == ("synthetic", entry.num_nodes, entry.nnz)
-    assert "nodes and edges only" in meta.origin
     assert int(loaded.row_pointers[-1]) == loaded.columns.numel() == entry.nnz
     assert loaded.graph.adj_tensors("csc")[2].numel() == 0  # no array of edge numbers, which would double the memory
-    again = data.load(name, root=tmp_path, source="synthetic", features=False)
-    assert again.meta.sha256 == meta.sha256
 
 
 @pytest.mark.gpu

@@ -34,12 +34,6 @@ def test_auto_offline_gives_the_surrogate_with_one_warning(tmp_path, caplog, nam
     assert all(path.suffix == ".lock" or path.is_dir() for path in tmp_path.rglob("*"))
 
 
-def test_auto_does_not_hide_a_damaged_file(tmp_path):
-    (tmp_path / "cora.npz").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"cora\.npz: cannot be read"):
-        data.load("cora", root=tmp_path)
-
-
 def test_official_offline_says_what_where_and_the_remedy(tmp_path):
     with pytest.raises(data.DatasetMissingError) as caught:
         data.load("pubmed", root=tmp_path, source="official")

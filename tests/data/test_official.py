@@ -368,6 +368,9 @@ def test_zinc(tmp_path, path_graph, write_zinc):
             first += len(x)
         assert dict(zip(ours(loaded), loaded.edge_data["feat"][:, 0].tolist(), strict=True)) == bonds
     assert load("zinc12k-val-test", tmp_path, batch_size=4).graph_sizes.tolist() == [3, 4, 6, 7]
+    loaded = load("zinc", tmp_path, batch_size=None)
+    assert lists(loaded.splits) == {"train": [0, 1], "valid": [2, 3, 4], "test": [5, 6]}
+    assert loaded.metric == "mae"
 
 
 @pytest.mark.parametrize("name", ["pascalvoc-sp", "coco-sp", "peptides-func", "peptides-struct"])

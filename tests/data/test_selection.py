@@ -101,16 +101,6 @@ def test_labels_and_split_of_a_users_collection(own):
         data.load("mine", path=own, batch_size=None)
 
 
-def test_a_graph_keeps_its_features_and_edges_in_a_random_order(ogb):
-    loaded = load("ogbg-molhiv", ogb, batch_size=5, order="random", seed=3)
-    sizes = sizes_of(loaded)
-    assert sizes != sorted(sizes)
-    number = np.repeat(np.array(sizes) - 2, sizes)  # of each graph in the set, which is its features
-    assert loaded.node_data["feat"][:, 0].tolist() == number.tolist()
-    ends = np.append(0, np.cumsum(sizes))
-    assert loaded.row_pointers[ends].diff().tolist() == [2 * (size - 1) for size in sizes]
-
-
 def test_files_have_an_order_and_no_splits(own):
     def load(**options):
         return data.load("mine", path=own, **options)

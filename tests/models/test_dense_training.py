@@ -146,6 +146,32 @@ def test_gradients_are_added_to_those_that_are_there(monkeypatch, dim):
         torch.testing.assert_close(twice, 2 * one)
 
 
+def test_dropout_between_the_layers(monkeypatch):
+    """The gradient is that of the values that were kept."""
+    model = make_model(24, HALF, dropout=0.4).train()
+    inputs = [torch.randn(40, 24).half() for _ in range(2)]
+    grads = [torch.randn(40, 24).half(), torch.randn(40, 72).half()]
+    exact_model = copy.deepcopy(model).double()
+    masks = []
+
+    def dropout(values, rate, *_):
+        """The same mask for both models."""
+        index = dropout.calls = dropout.calls + 1
+        if index > len(masks):
+            masks.append(torch.rand(values.shape) > rate)
+        return values * masks[index - 1].to(values.dtype) / (1 - rate)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    dropout.calls = 0
+    exact = run(exact_model, plain_blocks(exact_model), [each.double() for each in inputs], [g.double() for g in grads])
+    dropout.calls = 0
+    with cuda_on_cpu(MODES["late"], num_sms=1), poisoned_buffers(monkeypatch):
+        found = run(model, FusedTraining(model).begin(), inputs, grads)
+    assert len(masks) == dropout.calls == 4
+    for got, right in zip(found, exact, strict=True):
+        assert ((got.double() - right).norm() / right.norm()).item() < 4e-3
+
+
 def test_readout(monkeypatch):
     model = make_model(64, BFLOAT)
     h, grad = torch.randn(50, 64).to(BFLOAT), torch.randn(50, 2).to(BFLOAT)

@@ -47,16 +47,6 @@ def test_a_batch_with_encodings_is_the_concatenation_of_its_graphs(make_graph, m
         torch.testing.assert_close(run(model, batch, "dgl"), parts, **TOLERANCE)
 
 
-def test_permuting_nodes_with_encodings_commutes(make_graph, make_model):
-    graph, model = make_graph(num_edges=300), make_model(heads=2, pos_enc=4)
-    order = torch.randperm(graph.num_nodes(), generator=torch.Generator().manual_seed(1))
-    new_id = order.argsort()
-    source, destination = graph.edges()
-    permuted = import_dgl().graph((new_id[source], new_id[destination]), num_nodes=graph.num_nodes())
-    permuted.ndata["feat"] = graph.ndata["feat"][order]
-    torch.testing.assert_close(run(model, permuted), run(model, graph)[order], **TOLERANCE)
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_mean_of_many_nodes_in_float16_does_not_stagnate(make_graph, make_model, device):
     graph = make_graph(num_nodes=9000)

@@ -4,8 +4,7 @@ import pytest
 from kernel_rows import row
 from matplotlib.text import Text
 
-from report import charts
-from report.charts import colour, draw, drawn_files, image, in_order
+from report.charts import draw, drawn_files, image
 from report.engine import Data
 from report.rows import frame
 
@@ -35,13 +34,6 @@ def test_speedups_are_bars_from_one_with_losses_and_the_reason_of_a_missing_one(
     assert "OOM" in texts(of_ours)
     assert "fused3s_paper: 2.00x on 1 real, 1.00x on all 2" in texts(figure)
     assert any("commit" in text for text in texts(figure))
-
-
-def test_a_new_kernel_appears_without_an_entry_of_its_own():
-    ((_, figure),) = draw(Data(frame(ROWS)), "speedup", {"group": "single"})
-    assert heights(figure.axes[1], "new_kernel") == [4.0]
-    assert colour("new_kernel") == charts.OTHER
-    assert in_order(["new_kernel", "pyg", "fused3s_paper"]) == ["fused3s_paper", "pyg", "new_kernel"]
 
 
 def test_wrong_steps_are_missing_from_the_bars_of_times():

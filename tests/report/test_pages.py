@@ -24,11 +24,7 @@ def test_text_between_markers_is_renewed_and_nothing_else():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        (BEGIN.format("b") + END.format("b"), "no generated block b"),
-        (BEGIN.format("a"), "needs an"),
-        (END.format("a"), "needs an"),
-    ],
+    [(BEGIN.format("b") + END.format("b"), "no generated block b"), (BEGIN.format("a"), "needs an")],
 )
 def test_a_wrong_marker_is_an_error_that_names_it(text, message):
     with pytest.raises(ValueError, match=message):

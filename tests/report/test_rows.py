@@ -4,7 +4,7 @@ import pytest
 from kernel_rows import row
 
 from bench.records import append_rows
-from report.rows import frame, recorded, select
+from report.rows import frame, recorded
 
 CORA = "71cccafe332d3db3"
 
@@ -35,16 +35,6 @@ def test_a_later_row_supersedes_an_earlier_one_also_after_a_change_of_the_source
         for day, value in ((2, 5.0), (1, 9.0))
     ]
     assert [*frame(rows)["value"]] == [5.0]
-
-
-def test_rows_are_selected_by_value_list_exclusion_and_range():
-    rows = frame([row("cora", name, 1.0, nnz=nnz) for name, nnz in (("pyg", 10), ("fused3s", 20), ("csr", 30))])
-    assert [*select(rows, {"backend": "pyg"})["nnz"]] == [10]
-    assert {*select(rows, {"backend": ["pyg", "csr"]})["nnz"]} == {10, 30}
-    assert {*select(rows, {"backend": {"not": ["pyg"]}})["nnz"]} == {20, 30}
-    assert {*select(rows, {"nnz": {"least": 20, "most": 29}})["nnz"]} == {20}
-    with pytest.raises(ValueError, match="colour: no such column"):
-        select(rows, {"colour": "red"})
 
 
 def test_a_users_own_measurements_are_left_out_and_an_empty_folder_is_an_error(tmp_path):

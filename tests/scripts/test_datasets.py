@@ -66,13 +66,6 @@ def test_fetch_offline_says_so_and_keeps_nothing(datasets, tmp_path):
     assert not (tmp_path / "root" / "amazon0505.txt.gz").exists()
 
 
-def test_fetch_keeps_existing_files(datasets, tmp_path):
-    (tmp_path / "amazon0505.txt.gz").write_bytes(b"mine")
-    done = datasets("fetch", "amazon0505", "--root", tmp_path)
-    assert done.exit_code == 0, done.stderr
-    assert (tmp_path / "amazon0505.txt.gz").read_bytes() == b"mine"
-
-
 def test_stats_writes_tables_with_the_papers_figures_beside(datasets, tmp_path):
     done = datasets("stats", "pubmed", "zinc", "--source", "synthetic", "--root", tmp_path, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stdout + done.stderr
