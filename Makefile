@@ -21,6 +21,8 @@ setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, P
 
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "installing into .venv what pyproject.toml pins: PyTorch, CuPy for CUDA $(CUDA), DGL, PyG, ogb and tools;"
+	@echo "about 6 GB, a few minutes of download"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),clone,dev,docs]'
 	@touch $@
