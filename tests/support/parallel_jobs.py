@@ -178,7 +178,8 @@ def count_bytes(group: Group, folder: str, scheme: str, num_heads: int, head_dim
     )
     q = torch.randn(part.num_rows, num_heads, head_dim)
     received, sent, calls = 0, 0, 0
-    exchange, gather = dist.all_to_all_single, dist.all_gather_single
+    gather_name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"  # torch 2.13
+    exchange, gather = dist.all_to_all_single, getattr(dist, gather_name)
 
     def counted_exchange(output, tensor, output_sizes, input_sizes, **options):
         nonlocal received, sent, calls
@@ -195,11 +196,13 @@ def count_bytes(group: Group, folder: str, scheme: str, num_heads: int, head_dim
         calls += 1
         return gather(output, tensor, **options)
 
-    dist.all_to_all_single, dist.all_gather_single = counted_exchange, counted_gather
+    dist.all_to_all_single = counted_exchange
+    setattr(dist, gather_name, counted_gather)
     try:
         attention(q, q, q)
     finally:
-        dist.all_to_all_single, dist.all_gather_single = exchange, gather
+        dist.all_to_all_single = exchange
+        setattr(dist, gather_name, gather)
     return received, sent, calls
 
 
