@@ -102,6 +102,8 @@ def find_graph(
     Arguments and errors are those of `load`, `choice` are batch_size, order, split and seed. `features`: a surrogate
     whose random features would not fit is refused before it is generated.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name: got {name!r}; a text such as 'cora' is needed")
     if source not in SOURCES:
         raise ValueError(f"source: got {source!r}; allowed are {', '.join(SOURCES)}")
     if path is not None and source not in ("auto", "file"):

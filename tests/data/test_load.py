@@ -60,6 +60,7 @@ def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
     ("arguments", "error", "message"),
     [
         ({"path": 3}, TypeError, "PathLike"),
+        ({"name": ["cora"]}, TypeError, r"name: got \['cora'\]; a text"),
         (
             {"name": "coral", "source": "synthetic"},
             ValueError,
