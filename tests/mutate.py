@@ -46,6 +46,7 @@ SUITES = {  # by the start of a file's name; the first that fits
     "kernels/cuda/fused3s_edges_backward": (EDGES_BACKWARD,),
     "kernels/cuda/fused3s_edges.cu": (EDGES, EDGES_BACKWARD),
     "kernels/cuda/feature_products": (FEATURES, EDGES_BACKWARD),
+    "kernels/cuda/additive_score": ("tests/kernels/test_score_terms.py",),
     "kernels/cuda/gradient_window": (BACKWARD,),
     "kernels/cuda/pair_gather": (BACKWARD,),
     "kernels/cuda/sum_splits": (BACKWARD,),
