@@ -17,7 +17,7 @@ from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
 from .fused3s_data import Fused3SData
-from .fused3s_edges import compile_edge_kernel, launch_edge_kernel, padded_call, term_scalars
+from .fused3s_edges import TERM_DEFAULTS, compile_edge_kernel, launch_edge_kernel, padded_call, term_scalars
 from .fused3s_gradients import compile_gradients, launch_gradients
 from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
 from .fused3s_shapes import BIAS, COMMON_DIM, DROPOUT, KEY_FEATURES, MULTIPLIER, SLICE, VALUE_FEATURES
@@ -344,7 +344,7 @@ def _scalars(
         scale_log2e=max(abs(scale) * LOG2E, LEAST_SCALE),
         clamp_log2e=clamp_log2e,
         **stride_scalars(("query", "key", "value"), strides, itemsize),
-        **dict(terms),
+        **(TERM_DEFAULTS | dict(terms)),
     )
 
 

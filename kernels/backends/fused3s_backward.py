@@ -19,6 +19,7 @@ from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, stride_scalars
 from .fused3s_data import Fused3SData
 from .fused3s_shapes import COMMON_DIM
 from .score_values import (
+    SCORE_DEFAULTS,
     VALUES,
     Members,
     contiguous,
@@ -212,7 +213,7 @@ def _scalars(
         threshold=mask[0],
         rescale=mask[1],
         clamp_log2e=clamp_log2e,
-        **dict(terms),
+        **(SCORE_DEFAULTS | dict(terms)),
         **stride_scalars(("query", "key", "value", "grad"), strides, itemsize),
     )
 

@@ -17,12 +17,15 @@ from .base import Call
 from .cuda import LOG2E, checked_inputs, load_bytes, stride_scalars
 from .feature_products import FEATURES, add_features, project_query
 from .fused3s_data import Fused3SData
-from .score_values import NO_SCORE, VALUES, Members, contiguous, score_scalars, terms_of
+from .score_values import SCORE_DEFAULTS, VALUES, Members, contiguous, score_scalars, terms_of
 
 # As in cuda/lane_group.cuh:
 WARPS = 4
 LANE_DIMS = 8
-NO_TERMS: Members = (("bias_heads", 1), ("multiplier_heads", 1), ("dropout_threshold", 0), ("dropout_rescale", 1.0))
+TERM_DEFAULTS = {  # scalars of struct Params without edge data
+    **{"bias_heads": 1, "multiplier_heads": 1, "dropout_threshold": 0, "dropout_rescale": 1.0},
+    **SCORE_DEFAULTS,
+}
 
 
 def lanes_of_head(dim: int) -> int:
@@ -141,14 +144,15 @@ def _scalars(
     """The scalars of struct Params."""
     sizes = {"num_rows": num_rows, "num_items": num_items, "num_heads": num_heads}
     of_strides = stride_scalars(("query", "key", "value"), strides, itemsize)
-    return kernel.scalars(**sizes, scale=scale, clamp=clamp, **of_strides, **dict(terms))
+    return kernel.scalars(**sizes, scale=scale, clamp=clamp, **of_strides, **(TERM_DEFAULTS | dict(terms)))
 
 
 def term_scalars(edges: BoundEdges | None) -> Members:
-    """Scalars of struct Params: heads of bias and multiplier (1 or H), DropoutParams, and those of score terms."""
+    """Scalars of struct Params other than TERM_DEFAULTS: heads of bias and multiplier (1 or H), DropoutParams, score
+    terms. Few, since every launch hashes them."""
     if edges is None:
-        return *NO_TERMS, *NO_SCORE
-    scalars = dict(NO_TERMS)
+        return ()
+    scalars: dict[str, float] = {}
     if edges.bias is not None:
         scalars["bias_heads"] = edges.bias.shape[1]
     if edges.multiplier is not None:

@@ -14,7 +14,7 @@ from .cuda import aligned_rows, load_bytes, stride_scalars
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients, wanted_of
 from .fused3s_data import Fused3SData
-from .fused3s_edges import WARPS, edge_tensors, heads_of_lane_group, score_unit, term_scalars
+from .fused3s_edges import TERM_DEFAULTS, WARPS, edge_tensors, heads_of_lane_group, score_unit, term_scalars
 from .score_values import Members, for_heads, gradient_members, new_value_gradients, summed_gradients, terms_of
 
 SOURCE = "fused3s_edges_backward.cu"
@@ -240,7 +240,8 @@ def _scalars(
 ) -> bytes:
     """The scalars of struct Params; `strides`: of the tensors in BY_ROW."""
     sizes = {"num_rows": num_rows, "num_items": num_items, "num_heads": num_heads, "gradient_heads": gradient_heads}
-    return kernel.scalars(**sizes, scale=scale, clamp=clamp, **stride_scalars(BY_ROW, strides, itemsize), **dict(terms))
+    of_strides = stride_scalars(BY_ROW, strides, itemsize)
+    return kernel.scalars(**sizes, scale=scale, clamp=clamp, **of_strides, **(TERM_DEFAULTS | dict(terms)))
 
 
 def _feature_gradient(

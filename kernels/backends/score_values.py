@@ -29,12 +29,12 @@ _FIELD_BITS = (
 )
 VALUES = ("row_values", "column_values", "edge_values", "head_values")
 FURTHER_NUMBERS = tuple(name for name in NUMBERS if name != "clamp")
-NO_SCORE: Members = (  # members of cuda/score_term_params.cuh
-    *((name, 0.0) for name in FURTHER_NUMBERS),
-    *((name.replace("values", "value_heads"), 1) for name in VALUES),
-    *((f"score_number_{i}", 0.0) for i in range(MOST_NUMBERS)),
-    ("additive_slope", 0.0),
-)
+SCORE_DEFAULTS: dict[str, float] = {  # members of cuda/score_term_params.cuh without a score term
+    **dict.fromkeys(FURTHER_NUMBERS, 0.0),
+    **{name.replace("values", "value_heads"): 1 for name in VALUES},
+    **{f"score_number_{i}": 0.0 for i in range(MOST_NUMBERS)},
+    "additive_slope": 0.0,
+}
 MOST_TILE_VALUES = 2  # of an edge, for which plans leave shared memory
 MOST_VALUE_SUMS = 4  # as kMostValueSums of cuda/sum_splits.cuh
 
@@ -47,14 +47,16 @@ def terms_of(edges: BoundEdges | None) -> int:
 
 
 def score_scalars(edges: BoundEdges | None) -> Members:
-    """Members of cuda/score_term_params.cuh: heads of values (1 or H), and numbers."""
-    if edges is None or (edges.score is None and edges.additive_weight is None and not FURTHER_NUMBERS):
-        return NO_SCORE
-    scalars = dict(NO_SCORE) | {"additive_slope": edges.additive_slope}
-    scalars |= {name: number for name in FURTHER_NUMBERS if (number := getattr(edges, name)) is not None}
-    given = {name: values for name in VALUES if (values := getattr(edges, name)) is not None}
-    scalars |= {name.replace("values", "value_heads"): values.shape[1] for name, values in given.items()}
-    scalars |= {f"score_number_{i}": number for i, number in enumerate(edges.score_numbers)}
+    """Members of cuda/score_term_params.cuh other than SCORE_DEFAULTS: heads of values (1 or H), and numbers."""
+    if edges is None:
+        return ()
+    scalars = {name: number for name in FURTHER_NUMBERS if (number := getattr(edges, name)) is not None}
+    if edges.additive_weight is not None:
+        scalars["additive_slope"] = edges.additive_slope
+    if edges.score is not None:
+        given = {name: values for name in VALUES if (values := getattr(edges, name)) is not None}
+        scalars |= {name.replace("values", "value_heads"): values.shape[1] for name, values in given.items()}
+        scalars |= {f"score_number_{i}": number for i, number in enumerate(edges.score_numbers)}
     return tuple(scalars.items())
 
 
