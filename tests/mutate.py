@@ -42,6 +42,7 @@ SUITES = {  # by the start of a file's name; the first that fits
     "kernels/formats/gpu_": PLANS,
     "kernels/formats/": ("tests/kernels/formats", "tests/kernels/test_graph_forms.py", ON_CPU),
     "kernels/cuda/plan_": PLANS,
+    "kernels/cuda/thread_group": PLANS,
     "kernels/cuda/fused3s_backward": (BACKWARD,),
     "kernels/cuda/fused3s_edges_backward": (EDGES_BACKWARD,),
     "kernels/cuda/fused3s_edges.cu": (EDGES, EDGES_BACKWARD),

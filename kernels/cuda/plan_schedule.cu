@@ -167,9 +167,10 @@ __device__ __forceinline__ int block_tiles(const int4& block, const int* tile_of
   return part_begin(count, block.y + 1, block.z) - part_begin(count, block.y, block.z);
 }
 
-// kSortKeys: a power of two up to 4096. Grid: the schedules.
+// Grid: the schedules.
 template <int kSortKeys>
 __global__ void __launch_bounds__(kThreads, 1) plan_schedule(const __grid_constant__ Params p) {
+  static_assert((kSortKeys & (kSortKeys - 1)) == 0 && kSortKeys <= 4096, "sorted by powers of two, keys of 32 bits");
   __shared__ u32 smem_keys[kSortKeys];
   __shared__ int smem_histogram[kWarps][kBins];
   __shared__ int smem_base[kBins];
