@@ -72,6 +72,7 @@ from .formats.edge_order import edge_order
 from .formats.graph_forms import count_edges, graph_record
 from .formats.row_order import check_method, check_permutation, permute_rows
 from .plan import DTYPES, AttentionPlan
+from .score_term import ScoreTerm
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +246,8 @@ def sparse_attention(
     inputs = [q, k, v]
     if edges is not None:
         inputs += vars(edges).values() if isinstance(edges, EdgeData) else [edges]
+        if isinstance(getattr(edges, "score", None), ScoreTerm):
+            inputs += edges.score.tensors()
     plan = plan_attention(
         graph,
         shape=shape,

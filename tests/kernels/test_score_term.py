@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from formula_backend import FormulaBackend
 
-from kernels import EdgeData, ScoreTerm, plan_attention
+from baselines import REGISTRY
+from kernels import EdgeData, ScoreTerm, plan_attention, sparse_attention
 from kernels.score_expression import FUNCTIONS, evaluate
 from kernels.score_source import expression_source
 
@@ -82,6 +84,19 @@ def test_values_that_do_not_fit():
             call(term())
     with pytest.raises(ValueError, match="b: has a NaN"):
         plan.bind_edges(EdgeData(score=ScoreTerm("s + b", row={"b": torch.tensor([0.0, float("nan"), 0.0])})))
+
+
+def test_a_value_alone_has_a_gradient_without_a_plan(monkeypatch):
+    """sparse_attention plans a backward pass where only a term's value requires a gradient."""
+    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())  # with a backward pass of its own
+    graph, q, weight = torch.tensor([[0, 1, 2], [1, 1, 1]]), torch.randn(3, 2, 4), torch.randn(3, requires_grad=True)
+    edges = EdgeData(score=ScoreTerm("s + w", col={"w": weight}))
+    gradients = []
+    for backend in ("reference", "formula"):
+        output = sparse_attention(q, q, q, graph, shape=(3, 3), backend=backend, edges=edges)
+        gradients += torch.autograd.grad(output[:, :, 0].sum(), weight)
+    assert gradients[0].abs().max() > 0
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_sources_hold_no_more_than_the_expression():
