@@ -8,38 +8,15 @@ The score of an edge is a function of a number of its target and one of its sour
 no key is gathered, and no tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from kernels import EdgeData, ScoreTerm
-from models.planned_edges import plan_edge_index, require_gradients
+from models.attention_conv import AttentionConv, check_dropout, glorot_, softmax_of_targets
 from models.self_loops import FILLS, edge_list, edges_with_self_loops, features_with_self_loops
 
 
-def check_dropout(rate: float) -> None:
-    """Raise a ValueError unless this is a dropout rate."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout: got {rate}; a rate from 0 to below 1 is needed")
-
-
-def glorot_(parameter: Tensor) -> None:
-    """Draw a parameter as PyG does."""
-    bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))
-    nn.init.uniform_(parameter, -bound, bound)
-
-
-def softmax_of_targets(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
-    """[E, H]: softmax of the scores of each target's edges, for callers who want to see the weights."""
-    index = target[:, None].expand_as(score)
-    largest = score.new_full((num_targets, score.shape[1]), -math.inf)
-    largest = largest.scatter_reduce(0, index, score.detach(), "amax")
-    weight = (score - largest[target]).exp()
-    return weight / torch.zeros_like(largest).index_add(0, target, weight)[target]
-
-
-class FusedGATConv(nn.Module):
+class FusedGATConv(AttentionConv):
     """GATConv with fused sparse attention.
 
     Args:
@@ -167,12 +144,7 @@ class FusedGATConv(nn.Module):
                 features = features_with_self_loops(features, edge_index, num_loops, self.fill_value)
         edge_scores = None if features is None else self._edge_scores(features)
         scores = row_scores, column_scores, edge_scores
-        out = self._attend(values, *scores, edges, shape)
-        out = out.flatten(1) if self.concat else out.mean(1)
-        if root is not None:
-            out = out + root
-        if self.bias is not None:
-            out = out + self.bias
+        out = self.finish(self._attend(values, *scores, edges, shape[0]), root)
         if not return_attention_weights:
             return out
         return out, (edge_list(edges), self._weights(*scores, edges, shape[0]))
@@ -182,7 +154,7 @@ class FusedGATConv(nn.Module):
         weight = self.lin_edge.weight.unflatten(0, (self.heads, self.out_channels))  # [H, C, edge_dim]
         return features @ torch.einsum("hcd,hc->dh", weight, self.att_edge[0]).to(features.dtype)
 
-    @torch.compiler.disable  # plans are looked up by the tensor
+    @torch.compiler.disable
     def _attend(
         self,
         values: Tensor,
@@ -190,33 +162,19 @@ class FusedGATConv(nn.Module):
         column_scores: Tensor,
         edge_scores: Tensor | None,
         edge_index: Tensor,
-        shape: tuple[int, int],
+        num_targets: int,
     ) -> Tensor:
         """[targets, H, C]."""
         given = [each for each in (values, row_scores, column_scores, edge_scores) if each is not None]
-        plan = plan_edge_index(
-            edge_index,
-            shape,
-            backend=self.backend,
-            dtype=values.dtype,
-            head_dim=self.out_channels,
-            num_heads=self.heads,
-            edge_data=True,
-            backward=torch.is_grad_enabled() and any(each.requires_grad for each in given),
-            cache=self.cache,
-        )
         row = {} if row_scores is None else {"row": row_scores}
         edge = {} if edge_scores is None else {"edge": edge_scores.to(values.dtype)}
         total = " + ".join(["column", *row, *edge])
         col = {"column": column_scores}
         term = ScoreTerm(f"leaky_relu({total}, slope)", row=row, col=col, edge=edge, slope=self.negative_slope)
-        bound = plan.bind_edges(EdgeData(score=term), check_values=False)
         nothing = values.new_zeros(self.out_channels)  # of queries and keys, which the term does not read
-        query, key = (nothing.expand(length, self.heads, -1) for length in shape)
-        with torch.autocast(values.device.type, enabled=False):
-            out = plan(query, key, values, edges=bound, dropout=self.dropout if self.training else 0.0)
-        require_gradients(out, values, plan.backend)
-        return out
+        query, key = (nothing.expand(length, self.heads, -1) for length in (num_targets, len(values)))
+        needs_gradients = any(each.requires_grad for each in given)
+        return self.attend(query, key, values, edge_index, EdgeData(score=term), needs_gradients)
 
     def _weights(
         self,
@@ -232,6 +190,3 @@ class FusedGATConv(nn.Module):
         for each in (None if row_scores is None else row_scores[target], edge_scores):
             score = score if each is None else score + each
         return softmax_of_targets(nn.functional.leaky_relu(score, self.negative_slope), target, rows)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from kernels import EdgeData
-from models.gat_conv import check_dropout, glorot_, softmax_of_targets
-from models.planned_edges import plan_edge_index, require_gradients
+from models.attention_conv import AttentionConv, check_dropout, glorot_, softmax_of_targets
 from models.self_loops import edge_list, edges_with_self_loops
 
 
-class FusedGATv2Conv(nn.Module):
+class FusedGATv2Conv(AttentionConv):
     """GATv2Conv with fused sparse attention.
 
     Args:
@@ -123,12 +122,7 @@ class FusedGATv2Conv(nn.Module):
         edges = edge_index
         if self.add_self_loops:
             edges = edges_with_self_loops(edge_index, min(len(queries), len(keys)), cache=self.cache)
-        out = self._attend(queries, keys, edges)
-        out = out.flatten(1) if self.concat else out.mean(1)
-        if self.res is not None:
-            out = out + self.res(target)
-        if self.bias is not None:
-            out = out + self.bias
+        out = self.finish(self._attend(queries, keys, edges), None if self.res is None else self.res(target))
         if not return_attention_weights:
             return out
         ends = edge_list(edges).long()
@@ -136,29 +130,9 @@ class FusedGATv2Conv(nn.Module):
         weights = softmax_of_targets((hidden * self.att).sum(-1), ends[1], len(queries))
         return out, (edge_list(edges), weights)
 
-    @torch.compiler.disable  # plans are looked up by the tensor
+    @torch.compiler.disable
     def _attend(self, queries: Tensor, keys: Tensor, edge_index: Tensor) -> Tensor:
         """[targets, H, C]; the keys are the values, too."""
-        plan = plan_edge_index(
-            edge_index,
-            (len(queries), len(keys)),
-            backend=self.backend,
-            dtype=queries.dtype,
-            head_dim=self.out_channels,
-            num_heads=self.heads,
-            edge_data=True,
-            backward=torch.is_grad_enabled() and (queries.requires_grad or keys.requires_grad),
-            cache=self.cache,
-        )
-        weight = self.att[0].to(queries.dtype)
-        bound = plan.bind_edges(
-            EdgeData(additive_weight=weight, additive_slope=self.negative_slope), check_values=False
-        )
-        dropout = self.dropout if self.training else 0.0
-        with torch.autocast(queries.device.type, enabled=False):
-            out = plan(queries, keys, keys, scale=1.0, edges=bound, dropout=dropout)
-        require_gradients(out, queries, plan.backend)
-        return out
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
+        data = EdgeData(additive_weight=self.att[0].to(queries.dtype), additive_slope=self.negative_slope)
+        needs_gradients = queries.requires_grad or keys.requires_grad
+        return self.attend(queries, keys, keys, edge_index, data, needs_gradients, scale=1.0)

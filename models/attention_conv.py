@@ -1,0 +1,80 @@
+"""What FusedGATConv and FusedGATv2Conv share: the attention call, the end of a layer, PyG's initial weights."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kernels import EdgeData
+from models.planned_edges import plan_edge_index, require_gradients
+
+
+class AttentionConv(nn.Module):
+    """A layer with the attributes heads, out_channels, concat, dropout, backend, cache and the parameter `bias`."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        edge_index: Tensor,
+        data: EdgeData,
+        needs_gradients: bool,
+        scale: float | None = None,
+    ) -> Tensor:
+        """[targets, H, C]: attention over an edge_index, with dropout in training mode. Not for torch.compile: the plan
+        is looked up by the tensor.
+
+        Args:
+            query: [targets, H, C]; key, value: [sources, H, C].
+            needs_gradients: whether autograd records one of the inputs.
+            scale: of the scores; None: 1/sqrt(C).
+        """
+        plan = plan_edge_index(
+            edge_index,
+            (len(query), len(key)),
+            backend=self.backend,
+            dtype=value.dtype,
+            head_dim=self.out_channels,
+            num_heads=self.heads,
+            edge_data=True,
+            backward=torch.is_grad_enabled() and needs_gradients,
+            cache=self.cache,
+        )
+        bound = plan.bind_edges(data, check_values=False)
+        dropout = self.dropout if self.training else 0.0
+        with torch.autocast(value.device.type, enabled=False):
+            out = plan(query, key, value, scale=scale, edges=bound, dropout=dropout)
+        require_gradients(out, value, plan.backend)
+        return out
+
+    def finish(self, out: Tensor, root: Tensor | None) -> Tensor:
+        """[targets, H C], or the mean of the heads; plus the residual term and the bias."""
+        out = out.flatten(1) if self.concat else out.mean(1)
+        if root is not None:
+            out = out + root
+        return out if self.bias is None else out + self.bias
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
+
+
+def check_dropout(rate: float) -> None:
+    """Raise a ValueError unless this is a dropout rate."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout: got {rate}; a rate from 0 to below 1 is needed")
+
+
+def glorot_(parameter: Tensor) -> None:
+    """Draw a parameter as PyG does."""
+    bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))
+    nn.init.uniform_(parameter, -bound, bound)
+
+
+def softmax_of_targets(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
+    """[E, H]: softmax of the scores of each target's edges, for callers who want to see the weights."""
+    index = target[:, None].expand_as(score)
+    largest = score.new_full((num_targets, score.shape[1]), -math.inf)
+    largest = largest.scatter_reduce(0, index, score.detach(), "amax")
+    weight = (score - largest[target]).exp()
+    return weight / torch.zeros_like(largest).index_add(0, target, weight)[target]
