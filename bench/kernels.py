@@ -151,7 +151,7 @@ def _rebuilt_time(context: Context, case: Case, run: Callable[[], torch.Tensor],
 
 
 class GraphMeasures:
-    """What all cases of a graph need.
+    """State shared by the cases of a graph.
 
     Attributes:
         before: functions that bring the L2 cache into a state, by the state.

@@ -122,7 +122,7 @@ class Context:
         return pattern_on(self.device, self.loaded)
 
     def keep(self, name: str, of: Any, make: Callable[[], Made]) -> Made:
-        """What `make` gave the last time, if `of` is equal; else that is freed before `make` is called again."""
+        """The cached result of `make` if `of` is equal; otherwise the old result is freed and `make` called again."""
         if name not in self._kept or self._kept[name][0] != of:
             self._kept.pop(name, None)
             self._kept[name] = (of, make())

@@ -42,7 +42,7 @@ class GraphSpec:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contents:
-    """What a graph holds beside its edges.
+    """Node data, edge data and graph sizes of a graph.
 
     Attributes:
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.

@@ -1,6 +1,6 @@
 """One graph over several ranks of torch.distributed: rows are partitioned, and attention stays exact.
 
-docs/several-gpus.md tells how.
+See docs/several-gpus.md.
 
     torchrun --nproc-per-node 4 program.py
 

@@ -312,7 +312,7 @@ def _split_of_masks(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def ogb_table(kind: str, name: str) -> Mapping[str, str]:
-    """What ogb's table says about a set: its URL, version and so on."""
+    """The row of a data set in ogb's table: its URL, version and so on."""
     import pandas as pd
 
     place = Path(import_ogb(kind).__file__).parent / "master.csv"

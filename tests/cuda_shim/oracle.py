@@ -62,8 +62,9 @@ def _assert_lse(
 ) -> None:
     """Row by row. 16-bit inputs and one TF32 term: the kernels take lse from the weights as rounded, whose errors are
     independent of each other. A weight w is off by at most u w, and so a row's lse by at most u; four times
-    sqrt(sum (u w)^2) / sum w is far out. One term: so are the products of q and k. Three terms: a product is off by at
-    most FLOAT32_FACTOR times torch's worst, of all rows and columns, and lse by no more than its row's worst score.
+    sqrt(sum (u w)^2) / sum w is far out. One term: so are the products of q and k. Three terms: the error of
+    a product is at most FLOAT32_FACTOR times torch's largest error, and that of lse at most the largest error of a
+    score of its row.
     """
 
     def lse_in(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
