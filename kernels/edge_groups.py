@@ -7,7 +7,7 @@ d_v is not d, called      weights are padded with zeros as keys and values are
 a batch, called           data and weights of H heads are repeated for each element
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -18,9 +18,21 @@ from .score_expression import parse, renamed
 from .score_source import count_values
 from .score_term import MOST_VALUES
 
-PER_HEAD = ("bias", "multiplier", "edge_values", "row_values", "column_values", "head_values")  # [.., 1 or H, ..]
+OF_QUERY_HEADS = ("bias", "multiplier", "edge_values", "row_values", "head_values")  # [.., 1 or H, ..]
+PER_HEAD = (*OF_QUERY_HEADS, "column_values")
 WEIGHTS = {"key_weight": 0, "value_weight": 0, "type_weight": 1, "additive_weight": 0}  # dimension of the heads
 WIDTHS = {"key_weight": -2, "value_weight": -2, "type_weight": -1, "additive_weight": -1}  # dimension of the columns
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedEdges(BoundEdges):
+    """Edge data of grouped queries, bound to the edges and rows of the planned graph.
+
+    Attributes:
+        query_heads: H of its biases and values; None if all have one head.
+    """
+
+    query_heads: int | None = None
 
 
 def bind_groups(
@@ -30,7 +42,7 @@ def bind_groups(
     check_values: bool,
     shape: tuple[int, int],
     size: int,
-) -> BoundEdges:
+) -> GroupedEdges:
     """`edge_data.bind` for a plan of groups of `size` query heads.
 
     Args:
@@ -40,33 +52,33 @@ def bind_groups(
     edge = edge_permutation(order, backend_order)
     callers = EdgeOrder(torch.arange(order.num_edges // size, device=edge.device))
     bound = bind(data, callers, None, check_values, shape)  # in the caller's order, with errors in the caller's numbers
-    found = {"order": order}
+    heads = [values.shape[1] for name in OF_QUERY_HEADS if (values := getattr(bound, name)) is not None]
+    several = {number for number in heads if number > 1}
+    if len(several) > 1 or any(number % size for number in several):
+        raise ValueError(
+            f"edges: got data of {', '.join(map(str, sorted(several)))} heads; one head is needed, or the query heads of "
+            f"a call, a multiple of {size}"
+        )
+    found = {"order": order, "query_heads": next(iter(several), None)}
     for name in ("bias", "multiplier", "edge_values"):
         if (values := getattr(bound, name)) is not None:
-            found[name] = _rows_of_values(name, values, size).index_select(0, edge)
+            found[name] = _rows_of_values(values, size).index_select(0, edge)
     if bound.padded_features is not None:
         found["padded_features"] = bound.padded_features.repeat_interleave(size, 0).index_select(0, edge)
     if bound.types is not None:
         found["types"] = bound.types[edge // size]
     if bound.row_values is not None:
-        found["row_values"] = _rows_of_values("score", bound.row_values, size)
-    bound = replace(bound, **found)
-    heads = bound.head_values
-    return bound if heads is None or heads.shape[1] == 1 else _with_head_values_in_rows(bound, shape[0], size)
+        found["row_values"] = _rows_of_values(bound.row_values, size)
+    given = {field.name: getattr(bound, field.name) for field in fields(BoundEdges)}
+    bound = GroupedEdges(**(given | found))
+    values = bound.head_values
+    return bound if values is None or values.shape[1] == 1 else _with_head_values_in_rows(bound, shape[0], size)
 
 
-def _rows_of_values(name: str, values: torch.Tensor, size: int) -> torch.Tensor:
+def _rows_of_values(values: torch.Tensor, size: int) -> torch.Tensor:
     """[N * size, 1 or H / size, ..] from [N, 1 or H, ..], of rows or of edges; nothing indexes an entry twice, so that
     the gradient has the same bits on every run."""
-    heads = values.shape[1]
-    if heads == 1:
-        return values.repeat_interleave(size, 0)
-    if heads % size:
-        raise ValueError(
-            f"{name}: got values of {heads} heads; one head is needed, or a multiple of {size}, the query heads of "
-            "each KV head of the plan"
-        )
-    return to_rows(values, size)
+    return values.repeat_interleave(size, 0) if values.shape[1] == 1 else to_rows(values, size)
 
 
 def _with_head_values_in_rows(bound: BoundEdges, num_rows: int, size: int) -> BoundEdges:
@@ -77,17 +89,10 @@ def _with_head_values_in_rows(bound: BoundEdges, num_rows: int, size: int) -> Bo
             f"score: got {counts['row']} values of rows and {counts['head']} of heads; with grouped queries, at most "
             f"{MOST_VALUES} together are allowed"
         )
-    values = _rows_of_values("score", bound.head_values, size)  # [size, H / size, n]
+    values = _rows_of_values(bound.head_values, size)  # [size, H / size, n]
     values = values.repeat(num_rows, 1, 1)
     if bound.row_values is not None:
-        of_rows = (
-            bound.row_values.expand(-1, values.shape[1], -1) if bound.row_values.shape[1] == 1 else bound.row_values
-        )
-        if of_rows.shape[1] != values.shape[1]:
-            raise ValueError(
-                f"score: got values of rows of {of_rows.shape[1] * size} heads, and of {values.shape[1] * size} heads"
-            )
-        values = torch.cat([of_rows, values], -1)
+        values = torch.cat([bound.row_values.expand(-1, values.shape[1], -1), values], -1)
     names = {f"head{i}": f"row{counts['row'] + i}" for i in range(counts["head"])}
     return replace(bound, row_values=values, head_values=None, score=renamed(parse(bound.score), names))
 
@@ -125,16 +130,19 @@ def edges_of_call(edges: BoundEdges, k: torch.Tensor, shape: CallShape) -> Bound
     return replace(edges, **found)
 
 
-def _check_heads(edges: BoundEdges, kv_heads: int, size: int) -> None:
-    """Raise unless data has one head, or those of a call with groups of `size` query heads."""
-    for name in PER_HEAD:
-        values = getattr(edges, name)
-        if values is not None and values.shape[1] not in (1, kv_heads):
-            kind, per = ("KV heads", 1) if name == "column_values" else ("query heads", size)
-            raise ValueError(
-                f"{name}: got values of {values.shape[1] * per} heads, but the call has {kv_heads * per} {kind}; those "
-                f"of one head or of {kv_heads * per} are needed"
-            )
+def _check_heads(edges: GroupedEdges, kv_heads: int, size: int) -> None:
+    """Raise unless the data has one head, or those of a call with groups of `size` query heads."""
+    if edges.query_heads not in (None, kv_heads * size):
+        raise ValueError(
+            f"edges: got data of {edges.query_heads} heads, but q has {kv_heads * size}; data of one head or of "
+            f"{kv_heads * size} is needed"
+        )
+    columns = edges.column_values
+    if columns is not None and columns.shape[1] not in (1, kv_heads):
+        raise ValueError(
+            f"score: got values of columns of {columns.shape[1]} heads, but k has {kv_heads}; those of one head or of "
+            f"{kv_heads} are needed"
+        )
     for name, axis in WEIGHTS.items():
         weight = getattr(edges, name)
         if isinstance(weight, torch.Tensor) and weight.dim() > axis and weight.shape[axis] != kv_heads:

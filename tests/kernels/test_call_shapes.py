@@ -291,7 +291,7 @@ def test_numbers_of_heads_that_cannot_be(options, error, message):
 
 def test_a_divisor_of_heads_is_needed_without_a_plan():
     q, k, v = tensors_for(k=(2, 20, 3, 5), v=(2, 20, 3, 5))
-    with pytest.raises(ValueError, match="k: got .* as many heads as q, or a divisor"):
+    with pytest.raises(ValueError, match=r"k: got .* as many heads as q, or a divisor"):
         sparse_attention(q, k, v, torch.zeros((2, 1), dtype=torch.int64), shape=(20, 20))
 
 
@@ -299,8 +299,9 @@ def test_a_divisor_of_heads_is_needed_without_a_plan():
     ("data", "message"),
     [
         ({"bias": (30,)}, "bias: got .* but the graph has 33 edges"),
-        ({"bias": (33, 3)}, "bias: got values of 3 heads; one head is needed, or a multiple of 2"),
-        ({"bias": (33, 2)}, "bias: got values of 2 heads, but the call has 4 query heads"),
+        ({"bias": (33, 3)}, "edges: got data of 3 heads; one head is needed, or .* a multiple of 2"),
+        ({"bias": (33, 2)}, "edges: got data of 2 heads, but q has 4; data of one head or of 4"),
+        ({"bias": (33, 2), "multiplier": (33, 4)}, "edges: got data of 2, 4 heads"),
         ({"features": (33, 2), "key_weight": (4, 5, 2)}, "key_weight: got .* belong to the KV heads, and there are 2"),
         ({"features": (33, 2), "value_weight": (2, 6, 2)}, r"value_weight: got .* \[2, 5, 2\] is needed"),
         ({"additive_weight": (4, 5)}, "additive_weight: got .* belong to the KV heads"),
@@ -328,8 +329,8 @@ def test_errors_name_the_callers_edges():
     edges[1, 30] = 20
     with pytest.raises(ValueError, match=r"row 1 \(targets\) holds ids from 0 to 20; the graph of shape \(20, 20\)"):
         plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", num_heads=4, num_kv_heads=2)
+    arrays = torch.tensor([0, 1, 2]), torch.tensor([1, 3])
     with pytest.raises(ValueError, match="indices: row 1 holds column 3; allowed are 0 to 1"):
-        arrays = torch.tensor([0, 1, 2]), torch.tensor([1, 3])
         plan_attention(arrays, shape=(2, 2), backend="reference", device="cpu", num_heads=4, num_kv_heads=2)
 
 
@@ -338,7 +339,7 @@ def test_values_of_another_width_need_weights_of_their_width():
     plan = plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", edge_data=True)
     q, k, v = (torch.randn(20, 2, dim, dtype=DOUBLE) for dim in (5, 5, 3))
     data = EdgeData(features=torch.randn(33, 2, dtype=DOUBLE), value_weight=torch.randn(2, 5, 2, dtype=DOUBLE))
-    with pytest.raises(ValueError, match="value_weight: got .* 3 columns of a head are needed"):
+    with pytest.raises(ValueError, match=r"value_weight: got .* 3 columns of a head are needed"):
         plan(q, k, v, edges=data)
 
 

@@ -31,7 +31,7 @@ def shaped(shape: tuple[int, int], sizes: tuple[int, ...], dtype: torch.dtype = 
 def shaped_attention(
     graph: EdgeList, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: EdgeData, scale: float, **options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, log-sum-exp) in the shape of q: each query head has a copy of its KV head, and of the KV head's weights."""
+    """(output, log-sum-exp) in the shape of q: each query head has a copy of its KV head and its weights."""
     if q.dim() == 4:
         each = [shaped_attention(graph, *one, data, scale, **options) for one in zip(q, k, v, strict=True)]
         return tuple(torch.stack(results) for results in zip(*each, strict=True))
