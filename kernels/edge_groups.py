@@ -56,8 +56,8 @@ def bind_groups(
     several = {number for number in heads if number > 1}
     if len(several) > 1 or any(number % size for number in several):
         raise ValueError(
-            f"edges: got data of {', '.join(map(str, sorted(several)))} heads; one head is needed, or the query heads of "
-            f"a call, a multiple of {size}"
+            f"edges: got data of {', '.join(map(str, sorted(several)))} heads; one head is needed, or the query heads "
+            f"of a call, a multiple of {size}"
         )
     found = {"order": order, "query_heads": next(iter(several), None)}
     for name in ("bias", "multiplier", "edge_values"):

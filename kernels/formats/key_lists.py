@@ -38,10 +38,10 @@ class KeyLists:
         """The edges, pairs of -1 for none; row i * F + f and columns j * F + f belong to list f of F. No wait."""
         indices, lists = self.indices, self.num_lists
         num_rows = indices.shape[0] * lists
-        if max(num_rows, num_keys * lists) > MAX_DIM:
+        if max(num_rows, (num_keys + 1) * lists) > MAX_DIM:
             raise ValueError(
                 f"KeyLists: got {lists} lists of each of {indices.shape[0]} queries, and {num_keys} keys; up to "
-                f"{MAX_DIM // lists} queries and keys are allowed"
+                f"{MAX_DIM // lists - 1} queries and keys are allowed"
             )
         row = torch.arange(num_rows, dtype=indices.dtype, device=indices.device).view(*indices.shape[:-1], 1)
         col = indices
