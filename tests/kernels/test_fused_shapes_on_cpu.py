@@ -9,7 +9,7 @@ from shape_cases import shaped, shaped_attention
 from kernels import EdgeData, plan_attention
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
-pytestmark = [ON_SHIM, pytest.mark.usefixtures("one_thread")]
+pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT, SCALE = torch.float16, torch.bfloat16, torch.float32, 0.3
 # H, H_kv, d, d_v, B (0: no batch), of each kernel: tiles of one head, folded heads, edge by edge.
