@@ -194,8 +194,8 @@ def check_tensors(
     graph_shape: tuple[int, int],
     device: torch.device,
     groups: HeadGroups | None,
-) -> None:
-    """Raise for the first disagreement among q, k, v and the graph."""
+) -> bool:
+    """Raise for the first disagreement among q, k, v and the graph; whether `CallShape.of` is surely None."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
@@ -210,7 +210,7 @@ def check_tensors(
         and k.dtype == v.dtype == q.dtype in DTYPES
         and q.layout == k.layout == v.layout == torch.strided
     ):
-        return  # the fast path: on small graphs a call is bound by the host
+        return True  # the fast path: on small graphs a call is bound by the host
     for name, tensor, rows, what in (("q", q, graph_shape[0], "rows"), ("k", k, graph_shape[1], "columns")):
         if tensor.dim() not in (2, 3, 4):
             raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; [N, d], [N, H, d] or [B, N, H, d] is needed")
@@ -245,3 +245,4 @@ def check_tensors(
             raise ValueError(f"{name}: got {tensor.dtype}, but q is {q.dtype}; q, k and v must have one type")
     if q.dtype not in DTYPES:
         raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")
+    return False

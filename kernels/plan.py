@@ -103,8 +103,8 @@ class AttentionPlan:
             with torch.autocast(self._device_type, enabled=False):  # backends choose the types of their own products
                 q, k, v, edges = (cast_floats(each, dtype) for each in (q, k, v, edges))
                 return self(q, k, v, edges=edges, **options)
-        check_tensors(q, k, v, self.shape, self.device, self.groups)
-        shape = CallShape.of(q, k, v, self.groups)
+        is_plain = check_tensors(q, k, v, self.shape, self.device, self.groups)
+        shape = None if is_plain else CallShape.of(q, k, v, self.groups)
         reason = backend.unsupported(q.dtype, q.shape[-1] if shape is None else shape.width)
         if reason:
             raise ValueError(f"q, k, v: backend {self.backend} cannot run them: {reason}")
@@ -113,7 +113,7 @@ class AttentionPlan:
         if return_lse and not backend.writes_lse:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
-        call = self.call(q, k, v, scale, out_dtype, edges, dropout)
+        call = self._call(q, k, v, shape, scale, out_dtype, edges, dropout)
         differentiated = not backend.autograd and is_differentiated(call)
         if differentiated:
             self.require_backward()
@@ -173,8 +173,8 @@ class AttentionPlan:
                 f"backward: got a plan of {self.backend} with backward={self.inputs.backward}; a plan made with "
                 "backward=True, of a backend with a backward pass of its own, is needed"
             )
-        call, wanted = self.call(q, k, v, scale, output.dtype, edges, dropout), frozenset(wanted)
-        shape = CallShape.of(q, k, v, self.groups)
+        shape, wanted = CallShape.of(q, k, v, self.groups), frozenset(wanted)
+        call = self._call(q, k, v, shape, scale, output.dtype, edges, dropout)
         if shape is None:
             return backend.attend_backward(self.data, call._replace(lse=lse), output, grad_output, wanted)
         if extra := wanted - OF_ROWS:
@@ -201,11 +201,23 @@ class AttentionPlan:
         Raises:
             ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
         """
+        return self._call(q, k, v, CallShape.of(q, k, v, self.groups), scale, out_dtype, edges, dropout)
+
+    def _call(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        shape: CallShape | None,
+        scale: float | None,
+        out_dtype: torch.dtype | None,
+        edges: BoundEdges | EdgeData | None,
+        dropout: Dropout | float,
+    ) -> Call:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("scale", scale)
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
-        shape = CallShape.of(q, k, v, self.groups)
         if edges is not None or isinstance(dropout, Dropout) or dropout != 0.0:
             edges = self._bound(q, k, shape, edges, dropout)
         if shape is not None:
