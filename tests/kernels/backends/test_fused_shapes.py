@@ -60,11 +60,12 @@ def test_every_edge_case_matches_float64(sizes, dtype):
         torch.testing.assert_close(lse.cpu().double(), expected_lse.detach(), rtol=0, atol=LSE_ERROR[dtype])
         factors = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
         wanted = torch.autograd.grad(expected, exact, factors.double())
+        largest = max(each.norm() for each in wanted)  # those of q and k vanish where a row has one edge
         twice = [torch.autograd.grad(output, leaves, factors.to(GPU), retain_graph=True) for _ in range(2)]
         for which, first, second, right in zip("qkv", *twice, wanted, strict=True):
             assert torch.equal(first, second), f"{name}: other bits the second time"
             error = (first.cpu().double() - right).norm()
-            assert error <= GRADIENT_ERROR[dtype] * max(right.norm(), 1e-3 * graph.num_edges), f"{name}: {which}"
+            assert error <= GRADIENT_ERROR[dtype] * largest, f"{name}: {which}"
 
 
 @TYPES
