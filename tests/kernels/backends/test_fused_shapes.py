@@ -191,6 +191,19 @@ def test_an_error_in_lists_is_raised_at_a_later_call(size):
         plan(*tensors)
 
 
+@pytest.mark.parametrize(("place", "value"), [(0, 1), (3, 40), (-1, 19)])
+def test_a_damaged_csr_of_grouped_queries(place, value):
+    offsets, indices = (torch.arange(11) * 2).to(GPU), torch.zeros(20, dtype=torch.int64, device=GPU)
+    offsets[place] = value
+    with pytest.raises(ValueError, match="indptr"):
+        planned((offsets, indices), (4, 1, 64, 64, 0), HALF, shape=(10, 5), check=True)
+    tensors = [each.to(GPU) for each in shaped((10, 5), (4, 1, 64, 64, 0), HALF)]
+    plan = planned((offsets, indices), (4, 1, 64, 64, 0), HALF, shape=(10, 5), check=False)
+    torch.cuda.synchronize()
+    with pytest.raises(ValueError, match="indptr"):
+        plan(*tensors)
+
+
 @pytest.mark.parametrize("name", ["groups of 3", "a batch of groups"])
 def test_compiled_calls(name):
     graph, sizes = EDGE_LISTS["repeated"](), SIZES[name]
