@@ -37,8 +37,8 @@ Dropout (`fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`): each s
 and head (`kernels.dropout`): it is the same for all backends, and for all copies of a repeated edge. Row, column and
 head are those of the planned graph: row i * G + g and the KV head with grouped queries; head b * H + h in a batch.
 
-Shapes (`kernels.call_shapes`), with every backend: k and v with fewer heads than q (GQA, MQA), v with other columns than
-k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
+Shapes (`kernels.call_shapes`), with every backend: k and v with fewer heads than q (GQA, MQA), v with other columns
+than k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
 
 Under torch.autocast q, k, v, edge data and weights are cast to its type, as the inputs of torch's
 scaled_dot_product_attention are: all floating-point types but float64. The output then has that type, unless

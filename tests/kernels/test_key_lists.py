@@ -137,6 +137,18 @@ def test_lists_that_cannot_be(indices, error, message):
         KeyLists(indices)
 
 
+@pytest.mark.parametrize("entry", [1431655766, 2**31 - 1, -(2**31), 20, -2])
+def test_ids_out_of_range_stay_out_of_range(entry):
+    """3 * 1,431,655,766 is 2 in 32 bits."""
+    indices = torch.full((2, 3, 1), entry, dtype=torch.int32)
+    indices[1] = -1
+    edges = KeyLists(indices).edges(20)
+    columns, rows = edges.edge_index.view(2, 2, 3)
+    assert ((columns[0] < -1) | (columns[0] >= 60)).all()
+    assert rows[0].tolist() == [0, 1, 2]
+    assert (edges.edge_index.view(2, 2, 3)[:, 1] == -1).all()
+
+
 @pytest.mark.parametrize(
     ("entry", "options", "error", "message"),
     [

@@ -95,6 +95,7 @@ def test_errors_that_the_planning_kernels_find_name_the_callers_entry(monkeypatc
         assert_equal_plans(*plans, "lists and their CSR")
         padded = lists.clone()
         padded[1] = -1
+        plan_graph(KeyLists(padded).edges(9), CPU, inputs, forward)  # raises for no entry
         made = queue_plan(KeyLists(padded).edges(9), CPU, inputs, forward)
     assert made.plan.csr.offsets[0].tolist() == [0, 2, 2, 4, 6, 8, 10]
     assert made.plan.csr.indices.tolist() == [*lists[[0, 2, 3, 4, 5]].sort().values.flatten().tolist(), 0, 0]
