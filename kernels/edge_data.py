@@ -132,8 +132,8 @@ class BoundEdges:
         if self.score is None:
             return self
         wide = torch.promote_types(dtype, torch.float32)
-        given = {name: each for name in WIDE if (each := getattr(self, name)) is not None}
-        wrong = {name: each.to(wide) for name, each in given.items() if each.dtype != wide}
+        given = {name: getattr(self, name) for name in WIDE}  # no := in it: torch.compile cannot trace that
+        wrong = {name: each.to(wide) for name, each in given.items() if each is not None and each.dtype != wide}
         return replace(self, **wrong) if wrong else self
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:

@@ -5,9 +5,9 @@
     ScoreTerm("cap * tanh(s / cap)", cap=30.0)                            a soft cap
     ScoreTerm("s - slope * d", edge={"d": distance}, head={"slope": m})   distances, with a slope for each head
 
-`s` is scale * <q_i, k_ij>, with multiplier and bias where `EdgeData` has them; a clamp comes after the term. All of them
-are one expression for the kernels (`whole_expression`), which compile it and its derivatives, so that every value has a
-gradient, the same bits on every run.
+`s` is scale * <q_i, k_ij>, with multiplier and bias where `EdgeData` has them; a clamp comes after the term. All of
+them are one expression for the kernels (`whole_expression`), which compile it and its derivatives, so that every value
+has a gradient, the same bits on every run.
 """
 
 from collections.abc import Callable, Mapping
@@ -105,26 +105,30 @@ def _normalised(expression: str, names: tuple[tuple[str, tuple[str, ...]], ...])
     return text
 
 
-@lru_cache
-def whole_expression(text: str, has_multiplier: bool, has_bias: bool, has_clamp: bool) -> str:
-    """clamp(f(s * multiplier + bias), -c, c): the normalised expression `text` of f with multiplier and bias as further
-    values of edges, and c as a further number.
+def whole_expression(term: ScoreTerm | None, has_multiplier: bool, has_bias: bool, has_clamp: bool) -> str:
+    """clamp(f(s * multiplier + bias), -c, c): the normalised expression of a term f with multiplier and bias as further
+    values of edges, and c as a further number. Without a term torch.compile can trace it.
 
     Raises:
         ValueError: there are too many numbers.
     """
-    num_edge, num_numbers = (sum(name.startswith(kind) for name in names_in(parse(text))) for kind in ("edge", NUMBER))
-    score = SCORE
-    if has_multiplier:
-        score = f"{score} * edge{num_edge}"
+    num_edge, num_numbers = (0, 0) if term is None else (len(term.values["edge"]), len(term.numbers))
+    text = f"{SCORE} * edge{num_edge}" if has_multiplier else SCORE
     if has_bias:
-        score = f"({score} + edge{num_edge + has_multiplier})"
-    text = renamed(parse(text), {SCORE: score})
+        text = f"{text} + edge{num_edge + has_multiplier}"
+    if term is not None:
+        text = _substituted(term.text, text)
     if has_clamp:
         if num_numbers == MOST_NUMBERS:
             raise ValueError(f"score: got {num_numbers} numbers; at most {MOST_NUMBERS - 1} are allowed with a clamp")
         text = f"clamp({text}, -{NUMBER}{num_numbers}, {NUMBER}{num_numbers})"
     return text
+
+
+@lru_cache(1024)
+def _substituted(text: str, score: str) -> str:
+    """An expression with another one in place of the score."""
+    return renamed(parse(text), {SCORE: score})
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +193,7 @@ def bind_score(
         stacked[kind] = together
     numbers = [] if term is None else list(term.numbers.values())
     given = multiplier is not None, bias is not None, clamp is not None
-    text = whole_expression(SCORE if term is None else term.text, *given)
+    text = whole_expression(term, *given)
     return BoundScore(text, tuple(numbers if clamp is None else [*numbers, clamp]), **stacked)
 
 

@@ -64,8 +64,8 @@ def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
 
 
 def backward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
-    """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a score term without
-    values of edges."""
+    """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a score term that
+    has no values of edges."""
     terms = terms_of(edges)
     if not terms & ~DROPOUT:
         return True
