@@ -243,7 +243,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   }
   using TermsMemory = SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms>;
   Terms terms(p, lane, reinterpret_cast<TermsMemory*>(smem)->terms[kTerms ? warp : 0]);
-  if constexpr (kTransforms) terms.start(range.x, count, row, ring.records);
+  if constexpr (kTransforms) {
+    const int window = static_cast<int>(range.z);
+    terms.start(range.x, count, window < 0 ? p.num_rows : window_rows.of(window, lane % kTileM), ring.records);
+  }
   using FeaturesMemory = SharedMemoryOfFeatures<kDim, kHeads, kWarps, kTerms>;
   TileFeatures<kIn, kDim, kTerms> features(
       p, lane, reinterpret_cast<FeaturesMemory*>(smem)->features[kHasFeatures<kTerms> ? warp : 0]);
@@ -261,7 +264,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
     const u32 stage = ring.stage, record = ring.record;
     if constexpr (kTransforms) {
       terms.scatter();
-      terms.prefetch_columns(ring.next_record(), i + 1 < count);
+      terms.advance_columns(record, ring.next_record(), i + 1 < count);
     }
     if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
     [[maybe_unused]] const auto key = reinterpret_cast<unsigned char*>(smem) + (stage - shared_address(smem));

@@ -186,10 +186,10 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     ring.wait();
     const u32 stage = ring.stage, record = ring.record;
     const int last_row = (i + 1 < count ? kTileKeys : num_keys) - 1;
+    if constexpr (Window::kTransforms) window.advance_values(record, ring.next_record(), i + 1 < count);
     float score[2][4], grad_weight[2][4];
     window.products(score, grad_weight, stage, last_row);
     if constexpr (kDimWarps > 1) own_team.add_up(score, grad_weight, i);
-    if constexpr (Window::kTransforms) window.prefetch_values(ring.next_record(), i + 1 < count);
     u32 weight[Window::kWeights], grad_score[Window::kWeights];
     window.weights(weight, grad_score, score, grad_weight, record, stage);
     window.accumulate(weight, grad_score, stage, last_row);

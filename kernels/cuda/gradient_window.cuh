@@ -3,7 +3,7 @@
 #include "common.cuh"
 #include "dropout.cuh"
 #include "fused3s_backward_params.cuh"
-#include "gathered_values.cuh"
+#include "lane_values.cuh"
 #include "ptx/ld_shared.cuh"
 #include "ptx/math.cuh"
 #include "score_terms.cuh"
@@ -23,7 +23,7 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
 
   const BackwardParams& p;
   float negative_lse[2], delta[2];  // row pass
-  Term own_term[2];                // values of own rows g and g + 8, and of the head
+  LaneValues<kColumns ? Term::kColumnValues : Term::kRowValues> own_values;  // score term
   GatheredValues<kColumns ? Term::kRowValues : Term::kColumnValues> gathered_values;
   float value_sums[2][kMostValueSums] = {};
   i64 seed = 0;
@@ -41,26 +41,27 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
 
   // lane_row: own row lane % 16, num_rows and more for none; record: of the first KV tile, if it exists.
   __device__ __forceinline__ void start_term(int lane_row, u32 record, bool exists) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int own_row = __shfl_sync(kFullWarp, lane_row, 8 * half + g);
-      if constexpr (kColumns) {
-        own_term[half].load_column(p, min(own_row, p.num_cols - 1), blockIdx.y);
-      } else {
-        own_term[half].load_row(p, own_row, blockIdx.y);
-      }
-      own_term[half].load_head(p, blockIdx.y);
-    }
-    prefetch_values(record, exists);
+    own_values.load(kColumns ? of_columns() : of_rows(), min(lane_row, (kColumns ? p.num_cols : p.num_rows) - 1));
+    gathered_values.start(kColumns ? of_rows() : of_columns(), record, lane, exists);
   }
 
-  // Loads the values of the gathered rows of the KV tile in `record`, for the next iteration.
-  __device__ __forceinline__ void prefetch_values(u32 record, bool exists) {
+  // Loads the values of gathered rows for this iteration, or the next one.
+  __device__ __forceinline__ void advance_values(u32 record, u32 next_record, bool exists) {
+    gathered_values.advance(kColumns ? of_rows() : of_columns(), record, next_record, lane, exists);
+  }
+  __device__ __forceinline__ ValueSource of_rows() const { return {p.row_values, p.row_value_heads}; }
+  __device__ __forceinline__ ValueSource of_columns() const { return {p.column_values, p.column_value_heads}; }
+
+  // The score term of own row g + 8 * half and gathered row i.
+  __device__ __forceinline__ Term term_of(int half, int i) const {
+    Term term;
     if constexpr (kColumns) {
-      gathered_values.prefetch(p.row_values, p.row_value_heads, record, lane, exists);
+      own_values.of(term.values.column, 8 * half + g), gathered_values.of(term.values.row, i);
     } else {
-      gathered_values.prefetch(p.column_values, p.column_value_heads, record, lane, exists);
+      own_values.of(term.values.row, 8 * half + g), gathered_values.of(term.values.column, i);
     }
+    term.load_head(p, blockIdx.y);
+    return term;
   }
 
   // Row pass. stats: statistics of own row lane % 16.
@@ -91,26 +92,14 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
       for (int e = 0; e < 2; ++e) {
         u32 hash = 0;
         if constexpr (kDrops) hash = __shfl_sync(kFullWarp, gathered_hash, kTileN * tile + 2 * t + e);
-        Term of_gathered;
-        if constexpr (kTransforms) {
-          if constexpr (kColumns) {
-            gathered_values.of_key(of_gathered.values.row, kTileN * tile + 2 * t + e);
-          } else {
-            gathered_values.of_key(of_gathered.values.column, kTileN * tile + 2 * t + e);
-          }
-        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float lse = kColumns ? __uint_as_float(e ? stats.z : stats.x) : negative_lse[half];
           const float subtracted = kColumns ? __uint_as_float(e ? stats.w : stats.y) : delta[half];
           float x;
-          Term term = own_term[half];
+          Term term;
           if constexpr (kTransforms) {
-            if constexpr (kColumns) {
-              copy(term.values.row, of_gathered.values.row);
-            } else {
-              copy(term.values.column, of_gathered.values.column);
-            }
+            term = term_of(half, kTileN * tile + 2 * t + e);
             x = ex2_approx_ftz(term.apply(score[tile][2 * half + e] * p.scale, p) + lse);
           } else {
             x = ex2_approx_ftz(fmaf(score[tile][2 * half + e], p.scale_log2e, lse));

@@ -7,11 +7,11 @@
 //
 // Swizzle: rows with bit 1 set swap their halves, so that rows g to g + 3 of a read cover all banks.
 //
-// Values of columns. Lane `key` and lane `key` + 16 load those of a key one KV tile ahead (GatheredValues).
+// Values of rows and columns: lane_values.cuh.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
-#include "gathered_values.cuh"
+#include "lane_values.cuh"
 #include "ptx/ld_shared.cuh"
 #include "score_terms.cuh"
 
@@ -34,21 +34,17 @@ struct TileTerms {
   const int* tile_slots;   // first slot of the next KV tile but one
   int first, next, after;  // first slot of the KV tile and of the two behind it
   int edge, place;         // of slot first + lane
-  Term of_row[2];          // values of rows g and g + 8 of the window, and of the head
+  LaneValues<Term::kRowValues> of_rows;
   GatheredValues<Term::kColumnValues> of_columns;
 
   __device__ __forceinline__ TileTerms(const Params& p, int lane, TileTermsMemory<kTerms>& memory)
       : p(p), lane(lane), memory(memory) {}
 
-  //   row      of A, for rows g and g + 8 of the window; num_rows and more for none
-  //   record   of the first KV tile
-  __device__ __forceinline__ void start(int begin, int count, const int (&row)[2], u32 record) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      of_row[half].load_row(p, row[half], blockIdx.y);
-      of_row[half].load_head(p, blockIdx.y);
-    }
-    prefetch_columns(record, count > 0);
+  //   lane_row   row lane % 16 of the window in A; num_rows and more for none
+  //   record     of the first KV tile
+  __device__ __forceinline__ void start(int begin, int count, int lane_row, u32 record) {
+    of_rows.load({p.row_values, p.row_value_heads}, min(lane_row, p.num_rows - 1));
+    of_columns.start({p.column_values, p.column_value_heads}, record, lane, count > 0);
     if constexpr (Term::kEdgeValues > 0) {
       tile_slots = p.tile_slots + begin;
       first = __ldg(tile_slots), next = __ldg(tile_slots + 1), after = __ldg(tile_slots + 2);
@@ -60,9 +56,9 @@ struct TileTerms {
     if (slot < end) edge = __ldg(p.slot_edges + slot), place = __ldg(p.slot_places + slot);
   }
 
-  // Loads the values of the columns of the KV tile in `record`, which `advance` makes current.
-  __device__ __forceinline__ void prefetch_columns(u32 record, bool exists) {
-    of_columns.prefetch(p.column_values, p.column_value_heads, record, lane, exists);
+  // Loads the values of columns for this iteration, or the next one.
+  __device__ __forceinline__ void advance_columns(u32 record, u32 next_record, bool exists) {
+    of_columns.advance({p.column_values, p.column_value_heads}, record, next_record, lane, exists);
   }
 
   // Values of the KV tile's edges to shared memory; loads the next KV tile's slots. Before: __syncwarp since `apply`.
@@ -84,33 +80,28 @@ struct TileTerms {
   // Scores of the lane, as C fragments of two n-tiles: from <q, k> to s, times log2(e). Before: __syncwarp since
   // `scatter`.
   __device__ __forceinline__ void apply(float (&score)[2][4], int g, int t) const {
+    Term term;
+    term.load_head(p, blockIdx.y);
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      Term of_key[2];
+    for (int half = 0; half < 2; ++half) {
+      of_rows.of(term.values.row, 8 * half + g);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) of_columns.of_key(of_key[e].values.column, kTileN * tile + 2 * t + e);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int tile = 0; tile < 2; ++tile) {
         const int at = (8 * half + g) * kTileKeys + ((kTileN * tile) ^ (g & 2) << 2) + 2 * t;
-        if constexpr (Term::kEdgeValues > 0) load_pair(of_key, memory.values + at);
+        float2 of_edges[at_least_one(Term::kEdgeValues)];  // of two neighbouring scores
+#pragma unroll
+        for (int i = 0; i < Term::kEdgeValues; ++i) {
+          of_edges[i] = *reinterpret_cast<const float2*>(memory.values + at + kTileValues * i);
+        }
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          Term term = of_row[half];
-          copy(term.values.column, of_key[e].values.column);
-          copy(term.values.edge, of_key[e].values.edge);
+          of_columns.of(term.values.column, kTileN * tile + 2 * t + e);
+#pragma unroll
+          for (int i = 0; i < Term::kEdgeValues; ++i) term.values.edge[i] = e ? of_edges[i].y : of_edges[i].x;
           float& x = score[tile][2 * half + e];
           x = term.apply(x * p.product_scale, p);
         }
       }
-    }
-  }
-
-  // Values of edges of two neighbouring scores.
-  __device__ static __forceinline__ void load_pair(Term (&terms)[2], const float* source) {
-#pragma unroll
-    for (int i = 0; i < Term::kEdgeValues; ++i) {
-      const float2 pair = *reinterpret_cast<const float2*>(source + kTileValues * i);
-      terms[0].values.edge[i] = pair.x, terms[1].values.edge[i] = pair.y;
     }
   }
 };
