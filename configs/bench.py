@@ -36,8 +36,8 @@ REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kerne
 SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")  # heads x head dimension
 NO_EDGES = "none"
 # Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
-# (low_rank_R), T types with a vector each (types_T).
-PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head")
+# (low_rank_R), T types with a vector each (types_T); the score terms of `bench.edge_inputs`; GATv2's score.
+PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head", "column", "edge", "soft_cap", "gat", "gatv2")
 NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
 NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
 
