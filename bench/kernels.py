@@ -49,6 +49,7 @@ from kernels.runtime.cuda_graph import CaptureError
 from kernels.runtime.jit import get_kernel
 
 ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
+ONE_KIND = {ANEMOI: "low_rank"}  # of edge data, by backend that takes no other
 REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -225,8 +226,9 @@ def refuse_impossible(case: Case, device: torch.device) -> None:
     if case.edges != NO_EDGES:
         if case.variant != "none" or not backend.takes_edges:
             raise UnsupportedInputsError("it takes no edge data")
-        if case.backend == ANEMOI and edge_kind(case.edges)[0] != "low_rank":
-            raise UnsupportedInputsError("of edge data it takes features alone")
+        only = ONE_KIND.get(case.backend)
+        if only and edge_kind(case.edges)[0] != only:
+            raise UnsupportedInputsError(f"of edge data it takes {only} alone")
         if case.plan == "rebuilt":
             raise UnsupportedInputsError("edge data is bound to a plan that is kept")
     if case.plan == "rebuilt" and case.order != "none":

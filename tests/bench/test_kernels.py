@@ -78,7 +78,7 @@ def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alon
     monkeypatch.setitem(REGISTRY, "anemoi", Anemoi())
     _, rows = run(edges("anemoi", "bias, low_rank_3", "shapes=[3x5]"), tmp_path / "r.csv")
     bias, features = times(rows)
-    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes features alone")
+    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes low_rank alone")
     assert features.status == "ok"
     assert all(one is kept[0] for one in seen)
 
