@@ -49,7 +49,7 @@ from kernels.runtime.cuda_graph import CaptureError
 from kernels.runtime.jit import get_kernel
 
 ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
-ONE_KIND = {ANEMOI: "low_rank"}  # of edge data, by backend that takes no other
+ONE_KIND = {ANEMOI: "low_rank", "torch_harmonics": "log_weight"}  # of edge data, by backend that takes no other
 REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

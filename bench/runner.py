@@ -375,7 +375,7 @@ def table(rows: list[Row]) -> Table:
             "status": f"{row.status}, disturbed" if row.disturbed == "yes" else cli.outcome(row),
         }
         for row in rows
-        if row.metric in ("time", "relative_error", "sm_active_share", "peak_memory")
+        if row.metric in ("time", "kernel_time", "relative_error", "sm_active_share", "peak_memory")
     ]
     shown = [name for name in lines[0] if name in ALWAYS or len({line[name] for line in lines}) > 1] if lines else []
     found = Table(*shown)
