@@ -6,8 +6,8 @@ that of longitude 0, turned, as in `data.sources.sphere`; any other graph is ref
     O_i = sum_j w_j exp(<q_i, k_j>) v_j / sum_j w_j exp(<q_i, k_j>)
 
 with a weight w for each latitude of the keys: 1, or exp of the value c of a score term "s + c". q is multiplied by the
-scale. Each call copies q, k, v and the output between [N, H, d] and the kernels' layout [H, d, nlat, nlon]; times of this
-backend include these copies.
+scale. Each call copies q, k, v and the output between [N, H, d] and the kernels' layout [H, d, nlat, nlon]: times of
+this backend include these copies.
 
 Written for version 0.9, built with CUDA.
 """
