@@ -53,6 +53,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "sphere": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
+    "nsa": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "float32": {"graphs": ..., "backends": ..., "shapes": ..., "repeats": 30, "scale": "rsqrt_dim"},
     "sm_active": _KERNELS,
     "end_to_end": _MODELS
