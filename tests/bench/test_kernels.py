@@ -157,3 +157,18 @@ def test_on_a_gpu(name, tmp_path):
 
     settings, device = config(name, "repeats=30"), torch.device("cuda", torch.cuda.current_device())
     assert run_bench(MEASURES[settings.measure], settings, tmp_path, tmp_path / "r.csv", [device]) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "graph"), [("sphere", "sphere-24x48-0.15"), ("nsa", "nsa-8192")])
+def test_both_passes_are_right_on_a_gpu(name, graph, tmp_path):
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    settings = config(name, "source=official", f"graphs=[{graph}]", "shapes=[1x64, 4x16]", "repeats=5")
+    _, rows = run(settings, tmp_path / "r.csv", on=[device])
+    times = [row for row in rows if row.metric == "time" and row.backend != "torch_harmonics"]
+    assert len(times) >= 8
+    assert {row.status for row in times} == {"ok"}
+    traced = [row.value for row in rows if row.metric == "kernel_time"]
+    assert len(traced) == (12 if name == "sphere" else 0)
