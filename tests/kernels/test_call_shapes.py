@@ -299,9 +299,9 @@ def test_a_divisor_of_heads_is_needed_without_a_plan():
     ("data", "message"),
     [
         ({"bias": (30,)}, "bias: got .* but the graph has 33 edges"),
-        ({"bias": (33, 3)}, "edges: got data of 3 heads; one head is needed, or .* a multiple of 2"),
-        ({"bias": (33, 2)}, "edges: got data of 2 heads, but q has 4; data of one head or of 4"),
-        ({"bias": (33, 2), "multiplier": (33, 4)}, "edges: got data of 2, 4 heads"),
+        ({"bias": (33, 3)}, r"edges: got 3 heads; one head is needed, or .* a multiple of 2"),
+        ({"bias": (33, 2)}, "edges: got 2 heads, but the call has 4; those of one head or of 4"),
+        ({"bias": (33, 2), "multiplier": (33, 4)}, "bias: got 2 heads, but another value has 4"),
         ({"features": (33, 2), "key_weight": (4, 5, 2)}, "key_weight: got .* belong to the KV heads, and there are 2"),
         ({"features": (33, 2), "value_weight": (2, 6, 2)}, r"value_weight: got .* \[2, 5, 2\] is needed"),
         ({"additive_weight": (4, 5)}, "additive_weight: got .* belong to the KV heads"),
@@ -332,6 +332,22 @@ def test_errors_name_the_callers_edges():
     arrays = torch.tensor([0, 1, 2]), torch.tensor([1, 3])
     with pytest.raises(ValueError, match="indices: row 1 holds column 3; allowed are 0 to 1"):
         plan_attention(arrays, shape=(2, 2), backend="reference", device="cpu", num_heads=4, num_kv_heads=2)
+
+
+def test_data_bound_by_a_plan_of_other_groups():
+    """Without values of edges a plan of the same shape may have bound it, if the heads are grouped as here."""
+    edges, plans = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7]), []
+    for options in ({}, {"num_heads": 4, "num_kv_heads": 2}, {"num_heads": 4, "num_kv_heads": 1}):
+        plans.append(plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", **options))
+    data = EdgeData(score=ScoreTerm("s + x", row={"x": torch.zeros(20, dtype=DOUBLE)}))
+    bound = [plan.bind_edges(data) for plan in plans]
+    for wrong in (bound[0], bound[2]):
+        with pytest.raises(ValueError, match="edges: bound by another plan"):
+            plans[1](*tensors_for(), edges=wrong)
+    with pytest.raises(ValueError, match="edges: bound by another plan"):
+        plans[0](*tensors_for(k=(2, 20, 4, 5), v=(2, 20, 4, 5)), edges=bound[1])
+    tensors = tensors_for()
+    close(plans[1](*tensors, edges=bound[1]), plans[1](*tensors))
 
 
 def test_values_of_another_width_need_weights_of_their_width():

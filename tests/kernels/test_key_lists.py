@@ -11,7 +11,7 @@ from poison import poisoned_buffers
 from shape_cases import shaped_attention
 
 from baselines import REGISTRY
-from kernels import EdgeData, KeyLists, PlanRoom, plan_attention, plan_many, sparse_attention
+from kernels import EdgeData, KeyLists, PlanRoom, ScoreTerm, plan_attention, plan_many, sparse_attention
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 DOUBLE, HALF, SCALE = torch.float64, torch.float16, 0.3
@@ -114,6 +114,55 @@ def test_a_query_without_keys(name):
     if len(output) > 1:
         assert not output[1].any()
         assert (lse[1] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_score_terms_of_queries_keys_and_heads(name):
+    """Each KV head by a plan of its own, of an edge_index."""
+    indices, (q, k, v) = case_of(name)
+    (rows, heads, _), (cols, kv_heads, _) = q.shape, k.shape
+    size, generator = heads // kv_heads, torch.Generator().manual_seed(2)
+    row, col, head = (
+        torch.randn(shape, generator=generator, dtype=DOUBLE).requires_grad_()
+        for shape in ((rows, heads), (cols, kv_heads), (heads,))
+    )
+
+    def data(row, col, head):
+        return EdgeData(score=ScoreTerm("m * s + r * c", row={"r": row}, col={"c": col}, head={"m": head}), clamp=0.7)
+
+    plan = planned(indices, CASES[name], backend="formula")
+    output, parts = plan(q, k, v, edges=data(row, col, head)), []
+    for kv in range(kv_heads):
+        own = slice(kv * size, (kv + 1) * size)
+        edges = as_edges(indices if indices.dim() == 2 else indices[:, kv], cols)
+        alone = plan_attention(
+            torch.stack([edges.col, edges.row]), shape=edges.shape, device="cpu", backend="reference", backward=True
+        )
+        term = data(row[:, own], col[:, kv : kv + 1].expand(-1, size), head[own])
+        every = (each[:, kv : kv + 1].expand(-1, size, -1) for each in (k, v))
+        parts.append(alone(q[:, own], *every, edges=term))
+    expected = torch.cat(parts, 1)
+    close(output, expected)
+    factors = torch.randn_like(expected)
+    found, wanted = (
+        torch.autograd.grad(each, (row, col, head), factors, allow_unused=True) for each in (output, expected)
+    )
+    for left, right in zip(found, wanted, strict=True):
+        close(left, torch.zeros_like(left) if right is None else right)
+
+
+def test_values_that_lists_do_not_take():
+    plan = planned(indices_of(7, 2, 4, num_keys=9), (7, 9, 4, 2, 4, 2, 5), backend="scatter")
+    tensors = tensors_of(7, 9, 4, 2)
+    for data, message in (
+        (EdgeData(bias=torch.zeros(56, dtype=DOUBLE)), "this plan keeps no edge order"),
+        (EdgeData(additive_weight=torch.zeros(2, 5, dtype=DOUBLE)), "additive_weight: got one, but a plan of lists"),
+        (EdgeData(score=ScoreTerm("s + x", col={"x": torch.zeros(9, 3)})), "values of columns: got 3 heads; one"),
+        (EdgeData(score=ScoreTerm("s + x", col={"x": torch.zeros(9, 4)})), "values of columns: got 4 .* call has 2"),
+        (EdgeData(score=ScoreTerm("s + x", row={"x": torch.zeros(7, 8)})), "queries and edges: got 8 .* call has 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plan(*tensors, edges=data)
 
 
 @pytest.mark.parametrize("name", ["groups", "lists of KV heads"])
