@@ -1,8 +1,8 @@
 """Times of attention of groups of query heads that share one KV head and one list of selected keys for each query, the
 selected branch of Native Sparse Attention. Forward with what the backward pass needs, and backward.
 
-    fused3s          a plan with num_kv_heads=1: a window of 16 rows is 16 / G queries, whose keys are gathered once for
-                     all their heads
+    fused3s          one sparse matrix of N * G rows and N columns: row i * G + g is query i of head g of the group, so
+                     that a window of 16 rows is 16 / G queries, whose keys are gathered once for all their heads
     flex_attention   dense blocks of 128 queries x 128 keys with `enable_gqa`: every block in which one of the queries
                      selects a key is computed for all heads, and a mask function looks each element up
 
@@ -92,18 +92,31 @@ def plan_passes(pattern: CSRPattern, case: Case, inputs: Sequence[torch.Tensor],
     if not (backend.has_backward and backend.writes_lse):
         raise UnsupportedInputsError("it has no backward pass of its own")
     query, key, value, grad = inputs
-    options = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "num_kv_heads": 1}
-    plan = kernels.plan_attention(pattern, backend=case.backend, device=query.device, backward=True, **options)
+    rows = (-1, 1, case.dim)  # a view: query i of head g is row i * G + g
+    graph = each_row_repeated(pattern, case.heads)
+    options = {"dtype": query.dtype, "head_dim": case.dim, "backward": True}
+    plan = kernels.plan_attention(graph, backend=case.backend, device=query.device, **options)
 
     def forward() -> tuple[torch.Tensor, torch.Tensor]:
-        return plan(query, key, value, scale=scale, return_lse=True)
+        return plan(query.view(rows), key, value, scale=scale, return_lse=True)
 
     output, lse = forward()
 
     def backward() -> Gradients:
-        return plan.backward(grad, query, key, value, output, lse, scale=scale)[:3]
+        given = (query.view(rows), key, value, output, lse)
+        found = plan.backward(grad.view(rows), *given, scale=scale)
+        return found.query.view_as(query), found.key, found.value
 
-    return lambda: forward()[0], backward
+    return lambda: forward()[0].view_as(query), backward
+
+
+def each_row_repeated(pattern: CSRPattern, times: int) -> CSRPattern:
+    """The pattern with every row `times` times, one behind the other."""
+    counts = pattern.indptr.diff().repeat_interleave(times)
+    indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    row = rows_of_edges(indptr)
+    place = torch.arange(len(row), device=row.device) - indptr[row] + pattern.indptr[row // times]
+    return CSRPattern(indptr, pattern.indices[place], (len(counts), pattern.shape[1]))
 
 
 def flex_passes(pattern: CSRPattern, case: Case, inputs: Sequence[torch.Tensor], scale: float) -> Passes:

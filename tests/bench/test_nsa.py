@@ -9,12 +9,11 @@ from formula_backend import FormulaBackend
 import data
 from baselines import REGISTRY
 from bench import nsa
-from bench.nsa import Problem
+from bench.nsa import Problem, each_row_repeated
 from bench.runner import Measure, measured
 from configs.bench import Shape
 from data.registry import registry
 from data.sources.sequence_masks import SelectedBlocks
-from kernels import plan_attention
 from kernels.formats.csr import CSRPattern
 
 SMALL = "nsa-64"
@@ -47,10 +46,11 @@ def test_both_passes_of_each_group():
 
 
 def test_a_wrong_mask_is_wrong_in_both_passes(monkeypatch):
-    def shifted(pattern, **options):
-        return plan_attention(CSRPattern(pattern.indptr, pattern.indices // 2, pattern.shape), **options)
+    def shifted(pattern, times):
+        graph = each_row_repeated(pattern, times)
+        return CSRPattern(graph.indptr, graph.indices // 2, graph.shape)
 
-    monkeypatch.setattr(nsa.kernels, "plan_attention", shifted)
+    monkeypatch.setattr(nsa, "each_row_repeated", shifted)
     assert [row.status for row in rows_of("shapes=[4x8]", "backends=[fused3s]")] == ["wrong", "wrong"]
 
 
@@ -70,6 +70,14 @@ def test_the_reference_is_dense_attention_with_one_kv_head():
     torch.testing.assert_close(problem.output.double(), output, rtol=1e-6, atol=1e-6)
     for got, right in zip(problem.gradients, expected, strict=True):
         torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_are_repeated_one_behind_the_other():
+    indptr, indices = torch.tensor([0, 2, 2, 3]), torch.tensor([4, 1, 0], dtype=torch.int32)
+    found = each_row_repeated(CSRPattern(indptr, indices, (3, 5)), 2)
+    assert found.indptr.tolist() == [0, 2, 4, 4, 4, 5, 6]
+    assert found.indices.tolist() == [4, 1, 4, 1, 0, 0]
+    assert found.shape == (6, 5)
 
 
 @pytest.mark.gpu
