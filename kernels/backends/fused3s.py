@@ -130,9 +130,8 @@ class Fused3SBackend(CudaBackend):
         _compile(made.bounded, device, inputs)
         return made
 
-    def raise_graph_errors(self, data: Fused3SData) -> None:
-        if data.progress is not None:
-            data.progress.raise_errors()
+    def settled(self, data: Fused3SData) -> Fused3SData:
+        return data if data.progress is None else data.progress.settled(data)
 
     def sorted_edges(self, data: Fused3SData) -> torch.Tensor | None:
         return data.edge_ids
