@@ -29,7 +29,7 @@ Gradients with respect to q, k, v, edge data and weights:
 * `fused3s` has its own backward pass; autograd differentiates `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`,
   `flex_attention` and `sdpa_padded`. The other backends raise an error if an input requires a gradient.
 * `fused3s` and `dgl` have first derivatives in reverse mode. Double backward, forward mode (jvp) and vmap raise an
-  error; `reference` supports them. The log-sum-exp carries no gradient.
+  error; `reference` supports them. The log-sum-exp has a gradient, too.
 * A row without an edge, or with scores of -inf only, has gradient 0. So does a score beyond the clamp.
 
 Dropout (`fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`): each softmax weight is 0 with probability

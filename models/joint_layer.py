@@ -148,7 +148,7 @@ def _backward(
         columns += part.split(joint)
     wanted = OF_ROWS
     if of_features or of_edges:
-        wanted = names_of((True, True, True, False, False, of_features, of_edges, of_edges))
+        wanted = names_of((True, True, True, of_features, of_edges, of_edges))
     output, lse, *tensors = saved
     attention = with_tensors(attention, tensors, lse)
     backend = REGISTRY[plan.backend]

@@ -198,6 +198,7 @@ class Backend(ABC):
         grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
+        grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
         """Gradients of `attend`, for backends with `has_backward`.
 
@@ -209,6 +210,7 @@ class Backend(ABC):
             wanted: the fields of `Gradients` to compute.
             into: optional memory for the gradients of query, key and value if all three are wanted. A backend may
                 ignore it and return new tensors.
+            grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
         """
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 

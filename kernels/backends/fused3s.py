@@ -176,11 +176,12 @@ class Fused3SBackend(CudaBackend):
         grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
+        grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
         data, dtype = data.ready(is_forward=False), call.query.dtype
         if (rounded := product_type(dtype)) == dtype:
-            return launch_gradients(data, call, output, grad_output, wanted, into)
-        found = launch_gradients(data, call.to(rounded), output, grad_output, wanted)
+            return launch_gradients(data, call, output, grad_output, wanted, into, grad_lse)
+        found = launch_gradients(data, call.to(rounded), output, grad_output, wanted, grad_lse=grad_lse)
         return Gradients(*[None if gradient is None else gradient.to(dtype) for gradient in found])
 
 
