@@ -21,9 +21,11 @@ from kernels.autocast import input_type
 from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
 from models.edge_attention import attend_edges
-from models.joint_layer import LayerCall, attend_jointly, takes_layer
+from models.joint_layer import LayerCall, takes_edges
 from models.joint_parameters import JointMemory, joint_parameters, plain_parameters
+from models.one_node import run_as_node, takes_plan
 from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
+from models.projections import Projections
 
 
 class FusedTransformerConv(nn.Module):
@@ -226,17 +228,20 @@ class FusedTransformerConv(nn.Module):
             plan = self._plan(plan, (target.shape[0], source.shape[0]), dtype, backward)
         if isinstance(edge_attr, Tensor):
             edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
-        if not takes_layer(plan, inputs, dtype, self.out_channels, edge_attr):
+        is_one_node = takes_plan(plan, target.shape[0], source, dtype, self.out_channels)
+        if not (is_one_node and takes_edges(edge_attr, dtype)):
             return self._attend(source, target, plan, edge_attr)
         adds_root = self.root_weight and self.concat and not self.beta
         dropout = self.dropout if self.training else 0.0
         parts = self._joint_parts if len(inputs) == 1 else self._parts
-        call = LayerCall(plan, parts, self._memory, dtype, self._scale, dropout, edge_attr, adds_root)
-        edge_layer = self.lin_edge
-        out = attend_jointly(call, inputs, parameters, None if edge_layer is None else edge_layer.weight)
+        projections = Projections(parts, self._memory, dtype)
+        call = LayerCall(plan, projections, self._scale, dropout, edge_attr, adds_root)
+        features = None if edge_attr is None or not edge_attr.padded_features.requires_grad else edge_attr.padded_features
+        edge_weight = None if self.lin_edge is None else self.lin_edge.weight
+        out = run_as_node(call, features, edge_weight, *inputs, *parameters)
         if adds_root:
             return out, None
-        return out if self.root_weight else (*out, None)
+        return out if self.root_weight else (out, None)
 
     def _attend(
         self,
