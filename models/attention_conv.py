@@ -5,48 +5,62 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kernels import EdgeData
+from kernels import AttentionPlan, EdgeData
 from models.planned_edges import plan_edge_index, require_gradients
 
 
 class AttentionConv(nn.Module):
     """A layer with the attributes heads, out_channels, concat, dropout, backend, cache and the parameter `bias`."""
 
+    def plan_edges(
+        self, edge_index: Tensor, shape: tuple[int, int], dtype: torch.dtype, backward: bool
+    ) -> AttentionPlan:
+        """The plan of an edge_index; `shape`: (targets, sources)."""
+        return plan_edge_index(
+            edge_index,
+            shape,
+            backend=self.backend,
+            dtype=dtype,
+            head_dim=self.out_channels,
+            num_heads=self.heads,
+            edge_data=True,
+            backward=backward,
+            cache=self.cache,
+        )
+
     def attend(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        edge_index: Tensor,
+        edges: Tensor | AttentionPlan,
         data: EdgeData,
         needs_gradients: bool,
         scale: float | None = None,
     ) -> Tensor:
-        """[targets, H, C]: attention over an edge_index, with dropout in training mode. Not for torch.compile: the plan
-        is looked up by the tensor.
+        """[targets, H, C]: attention with dropout in training mode. Not for torch.compile: the plan is looked up by the
+        tensor.
 
         Args:
             query: [targets, H, C]; key, value: [sources, H, C].
+            edges: an edge_index, or its plan.
             needs_gradients: whether autograd records one of the inputs.
             scale: of the scores; None: 1/sqrt(C).
         """
-        plan = plan_edge_index(
-            edge_index,
-            (len(query), len(key)),
-            backend=self.backend,
-            dtype=value.dtype,
-            head_dim=self.out_channels,
-            num_heads=self.heads,
-            edge_data=True,
-            backward=torch.is_grad_enabled() and needs_gradients,
-            cache=self.cache,
-        )
-        bound = plan.bind_edges(data, check_values=False)
-        dropout = self.dropout if self.training else 0.0
+        plan = edges
+        if not isinstance(plan, AttentionPlan):
+            backward = torch.is_grad_enabled() and needs_gradients
+            plan = self.plan_edges(edges, (len(query), len(key)), value.dtype, backward)
         with torch.autocast(value.device.type, enabled=False):
-            out = plan(query, key, value, scale=scale, edges=bound, dropout=dropout)
+            bound = plan.bind_edges(data, check_values=False)
+            out = plan(query, key, value, scale=scale, edges=bound, dropout=self.dropout_rate)
         require_gradients(out, value, plan.backend)
         return out
+
+    @property
+    def dropout_rate(self) -> float:
+        """In this mode."""
+        return self.dropout if self.training else 0.0
 
     def finish(self, out: Tensor, root: Tensor | None) -> Tensor:
         """[targets, H C], or the mean of the heads; plus the residual term and the bias."""

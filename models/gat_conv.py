@@ -11,8 +11,13 @@ no key is gathered, and no tensor [E, H, C] is materialised. PyTorch Geometric i
 import torch
 from torch import Tensor, nn
 
-from kernels import EdgeData, ScoreTerm
+from kernels import AttentionPlan, EdgeData, ScoreTerm
+from kernels.backends import REGISTRY
+from kernels.edge_data import edge_permutation
 from models.attention_conv import AttentionConv, check_dropout, glorot_, softmax_of_targets
+from models.joint_gat import SCORE, SCORE_OF_EDGES, GATCall
+from models.joint_parameters import joint_parameters
+from models.one_node import run_as_node, takes_plan
 from models.self_loops import FILLS, edge_list, edges_with_self_loops, features_with_self_loops
 
 
@@ -121,18 +126,9 @@ class FusedGATConv(AttentionConv):
             [N, H C], or [N, C] without concat; N counts targets.
         """
         source, target = (x, x) if isinstance(x, Tensor) else x
-        of_heads = (self.heads, self.out_channels)
         root = self.res(target) if self.res is not None and target is not None else None
-        values = (self.lin or self.lin_src)(source).unflatten(-1, of_heads)
-        row_scores = None
-        if target is not None:
-            shared = self.lin is not None and target is source
-            targets = values if shared else (self.lin or self.lin_dst)(target).unflatten(-1, of_heads)
-            row_scores = (targets * self.att_dst).sum(-1)
-        column_scores = (values * self.att_src).sum(-1)
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
-
         features = edge_attr if self.lin_edge is not None else None
         if features is not None and features.dim() == 1:
             features = features[:, None]
@@ -143,11 +139,58 @@ class FusedGATConv(AttentionConv):
             if features is not None:
                 features = features_with_self_loops(features, edge_index, num_loops, self.fill_value)
         edge_scores = None if features is None else self._edge_scores(features)
-        scores = row_scores, column_scores, edge_scores
+        if not (return_attention_weights or target is None):
+            joint = joint_parameters((source, target), self._projections())
+            if joint is not None:
+                return self.finish(self._attend_as_node(source, target, *joint, edge_scores, edges), root)
+        values, *scores = *self._values_and_scores(source, target), edge_scores
         out = self.finish(self._attend(values, *scores, edges, shape[0]), root)
         if not return_attention_weights:
             return out
         return out, (edge_list(edges), self._weights(*scores, edges, shape[0]))
+
+    def _projections(self) -> tuple[nn.Module, nn.Module]:
+        """Of sources and of targets."""
+        return (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
+
+    def _values_and_scores(self, source: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Values [sources, H, C], and the scores of rows [targets, H] and of columns [sources, H]."""
+        of_source, of_target = self._projections()
+        of_heads, row_scores = (self.heads, self.out_channels), None
+        values = of_source(source).unflatten(-1, of_heads)
+        if target is not None:
+            shared = of_source is of_target and target is source
+            targets = values if shared else of_target(target).unflatten(-1, of_heads)
+            row_scores = (targets * self.att_dst).sum(-1)
+        return values, row_scores, (values * self.att_src).sum(-1)
+
+    def _attend_as_node(
+        self,
+        source: Tensor,
+        target: Tensor,
+        dtype: torch.dtype,
+        weights: list[Tensor],
+        edge_scores: Tensor | None,
+        edge_index: Tensor,
+    ) -> Tensor:
+        """[targets, H, C], as one autograd node where the backend has a backward pass of its own.
+
+        Args:
+            dtype, weights: from `joint_parameters`.
+        """
+        of_source, of_target = weights
+        ends = (None, None) if target is source and of_target is of_source else (target, of_target)
+        given = source, of_source, self.att_src, *ends, self.att_dst
+        watched = given if edge_scores is None else (*given, edge_scores)
+        backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in watched)
+        plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
+        if not takes_plan(plan, target.shape[0], source, dtype, self.out_channels):
+            return self._attend(*self._values_and_scores(source, target), edge_scores, plan, target.shape[0])
+        score, values = SCORE, None
+        if edge_scores is not None:
+            order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
+            score, values = SCORE_OF_EDGES, edge_scores.to(dtype).index_select(0, order).unsqueeze(-1)
+        return run_as_node(GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate), values, *given)
 
     def _edge_scores(self, features: Tensor) -> Tensor:
         """[E, H]: <att_edge, W a_ij> of each head, by one product with att_edge W."""
@@ -161,7 +204,7 @@ class FusedGATConv(AttentionConv):
         row_scores: Tensor | None,
         column_scores: Tensor,
         edge_scores: Tensor | None,
-        edge_index: Tensor,
+        edges: Tensor | AttentionPlan,
         num_targets: int,
     ) -> Tensor:
         """[targets, H, C]."""
@@ -174,7 +217,7 @@ class FusedGATConv(AttentionConv):
         nothing = values.new_zeros(self.out_channels)  # of queries and keys, which the term does not read
         query, key = (nothing.expand(length, self.heads, -1) for length in (num_targets, len(values)))
         needs_gradients = any(each.requires_grad for each in given)
-        return self.attend(query, key, values, edge_index, EdgeData(score=term), needs_gradients)
+        return self.attend(query, key, values, edges, EdgeData(score=term), needs_gradients)
 
     def _weights(
         self,

@@ -11,12 +11,17 @@ tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
 import torch
 from torch import Tensor, nn
 
-from kernels import EdgeData
+from kernels import AttentionPlan, EdgeData
+from kernels.side_by_side import RowParts
 from models.attention_conv import AttentionConv, check_dropout, glorot_, softmax_of_targets
+from models.joint_gat import GATv2Call
+from models.joint_parameters import JointModule, joint_parameters
+from models.one_node import run_as_node, takes_plan
+from models.projections import Projections
 from models.self_loops import edge_list, edges_with_self_loops
 
 
-class FusedGATv2Conv(AttentionConv):
+class FusedGATv2Conv(JointModule, AttentionConv):
     """GATv2Conv with fused sparse attention.
 
     Args:
@@ -79,6 +84,9 @@ class FusedGATv2Conv(AttentionConv):
         self.att = nn.Parameter(torch.empty(1, heads, out_channels))
         self.res = nn.Linear(targets, out_width, bias=False) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
+        of_head = (heads, out_channels)
+        self._joint_parts, self._parts = (RowParts(of_head, of_head),), (RowParts(of_head), RowParts(of_head))
+        self.lay_parameters()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -115,14 +123,17 @@ class FusedGATv2Conv(AttentionConv):
                 "edge_attr: got some; this layer takes no edge features, torch_geometric.nn.GATv2Conv does"
             )
         source, target = (x, x) if isinstance(x, Tensor) else x
-        of_heads = (self.heads, self.out_channels)
-        keys = self.lin_l(source).unflatten(-1, of_heads)
-        shared = self.share_weights and target is source
-        queries = keys if shared else self.lin_r(target).unflatten(-1, of_heads)
         edges = edge_index
         if self.add_self_loops:
-            edges = edges_with_self_loops(edge_index, min(len(queries), len(keys)), cache=self.cache)
-        out = self.finish(self._attend(queries, keys, edges), None if self.res is None else self.res(target))
+            edges = edges_with_self_loops(edge_index, min(len(target), len(source)), cache=self.cache)
+        root = None if self.res is None else self.res(target)
+        if not (return_attention_weights or self.share_weights):
+            inputs = (target,) if target is source else (target, source)
+            joint = joint_parameters(inputs, self.joint_layers())
+            if joint is not None:
+                return self.finish(self._attend_as_node(inputs, *joint, edges), root)
+        queries, keys = self._queries_and_keys(source, target)
+        out = self.finish(self._attend(queries, keys, edges), root)
         if not return_attention_weights:
             return out
         ends = edge_list(edges).long()
@@ -130,9 +141,36 @@ class FusedGATv2Conv(AttentionConv):
         weights = softmax_of_targets((hidden * self.att).sum(-1), ends[1], len(queries))
         return out, (edge_list(edges), weights)
 
+    def joint_layers(self) -> tuple[nn.Module, ...]:
+        return self.lin_r, self.lin_l
+
+    def _queries_and_keys(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """[targets, H, C] and [sources, H, C]."""
+        of_heads = (self.heads, self.out_channels)
+        keys = self.lin_l(source).unflatten(-1, of_heads)
+        shared = self.share_weights and target is source
+        return keys if shared else self.lin_r(target).unflatten(-1, of_heads), keys
+
+    def _attend_as_node(
+        self, inputs: tuple[Tensor, ...], dtype: torch.dtype, parameters: list[Tensor], edge_index: Tensor
+    ) -> Tensor:
+        """[targets, H, C], as one autograd node where the backend has a backward pass of its own.
+
+        Args:
+            inputs: x, or those of the targets and of the sources.
+            dtype, parameters: from `joint_parameters`.
+        """
+        target, source, given = inputs[0], inputs[-1], (self.att, *inputs, *parameters)
+        backward = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+        plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
+        if not takes_plan(plan, target.shape[0], source, dtype, self.out_channels):
+            return self._attend(*self._queries_and_keys(source, target), plan)
+        projections = Projections(self._joint_parts if len(inputs) == 1 else self._parts, self._memory, dtype)
+        return run_as_node(GATv2Call(plan, projections, self.negative_slope, self.dropout_rate), *given)
+
     @torch.compiler.disable
-    def _attend(self, queries: Tensor, keys: Tensor, edge_index: Tensor) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, edges: Tensor | AttentionPlan) -> Tensor:
         """[targets, H, C]; the keys are the values, too."""
         data = EdgeData(additive_weight=self.att[0].to(queries.dtype), additive_slope=self.negative_slope)
         needs_gradients = queries.requires_grad or keys.requires_grad
-        return self.attend(queries, keys, keys, edge_index, data, needs_gradients, scale=1.0)
+        return self.attend(queries, keys, keys, edges, data, needs_gradients, scale=1.0)

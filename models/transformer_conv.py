@@ -9,9 +9,7 @@ PyTorch Geometric itself is not needed. With W = lin_edge.weight, an edge adds W
 and a_ij separately (`EdgeData.features`), so no tensor [E, H, C] is materialised.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +20,13 @@ from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
 from models.edge_attention import attend_edges
 from models.joint_layer import LayerCall, takes_edges
-from models.joint_parameters import JointMemory, joint_parameters, plain_parameters
+from models.joint_parameters import JointModule, joint_parameters
 from models.one_node import run_as_node, takes_plan
 from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 from models.projections import Projections
 
 
-class FusedTransformerConv(nn.Module):
+class FusedTransformerConv(JointModule):
     """TransformerConv with fused sparse attention.
 
     Weights and biases of the projections are views of one memory, as in `torch.nn.LSTM`, so one GEMM needs no copy.
@@ -99,25 +97,12 @@ class FusedTransformerConv(nn.Module):
         of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
         self._joint_parts = (RowParts(*of_root, of_head, of_head, of_head),)  # of all projections, where they share x
         self._parts = (RowParts(*of_root, of_head), RowParts(of_head, of_head))  # of the targets', of the sources'
-        self._memory = JointMemory()
-        self._lay_parameters()
+        self.lay_parameters()
         self.reset_parameters()  # a second draw, as in PyG's layer: the same seed gives the same weights
 
     def reset_parameters(self) -> None:
         for layer in self.children():
             layer.reset_parameters()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedTransformerConv":
-        super()._apply(fn, recurse)  # `to`, `half`, `cuda` give each parameter separate memory
-        self._lay_parameters()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._lay_parameters()
-
-    def _lay_parameters(self) -> None:
-        self._memory.lay(plain_parameters(self._joint_layers()))
 
     def plan(
         self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
@@ -189,7 +174,7 @@ class FusedTransformerConv(nn.Module):
             edge_attr = values_as_features(edge_index)
         self._check_edge_attr(edge_attr)
         inputs = (target,) if source is target else (target, source)
-        joint = joint_parameters(inputs, self._joint_layers())
+        joint = joint_parameters(inputs, self.joint_layers())
         if joint is not None:
             out, root = self._attend_jointly(inputs, *joint, edge_index, edge_attr)
         else:
@@ -202,7 +187,7 @@ class FusedTransformerConv(nn.Module):
         gate = self.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
         return gate * root + (1 - gate) * out
 
-    def _joint_layers(self) -> tuple[nn.Module, ...]:
+    def joint_layers(self) -> tuple[nn.Module, ...]:
         """The projections, those of targets first."""
         modules = self._modules  # attributes of a module are looked up in Python
         layers = modules["lin_query"], modules["lin_key"], modules["lin_value"]
@@ -236,7 +221,9 @@ class FusedTransformerConv(nn.Module):
         parts = self._joint_parts if len(inputs) == 1 else self._parts
         projections = Projections(parts, self._memory, dtype)
         call = LayerCall(plan, projections, self._scale, dropout, edge_attr, adds_root)
-        features = None if edge_attr is None or not edge_attr.padded_features.requires_grad else edge_attr.padded_features
+        features = (
+            None if edge_attr is None or not edge_attr.padded_features.requires_grad else edge_attr.padded_features
+        )
         edge_weight = None if self.lin_edge is None else self.lin_edge.weight
         out = run_as_node(call, features, edge_weight, *inputs, *parameters)
         if adds_root:

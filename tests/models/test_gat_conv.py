@@ -7,7 +7,8 @@ from torch_geometric.nn import GATConv, GATv2Conv
 
 from models import FusedGATConv, FusedGATv2Conv
 
-BACKENDS = ["reference", "csr_unfused", "scatter", "dgl"]
+pytestmark = pytest.mark.usefixtures("formula")
+BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
 # concat, add_self_loops, bias, residual: every pair of values
 SWITCHES = [(True, True, True, True), (True, False, False, False), (False, True, False, False)]
 SWITCHES += [(False, False, True, True), (False, True, True, False), (True, False, True, True)]
