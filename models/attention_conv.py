@@ -62,6 +62,10 @@ class AttentionConv(nn.Module):
         """In this mode."""
         return self.dropout if self.training else 0.0
 
+    def joint_bias(self, root: Tensor | None) -> Tensor | None:
+        """The bias, where it is added to the output of the heads itself."""
+        return self.bias if self.concat and root is None else None
+
     def finish(self, out: Tensor, root: Tensor | None) -> Tensor:
         """[targets, H C], or the mean of the heads; plus the residual term and the bias."""
         out = out.flatten(1) if self.concat else out.mean(1)

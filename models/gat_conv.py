@@ -142,7 +142,8 @@ class FusedGATConv(AttentionConv):
         if not (return_attention_weights or target is None):
             joint = joint_parameters((source, target), self._projections())
             if joint is not None:
-                return self.finish(self._attend_as_node(source, target, *joint, edge_scores, edges), root)
+                out = self._attend_as_node(source, target, *joint, edge_scores, edges, self.joint_bias(root))
+                return out if out.dim() == 2 else self.finish(out, root)
         values, *scores = *self._values_and_scores(source, target), edge_scores
         out = self.finish(self._attend(values, *scores, edges, shape[0]), root)
         if not return_attention_weights:
@@ -172,8 +173,10 @@ class FusedGATConv(AttentionConv):
         weights: list[Tensor],
         edge_scores: Tensor | None,
         edge_index: Tensor,
+        bias: Tensor | None,
     ) -> Tensor:
-        """[targets, H, C], as one autograd node where the backend has a backward pass of its own.
+        """[targets, H C] with a bias, else [targets, H, C]; as one autograd node where the backend has a backward pass
+        of its own, else [targets, H, C] without the bias.
 
         Args:
             dtype, weights: from `joint_parameters`.
@@ -190,7 +193,9 @@ class FusedGATConv(AttentionConv):
         if edge_scores is not None:
             order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
             score, values = SCORE_OF_EDGES, edge_scores.to(dtype).index_select(0, order).unsqueeze(-1)
-        return run_as_node(GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate), values, *given)
+        call = GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate)
+        with torch.autocast(source.device.type, enabled=False):
+            return run_as_node(call, values, bias, *given)
 
     def _edge_scores(self, features: Tensor) -> Tensor:
         """[E, H]: <att_edge, W a_ij> of each head, by one product with att_edge W."""

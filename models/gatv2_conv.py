@@ -131,7 +131,8 @@ class FusedGATv2Conv(JointModule, AttentionConv):
             inputs = (target,) if target is source else (target, source)
             joint = joint_parameters(inputs, self.joint_layers())
             if joint is not None:
-                return self.finish(self._attend_as_node(inputs, *joint, edges), root)
+                out = self._attend_as_node(inputs, *joint, edges, self.joint_bias(root))
+                return out if out.dim() == 2 else self.finish(out, root)
         queries, keys = self._queries_and_keys(source, target)
         out = self.finish(self._attend(queries, keys, edges), root)
         if not return_attention_weights:
@@ -152,16 +153,22 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         return keys if shared else self.lin_r(target).unflatten(-1, of_heads), keys
 
     def _attend_as_node(
-        self, inputs: tuple[Tensor, ...], dtype: torch.dtype, parameters: list[Tensor], edge_index: Tensor
+        self,
+        inputs: tuple[Tensor, ...],
+        dtype: torch.dtype,
+        parameters: list[Tensor],
+        edge_index: Tensor,
+        bias: Tensor | None,
     ) -> Tensor:
-        """[targets, H, C], as one autograd node where the backend has a backward pass of its own.
+        """[targets, H C] with a bias, else [targets, H, C]; as one autograd node where the backend has a backward pass
+        of its own, else [targets, H, C] without the bias.
 
         Args:
             inputs: x, or those of the targets and of the sources.
             dtype, parameters: from `joint_parameters`.
         """
-        target, source, given = inputs[0], inputs[-1], (self.att, *inputs, *parameters)
-        backward = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+        target, source, given = inputs[0], inputs[-1], (self.att, bias, *inputs, *parameters)
+        backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
         plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
         if not takes_plan(plan, target.shape[0], source, dtype, self.out_channels):
             return self._attend(*self._queries_and_keys(source, target), plan)

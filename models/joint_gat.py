@@ -28,8 +28,8 @@ ALIGNMENT = 8  # columns: rows of 16-bit values are then aligned to 16 bytes, so
 class GATv2Call(NodeCall):
     """One call of FusedGATv2Conv: the values are the keys.
 
-    Its differentiable arguments are a [1, H, C], and inputs and parameters of the projections; its result is the output
-    [N, H, C].
+    Its differentiable arguments are a [1, H, C], the bias of the output or None, and inputs and parameters of the
+    projections. Its result is the output [N, H, C]; with a bias [N, H C].
 
     Attributes:
         projections: to query and key, (H, C) each.
@@ -42,22 +42,25 @@ class GATv2Call(NodeCall):
     slope: float
     dropout: float
 
-    def forward(self, with_lse: bool, additive: Tensor, *given: Tensor) -> tuple[Tensor, Call, Saved]:
+    def forward(
+        self, with_lse: bool, additive: Tensor, bias: Tensor | None, *given: Tensor
+    ) -> tuple[Tensor, Call, Saved]:
         (query, key), of_projections = self.projections.forward(given)
         dtype = self.projections.dtype
         weight = additive[0].to(dtype)
         edges = BoundEdges(self.plan.edge_order, additive_weight=weight, additive_slope=self.slope)
         attention = self.plan.call(query, key, key, 1.0, dtype, edges, self.dropout)
         output, attention = attend(self.plan, attention, with_lse)
-        return output, attention, (additive, output, attention.lse, *tensors_of(attention), *of_projections)
+        saved = (additive, bias, output, attention.lse, *tensors_of(attention), *of_projections)
+        return _add_bias(output, bias), attention, saved
 
     def backward(
         self, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor], *saved: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        (additive, output, lse, *tensors), of_projections = self.projections.split_saved(saved)
+        (additive, bias, output, lse, *tensors), of_projections = self.projections.split_saved(saved)
         attention = with_tensors(attention, tensors, lse)
         of_head = output.shape[1:]
-        rows = RowParts(*[of_head] * (4 - len(self.projections.parts)))  # query in rows of its own, or here; key, value
+        rows = RowParts(*[of_head] * (4 - len(self.projections.parts)))  # query (or in rows of its own), key, value
         joint = attention.key.new_empty((attention.key.shape[0], rows.pitch))
         *of_query, of_key, of_value = rows.split(joint)
         joints = [joint[:, : -of_head.numel()]]
@@ -66,13 +69,16 @@ class GATv2Call(NodeCall):
             joints.insert(0, of_query[0].flatten(1))
         wanted = OF_ROWS | {"additive_weight"} if needed[0] else OF_ROWS
         memory = (of_query[0], of_key, of_value)
-        found = REGISTRY[self.plan.backend].attend_backward(self.plan.data, attention, output, grads[0], wanted, memory)
+        found = REGISTRY[self.plan.backend].attend_backward(
+            self.plan.data, attention, output, _like(grads[0], output), wanted, memory
+        )
         for place, gradient in zip(memory, found, strict=False):
             if gradient is not place:
                 place.copy_(gradient)
         of_key.add_(of_value)
         of_additive = found.additive_weight.to(additive.dtype)[None] if needed[0] else None
-        return of_additive, *self.projections.gradients(joints, of_projections, needed[1:])
+        of_rest = self.projections.gradients(joints, of_projections, needed[2:])
+        return of_additive, _bias_gradient(grads[0], bias), *of_rest
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,8 +90,9 @@ class GATCall(NodeCall):
         sources [N, F]  ->  value: H heads of C | score of each head as a source (and, in a square graph, as a target)
         targets         ->  score of each head as a target
 
-    Its differentiable arguments are the values of edges [nnz, H, 1] or None; the sources, W [H C, F] and att_src; the
-    targets and their W, or None twice where they are the sources; att_dst. Its result is the output [N, H, C].
+    Its differentiable arguments are the values of edges [nnz, H, 1] or None; the bias of the output or None; the
+    sources, W [H C, F] and att_src; the targets and their W, or None twice where they are the sources; att_dst. Its
+    result is the output [N, H, C]; with a bias [N, H C].
 
     Attributes:
         dtype: type of the GEMMs.
@@ -104,6 +111,7 @@ class GATCall(NodeCall):
         self,
         with_lse: bool,
         edge_values: Tensor | None,
+        bias: Tensor | None,
         source: Tensor,
         weight: Tensor,
         of_source: Tensor,
@@ -111,20 +119,22 @@ class GATCall(NodeCall):
         target_weight: Tensor | None,
         of_target: Tensor,
     ) -> tuple[Tensor, Call, Saved]:
-        dtype, (num_heads, head_dim) = self.dtype, of_source.shape[1:]
-        width, wide = weight.shape[0], torch.promote_types(dtype, torch.float32)
-        attentions = (of_source, of_target) if target is None else (of_source,)
-        source, joint = source.to(dtype), _joint_weight(weight, attentions).to(dtype)
+        dtype, (_, num_heads, head_dim), num_rows = self.dtype, of_source.shape, source.shape[0]
+        width, wide = num_heads * head_dim, torch.promote_types(dtype, torch.float32)
+        vectors = torch.cat((of_source, of_target)) if target is None else of_source
+        source, joint = source.to(dtype), _joint_weight(weight, vectors).to(dtype)
         rows = functional.linear(source, joint)
-        value = rows[:, :width].unflatten(1, (num_heads, head_dim))
-        scores = _scores(rows, width, num_heads, len(attentions))
-        column, *row = [scores[..., i : i + 1].to(wide).contiguous() for i in range(len(attentions))]
+        pitch = rows.shape[1]
+        value = rows.as_strided((num_rows, num_heads, head_dim), (pitch, head_dim, 1))
+        scores = torch.empty((len(vectors), num_rows, num_heads, 1), dtype=wide, device=rows.device)
+        scores.copy_(rows.as_strided(scores.shape, (1, pitch, len(vectors), 1), width))
+        column, *row = scores.unbind()
         target_rows = None
         if target is not None:
-            target, target_rows = target.to(dtype), _score_rows(target_weight, (of_target,)).to(dtype)
+            target, target_rows = target.to(dtype), _score_rows(target_weight, of_target).to(dtype)
             row = [functional.linear(target, target_rows).to(wide).unsqueeze(-1)]
-        unread = value.new_zeros(head_dim)
-        query, key = (unread.expand(len(each), num_heads, -1) for each in (row[0], value))
+        # The score reads neither queries nor keys.
+        query = value if target is None else rows.new_empty((target.shape[0], num_heads, head_dim))
         edges = BoundEdges(
             self.plan.edge_order,
             row_values=row[0],
@@ -133,88 +143,86 @@ class GATCall(NodeCall):
             score=self.score,
             score_numbers=(self.slope,),
         )
-        attention = self.plan.call(query, key, value, 1.0, dtype, edges, self.dropout)
+        attention = self.plan.call(query, value, value, 1.0, dtype, edges, self.dropout)
         output, attention = attend(self.plan, attention, with_lse)
-        saved = (source, joint, weight, of_source, target, target_rows, target_weight, of_target)
-        return output, attention, (*saved, output, attention.lse, *tensors_of(attention))
+        saved = (bias, source, joint, weight, vectors, target, target_rows, target_weight, of_target, output)
+        watched = (of_source,)  # so that autograd detects changes
+        return _add_bias(output, bias), attention, (*saved, attention.lse, *tensors_of(attention), *watched)
 
     def backward(
         self, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor], *saved: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        source, joint, weight, of_source, target, target_rows, target_weight, of_target, output, lse, *tensors = saved
-        attentions = (of_source, of_target) if target is None else (of_source,)
-        num_heads, head_dim = output.shape[1:]
-        width, num_scores = weight.shape[0], len(attentions) * num_heads
-        # value | scores | rows that the kernel writes for key and query, which the scores do not read. In whole heads.
-        rows = source.new_empty((len(source), 2 * num_heads + -(-num_scores // head_dim), head_dim))
-        value, unread = rows[:, :num_heads], rows[:, -num_heads:]
-        of_query = unread if target is None else torch.empty_like(output)
+        bias, source, joint, weight, vectors, target, target_rows, target_weight, of_target, output, lse, *rest = saved
+        attention = with_tensors(attention, rest[:-1], lse)
+        (_, num_heads, head_dim), num_vectors, num_rows = output.shape, vectors.shape[0], source.shape[0]
+        width, num_scores = weight.shape[0], num_vectors * num_heads
+        # value | scores | rows that the kernel writes for key and query. In whole heads, as it demands.
+        joint_heads = 2 * num_heads + -(-num_scores // head_dim)
+        pitch = joint_heads * head_dim
+        memory = source.new_empty((num_rows, pitch))
+        heads = (num_rows, num_heads, head_dim), (pitch, head_dim, 1)
+        value, unread = memory.as_strided(*heads), memory.as_strided(*heads, pitch - width)
         found = REGISTRY[self.plan.backend].attend_backward(
             self.plan.data,
-            with_tensors(attention, tensors, lse),
+            attention,
             output,
-            grads[0],
+            _like(grads[0], output),
             OF_EDGES if needed[0] else OF_ENDS,
-            (of_query, unread, value),
+            (unread if target is None else torch.empty_like(output), unread, value),
         )
         if found.value is not value:
             value.copy_(found.value)
-        rows = rows.flatten(1)[:, : width + num_scores]
-        scores = _scores(rows, width, num_heads, len(attentions))
-        for i, gradient in enumerate((found.column_values, found.row_values)[: len(attentions)]):
-            scores[..., i : i + 1].copy_(gradient)
+        for i, gradient in enumerate((found.column_values, found.row_values)[:num_vectors]):
+            memory.as_strided((num_rows, num_heads, 1), (pitch, num_vectors, 1), width + i).copy_(gradient)
+        rows = memory.as_strided((num_rows, width + num_scores), (pitch, 1))
         of_joint = torch.mm(rows.t(), source).to(weight.dtype)
-        of_weight, *of_attention = _weight_gradients(of_joint[width:], weight, attentions, of_joint[:width])
-        of_source_rows = torch.mm(rows, joint[: width + num_scores]) if needed[1] else None
+        of_weight = of_joint[:width]
+        of_vectors = _vector_gradients(of_joint[width:], weight, vectors, of_weight)
+        of_source = torch.mm(rows, joint[: width + num_scores]) if needed[2] else None
         of_target_rows = of_target_weight = None
         if target is not None:
             row = found.row_values.squeeze(-1).to(self.dtype)
+            of_target_weight = torch.zeros_like(target_weight)
             of_scores = torch.mm(row.t(), target).to(target_weight.dtype)
-            of_target_weight, *of_target = _weight_gradients(of_scores, target_weight, (of_target,))
-            of_attention += of_target
-            of_target_rows = torch.mm(row, target_rows) if needed[4] else None
-        of_source, of_target = of_attention
-        return found.edge_values, of_source_rows, of_weight, of_source, of_target_rows, of_target_weight, of_target
+            of_vectors += _vector_gradients(of_scores, target_weight, of_target, of_target_weight)
+            of_target_rows = torch.mm(row, target_rows) if needed[5] else None
+        of_ends = (of_source, of_weight, of_vectors[0], of_target_rows, of_target_weight, of_vectors[1])
+        return found.edge_values, _bias_gradient(grads[0], bias), *of_ends
 
 
-def _joint_weight(weight: Tensor, attentions: Sequence[Tensor]) -> Tensor:
+def _joint_weight(weight: Tensor, vectors: Tensor) -> Tensor:
     """[columns, F]: W, then `_score_rows`, then zeros up to ALIGNMENT."""
-    parts = [weight, _score_rows(weight, attentions)]
-    if missing := -(len(parts[0]) + len(parts[1])) % ALIGNMENT:
+    parts = [weight, _score_rows(weight, vectors)]
+    if missing := -(parts[0].shape[0] + parts[1].shape[0]) % ALIGNMENT:
         parts.append(weight.new_zeros((missing, weight.shape[1])))
     return torch.cat(parts)
 
 
-def _score_rows(weight: Tensor, attentions: Sequence[Tensor]) -> Tensor:
-    """[H n, F]: W^T att of each head, for n vectors [1, H, C]."""
-    with torch.autocast(weight.device.type, enabled=False):
-        return torch.bmm(_by_head(attentions), _heads(weight, attentions)).flatten(0, 1)
+def _score_rows(weight: Tensor, vectors: Tensor) -> Tensor:
+    """[H n, F]: W^T att of each head, for vectors [n, H, C]."""
+    num_heads, head_dim = vectors.shape[1:]
+    return torch.bmm(vectors.transpose(0, 1), weight.view(num_heads, head_dim, -1)).view(-1, weight.shape[1])
 
 
-def _weight_gradients(
-    of_scores: Tensor, weight: Tensor, attentions: Sequence[Tensor], of_values: Tensor | None = None
-) -> list[Tensor]:
-    """Gradients of W and of the vectors, given that of `_score_rows`; `of_values`, which is overwritten, is the rest of
-    the gradient of W."""
-    by_head, of_rows, heads = _by_head(attentions), _heads(of_scores, attentions), _heads(weight, attentions)
-    if of_values is None:
-        of_values = torch.bmm(by_head.transpose(1, 2), of_rows).flatten(0, 1)
-    else:
-        _heads(of_values, attentions).baddbmm_(by_head.transpose(1, 2), of_rows)
-    of_attention = torch.bmm(of_rows, heads.transpose(1, 2))  # [H, n, C]
-    return [of_values, *[of_attention[None, :, i] for i in range(len(attentions))]]
+def _vector_gradients(of_rows: Tensor, weight: Tensor, vectors: Tensor, of_weight: Tensor) -> list[Tensor]:
+    """Gradients [1, H, C] of the vectors of `_score_rows`, given that of its result [H n, F]; adds the gradient of W to
+    `of_weight`."""
+    count, num_heads, head_dim = vectors.shape
+    of_rows = of_rows.view(num_heads, count, -1)
+    of_weight.view(num_heads, head_dim, -1).baddbmm_(vectors.permute(1, 2, 0), of_rows)
+    of_vectors = torch.bmm(of_rows, weight.view(num_heads, head_dim, -1).transpose(1, 2))  # [H, n, C]
+    return [*of_vectors.transpose(0, 1).contiguous().split(1)]
 
 
-def _by_head(attentions: Sequence[Tensor]) -> Tensor:
-    """[H, n, C] of n vectors [1, H, C]."""
-    return (attentions[0] if len(attentions) == 1 else torch.cat(attentions)).transpose(0, 1)
+def _add_bias(output: Tensor, bias: Tensor | None) -> Tensor:
+    """Output [N, H, C], or [N, H C] + bias."""
+    return output if bias is None else torch.add(output.view(output.shape[0], -1), bias)
 
 
-def _heads(rows: Tensor, attentions: Sequence[Tensor]) -> Tensor:
-    """[H, .., F] of rows [H .., F]."""
-    return rows.view(attentions[0].shape[1], -1, rows.shape[1])
+def _like(grad: Tensor, output: Tensor) -> Tensor:
+    """The gradient of `_add_bias` in the output's shape and type: a bias of float32 widens the sum."""
+    return grad.view(output.shape).to(output.dtype)
 
 
-def _scores(rows: Tensor, width: int, num_heads: int, count: int) -> Tensor:
-    """[N, H, n], n = `count`: the columns from `width` on."""
-    return rows[:, width : width + num_heads * count].unflatten(1, (num_heads, count))
+def _bias_gradient(grad: Tensor, bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else grad.sum(0, dtype=bias.dtype)
