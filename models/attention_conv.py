@@ -83,12 +83,6 @@ def check_dropout(rate: float) -> None:
         raise ValueError(f"dropout: got {rate}; a rate from 0 to below 1 is needed")
 
 
-def glorot_(parameter: Tensor) -> None:
-    """Draw a parameter as PyG does."""
-    bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))
-    nn.init.uniform_(parameter, -bound, bound)
-
-
 def softmax_of_targets(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
     """[E, H]: softmax of the scores of each target's edges, for callers who want to see the weights."""
     index = target[:, None].expand_as(score)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from kernels import AttentionPlan, EdgeData, ScoreTerm
 from kernels.backends import REGISTRY
 from kernels.edge_data import edge_permutation
-from models.attention_conv import AttentionConv, check_dropout, glorot_, softmax_of_targets
+from models.attention_conv import AttentionConv, check_dropout, softmax_of_targets
 from models.joint_gat import SCORE, SCORE_OF_EDGES, GATCall
 from models.joint_parameters import joint_parameters
+from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
 from models.one_node import run_as_node, takes_plan
 from models.self_loops import FILLS, edge_list, edges_with_self_loops, features_with_self_loops
 
@@ -25,7 +26,7 @@ class FusedGATConv(AttentionConv):
     """GATConv with fused sparse attention.
 
     Args:
-        in_channels: columns of x, or (columns of sources, columns of targets).
+        in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.
         out_channels: C, columns of a head.
         heads: H, number of heads.
         concat: True: H C output columns; False: the mean of the heads, C columns.
@@ -63,6 +64,7 @@ class FusedGATConv(AttentionConv):
     ) -> None:
         super().__init__()
         check_dropout(dropout)
+        sources, targets = check_columns(in_channels)
         if isinstance(fill_value, str) and fill_value not in FILLS:
             raise ValueError(
                 f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed"
@@ -82,25 +84,32 @@ class FusedGATConv(AttentionConv):
         width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
         self.lin = self.lin_src = self.lin_dst = self.lin_edge = None
         if isinstance(in_channels, int):
-            self.lin = nn.Linear(in_channels, width, bias=False)
+            self.lin = linear(in_channels, width, False, lazy=LazyGlorotLinear)
         else:
-            self.lin_src, self.lin_dst = (nn.Linear(columns, width, bias=False) for columns in in_channels)
+            self.lin_src = linear(sources, width, False, lazy=LazyGlorotLinear)
+            self.lin_dst = linear(targets, width, False, lazy=LazyGlorotLinear)
         self.att_src, self.att_dst = (nn.Parameter(torch.empty(1, heads, out_channels)) for _ in range(2))
         if edge_dim is not None:
             self.lin_edge = nn.Linear(edge_dim, width, bias=False)
         of_edges = None if edge_dim is None else nn.Parameter(torch.empty(1, heads, out_channels))
         self.register_parameter("att_edge", of_edges)
-        targets = in_channels if isinstance(in_channels, int) else in_channels[1]
-        self.res = nn.Linear(targets, out_width, bias=False) if residual else None
+        self.res = linear(targets, out_width, False, lazy=LazyGlorotLinear) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        layers = self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res  # in PyG's order: one seed, one draw
-        weights = [layer.weight for layer in layers if layer is not None]
-        for parameter in (*weights, self.att_src, self.att_dst, self.att_edge):
-            if parameter is not None:
-                glorot_(parameter)
+        for layer in (
+            self.lin,
+            self.lin_src,
+            self.lin_dst,
+            self.lin_edge,
+            self.res,
+        ):  # in PyG's order: one seed, one draw
+            if layer is not None:
+                reset_glorot(layer)
+        for vector in (self.att_src, self.att_dst, self.att_edge):
+            if vector is not None:
+                glorot_(vector)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from kernels import AttentionPlan, EdgeData
 from kernels.side_by_side import RowParts
-from models.attention_conv import AttentionConv, check_dropout, glorot_, softmax_of_targets
+from models.attention_conv import AttentionConv, check_dropout, softmax_of_targets
 from models.joint_gat import GATv2Call
 from models.joint_parameters import JointModule, joint_parameters
+from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
 from models.one_node import run_as_node, takes_plan
 from models.projections import Projections
 from models.self_loops import edge_list, edges_with_self_loops
@@ -25,7 +26,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
     """GATv2Conv with fused sparse attention.
 
     Args:
-        in_channels: columns of x, or (columns of sources, columns of targets).
+        in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.
         out_channels: C, columns of a head.
         heads: H, number of heads.
         concat: True: H C output columns; False: the mean of the heads, C columns.
@@ -77,12 +78,12 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         self.residual = residual
         self.backend = backend
         self.cache = cache
-        sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        sources, targets = check_columns(in_channels)
         width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
-        self.lin_l = nn.Linear(sources, width, bias=bias)
-        self.lin_r = self.lin_l if share_weights else nn.Linear(targets, width, bias=bias)
+        self.lin_l = linear(sources, width, bias, lazy=LazyGlorotLinear)
+        self.lin_r = self.lin_l if share_weights else linear(targets, width, bias, lazy=LazyGlorotLinear)
         self.att = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.res = nn.Linear(targets, out_width, bias=False) if residual else None
+        self.res = linear(targets, out_width, False, lazy=LazyGlorotLinear) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
         of_head = (heads, out_channels)
         self._joint_parts, self._parts = (RowParts(of_head, of_head),), (RowParts(of_head), RowParts(of_head))
@@ -90,12 +91,9 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        layers = [each for each in (self.lin_l, self.lin_r, self.res) if each is not None]  # in PyG's order
-        for layer in layers:
-            glorot_(layer.weight)
-            if layer.bias is not None:
-                bound = layer.in_features**-0.5
-                nn.init.uniform_(layer.bias, -bound, bound)
+        for layer in (self.lin_l, self.lin_r, self.res):  # in PyG's order: one seed, one draw
+            if layer is not None:
+                reset_glorot(layer)
         glorot_(self.att)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -123,6 +121,8 @@ class FusedGATv2Conv(JointModule, AttentionConv):
                 "edge_attr: got some; this layer takes no edge features, torch_geometric.nn.GATv2Conv does"
             )
         source, target = (x, x) if isinstance(x, Tensor) else x
+        if self._is_lazy:
+            self.materialise((self.res, target), (self.lin_l, source), (self.lin_r, target))
         edges = edge_index
         if self.add_self_loops:
             edges = edges_with_self_loops(edge_index, min(len(target), len(source)), cache=self.cache)

@@ -151,7 +151,16 @@ class JointModule(nn.Module):
 
     def lay_parameters(self) -> None:
         """Move the parameters into the memory, after they were made or moved."""
+        self._is_lazy = any(isinstance(layer, nn.LazyLinear) for layer in self.children())
         self._memory.lay(plain_parameters(self.joint_layers()))
+
+    def materialise(self, *calls: tuple[nn.Module | None, Tensor]) -> None:
+        """Make the parameters of lazy layers, in this order, by calls of each with an input of any length."""
+        with torch.no_grad():
+            for layer, x in calls:
+                if isinstance(layer, nn.LazyLinear):
+                    layer(x[:0])
+        self.lay_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "JointModule":
         super()._apply(fn, recurse)  # `to`, `half`, `cuda` give each parameter separate memory

@@ -18,9 +18,11 @@ from kernels import AttentionPlan, BoundEdges
 from kernels.autocast import input_type
 from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
+from models.attention_conv import check_dropout
 from models.edge_attention import attend_edges
 from models.joint_layer import LayerCall, takes_edges
 from models.joint_parameters import JointModule, joint_parameters
+from models.lazy_linear import check_columns, linear
 from models.one_node import run_as_node, takes_plan
 from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 from models.projections import Projections
@@ -33,7 +35,7 @@ class FusedTransformerConv(JointModule):
     Optimisers, `load_state_dict` and `state_dict` see separate parameters.
 
     Args:
-        in_channels: columns of x, or (columns of sources, columns of targets).
+        in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.
         out_channels: C, columns of a head.
         heads: H, number of heads.
         concat: True: H C output columns; False: the mean of the heads, C columns.
@@ -65,11 +67,8 @@ class FusedTransformerConv(JointModule):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: got {dropout}; a rate from 0 to below 1 is needed")
-        if min(sources, targets) < 1:
-            raise ValueError(f"in_channels: got {in_channels}; sizes of at least 1 are needed (no lazy -1)")
+        check_dropout(dropout)
+        sources, targets = check_columns(in_channels)
         if edge_dim is not None and not 1 <= edge_dim <= MAX_FEATURES:
             raise ValueError(
                 f"edge_dim: got {edge_dim}; None and 1 to {MAX_FEATURES} are allowed (for more, project edge_attr to "
@@ -88,11 +87,11 @@ class FusedTransformerConv(JointModule):
         self._scale = out_channels**-0.5
         width = heads * out_channels
         out_width = width if concat else out_channels
-        self.lin_key = nn.Linear(sources, width, bias=bias)
-        self.lin_query = nn.Linear(targets, width, bias=bias)
-        self.lin_value = nn.Linear(sources, width, bias=bias)
+        self.lin_key = linear(sources, width, bias)
+        self.lin_query = linear(targets, width, bias)
+        self.lin_value = linear(sources, width, bias)
         self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
-        self.lin_skip = nn.Linear(targets, out_width, bias=bias)  # also without root_weight, as in PyG's state dict
+        self.lin_skip = linear(targets, out_width, bias)  # also without root_weight, as in PyG's state dict
         self.lin_beta = nn.Linear(3 * out_width, 1, bias=False) if self.beta else None
         of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
         self._joint_parts = (RowParts(*of_root, of_head, of_head, of_head),)  # of all projections, where they share x
@@ -170,6 +169,9 @@ class FusedTransformerConv(JointModule):
                 "torch_geometric.nn.TransformerConv with the same state dict to look at them"
             )
         source, target = (x, x) if isinstance(x, Tensor) else x
+        if self._is_lazy:
+            of_sources = ((layer, source) for layer in (self.lin_key, self.lin_value))
+            self.materialise((self.lin_query, target), *of_sources, (self.lin_skip, target))
         if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             edge_attr = values_as_features(edge_index)
         self._check_edge_attr(edge_attr)
