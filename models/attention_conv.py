@@ -1,16 +1,34 @@
 """What FusedGATConv and FusedGATv2Conv share: the attention call, the end of a layer, PyG's initial weights."""
 
-import math
+import warnings
 
 import torch
 from torch import Tensor, nn
 
-from kernels import AttentionPlan, EdgeData
+from kernels import AttentionPlan, EdgeData, SlowerBackendWarning
 from models.planned_edges import plan_edge_index, require_gradients
+from models.self_loops import edges_with_self_loops, features_with_self_loops
+
+_warned: set[str] = set()  # reasons; one warning each
 
 
 class AttentionConv(nn.Module):
-    """A layer with the attributes heads, out_channels, concat, dropout, backend, cache and the parameter `bias`."""
+    """A layer with the attributes heads, out_channels, concat, dropout, add_self_loops, fill_value, backend and cache,
+    the module `lin_edge` or None, and the parameter `bias` or None."""
+
+    def edges_and_features(
+        self, edge_index: Tensor, edge_attr: Tensor | None, num_loops: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """The edges, and their features [E, edge_dim] if the layer takes some; with self-loops, if it adds them."""
+        features = None if self.lin_edge is None else edge_attr
+        if features is not None and features.dim() == 1:
+            features = features[:, None]
+        if not self.add_self_loops:
+            return edge_index, features
+        edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache)
+        if features is not None:
+            features = features_with_self_loops(features, edge_index, num_loops, self.fill_value)
+        return edges, features
 
     def plan_edges(
         self, edge_index: Tensor, shape: tuple[int, int], dtype: torch.dtype, backward: bool
@@ -83,10 +101,8 @@ def check_dropout(rate: float) -> None:
         raise ValueError(f"dropout: got {rate}; a rate from 0 to below 1 is needed")
 
 
-def softmax_of_targets(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
-    """[E, H]: softmax of the scores of each target's edges, for callers who want to see the weights."""
-    index = target[:, None].expand_as(score)
-    largest = score.new_full((num_targets, score.shape[1]), -math.inf)
-    largest = largest.scatter_reduce(0, index, score.detach(), "amax")
-    weight = (score - largest[target]).exp()
-    return weight / torch.zeros_like(largest).index_add(0, target, weight)[target]
+def warn_of_slower_layer(reason: str) -> None:
+    """Warn, once per process and reason, that a layer does not run in the fused kernels alone."""
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(reason, SlowerBackendWarning, stacklevel=3)

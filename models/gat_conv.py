@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from kernels import AttentionPlan, EdgeData, ScoreTerm
 from kernels.backends import REGISTRY
 from kernels.edge_data import edge_permutation
-from models.attention_conv import AttentionConv, check_dropout, softmax_of_targets
+from models.attention_conv import AttentionConv, check_dropout
+from models.edge_scores import weights_of_edges
 from models.joint_gat import SCORE, SCORE_OF_EDGES, GATCall
 from models.joint_parameters import joint_parameters
 from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
 from models.one_node import run_as_node, takes_plan
-from models.self_loops import FILLS, edge_list, edges_with_self_loops, features_with_self_loops
+from models.self_loops import check_fill_value, edge_list
 
 
 class FusedGATConv(AttentionConv):
@@ -65,10 +66,7 @@ class FusedGATConv(AttentionConv):
         super().__init__()
         check_dropout(dropout)
         sources, targets = check_columns(in_channels)
-        if isinstance(fill_value, str) and fill_value not in FILLS:
-            raise ValueError(
-                f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed"
-            )
+        check_fill_value(fill_value)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.heads = heads
@@ -138,15 +136,7 @@ class FusedGATConv(AttentionConv):
         root = self.res(target) if self.res is not None and target is not None else None
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
-        features = edge_attr if self.lin_edge is not None else None
-        if features is not None and features.dim() == 1:
-            features = features[:, None]
-        edges = edge_index
-        if self.add_self_loops:
-            num_loops = min(shape if size is None else size)
-            edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache)
-            if features is not None:
-                features = features_with_self_loops(features, edge_index, num_loops, self.fill_value)
+        edges, features = self.edges_and_features(edge_index, edge_attr, min(shape if size is None else size))
         edge_scores = None if features is None else self._edge_scores(features)
         if not (return_attention_weights or target is None):
             joint = joint_parameters((source, target), self._projections())
@@ -157,7 +147,7 @@ class FusedGATConv(AttentionConv):
         out = self.finish(self._attend(values, *scores, edges, shape[0]), root)
         if not return_attention_weights:
             return out
-        return out, (edge_list(edges), self._weights(*scores, edges, shape[0]))
+        return out, weights_of_edges(self._scores_of_edges(*scores, edges), edges, shape, edge_index.layout)
 
     def _projections(self) -> tuple[nn.Module, nn.Module]:
         """Of sources and of targets."""
@@ -233,17 +223,12 @@ class FusedGATConv(AttentionConv):
         needs_gradients = any(each.requires_grad for each in given)
         return self.attend(query, key, values, edges, EdgeData(score=term), needs_gradients)
 
-    def _weights(
-        self,
-        row_scores: Tensor | None,
-        column_scores: Tensor,
-        edge_scores: Tensor | None,
-        edge_index: Tensor,
-        rows: int,
+    def _scores_of_edges(
+        self, row_scores: Tensor | None, column_scores: Tensor, edge_scores: Tensor | None, edge_index: Tensor
     ) -> Tensor:
-        """[E, H]: the softmax weights, without dropout."""
+        """[E, H]: what the term computes."""
         source, target = edge_list(edge_index).long()
         score = column_scores[source]
         for each in (None if row_scores is None else row_scores[target], edge_scores):
             score = score if each is None else score + each
-        return softmax_of_targets(nn.functional.leaky_relu(score, self.negative_slope), target, rows)
+        return nn.functional.leaky_relu(score, self.negative_slope)

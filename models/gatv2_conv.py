@@ -10,16 +10,18 @@ tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from kernels import AttentionPlan, EdgeData
+from kernels import AttentionPlan, EdgeData, ScoreTerm
 from kernels.side_by_side import RowParts
-from models.attention_conv import AttentionConv, check_dropout, softmax_of_targets
+from models.attention_conv import AttentionConv, check_dropout, warn_of_slower_layer
+from models.edge_scores import scores_of_edges, weights_of_edges
 from models.joint_gat import GATv2Call
 from models.joint_parameters import JointModule, joint_parameters
 from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
 from models.one_node import run_as_node, takes_plan
 from models.projections import Projections
-from models.self_loops import edge_list, edges_with_self_loops
+from models.self_loops import check_fill_value, edge_list
 
 
 class FusedGATv2Conv(JointModule, AttentionConv):
@@ -33,6 +35,9 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         negative_slope: of the leaky ReLU of the scores.
         dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
         add_self_loops: replace the self-loops of the graph by one for each node.
+        edge_dim: columns of edge_attr, any number; None for a layer without edge features. With them the scores are
+            computed in plain torch from [E, H, C], with a `kernels.SlowerBackendWarning` on a GPU.
+        fill_value: features of the added self-loops, see `FusedGATConv`.
         bias: whether the projections and the output have biases.
         share_weights: one projection for sources and targets.
         residual: whether a projection of the targets is added to the output.
@@ -52,8 +57,8 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
-        edge_dim: None = None,
-        fill_value: None = None,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
         bias: bool = True,
         share_weights: bool = False,
         residual: bool = False,
@@ -63,10 +68,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
     ) -> None:
         super().__init__()
         check_dropout(dropout)
-        if edge_dim is not None:
-            raise ValueError(
-                f"edge_dim: got {edge_dim}; edge features of GATv2 are not fused, use torch_geometric.nn.GATv2Conv"
-            )
+        check_fill_value(fill_value)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.heads = heads
@@ -74,6 +76,8 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         self.negative_slope = negative_slope
         self.dropout = dropout
         self.add_self_loops = add_self_loops
+        self.edge_dim = edge_dim
+        self.fill_value = fill_value
         self.share_weights = share_weights
         self.residual = residual
         self.backend = backend
@@ -83,6 +87,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         self.lin_l = linear(sources, width, bias, lazy=LazyGlorotLinear)
         self.lin_r = self.lin_l if share_weights else linear(targets, width, bias, lazy=LazyGlorotLinear)
         self.att = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
         self.res = linear(targets, out_width, False, lazy=LazyGlorotLinear) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
         of_head = (heads, out_channels)
@@ -91,7 +96,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.lin_l, self.lin_r, self.res):  # in PyG's order: one seed, one draw
+        for layer in (self.lin_l, self.lin_r, self.lin_edge, self.res):  # in PyG's order: one seed, one draw
             if layer is not None:
                 reset_glorot(layer)
         glorot_(self.att)
@@ -102,7 +107,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         self,
         x: Tensor | tuple[Tensor, Tensor],
         edge_index: Tensor,
-        edge_attr: None = None,
+        edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
         """Compute the features of the targets.
@@ -111,36 +116,62 @@ class FusedGATv2Conv(JointModule, AttentionConv):
             x: [N, F], or ([sources, F], [targets, F']).
             edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources].
                 Plans are cached per tensor, see `FusedTransformerConv.forward`.
+            edge_attr: [E, edge_dim], or [E] for one column.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
 
         Returns:
             [N, H C], or [N, C] without concat; N counts targets.
         """
-        if edge_attr is not None:
-            raise ValueError(
-                "edge_attr: got some; this layer takes no edge features, torch_geometric.nn.GATv2Conv does"
-            )
+        if edge_attr is not None and self.lin_edge is None:
+            raise ValueError("edge_attr: got some, and the layer was made with edge_dim=None")
         source, target = (x, x) if isinstance(x, Tensor) else x
         if self._is_lazy:
             self.materialise((self.res, target), (self.lin_l, source), (self.lin_r, target))
-        edges = edge_index
-        if self.add_self_loops:
-            edges = edges_with_self_loops(edge_index, min(len(target), len(source)), cache=self.cache)
+        edges, features = self.edges_and_features(edge_index, edge_attr, min(target.shape[0], source.shape[0]))
         root = None if self.res is None else self.res(target)
-        if not (return_attention_weights or self.share_weights):
+        if not (return_attention_weights or self.share_weights) and features is None:
             inputs = (target,) if target is source else (target, source)
             joint = joint_parameters(inputs, self.joint_layers())
             if joint is not None:
                 out = self._attend_as_node(inputs, *joint, edges, self.joint_bias(root))
                 return out if out.dim() == 2 else self.finish(out, root)
         queries, keys = self._queries_and_keys(source, target)
-        out = self.finish(self._attend(queries, keys, edges), root)
+        scores = None
+        if return_attention_weights or features is not None:
+            scores = self._edge_scores(queries, keys, features, edges)
+        if features is None:
+            out = self._attend(queries, keys, edges)
+        else:
+            out = self._attend_by_scores(queries, keys, scores, edges)
+        out = self.finish(out, root)
         if not return_attention_weights:
             return out
-        ends = edge_list(edges).long()
-        hidden = nn.functional.leaky_relu(queries[ends[1]] + keys[ends[0]], self.negative_slope)
-        weights = softmax_of_targets((hidden * self.att).sum(-1), ends[1], len(queries))
-        return out, (edge_list(edges), weights)
+        return out, weights_of_edges(scores, edges, (queries.shape[0], keys.shape[0]), edge_index.layout)
+
+    def _edge_scores(self, queries: Tensor, keys: Tensor, features: Tensor | None, edge_index: Tensor) -> Tensor:
+        """[E, H]: <a, leaky_relu(q_i + k_j + W e_ij)>."""
+        source, target = edge_list(edge_index).long()
+
+        def score(edges: slice) -> Tensor:
+            hidden = queries[target[edges]] + keys[source[edges]]
+            if features is not None:
+                hidden = hidden + self.lin_edge(features[edges]).view_as(hidden)
+            return (functional.leaky_relu(hidden, self.negative_slope) * self.att).sum(-1)
+
+        return scores_of_edges(score, source.shape[0], self.heads * self.out_channels)
+
+    @torch.compiler.disable
+    def _attend_by_scores(self, queries: Tensor, keys: Tensor, scores: Tensor, edge_index: Tensor) -> Tensor:
+        """[targets, H, C]: softmax of the scores [E, H], times the keys."""
+        if keys.is_cuda:
+            warn_of_slower_layer(
+                "FusedGATv2Conv with edge_attr computes its scores in plain torch: the fused kernels have no features "
+                "inside of the leaky ReLU. Softmax and weighted sum are fused"
+            )
+        term = ScoreTerm("score", edge={"score": scores.to(keys.dtype)})
+        needs_gradients = scores.requires_grad or keys.requires_grad
+        unread = queries.detach(), keys.detach()  # the term reads no products
+        return self.attend(*unread, keys, edge_index, EdgeData(score=term), needs_gradients)
 
     def joint_layers(self) -> tuple[nn.Module, ...]:
         return self.lin_r, self.lin_l

@@ -9,6 +9,12 @@ FILLS = {"add": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "pro
 _looped = TensorMemo()  # edge_index -> {number of loops: the same with loops}, so that its plan is cached, too
 
 
+def check_fill_value(fill_value: float | Tensor | str) -> None:
+    """Raise a ValueError for the name of an unknown reduction."""
+    if isinstance(fill_value, str) and fill_value not in FILLS:
+        raise ValueError(f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed")
+
+
 def edges_with_self_loops(edge_index: Tensor, num_nodes: int, *, cache: bool = True) -> Tensor:
     """[2, E']: the edges without self-loops, in their order, then a loop for each of the first `num_nodes` nodes.
 

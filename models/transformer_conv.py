@@ -18,14 +18,16 @@ from kernels import AttentionPlan, BoundEdges
 from kernels.autocast import input_type
 from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
-from models.attention_conv import check_dropout
+from models.attention_conv import check_dropout, warn_of_slower_layer
 from models.edge_attention import attend_edges
+from models.edge_scores import scores_of_edges, weights_of_edges
 from models.joint_layer import LayerCall, takes_edges
 from models.joint_parameters import JointModule, joint_parameters
 from models.lazy_linear import check_columns, linear
 from models.one_node import run_as_node, takes_plan
 from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 from models.projections import Projections
+from models.self_loops import edge_list
 
 
 class FusedTransformerConv(JointModule):
@@ -41,7 +43,8 @@ class FusedTransformerConv(JointModule):
         concat: True: H C output columns; False: the mean of the heads, C columns.
         beta: gate between the attention output and the root's term; needs `root_weight`.
         dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
-        edge_dim: columns of edge_attr, at most 16; None for a layer without edge features.
+        edge_dim: columns of edge_attr; None for a layer without edge features. More than 16 run as message passing in
+            plain torch on a GPU, with a `kernels.SlowerBackendWarning`.
         bias: whether the projections have biases.
         root_weight: whether the transformed features of the node itself are added.
         backend: attention backend, see `kernels.list_backends`.
@@ -69,11 +72,8 @@ class FusedTransformerConv(JointModule):
         super().__init__()
         check_dropout(dropout)
         sources, targets = check_columns(in_channels)
-        if edge_dim is not None and not 1 <= edge_dim <= MAX_FEATURES:
-            raise ValueError(
-                f"edge_dim: got {edge_dim}; None and 1 to {MAX_FEATURES} are allowed (for more, project edge_attr to "
-                f"{MAX_FEATURES} columns first, or use torch_geometric.nn.TransformerConv)"
-            )
+        if edge_dim is not None and edge_dim < 1:
+            raise ValueError(f"edge_dim: got {edge_dim}; None, or at least one column, is needed")
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.heads = heads
@@ -126,7 +126,7 @@ class FusedTransformerConv(JointModule):
         return plan_edge_index(
             edge_index,
             shape,
-            backend=self.backend,
+            backend=self._backend_for(edge_index),
             dtype=dtype,
             head_dim=self.out_channels,
             num_heads=self.heads,
@@ -135,13 +135,24 @@ class FusedTransformerConv(JointModule):
             cache=self.cache,
         )
 
+    def _backend_for(self, edge_index: Tensor) -> str:
+        is_wide = self.edge_dim is not None and self.edge_dim > MAX_FEATURES
+        if not (is_wide and self.backend == "auto" and getattr(edge_index, "is_cuda", False)):
+            return self.backend
+        warn_of_slower_layer(
+            f"FusedTransformerConv with edge_dim={self.edge_dim} runs as message passing with the backend scatter: the "
+            f"fused kernels take up to {MAX_FEATURES} columns of edge features. A linear map of edge_attr to "
+            f"{MAX_FEATURES} columns in front of the layer avoids this"
+        )
+        return "scatter"
+
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor],
         edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | BoundEdges | None = None,
-        return_attention_weights: None = None,
-    ) -> Tensor:
+        return_attention_weights: bool | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
         """Compute the features of the targets.
 
         Args:
@@ -154,7 +165,8 @@ class FusedTransformerConv(JointModule):
             edge_attr: [E, edge_dim] in the order of edge_index, or of the stored entries of adj_t; None: the values of
                 adj_t, if they have columns. Or `plan.bind_edges(EdgeData(features=edge_attr))`. A NaN gives NaN in the
                 row of its edge, as in PyG.
-            return_attention_weights: only None; the weights are never stored.
+            return_attention_weights: True or False, as in PyG's layer: also return (edge_index, weights [E, H] before
+                dropout). They are computed in plain torch, beside the attention; not with a plan.
 
         Returns:
             [N, H C], or [N, C] without concat; N counts targets.
@@ -163,11 +175,6 @@ class FusedTransformerConv(JointModule):
             TypeError, ValueError: an argument is wrong.
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
-        if return_attention_weights is not None:
-            raise ValueError(
-                "return_attention_weights: the fused layer stores no attention weights; use "
-                "torch_geometric.nn.TransformerConv with the same state dict to look at them"
-            )
         source, target = (x, x) if isinstance(x, Tensor) else x
         if self._is_lazy:
             of_sources = ((layer, source) for layer in (self.lin_key, self.lin_value))
@@ -175,13 +182,18 @@ class FusedTransformerConv(JointModule):
         if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             edge_attr = values_as_features(edge_index)
         self._check_edge_attr(edge_attr)
+        if isinstance(return_attention_weights, bool):
+            return self._with_weights(source, target, edge_index, edge_attr)
         inputs = (target,) if source is target else (target, source)
         joint = joint_parameters(inputs, self.joint_layers())
         if joint is not None:
-            out, root = self._attend_jointly(inputs, *joint, edge_index, edge_attr)
-        else:
-            out, root = self._attend(source, target, edge_index, edge_attr)
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
+            return self._finish(*self._attend_jointly(inputs, *joint, edge_index, edge_attr))
+        return self._finish(*self._attend(source, target, edge_index, edge_attr))
+
+    def _finish(self, out: Tensor, root: Tensor | None) -> Tensor:
+        """The layer's output, given that of the heads [N, H, C] or [N, H C], and the root's term."""
+        if out.dim() == 3:
+            out = out.flatten(1) if self.concat else out.mean(dim=1)
         if root is None:
             return out
         if self.lin_beta is None:
@@ -240,11 +252,38 @@ class FusedTransformerConv(JointModule):
         edge_attr: Tensor | BoundEdges | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output [N, H, C], and the root's term [N, H C] or [N, C], None without; layer by layer."""
-        of_heads = (self.heads, self.out_channels)
-        query = self.lin_query(target).unflatten(-1, of_heads)
-        key, value = (layer(source).unflatten(-1, of_heads) for layer in (self.lin_key, self.lin_value))
-        root = self.lin_skip(target) if self.root_weight else None
-        return self._attend_heads(query, key, value, edge_index, edge_attr), root
+        out = self._attend_heads(*self._project(source, target), edge_index, edge_attr)
+        return out, self.lin_skip(target) if self.root_weight else None
+
+    def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, [N, H, C] each."""
+        calls = (self.lin_query, target), (self.lin_key, source), (self.lin_value, source)
+        return tuple(layer(x).unflatten(-1, (self.heads, self.out_channels)) for layer, x in calls)
+
+    def _with_weights(
+        self, source: Tensor, target: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The output, and (edge_index, weights [E, H])."""
+        if not isinstance(edge_index, Tensor) or not isinstance(edge_attr, Tensor | None):
+            raise TypeError(
+                "return_attention_weights: got with a plan or bound edges; an edge_index and edge_attr as tensors are "
+                "needed, since the weights are in their order"
+            )
+        query, key, value = self._project(source, target)
+        out = self._finish(
+            self._attend_heads(query, key, value, edge_index, edge_attr),
+            self.lin_skip(target) if self.root_weight else None,
+        )
+        of_source, of_target = edge_list(edge_index).long()
+
+        def score(edges: slice) -> Tensor:
+            keys = key[of_source[edges]]
+            if self.lin_edge is not None:
+                keys = keys + self.lin_edge(edge_attr[edges]).view_as(keys)
+            return self._scale * (query[of_target[edges]] * keys).sum(-1)
+
+        scores = scores_of_edges(score, of_source.shape[0], self.heads * self.out_channels)
+        return out, weights_of_edges(scores, edge_index, (target.shape[0], source.shape[0]), edge_index.layout)
 
     def _attend_heads(
         self,
@@ -265,7 +304,7 @@ class FusedTransformerConv(JointModule):
             if torch.compiler.is_compiling():
                 return attend_edges(
                     *(query, key, value, edge_index),
-                    backend=self.backend,
+                    backend=self._backend_for(edge_index),
                     cache=self.cache,
                     scale=scale,
                     features=None if weight is None else edge_attr.to(query.dtype),

@@ -5,7 +5,7 @@ import torch
 from edge_cases import EDGE_LISTS
 from torch_geometric.nn import GATConv, GATv2Conv
 
-from models import FusedGATConv, FusedGATv2Conv
+from models import FusedGATConv, FusedGATv2Conv, edge_scores
 
 pytestmark = pytest.mark.usefixtures("formula")
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
@@ -76,12 +76,13 @@ def test_every_switch_has_pygs_weights_and_numbers(concat, add_self_loops, bias,
 @pytest.mark.parametrize(("concat", "add_self_loops", "bias", "residual"), SWITCHES)
 def test_every_switch_of_gatv2(concat, add_self_loops, bias, residual, backend):
     switches = {"concat": concat, "add_self_loops": add_self_loops, "bias": bias, "residual": residual}
-    for heads, share_weights in ((1, False), (3, False), (3, True)):
-        theirs, ours = layers(7, 4, heads, share_weights=share_weights, version=2, backend=backend, **switches)
+    for heads, share_weights, edge_dim in ((1, False, 20), (3, False, None), (3, True, None), (3, True, 5)):
+        options = {"share_weights": share_weights, "edge_dim": edge_dim, "version": 2, "backend": backend}
+        theirs, ours = layers(7, 4, heads, **options, **switches)
         assert list(theirs.state_dict()) == list(ours.state_dict())
         for name, weight in theirs.state_dict().items():
             assert torch.equal(ours.state_dict()[name], weight), name
-        assert_same(theirs, ours, Problem("hub").arguments)
+        assert_same(theirs, ours, Problem("hub", edge_dim=edge_dim).arguments)
 
 
 @BOTH
@@ -95,9 +96,11 @@ def test_every_backend(backend, version):
 
 
 @pytest.mark.parametrize("fill_value", ["add", "mean", "min", "max", "mul", 0.5, torch.tensor([0.1, 0.2, 0.3])])
-def test_features_of_self_loops(fill_value):
+@BOTH
+def test_features_of_self_loops(version, fill_value):
     problem = Problem("hub", edge_dim=3)
-    assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value), problem.arguments)
+    assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value, version=version), problem.arguments)
+    assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value, version=version), problem.arguments[:2])
 
 
 @pytest.mark.parametrize("backend", ["reference", "formula"])
@@ -188,15 +191,19 @@ def gradients_together(layer):
 
 
 @BOTH
-def test_attention_weights(version):
-    edge_dim = 3 if version == 1 else None
+@pytest.mark.parametrize("edge_dim", [None, 3])
+def test_attention_weights(monkeypatch, version, edge_dim):
+    """In one chunk of edges or several."""
     problem = Problem("hub", edge_dim=edge_dim)
     theirs, ours = layers(7, 4, 2, edge_dim=edge_dim, version=version)
-    out, (edge_index, weights) = ours(*problem.arguments, return_attention_weights=True)
     expected, (their_index, their_weights) = theirs(*problem.arguments, return_attention_weights=True)
-    torch.testing.assert_close(out, expected)
-    assert torch.equal(edge_index, their_index)
-    torch.testing.assert_close(weights, their_weights)
+    for most in (edge_scores.MOST_ELEMENTS, 8 * 5):
+        monkeypatch.setattr(edge_scores, "MOST_ELEMENTS", most)
+        out, (edge_index, weights) = ours(*problem.arguments, return_attention_weights=True)
+        torch.testing.assert_close(out, expected)
+        assert torch.equal(edge_index, their_index)
+        torch.testing.assert_close(weights, their_weights)
+        assert_same(theirs, ours, problem.arguments)
 
 
 def test_plans_are_cached_with_the_self_loops():
@@ -230,6 +237,9 @@ def test_wrong_arguments():
         FusedGATConv(7, 4, fill_value="median")
     with pytest.raises(ValueError, match=r"dropout: got 1\.0"):
         FusedGATConv(7, 4, dropout=1.0)
+    x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
+    with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
+        FusedGATv2Conv(7, 4)(x, edge_index, edge_attr)
 
 
 @pytest.mark.gpu
