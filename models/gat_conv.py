@@ -20,7 +20,7 @@ from models.joint_gat import SCORE, SCORE_OF_EDGES, GATCall
 from models.joint_parameters import joint_parameters
 from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
 from models.one_node import run_as_node, takes_plan
-from models.self_loops import check_fill_value, edge_list
+from models.self_loops import check_fill_value, check_graph, edge_list
 
 
 class FusedGATConv(AttentionConv):
@@ -134,6 +134,9 @@ class FusedGATConv(AttentionConv):
         """
         source, target = (x, x) if isinstance(x, Tensor) else x
         root = self.res(target) if self.res is not None and target is not None else None
+        check_graph(edge_index)
+        if size is None and edge_index.layout != torch.strided:
+            size = edge_index.shape[1], edge_index.shape[0]
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
         edges, features = self.edges_and_features(edge_index, edge_attr, min(shape if size is None else size))

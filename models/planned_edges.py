@@ -6,9 +6,9 @@ from torch import Tensor
 from kernels import AttentionPlan, BoundEdges, EdgeData, plan_attention
 from kernels.backends import REGISTRY
 from kernels.edge_data import MAX_FEATURES, edge_permutation
+from models.self_loops import check_graph
 from models.tensor_memo import TensorMemo
 
-LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 _plans = TensorMemo()  # edge_index -> {shape and options: plan}, for all layers
 _bound = TensorMemo()  # edge features -> {their type in the call: BoundEdges of the latest plan}
 
@@ -43,11 +43,7 @@ def plan_edge_index(
     Raises:
         TypeError, ValueError: edge_index is not such a tensor, or has ids out of range.
     """
-    if not isinstance(edge_index, Tensor) or edge_index.layout not in LAYOUTS:
-        raise TypeError(
-            f"edge_index: got {type(edge_index).__name__}; an edge_index [2, E], an adj_t as torch.sparse CSR, CSC or "
-            "COO tensor, or an AttentionPlan is needed"
-        )
+    check_graph(edge_index)
     plans = _plans.results(edge_index) if cache else {}
     key = (shape, backend, dtype, head_dim, num_heads, edge_data)
     plan = plans.get(key)

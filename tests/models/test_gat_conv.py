@@ -118,6 +118,8 @@ def test_sources_and_targets_of_their_own(backend):
     theirs, ours = layers((7, 7), 4, 2, add_self_loops=False, backend=backend)
     arguments = ((x[0], None), edge_index, None, (12, 5))
     torch.testing.assert_close(ours(*arguments), theirs(*arguments))
+    adj_t = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(40), (5, 12))
+    torch.testing.assert_close(ours((x[0], None), adj_t), theirs(*arguments))
 
 
 @BOTH
@@ -240,6 +242,9 @@ def test_wrong_arguments():
     x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
     with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
         FusedGATv2Conv(7, 4)(x, edge_index, edge_attr)
+    for layer in (FusedGATConv(7, 4), FusedGATv2Conv(7, 4, add_self_loops=False)):
+        with pytest.raises(TypeError, match=r"edge_index: got list; an edge_index \[2, E\]"):
+            layer(x, edge_index.tolist())
 
 
 @pytest.mark.gpu
