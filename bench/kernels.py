@@ -49,6 +49,7 @@ from kernels.runtime.cuda_graph import CaptureError
 from kernels.runtime.jit import get_kernel
 
 ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
+ONE_KIND = {ANEMOI: "low_rank", "torch_harmonics": "log_weight"}  # of edge data, by backend that takes no other
 REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -109,11 +110,11 @@ def measure(context: Context, case: Case) -> list[Row]:
         note = f"columns {order.columns_before} to {order.columns_after}; once per graph, on the CPU"
         spread = Spread.of([order.seconds * 1e3])
         rows.append(context.row(untimed, metric="order_time", **spread.columns(), **found, note=note))
-    width, of_edges = case.shape.width, problem.edges.to(dtype).bytes_of_edges if problem.edges else 0
+    width, of_data = case.shape.width, problem.edges.to(dtype).bytes_of_values if problem.edges else 0
     out_dtype = getattr(torch, case.out_dtype)
     traffic = {
         "gathered_bytes": gathered_bytes(graph.gathered_columns, width, dtype),
-        "compulsory_bytes": compulsory_bytes(context.pattern.shape[0], width, dtype, out_dtype) + of_edges,
+        "compulsory_bytes": compulsory_bytes(context.pattern.shape[0], width, dtype, out_dtype) + of_data,
     }
     return rows + [byte_row(context, untimed, metric, size) for metric, size in traffic.items()]
 
@@ -169,7 +170,7 @@ class GraphMeasures:
 
 
 class Problem:
-    """Inputs of one shape and kind of edge data on a graph and their correct output.
+    """Inputs of one shape and kind of edge data on a graph, and their correct output.
 
     All backends get the same numbers. float16 holds them exactly, so that one reference serves all types.
     """
@@ -190,8 +191,7 @@ class Problem:
     @cached_property
     def edges(self) -> EdgeInputs | None:
         """Edge data in the order of the pattern."""
-        pattern = self.context.pattern
-        return EdgeInputs.random(self.kind, self.shape, pattern.indices.numel(), self.context.device)
+        return EdgeInputs.random(self.kind, self.shape, self.context.pattern)
 
     @cached_property
     def expected(self) -> torch.Tensor:
@@ -205,10 +205,13 @@ class Problem:
 
 
 def normal_inputs(context: Context, shape: Shape, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """`count` tensors of [N, H, d], the same numbers for equal arguments."""
+    """q, k, v and, as a fourth, the gradient of the output: [num_rows or num_cols, H, d], the same numbers for equal
+    arguments."""
     generator = torch.Generator(context.device).manual_seed(0)
-    size = (context.pattern.shape[0], *shape)
-    return [torch.randn(size, generator=generator, device=context.device).to(dtype) for _ in range(count)]
+    num_rows, num_cols = context.pattern.shape
+    lengths = (num_rows, num_cols, num_cols, num_rows)[:count]
+    sizes = [(length, *shape) for length in lengths]
+    return [torch.randn(size, generator=generator, device=context.device).to(dtype) for size in sizes]
 
 
 def refuse_impossible(case: Case, device: torch.device) -> None:
@@ -223,8 +226,9 @@ def refuse_impossible(case: Case, device: torch.device) -> None:
     if case.edges != NO_EDGES:
         if case.variant != "none" or not backend.takes_edges:
             raise UnsupportedInputsError("it takes no edge data")
-        if case.backend == ANEMOI and edge_kind(case.edges)[0] != "low_rank":
-            raise UnsupportedInputsError("of edge data it takes features alone")
+        only = ONE_KIND.get(case.backend)
+        if only and edge_kind(case.edges)[0] != only:
+            raise UnsupportedInputsError(f"of edge data it takes {only} alone")
         if case.plan == "rebuilt":
             raise UnsupportedInputsError("edge data is bound to a plan that is kept")
     if case.plan == "rebuilt" and case.order != "none":

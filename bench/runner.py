@@ -215,8 +215,7 @@ def pattern_on(device: torch.device, loaded: LoadedGraph) -> CSRPattern:
     """A graph as CSR arrays on a device, with int64 offsets."""
     if device.type == "cuda" and "cupy" in sys.modules:  # synthetic graphs are made with CuPy, which keeps its memory
         sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
-    indptr, indices, _ = (array.to(device) for array in loaded.graph.adj_tensors("csc"))
-    return CSRPattern(indptr.long(), indices, (loaded.meta.num_nodes, loaded.meta.num_nodes))
+    return CSRPattern(loaded.row_pointers.to(device).long(), loaded.columns.to(device), loaded.meta.shape)
 
 
 def classify(error: Exception) -> tuple[Status, str]:
@@ -376,7 +375,7 @@ def table(rows: list[Row]) -> Table:
             "status": f"{row.status}, disturbed" if row.disturbed == "yes" else cli.outcome(row),
         }
         for row in rows
-        if row.metric in ("time", "relative_error", "sm_active_share", "peak_memory")
+        if row.metric in ("time", "kernel_time", "relative_error", "sm_active_share", "peak_memory")
     ]
     shown = [name for name in lines[0] if name in ALWAYS or len({line[name] for line in lines}) > 1] if lines else []
     found = Table(*shown)

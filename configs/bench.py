@@ -36,8 +36,9 @@ REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kerne
 SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")  # heads x head dimension
 NO_EDGES = "none"
 # Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
-# (low_rank_R), T types with a vector each (types_T).
-PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head")
+# (low_rank_R), T types with a vector each (types_T); the score terms of `bench.edge_inputs`; GATv2's score.
+PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head", "column", "edge", "soft_cap", "gat", "gatv2")
+KEY_WEIGHTS = ("log_weight", "log_weight_bias")  # of sphere: the key's quadrature weight, by column or by edge
 NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
 NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
 
@@ -51,6 +52,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "heads": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
+    "sphere": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
+    "nsa": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "float32": {"graphs": ..., "backends": ..., "shapes": ..., "repeats": 30, "scale": "rsqrt_dim"},
     "sm_active": _KERNELS,
     "end_to_end": _MODELS
@@ -212,6 +215,9 @@ class BenchConfig(Section):
             for name in self.backends:
                 check_choice("backends", name, [one for one, backend in REGISTRY.items() if backend.writes_lse])
         for kind in self.edges:
+            if self.measure == "sphere":
+                check_choice("edges", kind, (NO_EDGES, *KEY_WEIGHTS))
+                continue
             name, number = edge_kind(kind)
             if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
                 numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]

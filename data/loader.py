@@ -195,6 +195,11 @@ def _finish(
         check_targets(f"{name} ({raw.origin})", raw.graph_labels, entry.num_classes, entry.metric)
 
     csr = to_csr(raw if edge_features else replace(raw, edata={}))  # unread features need not be sorted
+    if features and csr.num_keys is not None:
+        raise ValueError(
+            f"{name}: its keys are other nodes than its queries, and models need one set of nodes; features=False "
+            "loads its edges"
+        )
     if csr.removed:
         logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
 
@@ -239,6 +244,7 @@ def _finish(
         citation=entry.citation if entry else "",
         sha256=csr.sha256,
         collection_size=csr.collection_size,
+        num_keys=csr.num_keys,
         **about_edges,
     )
     return LoadedGraph(

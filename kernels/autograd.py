@@ -12,7 +12,7 @@ import torch
 
 from .backends.base import Backend, Call, Gradients, Memory
 from .dropout import Dropout
-from .edge_data import FLOATS, NUMBERS, BoundEdges
+from .edge_data import FLOATS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 from .torch_private import autograd_active, functorch_active
@@ -142,9 +142,8 @@ def without_tensors(call: Call) -> Call:
     edges = call.edges
     if edges is not None:
         dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
-        numbers = dict(zip(NUMBERS, edges.numbers(), strict=True))
         term = {"score": edges.score, "score_numbers": edges.score_numbers, "additive_slope": edges.additive_slope}
-        edges = BoundEdges(num_features=edges.num_features, **numbers, dropout=dropout, **term)
+        edges = BoundEdges(num_features=edges.num_features, dropout=dropout, **term)
     return Call(None, None, None, call.scale, call.out_dtype, None, edges)
 
 

@@ -8,7 +8,6 @@ torch.export works; the exported program contains the plan, so it is for one gra
 `import kernels`; AOTInductor cannot run the kernels.
 """
 
-import math
 from ast import literal_eval
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -23,15 +22,14 @@ from .autograd import gradients_of, names_of
 from .backends import REGISTRY
 from .backends.base import Backend, Call
 from .dropout import Dropout
-from .edge_data import FLOATS, NUMBERS, TENSORS, BoundEdges
+from .edge_data import FLOATS, TENSORS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
 from .torch_private import mark_static_address
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
 # Tensors of `BoundEdges` that are not None (torch cannot differentiate lists with None); which ones those are; its
-# numbers, NaN for None, its additive slope, and the numbers of its score term; rate of the dropout or 0; expression of
-# the score term or "".
+# additive slope, and the numbers of its score term; rate of the dropout or 0; expression of the score term or "".
 EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout, str score"
 INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
@@ -136,8 +134,7 @@ def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
     is_given = [each is not None for each in edges.tensors()]
     tensors = [each for each in edges.tensors() if each is not None]
     rate = 0.0 if edges.dropout is None else edges.dropout.rate
-    numbers = [math.nan if number is None else number for number in edges.numbers()]
-    numbers += [edges.additive_slope, *edges.score_numbers]
+    numbers = [edges.additive_slope, *edges.score_numbers]
     plan_inputs = plan.tensors, plan.numbers, plan.layout
     return *call[:3], *plan_inputs, call.scale, tensors, is_given, numbers, rate, edges.score or ""
 
@@ -168,18 +165,16 @@ def _call(
     """The inverse of `_inputs`."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     edges = None
-    numbers = [None if math.isnan(number) else number for number in edge_numbers[: len(NUMBERS)]]
-    if edge_tensors or score or any(number is not None for number in numbers):
+    if edge_tensors or score:
         tensors = _places(edge_tensors, is_given)
         weights = dict(zip(TENSORS, tensors, strict=False))
         weight = weights["value_weight"] if weights["key_weight"] is None else weights["key_weight"]
         template = BoundEdges(
             num_features=0 if weight is None else weight.shape[2],
-            **dict(zip(NUMBERS, numbers, strict=True)),
             dropout=Dropout(dropout) if dropout else None,
             score=score or None,
-            additive_slope=edge_numbers[len(NUMBERS)],
-            score_numbers=tuple(edge_numbers[len(NUMBERS) + 1 :]),
+            additive_slope=edge_numbers[0],
+            score_numbers=tuple(edge_numbers[1:]),
         )
         edges = template.with_tensors(tensors)
     return backend, data, Call(query, key, value, scale, out_dtype, lse, edges)

@@ -14,7 +14,7 @@ from .backends import REGISTRY
 from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
 from .dropout import Dropout, make_dropout
-from .edge_data import BoundEdges, EdgeData, bind, cast_floats, check_edges
+from .edge_data import BoundEdges, EdgeData, belongs_to_edges, bind, cast_floats, check_edges
 from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
 from .operators import Operands, attend_as_operator
@@ -206,15 +206,24 @@ class AttentionPlan:
             ValueError, TypeError: the plan was made without edge_data=True, or a tensor is wrong (length, device, type,
                 shape, NaN); the text names it, what it got and what is allowed.
         """
-        if self.edge_order is None:
-            raise ValueError("edges: this plan keeps no edge order; make it with plan_attention(..., edge_data=True)")
+        if not isinstance(data, EdgeData):
+            raise TypeError(f"edges: got {type(data).__name__}; an EdgeData is needed, or what bind_edges made of one")
+        if not REGISTRY[self.backend].takes_edges:
+            able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_edges)
+            raise ValueError(f"edges: backend {self.backend} takes none; these do: {able}")
+        if self.edge_order is None and belongs_to_edges(data):
+            raise ValueError(
+                "edges: this plan keeps no edge order, so that it takes no data of edges; make it with "
+                "plan_attention(..., edge_data=True)"
+            )
         waits = check_values or getattr(data, "types", None) is not None
         if waits and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ValueError(
                 "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
                 "before the capture with plan.bind_edges(data)"
             )
-        return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data), check_values, self.shape)
+        backend_order = REGISTRY[self.backend].edge_order(self.data)
+        return bind(data, self.edge_order, backend_order, self.shape, self.device, check_values)
 
     def require_backward(self) -> None:
         """Raise a ValueError if the plan lacks the arrays of its backend's backward pass."""
@@ -274,14 +283,9 @@ class AttentionPlan:
     ) -> BoundEdges | None:
         """The checked edge data and dropout of a call; None for neither."""
         if edges is not None:
-            if self.edge_order is None:
-                raise ValueError(
-                    "edges: this plan takes no edge data, weights for it or a clamp; make it with "
-                    "plan_attention(..., edge_data=True)"
-                )
             if not isinstance(edges, BoundEdges):
                 edges = self.bind_edges(edges, check_values=False)
-            elif edges.order is not self.edge_order:
+            elif edges.order is not self.edge_order and edges.order != self.shape:
                 raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
             check_edges(edges, query)
             edges = edges.with_wide_values(query.dtype)

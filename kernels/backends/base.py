@@ -41,7 +41,7 @@ class Call(NamedTuple):
         out_dtype: type of the output.
         lse: [num_rows, H] float32, output: the natural log-sum-exp of each row's scores. Only for backends with
             `writes_lse`; None if it is not wanted.
-        edges: edge data in the order of `Backend.edge_order`, with weights, clamp and dropout. Only for backends with
+        edges: edge data in the order of `Backend.edge_order`, with weights and dropout. Only for backends with
             `takes_edges`; backends with `takes_dropout` also get a dropout without edge data.
     """
 
@@ -75,7 +75,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         query: [num_rows, H, d]; key, value: [num_cols, H, d].
-        bias, multiplier, padded_features: in edge order and shape as the fields of `BoundEdges`.
+        padded_features: in edge order and shape as in `BoundEdges`.
         key_weight, value_weight: [H, d, r].
         type_weight: [T, H, d].
         row_values, column_values, edge_values, head_values: of a score term.
@@ -85,8 +85,6 @@ class Gradients(NamedTuple):
     query: torch.Tensor | None = None
     key: torch.Tensor | None = None
     value: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    multiplier: torch.Tensor | None = None
     padded_features: torch.Tensor | None = None
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None

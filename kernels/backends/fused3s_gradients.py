@@ -13,7 +13,7 @@ from .fused3s_backward import compile_backward, launch_backward
 from .fused3s_data import Fused3SData
 from .fused3s_edges import padded_call
 from .fused3s_edges_backward import compile_edge_backward, launch_edge_backward
-from .score_values import backward_fits_tiles
+from .score_values import backward_fits_tiles, require_edge_arrays
 
 
 def compile_gradients(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
@@ -42,6 +42,8 @@ def launch_gradients(
         output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
         return _without_padding(launch_gradients(data, padded_call(call), output, grad_output, wanted), dim)
     by_tile = data.column_work_items is not None and backward_fits_tiles(call.edges, call.query.dtype)
+    if not by_tile:
+        require_edge_arrays(data.column_items)
     launch = launch_backward if by_tile else launch_edge_backward
     return launch(data, call, output, grad_output, wanted, into)
 

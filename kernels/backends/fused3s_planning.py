@@ -27,7 +27,7 @@ from .base import InputSpec
 from .fused3s_backward import pass_schedules
 from .fused3s_data import Fused3SData
 from .fused3s_edges import part_edges_for_heads
-from .fused3s_shapes import BIAS, COMMON_DIM, TILE, VALUE_FEATURES
+from .fused3s_shapes import COMMON_DIM, EXPRESSION, TILE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
 
 Graph = BSB | CSRPattern | EdgeList
@@ -97,7 +97,7 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
     given = tuning_for(gpu_limits(device)), size, heads, dim
     calls = [takes_edges(*given), takes_edges(*given, backward=True) if inputs.backward else False]
     if inputs.edge_data:
-        calls += [takes_edges(*given, terms) for terms in (BIAS, VALUE_FEATURES)]
+        calls += [takes_edges(*given, terms) for terms in (EXPRESSION, VALUE_FEATURES)]
     if None in calls:
         return None
     by_edge, backward_by_edge, *with_terms = calls

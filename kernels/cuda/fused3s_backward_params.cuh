@@ -47,8 +47,5 @@ struct BackwardParams {
   float scale;
   u32 threshold;  // as in DropoutParams
   float rescale;  // 1 / (1 - rate); 1 without dropout
-  float clamp_log2e;  // largest |s| * log2(e)
 #include "score_term_params.cuh"
 };
-
-__device__ __forceinline__ float score_limit(const BackwardParams& p) { return p.clamp_log2e; }

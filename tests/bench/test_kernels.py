@@ -26,7 +26,7 @@ def times(rows: list[Row]) -> list[Row]:
 
 
 def test_heads_and_edge_data_are_cases_of_their_own(tmp_path):
-    kinds = ("none", "bias_per_head", "low_rank_3", "types_4")
+    kinds = ("none", "bias_per_head", "low_rank_3", "types_4", "column", "edge", "soft_cap", "gat", "gatv2")
     status, rows = run(edges("reference, pyg", ", ".join(kinds)), tmp_path / "r.csv")
     assert status == 0
     assert {row.bench for row in rows} == {"edges"}
@@ -78,7 +78,7 @@ def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alon
     monkeypatch.setitem(REGISTRY, "anemoi", Anemoi())
     _, rows = run(edges("anemoi", "bias, low_rank_3", "shapes=[3x5]"), tmp_path / "r.csv")
     bias, features = times(rows)
-    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes features alone")
+    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes low_rank alone")
     assert features.status == "ok"
     assert all(one is kept[0] for one in seen)
 
@@ -157,3 +157,18 @@ def test_on_a_gpu(name, tmp_path):
 
     settings, device = config(name, "repeats=30"), torch.device("cuda", torch.cuda.current_device())
     assert run_bench(MEASURES[settings.measure], settings, tmp_path, tmp_path / "r.csv", [device]) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "graph"), [("sphere", "sphere-24x48-0.15"), ("nsa", "nsa-8192")])
+def test_both_passes_are_right_on_a_gpu(name, graph, tmp_path):
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    settings = config(name, "source=official", f"graphs=[{graph}]", "shapes=[1x64, 4x16]", "repeats=5")
+    _, rows = run(settings, tmp_path / "r.csv", on=[device])
+    times = [row for row in rows if row.metric == "time" and row.backend != "torch_harmonics"]
+    assert len(times) >= 8
+    assert {row.status for row in times} == {"ok"}
+    traced = [row.value for row in rows if row.metric == "kernel_time"]
+    assert len(traced) == (12 if name == "sphere" else 0)
