@@ -189,7 +189,7 @@ class FusedGATConv(AttentionConv):
         watched = given if edge_scores is None else (*given, edge_scores)
         backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in watched)
         plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
-        if not takes_plan(plan, target.shape[0], source, dtype, self.out_channels):
+        if not takes_plan(plan, target, source, dtype, self.out_channels):
             return self._attend(*self._values_and_scores(source, target), edge_scores, plan, target.shape[0])
         score, values = SCORE, None
         if edge_scores is not None:

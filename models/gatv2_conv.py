@@ -201,7 +201,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         target, source, given = inputs[0], inputs[-1], (self.att, bias, *inputs, *parameters)
         backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
         plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
-        if not takes_plan(plan, target.shape[0], source, dtype, self.out_channels):
+        if not takes_plan(plan, target, source, dtype, self.out_channels):
             return self._attend(*self._queries_and_keys(source, target), plan)
         projections = Projections(self._joint_parts if len(inputs) == 1 else self._parts, self._memory, dtype)
         return run_as_node(GATv2Call(plan, projections, self.negative_slope, self.dropout_rate), *given)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan, BoundEdges
-from kernels.autograd import names_of, with_tensors
+from kernels.autograd import with_tensors
 from kernels.backends import REGISTRY
 from kernels.backends.base import Call
 from models.one_node import NodeCall, Results, attend, tensors_of
 from models.projections import Projections
 
 OF_ROWS = frozenset(("query", "key", "value"))
+OF_FEATURES, OF_WEIGHTS = frozenset(("padded_features",)), frozenset(("key_weight", "value_weight"))
 
 
 def takes_edges(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
@@ -28,7 +29,7 @@ def takes_edges(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
     if edges is None:
         return True
     features = edges.padded_features
-    return edges.bias is edges.multiplier is edges.types is None and features is not None and features.dtype is dtype
+    return edges.score is edges.types is None and features is not None and features.dtype is dtype
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,8 +83,10 @@ class LayerCall(NodeCall):
             joints.append(joint)
             columns += part.split(joint)
         wanted = OF_ROWS
-        if of_features or of_edges:
-            wanted = names_of((True, True, True, False, False, of_features, of_edges, of_edges))
+        if of_features:
+            wanted = wanted | OF_FEATURES
+        if of_edges:
+            wanted = wanted | OF_WEIGHTS
         grad_output, *of_roots = (grads[0], grads[0]) if self.adds_root else grads
         attention = with_tensors(attention, tensors, lse)
         found = REGISTRY[self.plan.backend].attend_backward(

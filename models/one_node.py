@@ -52,13 +52,14 @@ class NodeCall(ABC):
         """
 
 
-def takes_plan(plan: AttentionPlan, num_targets: int, source: Tensor, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether a node can call this plan; otherwise call the plan, which computes it or raises."""
+def takes_plan(plan: AttentionPlan, target: Tensor, source: Tensor, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a node can call this plan for features of targets and sources; otherwise call the plan, which computes it
+    or raises."""
     backend = REGISTRY[plan.backend]
     return (
         backend.has_backward
-        and plan.shape == (num_targets, source.shape[0])
-        and plan.device == source.device
+        and plan.shape == (target.shape[0], source.shape[0])
+        and plan.device == target.device == source.device
         and backend.unsupported(dtype, head_dim) is None
     )
 

@@ -227,7 +227,7 @@ class FusedTransformerConv(JointModule):
             plan = self._plan(plan, (target.shape[0], source.shape[0]), dtype, backward)
         if isinstance(edge_attr, Tensor):
             edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
-        is_one_node = takes_plan(plan, target.shape[0], source, dtype, self.out_channels)
+        is_one_node = takes_plan(plan, target, source, dtype, self.out_channels)
         if not (is_one_node and takes_edges(edge_attr, dtype)):
             return self._attend(source, target, plan, edge_attr)
         adds_root = self.root_weight and self.concat and not self.beta
