@@ -123,6 +123,11 @@ class EdgeInputs:
         return self._map(lambda name, tensor: tensor[parts[name]] if name in parts else tensor)
 
     @property
+    def is_of_edges(self) -> bool:
+        """Whether an edge has an entry of its own, so that a plan must keep the order of the edges."""
+        return any(one is not None for one in (self.bias, self.features, self.types, self.edge))
+
+    @property
     def bytes_of_values(self) -> int:
         """Bytes of the tensors with an entry per edge, row or column."""
         given = (self.bias, self.features, self.types, self.row, self.column, self.edge)

@@ -251,7 +251,7 @@ def plan(
         get_kernel(instance, device.index)
         return lambda q, k, v: launch(instance, bsb, q, k, v, scale), None
     inputs = {"dtype": case.torch_dtype, "head_dim": case.dim, "num_heads": case.heads, "out_dtype": out_dtype}
-    inputs |= {"edge_data": True} if edges else {}
+    inputs |= {"edge_data": True} if edges and edges.is_of_edges else {}
     planned = kernels.plan_attention(pattern, backend=case.backend, device=device, reorder=case.order, **inputs)
     bound = edges.to(case.torch_dtype).bind(planned) if edges else {}
     if bound and case.backend == ANEMOI:
