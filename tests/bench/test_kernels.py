@@ -167,8 +167,9 @@ def test_both_passes_are_right_on_a_gpu(name, graph, tmp_path):
     device = torch.device("cuda", torch.cuda.current_device())
     settings = config(name, "source=official", f"graphs=[{graph}]", "shapes=[1x64, 4x16]", "repeats=5")
     _, rows = run(settings, tmp_path / "r.csv", on=[device])
-    times = [row for row in rows if row.metric == "time" and row.backend != "torch_harmonics"]
-    assert len(times) >= 8
-    assert {row.status for row in times} == {"ok"}
-    traced = [row.value for row in rows if row.metric == "kernel_time"]
+    times = [row for row in rows if row.metric == "time"]
+    theirs = {row.status for row in times if row.backend == "torch_harmonics"}
+    assert theirs <= {"ok", "unsupported", "unavailable"}
+    assert {row.status for row in times if row.backend != "torch_harmonics"} == {"ok"}
+    traced = [row.value for row in rows if row.metric == "kernel_time" and row.backend == "fused3s"]
     assert len(traced) == (12 if name == "sphere" else 0)
