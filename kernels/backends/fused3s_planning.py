@@ -13,10 +13,10 @@ import torch
 
 from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor
-from ..formats.edge_list import EdgeList, check_ids
-from ..formats.edges import canonical_csr
+from ..formats.edge_list import EdgeList
 from ..formats.gpu_csr import COUNTS, MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource, PlanNumber
 from ..formats.gpu_plan import GPUPlan, PlanForm
+from ..formats.grouped_graph import check_graph
 from ..formats.schedule import ScheduleForm, most_tiles_of, windows_of
 from ..runtime.device import gpu_limits
 from ..runtime.launch import stream_handle
@@ -229,14 +229,12 @@ def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSo
     """The edges of a graph as the planning kernels read them; raises for graphs that they do not support."""
     num_rows, num_cols = graph.shape
     if not (num_rows and num_cols):  # the kernels need at least one row and one column: plan one without an edge
-        if isinstance(graph, EdgeList):
-            check_ids(graph)
-        else:
-            canonical_csr(graph, device)
+        check_graph(graph, device)
         source = EdgeSource(torch.empty((2, 0), dtype=torch.int64, device=device))
     elif isinstance(graph, EdgeList):
         edge_index = graph.edge_index if graph.edge_index.device == device else graph.edge_index.to(device)
-        source = EdgeSource(edge_index if edge_index.stride(1) == 1 else edge_index.contiguous())
+        edge_index = edge_index if edge_index.stride(1) == 1 else edge_index.contiguous()
+        source = EdgeSource(edge_index, has_padding=graph.has_padding)
     else:
         arrays = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
         offsets, indices = (as_tensor(each).to(device) for each in arrays)
@@ -274,10 +272,8 @@ def _check_csr_arrays(offsets: torch.Tensor, indices: torch.Tensor, num_rows: in
 def _damage(graph: Graph | None, device: torch.device) -> ValueError:
     """The error for a graph with ids out of range."""
     try:
-        if isinstance(graph, EdgeList):
-            check_ids(graph)
-        elif graph is not None:
-            canonical_csr(graph, device)
+        if graph is not None:
+            check_graph(graph, device)
     except ValueError as error:
         return error
     return ValueError("graph: an offset or an id is out of range (its arrays were changed since it was planned)")
