@@ -70,7 +70,7 @@ class EdgeInputs:
             return torch.randn(size, generator=generator, device=device).half()
 
         name, number = edge_kind(kind)
-        (heads, dim), (num_rows, num_cols), num_edges = shape, pattern.shape, pattern.indices.numel()
+        (heads, dim, _), (num_rows, num_cols), num_edges = shape, pattern.shape, pattern.indices.numel()
         if name in ("bias", "bias_per_head"):
             return cls(bias=normal(num_edges, heads if name == "bias_per_head" else 1))
         if name == "low_rank":
