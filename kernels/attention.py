@@ -29,7 +29,7 @@ Gradients with respect to q, k, v, edge data and weights:
 * `fused3s` has its own backward pass; autograd differentiates `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`,
   `flex_attention` and `sdpa_padded`. The other backends raise an error if an input requires a gradient.
 * `fused3s` and `dgl` have first derivatives in reverse mode. Double backward, forward mode (jvp) and vmap raise an
-  error; `reference` supports them. The log-sum-exp carries no gradient.
+  error; `reference` supports them. The log-sum-exp has a gradient, too.
 * A row without an edge, or with scores of -inf only, has gradient 0. So does a score beyond the clamp.
 
 Dropout (`fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`): each softmax weight is 0 with probability
@@ -87,6 +87,7 @@ FASTEST = "fused3s"
 _warned: set[str] = set()  # reasons; one warning each
 MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
 CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at once: it is planned as soon as it is queued
+SETTLED_EDGES = 1 << 22  # fewest edges of one whose plan is cut to its exact size at once
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ def plan_attention(
             KeyLists            [num_rows, k], the keys of each query, -1 for none; or lists for each KV head
         shape: (num_rows, num_cols), queries and keys; only for an edge_index, (indptr, indices) and KeyLists.
         check: True: wait for a graph on a GPU and raise errors in its ids now. False: `fused3s` raises them at a later
-            call and never reads or writes out of bounds. None: True for up to CHECKED_EDGES (16,384) edges, unless a
-            CUDA graph is being captured. Graphs on the CPU, and graphs for other backends, are always checked now.
+            call and never reads or writes out of bounds. None: True for up to CHECKED_EDGES (16,384) edges, and from
+            SETTLED_EDGES (4,194,304) on, whose plans then take a fraction of the memory, unless a CUDA graph is being
+            captured. Graphs on the CPU, and graphs for other backends, are always checked now.
         backend: a name of `list_backends()`, or "auto" for the fastest that can run. The log names it; on a GPU a
             `SlowerBackendWarning` says why it is not `fused3s`.
         device: device of q, k and v; default: the GPU if there is one, else the CPU.
@@ -214,7 +216,7 @@ def plan_attention(
         pattern = permute_rows(csr_of(pattern), perm)
     data = chosen.build(pattern, device, inputs, perm)  # before the edge order: it names what is wrong with a graph
     if device.type == "cuda" and (check or (check is None and _is_checked(num_edges))):
-        chosen.raise_graph_errors(data)
+        data = chosen.settled(data)
     edges = edge_order(pattern, device, chosen.sorted_edges(data)) if edge_data else None
     return AttentionPlan(chosen.name, graph_shape, device, inputs, data, order, edges, groups)
 
@@ -356,7 +358,8 @@ def _warn_of_slower_backend(name: str, reason: str) -> None:
 
 def _is_checked(num_edges: int) -> bool:
     """Whether a graph on a GPU is checked now if `check` is None."""
-    return num_edges <= CHECKED_EDGES and not torch.cuda.is_current_stream_capturing()
+    is_between = CHECKED_EDGES < num_edges < SETTLED_EDGES
+    return not is_between and not torch.cuda.is_current_stream_capturing()
 
 
 def _check_size(backend: Backend, num_edges: int, inputs: InputSpec) -> None:

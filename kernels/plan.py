@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -82,8 +81,8 @@ class AttentionPlan:
             scale: factor of the scores; None means 1/sqrt(d).
             out_dtype: type of the result; None means q's type.
             return_lse: also return the log-sum-exp of the scores (with scale and edge terms) of each row: float32, q's
-                shape without d, natural logarithm, -inf for a row without an edge, no gradient. Backends `fused3s` and
-                `reference`.
+                shape without d, natural logarithm, -inf for a row without an edge; with a gradient. Backends `fused3s`
+                and `reference`.
             edges: result of `bind_edges`; or an EdgeData, which is bound at every call without checking its values: a
                 NaN reaches the rows whose edges have it. Edge types are checked, which waits for the GPU. Needs a plan
                 made with edge_data=True.
@@ -124,8 +123,10 @@ class AttentionPlan:
             lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
             if lse is not None:
                 call = Call(*call[:5], lse, call.edges)  # `_replace` is three times slower
-            attend = partial(attend_with_gradients, backend) if differentiated else backend.attend
-            output = attend(self.data, call)
+            if differentiated:
+                output, lse = attend_with_gradients(backend, self.data, call, return_lse)
+            else:
+                output = backend.attend(self.data, call)
         if shape is not None:
             output, lse = shape.output(output, lse if return_lse else None)
         elif q.dim() == 2:

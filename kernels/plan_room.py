@@ -188,10 +188,9 @@ def plan_many(graphs: Sequence[tuple[Any, tuple[int, int]]], **options: Any) -> 
     """
     check = options.pop("check", None)
     plans = [plan_attention(graph, shape=shape, check=False, **options) for graph, shape in graphs]
-    if check:
-        for plan in plans:
-            REGISTRY[plan.backend].raise_graph_errors(plan.data)
-    return plans
+    if not check:
+        return plans
+    return [replace(plan, data=REGISTRY[plan.backend].settled(plan.data)) for plan in plans]
 
 
 def _check_array(name: str, array: Any, shape: tuple[int | None, ...], device: torch.device) -> None:
