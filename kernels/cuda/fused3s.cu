@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
                  kDimWarps > 1 ? max(0, min(kWidth, kDim - kWidth * dim_warp)) : kDim, lane);
   }
   Gather<kDim, kHeads, kBytes, kWidth> gather(p, lane, kWidth * dim_warp);
-  Rows rows(lane, kTransforms ? 1.0f : p.product_scale);  // with a score term, `Terms::apply` scales the scores
+  Rows rows(lane, kTransforms ? kLackingUnit<kIn, kTerms> : p.product_scale);  // `Terms::apply` scales the products
   const WindowRows window_rows{p.row_ids, p.num_rows};
 
   ring.wait_for_item();

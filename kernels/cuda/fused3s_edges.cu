@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       terms[j].load_row(p, row, loaded_head);
       terms[j].load_column(p, Group::own(edge_key, lane, j), loaded_head);
       terms[j].load_head(p, loaded_head);
-      const float transformed = terms[j].apply(score_scale * score[j], p);
+      const float transformed = terms[j].apply(score_scale * score[j], p) * kLackingUnit<kIn, kTerms>;
       score[j] = exists ? transformed : negative_infinity();
       new_max = fmaxf(new_max, score[j]);
     }

@@ -367,7 +367,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       terms[j].load_row(p, query_row, loaded_head);
       terms[j].load_column(p, key_row, loaded_head);
       terms[j].load_head(p, loaded_head);
-      const float score = terms[j].apply(score_scale * product[0], p);
+      const float score = terms[j].apply(score_scale * product[0], p) * kLackingUnit<kIn, kTerms>;
       const float weight = exists ? exp_score<kIn>(score - lse[j]) : 0.0f;
       float kept = 1.0f;
       if constexpr (kTerms & kDropout) {

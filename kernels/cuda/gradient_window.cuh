@@ -100,7 +100,7 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
           Term term;
           if constexpr (kTransforms) {
             term = term_of(half, kTileN * tile + 2 * t + e);
-            x = ex2_approx_ftz(term.apply(score[tile][2 * half + e] * p.scale, p) + lse);
+            x = ex2_approx_ftz(fmaf(term.apply(score[tile][2 * half + e] * p.scale, p), kLog2e, lse));
           } else {
             x = ex2_approx_ftz(fmaf(score[tile][2 * half + e], p.scale_log2e, lse));
           }

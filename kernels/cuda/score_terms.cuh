@@ -5,8 +5,8 @@
 // the row, the column, the edge and the head. Its numbers are members in score_term_params.cuh, which lies at the end of
 // struct Params of each kernel.
 //
-// Unit. Scores of 16-bit inputs are kept times log2(e), since the exponential is ex2: a factor of q. With a term they are
-// scores without that factor until `apply`. Those of float32 never have it, and <q, k> has the same bits in the forward
+// Unit. Scores of 16-bit inputs are kept times log2(e), since the exponential is ex2: a factor of q. With a term they get
+// that factor only after it. Those of float32 never have it, and <q, k> has the same bits in the forward
 // pass and in both backward passes: only the difference of a score from the maximum, or from the log-sum-exp, is
 // multiplied. Gradients are those of the scores without it.
 #pragma once
@@ -28,9 +28,11 @@ enum EdgeTerm {
 template <Element kIn>
 constexpr float kScoreUnit = kIsWide<kIn> ? 1.0f : kLog2e;
 
-// Factor of scale * <q, k>, from the host or a kernel.
+// Factor of scale * <q, k>, from the host or a kernel, and the one that its score still lacks.
 template <Element kIn, int kTerms>
 constexpr float kProductUnit = kTerms & kExpression ? 1.0f : kScoreUnit<kIn>;
+template <Element kIn, int kTerms>
+constexpr float kLackingUnit = kTerms & kExpression ? kScoreUnit<kIn> : 1.0f;
 
 // exp(x / kScoreUnit)
 template <Element kIn>
@@ -100,12 +102,12 @@ struct ScoreTerm {
     if constexpr (kHeadValues > 0) load_values<kHeadValues>(values.head, p.head_values, 0, p.head_value_heads, head);
   }
 
-  // scale * <q, k>, times kProductUnit, to the score, times kScoreUnit.
+  // scale * <q, k> to the score, both times kProductUnit.
   template <typename Params>
   __device__ __forceinline__ float apply(float score, const Params& p) {
     if constexpr (kExists) {
       score_before = score;
-      score = E::apply(score, values, p.score_number) * kScoreUnit<kIn>;
+      score = E::apply(score, values, p.score_number);
     }
     return score;
   }

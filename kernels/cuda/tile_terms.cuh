@@ -78,7 +78,7 @@ struct TileTerms {
     }
   }
 
-  // Scores of the lane, as C fragments of two n-tiles: from <q, k> to s, times log2(e). Before: __syncwarp since
+  // Scores of the lane, as C fragments of two n-tiles: from <q, k> to s. Before: __syncwarp since
   // `scatter`.
   __device__ __forceinline__ void apply(float (&score)[2][4], int g, int t) const {
     Term term;
