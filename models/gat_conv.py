@@ -8,6 +8,8 @@ The score of an edge is a function of a number of its target and one of its sour
 no key is gathered, and no tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -196,7 +198,7 @@ class FusedGATConv(AttentionConv):
             order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
             score, values = SCORE_OF_EDGES, edge_scores.to(dtype).index_select(0, order).unsqueeze(-1)
         call = GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate)
-        with torch.autocast(source.device.type, enabled=False):
+        with torch.autocast(source.device.type, enabled=False) if dtype is not of_source.dtype else nullcontext():
             return run_as_node(call, values, bias, *given)
 
     def _edge_scores(self, features: Tensor) -> Tensor:

@@ -248,15 +248,24 @@ def test_wrong_arguments():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::kernels.SlowerBackendWarning")
 @BOTH
+@pytest.mark.parametrize("is_square", [True, False])
+@pytest.mark.parametrize(("heads", "columns", "edge_dim"), [(4, 16, None), (1, 40, None), (3, 13, None), (4, 16, 20)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu(dtype, version):
+def test_on_a_gpu(dtype, heads, columns, edge_dim, is_square, version):
     """Output and gradients against PyG's layer in float64."""
-    problem = Problem("hub", columns=32, dtype=torch.float32)
-    theirs, ours = layers(32, 16, 4, backend="fused3s", dtype=torch.float64, version=version)
+    problem = Problem("hub", columns=32, edge_dim=edge_dim, dtype=torch.float32)
+    options = {"edge_dim": edge_dim, "version": version, "add_self_loops": is_square}
+    theirs, ours = layers(32, columns, heads, backend="fused3s", dtype=torch.float64, **options)
     theirs, ours = theirs.cuda(), ours.cuda().to(dtype)
-    x, edge_index = problem.x.cuda(), problem.edge_index.cuda()
-    expected, out = theirs(x.double(), edge_index), ours(x.to(dtype), edge_index)
+    edge_index = problem.edge_index.cuda()
+
+    def given(dtype):
+        x, edge_attr = (None if each is None else each.cuda().to(dtype) for each in (problem.x, problem.edge_attr))
+        return (x if is_square else (x, x.flip(0))), edge_index, edge_attr
+
+    expected, out = theirs(*given(torch.float64)), ours(*given(dtype))
     expected.square().sum().backward()
     out.square().sum().backward()
     allowed = 2e-2 if dtype == torch.bfloat16 else 1e-5
