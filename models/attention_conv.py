@@ -7,22 +7,32 @@ from torch import Tensor, nn
 
 from kernels import AttentionPlan, EdgeData, SlowerBackendWarning
 from models.planned_edges import plan_edge_index, require_gradients
-from models.self_loops import edges_with_self_loops, features_with_self_loops
+from models.self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 
 _warned: set[str] = set()  # reasons; one warning each
 
 
 class AttentionConv(nn.Module):
-    """A layer with the attributes heads, out_channels, concat, dropout, add_self_loops, fill_value, backend and cache,
-    the module `lin_edge` or None, and the parameter `bias` or None."""
+    """A layer with the attributes heads, out_channels, concat, dropout, add_self_loops, fill_value, edge_dim, backend
+    and cache, the module `lin_edge` or None, and the parameter `bias` or None."""
 
     def edges_and_features(
         self, edge_index: Tensor, edge_attr: Tensor | None, num_loops: int
     ) -> tuple[Tensor, Tensor | None]:
-        """The edges, and their features [E, edge_dim] if the layer takes some; with self-loops, if it adds them."""
+        """The edges, and their features [E, edge_dim] if the layer takes some; with self-loops, if it adds them.
+
+        Raises:
+            TypeError, ValueError: edge_index or edge_attr is wrong.
+        """
+        check_graph(edge_index)
         features = None if self.lin_edge is None else edge_attr
-        if features is not None and features.dim() == 1:
-            features = features[:, None]
+        if features is not None:
+            features = features[:, None] if features.dim() == 1 else features
+            num_edges = edge_index.shape[1] if edge_index.layout == torch.strided else edge_index._nnz()
+            if features.shape != (num_edges, self.edge_dim):
+                raise ValueError(
+                    f"edge_attr: got shape {tuple(edge_attr.shape)}; [{num_edges}, {self.edge_dim}] is needed"
+                )
         if not self.add_self_loops:
             return edge_index, features
         edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache)

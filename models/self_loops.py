@@ -21,12 +21,7 @@ def edges_with_self_loops(edge_index: Tensor, num_nodes: int, *, cache: bool = T
 
     Args:
         edge_index: [2, E] sources and targets, or a torch.sparse tensor whose rows are the targets.
-        cache: return the same tensor again while `edge_index` lives unchanged.
-
-    Raises:
-        TypeError: edge_index is no such tensor.
-    """
-    check_graph(edge_index)
+        cache: return the same tensor again while `edge_index` lives unchanged."""
     results = _looped.results(edge_index) if cache else {}
     looped = results.get(num_nodes)
     if looped is None:

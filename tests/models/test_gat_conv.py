@@ -5,7 +5,7 @@ import torch
 from edge_cases import EDGE_LISTS
 from torch_geometric.nn import GATConv, GATv2Conv
 
-from models import FusedGATConv, FusedGATv2Conv, edge_scores
+from models import FusedAGNNConv, FusedGATConv, FusedGATv2Conv, edge_scores
 
 pytestmark = pytest.mark.usefixtures("formula")
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
@@ -242,7 +242,11 @@ def test_wrong_arguments():
     x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
     with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
         FusedGATv2Conv(7, 4)(x, edge_index, edge_attr)
-    for layer in (FusedGATConv(7, 4), FusedGATv2Conv(7, 4, add_self_loops=False)):
+    for layer in (FusedGATConv, FusedGATv2Conv):
+        for wrong, got in ((edge_attr[1:], edge_attr.shape[0] - 1), (torch.cat([edge_attr, edge_attr[:1]]), "")):
+            with pytest.raises(ValueError, match=rf"edge_attr: got shape \({got}.*; \[{len(edge_attr)}, 3\] is needed"):
+                layer(7, 4, edge_dim=3)(x, edge_index, wrong)
+    for layer in (FusedGATConv(7, 4), FusedGATv2Conv(7, 4, add_self_loops=False), FusedAGNNConv()):
         with pytest.raises(TypeError, match=r"edge_index: got list; an edge_index \[2, E\]"):
             layer(x, edge_index.tolist())
 
