@@ -123,7 +123,7 @@ class TorchHarmonicsBackend(Backend):
             return torch.ones(data.keys[0], device=call.query.device)
         values = edges.column_values
         others = [tensor for tensor in edges.tensors() if tensor is not None and tensor is not values]
-        if values is None or edges.score not in TERMS or others or edges.clamp is not None:
+        if values is None or edges.score not in TERMS or others:
             raise ValueError(f"edges: backend {self.name} takes a score term s + c with a value c of the column alone")
         if values not in self._weights:
             by_latitude = values.float().reshape(*data.keys, -1)

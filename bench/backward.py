@@ -90,9 +90,10 @@ def measure(context: Context, case: Case) -> list[Row]:
     problem = context.keep("problem", (case.shape, is_weighted), lambda: Problem(context, case.shape, is_weighted))
     query, key, value, grad_output = problem.inputs
     inputs = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "backward": True}
-    inputs |= {"edge_data": True} if case.edges == "log_weight_bias" else {}
+    weights = EdgeInputs.weighted(case.edges, problem.log_weight, context.pattern) if is_weighted else None
+    inputs |= {"edge_data": True} if weights and weights.is_of_edges else {}
     plan = kernels.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
-    weighted = EdgeInputs.weighted(case.edges, problem.log_weight, context.pattern).bind(plan) if is_weighted else {}
+    weighted = weights.bind(plan) if weights else {}
 
     def forward() -> tuple[torch.Tensor, torch.Tensor | None]:
         found = plan(query, key, value, scale=scale, return_lse=backend.writes_lse, **weighted)

@@ -70,7 +70,7 @@ class EdgeInputs:
             return torch.randn(size, generator=generator, device=device).half()
 
         name, number = edge_kind(kind)
-        (heads, dim), (num_rows, num_cols), num_edges = shape, pattern.shape, pattern.indices.numel()
+        (heads, dim, _), (num_rows, num_cols), num_edges = shape, pattern.shape, pattern.indices.numel()
         if name in ("bias", "bias_per_head"):
             return cls(bias=normal(num_edges, heads if name == "bias_per_head" else 1))
         if name == "low_rank":
@@ -121,6 +121,11 @@ class EdgeInputs:
         """The data of some rows, which have these edges; columns and weights stay."""
         parts = dict.fromkeys(("bias", "features", "types", "edge"), edges) | {"row": rows}
         return self._map(lambda name, tensor: tensor[parts[name]] if name in parts else tensor)
+
+    @property
+    def is_of_edges(self) -> bool:
+        """Whether an edge has an entry of its own, so that a plan must keep the order of the edges."""
+        return any(one is not None for one in (self.bias, self.features, self.types, self.edge))
 
     @property
     def bytes_of_values(self) -> int:

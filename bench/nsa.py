@@ -1,14 +1,14 @@
 """Times of attention of groups of query heads that share one KV head and one list of selected keys for each query, the
 selected branch of Native Sparse Attention. Forward with what the backward pass needs, and backward.
 
-    fused3s          one sparse matrix of N * G rows and N columns: row i * G + g is query i of head g of the group, so
-                     that a window of 16 rows is 16 / G queries, whose keys are gathered once for all their heads
+    fused3s          a plan of G query heads on one KV head: a window of 16 rows is 16 / G queries, whose keys are
+                     gathered once for all their heads
     flex_attention   dense blocks of 128 queries x 128 keys with `enable_gqa`: every block in which one of the queries
                      selects a key is computed for all heads, and a mask function looks each element up
 
 Both compute the same function. Of random selections nearly all blocks before a query are in the second's list, so that
 its work grows with N * N; the first's grows with the number of selected keys. The shape is query heads x columns.
-Output and gradients are checked, and both passes timed, as in `bench.backward`.
+"16x128/1" is a group of 16. Output and gradients are checked, and both passes timed, as in `bench.backward`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from baselines.flex_attention import graph_block_mask
 from bench.backward import ALLOWED_OVER_TORCH
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
-from bench.kernels import kernel_case, refuse_impossible
+from bench.kernels import kernel_case, normal_inputs, of_query_heads, refuse_impossible
 from bench.records import Row
 from bench.runner import Case, Context, UnsupportedInputsError
 from bench.timers import time_kernels_by_turns
@@ -44,29 +44,26 @@ class Problem:
     """Inputs of one group, and what is correct.
 
     Attributes:
-        inputs: q [N, G, d], k and v [N, 1, d], and the gradient of the output [N, G, d]: float16.
+        inputs: q [N, G, d], k and v [N, KV heads, d], and the gradient of the output [N, G, d]: float16.
         output: [N, G, d]; gradients: in the shapes of q, k and v.
         torch_error: error of plain torch's gradients in the inputs' type.
     """
 
     def __init__(self, context: Context, shape: Shape) -> None:
         pattern, scale = context.pattern, context.config.scale_of(shape.dim)
-        generator = torch.Generator(context.device).manual_seed(0)
-        sizes = [(pattern.shape[0], heads, shape.dim) for heads in (shape.heads, 1, 1, shape.heads)]
-        query, key, value, grad = (
-            torch.randn(size, generator=generator, device=context.device).half() for size in sizes
-        )
-        self.inputs = query, key, value, grad
-        every_head = query, key.expand_as(query), value.expand_as(query)
+        self.inputs = normal_inputs(context, shape, 4, torch.float16)
+        *_, grad = self.inputs
+        every_head, num_kv_heads = of_query_heads(*self.inputs[:3]), shape.kv_heads or shape.heads
         self.output = float64_attention(*every_head, pattern.indptr, pattern.indices, scale)
-        self.gradients = _of_one_kv_head(float64_gradients(*every_head, grad, pattern, scale))
-        by_torch = _of_one_kv_head(torch_gradients(*every_head, grad, pattern, scale))
+        self.gradients = _of_kv_heads(float64_gradients(*every_head, grad, pattern, scale), num_kv_heads)
+        by_torch = _of_kv_heads(torch_gradients(*every_head, grad, pattern, scale), num_kv_heads)
         self.torch_error = largest_gradient_error(by_torch, self.gradients)
 
 
-def _of_one_kv_head(gradients: Gradients) -> Gradients:
+def _of_kv_heads(gradients: Gradients, num_kv_heads: int) -> Gradients:
+    """The gradients of k and v, of the query's number of heads, added up over each group."""
     query, *others = gradients
-    return query, *(gradient.sum(1, keepdim=True) for gradient in others)
+    return query, *(gradient.unflatten(1, (num_kv_heads, -1)).sum(2) for gradient in others)
 
 
 def measure(context: Context, case: Case) -> list[Row]:
@@ -82,7 +79,7 @@ def measure(context: Context, case: Case) -> list[Row]:
         checked = checked_columns(error, torch.float16, ALLOWED_OVER_TORCH * problem.torch_error)
     runs = {"forward": forward, "backward": backward}
     spreads, timer = time_kernels_by_turns(runs, device=context.device, repeats=context.config.repeats)
-    note = f"{timer}; one KV head; plain torch's gradients have an error of {problem.torch_error:.1e}"
+    note = f"{timer}; plain torch's gradients have an error of {problem.torch_error:.1e}"
     return [context.row(case, **spreads[case.region].columns(), **checked, note=note)]
 
 
@@ -92,31 +89,20 @@ def plan_passes(pattern: CSRPattern, case: Case, inputs: Sequence[torch.Tensor],
     if not (backend.has_backward and backend.writes_lse):
         raise UnsupportedInputsError("it has no backward pass of its own")
     query, key, value, grad = inputs
-    rows = (-1, 1, case.dim)  # a view: query i of head g is row i * G + g
-    graph = each_row_repeated(pattern, case.heads)
-    options = {"dtype": query.dtype, "head_dim": case.dim, "backward": True}
-    plan = kernels.plan_attention(graph, backend=case.backend, device=query.device, **options)
+    options = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "backward": True}
+    options |= {"num_kv_heads": case.kv_heads} if case.kv_heads else {}
+    plan = kernels.plan_attention(pattern, backend=case.backend, device=query.device, **options)
 
     def forward() -> tuple[torch.Tensor, torch.Tensor]:
-        return plan(query.view(rows), key, value, scale=scale, return_lse=True)
+        return plan(query, key, value, scale=scale, return_lse=True)
 
     output, lse = forward()
 
     def backward() -> Gradients:
-        given = (query.view(rows), key, value, output, lse)
-        found = plan.backward(grad.view(rows), *given, scale=scale)
-        return found.query.view_as(query), found.key, found.value
+        found = plan.backward(grad, query, key, value, output, lse, scale=scale)
+        return found.query, found.key, found.value
 
-    return lambda: forward()[0].view_as(query), backward
-
-
-def each_row_repeated(pattern: CSRPattern, times: int) -> CSRPattern:
-    """The pattern with every row `times` times, one behind the other."""
-    counts = pattern.indptr.diff().repeat_interleave(times)
-    indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    row = rows_of_edges(indptr)
-    place = torch.arange(len(row), device=row.device) - indptr[row] + pattern.indptr[row // times]
-    return CSRPattern(indptr, pattern.indices[place], (len(counts), pattern.shape[1]))
+    return lambda: forward()[0], backward
 
 
 def flex_passes(pattern: CSRPattern, case: Case, inputs: Sequence[torch.Tensor], scale: float) -> Passes:

@@ -53,6 +53,7 @@ class Case:
     metric: str = "time"
     unit: str = "ms"
     heads: int = 1
+    kv_heads: int = 0
     blocks: int = 0
     edges: str = NONE
     region: str = NONE
@@ -75,7 +76,7 @@ class Case:
     @property
     def shape(self) -> Shape:
         """Of a kernel."""
-        return Shape(self.heads, self.dim)
+        return Shape(self.heads, self.dim, self.kv_heads)
 
     @property
     def waits_for_host(self) -> bool:
@@ -85,7 +86,7 @@ class Case:
     @property
     def description(self) -> str:
         options = (self.edges, self.region, self.variant, self.order, self.dense, self.launch, self.plan)
-        shape = [f"{self.heads}x{self.dim}"] * (self.dim > 0)
+        shape = [str(self.shape)] * (self.dim > 0)
         return " ".join([*shape, self.backend, *(one for one in options if one not in (NONE, "back_to_back", "fixed"))])
 
 
@@ -353,8 +354,8 @@ def run_bench(
     return 1 if wrong else NOT_LOADED if not_loaded else 0
 
 
-SHOWN = ("edges", "region", "backend", "variant", "order", "dense", "launch", "l2", "plan", "dtype", "out_dtype")
-SHOWN += ("device_type", "scores", "score_range", "working_set", "ranks", "scope", "metric")
+SHOWN = ("kv_heads", "edges", "region", "backend", "variant", "order", "dense", "launch", "l2", "plan", "dtype")
+SHOWN += ("out_dtype", "device_type", "scores", "score_range", "working_set", "ranks", "scope", "metric")
 ALWAYS = ("data set", "heads", "dim", "backend", "median", "p10", "p90", "error", "status")
 
 

@@ -17,7 +17,8 @@ import pandas as pd
 from report.rows import select
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-CELL = ["device", "bench", "data_sha256", "dim", "heads", "dtype", "out_dtype", "series", "edges", "region", "l2"]
+CELL = ["device", "bench", "data_sha256", "dim", "heads", "kv_heads", "dtype", "out_dtype", "series", "edges"]
+CELL += ["region", "l2"]
 SAME_RUN = ["device", "bench", "data_sha256", "dim", "heads", "out_dtype", "launch", "l2", "plan", "region"]
 BEST_OTHER = "best other"
 OURS = ("fused3s",)

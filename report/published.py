@@ -49,7 +49,7 @@ def published_rows() -> pd.DataFrame:
     for name, field in Row.model_fields.items():
         default = PLAIN.get(name, None if field.is_required() else field.default)
         table[name] = table[name].fillna(default) if name in table and default is not None else table.get(name, default)
-    whole = dict.fromkeys(("dim", "heads", "blocks", "nodes", "nnz", "graphs", "ranks"), int)
+    whole = dict.fromkeys(("dim", "heads", "kv_heads", "blocks", "nodes", "nnz", "graphs", "ranks"), int)
     return with_names(table.astype(whole | dict.fromkeys(("p10", "p90", "relative_error", "score_range"), float)))
 
 

@@ -165,8 +165,13 @@ class Backend(ABC):
             UnsupportedGraphError: the backend cannot run this graph on `device`.
         """
 
-    def raise_graph_errors(self, data: Any) -> None:  # noqa: B027 (an optional method)
-        """Wait for `data` and raise a ValueError for ids out of range, if `build` deferred that check."""
+    def settled(self, data: Any) -> Any:
+        """`data` after waiting for it, in memory of its exact size if `build` had to reserve more.
+
+        Raises:
+            ValueError: an id of the graph is out of range, and `build` deferred that check.
+        """
+        return data
 
     def sorted_edges(self, data: Any) -> torch.Tensor | None:
         """[E] integers on the device of `data`: for each edge in CSR order its index in the graph given to `build`;
@@ -193,6 +198,7 @@ class Backend(ABC):
         grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
+        grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
         """Gradients of `attend`, for backends with `has_backward`.
 
@@ -204,6 +210,7 @@ class Backend(ABC):
             wanted: the fields of `Gradients` to compute.
             into: optional memory for the gradients of query, key and value if all three are wanted. A backend may
                 ignore it and return new tensors.
+            grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
         """
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 

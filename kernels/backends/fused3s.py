@@ -130,9 +130,8 @@ class Fused3SBackend(CudaBackend):
         _compile(made.bounded, device, inputs)
         return made
 
-    def raise_graph_errors(self, data: Fused3SData) -> None:
-        if data.progress is not None:
-            data.progress.raise_errors()
+    def settled(self, data: Fused3SData) -> Fused3SData:
+        return data if data.progress is None else data.progress.settled(data)
 
     def sorted_edges(self, data: Fused3SData) -> torch.Tensor | None:
         return data.edge_ids
@@ -177,11 +176,12 @@ class Fused3SBackend(CudaBackend):
         grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
+        grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
         data, dtype = data.ready(is_forward=False), call.query.dtype
         if (rounded := product_type(dtype)) == dtype:
-            return launch_gradients(data, call, output, grad_output, wanted, into)
-        found = launch_gradients(data, call.to(rounded), output, grad_output, wanted)
+            return launch_gradients(data, call, output, grad_output, wanted, into, grad_lse)
+        found = launch_gradients(data, call.to(rounded), output, grad_output, wanted, grad_lse=grad_lse)
         return Gradients(*[None if gradient is None else gradient.to(dtype) for gradient in found])
 
 

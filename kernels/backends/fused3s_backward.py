@@ -112,6 +112,7 @@ def launch_backward(
     grad_output: torch.Tensor,
     wanted: frozenset[str] = GRADIENTS,
     into: Memory | None = None,
+    grad_lse: torch.Tensor | None = None,
 ) -> Gradients:
     """Queue both passes on torch's current stream; only the row pass if neither "key" nor "value" is wanted.
 
@@ -122,7 +123,7 @@ def launch_backward(
             `input_element`.
         output: [num_rows, H, d] of the forward pass, fp16, bf16 or fp32.
         grad_output: [num_rows, H, d] fp16, bf16 or fp32, any strides.
-        wanted, into: see `Backend.attend_backward`.
+        wanted, into, grad_lse: see `Backend.attend_backward`.
     """
     query, key, value, scale, _, lse, edges = call
     dropout = None if edges is None else edges.dropout
@@ -149,6 +150,7 @@ def launch_backward(
         "grad_output": grad_output,
         "output": output,
         "lse": lse.contiguous(),
+        "lse_gradient": None if grad_lse is None else grad_lse.contiguous(),
         "row_stats": row_stats,
         "grad_query": grad_query,
         "grad_key": grad_key,

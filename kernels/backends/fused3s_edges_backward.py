@@ -55,6 +55,7 @@ def launch_edge_backward(
     grad_output: torch.Tensor,
     wanted: frozenset[str],
     into: Memory | None = None,
+    grad_lse: torch.Tensor | None = None,
 ) -> Gradients:
     """Queue the kernels on torch's current stream. The gradients are bitwise reproducible.
 
@@ -64,7 +65,7 @@ def launch_edge_backward(
         output: [num_rows, H, d] of the forward pass, of query's type or float32.
         grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
         wanted: fields of `Gradients` to compute. `type_weight` uses plain torch and is not optimised.
-        into: see `Backend.attend_backward`.
+        into, grad_lse: see `Backend.attend_backward`.
     """
     query, key, value, scale, _, lse, edges = call
     num_rows, num_heads, dim = query.shape
@@ -93,6 +94,7 @@ def launch_edge_backward(
             "gathered_second": value,
             "output": output.contiguous(),
             "lse": lse.contiguous(),
+            "lse_gradient": None if grad_lse is None else grad_lse.contiguous(),
             "row_state": row_state,
             "first_gradient": grad_query,
             **({} if of_edges is None else of_edges.for_rows),

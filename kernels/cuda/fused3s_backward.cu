@@ -1,7 +1,7 @@
 // Gradients of fused3s.cu on tensor cores, in two passes without atomics; bound by the gathers. P is computed again
 // from the LSE of the forward pass.
 //
-//   S = Q K^T    P = exp(scale * S - LSE) where A has an edge, else 0    dP = dO V^T    delta_i = <dO_i, O_i>
+//   S = Q K^T    P = exp(scale * S - LSE) where A has an edge, else 0    dP = dO V^T    delta_i = <dO_i, O_i> - dLSE_i
 //   dS = P o (dP - delta)    dQ = scale * dS K    dK = scale * dS^T Q    dV = P^T dO
 //
 //   pass     kColumns   windows of        own rows   gathered rows        X, Y        computes
@@ -170,6 +170,9 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   if constexpr (!kColumns) {
     stats.delta = gather.row_products(output, ring.stage_of(1));
     if constexpr (kDimWarps > 1) stats.delta = own_team.add_up(stats.delta);
+    if (p.lse_gradient && has_row && stats.negative_lse != negative_infinity()) {
+      stats.delta -= __ldg(p.lse_gradient + row_head);
+    }
     window.set_stats(stats);
     // In a window shared by several teams, the first team writes the statistics.
     const uint4 split = ring.split();

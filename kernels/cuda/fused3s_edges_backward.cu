@@ -3,7 +3,7 @@
 //
 //   p_ij     = exp(f(scale * <q_i, k_ij>) - lse_i)           f: the score term; k_ij, v_ij as in fused3s_edges.cu
 //   g_ij     = D_ij <dO_i, v_ij>                             D_ij = keep_ij / (1 - rate) with dropout, else 1
-//   ds_ij    = f' p_ij (g_ij - delta_i)                      delta_i = <dO_i, O_i>
+//   ds_ij    = f' p_ij (g_ij - delta_i)                      delta_i = <dO_i, O_i> - dlse_i
 //
 //   dq_i     = scale * sum_j ds_ij k_ij = scale * (sum_j ds_ij w * k_j + W t_i)
 //   dk_j     = scale * sum_i ds_ij w * q_i
@@ -50,6 +50,7 @@ struct Params {
   const void* gathered_second;   // [..][H][kDim]  v or dO, as own_first
   const void* output;            // [num_rows][H][kDim]  O, contiguous; pass over rows
   const float* lse;              // [num_rows][H]  pass over rows
+  const float* lse_gradient;     // [num_rows][H]  pass over rows; null for 0
   float2* row_state;             // [num_rows][H]  lse * kScoreUnit and delta; written over rows, read over columns
   void* first_gradient;          // [rows][gradient_heads][kDim]  dq without W t, or dk; H heads of each row are written
   void* second_gradient;         // [rows][gradient_heads][kDim]  dv; H heads of each row; pass over columns
@@ -248,6 +249,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       row_delta += __shfl_xor_sync(kFullWarp, row_delta, distance);
     }
     row_lse = count > 0 ? __ldg(p.lse + row_head) : negative_infinity();
+    if (p.lse_gradient && row_lse != negative_infinity()) row_delta -= __ldg(p.lse_gradient + row_head);
     row_lse = row_lse == negative_infinity() ? -negative_infinity() : row_lse * kScoreUnit<kIn>;  // [3]
   }
 

@@ -67,7 +67,7 @@ def test_heads_and_edge_data_agree_with_dense_attention(name, kind, monkeypatch)
     indptr, indices = (torch.from_numpy(array.copy()) for array in (graph.indptr, graph.indices))
     (rows, cols), edges = graph.shape, EdgeInputs.random(kind, shape, CSRPattern(indptr, indices, graph.shape))
     torch.manual_seed(0)
-    q, k, v = (torch.randn(size, *shape).half() for size in (rows, cols, cols))
+    q, k, v = (torch.randn(size, *shape[:2]).half() for size in (rows, cols, cols))
     output = float64_attention(q, k, v, indptr.long(), indices, 0.3, edges)
     assert output.shape == q.shape
     assert largest_row_error(output, dense_with_edges(q, k, v, graph, 0.3, edges, kind)) < 1e-7

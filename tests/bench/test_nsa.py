@@ -9,7 +9,7 @@ from formula_backend import FormulaBackend
 import data
 from baselines import REGISTRY
 from bench import nsa
-from bench.nsa import Problem, each_row_repeated
+from bench.nsa import Problem, plan_passes
 from bench.runner import Measure, measured
 from configs.bench import Shape
 from data.registry import registry
@@ -39,24 +39,23 @@ def rows_of(*overrides):
 
 
 def test_both_passes_of_each_group():
-    rows = rows_of("shapes=[1x8, 4x8]")
+    rows = rows_of("shapes=[1x8, 4x8/1]")
     ours = [(row.heads, row.region, row.status) for row in rows if row.backend == "fused3s"]
     assert ours == [(heads, region, "ok") for heads in (1, 4) for region in ("forward", "backward")]
     assert {row.status for row in rows if row.backend == "flex_attention"} == {"unavailable"}
 
 
 def test_a_wrong_mask_is_wrong_in_both_passes(monkeypatch):
-    def shifted(pattern, times):
-        graph = each_row_repeated(pattern, times)
-        return CSRPattern(graph.indptr, graph.indices // 2, graph.shape)
+    def shifted(pattern, *given):
+        return plan_passes(CSRPattern(pattern.indptr, pattern.indices // 2, pattern.shape), *given)
 
-    monkeypatch.setattr(nsa, "each_row_repeated", shifted)
-    assert [row.status for row in rows_of("shapes=[4x8]", "backends=[fused3s]")] == ["wrong", "wrong"]
+    monkeypatch.setattr(nsa, "plan_passes", shifted)
+    assert [row.status for row in rows_of("shapes=[4x8/1]", "backends=[fused3s]")] == ["wrong", "wrong"]
 
 
 def test_the_reference_is_dense_attention_with_one_kv_head():
-    one = small("shapes=[3x5]")
-    problem = Problem(one, Shape(3, 5))
+    one = small("shapes=[3x5/1]")
+    problem = Problem(one, Shape(3, 5, 1))
     q, k, v, grad = (tensor.double() for tensor in problem.inputs)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     row = torch.repeat_interleave(torch.arange(64), one.pattern.indptr.diff())
@@ -70,14 +69,6 @@ def test_the_reference_is_dense_attention_with_one_kv_head():
     torch.testing.assert_close(problem.output.double(), output, rtol=1e-6, atol=1e-6)
     for got, right in zip(problem.gradients, expected, strict=True):
         torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-6)
-
-
-def test_rows_are_repeated_one_behind_the_other():
-    indptr, indices = torch.tensor([0, 2, 2, 3]), torch.tensor([4, 1, 0], dtype=torch.int32)
-    found = each_row_repeated(CSRPattern(indptr, indices, (3, 5)), 2)
-    assert found.indptr.tolist() == [0, 2, 4, 4, 4, 5, 6]
-    assert found.indices.tolist() == [4, 1, 4, 1, 0, 0]
-    assert found.shape == (6, 5)
 
 
 @pytest.mark.gpu

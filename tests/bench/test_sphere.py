@@ -31,7 +31,8 @@ def ours(monkeypatch):
 
 
 def rows_of(graph, *overrides):
-    one = context(config("sphere", "source=official", f"graphs=[{graph}]", "repeats=2", *overrides))
+    settings = ("source=official", "backends=[fused3s]", f"graphs=[{graph}]", "repeats=2")
+    one = context(config("sphere", *settings, *overrides))
     return [row for _, rows in measured(Measure(backward.cases, backward.measure), one) for row in rows]
 
 
@@ -61,7 +62,7 @@ def test_wrong_weights_are_a_wrong_output_and_wrong_gradients(monkeypatch):
 
 
 def test_other_graphs_have_no_weights():
-    one = context(config("sphere", "shapes=[1x8]", "edges=[log_weight]"))
+    one = context(config("sphere", "shapes=[1x8]", "edges=[log_weight]", "backends=[fused3s]"))
     rows = [row for _, rows in measured(Measure(backward.cases, backward.measure), one) for row in rows]
     assert {row.status for row in rows} == {"unsupported"}
     assert "a grid on the sphere" in rows[0].reason

@@ -122,7 +122,9 @@ def test_torchs_checks_of_both_operators_with_strided_inputs(backend, with_edges
     of_edges = {"edge_values", "padded_features", "value_weight", "type_weight"} if with_edges else set()
     names = {"query", "value"} | of_edges
     wanted = [name in names for name in Gradients._fields]
-    torch.library.opcheck(torch.ops.fused3s.attention_backward, (*inputs, *rest, output, lse, grad_output, wanted))
+    torch.library.opcheck(
+        torch.ops.fused3s.attention_backward, (*inputs, *rest, output, lse, grad_output, torch.randn_like(lse), wanted)
+    )
 
 
 def heads_first(tensor: torch.Tensor) -> torch.Tensor:
