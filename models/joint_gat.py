@@ -210,8 +210,9 @@ def _vector_gradients(of_rows: Tensor, weight: Tensor, vectors: Tensor, of_weigh
     count, num_heads, head_dim = vectors.shape
     of_rows = of_rows.view(num_heads, count, -1)
     of_weight.view(num_heads, head_dim, -1).baddbmm_(vectors.permute(1, 2, 0), of_rows)
-    of_vectors = torch.bmm(of_rows, weight.view(num_heads, head_dim, -1).transpose(1, 2))  # [H, n, C]
-    return [*of_vectors.transpose(0, 1).contiguous().split(1)]
+    of_vectors = torch.empty_like(vectors)
+    torch.bmm(of_rows, weight.view(num_heads, head_dim, -1).transpose(1, 2), out=of_vectors.transpose(0, 1))
+    return [*of_vectors.split(1)]
 
 
 def _add_bias(output: Tensor, bias: Tensor | None) -> Tensor:
