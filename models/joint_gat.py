@@ -217,7 +217,7 @@ def _vector_gradients(of_rows: Tensor, weight: Tensor, vectors: Tensor, of_weigh
 
 def _add_bias(output: Tensor, bias: Tensor | None) -> Tensor:
     """Output [N, H, C], or [N, H C] + bias."""
-    return output if bias is None else torch.add(output.view(output.shape[0], -1), bias)
+    return output if bias is None else torch.add(output.flatten(1), bias)
 
 
 def _like(grad: Tensor, output: Tensor) -> Tensor:

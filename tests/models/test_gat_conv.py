@@ -120,6 +120,21 @@ def test_sources_and_targets_of_their_own(backend):
     torch.testing.assert_close(ours(*arguments), theirs(*arguments))
     adj_t = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(40), (5, 12))
     torch.testing.assert_close(ours((x[0], None), adj_t), theirs(*arguments))
+    _, (weighted, weights) = ours((x[0], None), adj_t, return_attention_weights=True)
+    _, (_, expected) = theirs(*arguments, return_attention_weights=True)
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(
+        weighted.to_dense().sum(1), ((adj_t.to_dense().sum(1) > 0)[:, None].expand(5, 2)).double()
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["reference", "formula"])
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 0), (0, 3), (3, 3)])
+def test_no_nodes_or_no_edges(version, backend, sizes):
+    theirs, ours = layers((7, 7), 4, 2, version=version, backend=backend)
+    x = tuple(torch.ones(size, 7, dtype=torch.float64) for size in sizes)
+    assert_same(theirs, ours, (x, torch.zeros(2, 0, dtype=torch.int64)))
 
 
 @BOTH
