@@ -235,9 +235,8 @@ class FusedTransformerConv(JointModule):
         parts = self._joint_parts if len(inputs) == 1 else self._parts
         projections = Projections(parts, self._memory, dtype)
         call = LayerCall(plan, projections, self._scale, dropout, edge_attr, adds_root)
-        features = (
-            None if edge_attr is None or not edge_attr.padded_features.requires_grad else edge_attr.padded_features
-        )
+        features = None if edge_attr is None else edge_attr.padded_features
+        features = features if features is not None and features.requires_grad else None
         edge_weight = None if self.lin_edge is None else self.lin_edge.weight
         out = run_as_node(call, features, edge_weight, *inputs, *parameters)
         if adds_root:
