@@ -37,7 +37,7 @@ class AttentionConv(nn.Module):
             return edge_index, features
         edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache)
         if features is not None:
-            features = features_with_self_loops(features, edge_index, num_loops, self.fill_value)
+            features = features_with_self_loops(features, edge_index, num_loops, self.fill_value, cache=self.cache)
         return edges, features
 
     def plan_edges(
