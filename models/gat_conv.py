@@ -145,7 +145,7 @@ class FusedGATConv(AttentionConv):
         edge_scores = None if features is None else self._edge_scores(features)
         if not (return_attention_weights or target is None):
             joint = joint_parameters((source, target), self._projections())
-            if joint is not None:
+            if joint is not None and len(joint[1]) == 2:  # weights alone: layers of the user's may have biases
                 out = self._attend_as_node(source, target, *joint, edge_scores, edges, self.joint_bias(root))
                 return out if out.dim() == 2 else self.finish(out, root)
         values, *scores = *self._values_and_scores(source, target), edge_scores

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from edge_cases import EDGE_LISTS
+from torch.nn.utils import parametrizations
 from torch_geometric.nn import GATConv, GATv2Conv
 
 from models import FusedAGNNConv, FusedGATConv, FusedGATv2Conv, edge_scores
@@ -146,6 +147,23 @@ def test_on_a_backend_with_a_backward_pass_of_its_own_a_layer_is_one_autograd_no
         each.variable for each, _ in out.grad_fn.next_functions if each is not None
     }  # AccumulateGrad, of leaves alone
     assert behind == {x, *ours.parameters()}
+
+
+@BOTH
+@pytest.mark.parametrize("change", ["hook", "weight_norm", "bias"])
+def test_projections_that_are_not_plain_are_called(version, change):
+    made, calls = layers(7, 4, 2, backend="formula", version=version), []
+    for layer in made:
+        name = "lin" if version == 1 else "lin_l"
+        if change == "hook":
+            getattr(layer, name).register_forward_hook(lambda *given: calls.append(given) or 2 * given[-1])
+        elif change == "weight_norm":
+            parametrizations.weight_norm(getattr(layer, name))
+        else:
+            torch.manual_seed(7)
+            setattr(layer, name, torch.nn.Linear(7, 8).double())
+    assert_same(*made, Problem("hub").arguments)
+    assert len(calls) == 2 * (change == "hook")
 
 
 @BOTH
