@@ -21,7 +21,7 @@ OF_ENDS = frozenset(("value", "row_values", "column_values"))
 OF_EDGES = OF_ENDS | {"edge_values"}
 SCORE = "leaky_relu(column0 + row0, number0)"  # as a `ScoreTerm` names its values
 SCORE_OF_EDGES = "leaky_relu(column0 + row0 + edge0, number0)"
-ALIGNMENT = 8  # columns: rows of 16-bit values are then aligned to 16 bytes, so that kernels need no copy
+ALIGNMENT = 16  # columns: rows of 16-bit values then begin at a sector of 32 bytes, and kernels need no copy
 
 
 @dataclass(frozen=True, eq=False, slots=True)
