@@ -32,6 +32,7 @@ from .score_values import (
     require_edge_arrays,
     terms_of,
 )
+from .slot_order import in_slot_order
 
 WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
@@ -363,11 +364,12 @@ def _edge_tensors(
     arguments: FusedArguments, data: Fused3SData, edges: BoundEdges, num_heads: int
 ) -> dict[str, torch.Tensor | None]:
     """Members of struct Params for edge data; queues the packing of feature weights."""
-    places = {"tile_slots": data.tile_slots, "slot_edges": data.slot_edges, "slot_places": data.slot_places}
-    tensors = contiguous(edges, *VALUES) | places
+    tensors = contiguous(edges, *VALUES) | {"tile_slots": data.tile_slots, "slot_places": data.slot_places}
+    if edges.edge_values is not None:
+        tensors["edge_values"] = in_slot_order(edges.edge_values, data.slot_edges)
     if edges.padded_features is not None:
         tensors |= {
-            "features": edges.padded_features.contiguous(),
+            "features": in_slot_order(edges.padded_features, data.slot_edges),
             "feature_weights": pack_features(arguments, edges, num_heads),
         }
     if edges.dropout is not None:
