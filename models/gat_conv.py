@@ -17,12 +17,12 @@ from kernels import AttentionPlan, EdgeData, ScoreTerm
 from kernels.backends import REGISTRY
 from kernels.edge_data import edge_permutation
 from models.attention_conv import AttentionConv, check_dropout
-from models.edge_scores import weights_of_edges
+from models.edge_scores import refuse_plan, weights_of_edges
 from models.joint_gat import SCORE, SCORE_OF_EDGES, GATCall
 from models.joint_parameters import joint_parameters
 from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
 from models.one_node import run_as_node, takes_plan
-from models.self_loops import check_fill_value, check_graph, edge_list
+from models.self_loops import check_fill_value, edge_list, is_sparse
 
 
 class FusedGATConv(AttentionConv):
@@ -116,7 +116,7 @@ class FusedGATConv(AttentionConv):
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Tensor,
+        edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,
@@ -125,8 +125,8 @@ class FusedGATConv(AttentionConv):
 
         Args:
             x: [N, F], or ([sources, F], [targets, F']); targets of None take part in no score, and `size` counts them.
-            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources].
-                Plans are cached per tensor, see `FusedTransformerConv.forward`.
+            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]; or
+                `plan(...)` of one. Plans are cached per tensor, see `FusedTransformerConv.forward`.
             edge_attr: [E, edge_dim], or [E] for one column.
             size: (sources, targets), where the features do not tell it.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
@@ -136,8 +136,7 @@ class FusedGATConv(AttentionConv):
         """
         source, target = (x, x) if isinstance(x, Tensor) else x
         root = self.res(target) if self.res is not None and target is not None else None
-        check_graph(edge_index)
-        if size is None and edge_index.layout != torch.strided:
+        if isinstance(edge_index, AttentionPlan) or (size is None and is_sparse(edge_index)):
             size = edge_index.shape[1], edge_index.shape[0]
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
@@ -152,6 +151,7 @@ class FusedGATConv(AttentionConv):
         out = self.finish(self._attend(values, *scores, edges, shape[0]), root)
         if not return_attention_weights:
             return out
+        refuse_plan(edge_index)
         return out, weights_of_edges(self._scores_of_edges(*scores, edges), edges, shape, edge_index.layout)
 
     def _projections(self) -> tuple[nn.Module, nn.Module]:

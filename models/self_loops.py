@@ -68,6 +68,12 @@ def _with_loops(edge_index: Tensor, num_nodes: int, cache: bool) -> _Looped:
     return looped
 
 
+def is_sparse(edge_index: Tensor) -> bool:
+    """Whether this is a torch.sparse tensor; raises a TypeError unless it is a graph."""
+    check_graph(edge_index)
+    return edge_index.layout != torch.strided
+
+
 def edge_list(edge_index: Tensor) -> Tensor:
     """[2, E] of an edge_index, or of a torch.sparse tensor whose rows are the targets."""
     if edge_index.layout == torch.strided:

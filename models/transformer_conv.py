@@ -20,7 +20,7 @@ from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
 from models.attention_conv import check_dropout, warn_of_slower_layer
 from models.edge_attention import attend_edges
-from models.edge_scores import scores_of_edges, weights_of_edges
+from models.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from models.joint_layer import LayerCall, takes_edges
 from models.joint_parameters import JointModule, joint_parameters
 from models.lazy_linear import check_columns, linear
@@ -263,11 +263,7 @@ class FusedTransformerConv(JointModule):
         self, source: Tensor, target: Tensor, edge_index: Tensor, edge_attr: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The output, and (edge_index, weights [E, H])."""
-        if not isinstance(edge_index, Tensor) or not isinstance(edge_attr, Tensor | None):
-            raise TypeError(
-                "return_attention_weights: got with a plan or bound edges; an edge_index and edge_attr as tensors are "
-                "needed, since the weights are in their order"
-            )
+        refuse_plan(edge_index)
         query, key, value = self._project(source, target)
         out = self._finish(
             self._attend_heads(query, key, value, edge_index, edge_attr),

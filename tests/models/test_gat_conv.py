@@ -6,6 +6,7 @@ from edge_cases import EDGE_LISTS
 from torch.nn.utils import parametrizations
 from torch_geometric.nn import GATConv, GATv2Conv
 
+from kernels import capture_step
 from models import FusedAGNNConv, FusedGATConv, FusedGATv2Conv, edge_scores
 
 pytestmark = pytest.mark.usefixtures("formula")
@@ -241,6 +242,24 @@ def test_attention_weights(monkeypatch, version, edge_dim):
         assert_same(theirs, ours, problem.arguments)
 
 
+@BOTH
+@pytest.mark.parametrize("backend", ["scatter", "formula"])
+def test_a_plan_in_place_of_an_edge_index(version, backend):
+    theirs, ours = layers(7, 4, 2, version=version, backend=backend)
+    x, edge_index, _ = Problem("hub").arguments
+    plan = ours.plan(edge_index, len(x))
+    for given, graph in ((x, plan), ((x, x[:5]), ours.plan(edge_index[:, edge_index[1] < 5], (len(x), 5)))):
+        wanted = edge_index if graph is plan else edge_index[:, edge_index[1] < 5]
+        torch.testing.assert_close(ours(given, graph), theirs(given, wanted))
+    assert_same(ours, theirs, (x, edge_index))
+    ours(x, plan).sum().backward()
+    with pytest.raises(TypeError, match="return_attention_weights: got with a plan"):
+        ours(x, plan, return_attention_weights=True)
+    _, with_edges = layers(7, 4, 2, version=version, edge_dim=3, backend=backend)
+    with pytest.raises(ValueError, match="edge_attr: got with a plan"):
+        with_edges(x, plan, x[:, :3])
+
+
 def test_plans_are_cached_with_the_self_loops():
     theirs, ours = layers(7, 4, 2, backend="scatter")
     x, edge_index, _ = Problem("hub").arguments
@@ -309,3 +328,21 @@ def test_on_a_gpu(dtype, heads, columns, edge_dim, is_square, version):
     assert (out - expected).norm() <= allowed * expected.norm()
     wanted, got = gradients_together(theirs), gradients_together(ours)
     assert (got - wanted).norm() <= 3 * allowed * wanted.norm()
+
+
+@pytest.mark.gpu
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_step_with_a_plan_can_be_captured(dtype, version):
+    x, edge_index, _ = (None if each is None else each.cuda() for each in Problem("hub", columns=32).arguments)
+    _, ours = layers(32, 16, 4, backend="fused3s", version=version)
+    ours, x = ours.cuda().to(dtype), x.to(dtype)
+    plan = ours.plan(edge_index, len(x))
+
+    def gradients(graph):
+        return torch.autograd.grad(ours(x, graph).float().square().sum(), list(ours.parameters()))
+
+    captured = capture_step(lambda: gradients(plan), ours)
+    x.neg_()
+    for mine, eager in zip(captured.replay(), gradients(edge_index), strict=True):
+        torch.testing.assert_close(mine, eager)
