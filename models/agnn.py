@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kernels import AttentionPlan
 from kernels.autocast import input_type
 from models.planned_edges import plan_edge_index, require_gradients
-from models.self_loops import edges_with_self_loops
+from models.self_loops import check_graph, edges_with_self_loops
 
 
 class FusedAGNNConv(nn.Module):
@@ -64,6 +64,7 @@ class FusedAGNNConv(nn.Module):
         """[N, 1, F]. Not for torch.compile: the plan is looked up by the tensor."""
         plan, num_nodes = edge_index, query.shape[0]
         if not isinstance(plan, AttentionPlan):
+            check_graph(edge_index)
             if self.add_self_loops:
                 edge_index = edges_with_self_loops(edge_index, num_nodes, cache=self.cache)
             plan = plan_edge_index(

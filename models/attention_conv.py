@@ -6,36 +6,76 @@ import torch
 from torch import Tensor, nn
 
 from kernels import AttentionPlan, EdgeData, SlowerBackendWarning
+from kernels.autocast import input_type
 from models.planned_edges import plan_edge_index, require_gradients
-from models.self_loops import edges_with_self_loops, features_with_self_loops
+from models.self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 
 _warned: set[str] = set()  # reasons; one warning each
 
 
 class AttentionConv(nn.Module):
-    """A layer with the attributes heads, out_channels, concat, dropout, add_self_loops, fill_value, backend and cache,
-    the module `lin_edge` or None, and the parameter `bias` or None."""
+    """A layer with the attributes heads, out_channels, concat, dropout, add_self_loops, fill_value, edge_dim, backend
+    and cache, the module `lin_edge` or None, and the parameter `bias` or None."""
+
+    def plan(
+        self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
+    ) -> AttentionPlan:
+        """The plan of an edge_index with the self-loops that the layer adds, to pass to `forward` in its place; for the
+        weights' type, or that of autocast. A CUDA graph can capture a call with a plan.
+
+        Args:
+            edge_index: as in `forward`.
+            num_nodes: N, or (number of sources, number of targets).
+            backward: also build the arrays of the backward pass. None: if a call now would record gradients.
+
+        Raises:
+            TypeError, ValueError: see `models.planned_edges.plan_edge_index`.
+        """
+        sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        edges, _ = self.edges_and_features(edge_index, None, min(sources, targets))
+        parameters = list(self.parameters())
+        if backward is None:
+            backward = torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
+        dtype = input_type(parameters[0].dtype, parameters[0].device.type)
+        return self.plan_edges(edges, (targets, sources), dtype, backward)
 
     def edges_and_features(
-        self, edge_index: Tensor, edge_attr: Tensor | None, num_loops: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """The edges, and their features [E, edge_dim] if the layer takes some; with self-loops, if it adds them."""
+        self, edge_index: Tensor | AttentionPlan, edge_attr: Tensor | None, num_loops: int
+    ) -> tuple[Tensor | AttentionPlan, Tensor | None]:
+        """The edges, and their features [E, edge_dim] if the layer takes some; with self-loops, if it adds them. A plan
+        has them already.
+
+        Raises:
+            TypeError, ValueError: edge_index or edge_attr is wrong.
+        """
         features = None if self.lin_edge is None else edge_attr
-        if features is not None and features.dim() == 1:
-            features = features[:, None]
+        if isinstance(edge_index, AttentionPlan):
+            if features is not None:
+                raise ValueError("edge_attr: got with a plan; with edge features an edge_index is needed")
+            return edge_index, None
+        check_graph(edge_index)
+        if features is not None:
+            features = features[:, None] if features.dim() == 1 else features
+            num_edges = edge_index.shape[1] if edge_index.layout == torch.strided else edge_index._nnz()
+            if features.shape != (num_edges, self.edge_dim):
+                raise ValueError(
+                    f"edge_attr: got shape {tuple(edge_attr.shape)}; [{num_edges}, {self.edge_dim}] is needed"
+                )
         if not self.add_self_loops:
             return edge_index, features
         edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache)
         if features is not None:
-            features = features_with_self_loops(features, edge_index, num_loops, self.fill_value)
+            features = features_with_self_loops(features, edge_index, num_loops, self.fill_value, cache=self.cache)
         return edges, features
 
     def plan_edges(
-        self, edge_index: Tensor, shape: tuple[int, int], dtype: torch.dtype, backward: bool
+        self, edges: Tensor | AttentionPlan, shape: tuple[int, int], dtype: torch.dtype, backward: bool
     ) -> AttentionPlan:
-        """The plan of an edge_index; `shape`: (targets, sources)."""
+        """The plan of an edge_index, or the given plan; `shape`: (targets, sources)."""
+        if isinstance(edges, AttentionPlan):
+            return edges
         return plan_edge_index(
-            edge_index,
+            edges,
             shape,
             backend=self.backend,
             dtype=dtype,
@@ -65,10 +105,8 @@ class AttentionConv(nn.Module):
             needs_gradients: whether autograd records one of the inputs.
             scale: of the scores; None: 1/sqrt(C).
         """
-        plan = edges
-        if not isinstance(plan, AttentionPlan):
-            backward = torch.is_grad_enabled() and needs_gradients
-            plan = self.plan_edges(edges, (len(query), len(key)), value.dtype, backward)
+        backward = torch.is_grad_enabled() and needs_gradients
+        plan = self.plan_edges(edges, (len(query), len(key)), value.dtype, backward)
         with torch.autocast(value.device.type, enabled=False):
             bound = plan.bind_edges(data, check_values=False)
             out = plan(query, key, value, scale=scale, edges=bound, dropout=self.dropout_rate)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from kernels import AttentionPlan
 from models.self_loops import edge_list
 
 MOST_ELEMENTS = 1 << 27  # of [edges, H, C] in a chunk
@@ -24,6 +25,14 @@ def scores_of_edges(score: Callable[[slice], Tensor], num_edges: int, columns: i
     chunks = [slice(first, first + step) for first in range(0, num_edges, step)]
     options = {"use_reentrant": False, "preserve_rng_state": False}
     return torch.cat([checkpoint(score, chunk, **options) for chunk in chunks])
+
+
+def refuse_plan(edge_index: Tensor | AttentionPlan) -> None:
+    """Raise a TypeError for return_attention_weights with a plan."""
+    if isinstance(edge_index, AttentionPlan):
+        raise TypeError(
+            "return_attention_weights: got with a plan; an edge_index is needed, since the weights are in its order"
+        )
 
 
 def weights_of_edges(

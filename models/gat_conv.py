@@ -8,6 +8,8 @@ The score of an edge is a function of a number of its target and one of its sour
 no key is gathered, and no tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -15,12 +17,12 @@ from kernels import AttentionPlan, EdgeData, ScoreTerm
 from kernels.backends import REGISTRY
 from kernels.edge_data import edge_permutation
 from models.attention_conv import AttentionConv, check_dropout
-from models.edge_scores import weights_of_edges
+from models.edge_scores import refuse_plan, weights_of_edges
 from models.joint_gat import SCORE, SCORE_OF_EDGES, GATCall
 from models.joint_parameters import joint_parameters
 from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
 from models.one_node import run_as_node, takes_plan
-from models.self_loops import check_fill_value, check_graph, edge_list
+from models.self_loops import check_fill_value, edge_list, is_sparse
 
 
 class FusedGATConv(AttentionConv):
@@ -114,7 +116,7 @@ class FusedGATConv(AttentionConv):
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Tensor,
+        edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,
@@ -123,8 +125,8 @@ class FusedGATConv(AttentionConv):
 
         Args:
             x: [N, F], or ([sources, F], [targets, F']); targets of None take part in no score, and `size` counts them.
-            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources].
-                Plans are cached per tensor, see `FusedTransformerConv.forward`.
+            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]; or
+                `plan(...)` of one. Plans are cached per tensor, see `FusedTransformerConv.forward`.
             edge_attr: [E, edge_dim], or [E] for one column.
             size: (sources, targets), where the features do not tell it.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
@@ -134,8 +136,7 @@ class FusedGATConv(AttentionConv):
         """
         source, target = (x, x) if isinstance(x, Tensor) else x
         root = self.res(target) if self.res is not None and target is not None else None
-        check_graph(edge_index)
-        if size is None and edge_index.layout != torch.strided:
+        if isinstance(edge_index, AttentionPlan) or (size is None and is_sparse(edge_index)):
             size = edge_index.shape[1], edge_index.shape[0]
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
@@ -143,13 +144,14 @@ class FusedGATConv(AttentionConv):
         edge_scores = None if features is None else self._edge_scores(features)
         if not (return_attention_weights or target is None):
             joint = joint_parameters((source, target), self._projections())
-            if joint is not None:
+            if joint is not None and len(joint[1]) == 2:  # weights alone: layers of the user's may have biases
                 out = self._attend_as_node(source, target, *joint, edge_scores, edges, self.joint_bias(root))
                 return out if out.dim() == 2 else self.finish(out, root)
         values, *scores = *self._values_and_scores(source, target), edge_scores
         out = self.finish(self._attend(values, *scores, edges, shape[0]), root)
         if not return_attention_weights:
             return out
+        refuse_plan(edge_index)
         return out, weights_of_edges(self._scores_of_edges(*scores, edges), edges, shape, edge_index.layout)
 
     def _projections(self) -> tuple[nn.Module, nn.Module]:
@@ -196,7 +198,7 @@ class FusedGATConv(AttentionConv):
             order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
             score, values = SCORE_OF_EDGES, edge_scores.to(dtype).index_select(0, order).unsqueeze(-1)
         call = GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate)
-        with torch.autocast(source.device.type, enabled=False):
+        with torch.autocast(source.device.type, enabled=False) if dtype is not of_source.dtype else nullcontext():
             return run_as_node(call, values, bias, *given)
 
     def _edge_scores(self, features: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from kernels import AttentionPlan, EdgeData, ScoreTerm
 from kernels.side_by_side import RowParts
 from models.attention_conv import AttentionConv, check_dropout, warn_of_slower_layer
-from models.edge_scores import scores_of_edges, weights_of_edges
+from models.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from models.joint_gat import GATv2Call
 from models.joint_parameters import JointModule, joint_parameters
 from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
@@ -106,7 +106,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor],
-        edge_index: Tensor,
+        edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -114,8 +114,8 @@ class FusedGATv2Conv(JointModule, AttentionConv):
 
         Args:
             x: [N, F], or ([sources, F], [targets, F']).
-            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources].
-                Plans are cached per tensor, see `FusedTransformerConv.forward`.
+            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]; or
+                `plan(...)` of one. Plans are cached per tensor, see `FusedTransformerConv.forward`.
             edge_attr: [E, edge_dim], or [E] for one column.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
 
@@ -137,6 +137,8 @@ class FusedGATv2Conv(JointModule, AttentionConv):
                 return out if out.dim() == 2 else self.finish(out, root)
         queries, keys = self._queries_and_keys(source, target)
         scores = None
+        if return_attention_weights:
+            refuse_plan(edge_index)
         if return_attention_weights or features is not None:
             scores = self._edge_scores(queries, keys, features, edges)
         if features is None:

@@ -21,7 +21,7 @@ OF_ENDS = frozenset(("value", "row_values", "column_values"))
 OF_EDGES = OF_ENDS | {"edge_values"}
 SCORE = "leaky_relu(column0 + row0, number0)"  # as a `ScoreTerm` names its values
 SCORE_OF_EDGES = "leaky_relu(column0 + row0 + edge0, number0)"
-ALIGNMENT = 8  # columns: rows of 16-bit values are then aligned to 16 bytes, so that kernels need no copy
+ALIGNMENT = 16  # columns: rows of 16-bit values then begin at a sector of 32 bytes, and kernels need no copy
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -210,13 +210,14 @@ def _vector_gradients(of_rows: Tensor, weight: Tensor, vectors: Tensor, of_weigh
     count, num_heads, head_dim = vectors.shape
     of_rows = of_rows.view(num_heads, count, -1)
     of_weight.view(num_heads, head_dim, -1).baddbmm_(vectors.permute(1, 2, 0), of_rows)
-    of_vectors = torch.bmm(of_rows, weight.view(num_heads, head_dim, -1).transpose(1, 2))  # [H, n, C]
-    return [*of_vectors.transpose(0, 1).contiguous().split(1)]
+    of_vectors = torch.empty_like(vectors)
+    torch.bmm(of_rows, weight.view(num_heads, head_dim, -1).transpose(1, 2), out=of_vectors.transpose(0, 1))
+    return [*of_vectors.split(1)]
 
 
 def _add_bias(output: Tensor, bias: Tensor | None) -> Tensor:
     """Output [N, H, C], or [N, H C] + bias."""
-    return output if bias is None else torch.add(output.view(output.shape[0], -1), bias)
+    return output if bias is None else torch.add(output.flatten(1), bias)
 
 
 def _like(grad: Tensor, output: Tensor) -> Tensor:

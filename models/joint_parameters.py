@@ -154,6 +154,7 @@ class JointModule(nn.Module):
         self._is_lazy = any(isinstance(layer, nn.LazyLinear) for layer in self.children())
         self._memory.lay(plain_parameters(self.joint_layers()))
 
+    @torch.compiler.disable
     def materialise(self, *calls: tuple[nn.Module | None, Tensor]) -> None:
         """Make the parameters of lazy layers, in this order, by calls of each with an input of any length."""
         with torch.no_grad():

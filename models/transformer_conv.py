@@ -20,7 +20,7 @@ from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
 from models.attention_conv import check_dropout, warn_of_slower_layer
 from models.edge_attention import attend_edges
-from models.edge_scores import scores_of_edges, weights_of_edges
+from models.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from models.joint_layer import LayerCall, takes_edges
 from models.joint_parameters import JointModule, joint_parameters
 from models.lazy_linear import check_columns, linear
@@ -235,9 +235,8 @@ class FusedTransformerConv(JointModule):
         parts = self._joint_parts if len(inputs) == 1 else self._parts
         projections = Projections(parts, self._memory, dtype)
         call = LayerCall(plan, projections, self._scale, dropout, edge_attr, adds_root)
-        features = (
-            None if edge_attr is None or not edge_attr.padded_features.requires_grad else edge_attr.padded_features
-        )
+        features = None if edge_attr is None else edge_attr.padded_features
+        features = features if features is not None and features.requires_grad else None
         edge_weight = None if self.lin_edge is None else self.lin_edge.weight
         out = run_as_node(call, features, edge_weight, *inputs, *parameters)
         if adds_root:
@@ -264,11 +263,7 @@ class FusedTransformerConv(JointModule):
         self, source: Tensor, target: Tensor, edge_index: Tensor, edge_attr: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The output, and (edge_index, weights [E, H])."""
-        if not isinstance(edge_index, Tensor) or not isinstance(edge_attr, Tensor | None):
-            raise TypeError(
-                "return_attention_weights: got with a plan or bound edges; an edge_index and edge_attr as tensors are "
-                "needed, since the weights are in their order"
-            )
+        refuse_plan(edge_index)
         query, key, value = self._project(source, target)
         out = self._finish(
             self._attend_heads(query, key, value, edge_index, edge_attr),

@@ -208,8 +208,8 @@ class Backend(ABC):
             output: [num_rows, H, d], result of the forward pass.
             grad_output: [num_rows, H, d] of the output's type, any strides.
             wanted: the fields of `Gradients` to compute.
-            into: optional memory for the gradients of query, key and value if all three are wanted. A backend may
-                ignore it and return new tensors.
+            into: optional memory for the gradients of query, key and value. A backend may ignore it and return new
+                tensors, or write all three where it returns fewer.
             grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
         """
         raise NotImplementedError(f"backend {self.name} has no backward pass")

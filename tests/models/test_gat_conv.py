@@ -3,9 +3,11 @@
 import pytest
 import torch
 from edge_cases import EDGE_LISTS
+from torch.nn.utils import parametrizations
 from torch_geometric.nn import GATConv, GATv2Conv
 
-from models import FusedGATConv, FusedGATv2Conv, edge_scores
+from kernels import capture_step
+from models import FusedAGNNConv, FusedGATConv, FusedGATv2Conv, edge_scores
 
 pytestmark = pytest.mark.usefixtures("formula")
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
@@ -120,6 +122,21 @@ def test_sources_and_targets_of_their_own(backend):
     torch.testing.assert_close(ours(*arguments), theirs(*arguments))
     adj_t = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(40), (5, 12))
     torch.testing.assert_close(ours((x[0], None), adj_t), theirs(*arguments))
+    _, (weighted, weights) = ours((x[0], None), adj_t, return_attention_weights=True)
+    _, (_, expected) = theirs(*arguments, return_attention_weights=True)
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(
+        weighted.to_dense().sum(1), ((adj_t.to_dense().sum(1) > 0)[:, None].expand(5, 2)).double()
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["reference", "formula"])
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 0), (0, 3), (3, 3)])
+def test_no_nodes_or_no_edges(version, backend, sizes):
+    theirs, ours = layers((7, 7), 4, 2, version=version, backend=backend)
+    x = tuple(torch.ones(size, 7, dtype=torch.float64) for size in sizes)
+    assert_same(theirs, ours, (x, torch.zeros(2, 0, dtype=torch.int64)))
 
 
 @BOTH
@@ -131,6 +148,23 @@ def test_on_a_backend_with_a_backward_pass_of_its_own_a_layer_is_one_autograd_no
         each.variable for each, _ in out.grad_fn.next_functions if each is not None
     }  # AccumulateGrad, of leaves alone
     assert behind == {x, *ours.parameters()}
+
+
+@BOTH
+@pytest.mark.parametrize("change", ["hook", "weight_norm", "bias"])
+def test_projections_that_are_not_plain_are_called(version, change):
+    made, calls = layers(7, 4, 2, backend="formula", version=version), []
+    for layer in made:
+        name = "lin" if version == 1 else "lin_l"
+        if change == "hook":
+            getattr(layer, name).register_forward_hook(lambda *given: calls.append(given) or 2 * given[-1])
+        elif change == "weight_norm":
+            parametrizations.weight_norm(getattr(layer, name))
+        else:
+            torch.manual_seed(7)
+            setattr(layer, name, torch.nn.Linear(7, 8).double())
+    assert_same(*made, Problem("hub").arguments)
+    assert len(calls) == 2 * (change == "hook")
 
 
 @BOTH
@@ -208,6 +242,24 @@ def test_attention_weights(monkeypatch, version, edge_dim):
         assert_same(theirs, ours, problem.arguments)
 
 
+@BOTH
+@pytest.mark.parametrize("backend", ["scatter", "formula"])
+def test_a_plan_in_place_of_an_edge_index(version, backend):
+    theirs, ours = layers(7, 4, 2, version=version, backend=backend)
+    x, edge_index, _ = Problem("hub").arguments
+    plan = ours.plan(edge_index, len(x))
+    for given, graph in ((x, plan), ((x, x[:5]), ours.plan(edge_index[:, edge_index[1] < 5], (len(x), 5)))):
+        wanted = edge_index if graph is plan else edge_index[:, edge_index[1] < 5]
+        torch.testing.assert_close(ours(given, graph), theirs(given, wanted))
+    assert_same(ours, theirs, (x, edge_index))
+    ours(x, plan).sum().backward()
+    with pytest.raises(TypeError, match="return_attention_weights: got with a plan"):
+        ours(x, plan, return_attention_weights=True)
+    _, with_edges = layers(7, 4, 2, version=version, edge_dim=3, backend=backend)
+    with pytest.raises(ValueError, match="edge_attr: got with a plan"):
+        with_edges(x, plan, x[:, :3])
+
+
 def test_plans_are_cached_with_the_self_loops():
     theirs, ours = layers(7, 4, 2, backend="scatter")
     x, edge_index, _ = Problem("hub").arguments
@@ -242,24 +294,55 @@ def test_wrong_arguments():
     x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
     with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
         FusedGATv2Conv(7, 4)(x, edge_index, edge_attr)
-    for layer in (FusedGATConv(7, 4), FusedGATv2Conv(7, 4, add_self_loops=False)):
+    for layer in (FusedGATConv, FusedGATv2Conv):
+        for wrong, got in ((edge_attr[1:], edge_attr.shape[0] - 1), (torch.cat([edge_attr, edge_attr[:1]]), "")):
+            with pytest.raises(ValueError, match=rf"edge_attr: got shape \({got}.*; \[{len(edge_attr)}, 3\] is needed"):
+                layer(7, 4, edge_dim=3)(x, edge_index, wrong)
+    for layer in (FusedGATConv(7, 4), FusedGATv2Conv(7, 4, add_self_loops=False), FusedAGNNConv()):
         with pytest.raises(TypeError, match=r"edge_index: got list; an edge_index \[2, E\]"):
             layer(x, edge_index.tolist())
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::kernels.SlowerBackendWarning")
 @BOTH
+@pytest.mark.parametrize("is_square", [True, False])
+@pytest.mark.parametrize(("heads", "columns", "edge_dim"), [(4, 16, None), (1, 40, None), (3, 13, None), (4, 16, 20)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu(dtype, version):
+def test_on_a_gpu(dtype, heads, columns, edge_dim, is_square, version):
     """Output and gradients against PyG's layer in float64."""
-    problem = Problem("hub", columns=32, dtype=torch.float32)
-    theirs, ours = layers(32, 16, 4, backend="fused3s", dtype=torch.float64, version=version)
+    problem = Problem("hub", columns=32, edge_dim=edge_dim, dtype=torch.float32)
+    options = {"edge_dim": edge_dim, "version": version, "add_self_loops": is_square}
+    theirs, ours = layers(32, columns, heads, backend="fused3s", dtype=torch.float64, **options)
     theirs, ours = theirs.cuda(), ours.cuda().to(dtype)
-    x, edge_index = problem.x.cuda(), problem.edge_index.cuda()
-    expected, out = theirs(x.double(), edge_index), ours(x.to(dtype), edge_index)
+    edge_index = problem.edge_index.cuda()
+
+    def given(dtype):
+        x, edge_attr = (None if each is None else each.cuda().to(dtype) for each in (problem.x, problem.edge_attr))
+        return (x if is_square else (x, x.flip(0))), edge_index, edge_attr
+
+    expected, out = theirs(*given(torch.float64)), ours(*given(dtype))
     expected.square().sum().backward()
     out.square().sum().backward()
     allowed = 2e-2 if dtype == torch.bfloat16 else 1e-5
     assert (out - expected).norm() <= allowed * expected.norm()
     wanted, got = gradients_together(theirs), gradients_together(ours)
     assert (got - wanted).norm() <= 3 * allowed * wanted.norm()
+
+
+@pytest.mark.gpu
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_step_with_a_plan_can_be_captured(dtype, version):
+    x, edge_index, _ = (None if each is None else each.cuda() for each in Problem("hub", columns=32).arguments)
+    _, ours = layers(32, 16, 4, backend="fused3s", version=version)
+    ours, x = ours.cuda().to(dtype), x.to(dtype)
+    plan = ours.plan(edge_index, len(x))
+
+    def gradients(graph):
+        return torch.autograd.grad(ours(x, graph).float().square().sum(), list(ours.parameters()))
+
+    captured = capture_step(lambda: gradients(plan), ours)
+    x.neg_()
+    for mine, eager in zip(captured.replay(), gradients(edge_index), strict=True):
+        torch.testing.assert_close(mine, eager)

@@ -80,3 +80,11 @@ def test_joint_parameters_share_one_memory_from_the_first_call_on():
 def test_other_sizes_get_a_sentence(ours, in_channels):
     with pytest.raises(ValueError, match=r"in_channels: got .*; sizes of at least 1 are needed, or -1"):
         ours(in_channels, 4)
+
+
+@pytest.mark.parametrize("ours", [FusedGATv2Conv, FusedTransformerConv])
+def test_the_first_call_may_be_compiled(ours):
+    torch.manual_seed(0)
+    layer = ours(-1, 4, 2)
+    out = torch.compile(layer, backend="aot_eager")(*SQUARE)
+    torch.testing.assert_close(out, layer(*SQUARE))

@@ -335,3 +335,14 @@ def test_gpu_float16_is_as_exact_as_pyg(name, edge_dim, out_channels, heads):
         out, same_type = (layer.cuda()(*on_gpu(torch.float16)) for layer in (ours, theirs))
         expected = theirs.double()(*on_gpu(torch.float64))
     assert relative_error(out, expected) <= 2 * relative_error(same_type, expected)
+
+
+@pytest.mark.gpu
+def test_gpu_more_edge_features_than_kernels_take():
+    problem = Problem("hub", edge_dim=37, dtype=torch.float32)
+    theirs, ours = layers(7, 6, heads=2, edge_dim=37, backend="auto", dtype=torch.float32)
+    arguments = [each.cuda() for each in problem.arguments]
+    with pytest.warns(SlowerBackendWarning, match="edge_dim=37 runs as message passing with the backend scatter"):
+        out = ours.cuda()(*arguments)
+    expected = theirs.double()(*[each.double() if each.is_floating_point() else each for each in problem.arguments])
+    assert relative_error(out.cpu(), expected) <= 1e-5

@@ -1,0 +1,77 @@
+"""The layers as MessagePassing, in the tools of PyTorch Geometric that look for it."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
+
+from models import message_passing
+
+METADATA = ["a", "b"], [("a", "to", "b"), ("b", "to", "a"), ("a", "near", "a")]
+NAMES = ["TransformerConv", "GATConv", "GATv2Conv"]
+
+
+def graph():
+    """Features and edges by type."""
+    generator, sizes = torch.Generator().manual_seed(1), {"a": 6, "b": 4}
+    x = {"a": torch.randn(6, 5, generator=generator), "b": torch.randn(4, 3, generator=generator)}
+    edges = {
+        kind: torch.stack([torch.randint(sizes[end], (9,), generator=generator) for end in (kind[0], kind[2])])
+        for kind in METADATA[1]
+    }
+    return x, edges
+
+
+class Model(nn.Module):
+    def __init__(self, layer, **options):
+        super().__init__()
+        self.first, self.second = layer((-1, -1), 8, 2, **options), layer((-1, -1), 4, **options)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_to_hetero_gives_pygs_model(name):
+    outputs, states = [], []
+    for layer in (getattr(pyg, name), getattr(message_passing, f"Fused{name}")):
+        torch.manual_seed(0)
+        options = {} if name == "TransformerConv" else {"add_self_loops": False}
+        model = pyg.to_hetero(Model(layer, **options), METADATA)
+        torch.manual_seed(1)
+        outputs.append(model(*graph()))
+        states.append(list(model.state_dict()))
+    assert states[0] == states[1]
+    for kind, expected in outputs[0].items():
+        torch.testing.assert_close(outputs[1][kind], expected)
+        torch.testing.assert_close(copy.deepcopy(model)(*graph())[kind], expected)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "AGNNConv"])
+def test_they_are_the_layers_of_this_repository(name):
+    arguments = () if name == "AGNNConv" else (5, 4, 2)
+    layer = getattr(message_passing, f"Fused{name}")(*arguments)
+    theirs = getattr(pyg, name)(*arguments)
+    assert isinstance(layer, pyg.MessagePassing)
+    assert repr(layer) == f"Fused{theirs!r}"
+    layer.load_state_dict(theirs.state_dict())
+    file = io.BytesIO()
+    torch.save(layer, file)
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    x, edge_index = torch.randn(6, 5), graph()[1]["a", "near", "a"]
+    for each in (layer, loaded):
+        torch.testing.assert_close(each(x, edge_index), theirs(x, edge_index))
+
+
+@pytest.mark.parametrize("algorithm", [GNNExplainer(epochs=1), AttentionExplainer()])
+def test_an_explainer_gets_a_sentence(algorithm):
+    config = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
+    x, edge_index = torch.randn(6, 5), graph()[1]["a", "near", "a"]
+    model = Model(message_passing.FusedGATConv)
+    explainer = Explainer(model, algorithm, "model", config, edge_mask_type="object")
+    with pytest.raises(NotImplementedError, match="FusedGATConv makes no messages"):
+        explainer(x, edge_index)
