@@ -201,7 +201,7 @@ class PlanProgress:
         """
         if self.exact is None:
             self._forward_passes += is_forward
-            if not self._numbers.is_done():
+            if _captures(self._device) or not self._numbers.is_done():  # a capture forbids the question
                 return bounded
             numbers = self._numbers.numbers()
             self._made.check(numbers)

@@ -111,3 +111,26 @@ def test_a_settled_plan_holds_no_more_memory_than_it_needs(on_gpu):
     assert held <= plan.nbytes + 512 * 32, "more than the arrays of the plan, each rounded up to 512 bytes"
     assert held < 4 * graph.edge_index.shape[1]
     assert torch.equal(plan(query, key, value), expected)
+
+
+def test_a_capture_follows_eager_calls_that_did_not_wait():
+    """The GPU has finished the plan by the time of the capture, but no call has noticed."""
+    graph = edge_list(20_000, 20_000, 400_000)
+    query, key, value = (torch.randn(20_000, 64, device="cuda", dtype=HALF) for _ in range(3))
+    warm = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=64)
+    expected = warm(query, key, value)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(100_000_000)
+    plan = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=64, check=False)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            plan(query, key, value)
+    torch.cuda.synchronize()
+    assert plan.data.progress.exact is None
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, stream=stream):
+        output = plan(query, key, value)
+    captured.replay()
+    assert torch.equal(output, expected)
