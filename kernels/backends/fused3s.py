@@ -17,7 +17,15 @@ from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
 from .fused3s_data import Fused3SData
-from .fused3s_edges import TERM_DEFAULTS, compile_edge_kernel, launch_edge_kernel, padded_call, term_scalars
+from .fused3s_edges import (
+    TERM_DEFAULTS,
+    compile_edge_kernel,
+    edge_columns,
+    launch_edge_kernel,
+    padded_call,
+    takes_columns,
+    term_scalars,
+)
 from .fused3s_gradients import compile_gradients, launch_gradients
 from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
 from .fused3s_shapes import BIAS, COMMON_DIM, DROPOUT, KEY_FEATURES, MULTIPLIER, SLICE, VALUE_FEATURES
@@ -150,9 +158,10 @@ class Fused3SBackend(CudaBackend):
         if (dtype := product_type(call.query.dtype)) != call.query.dtype:
             check_out_dtype(call.out_dtype, call.query.dtype)
             call = call.to(dtype)
-        if dim % 2:
+        by_edge = _takes_edge_kernel(data, call.query, call.edges)
+        if dim % 2 and not (by_edge and takes_columns(call)):
             return self.attend(data, padded_call(call))[..., :dim].contiguous()
-        if _takes_edge_kernel(data, call.query, call.edges):
+        if by_edge:
             return launch_edge_kernel(data, call)
         element, num_heads, items = input_element(dtype), call.query.shape[1], data.work_items.shape[1]
         score = None if call.edges is None else call.edges.score
@@ -241,7 +250,7 @@ def _forward_schedules(
 
 
 def _even(dim: int) -> int:
-    """Columns of a head after padding by `attend`."""
+    """Columns of a head over KV tiles, after padding by `attend`."""
     return dim + (-dim % 8 if dim % 2 else 0)
 
 
@@ -255,7 +264,8 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
         compile_gradients(data, device, inputs)
     dtype = product_type(dtype)
     if _takes_edge_kernel(data, torch.empty((0, num_heads, dim), dtype=dtype, device=device), None):
-        compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
+        columns = edge_columns(num_heads, inputs.head_dim, dtype)
+        compile_edge_kernel(dtype, out_dtype, columns, num_heads, device)
     else:
         items = data.work_items.shape[1]
         get_kernel(choose_instance(input_element(dtype), out_dtype, dim, items, num_heads), device.index)

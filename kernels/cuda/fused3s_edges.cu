@@ -70,7 +70,8 @@ __device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; 
 template <Element kIn, int kDim, int kHeads, int kTerms>
 struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   using Base = LaneGroup<kIn, kDim, kHeads>;
-  static constexpr int kLanes = Base::kLanes, kLaneFeatures = Base::kLaneFeatures, kOwn = Base::kOwn;
+  static constexpr int kLanes = Base::kLanes, kLaneDims = Base::kLaneDims, kLaneFeatures = Base::kLaneFeatures;
+  static constexpr int kOwn = Base::kOwn;
   static constexpr bool kHasFeatures = kTerms & (kKeyFeatures | kValueFeatures);
   static constexpr bool kUsesKey = ScoreTerms<kIn, kTerms>::kUsesScore;  // else no row of K is read
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills. float32 rows in flight take twice as
@@ -86,7 +87,9 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
 #endif
   static constexpr int kMinBlocks = kIsLargest                         ? 2
                                     : kIsWide<kIn>                     ? (kIsLarge ? 3 : 4)
+                                    : kLaneDims > 12                   ? (kTerms & ~kDropout ? 3 : 4)
                                     : kIsLarge                         ? 4
+                                    : kLaneDims > 8                    ? (kTerms & ~kDropout ? 4 : 5)
                                     : kTerms && (kOwn > 1 || kDim % 4) ? 5
                                     : kTight                           ? 5
                                                                        : 6;
@@ -96,8 +99,8 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   static constexpr int kPartial = kLanes * kLanePartial;
 };
 
-// Online softmax of a lane's head: O of the lane's eight dimensions and s of its features, before division by the sum.
-template <Element kIn, int kLaneFeatures>
+// Online softmax of a lane's head: O of the lane's dimensions and s of its features, before division by the sum.
+template <Element kIn, int kLaneDims, int kLaneFeatures>
 struct Softmax {
   float out[kLaneDims] = {};
   float features[kLaneFeatures] = {};
@@ -150,9 +153,11 @@ template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms>
 __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHeads, kTerms>::kMinBlocks)
     fused3s_edges(const __grid_constant__ Params p) {
   using Group = ForwardGroup<kIn, kDim, kHeads, kTerms>;
-  constexpr int kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
+  constexpr int kLaneDims = Group::kLaneDims, kLaneFeatures = Group::kLaneFeatures;
+  constexpr int kOwn = Group::kOwn, kUnroll = Group::kUnroll;
   const LaneItem<Group> item(p.items, p.num_items);
-  const int lane = item.lane, lane_of_head = item.lane_of_head, head = item.head, row = item.row, count = item.count;
+  const int lane = item.lane, lane_of_head = item.lane_of_head, first_dim = item.first_dim;
+  const int head = item.head, row = item.row, count = item.count;
   const int* indices = opaque_pointer(p.indices + item.first_edge);  // of this round
   const int rounds = most_of_warp<Group::kLanes>(count);
   int next_key[kUnroll];
@@ -164,7 +169,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   const bool has_head = head < p.num_heads;
   const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load the last head, and store nothing
   const auto rows_of = [&](const void* tensor, i64 head_stride, int row_bytes) {
-    return Group::rows_of(tensor, head_stride, row_bytes, loaded_head, lane_of_head);
+    return Group::rows_of(tensor, head_stride, row_bytes, loaded_head, first_dim);
   };
   const LaneRows query_rows = rows_of(p.query, p.query_head_stride, p.query_row_bytes);
   const LaneRows key = rows_of(p.key, p.key_head_stride, p.key_row_bytes);
@@ -172,13 +177,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   constexpr bool kScalesScores = kIsWide<kIn> || kTerms & kAdditive;  // else the query
   const float query_scale = kScalesScores ? 1.0f : p.scale, score_scale = kScalesScores ? p.scale : 1.0f;
   float query[kLaneDims];
-  Group::unpack(query, Group::load(query_rows.row(row), lane_of_head, count > 0));
+  Group::unpack(query, Group::load(query_rows.row(row), first_dim, count > 0), first_dim);
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) query[d] *= query_scale;
   float additive[kLaneDims] = {};
   if constexpr (kTerms & kAdditive) {
-    const i64 start = static_cast<i64>(loaded_head) * kDim + Group::first_dim(lane_of_head);
-    Group::unpack(additive, Group::load(element_address<kIn>(p.additive_weight, start), lane_of_head, true));
+    const i64 start = static_cast<i64>(loaded_head) * kDim + first_dim;
+    Group::unpack(additive, Group::load(element_address<kIn>(p.additive_weight, start), first_dim, true), first_dim);
   }
 
   // Features of the lane: u and s of its head, from first_feature on.
@@ -195,7 +200,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   u32 of_row = 0;
   if constexpr (kTerms & kDropout) of_row = dropout_row(__ldg(p.dropout.seed), row, loaded_head);
 
-  Softmax<kIn, kTerms & kValueFeatures ? kLaneFeatures : 1> softmax;
+  Softmax<kIn, kLaneDims, kTerms & kValueFeatures ? kLaneFeatures : 1> softmax;
   for (int first = 0; first < rounds; first += kUnroll) {
     const i64 first_edge = static_cast<i64>(item.first_edge) + first;
     typename Group::Words key_words[kUnroll], value_words[kUnroll];
@@ -206,8 +211,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       const bool exists = first + i < count;
       edge_key[i] = next_key[i];
       const int k = next_key[i];  // 0 for a padding edge
-      if constexpr (Group::kUsesKey) key_words[i] = Group::load(key.row(k), lane_of_head, true);
-      value_words[i] = Group::load(value.row(k), lane_of_head, exists);  // [2]
+      if constexpr (Group::kUsesKey) key_words[i] = Group::load(key.row(k), first_dim, true);
+      value_words[i] = Group::load(value.row(k), first_dim, exists);  // [2]
       if constexpr (Group::kHasFeatures) {
         const i64 start = (first_edge + i) * kFeatures + first_feature;
         Group::load_features(features[i], element_address<kIn>(p.features, start),
@@ -231,12 +236,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
         continue;
       }
       float x[kLaneDims];
-      Group::unpack(x, key_words[i]);
+      Group::unpack(x, key_words[i], first_dim);
       if constexpr (kTerms & kTypes) {
         float weight[kLaneDims];
         const i64 type_head = static_cast<i64>(type[i]) * p.num_heads + loaded_head;
-        const i64 start = type_head * kDim + Group::first_dim(lane_of_head);
-        Group::unpack(weight, Group::load(element_address<kIn>(p.type_weight, start), lane_of_head, true));
+        const char* const address = element_address<kIn>(p.type_weight, type_head * kDim + first_dim);
+        Group::unpack(weight, Group::load(address, first_dim, true), first_dim);
 #pragma unroll
         for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
       }
@@ -274,7 +279,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       float x[kLaneDims];
-      Group::unpack(x, value_words[i]);
+      unpack_words<kIn>(x, value_words[i].word);  // a packed group also adds other heads' dimensions, and stores none
       const float weight = Group::of_edge(score[kOwn == 1 ? 0 : i], lane, i);
       add_weighted(softmax.out, weight, x);
       if constexpr (kTerms & kValueFeatures) add_weighted(softmax.features, weight, features[i]);
@@ -302,7 +307,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     }
   }
   const i64 row_head = static_cast<i64>(row) * p.num_heads + head;
-  Group::template store<kOut>(p.output, row_head * kDim, lane_of_head, writes, softmax.out);
+  Group::template store<kOut>(p.output, row_head * kDim, first_dim, writes, softmax.out);
   if (p.lse && writes && lane_of_head == 0) {
     const float log_sum = __log2f(softmax.sum) * (kScoreUnit<kIn> * kLn2);
     p.lse[row_head] = softmax.sum == 0.0f ? negative_infinity() : (softmax.max + log_sum) * (1.0f / kScoreUnit<kIn>);

@@ -27,11 +27,19 @@ from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
-# heads, dimensions, types: loads of 4, 8 and 16 bytes, idle lanes and heads, one lane to a whole warp a head.
+# heads, dimensions, types: loads of 4, 8 and 16 bytes, idle lanes and heads, one lane to a whole warp a head; packed
+# heads, whose blocks have dimensions of up to two heads, or none to spare.
 SHAPES = [
     (1, 2, HALF, FLOAT),
     (8, 8, HALF, HALF),
     (3, 10, HALF, HALF),
+    (8, 10, BFLOAT, BFLOAT),
+    (4, 13, HALF, HALF),
+    (6, 13, BFLOAT, FLOAT),
+    (8, 3, HALF, FLOAT),
+    (12, 5, HALF, HALF),
+    (4, 11, HALF, HALF),
+    (2, 14, HALF, FLOAT),
     (5, 12, BFLOAT, BFLOAT),
     (8, 16, BFLOAT, FLOAT),
     (3, 24, HALF, FLOAT),
