@@ -129,12 +129,14 @@ struct LaneGroup {
     if constexpr (kIsPacked) return -(lane_of_group * kDim % kLoadDims);
     return lane_of_group % kHeadLanes * kLaneStep;
   }
-  // Whether a load has dimensions of the head, or x[i] is one; a compile-time true if so for all lanes.
+  // Whether a load has dimensions of the head, and whether x[i] (of 16 bits) is one; a compile-time true if so for all
+  // lanes.
   __device__ static __forceinline__ bool is_inside(int first_dim, int load) {
     return kLaneStep * (kHeadLanes - 1) + kLoadStep * load < kDim || first_dim + kLoadStep * load < kDim;
   }
   __device__ static __forceinline__ bool is_own(int first_dim, int i) {
-    return (i >= kMostBefore && i < kDim) || static_cast<u32>(first_dim + i) < static_cast<u32>(kDim);
+    return (i >= kMostBefore && kLaneStep * (kHeadLanes - 1) + i < kDim) ||
+           static_cast<u32>(first_dim + i) < static_cast<u32>(kDim);
   }
 
   // Rows of a tensor [..][H][kDim] with any head and row stride, from the first dimension of a lane on.
