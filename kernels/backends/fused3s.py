@@ -16,6 +16,7 @@ from ..runtime.semaphores import semaphores
 from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
+from .feature_products import pack_features
 from .fused3s_data import Fused3SData
 from .fused3s_edges import (
     TERM_DEFAULTS,
@@ -34,7 +35,6 @@ from .score_values import VALUES, Members, contiguous, forward_fits_tiles, terms
 
 WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
-PACK_THREADS = 256  # as in cuda/pack_features.cu
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
 
 
@@ -365,30 +365,12 @@ def _edge_tensors(
     places = {"tile_slots": data.tile_slots, "slot_edges": data.slot_edges, "slot_places": data.slot_places}
     tensors = contiguous(edges, "bias", "multiplier", *VALUES) | places
     if edges.padded_features is not None:
-        tensors |= {
-            "features": edges.padded_features.contiguous(),
-            "feature_weights": pack_features(arguments, edges, num_heads),
-        }
+        words = (
+            256 * -(-arguments.dim // 32),
+            128 * -(-arguments.dim // SLICE),
+        )  # PackedWeights of cuda/tile_features.cuh
+        tensors["features"] = edges.padded_features.contiguous()
+        tensors["feature_weights"] = pack_features(PACK_FEATURES, edges, num_heads, *words)
     if edges.dropout is not None:
         tensors["dropout_seed"] = edges.dropout.seed
     return tensors
-
-
-def pack_features(arguments: FusedArguments, edges: BoundEdges, num_heads: int) -> torch.Tensor:
-    """[H, 2 words] 16-bit: the weights of features as an instance reads them (PackedWeights of cuda/tile_features.cuh),
-    queued on torch's current stream."""
-    dim, terms = arguments.dim, arguments.terms
-    key_words = 256 * -(-dim // 32) if terms & KEY_FEATURES else 0
-    value_words = 128 * -(-dim // SLICE) if terms & VALUE_FEATURES else 0
-    packed = edges.padded_features.new_empty((num_heads, 2 * (key_words + value_words)))
-    weights = contiguous(edges, "key_weight", "value_weight")
-    kernel = get_kernel(PACK_FEATURES, packed.device.index)
-    launch_kernel(
-        kernel,
-        (-(-(key_words + value_words) // PACK_THREADS), num_heads),
-        PACK_THREADS,
-        {"packed": packed, **weights},
-        kernel.scalars(dim=dim, num_features=edges.num_features, key_words=key_words, value_words=value_words),
-        overlaps=True,
-    )
-    return packed

@@ -15,8 +15,16 @@ from ..runtime.semaphores import semaphores
 from ..tuning import MOST_LANES, tuning_for
 from .base import Call
 from .cuda import LOG2E, aligned_rows, check_out_dtype, load_bytes, refuse_gradients, stride_scalars
-from .feature_products import FEATURES, add_features, project_query
+from .feature_products import (
+    FEATURES,
+    PACK_PAIR_FEATURES,
+    PAIR_WORDS,
+    add_features,
+    pack_features,
+    project_query,
+)
 from .fused3s_data import Fused3SData
+from .fused3s_shapes import KEY_FEATURES, VALUE_FEATURES
 from .score_values import SCORE_DEFAULTS, VALUES, Members, contiguous, score_scalars, terms_of
 
 # As in cuda/lane_group.cuh:
@@ -59,6 +67,12 @@ def heads_of_lane_group(num_heads: int, dim: int, dtype: torch.dtype) -> int:
     most = max(1, MOST_LANES // lanes_of_head(dim, dtype))
     candidates = [1 << bit for bit in range(most.bit_length()) if 1 << bit < 2 * num_heads]
     return min(candidates, key=lambda heads: (-(-num_heads // heads) * heads, -heads))
+
+
+def takes_pairs(num_heads: int, dim: int, dtype: torch.dtype, terms: int) -> bool:
+    """Whether tensor cores compute the products of features (cuda/pair_features.cuh)."""
+    has_features = terms & (KEY_FEATURES | VALUE_FEATURES) > 0
+    return has_features and dtype != torch.float32 and dim == 16 and heads_of_lane_group(num_heads, dim, dtype) >= 4
 
 
 def lane_rows(num_heads: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -131,7 +145,9 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
         partial = query.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, query.device)
     of_edges = edge_tensors(edges)
-    if edges is not None:
+    if edges is not None and takes_pairs(num_heads, dim, query.dtype, terms_of(edges)):
+        of_edges["feature_weights"] = pack_features(PACK_PAIR_FEATURES, edges, num_heads, PAIR_WORDS, PAIR_WORDS)
+    elif edges is not None:
         if edges.key_weight is not None:  # u = W^T q
             of_edges["projected"] = project_query(query, edges.key_weight.contiguous())
         if edges.value_weight is not None:

@@ -24,6 +24,7 @@
 #include "dropout.cuh"
 #include "elements.cuh"
 #include "lane_group.cuh"
+#include "pair_features.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "score_terms.cuh"
@@ -44,8 +45,9 @@ struct Params {
   const u8* types;          // [nnz]
   const void* type_weight;  // [num_types][H][kDim]  contiguous
   const void* features;     // [nnz][16]
-  const float* projected;   // [H][num_rows][16]  u
-  void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights
+  const float* projected;   // [H][num_rows][16]  u; not of pairs
+  void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights; not of pairs
+  const uint4* feature_weights;  // [H][W, then W'][32]  packed by pack_features.cu; of pairs
   const void* additive_weight;  // [H][kDim]  a of additive attention
 #include "score_term_pointers.cuh"
   DropoutParams dropout;
@@ -67,12 +69,21 @@ struct Params {
 
 __device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; }
 
+template <Element kIn>
+__device__ constexpr bool takes_pairs(int dim, int heads, int terms) {
+  return !kIsWide<kIn> && dim == 16 && (heads == 8 || heads == 4) && terms & (kKeyFeatures | kValueFeatures);
+}
+
 template <Element kIn, int kDim, int kHeads, int kTerms>
 struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   using Base = LaneGroup<kIn, kDim, kHeads>;
   static constexpr int kLanes = Base::kLanes, kLaneDims = Base::kLaneDims, kLaneFeatures = Base::kLaneFeatures;
   static constexpr int kOwn = Base::kOwn;
   static constexpr bool kHasFeatures = kTerms & (kKeyFeatures | kValueFeatures);
+  static constexpr bool kHasPairs = takes_pairs<kIn>(kDim, kHeads, kTerms);  // pair_features.cuh
+  static constexpr bool kHasLaneFeatures = kHasFeatures && !kHasPairs;
+  static constexpr bool kSumsPairs = kHasPairs && kTerms & kValueFeatures;
+  static constexpr int kPackedSides = (kTerms & kKeyFeatures ? 1 : 0) + (kTerms & kValueFeatures ? 1 : 0);
   static constexpr bool kUsesKey = ScoreTerms<kIn, kTerms>::kUsesScore;  // else no row of K is read
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills. float32 rows in flight take twice as
   // many.
@@ -97,6 +108,17 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   static constexpr int kSums = kLaneDims + 2 + (kTerms & kValueFeatures ? kLaneFeatures : 0);
   static constexpr int kLanePartial = divide_up(kSums, 4) * 4;
   static constexpr int kPartial = kLanes * kLanePartial;
+
+  // Lanes of pairs.
+  using Pairs = PairLanes<kHeads>;
+  __device__ static __forceinline__ int group(int lane) { return kHasPairs ? Pairs::group(lane) : Base::group(lane); }
+  __device__ static __forceinline__ int in_group(int lane) {
+    return kHasPairs ? Pairs::in_group(lane) : Base::in_group(lane);
+  }
+  __device__ static __forceinline__ int first_lane(int group) {
+    return kHasPairs ? Pairs::first_lane(group) : Base::first_lane(group);
+  }
+  static constexpr int kCountStep = kHasPairs ? 2 : kLanes;  // of most_of_warp
 };
 
 // Online softmax of a lane's head: O of the lane's dimensions and s of its features, before division by the sum.
@@ -107,10 +129,12 @@ struct Softmax {
   float max = negative_infinity();  // times kScoreUnit
   float sum = 0.0f;
 
+  float factor;  // of the last rescaling
+
   // Sets a new maximum and rescales; returns the shift of the exponents. [3]
   __device__ __forceinline__ float grow(float new_max) {
     const float shift = new_max == negative_infinity() ? 0.0f : new_max;
-    const float factor = exp_score<kIn>(max - shift);
+    factor = exp_score<kIn>(max - shift);
     max = new_max;
     sum *= factor;
 #pragma unroll
@@ -159,7 +183,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   const int lane = item.lane, lane_of_head = item.lane_of_head, first_dim = item.first_dim;
   const int head = item.head, row = item.row, count = item.count;
   const int* indices = opaque_pointer(p.indices + item.first_edge);  // of this round
-  const int rounds = most_of_warp<Group::kLanes>(count);
+  const int rounds = most_of_warp<Group::kCountStep>(count);
   int next_key[kUnroll];
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) next_key[i] = i < count ? __ldg(indices + i) : 0;
@@ -190,10 +214,28 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   const int first_feature = lane_of_head * kLaneFeatures;
   const i64 feature_start = (static_cast<i64>(loaded_head) * p.num_rows + row) * kFeatures + first_feature;
   float projected[kLaneFeatures] = {};
-  if constexpr (kTerms & kKeyFeatures) {
+  if constexpr (Group::kHasLaneFeatures && kTerms & kKeyFeatures) {
     if (count > 0 && first_feature < kFeatures) {
 #pragma unroll
       for (int i = 0; i < kLaneFeatures; ++i) projected[i] = __ldg(p.projected + feature_start + i) * query_scale;
+    }
+  }
+
+  PairFeatures<Group::kHasPairs, kIn, kHeads> pairs(p.features, lane, item.first_edge, count);
+  constexpr i64 kHeadWeights = Group::kPackedSides * kWarpSize;
+  const uint4* pair_weights = nullptr;  // of the group's first head
+  if constexpr (Group::kHasPairs) {
+    pair_weights = p.feature_weights + blockIdx.y * kHeads * kHeadWeights + lane;
+    if constexpr (kTerms & kKeyFeatures) {
+      u32 words[2][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int owner = (lane & ~2) + 2 * i;
+        const int pair_row = __shfl_sync(kFullWarp, row, owner), pair_count = __shfl_sync(kFullWarp, count, owner);
+        const char* const source = element_address<kIn>(p.query, loaded_head * p.query_head_stride + lane % 4 * 4);
+        load_words<8>(words[i], source + mul_wide_s32(pair_row, p.query_row_bytes), pair_count > 0);
+      }
+      pairs.project(words, query_scale, pair_weights, kHeadWeights);
     }
   }
 
@@ -205,6 +247,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     const i64 first_edge = static_cast<i64>(item.first_edge) + first;
     typename Group::Words key_words[kUnroll], value_words[kUnroll];
     float features[kUnroll][kLaneFeatures];
+    typename decltype(pairs)::Words pair_words;
+    if constexpr (Group::kHasPairs) pair_words = pairs.load(first);
     int type[kUnroll], edge_key[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -213,7 +257,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       const int k = next_key[i];  // 0 for a padding edge
       if constexpr (Group::kUsesKey) key_words[i] = Group::load(key.row(k), first_dim, true);
       value_words[i] = Group::load(value.row(k), first_dim, exists);  // [2]
-      if constexpr (Group::kHasFeatures) {
+      if constexpr (Group::kHasLaneFeatures) {
         const i64 start = (first_edge + i) * kFeatures + first_feature;
         Group::load_features(features[i], element_address<kIn>(p.features, start),
                              exists && first_feature < kFeatures);
@@ -250,8 +294,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       } else {
         score[i] = dot(query, x);
       }
-      if constexpr (kTerms & kKeyFeatures) score[i] = add_dot(score[i], projected, features[i]);
+      if constexpr (Group::kHasLaneFeatures && kTerms & kKeyFeatures) score[i] = add_dot(score[i], projected, features[i]);
     }
+    if constexpr (Group::kHasPairs && kTerms & kKeyFeatures) pairs.add_scores(score, pair_words);
     Group::sum_over_head(score, lane);
     float new_max = softmax.max;
 #pragma unroll
@@ -268,6 +313,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 2));
     }
     const float shift = softmax.grow(new_max);
+    if constexpr (Group::kSumsPairs) pairs.rescale(softmax.factor);
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       score[j] = exp_score<kIn>(score[j] - shift);
@@ -282,8 +328,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       unpack_words<kIn>(x, value_words[i].word);  // a packed group also adds other heads' dimensions, and stores none
       const float weight = Group::of_edge(score[kOwn == 1 ? 0 : i], lane, i);
       add_weighted(softmax.out, weight, x);
-      if constexpr (kTerms & kValueFeatures) add_weighted(softmax.features, weight, features[i]);
+      if constexpr (Group::kHasLaneFeatures && kTerms & kValueFeatures) {
+        add_weighted(softmax.features, weight, features[i]);
+      }
     }
+    if constexpr (Group::kSumsPairs) pairs.accumulate(score, pair_words);
   }
   if constexpr (kOwn == 1) {
     softmax.sum += __shfl_xor_sync(kFullWarp, softmax.sum, 1);
@@ -292,7 +341,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 
   bool writes = row >= 0 && has_head;
   if (__any_sync(kFullWarp, item.part >= 0)) {
+    if constexpr (Group::kSumsPairs) pairs.to_pair(softmax.features, pairs.sums);
     const bool is_last = combine_parts<Group::kLanePartial>(softmax, item, p.parts, p.partial, p.semaphores);
+    if constexpr (Group::kSumsPairs) pairs.from_pair(pairs.sums, softmax.features);
     writes = writes && (item.part < 0 || is_last);
   }
   __syncwarp();
@@ -301,7 +352,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   if constexpr (kTerms & kDropout) inverse *= p.dropout.rescale;
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) softmax.out[d] *= inverse;
-  if constexpr (kTerms & kValueFeatures) {
+  if constexpr (Group::kSumsPairs) {
+    const uint4* const weights = pair_weights + (kTerms & kKeyFeatures ? kWarpSize : 0);
+    pairs.add_to(softmax.out, inverse, weights, kHeadWeights);
+  } else if constexpr (kTerms & kValueFeatures) {
     if (writes && first_feature < kFeatures) {
       Group::store_features(element_address<kIn>(p.feature_sums, feature_start), softmax.features, inverse);
     }

@@ -68,6 +68,9 @@ struct LaneGroup {
   static constexpr int kLanes = kHeads * kHeadLanes;
   static constexpr int kGroups = kWarpSize / kLanes;  // of a warp
   static_assert(kWarpSize % kLanes == 0, "lane groups of a warp");
+  __device__ static __forceinline__ int group(int lane) { return lane / kLanes; }
+  __device__ static __forceinline__ int in_group(int lane) { return lane % kLanes; }
+  __device__ static __forceinline__ int first_lane(int group) { return group * kLanes; }
   // Strides in dimensions: between lanes, and between the loads of a lane.
   static constexpr int kLaneStep = kIsWide<kIn> ? kLoadDims : kLaneDims;
   static constexpr int kLoadStep = kIsWide<kIn> ? kHeadLanes * kLoadDims : kLoadDims;
@@ -219,6 +222,7 @@ template <typename Group>
 struct LaneItem {
   const int lane;                         // of the warp
   const int lane_of_group, lane_of_head;  // number in the group, and in the head
+  const int first_lane;                   // of the group
   const int first_dim;                    // LaneGroup::first_dim
   const int head;                         // of the tensors; the last group may have heads past the last one
   int row;                                // -1: no item
@@ -227,11 +231,12 @@ struct LaneItem {
 
   __device__ __forceinline__ LaneItem(const Item* items, int num_items)
       : lane(threadIdx.x % kWarpSize),
-        lane_of_group(lane % Group::kLanes),
+        lane_of_group(Group::in_group(lane)),
         lane_of_head(lane % Group::kHeadLanes),
+        first_lane(Group::first_lane(Group::group(lane))),
         first_dim(Group::first_dim(lane_of_group)),
         head(blockIdx.y * Group::kGroupHeads + lane_of_group / Group::kHeadLanes) {
-    const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + lane / Group::kLanes;
+    const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + Group::group(lane);
     int4 item = make_int4(-1, 0, 0, -1);
     if (index < num_items) item = __ldg(reinterpret_cast<const int4*>(items) + index);
     row = item.x, first_edge = item.y, count = item.z, part = item.w;
@@ -243,13 +248,13 @@ struct LaneItem {
 //   item_part    -1: a whole row
 //   parts        first part of the row, and number of parts
 //   semaphores   [num_parts][num_groups]  0 before and after; the semaphore of a row's first part counts its parts
-__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int lane, int lane_of_group) {
+__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int first_lane, bool is_first) {
   __syncwarp();  // orders the other lanes' writes before the release
   int before = 0;
-  if (item_part >= 0 && lane_of_group == 0) {
+  if (item_part >= 0 && is_first) {
     before = atom_inc_acq_rel_gpu(semaphores + static_cast<i64>(parts.x) * gridDim.y + blockIdx.y, parts.y - 1);
   }
-  before = __shfl_sync(kFullWarp, before, lane - lane_of_group);
+  before = __shfl_sync(kFullWarp, before, first_lane);
   __syncwarp();  // a shuffle orders no memory: orders the reads after the acquire
   return item_part >= 0 && before == parts.y - 1;
 }
@@ -280,7 +285,8 @@ __device__ __forceinline__ bool combine_parts(Sums& sums, const LaneItem<Group>&
 #pragma unroll
     for (int i = 0; i < kFloats; i += 4) target[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
   }
-  const bool is_last = is_last_part(semaphores, item.part, row_parts, item.lane, item.lane_of_group);
+  const bool is_last =
+      is_last_part(semaphores, item.part, row_parts, item.first_lane, item.lane_of_group == 0);
   if (is_last) {
     sums = {};
     for (int part = 0; part < row_parts.y; ++part) {
@@ -318,11 +324,11 @@ __device__ __forceinline__ void add_weighted(float (&total)[kTotal], float weigh
   for (int i = 0; i < kCount; ++i) total[kFirst + i] = fmaf(weight, x[i], total[kFirst + i]);
 }
 
-// Largest number of edges of an item of the warp.
-template <int kLanes>
+// Largest number of edges of an item of the warp, from one lane in each `kStep`.
+template <int kStep>
 __device__ __forceinline__ int most_of_warp(int count) {
 #pragma unroll
-  for (int distance = kLanes; distance < kWarpSize; distance *= 2) {
+  for (int distance = kStep; distance < kWarpSize; distance *= 2) {
     count = max(count, __shfl_xor_sync(kFullWarp, count, distance));
   }
   return count;

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from edge_calls import ROWS, EdgeCall
 from edge_cases import EDGE_LISTS, FORMS, KINDS, assert_edge_attention, edge_inputs, in_order, qkv
 from plan_oracle import row_item_arrays
 from poison import poisoned_buffers
@@ -145,3 +146,27 @@ def test_dropout_by_the_numbers_of_rows_in_the_graph(monkeypatch, heads, dim, fe
         torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
     kept = (expected != 0).any(-1)
     assert torch.equal((output != 0).any(-1), kept)
+
+
+# Heads and kinds: two and four rows of a warp, several head groups, either weight alone, other terms beside features.
+PAIR_CASES = [
+    *((8, HALF, kind) for kind in ("features", "key_features", "value_features", "all")),
+    *((4, BFLOAT, "features"), (16, HALF, "features"), (12, HALF, "all")),
+]
+
+
+@pytest.mark.parametrize(("heads", "dtype", "kind"), PAIR_CASES)
+def test_features_of_pairs_match_float64(monkeypatch, heads, dtype, kind):
+    """Features of heads of 16 columns on tensor cores; whole rows and parts, three edges and more a round."""
+    for name in ("repeated", "hub", "one_node_self_loop", "empty_rows_and_windows", "wide", "no_edges"):
+        for part_edges, mode, reordered, scale in ((1000, "late", False, 0.4), (5, "random", True, -0.3)):
+            call = EdgeCall.make(EDGE_LISTS[name](), heads, 16, dtype, kind, None, part_edges, reordered, scale)
+            tensors = [call.tensors[each] for each in ROWS]
+            with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
+                lse = torch.empty(tensors[0].shape[:2], dtype=FLOAT, device="cpu")
+                output = launch_edge_kernel(call.data, Call(*tensors, scale, dtype, lse, call.edges))
+            expected, expected_lse = edge_softmax_attention(*tensors, call.row, call.col, scale, call.edges)
+            label = f"{name}, parts of {part_edges} edges"
+            error = (output.double() - expected).norm(dim=-1).max() / expected.norm(dim=-1).max().clamp(min=1e-30)
+            assert error <= 2 * torch.finfo(dtype).eps + FLOOR, f"{label}: off by {error:.2e}"
+            torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-4, msg=label)
