@@ -99,6 +99,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
   static constexpr int kMinBlocks = kIsLargest                         ? 2
                                     : kIsWide<kIn>                     ? (kIsLarge ? 3 : 4)
                                     : kLaneDims > 12                   ? (kTerms & ~kDropout ? 3 : 4)
+                                    : kHasPairs && !(kTerms & ~(kKeyFeatures | kValueFeatures | kDropout)) ? 5
                                     : kIsLarge                         ? 4
                                     : kLaneDims > 8                    ? (kTerms & ~kDropout ? 4 : 5)
                                     : kTerms && (kOwn > 1 || kDim % 4) ? 5
