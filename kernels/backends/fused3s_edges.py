@@ -71,8 +71,8 @@ def heads_of_lane_group(num_heads: int, dim: int, dtype: torch.dtype) -> int:
 
 def takes_pairs(num_heads: int, dim: int, dtype: torch.dtype, terms: int) -> bool:
     """Whether tensor cores compute the products of features (cuda/pair_features.cuh)."""
-    has_features = terms & (KEY_FEATURES | VALUE_FEATURES) > 0
-    return has_features and dtype != torch.float32 and dim == 16 and heads_of_lane_group(num_heads, dim, dtype) >= 4
+    has_features, heads = terms & (KEY_FEATURES | VALUE_FEATURES) > 0, heads_of_lane_group(num_heads, dim, dtype)
+    return has_features and dtype != torch.float32 and 8 < dim <= 16 and heads in (4, 8)
 
 
 def lane_rows(num_heads: int, tensor: torch.Tensor) -> torch.Tensor:

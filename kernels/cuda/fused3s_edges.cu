@@ -71,12 +71,12 @@ __device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; 
 
 template <Element kIn>
 __device__ constexpr bool takes_pairs(int dim, int heads, int terms) {
-  return !kIsWide<kIn> && dim == 16 && (heads == 8 || heads == 4) && terms & (kKeyFeatures | kValueFeatures);
+  return !kIsWide<kIn> && dim > 8 && dim <= 16 && (heads == 8 || heads == 4) && terms & (kKeyFeatures | kValueFeatures);
 }
 
 template <Element kIn, int kDim, int kHeads, int kTerms>
-struct ForwardGroup : LaneGroup<kIn, kDim, kHeads> {
-  using Base = LaneGroup<kIn, kDim, kHeads>;
+struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))> {
+  using Base = LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))>;
   static constexpr int kLanes = Base::kLanes, kLaneDims = Base::kLaneDims, kLaneFeatures = Base::kLaneFeatures;
   static constexpr int kOwn = Base::kOwn;
   static constexpr bool kHasFeatures = kTerms & (kKeyFeatures | kValueFeatures);
@@ -234,7 +234,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
         const int owner = (lane & ~2) + 2 * i;
         const int pair_row = __shfl_sync(kFullWarp, row, owner), pair_count = __shfl_sync(kFullWarp, count, owner);
         const char* const source = element_address<kIn>(p.query, loaded_head * p.query_head_stride + lane % 4 * 4);
-        load_words<8>(words[i], source + mul_wide_s32(pair_row, p.query_row_bytes), pair_count > 0);
+        const char* const of_pair = source + mul_wide_s32(pair_row, p.query_row_bytes);
+        if constexpr (kDim % 4 == 0) {
+          load_words<8>(words[i], of_pair, pair_count > 0 && lane % 4 * 4 < kDim);
+        } else {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            load_words<4>(words[i] + j, of_pair + 4 * j, pair_count > 0 && lane % 4 * 4 + 2 * j < kDim);
+          }
+        }
       }
       pairs.project(words, query_scale, pair_weights, kHeadWeights);
     }

@@ -104,12 +104,13 @@ __device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; 
 enum class Pass { kRows, kColumns };
 
 // Two edges a round where lanes have more than 12 dimensions: both gathered rows of four would leave 8 warps on an SM.
-template <Element kIn, int kDim, int kHeads>
-using GradientLanes = LaneGroup<kIn, kDim, kHeads, LaneGroup<kIn, kDim, kHeads>::kLaneDims <= 12 ? 4 : 2>;
+template <Element kIn, int kDim, int kHeads, bool kMayPack>
+using GradientLanes =
+    LaneGroup<kIn, kDim, kHeads, kMayPack, LaneGroup<kIn, kDim, kHeads, kMayPack>::kLaneDims <= 12 ? 4 : 2>;
 
 template <Element kIn, int kDim, int kHeads, int kTerms, Pass kPass>
-struct BackwardGroup : GradientLanes<kIn, kDim, kHeads> {
-  using Base = GradientLanes<kIn, kDim, kHeads>;
+struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))> {
+  using Base = GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))>;
   static constexpr int kLaneDims = Base::kLaneDims;
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;

@@ -5,7 +5,8 @@
 //                             head                0     0     1     1     2     2     3     3
 //                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
 //
-// Packed: 16-bit heads of up to 14 dimensions that 16-byte loads would not fill have one lane each. Heads lie side by
+// Packed: 16-bit heads of up to 14 dimensions that 16-byte loads would not fill have one lane each, unless features take
+// its registers. Heads lie side by
 // side, so a head may start inside of an aligned block of kLoad_bytes: its lane loads all blocks that it touches, zeroes
 // the dimensions of its neighbours, and stores the blocks that end in it.
 //
@@ -49,12 +50,12 @@ struct LaneRows {
   __device__ __forceinline__ const void* row(int row) const { return first + mul_wide_s32(row, row_bytes); }
 };
 
-template <Element kIn, int kDim, int kHeads, int kRoundEdges = 4>
+template <Element kIn, int kDim, int kHeads, bool kMayPack, int kRoundEdges = 4>
 struct LaneGroup {
   static constexpr int kUnroll = kRoundEdges;
   static constexpr int kGroupHeads = kHeads;
   static constexpr int kBytes = kElement_bytes<kIn>;
-  static constexpr bool kIsPacked = !kIsWide<kIn> && kDim < 15 && (kDim % 2 || (kDim > 8 && kDim % 8));
+  static constexpr bool kIsPacked = kMayPack && !kIsWide<kIn> && kDim < 15 && (kDim % 2 || (kDim > 8 && kDim % 8));
   static_assert(kDim <= 256 && (kIsPacked ? kDim > 1 && kHeads * kDim % 2 == 0 : kDim % 2 == 0),
                 "pairs of elements; other head dimensions are padded by the caller");
   // Of a lane; in a packed group the dimensions before the first of a head, in its first block, are at most kMostBefore.

@@ -9,7 +9,7 @@
 //   W'   [slices][32 lanes][4 words]             word w: dimension 16 slice + 8 (w / 2) + g, features 2t + 8 (w % 2)
 //                                                (+ 1)
 //
-// pack_pair_features, for pair_features.cuh and heads of 16. Layout of each head, with n = w / 2:
+// pack_pair_features, for pair_features.cuh and heads of up to 16. Layout of each head, with n = w / 2:
 //
 //   W    [32 lanes][4 words]   word w: dimensions 4t + 2 (w % 2) (+ 1), feature 4 (g / 2) + 2n + g % 2
 //   W'   [32 lanes][4 words]   word w: dimension 8 (g / 2 % 2) + 4 (g / 4) + 2n + g % 2, features 4t + 2 (w % 2) (+ 1)

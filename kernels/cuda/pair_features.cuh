@@ -1,4 +1,4 @@
-// Low-rank features edge by edge on tensor cores, for 8 or 4 heads of 16 columns: the 16 pairs of a row and a head in a
+// Low-rank features edge by edge on tensor cores, for 8 or 4 heads of 10 to 16 columns: the 16 pairs of a row and a head in a
 // warp are the rows of A and C fragments.
 //
 //   lane 4 g + 2 x + half    pair g + 8 x: row 2 (g / kHeads) + x of the warp, head g % kHeads of the group;

@@ -150,17 +150,18 @@ def test_dropout_by_the_numbers_of_rows_in_the_graph(monkeypatch, heads, dim, fe
 
 # Heads and kinds: two and four rows of a warp, several head groups, either weight alone, other terms beside features.
 PAIR_CASES = [
-    *((8, HALF, kind) for kind in ("features", "key_features", "value_features", "all")),
-    *((4, BFLOAT, "features"), (16, HALF, "features"), (12, HALF, "all")),
+    *((8, 16, HALF, kind) for kind in ("features", "key_features", "value_features", "all")),
+    *((4, 16, BFLOAT, "features"), (16, 16, HALF, "features"), (12, 16, HALF, "all")),
+    *((8, 10, BFLOAT, "features"), (4, 12, HALF, "features"), (16, 10, HALF, "features")),
 ]
 
 
-@pytest.mark.parametrize(("heads", "dtype", "kind"), PAIR_CASES)
-def test_features_of_pairs_match_float64(monkeypatch, heads, dtype, kind):
-    """Features of heads of 16 columns on tensor cores; whole rows and parts, three edges and more a round."""
+@pytest.mark.parametrize(("heads", "dim", "dtype", "kind"), PAIR_CASES)
+def test_features_of_pairs_match_float64(monkeypatch, heads, dim, dtype, kind):
+    """Features of heads of 10 to 16 columns on tensor cores; whole rows and parts, three edges and more a round."""
     for name in ("repeated", "hub", "one_node_self_loop", "empty_rows_and_windows", "wide", "no_edges"):
         for part_edges, mode, reordered, scale in ((1000, "late", False, 0.4), (5, "random", True, -0.3)):
-            call = EdgeCall.make(EDGE_LISTS[name](), heads, 16, dtype, kind, None, part_edges, reordered, scale)
+            call = EdgeCall.make(EDGE_LISTS[name](), heads, dim, dtype, kind, None, part_edges, reordered, scale)
             tensors = [call.tensors[each] for each in ROWS]
             with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
                 lse = torch.empty(tensors[0].shape[:2], dtype=FLOAT, device="cpu")
