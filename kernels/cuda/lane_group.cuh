@@ -6,9 +6,8 @@
 //                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
 //
 // Packed: 16-bit heads of up to 14 dimensions that 16-byte loads would not fill have one lane each, unless features take
-// its registers. Heads lie side by
-// side, so a head may start inside of an aligned block of kLoad_bytes: its lane loads all blocks that it touches, zeroes
-// the dimensions of its neighbours, and stores the blocks that end in it.
+// the registers. Heads lie side by side, so a head may start inside of an aligned block of kLoad_bytes: its lane loads
+// all blocks that it touches, zeroes the dimensions of its neighbours, and stores the blocks that end in it.
 //
 //   kDim = 13, kHeads = 4     lane = head         0     1      2      3
 //                             elements of a row   0-15  12-27  24-39  36-51

@@ -10,6 +10,8 @@
 //   s += P a      [pairs x features]    P: weight of an edge in the pairs of its row, else 0
 //   O += W' s     [pairs x dimensions]  after the last round
 //
+// A feature that is no finite number reaches all pairs of the warp: P has zeros, and 0 * NaN is NaN.
+//
 // The first and the last product have other weights for each head: a k-step a head, with zeros in A for the pairs of
 // other heads. The order of features and dimensions in fragments is that of memory: lane t = lane % 4 has features 4t to
 // 4t + 3 of both its pairs, in W' s dimensions 8 half + 4 x to + 3 (pack_features.cu).
