@@ -3,6 +3,7 @@
     fused3s_paper          Algorithms 1 and 2 of the Fused3S paper
     dfgnn_*, flashsparse_* kernels of two earlier papers
     anemoi                 the Triton kernel of the package anemoi-models
+    torch_harmonics        the CUDA kernels of the package torch-harmonics, on grids of the sphere
     dgl, pyg               message passing of the two libraries
     flex_attention, sdpa_padded   torch's dense attention, on block masks and on padded graphs
 
@@ -19,6 +20,7 @@ from .flex_attention import FlexAttentionBackend
 from .fused3s_paper import Fused3SPaperBackend
 from .pyg import PyGBackend
 from .sdpa_padded import SDPAPaddedBackend
+from .torch_harmonics import TorchHarmonicsBackend
 
 __all__ = ["REGISTRY"]
 
@@ -31,6 +33,7 @@ register(
     FlashSparseBackend(stable=True),
     PyGBackend(),
     AnemoiBackend(),
+    TorchHarmonicsBackend(),
     FlexAttentionBackend(),
     SDPAPaddedBackend(),
 )

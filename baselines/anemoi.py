@@ -143,7 +143,7 @@ class AnemoiBackend(Backend):
         Raises:
             ValueError: this attention cannot express the terms.
         """
-        for term in ("bias", "multiplier", "types", "clamp"):
+        for term in ("types", "score"):
             if getattr(edges, term) is not None:
                 raise ValueError(
                     f"{term}: backend anemoi has none; it takes features alone (backend='fused3s' takes all terms)"

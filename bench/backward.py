@@ -2,104 +2,154 @@
 
 Rows differ in `region`: forward, or backward, which is all kernels from the gradient of the output to those of q, k and
 v. Launched back to back with the L2 cache warm, as in `bench.kernels`, both passes by turns, so that their ratio is of
-one clock; the format of both passes is built once. Inputs and the gradient of the output are normal random numbers. The
-gradients of every row are compared with float64 before a time is kept: twice the error of plain torch in the same type
-is allowed.
+one clock; the format of both passes is built once. Inputs and the gradient of the output are normal random numbers. A
+time of the forward pass is kept if the output agrees with float64, one of the backward pass if the gradients do: twice
+the error of plain torch in the same type is allowed.
+
+`sphere` measures the same on grids of the sphere, where the score may contain the log of the quadrature weight of its
+key. It also records the bytes of the plan, and on a GPU the sum of the durations of a pass's kernels (`kernel_time`),
+each pass alone, which is how published times of such kernels are taken.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
+import data
 import kernels
 from baselines import REGISTRY
-from bench.checks import checked_columns
+from bench.checks import checked_columns, float64_attention, largest_row_error
+from bench.edge_inputs import EdgeInputs
+from bench.gpu_trace import trace_gpu
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import byte_row, kernel_case, normal_inputs, refuse_impossible
 from bench.records import NONE, Row
 from bench.runner import Case, Context, UnsupportedInputsError
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernels_by_turns
 from bench.traffic import gathered_bytes, gathered_columns
-from configs.bench import BenchConfig, Shape
+from configs.bench import NO_EDGES, BenchConfig, Shape
+from data.sources.sphere import Sphere
 from kernels.formats.csr import CSRPattern, as_tensor, csr_from_edges
 from kernels.formats.edge_list import EdgeList
 from kernels.formats.edges import canonical_csr, rows_of_edges
 
 ALLOWED_OVER_TORCH = 2.0  # error over that of plain torch
+TRACES = 5  # passes whose kernels are summed
 
 
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
-    alone = [kernel_case(name, shape, config) for shape in config.head_shapes for name in config.backends]
+    alone = [
+        kernel_case(name, shape, config, edges)
+        for shape in config.head_shapes
+        for edges in config.edges
+        for name in config.backends
+    ]
     return [replace(case, region=region) for case in alone for region in ("forward", "backward")]
 
 
 class Problem:
-    """Inputs of one shape.
+    """Inputs of one shape, with or without a weight of each key.
 
     Attributes:
-        inputs: q, k, v and the gradient of the output: [N, H, d] float16.
-        expected: the correct gradients.
-        torch_error: error of plain torch in the inputs' type.
+        inputs: q, k, v and the gradient of the output: [num_rows or num_cols, H, d] float16.
+        log_weight: [num_cols] float32 or None, added to the scores.
+        output, gradients: the correct ones.
+        torch_error: error of plain torch's gradients in the inputs' type.
     """
 
-    def __init__(self, context: Context, shape: Shape) -> None:
+    def __init__(self, context: Context, shape: Shape, is_weighted: bool) -> None:
         self.inputs = tuple(normal_inputs(context, shape, 4, torch.float16))
-        scale = context.config.scale_of(shape.dim)
-        self.expected = float64_gradients(*self.inputs, context.pattern, scale)
-        by_torch = torch_gradients(*self.inputs, context.pattern, scale)
-        self.torch_error = largest_gradient_error(by_torch, self.expected)
+        self.log_weight = log_weights(context) if is_weighted else None
+        pattern, scale = context.pattern, context.config.scale_of(shape.dim)
+        data_of_score = EdgeInputs.of_keys(self.log_weight) if is_weighted else None
+        self.output = float64_attention(*self.inputs[:3], pattern.indptr, pattern.indices, scale, data_of_score)
+        self.gradients = float64_gradients(*self.inputs, pattern, scale, self.log_weight)
+        by_torch = torch_gradients(*self.inputs, pattern, scale, self.log_weight)
+        self.torch_error = largest_gradient_error(by_torch, self.gradients)
+
+
+def log_weights(context: Context) -> torch.Tensor:
+    """[num_cols] float32: log of the quadrature weight of each key over the largest one, rounded to float16, so that
+    all types hold the same numbers."""
+    source = data.info(context.name).official if context.loaded.meta.source == "official" else None
+    if not isinstance(source, Sphere):
+        raise UnsupportedInputsError("quadrature weights are those of a grid on the sphere, a set of the reader Sphere")
+    weights = torch.from_numpy(source.quadrature_weights())
+    return (weights / weights.max()).log().half().float().to(context.device)
 
 
 def measure(context: Context, case: Case) -> list[Row]:
     refuse_impossible(case, context.device)
-    if not REGISTRY[case.backend].has_backward:
+    backend = REGISTRY[case.backend]
+    if not backend.has_backward:
         raise UnsupportedInputsError("it has no backward pass of its own")
     device, scale = context.device, context.config.scale_of(case.dim)
-    problem = context.keep("problem", case.shape, lambda: Problem(context, case.shape))
+    is_weighted = case.edges != NO_EDGES
+    problem = context.keep("problem", (case.shape, is_weighted), lambda: Problem(context, case.shape, is_weighted))
     query, key, value, grad_output = problem.inputs
     inputs = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "backward": True}
+    weights = EdgeInputs.weighted(case.edges, problem.log_weight, context.pattern) if is_weighted else None
+    inputs |= {"edge_data": True} if weights and weights.is_of_edges else {}
     plan = kernels.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
+    weighted = weights.bind(plan) if weights else {}
 
-    def forward() -> tuple[torch.Tensor, torch.Tensor]:
-        return plan(query, key, value, scale=scale, return_lse=True)
+    def forward() -> tuple[torch.Tensor, torch.Tensor | None]:
+        found = plan(query, key, value, scale=scale, return_lse=backend.writes_lse, **weighted)
+        return found if backend.writes_lse else (found, None)
 
     output, lse = forward()
 
     def backward() -> Gradients:
-        found = plan.backward(grad_output, query, key, value, output, lse, scale=scale)
+        found = plan.backward(grad_output, query, key, value, output, lse, scale=scale, **weighted)
         return found.query, found.key, found.value
 
-    error = largest_gradient_error(backward(), problem.expected)
+    if case.region == "forward":
+        checked = checked_columns(largest_row_error(output, problem.output), query.dtype)
+    else:
+        error = largest_gradient_error(backward(), problem.gradients)
+        checked = checked_columns(error, query.dtype, ALLOWED_OVER_TORCH * problem.torch_error)
     runs: dict[str, Callable] = {"forward": forward, "backward": backward}
+    run = runs[case.region]
+    run()
     reset_peak_memory(device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    runs[case.region]()
+    run()
     memory = Spread.of([peak_memory_mib(device) - before / 2**20])
     spreads, timer = time_kernels_by_turns(runs, device=device, repeats=context.config.repeats)
-    checked = checked_columns(error, query.dtype, ALLOWED_OVER_TORCH * problem.torch_error)
     note = f"{timer}; scale {scale:g}; plain torch's gradients have an error of {problem.torch_error:.1e}"
     untimed = replace(case, launch=NONE, plan=NONE)
     contents = "one run, without inputs and format; torch's allocator"
     columns = context.keep("columns", None, lambda: columns_of_both_passes(context.pattern))
-    return [
+    sizes = traffic(case, columns, context.pattern.shape) | {"plan_bytes": plan.nbytes}
+    row = partial(context.row, untimed, **checked)
+    rows = [
         context.row(case, **spreads[case.region].columns(), **checked, note=note),
-        context.row(untimed, metric="peak_memory", unit="MiB", **memory.columns(), **checked, note=contents),
-        *(byte_row(context, untimed, metric, size) for metric, size in traffic(case, columns, len(query)).items()),
+        row(metric="peak_memory", unit="MiB", **memory.columns(), note=contents),
+        *(byte_row(context, untimed, metric, size) for metric, size in sizes.items()),
     ]
+    if device.type == "cuda":
+        traced = Spread.of([trace_gpu(run).kernel_ms for _ in range(TRACES)])
+        rows.append(row(metric="kernel_time", **traced.columns(), note="sum of the durations of a pass's kernels"))
+    return rows
 
 
-def traffic(case: Case, columns: tuple[int, int], num_rows: int) -> dict[str, int]:
+def traffic(case: Case, columns: tuple[int, int], shape: tuple[int, int]) -> dict[str, int]:
     """Bytes of a pass by the model of `bench.traffic`. Backward: over A, K and V are gathered for dQ; over its
     transpose Q and dO, for dK and dV; besides, rows of eight tensors, with O for the row sums of dO * O.
 
     Args:
         columns: see `columns_of_both_passes`.
+        shape: (num_rows, num_cols) of A.
     """
-    gathered, tensors = (sum(columns), 8) if case.region == "backward" else (columns[0], 2)
+    is_backward = case.region == "backward"
+    rows = 4 * sum(shape) if is_backward else 2 * shape[0]
     return {
-        "gathered_bytes": gathered_bytes(gathered, case.shape.width, case.torch_dtype),
-        "compulsory_bytes": tensors * num_rows * case.shape.width * case.torch_dtype.itemsize,
+        "gathered_bytes": gathered_bytes(
+            sum(columns) if is_backward else columns[0], case.shape.width, case.torch_dtype
+        ),
+        "compulsory_bytes": rows * case.shape.width * case.torch_dtype.itemsize,
     }
 
 

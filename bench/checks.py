@@ -76,7 +76,7 @@ def _head_attention(
         last = max(min(last, first + CHUNK_ROWS, num_rows), first + 1)
         offsets = indptr[first : last + 1] - begin
         own = slice(begin, begin + int(offsets[-1]))
-        data = None if edges is None else edges.of_edges(own)
+        data = None if edges is None else edges.of_rows(slice(first, last), own)
         output[first:last] = _rows_attention(query[first:last], key, value, offsets, indices[own], scale, data)
         first = last
 
@@ -111,10 +111,7 @@ def _rows_attention(
 
     weight = torch.empty(indices.numel(), dtype=torch.float64, device=query.device)
     for part, row, col in parts(dim):
-        keys = _edge_keys(key[col].double(), edges.of_edges(part))
-        weight[part] = (query[row].double() * keys).sum(1) * scale
-    if edges.bias is not None:
-        weight += edges.bias[:, 0].double()
+        weight[part] = edges.scores(query[row].double(), key[col].double(), scale, part, row, col)
     maximum = torch.segment_reduce(weight, "max", offsets=indptr, unsafe=True)
     for part, row, _ in parts(1):
         weight[part] = torch.exp(weight[part] - maximum[row])
@@ -133,15 +130,6 @@ def _rows_attention(
             result.index_add_(0, row, values * weight[part, None])
         output[:, first : first + COLUMNS] = result
     return output
-
-
-def _edge_keys(keys: Tensor, edges: EdgeInputs) -> Tensor:
-    """[nnz, d]: the gathered keys of edges with their data, k_ij of `kernels.edge_data`."""
-    if edges.type_weight is not None:
-        keys = keys * edges.type_weight[edges.types.long(), 0].double()
-    if edges.weight is not None:
-        keys = keys + edges.features.double() @ edges.weight[0].double().T
-    return keys
 
 
 def row_errors(output: Tensor, expected: Tensor) -> Tensor:

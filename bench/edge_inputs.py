@@ -1,24 +1,52 @@
-"""Random edge data of a kind of `edges`: what the score and the value of each edge take beside q, k and v."""
+"""Random data of a kind of `edges`: what the score and the value of an edge take beside q, k and v."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
 from configs.bench import Shape, edge_kind
 from kernels.edge_data import EdgeData
+from kernels.formats.csr import CSRPattern
+from kernels.score_term import ScoreTerm
+
+SLOPE = 0.2  # of the leaky ReLU of gat and gatv2
+
+
+class Term(NamedTuple):
+    """A score term of the score s and of values r of the row, c of the column and e of the edge.
+
+    Attributes:
+        expression: as `ScoreTerm` takes it.
+        score: the same in torch, from s, r, c and e, against which outputs are checked.
+    """
+
+    expression: str
+    score: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
+
+
+TERMS = {
+    "column": Term("s + c", lambda s, r, c, e: s + c),
+    "edge": Term("s + e", lambda s, r, c, e: s + e),
+    "soft_cap": Term("2 * tanh(s / 2)", lambda s, r, c, e: 2 * (s / 2).tanh()),
+    "gat": Term(f"leaky_relu(r + c, {SLOPE})", lambda s, r, c, e: leaky_relu(r + c, SLOPE)),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeInputs:
-    """Edge data in the order of the edges of a CSR pattern, and its weights; formulas are in `kernels.edge_data`.
+    """Data of the edges of a CSR pattern, of its rows and columns, and weights; formulas are in `kernels.edge_data`.
 
     Attributes:
         bias: [nnz, 1] or [nnz, H].
         features: [nnz, r]; weight: [H, d, r], of keys and of values, as in PyG's TransformerConv and in anemoi.
         types: [nnz] uint8; type_weight: [T, H, d].
+        additive_weight: [H, d], of GATv2's score.
+        term: of TERMS, with its values row [num_rows, 1 or H] and column [num_cols, 1 or H] in float32, and edge
+            [nnz, 1].
     """
 
     bias: Tensor | None = None
@@ -26,17 +54,23 @@ class EdgeInputs:
     weight: Tensor | None = None
     types: Tensor | None = None
     type_weight: Tensor | None = None
+    additive_weight: Tensor | None = None
+    term: Term | None = None
+    row: Tensor | None = None
+    column: Tensor | None = None
+    edge: Tensor | None = None
 
     @classmethod
-    def random(cls, kind: str, shape: Shape, num_edges: int, device: torch.device) -> "EdgeInputs | None":
+    def random(cls, kind: str, shape: Shape, pattern: CSRPattern) -> "EdgeInputs | None":
         """float16 normal random numbers, the same for equal arguments; None for kind "none"."""
+        device = pattern.indices.device
         generator = torch.Generator(device).manual_seed(1)
 
         def normal(*size: int) -> Tensor:
             return torch.randn(size, generator=generator, device=device).half()
 
         name, number = edge_kind(kind)
-        heads, dim = shape
+        (heads, dim, _), (num_rows, num_cols), num_edges = shape, pattern.shape, pattern.indices.numel()
         if name in ("bias", "bias_per_head"):
             return cls(bias=normal(num_edges, heads if name == "bias_per_head" else 1))
         if name == "low_rank":
@@ -45,37 +79,103 @@ class EdgeInputs:
         if name == "types":
             types = torch.randint(number, (num_edges,), generator=generator, device=device, dtype=torch.uint8)
             return cls(types=types, type_weight=normal(number, heads, dim))
-        return None
+        if name == "gatv2":
+            return cls(additive_weight=normal(heads, dim))
+        if name == "column":
+            return cls(term=TERMS[name], column=normal(num_cols, 1).float())
+        if name == "edge":
+            return cls(term=TERMS[name], edge=normal(num_edges, 1))
+        if name == "gat":
+            return cls(term=TERMS[name], row=normal(num_rows, heads).float(), column=normal(num_cols, heads).float())
+        return cls(term=TERMS[name]) if name in TERMS else None
+
+    @classmethod
+    def of_keys(cls, log_weight: Tensor) -> "EdgeInputs":
+        """A number that is added to the scores of each key, [num_cols], as a value of the column."""
+        return cls(term=TERMS["column"], column=log_weight.unsqueeze(1))
+
+    @classmethod
+    def weighted(cls, kind: str, log_weight: Tensor, pattern: CSRPattern) -> "EdgeInputs":
+        """The same for a kind of KEY_WEIGHTS: as a value of the column, or as a float16 bias of each edge."""
+        if kind == "log_weight":
+            return cls.of_keys(log_weight)
+        return cls(bias=log_weight.half()[pattern.indices.long()].unsqueeze(1))
 
     def to(self, dtype: torch.dtype) -> "EdgeInputs":
-        """The same numbers with all but the types in another type."""
-        return self._map(lambda name, tensor: tensor if name == "types" else tensor.to(dtype))
+        """The same numbers in another type, but for types and for values of rows and columns."""
+        kept = ("types", "row", "column")
+        return self._map(lambda name, tensor: tensor if name in kept else tensor.to(dtype))
 
     def of_head(self, head: int) -> "EdgeInputs":
         """The data of one head; H is 1 then."""
 
         def one(name: str, tensor: Tensor) -> Tensor:
-            if name in ("features", "types") or (name == "bias" and tensor.shape[1] == 1):
-                return tensor
-            return tensor[head : head + 1] if name == "weight" else tensor[:, head : head + 1]
+            if name in ("weight", "additive_weight"):
+                return tensor[head : head + 1]
+            is_shared = name in ("features", "types") or (name != "type_weight" and tensor.shape[1] == 1)
+            return tensor if is_shared else tensor[:, head : head + 1]
 
         return self._map(one)
 
-    def of_edges(self, part: slice) -> "EdgeInputs":
-        """The data of some edges; the weights stay."""
-        return self._map(lambda name, tensor: tensor if name.endswith("weight") else tensor[part])
+    def of_rows(self, rows: slice, edges: slice) -> "EdgeInputs":
+        """The data of some rows, which have these edges; columns and weights stay."""
+        parts = dict.fromkeys(("bias", "features", "types", "edge"), edges) | {"row": rows}
+        return self._map(lambda name, tensor: tensor[parts[name]] if name in parts else tensor)
 
     @property
-    def bytes_of_edges(self) -> int:
-        """Bytes of the tensors with an entry per edge."""
-        return sum(one.nbytes for one in (self.bias, self.features, self.types) if one is not None)
+    def is_of_edges(self) -> bool:
+        """Whether an edge has an entry of its own, so that a plan must keep the order of the edges."""
+        return any(one is not None for one in (self.bias, self.features, self.types, self.edge))
+
+    @property
+    def bytes_of_values(self) -> int:
+        """Bytes of the tensors with an entry per edge, row or column."""
+        given = (self.bias, self.features, self.types, self.row, self.column, self.edge)
+        return sum(one.nbytes for one in given if one is not None)
+
+    def scores(self, query: Tensor, key: Tensor, scale: float, part: slice, row: Tensor, col: Tensor) -> Tensor:
+        """[n] float64: the scores of some edges of one head, before a maximum is subtracted.
+
+        Args:
+            query, key: [n, d] float64, of each edge.
+            part, row, col: the edges, their rows and columns.
+        """
+        if self.type_weight is not None:
+            key = key * self.type_weight[self.types[part].long(), 0].double()
+        if self.weight is not None:
+            key = key + self.features[part].double() @ self.weight[0].double().T
+        if self.additive_weight is None:
+            score = (query * key).sum(1) * scale
+        else:
+            score = (leaky_relu(query + key, SLOPE) @ self.additive_weight[0].double()) * scale
+        if self.bias is not None:
+            score = score + self.bias[part, 0].double()
+        if self.term is None:
+            return score
+        places = ((self.row, row), (self.column, col), (self.edge, part))
+        return self.term.score(score, *(None if each is None else each[at, 0].double() for each, at in places))
 
     def bind(self, plan: Any) -> dict[str, Any]:
         """Keyword arguments of calls of a plan; the data is checked and sorted into the plan's order here, once."""
-        bias = self.bias.squeeze(1) if self.bias is not None and self.bias.shape[1] == 1 else self.bias
         weights = {"key_weight": self.weight, "value_weight": self.weight, "type_weight": self.type_weight}
-        return {"edges": plan.bind_edges(EdgeData(bias=bias, features=self.features, types=self.types, **weights))}
+        weights |= {"additive_weight": self.additive_weight, "additive_slope": SLOPE}
+        of_edges = {"bias": _shared(self.bias), "features": self.features, "types": self.types}
+        return {"edges": plan.bind_edges(EdgeData(**of_edges, **weights, score=self._score_term()))}
+
+    def _score_term(self) -> ScoreTerm | None:
+        if self.term is None:
+            return None
+        values = {"row": ("r", self.row), "col": ("c", self.column), "edge": ("e", self.edge)}
+        given = {kind: {name: _shared(value)} for kind, (name, value) in values.items() if value is not None}
+        return ScoreTerm(self.term.expression, **given)
 
     def _map(self, change: Callable[[str, Tensor], Tensor]) -> "EdgeInputs":
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return EdgeInputs(**{name: None if one is None else change(name, one) for name, one in given.items()})
+        return EdgeInputs(
+            **{name: change(name, one) if isinstance(one, Tensor) else one for name, one in given.items()}
+        )
+
+
+def _shared(values: Tensor | None) -> Tensor | None:
+    """Values that all heads have in common without a dimension of heads."""
+    return values.squeeze(1) if values is not None and values.shape[1] == 1 else values

@@ -26,27 +26,29 @@ class GpuTrace:
     Attributes:
         busy_ms: time in which at least one kernel, copy or memset ran.
         kernels: how many ran.
+        kernel_ms: the sum of their durations; more than `busy_ms` where kernels overlap.
         waits: calls in which the host waited for the GPU.
     """
 
     busy_ms: float
     kernels: int
+    kernel_ms: float
     waits: int
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> "GpuTrace":
         """From the events of a Chrome trace, whose times are in microseconds."""
-        intervals, kernels, waits = [], 0, 0
+        intervals, kernels, waits = [], [], 0
         for event in events:
             if event.get("cat") in ON_GPU:
                 intervals.append((event["ts"], event["ts"] + event["dur"]))
-                kernels += event["cat"] == KERNEL
+                kernels += [event["dur"]] if event["cat"] == KERNEL else []
             waits += event.get("name") in WAITS
         busy, reached = 0.0, float("-inf")
         for start, end in sorted(intervals):
             busy += max(0.0, end - max(start, reached))
             reached = max(reached, end)
-        return cls(busy / 1e3, kernels, waits)
+        return cls(busy / 1e3, len(kernels), sum(kernels) / 1e3, waits)
 
 
 def trace_gpu(run: Callable[[], Any]) -> GpuTrace:

@@ -8,13 +8,20 @@ from torch import Tensor
 from kernels.formats.csr import CSRPattern
 
 ELEMENTS = 1 << 25  # gathered at a time: 256 MiB in float64
+TORCH_ELEMENTS = 1 << 30  # gathered at a time by plain torch: 2 GiB in 16 bits, of which it keeps about six
 ZERO = 1e-9  # of the largest gradient: what float64 leaves of a gradient that is 0
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # of query, key and value
 
 
 def float64_gradients(
-    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, pattern: CSRPattern, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    pattern: CSRPattern,
+    scale: float,
+    column: Tensor | None = None,
 ) -> Gradients:
     """Gradients of softmax(scale * Q K^T masked by A) V, computed in float64 and rounded to float32 (6e-8).
 
@@ -24,17 +31,24 @@ def float64_gradients(
         query, grad_output: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
         pattern: A; repeated edges count as often as they occur.
         scale: factor of the scores.
+        column: [num_cols], added to the scores of each key.
 
     Returns:
         float32, in the shapes of query, key and value.
     """
-    heads = range(query.shape[1])
-    of_heads = [_of_head(*(x[:, head] for x in (query, key, value, grad_output)), pattern, scale) for head in heads]
+    tensors = query, key, value, grad_output
+    of_heads = [_of_head(*(x[:, head] for x in tensors), pattern, scale, column) for head in range(query.shape[1])]
     return tuple(torch.stack(tensors, 1) for tensors in zip(*of_heads, strict=True))
 
 
 def _of_head(
-    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, pattern: CSRPattern, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    pattern: CSRPattern,
+    scale: float,
+    column: Tensor | None,
 ) -> Gradients:
     indptr, indices = pattern.indptr, pattern.indices
     num_edges, dim = indices.numel(), query.shape[1]
@@ -53,6 +67,8 @@ def _of_head(
     for part, of_row, col in parts():
         weight[part] = (query[of_row].double() * key[col].double()).sum(1) * scale
         grad_weight[part] = (grad_output[of_row].double() * value[col].double()).sum(1)
+        if column is not None:
+            weight[part] += column[col].double()
     weight = torch.exp(weight - torch.segment_reduce(weight, "max", offsets=indptr, unsafe=True)[row])
     weight = weight / of_rows(weight)
     grad_score = weight * (grad_weight - of_rows(weight * grad_weight)) * scale
@@ -67,22 +83,41 @@ def _of_head(
 
 
 def torch_gradients(
-    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, pattern: CSRPattern, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    pattern: CSRPattern,
+    scale: float,
+    column: Tensor | None = None,
 ) -> Gradients:
     """The same by plain torch in the inputs' type, as a user would write it: gathers, products, scatters, autograd. Its
-    error is the measure for a kernel's. One head at a time: [nnz, d] tensors are in memory."""
-    row = torch.repeat_interleave(torch.arange(len(pattern.indptr) - 1, device=query.device), pattern.indptr.diff())
-    col = pattern.indices.long()
+    error is the measure for a kernel's. One head and some rows at a time: [nnz, d] tensors are in memory."""
     of_heads = []
     for head in range(query.shape[1]):
         q, k, v = (x[:, head].detach().clone().requires_grad_() for x in (query, key, value))
-        score = (q[row] * k[col]).sum(1) * scale
-        maximum = torch.segment_reduce(score.detach().float(), "max", offsets=pattern.indptr, unsafe=True)
-        weight = torch.exp(score - maximum[row].to(score.dtype))
-        total = weight.new_zeros(len(q)).index_add(0, row, weight)
-        output = torch.zeros_like(q).index_add(0, row, (weight / total[row])[:, None] * v[col])
-        of_heads.append(torch.autograd.grad(output, (q, k, v), grad_output[:, head]))
+        for rows, edges in _parts_of_rows(pattern, TORCH_ELEMENTS // query.shape[2]):
+            offsets, col = pattern.indptr[rows.start : rows.stop + 1] - edges.start, pattern.indices[edges].long()
+            row = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=query.device), offsets.diff())
+            score = (q[rows][row] * k[col]).sum(1) * scale
+            score = score if column is None else score + column.to(score.dtype)[col]
+            maximum = torch.segment_reduce(score.detach().float(), "max", offsets=offsets, unsafe=True)
+            weight = torch.exp(score - maximum[row].to(score.dtype))
+            total = weight.new_zeros(len(offsets) - 1).index_add(0, row, weight)
+            output = torch.zeros_like(q[rows]).index_add(0, row, (weight / total[row])[:, None] * v[col])
+            output.backward(grad_output[rows, head])
+        of_heads.append((q.grad, k.grad, v.grad))
     return tuple(torch.stack(tensors, 1) for tensors in zip(*of_heads, strict=True))
+
+
+def _parts_of_rows(pattern: CSRPattern, most: int) -> Iterator[tuple[slice, slice]]:
+    """Rows of at most so many edges, or one row, and their edges."""
+    indptr = pattern.indptr.cpu()
+    first = 0
+    while first < len(indptr) - 1:
+        last = max(int(torch.searchsorted(indptr, indptr[first] + most, right=True)) - 1, first + 1)
+        yield slice(first, last), slice(int(indptr[first]), int(indptr[last]))
+        first = last
 
 
 def largest_gradient_error(gradients: Gradients, expected: Gradients) -> float:

@@ -49,6 +49,7 @@ from kernels.runtime.cuda_graph import CaptureError
 from kernels.runtime.jit import get_kernel
 
 ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
+ONE_KIND = {ANEMOI: "low_rank", "torch_harmonics": "log_weight"}  # of edge data, by backend that takes no other
 REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -75,7 +76,8 @@ def kernel_case(name: str, shape: Shape, config: BenchConfig, edges: str = NO_ED
     dtype, out_dtype = dtype_name(REGISTRY[backend].computes_in), config.out_dtype
     out_dtype = dtype if out_dtype == "input" else out_dtype
     options = {"variant": variant, "order": order, "launch": "back_to_back", "plan": "fixed", "l2": "warm"}
-    return Case(backend, "kernel", shape.dim, dtype, out_dtype, heads=shape.heads, edges=edges, **options)
+    heads = {"heads": shape.heads, "kv_heads": shape.kv_heads}
+    return Case(backend, "kernel", shape.dim, dtype, out_dtype, **heads, edges=edges, **options)
 
 
 def measure(context: Context, case: Case) -> list[Row]:
@@ -109,11 +111,14 @@ def measure(context: Context, case: Case) -> list[Row]:
         note = f"columns {order.columns_before} to {order.columns_after}; once per graph, on the CPU"
         spread = Spread.of([order.seconds * 1e3])
         rows.append(context.row(untimed, metric="order_time", **spread.columns(), **found, note=note))
-    width, of_edges = case.shape.width, problem.edges.to(dtype).bytes_of_edges if problem.edges else 0
+    columns, width = graph.gathered_columns, case.shape.width
+    if case.kv_heads:
+        columns = gathered_columns(context.pattern, case.heads // case.kv_heads)
+    of_data = problem.edges.to(dtype).bytes_of_values if problem.edges else 0
     out_dtype = getattr(torch, case.out_dtype)
     traffic = {
-        "gathered_bytes": gathered_bytes(graph.gathered_columns, width, dtype),
-        "compulsory_bytes": compulsory_bytes(context.pattern.shape[0], width, dtype, out_dtype) + of_edges,
+        "gathered_bytes": gathered_bytes(columns, case.shape.kv_width, dtype),
+        "compulsory_bytes": compulsory_bytes(context.pattern.shape[0], width, dtype, out_dtype) + of_data,
     }
     return rows + [byte_row(context, untimed, metric, size) for metric, size in traffic.items()]
 
@@ -169,7 +174,7 @@ class GraphMeasures:
 
 
 class Problem:
-    """Inputs of one shape and kind of edge data on a graph and their correct output.
+    """Inputs of one shape and kind of edge data on a graph, and their correct output.
 
     All backends get the same numbers. float16 holds them exactly, so that one reference serves all types.
     """
@@ -179,7 +184,7 @@ class Problem:
         self._inputs = tuple(normal_inputs(context, shape, 3, torch.float16))
 
     def inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """q, k and v: [N, H, d]. Those of another type are dropped."""
+        """q [N, H, d], k and v [N, H or KV heads, d]. Those of another type are dropped."""
         if self._inputs[0].dtype != dtype:
             tensors, self._inputs = list(self._inputs), ()
             for nth in range(len(tensors)):  # one at a time: both types of all three may not fit
@@ -190,25 +195,34 @@ class Problem:
     @cached_property
     def edges(self) -> EdgeInputs | None:
         """Edge data in the order of the pattern."""
-        pattern = self.context.pattern
-        return EdgeInputs.random(self.kind, self.shape, pattern.indices.numel(), self.context.device)
+        return EdgeInputs.random(self.kind, self.shape, self.context.pattern)
 
     @cached_property
     def expected(self) -> torch.Tensor:
         """[N, H, d] float32, computed in float64."""
         pattern, scale = self.context.pattern, self.context.config.scale_of(self.shape.dim)
         try:
-            return float64_attention(*self._inputs, pattern.indptr, pattern.indices, scale, self.edges)
+            inputs = of_query_heads(*self._inputs)
+            return float64_attention(*inputs, pattern.indptr, pattern.indices, scale, self.edges)
         except torch.OutOfMemoryError as error:
             text = str(error).partition("\n")[0]
             raise MemoryError(f"the float64 reference, not the backend, ran out of memory: {text}") from None
 
 
 def normal_inputs(context: Context, shape: Shape, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """`count` tensors of [N, H, d], the same numbers for equal arguments."""
+    """q, k, v and, as a fourth, the gradient of the output: [num_rows or num_cols, heads, d]; equal arguments give the
+    same numbers."""
     generator = torch.Generator(context.device).manual_seed(0)
-    size = (context.pattern.shape[0], *shape)
-    return [torch.randn(size, generator=generator, device=context.device).to(dtype) for _ in range(count)]
+    (num_rows, num_cols), (heads, dim, kv_heads) = context.pattern.shape, shape
+    of_query, of_key = (num_rows, heads, dim), (num_cols, kv_heads or heads, dim)
+    sizes = (of_query, of_key, of_key, of_query)[:count]
+    return [torch.randn(size, generator=generator, device=context.device).to(dtype) for size in sizes]
+
+
+def of_query_heads(query: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+    """The query, and k and v with its number of heads: query head h reads KV head h // (heads / KV heads)."""
+    group = query.shape[1] // others[0].shape[1]
+    return [query, *(tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in others)]
 
 
 def refuse_impossible(case: Case, device: torch.device) -> None:
@@ -220,11 +234,14 @@ def refuse_impossible(case: Case, device: torch.device) -> None:
         raise UnsupportedInputsError(reason)
     if case.out_dtype not in ("float32", case.dtype):
         raise UnsupportedInputsError(f"it computes in {case.dtype}, and out_dtype is {case.out_dtype}")
+    if case.kv_heads and case.variant != "none":
+        raise UnsupportedInputsError("it takes as many heads of k and v as of q")
     if case.edges != NO_EDGES:
         if case.variant != "none" or not backend.takes_edges:
             raise UnsupportedInputsError("it takes no edge data")
-        if case.backend == ANEMOI and edge_kind(case.edges)[0] != "low_rank":
-            raise UnsupportedInputsError("of edge data it takes features alone")
+        only = ONE_KIND.get(case.backend)
+        if only and edge_kind(case.edges)[0] != only:
+            raise UnsupportedInputsError(f"of edge data it takes {only} alone")
         if case.plan == "rebuilt":
             raise UnsupportedInputsError("edge data is bound to a plan that is kept")
     if case.plan == "rebuilt" and case.order != "none":
@@ -247,7 +264,8 @@ def plan(
         get_kernel(instance, device.index)
         return lambda q, k, v: launch(instance, bsb, q, k, v, scale), None
     inputs = {"dtype": case.torch_dtype, "head_dim": case.dim, "num_heads": case.heads, "out_dtype": out_dtype}
-    inputs |= {"edge_data": True} if edges else {}
+    inputs |= {"edge_data": True} if edges and edges.is_of_edges else {}
+    inputs |= {"num_kv_heads": case.kv_heads} if case.kv_heads else {}
     planned = kernels.plan_attention(pattern, backend=case.backend, device=device, reorder=case.order, **inputs)
     bound = edges.to(case.torch_dtype).bind(planned) if edges else {}
     if bound and case.backend == ANEMOI:

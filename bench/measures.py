@@ -7,6 +7,7 @@ from bench import (
     kernels,
     layers,
     models,
+    nsa,
     parallel,
     peak_rates,
     plans,
@@ -17,11 +18,14 @@ from bench import (
 from bench.runner import Measure
 
 _KERNELS = Measure(kernels.cases, kernels.measure)
+_BOTH_PASSES = Measure(backward.cases, backward.measure)
 MEASURES = {
     "kernels": _KERNELS,
     "heads": _KERNELS,
     "edges": _KERNELS,
-    "backward": Measure(backward.cases, backward.measure),
+    "backward": _BOTH_PASSES,
+    "sphere": _BOTH_PASSES,
+    "nsa": Measure(nsa.cases, nsa.measure),
     "float32": Measure(float32.cases, float32.measure),
     "sm_active": Measure(sm_activity.cases, sm_activity.measure),
     "end_to_end": Measure(models.cases, models.measure, features=True),

@@ -184,7 +184,7 @@ class Width:
         Raises:
             BackendUnavailableError, UnsupportedInputsError, UnsupportedGraphError: the backend cannot run.
         """
-        context, (heads, dim) = self.context, self.shape
+        context, heads, dim = self.context, self.shape.heads, self.shape.dim
         if reason := REGISTRY[backend].unavailable(context.device):
             raise kernels.BackendUnavailableError(reason)
         if reason := REGISTRY[backend].unsupported(dtype, dim):

@@ -35,7 +35,7 @@ NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of resu
 Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
     *("kernels", "heads", "edges", "backward", "float32", "layers", "training", "end_to_end", "preprocessing", "plans"),
-    *("peak_rates", "sm_active", "stability", "infer", "train", "parallel"),
+    *("peak_rates", "sm_active", "stability", "infer", "train", "parallel", "sphere", "nsa"),
 ]  # also the stem of its CSV
 Number = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
 
@@ -74,11 +74,12 @@ class Provenance(BaseModel):
 class Row(Provenance):
     """One measured value, with everything needed to measure it again; results/README.md explains each column.
 
-    `region` is a part of an eager forward pass (`bench.model_regions`), a pass of a kernel (forward, backward), a step
-    or epoch of a training run, or the batches of a collection. `disturbed` says that repeated medians of a run
-    disagreed (`bench.timers`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time
-    depends on the host and is no evidence. `relative_error` is the norm of the difference from the reference over the
-    norm of the reference (of a whole model as in `bench.checks.compare`), blank if status is unchecked.
+    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a part of an
+    eager forward pass (`bench.model_regions`), a pass of a kernel (forward, backward), a step or epoch of a training
+    run, or the batches of a collection. `disturbed` says that repeated medians of a run disagreed (`bench.timers`), or
+    that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the host and is no
+    evidence. `relative_error` is the norm of the difference from the reference over the norm of the reference (of a
+    whole model as in `bench.checks.compare`), blank if status is unchecked.
     """
 
     bench: Bench
@@ -94,6 +95,7 @@ class Row(Provenance):
     score_range: int | None = None
     dim: int = Field(default=0, ge=0)
     heads: int = Field(default=0, ge=0)
+    kv_heads: int = Field(default=0, ge=0)
     blocks: int = Field(default=0, ge=0)
     edges: str = NONE
     checkpoint: str = NONE

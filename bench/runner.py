@@ -53,6 +53,7 @@ class Case:
     metric: str = "time"
     unit: str = "ms"
     heads: int = 1
+    kv_heads: int = 0
     blocks: int = 0
     edges: str = NONE
     region: str = NONE
@@ -75,7 +76,7 @@ class Case:
     @property
     def shape(self) -> Shape:
         """Of a kernel."""
-        return Shape(self.heads, self.dim)
+        return Shape(self.heads, self.dim, self.kv_heads)
 
     @property
     def waits_for_host(self) -> bool:
@@ -85,7 +86,7 @@ class Case:
     @property
     def description(self) -> str:
         options = (self.edges, self.region, self.variant, self.order, self.dense, self.launch, self.plan)
-        shape = [f"{self.heads}x{self.dim}"] * (self.dim > 0)
+        shape = [str(self.shape)] * (self.dim > 0)
         return " ".join([*shape, self.backend, *(one for one in options if one not in (NONE, "back_to_back", "fixed"))])
 
 
@@ -215,8 +216,7 @@ def pattern_on(device: torch.device, loaded: LoadedGraph) -> CSRPattern:
     """A graph as CSR arrays on a device, with int64 offsets."""
     if device.type == "cuda" and "cupy" in sys.modules:  # synthetic graphs are made with CuPy, which keeps its memory
         sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
-    indptr, indices, _ = (array.to(device) for array in loaded.graph.adj_tensors("csc"))
-    return CSRPattern(indptr.long(), indices, (loaded.meta.num_nodes, loaded.meta.num_nodes))
+    return CSRPattern(loaded.row_pointers.to(device).long(), loaded.columns.to(device), loaded.meta.shape)
 
 
 def classify(error: Exception) -> tuple[Status, str]:
@@ -354,8 +354,8 @@ def run_bench(
     return 1 if wrong else NOT_LOADED if not_loaded else 0
 
 
-SHOWN = ("edges", "region", "backend", "variant", "order", "dense", "launch", "l2", "plan", "dtype", "out_dtype")
-SHOWN += ("device_type", "scores", "score_range", "working_set", "ranks", "scope", "metric")
+SHOWN = ("kv_heads", "edges", "region", "backend", "variant", "order", "dense", "launch", "l2", "plan", "dtype")
+SHOWN += ("out_dtype", "device_type", "scores", "score_range", "working_set", "ranks", "scope", "metric")
 ALWAYS = ("data set", "heads", "dim", "backend", "median", "p10", "p90", "error", "status")
 
 
@@ -376,7 +376,7 @@ def table(rows: list[Row]) -> Table:
             "status": f"{row.status}, disturbed" if row.disturbed == "yes" else cli.outcome(row),
         }
         for row in rows
-        if row.metric in ("time", "relative_error", "sm_active_share", "peak_memory")
+        if row.metric in ("time", "kernel_time", "relative_error", "sm_active_share", "peak_memory")
     ]
     shown = [name for name in lines[0] if name in ALWAYS or len({line[name] for line in lines}) > 1] if lines else []
     found = Table(*shown)

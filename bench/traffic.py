@@ -6,7 +6,8 @@ nonzero (paper, section "Sparse Format for Tensor Cores"). Rows are not reused a
     gathered   = sum over windows (distinct columns) * 2 * d * (bytes of an element)    from L2 or memory
     compulsory = N * d * (bytes of an element of Q) + N * d * (bytes of an element of O)    from and to memory
 
-with d the columns of all heads.
+with d the columns of all heads. Where G query heads share a KV head, gathered rows have the columns of the KV heads,
+and a window is 16 / G queries with all heads of a group.
 
 Padding of blocks, index arrays and columns gathered twice are left out: they belong to a kernel, not to the problem.
 """
@@ -16,10 +17,13 @@ import torch
 import kernels
 from kernels.formats.bsb import PAPER_TILE
 from kernels.formats.csr import CSRPattern
+from kernels.formats.edges import rows_of_edges
 
 
-def gathered_columns(pattern: CSRPattern) -> int:
-    """Number of distinct columns of each row window, summed over the windows."""
+def gathered_columns(pattern: CSRPattern, group: int = 1) -> int:
+    """Number of distinct columns of each row window, summed over the windows; a row is `group` rows of a window."""
+    if group > 1:
+        pattern = _each_row_repeated(pattern, group)
     bsb = kernels.BSB.from_graph(pattern, PAPER_TILE)
     slots = bsb.tcb_row_offset.diff().long() * PAPER_TILE[1]
     starts_window = torch.zeros(bsb.col_sparse_to_dense.numel() + 1, dtype=torch.bool, device=bsb.device)
@@ -28,6 +32,15 @@ def gathered_columns(pattern: CSRPattern) -> int:
     differs = torch.ones_like(starts_window)
     differs[1:-1] = bsb.col_sparse_to_dense.diff() != 0
     return int((differs | starts_window)[:-1].sum())
+
+
+def _each_row_repeated(pattern: CSRPattern, times: int) -> CSRPattern:
+    """The pattern with every row `times` times, one behind the other."""
+    counts = pattern.indptr.diff().repeat_interleave(times)
+    indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    row = rows_of_edges(indptr)
+    place = torch.arange(len(row), device=row.device) - indptr[row] + pattern.indptr[row // times]
+    return CSRPattern(indptr, pattern.indices[place], (len(counts), pattern.shape[1]))
 
 
 def gathered_bytes(columns: int, dim: int, dtype: torch.dtype) -> int:

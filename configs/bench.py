@@ -33,14 +33,16 @@ SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with
 WITH_FLOAT32 = "+float32"  # of a backend of `training`: its attention computes in float32 in 16-bit layers
 REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `kernels.formats.row_order`
 
-SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")  # heads x head dimension
+SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})(?:/([1-9][0-9]{0,4}))?")  # heads x head dimension / KV heads
 NO_EDGES = "none"
 # Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
-# (low_rank_R), T types with a vector each (types_T).
-PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head")
+# (low_rank_R), T types with a vector each (types_T); the score terms of `bench.edge_inputs`; GATv2's score.
+PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head", "column", "edge", "soft_cap", "gat", "gatv2")
+KEY_WEIGHTS = ("log_weight", "log_weight_bias")  # of sphere: the key's quadrature weight, by column or by edge
 NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
 NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
 
+GROUPED = ("heads", "nsa")  # benchmarks that take shapes with fewer KV heads
 ONE_HEAD = ("1x64", "1x128", "1x256")
 # Keys that a benchmark reads beside SHARED, with their defaults; ... has none.
 SHARED = {"measure": ..., "source": "official", "root": "datasets", "batch_size": 1024}
@@ -51,6 +53,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "heads": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
+    "sphere": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
+    "nsa": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "float32": {"graphs": ..., "backends": ..., "shapes": ..., "repeats": 30, "scale": "rsqrt_dim"},
     "sm_active": _KERNELS,
     "end_to_end": _MODELS
@@ -80,18 +84,28 @@ Precision = Literal["float16", "bfloat16", "float32", "autocast"]  # autocast: b
 
 
 class Shape(NamedTuple):
-    """Heads and columns of a head: "8x16"."""
+    """Heads and columns of a head: "8x16"; "8x128/1" has 1 KV head, the head of k and v, for 8 query heads.
+
+    Attributes:
+        kv_heads: 0: as many as heads.
+    """
 
     heads: int
     dim: int
+    kv_heads: int = 0
 
     @property
     def width(self) -> int:
         """Columns of all heads."""
         return self.heads * self.dim
 
+    @property
+    def kv_width(self) -> int:
+        """Columns of all KV heads."""
+        return (self.kv_heads or self.heads) * self.dim
+
     def __str__(self) -> str:
-        return f"{self.heads}x{self.dim}"
+        return f"{self.heads}x{self.dim}" + (f"/{self.kv_heads}" if self.kv_heads else "")
 
     @classmethod
     def of(cls, text: str) -> "Shape":
@@ -100,7 +114,10 @@ class Shape(NamedTuple):
             raise ValueError(
                 f"shapes: got {text!r}; heads x head dimension is needed, such as 8x16, up to {MAX_HEAD_DIM} columns"
             )
-        return cls(int(match[1]), int(match[2]))
+        shape = cls(int(match[1]), int(match[2]), int(match[3] or 0))
+        if shape.kv_heads and (shape.kv_heads == shape.heads or shape.heads % shape.kv_heads):
+            raise ValueError(f"shapes: got {text!r}; KV heads must be a divisor of the heads, and fewer")
+        return shape
 
 
 class Workload(Section):
@@ -212,6 +229,9 @@ class BenchConfig(Section):
             for name in self.backends:
                 check_choice("backends", name, [one for one, backend in REGISTRY.items() if backend.writes_lse])
         for kind in self.edges:
+            if self.measure == "sphere":
+                check_choice("edges", kind, (NO_EDGES, *KEY_WEIGHTS))
+                continue
             name, number = edge_kind(kind)
             if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
                 numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]
@@ -226,7 +246,8 @@ class BenchConfig(Section):
         for key, values in self:
             if isinstance(values, tuple) and len({*values}) < len(values):
                 raise ValueError(f"{key} = {[*values]}: an entry is given twice; once is allowed")
-        _ = self.head_shapes
+        if self.measure not in GROUPED and (wrong := [str(shape) for shape in self.head_shapes if shape.kv_heads]):
+            raise ValueError(f"shapes: got {wrong[0]!r}; fewer KV heads are for measure = {', '.join(GROUPED)}")
         return self
 
     @property

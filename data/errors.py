@@ -10,3 +10,7 @@ class DownloadError(DatasetMissingError):
 
     `source="auto"` does not take a surrogate for it, as it does without a network.
     """
+
+
+class RectangularGraphError(ValueError):
+    """The keys of a graph are other nodes than its queries, and one set of nodes is needed."""

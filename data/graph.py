@@ -91,6 +91,7 @@ class CsrGraph(Contents):
         col: [nnz] of the same type, the columns.
         sha256, origin: see `GraphMeta`.
         removed: number of duplicates left out.
+        num_keys: columns of A, where these are other nodes than its rows; None: the same nodes.
     """
 
     indptr: np.ndarray
@@ -98,6 +99,7 @@ class CsrGraph(Contents):
     sha256: str
     origin: str
     removed: int = 0
+    num_keys: int | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -133,6 +135,7 @@ class GraphMeta:
         edge_features: "original" or "random"; None where none were asked for.
         edge_feature_dim: columns of the edge features; 0 where none were asked for.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
+        num_keys: columns of A, where these are other nodes than its N rows; None: the same nodes.
     """
 
     name: str
@@ -154,6 +157,12 @@ class GraphMeta:
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
     collection_size: int | None = None
+    num_keys: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of A: queries and keys."""
+        return self.num_nodes, self.num_keys or self.num_nodes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

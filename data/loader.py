@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from data.canonical import to_csr
-from data.errors import DatasetMissingError, DownloadError
+from data.errors import DatasetMissingError, DownloadError, RectangularGraphError
 from data.features import check_classes, check_codes, check_targets, random_features, require_feature_memory
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
@@ -77,8 +77,8 @@ def load(
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
-        ValueError: an argument or a file is wrong, or `edge_features` are asked of a graph that has none; the text
-            names it and the allowed values.
+        ValueError: an argument or a file is wrong, `edge_features` are asked of a graph that has none, or features of
+            one whose keys are other nodes than its queries; the text names it and the allowed values.
         TypeError: batch_size or seed is no integer, root or path no path.
         MemoryError: the graph would not fit.
         OSError: there is no room on disk for a collection that does not fit into memory.
@@ -195,6 +195,11 @@ def _finish(
         check_targets(f"{name} ({raw.origin})", raw.graph_labels, entry.num_classes, entry.metric)
 
     csr = to_csr(raw if edge_features else replace(raw, edata={}))  # unread features need not be sorted
+    if features and csr.num_keys is not None:
+        raise RectangularGraphError(
+            f"{name}: its keys are other nodes than its queries, and models need one set of nodes; features=False "
+            "loads its edges"
+        )
     if csr.removed:
         logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
 
@@ -239,6 +244,7 @@ def _finish(
         citation=entry.citation if entry else "",
         sha256=csr.sha256,
         collection_size=csr.collection_size,
+        num_keys=csr.num_keys,
         **about_edges,
     )
     return LoadedGraph(

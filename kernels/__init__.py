@@ -14,6 +14,7 @@ from .dropout import Dropout
 from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .formats.bsb import BSB
+from .formats.key_lists import KeyLists
 from .plan_room import PlanRoom, plan_many
 from .score_term import ScoreTerm
 from .side_by_side import split_qkv
@@ -27,6 +28,7 @@ __all__ = [
     "Dropout",
     "EdgeData",
     "KernelCompileError",
+    "KeyLists",
     "PlanRoom",
     "ScoreTerm",
     "SlowerBackendWarning",

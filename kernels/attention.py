@@ -29,12 +29,16 @@ Gradients with respect to q, k, v, edge data and weights:
 * `fused3s` has its own backward pass; autograd differentiates `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`,
   `flex_attention` and `sdpa_padded`. The other backends raise an error if an input requires a gradient.
 * `fused3s` and `dgl` have first derivatives in reverse mode. Double backward, forward mode (jvp) and vmap raise an
-  error; `reference` supports them. The log-sum-exp carries no gradient.
+  error; `reference` supports them. The log-sum-exp has a gradient, too.
 * A row without an edge, or with scores of -inf only, has gradient 0. So does a score beyond the clamp.
 
 Dropout (`fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`): each softmax weight is 0 with probability
 `dropout`, independently for each head, and otherwise divided by 1 - dropout. The mask depends only on seed, row, column
-and head (`kernels.dropout`): it is the same for all backends, and for all copies of a repeated edge.
+and head (`kernels.dropout`): it is the same for all backends, and for all copies of a repeated edge. Row, column and
+head are those of the planned graph: row i * G + g and the KV head with grouped queries; head b * H + h in a batch.
+
+Shapes (`kernels.call_shapes`), with every backend: k and v with fewer heads than q (GQA, MQA), v with other columns
+than k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
 
 Under torch.autocast q, k, v, edge data and weights are cast to its type, as the inputs of torch's
 scaled_dot_product_attention are: all floating-point types but float64. The output then has that type, unless
@@ -63,15 +67,18 @@ from .arguments import check_dtype, check_flag, check_integer, check_word, resol
 from .autocast import input_type
 from .backends import AUTO, REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
+from .call_shapes import DTYPES, HeadGroups, head_counts
 from .dropout import Dropout
 from .edge_data import EdgeData
 from .errors import BackendUnavailableError, SlowerBackendWarning, UnsupportedGraphError
-from .formats.csr import csr_from_edges
-from .formats.edge_list import EdgeList, check_ids
+from .formats.csr import CSRPattern, csr_from_edges
+from .formats.edge_list import EdgeList
 from .formats.edge_order import edge_order
 from .formats.graph_forms import count_edges, graph_record
-from .formats.row_order import check_method, check_permutation, permute_rows
-from .plan import DTYPES, AttentionPlan
+from .formats.grouped_graph import check_graph, grouped_edges, grouped_rows
+from .formats.key_lists import KeyLists
+from .formats.row_order import RowOrder, check_method, check_permutation, permute_rows
+from .plan import AttentionPlan
 from .score_term import ScoreTerm
 
 logger = logging.getLogger(__name__)
@@ -80,6 +87,7 @@ FASTEST = "fused3s"
 _warned: set[str] = set()  # reasons; one warning each
 MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
 CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at once: it is planned as soon as it is queued
+SETTLED_EDGES = 1 << 22  # fewest edges of one whose plan is cut to its exact size at once
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,7 @@ def plan_attention(
     dtype: torch.dtype | None = None,
     head_dim: int | None = None,
     num_heads: int = 1,
+    num_kv_heads: int | None = None,
     out_dtype: torch.dtype | None = None,
     reorder: str | torch.Tensor = "none",
     edge_data: bool = False,
@@ -125,23 +134,29 @@ def plan_attention(
             scipy.sparse        a matrix or array, whose rows are the queries
             a DGLGraph          in-edges: destination nodes are the queries
             a BSB
-        shape: (num_rows, num_cols), queries and keys; only for an edge_index and (indptr, indices).
+            KeyLists            [num_rows, k], the keys of each query, -1 for none; or lists for each KV head
+        shape: (num_rows, num_cols), queries and keys; only for an edge_index, (indptr, indices) and KeyLists.
         check: True: wait for a graph on a GPU and raise errors in its ids now. False: `fused3s` raises them at a later
-            call and never reads or writes out of bounds. None: True for up to CHECKED_EDGES (16,384) edges, unless a
-            CUDA graph is being captured. Graphs on the CPU, and graphs for other backends, are always checked now.
+            call and never reads or writes out of bounds. None: True for up to CHECKED_EDGES (16,384) edges, and from
+            SETTLED_EDGES (4,194,304) on, whose plans then take a fraction of the memory, unless a CUDA graph is being
+            captured. Graphs on the CPU, and graphs for other backends, are always checked now.
         backend: a name of `list_backends()`, or "auto" for the fastest that can run. The log names it; on a GPU a
             `SlowerBackendWarning` says why it is not `fused3s`.
         device: device of q, k and v; default: the GPU if there is one, else the CPU.
         dtype: type of q, k and v, if known. With `head_dim`, "auto" takes a backend that accepts them, the schedule is
             made for them, and the kernel is compiled now; otherwise at the first call.
-        head_dim: columns of a head, if known; otherwise the schedule is made for one head of 128 columns. The plan
-            takes any inputs all the same.
-        num_heads: number of heads.
+        head_dim: columns of a head, of the wider of k and v, if known; otherwise the schedule is made for one head of
+            128 columns. The plan takes any inputs all the same.
+        num_heads: number of heads, times that of a batch.
+        num_kv_heads: number of heads of k and v, times that of a batch, for grouped queries; a divisor of `num_heads`.
+            The plan then takes calls of num_heads / num_kv_heads query heads of each KV head, and no others.
         out_dtype: type of the output; None means `dtype`.
         reorder: "none", "communities" or "auto": a row order that saves gathers, see `formats.row_order`. q, k, v and
             the output stay in the caller's order. The plan's `order` states its cost and savings. "auto" keeps the
             natural order if reordering does not pay or no backend on `device` supports it. Or a permutation [num_rows],
-            int32 or int64, such as `order.perm` of an earlier plan: row reorder[i] comes i-th.
+            int32 or int64, such as `order.perm` of an earlier plan: row reorder[i] comes i-th. With grouped queries,
+            the heads of a query stay together; `order` then counts windows of 16 queries. Not with lists for each KV
+            head.
         edge_data: keep the caller's edge order (8 bytes per edge), so that calls can take edge data
             (`AttentionPlan.bind_edges`) or a clamp. "auto" then takes a backend with edge data.
         backward: also build the arrays of the backward pass. "auto" then takes a backend with gradients. Without it,
@@ -159,41 +174,53 @@ def plan_attention(
         perm, method = reorder.to("cpu"), "given"
     else:
         check_method(method)
+    num_lists = graph.num_lists if isinstance(graph, KeyLists) else 1
+    groups = HeadGroups.of(num_heads, num_kv_heads, num_lists, MOST_COLUMNS)
+    if groups is not None:  # heads of the backend
+        num_heads //= groups.rows
     options = dtype, head_dim, num_heads, out_dtype, edge_data, backward
     try:
         inputs = _checked_inputs(*options)
     except TypeError:  # an invalid or unhashable option: the uncached call raises the right error
         inputs = _checked_inputs.__wrapped__(*options)
+    if isinstance(graph, KeyLists) and edge_data:
+        raise ValueError("edge_data: got True, but KeyLists have no edge data; plan an edge_index of the same edges")
+    if num_lists > 1 and method != "none":
+        raise ValueError(f"reorder: got {method!r}, but lists for each KV head keep their order; 'none' is needed")
     if (method, backend) == ("auto", "auto") and not _can_reorder(device):
         logger.info("rows stay in their order (reorder='auto'): no backend on %s reorders them", device)
         method = "none"
     if check is not None:
         check_flag("check", check)
     pattern = graph_record(graph, shape, edge_data)
+    graph_shape = pattern.shape[0] // num_lists, pattern.shape[1] // num_lists
     chosen = _choose(backend, device, inputs, method)
-    num_edges = count_edges(pattern)
+    size = 1 if groups is None else groups.size
+    num_edges = size * count_edges(pattern)
     _check_size(chosen, num_edges, inputs)
+    order = None
+    if method != "none":
+        if isinstance(pattern, EdgeList):
+            pattern = csr_from_edges(pattern, edge_data)
+        order, perm = _row_order(csr_of(pattern), method, perm)
+    if size > 1:
+        pattern = grouped_edges(pattern, size)
+        if perm is not None:
+            perm = grouped_rows(perm, size)
     if isinstance(pattern, EdgeList):
-        if not (chosen.takes_edge_lists and device.type == "cuda" and method == "none"):
+        if not (chosen.takes_edge_lists and device.type == "cuda" and perm is None):
+            if pattern.origin is not None:
+                check_graph(pattern, device)
             pattern = csr_from_edges(pattern, edge_data)
         elif not pattern.edge_index.is_cuda:
-            check_ids(pattern)
-    order = None
-    if perm is not None:
-        check_permutation("reorder", perm, pattern.shape[0])
-        perm = perm.int()
-    elif method != "none":
-        from .formats.row_order_search import find_row_order  # the only part that needs SciPy
-
-        order = find_row_order(csr_of(pattern), method)
-        perm = order.perm
+            check_graph(pattern, device)
     if perm is not None:
         pattern = permute_rows(csr_of(pattern), perm)
     data = chosen.build(pattern, device, inputs, perm)  # before the edge order: it names what is wrong with a graph
     if device.type == "cuda" and (check or (check is None and _is_checked(num_edges))):
-        chosen.raise_graph_errors(data)
+        data = chosen.settled(data)
     edges = edge_order(pattern, device, chosen.sorted_edges(data)) if edge_data else None
-    return AttentionPlan(chosen.name, pattern.shape, device, inputs, data, order, edges)
+    return AttentionPlan(chosen.name, graph_shape, device, inputs, data, order, edges, groups)
 
 
 def sparse_attention(
@@ -215,9 +242,10 @@ def sparse_attention(
     use `plan_attention` to build it once.
 
     Args:
-        q: [num_rows, d] or [num_rows, H, d]; float16, bfloat16, float32 or float64.
-        k: [num_cols, d] or [num_cols, H, d], of q's type and device.
-        v: as k.
+        q: [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d]; float16, bfloat16, float32 or float64.
+        k: [num_cols, d], [num_cols, H_kv, d] or [B, num_cols, H_kv, d], of q's type and device; H_kv divides H, and
+            head h of q reads head h // (H / H_kv).
+        v: as k, but for the number of columns.
         graph: as in `plan_attention`.
         shape: as in `plan_attention`.
         scale: factor of the scores; None means 1/sqrt(d). The paper uses 1.0.
@@ -228,7 +256,8 @@ def sparse_attention(
             `Dropout(rate, seed)` for the mask of a seed.
 
     Returns:
-        Output of q's shape and type `out_dtype`, contiguous.
+        Output of q's shape with the columns of v, and of type `out_dtype`; contiguous, with a batch a view of
+        [num_rows, B, H, d].
 
     Raises:
         BackendUnavailableError: the backend cannot run on this machine or on the inputs' device.
@@ -237,8 +266,10 @@ def sparse_attention(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
-    if q.dim() not in (2, 3):
-        raise ValueError(f"q: got shape {tuple(q.shape)}; [num_rows, d] or [num_rows, H, d] is needed")
+    if q.dim() not in (2, 3, 4):
+        raise ValueError(
+            f"q: got shape {tuple(q.shape)}; [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d] is needed"
+        )
     if not q.shape[-1]:
         raise ValueError(f"q: got shape {tuple(q.shape)}; d must be at least 1")
     if q.dtype not in DTYPES:
@@ -248,14 +279,16 @@ def sparse_attention(
         inputs += vars(edges).values() if isinstance(edges, EdgeData) else [edges]
         if isinstance(getattr(edges, "score", None), ScoreTerm):
             inputs += edges.score.tensors()
+    num_heads, num_kv_heads = head_counts(q, k)
     plan = plan_attention(
         graph,
         shape=shape,
         backend=backend,
         device=q.device,
         dtype=input_type(q.dtype, q.device.type),
-        head_dim=q.shape[-1],
-        num_heads=q.shape[1] if q.dim() == 3 else 1,
+        head_dim=max(q.shape[-1], v.shape[-1]) if v.dim() else q.shape[-1],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         out_dtype=out_dtype,
         edge_data=edges is not None,
         backward=torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in inputs),
@@ -280,6 +313,19 @@ def _checked_inputs(
     check_flag("edge_data", edge_data)
     check_flag("backward", backward)
     return InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
+
+
+def _row_order(
+    pattern: CSRPattern, method: str, perm: torch.Tensor | None
+) -> tuple[RowOrder | None, torch.Tensor | None]:
+    """The order that a search found, and the permutation that it, or the caller, gives; None for neither."""
+    if perm is not None:
+        check_permutation("reorder", perm, pattern.shape[0])
+        return None, perm.int()
+    from .formats.row_order_search import find_row_order  # the only part that needs SciPy
+
+    order = find_row_order(pattern, method)
+    return order, order.perm
 
 
 def _can_reorder(device: torch.device) -> bool:
@@ -308,7 +354,8 @@ def _warn_of_slower_backend(name: str, reason: str) -> None:
 
 def _is_checked(num_edges: int) -> bool:
     """Whether a graph on a GPU is checked now if `check` is None."""
-    return num_edges <= CHECKED_EDGES and not torch.cuda.is_current_stream_capturing()
+    is_between = CHECKED_EDGES < num_edges < SETTLED_EDGES
+    return not is_between and not torch.cuda.is_current_stream_capturing()
 
 
 def _check_size(backend: Backend, num_edges: int, inputs: InputSpec) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from .backends.base import Backend, Call, Gradients, Memory
 from .dropout import Dropout
-from .edge_data import FLOATS, NUMBERS, BoundEdges
+from .edge_data import FLOATS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 from .torch_private import autograd_active, functorch_active
@@ -32,11 +32,15 @@ def is_differentiated(call: Call) -> bool:
     return is_transformed()
 
 
-def attend_with_gradients(backend: Backend, data: Any, call: Call) -> torch.Tensor:
-    """`backend.attend` of a call with a log-sum-exp, with gradients by `backend.attend_backward`."""
+def attend_with_gradients(
+    backend: Backend, data: Any, call: Call, returns_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(output, log-sum-exp) of a call that has one, with gradients by `backend.attend_backward`; None in its place
+    unless `returns_lse`."""
     terms = () if call.edges is None else call.edges.tensors()
     apply = _TransformedAttention.apply if is_transformed() else _apply_attention
-    return apply(backend, data, call, *call[:3], *terms)
+    found = apply(backend, data, call, returns_lse, *call[:3], *terms)
+    return found if returns_lse else (found, None)
 
 
 def gradients_of(
@@ -47,10 +51,11 @@ def gradients_of(
     grad_output: torch.Tensor,
     wanted: frozenset[str],
     into: Memory | None = None,
+    grad_lse: torch.Tensor | None = None,
 ) -> Gradients:
     """`Backend.attend_backward`, or, for a backend with `autograd`, autograd through a second forward pass."""
     if not backend.autograd:
-        return backend.attend_backward(data, call, output, grad_output, wanted, into)
+        return backend.attend_backward(data, call, output, grad_output, wanted, into, grad_lse)
     with autograd_active():
         given = [*call[:3], *(() if call.edges is None else call.edges.tensors())]
         places = [place for place, name in enumerate(Gradients._fields) if name in wanted]
@@ -75,31 +80,37 @@ def names_of(wanted: tuple[bool, ...]) -> frozenset[str]:
 
 
 class _Attention(torch.autograd.Function):
-    """(backend, data, call, query, key, value, *tensors of edge data) -> output.
+    """(backend, data, call, returns_lse, query, key, value, *tensors of edge data) -> output, or (output, lse).
 
     `forward` takes ctx: with `setup_context` torch would bind the arguments to the signature in Python at every call,
     which takes longer than a launch.
     """
 
     @staticmethod
-    def forward(ctx: Any, backend: Backend, data: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, backend: Backend, data: Any, call: Call, returns_lse: bool, *tensors: torch.Tensor | None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         output = backend.attend(data, call)
         _save(ctx, backend, data, call, tensors, output)
-        return output
+        return (output, call.lse) if returns_lse else output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        wanted = names_of(ctx.needs_input_grad[3 : 3 + NUM_INPUTS])
+    def backward(
+        ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor | None, ...]:
+        wanted = names_of(ctx.needs_input_grad[4 : 4 + NUM_INPUTS])
         output, lse, *tensors = ctx.saved_tensors
+        if grad_output is None:
+            grad_output = torch.zeros_like(output)
         backend, data, call = ctx.call
         call = with_tensors(call, tensors, lse)
         is_joint = wanted >= OF_ROWS and lie_side_by_side(*call[:3])
         into = new_side_by_side(call.query) if is_joint else None
         if torch.is_grad_enabled() or functorch_active():
-            found = _Gradients.apply(backend, data, call, wanted, into, output, lse, grad_output, *tensors)
+            found = _Gradients.apply(backend, data, call, wanted, into, output, lse, grad_output, grad_lse, *tensors)
         else:
-            found = backend.attend_backward(data, call, output, grad_output, wanted, into)
-        return None, None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
+            found = backend.attend_backward(data, call, output, grad_output, wanted, into, grad_lse)
+        return None, None, None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
 
 
 # Function.apply of torch's C++ base class. The Python method first searches the arguments for dead torch.func wrappers,
@@ -111,13 +122,16 @@ class _TransformedAttention(_Attention):
     """`_Attention` with `setup_context`, as torch.func requires, and with errors for unsupported transforms."""
 
     @staticmethod
-    def forward(backend: Backend, data: Any, call: Call, *tensors: torch.Tensor | None) -> torch.Tensor:
-        return backend.attend(data, with_tensors(call, tensors, call.lse))
+    def forward(
+        backend: Backend, data: Any, call: Call, returns_lse: bool, *tensors: torch.Tensor | None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        output = backend.attend(data, with_tensors(call, tensors, call.lse))
+        return (output, call.lse) if returns_lse else output
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        backend, data, call, *tensors = inputs
-        _save(ctx, backend, data, call, tensors, output)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        backend, data, call, returns_lse, *tensors = inputs
+        _save(ctx, backend, data, call, tensors, output[0] if returns_lse else output)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -134,6 +148,7 @@ def _save(
     ctx: Any, backend: Backend, data: Any, call: Call, tensors: Sequence[torch.Tensor | None], output: torch.Tensor
 ) -> None:
     ctx.call = backend, data, without_tensors(call)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(output, call.lse, *tensors)
 
 
@@ -142,9 +157,8 @@ def without_tensors(call: Call) -> Call:
     edges = call.edges
     if edges is not None:
         dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
-        numbers = dict(zip(NUMBERS, edges.numbers(), strict=True))
         term = {"score": edges.score, "score_numbers": edges.score_numbers, "additive_slope": edges.additive_slope}
-        edges = BoundEdges(num_features=edges.num_features, **numbers, dropout=dropout, **term)
+        edges = BoundEdges(num_features=edges.num_features, dropout=dropout, **term)
     return Call(None, None, None, call.scale, call.out_dtype, None, edges)
 
 
@@ -161,10 +175,11 @@ class _Gradients(torch.autograd.Function):
         output: torch.Tensor,
         lse: torch.Tensor,
         grad_output: torch.Tensor,
+        grad_lse: torch.Tensor | None,
         *tensors: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
         call = with_tensors(call, tensors, lse)
-        return backend.attend_backward(data, call, output, grad_output, wanted, into)
+        return backend.attend_backward(data, call, output, grad_output, wanted, into, grad_lse)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -7,13 +7,14 @@ For an edge (i, j) of A and a head h, with all terms optional:
     s_ij = clamp(f(scale * m_ij * <q_i, k_ij> + b_ij), -c, c)         m: multiplier, b: bias, f: score, c: clamp
     O_i  = sum_j softmax_j(s_ij) v_ij
 
+Multiplier, bias, f and clamp are one expression for backends (`score_term`).
+
 No [nnz, H, d] tensor is needed: <q_i, W a_ij> = <W^T q_i, a_ij> and sum_j p_ij W' a_ij = W' sum_j p_ij a_ij.
 
 `EdgeData` holds the caller's tensors in the caller's edge order (`formats.edge_order`). `AttentionPlan.bind_edges`
 checks them and sorts them into the backend's order: `BoundEdges`, the argument of backends.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,10 +25,12 @@ from torch.nn import functional
 from .arguments import finite_number
 from .dropout import Dropout
 from .formats.edge_order import EdgeOrder
+from .score_source import KINDS
 from .score_term import ScoreTerm, bind_score, score_of
 
 MAX_FEATURES = 16  # r: one k-step of the tensor cores
 MAX_TYPES = 256  # T: a type is a byte
+VALUE_NAMES = {kind: f"values of {kind}s" for kind in KINDS} | {"edge": "bias, multiplier or values of edges"}
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -80,24 +83,21 @@ class BoundEdges:
     `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again.
 
     Attributes:
-        order: edge order of its plan.
-        bias, multiplier: [nnz, 1] or [nnz, H].
+        order: edge order of its plan; the plan's shape if nothing here belongs to an edge.
         padded_features: [nnz, MAX_FEATURES], zero from column r on.
         types: [nnz] uint8.
         num_features: r; 0 without features.
         num_types: the largest type plus 1; 0 without types.
-        key_weight, value_weight, type_weight, additive_weight, additive_slope, clamp: as in `EdgeData`, checked at each
-            call.
+        key_weight, value_weight, type_weight, additive_weight, additive_slope: as in `EdgeData`, checked at each call.
         row_values, column_values, head_values: of the score term, [num_rows, 1 or H, n], [num_cols, 1 or H, n] and
             [1, 1 or H, n] float32.
         edge_values: [nnz, 1 or H, n].
-        score, score_numbers: the normalised expression of the score term, and its numbers.
+        score, score_numbers: the normalised expression of the score term, with multiplier, bias and clamp, and its
+            numbers.
         dropout: dropout of the call, set at each call.
     """
 
-    order: EdgeOrder | None = None
-    bias: torch.Tensor | None = None
-    multiplier: torch.Tensor | None = None
+    order: EdgeOrder | tuple[int, int] | None = None
     padded_features: torch.Tensor | None = None
     types: torch.Tensor | None = None
     num_features: int = 0
@@ -105,7 +105,6 @@ class BoundEdges:
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
-    clamp: float | None = None
     dropout: Dropout | None = None
     row_values: torch.Tensor | None = None
     column_values: torch.Tensor | None = None
@@ -133,35 +132,29 @@ class BoundEdges:
         if self.score is None:
             return self
         wide = torch.promote_types(dtype, torch.float32)
-        given = {name: each for name in WIDE if (each := getattr(self, name)) is not None}
-        wrong = {name: each.to(wide) for name, each in given.items() if each.dtype != wide}
+        given = {name: getattr(self, name) for name in WIDE}  # no := in it: torch.compile cannot trace that
+        wrong = {name: each.to(wide) for name, each in given.items() if each is not None and each.dtype != wide}
         return replace(self, **wrong) if wrong else self
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All tensors, in the order of TENSORS, then the seed of the dropout; None for absent ones."""
-        floats = self.bias, self.multiplier, self.padded_features, self.key_weight, self.value_weight, self.type_weight
+        floats = self.padded_features, self.key_weight, self.value_weight, self.type_weight
         values = self.row_values, self.column_values, self.edge_values, self.head_values, self.additive_weight
         return (*floats, *values, self.types, None if self.dropout is None else self.dropout.seed)
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
         """The same with `tensors()` replaced."""
-        bias, multiplier, features, *rest, types, seed = tensors
+        features, *rest, types, seed = tensors
         weights, values, term = rest[:3], rest[3:-1], (self.score, self.score_numbers, rest[-1], self.additive_slope)
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
         sizes = self.num_features, self.num_types  # dataclasses.replace would cost as much as a launch
-        of_edges = bias, multiplier, features, types
-        return BoundEdges(self.order, *of_edges, *sizes, *weights, *self.numbers(), dropout, *values, *term)
-
-    def numbers(self) -> tuple[float | None, ...]:
-        """Values of the fields in NUMBERS."""
-        return tuple([getattr(self, name) for name in NUMBERS])
+        return BoundEdges(self.order, features, types, *sizes, *weights, dropout, *values, *term)
 
 
 # The only lists of the fields, by use:
-NUMBERS = ("clamp",)  # float arguments of the score: kernels get them by name, see docs/add/score-term.md
 WIDE = ("row_values", "column_values", "head_values")  # float32, but float64 where q is
 FLOATS = (  # with gradients
-    *("bias", "multiplier", "padded_features", "key_weight", "value_weight", "type_weight"),
+    *("padded_features", "key_weight", "value_weight", "type_weight"),
     *("row_values", "column_values", "edge_values", "head_values", "additive_weight"),
 )
 TENSORS = (*FLOATS, "types")
@@ -169,26 +162,25 @@ TENSORS = (*FLOATS, "types")
 
 def bind(
     data: EdgeData,
-    order: EdgeOrder,
+    order: EdgeOrder | None,
     backend_order: torch.Tensor | None,
+    shape: tuple[int, int],
+    device: torch.device,
     check_values: bool = True,
-    shape: tuple[int, int] | None = None,
 ) -> BoundEdges:
     """Check edge data and sort it into a backend's order.
 
     Args:
-        data: on the device of `order`.
-        order: edge order of the graph.
+        data: on `device`.
+        order: edge order of the graph; None if the plan keeps none: `data` has nothing that belongs to an edge.
         backend_order: [nnz] int64, the CSR position of each edge of the backend's format; None: CSR order.
         check_values: whether to check for NaN and infinities, which waits for the GPU. Types are always checked:
             kernels compute addresses from them.
-        shape: (num_rows, num_cols) of the graph, which a score term needs.
+        shape: (num_rows, num_cols) of the graph.
 
     Raises:
         ValueError, TypeError: a tensor is wrong; the text names it, what it got and what is allowed.
     """
-    if not isinstance(data, EdgeData):
-        raise TypeError(f"edges: got {type(data).__name__}; an EdgeData is needed, or what bind_edges made of one")
     bias = _per_head("bias", data.bias, order, check_values)
     multiplier = _per_head("multiplier", data.multiplier, order, check_values)
     features, types, num_types, num_features = data.features, data.types, 0, 0
@@ -206,25 +198,34 @@ def bind(
     if types is not None:
         num_types = _check_types(types, order)
 
-    edge = edge_permutation(order, backend_order)
-    bias, multiplier, features, types = (
-        None if tensor is None else tensor.index_select(0, edge) for tensor in (bias, multiplier, features, types)
-    )
+    clamp = None if data.clamp is None else finite_number("clamp", data.clamp)
+    if clamp is not None and clamp <= 0:
+        raise ValueError(f"clamp: got {clamp}; a positive finite number is needed, or None for no clamp")
+
+    edge = None if order is None else edge_permutation(order, backend_order)
+    features, types = (None if tensor is None else tensor.index_select(0, edge) for tensor in (features, types))
     if features is not None:  # kernels load whole rows of MAX_FEATURES columns
         features = functional.pad(features, (0, MAX_FEATURES - num_features))
     types = None if types is None else types.to(torch.uint8)
     weights = data.key_weight, data.value_weight, data.type_weight
-    numbers = [None if (number := getattr(data, name)) is None else float(number) for name in NUMBERS]
     slope = finite_number("additive_slope", data.additive_slope)
-    bound = BoundEdges(order, bias, multiplier, features, types, num_features, num_types, *weights, *numbers)
+    owner = order if belongs_to_edges(data) else shape
+    bound = BoundEdges(owner, features, types, num_features, num_types, *weights)
     if data.additive_weight is not None:
         bound = replace(bound, additive_weight=data.additive_weight, additive_slope=slope)
-    if data.score is None:
+    if data.score is bias is multiplier is clamp is None:
         return bound
-    lengths = {"row": shape[0], "column": shape[1], "edge": order.num_edges}
-    term = bind_score(data.score, lengths, edge.device, edge, check_values)
-    values = {f"{kind}_values": getattr(term, kind) for kind in ("row", "column", "edge", "head")}
+    lengths = {"row": shape[0], "column": shape[1], "edge": None if order is None else order.num_edges}
+    term = bind_score(data.score, multiplier, bias, clamp, lengths, device, edge, check_values)
+    values = {f"{kind}_values": getattr(term, kind) for kind in KINDS}
     return replace(bound, **values, score=term.text, score_numbers=term.numbers)
+
+
+def belongs_to_edges(data: EdgeData) -> bool:
+    """Whether a tensor of the data has an entry for each edge."""
+    of_edges = data.bias, data.multiplier, data.features, data.types
+    has_values = isinstance(data.score, ScoreTerm) and bool(data.score.values["edge"])
+    return has_values or any(each is not None for each in of_edges)
 
 
 def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:
@@ -239,22 +240,16 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
         ValueError, TypeError: a weight is wrong or missing; the text names it, what it got and what is allowed.
     """
     num_heads, head_dim = (query.shape[1] if query.dim() == 3 else 1), query.shape[-1]
-    floats = (("bias", edges.bias), ("multiplier", edges.multiplier), ("features", edges.padded_features))
-    for name, tensor in (*floats, ("values of edges", edges.edge_values)):
+    for name, tensor in (("features", edges.padded_features), (VALUE_NAMES["edge"], edges.edge_values)):
         if tensor is not None and tensor.dtype != query.dtype:
             raise ValueError(f"{name}: got {tensor.dtype}, but q is {query.dtype}; they must have one type")
-    for name, tensor in floats[:2]:
-        if tensor is not None and tensor.shape[1] not in (1, num_heads):
-            raise ValueError(
-                f"{name}: got {tensor.shape[1]} heads, but q has {num_heads}; [E] or [E, {num_heads}] is needed"
-            )
     if edges.score is not None:
-        for kind in ("row", "column", "edge", "head"):
+        for kind in KINDS:
             values = getattr(edges, f"{kind}_values")
             if values is not None and values.shape[1] not in (1, num_heads):
                 raise ValueError(
-                    f"score: got {kind} values of {values.shape[1]} heads, but q has {num_heads}; those of one head or "
-                    f"of {num_heads} are needed"
+                    f"{VALUE_NAMES[kind]}: got {values.shape[1]} heads, but q has {num_heads}; those of one head or of "
+                    f"{num_heads} are needed"
                 )
     weights = (("key_weight", edges.key_weight), ("value_weight", edges.value_weight))
     for name, weight in weights:
@@ -282,8 +277,6 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
         if edges.key_weight is not None or edges.type_weight is not None:
             raise ValueError("additive_weight: got with key_weight or type_weight; keys without edge data are needed")
         _check_weight("additive_weight", weight, "[H, d]", (num_heads, head_dim), query)
-    if edges.clamp is not None and not 0 < edges.clamp < math.inf:
-        raise ValueError(f"clamp: got {edges.clamp}; a positive finite number is needed, or None for no clamp")
 
 
 def edge_products(query: torch.Tensor, key: torch.Tensor, edges: BoundEdges) -> torch.Tensor:
@@ -300,25 +293,17 @@ def transform_scores(
     of_columns: Callable[[torch.Tensor], torch.Tensor],
     head: int | None = None,
 ) -> torch.Tensor:
-    """clamp(f(m * score + b), -c, c) in torch, for backends made of torch calls and as the oracle of the kernels.
+    """The scores after the score term in torch, for backends made of torch calls and as the oracle of the kernels.
 
     Args:
         score: [nnz, H] scaled scores; [nnz] those of one `head`.
         of_rows, of_columns: make [nnz, ..], of each edge, from values of its row, [num_rows, ..], or column.
     """
-
-    def of_heads(values: torch.Tensor) -> torch.Tensor:
-        return values if head is None else values[:, head if values.shape[1] > 1 else 0]
-
-    if edges.multiplier is not None:
-        score = score * of_heads(edges.multiplier)
-    if edges.bias is not None:
-        score = score + of_heads(edges.bias)
-    if edges.score is not None:
-        values = {kind: getattr(edges, f"{kind}_values") for kind in ("row", "column", "edge", "head")}
-        gather = {"row": of_rows, "column": of_columns}
-        score = score_of(edges.score, edges.score_numbers, score, values, gather, head)
-    return score if edges.clamp is None else score.clamp(-edges.clamp, edges.clamp)
+    if edges.score is None:
+        return score
+    values = {kind: getattr(edges, f"{kind}_values") for kind in KINDS}
+    gather = {"row": of_rows, "column": of_columns}
+    return score_of(edges.score, edges.score_numbers, score, values, gather, head)
 
 
 def cast_floats(given: Any, dtype: torch.dtype) -> Any:

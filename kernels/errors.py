@@ -14,4 +14,5 @@ class UnsupportedGraphError(ValueError):
 
 
 class SlowerBackendWarning(UserWarning):
-    """On a GPU, "auto" chose a slower backend than `fused3s`. The text says why; once per process and reason."""
+    """On a GPU, "auto" chose a slower backend than `fused3s`, or a layer computes a part in plain PyTorch. The text is
+    the reason; once per process and reason."""

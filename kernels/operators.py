@@ -8,7 +8,6 @@ torch.export works; the exported program contains the plan, so it is for one gra
 `import kernels`; AOTInductor cannot run the kernels.
 """
 
-import math
 from ast import literal_eval
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -23,21 +22,21 @@ from .autograd import gradients_of, names_of
 from .backends import REGISTRY
 from .backends.base import Backend, Call
 from .dropout import Dropout
-from .edge_data import FLOATS, NUMBERS, TENSORS, BoundEdges
+from .edge_data import FLOATS, TENSORS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
 from .torch_private import mark_static_address
 
 PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
 # Tensors of `BoundEdges` that are not None (torch cannot differentiate lists with None); which ones those are; its
-# numbers, NaN for None, its additive slope, and the numbers of its score term; rate of the dropout or 0; expression of
-# the score term or "".
+# additive slope, and the numbers of its score term; rate of the dropout or 0; expression of the score term or "".
 EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout, str score"
 INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
 LIBRARY.define(f"attention({INPUTS}, ScalarType out_dtype, bool with_lse) -> (Tensor output, Tensor lse)")
 LIBRARY.define(
-    f"attention_backward({INPUTS}, Tensor output, Tensor lse, Tensor grad_output, bool[] wanted) -> Tensor[]"
+    f"attention_backward({INPUTS}, Tensor output, Tensor lse, Tensor grad_output, Tensor? grad_lse, bool[] wanted)"
+    " -> Tensor[]"
 )
 
 
@@ -136,8 +135,7 @@ def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
     is_given = [each is not None for each in edges.tensors()]
     tensors = [each for each in edges.tensors() if each is not None]
     rate = 0.0 if edges.dropout is None else edges.dropout.rate
-    numbers = [math.nan if number is None else number for number in edges.numbers()]
-    numbers += [edges.additive_slope, *edges.score_numbers]
+    numbers = [edges.additive_slope, *edges.score_numbers]
     plan_inputs = plan.tensors, plan.numbers, plan.layout
     return *call[:3], *plan_inputs, call.scale, tensors, is_given, numbers, rate, edges.score or ""
 
@@ -168,18 +166,16 @@ def _call(
     """The inverse of `_inputs`."""
     backend, data = Operands.join(plan_tensors, plan_numbers, layout)
     edges = None
-    numbers = [None if math.isnan(number) else number for number in edge_numbers[: len(NUMBERS)]]
-    if edge_tensors or score or any(number is not None for number in numbers):
+    if edge_tensors or score:
         tensors = _places(edge_tensors, is_given)
         weights = dict(zip(TENSORS, tensors, strict=False))
         weight = weights["value_weight"] if weights["key_weight"] is None else weights["key_weight"]
         template = BoundEdges(
             num_features=0 if weight is None else weight.shape[2],
-            **dict(zip(NUMBERS, numbers, strict=True)),
             dropout=Dropout(dropout) if dropout else None,
             score=score or None,
-            additive_slope=edge_numbers[len(NUMBERS)],
-            score_numbers=tuple(edge_numbers[len(NUMBERS) + 1 :]),
+            additive_slope=edge_numbers[0],
+            score_numbers=tuple(edge_numbers[1:]),
         )
         edges = template.with_tensors(tensors)
     return backend, data, Call(query, key, value, scale, out_dtype, lse, edges)
@@ -197,10 +193,11 @@ def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _attention_backward(*inputs: Any) -> list[torch.Tensor]:
     """The wanted gradients, in the order of the fields of `Gradients`."""
-    *inputs, output, lse, grad_output, wanted = inputs
+    *inputs, output, lse, grad_output, grad_lse, wanted = inputs
     backend, data, call = _call(*inputs, out_dtype=output.dtype, lse=lse)
+    names = names_of(tuple(wanted))
     with fresh_semaphores():  # no `into`: results of an operator must not share memory
-        found = gradients_of(backend, data, call, output, grad_output, names_of(tuple(wanted)))
+        found = gradients_of(backend, data, call, output, grad_output, names, grad_lse=grad_lse)
     return [gradient.contiguous() for gradient in found if gradient is not None]
 
 
@@ -221,22 +218,26 @@ def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     query, key, value, plan_tensors, *numbers, edge_tensors, is_given, edge_numbers = inputs[:10]
     dropout, score, _, with_lse = inputs[10:]
-    ctx.mark_non_differentiable(output[1])
+    if not with_lse:
+        ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, query, key, value, *edge_tensors, *plan_tensors)
     ctx.call = len(edge_tensors), numbers, is_given, edge_numbers, dropout, score, with_lse
 
 
-def _differentiate(ctx: Any, grad_output: torch.Tensor, grad_lse: None) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
     num_edge_tensors, (numbers, layout, scale), is_given, edge_numbers, dropout, score, with_lse = ctx.call
     if not with_lse and not REGISTRY[_parsed(layout)[0]].autograd:
         raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
     output, lse, query, key, value, *rest = ctx.saved_tensors
+    if grad_output is None:
+        grad_output = torch.zeros_like(output)
     edge_tensors, plan_tensors = rest[:num_edge_tensors], rest[num_edge_tensors:]
     of_edges = _places(ctx.needs_input_grad[7], is_given, False)[: len(FLOATS)]
     wanted = [*ctx.needs_input_grad[:3], *of_edges]
     of_plan = plan_tensors, numbers, layout, scale
     inputs = query, key, value, *of_plan, edge_tensors, is_given, edge_numbers, dropout, score
-    found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, wanted)
+    found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, grad_lse, wanted)
     found = [*_places(found, wanted), None, None]  # of types and the seed
     of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
     return *found[:3], [None] * len(plan_tensors), None, None, None, of_edges, *(None,) * 6

@@ -3,25 +3,24 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from .arguments import check_flag, finite_number, resolve_device
-from .autograd import attend_with_gradients, is_differentiated
+from .autograd import OF_ROWS, attend_with_gradients, is_differentiated
 from .backends import REGISTRY
 from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
+from .call_shapes import DTYPES, CallShape, HeadGroups, check_tensors
 from .dropout import Dropout, make_dropout
-from .edge_data import BoundEdges, EdgeData, bind, cast_floats, check_edges
+from .edge_data import BoundEdges, EdgeData, belongs_to_edges, bind, cast_floats, check_edges
+from .edge_groups import bind_groups, edges_of_call, groups_of
 from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
 from .operators import Operands, attend_as_operator
 from .tensor_record import map_tensors, num_bytes
 from .torch_private import dispatch_modes
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +33,13 @@ class AttentionPlan:
         backend: name of the backend, never "auto".
         shape: (num_rows, num_cols) of A: queries and keys.
         device: device of q, k and v.
-        inputs: dtype, head dimension, heads and output type that the schedule was made for.
+        inputs: dtype, head dimension, heads and output type that the schedule was made for. With `groups`, heads are
+            those of the backend.
         data: format and schedule, a frozen dataclass of the backend.
         order: result of the search for a row order, with its cost and savings; None without a search.
-        edge_order: the caller's edges in CSR order; None unless planned with edge_data=True.
+        edge_order: the caller's edges in CSR order; None unless planned with edge_data=True. With `groups`, edge
+            e * size + g is edge e of the caller for member g of each group.
+        groups: heads in the rows of the planned graph, whose row i * groups.rows + r is query i; None for none.
     """
 
     backend: str
@@ -47,6 +49,7 @@ class AttentionPlan:
     data: Any
     order: RowOrder | None = None
     edge_order: EdgeOrder | None = None
+    groups: HeadGroups | None = None
 
     def __post_init__(self) -> None:
         # Here and not at the first call: torch.compile cannot trace it.
@@ -71,21 +74,23 @@ class AttentionPlan:
         Differentiable in q, k, v, edge data and its weights; a plan of `fused3s` then needs backward=True.
 
         Args:
-            q: [num_rows, d] or [num_rows, H, d]; float16, bfloat16, float32 or float64.
-            k: [num_cols, d] or [num_cols, H, d], of q's type and device.
-            v: as k.
+            q: [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d]; float16, bfloat16, float32 or float64.
+            k: [num_cols, d], [num_cols, H, d] or [B, num_cols, H, d], of q's type and device. Of a plan made with
+                num_kv_heads, H / G heads: head h of q reads head h // G.
+            v: as k, but for the number of columns.
             scale: factor of the scores; None means 1/sqrt(d).
             out_dtype: type of the result; None means q's type.
             return_lse: also return the log-sum-exp of the scores (with scale and edge terms) of each row: float32, q's
-                shape without d, natural logarithm, -inf for a row without an edge, no gradient. Backends `fused3s` and
-                `reference`.
+                shape without d, natural logarithm, -inf for a row without an edge; with a gradient. Backends `fused3s`
+                and `reference`.
             edges: result of `bind_edges`; or an EdgeData, which is bound at every call without checking its values: a
                 NaN reaches the rows whose edges have it. Edge types are checked, which waits for the GPU. Needs a plan
                 made with edge_data=True.
             dropout: as in `sparse_attention`.
 
         Returns:
-            Output of q's shape, contiguous; or (output, lse).
+            Output of q's shape with the columns of v, contiguous, with a batch a view of [num_rows, B, H, d]; or
+            (output, lse).
 
         Raises:
             ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
@@ -97,8 +102,9 @@ class AttentionPlan:
             with torch.autocast(self._device_type, enabled=False):  # backends choose the types of their own products
                 q, k, v, edges = (cast_floats(each, dtype) for each in (q, k, v, edges))
                 return self(q, k, v, edges=edges, **options)
-        _check_tensors(q, k, v, self.shape, self.device)
-        reason = backend.unsupported(q.dtype, q.shape[-1])
+        is_plain = check_tensors(q, k, v, self.shape, self.device, self.groups)
+        shape = None if is_plain else CallShape.of(q, k, v, self.groups)
+        reason = backend.unsupported(q.dtype, q.shape[-1] if shape is None else shape.width)
         if reason:
             raise ValueError(f"q, k, v: backend {self.backend} cannot run them: {reason}")
         if return_lse is not False:
@@ -106,7 +112,7 @@ class AttentionPlan:
         if return_lse and not backend.writes_lse:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
-        call = self.call(q, k, v, scale, out_dtype, edges, dropout)
+        call = self._call(q, k, v, shape, scale, out_dtype, edges, dropout)
         differentiated = not backend.autograd and is_differentiated(call)
         if differentiated:
             self.require_backward()
@@ -117,9 +123,13 @@ class AttentionPlan:
             lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
             if lse is not None:
                 call = Call(*call[:5], lse, call.edges)  # `_replace` is three times slower
-            attend = partial(attend_with_gradients, backend) if differentiated else backend.attend
-            output = attend(self.data, call)
-        if q.dim() == 2:
+            if differentiated:
+                output, lse = attend_with_gradients(backend, self.data, call, return_lse)
+            else:
+                output = backend.attend(self.data, call)
+        if shape is not None:
+            output, lse = shape.output(output, lse if return_lse else None)
+        elif q.dim() == 2:
             output, lse = output.squeeze(1), lse.squeeze(1) if return_lse else None
         return (output, lse) if return_lse else output
 
@@ -148,14 +158,15 @@ class AttentionPlan:
             k: [num_cols, H, d], as in the call.
             v: [num_cols, H, d], as in the call.
             output: [num_rows, H, d], over all edges of each row.
-            lse: [num_rows, H] float32, over all edges of each row.
+            lse: [num_rows, H] float32, over all edges of each row. With a batch in the call, all have one.
             scale: as in the call.
             edges: as in the call.
             dropout: as in the call, with a seed.
             wanted: the fields of `Gradients` to compute.
 
         Raises:
-            ValueError: the plan was made without backward=True, or its backend has no backward pass of its own.
+            ValueError: the plan was made without backward=True, its backend has no backward pass of its own, or
+                `wanted` names edge data of a call with grouped queries, a batch, or d_v other than d.
         """
         backend = REGISTRY[self.backend]
         if not (self.inputs.backward and backend.has_backward):
@@ -163,8 +174,18 @@ class AttentionPlan:
                 f"backward: got a plan of {self.backend} with backward={self.inputs.backward}; a plan made with "
                 "backward=True, of a backend with a backward pass of its own, is needed"
             )
-        call = self.call(q, k, v, scale, output.dtype, edges, dropout)._replace(lse=lse)
-        return backend.attend_backward(self.data, call, output, grad_output, frozenset(wanted))
+        shape, wanted = CallShape.of(q, k, v, self.groups), frozenset(wanted)
+        call = self._call(q, k, v, shape, scale, output.dtype, edges, dropout)
+        if shape is None:
+            return backend.attend_backward(self.data, call._replace(lse=lse), output, grad_output, wanted)
+        if extra := wanted - OF_ROWS:
+            raise ValueError(
+                f"wanted: got {', '.join(sorted(extra))}; with grouped queries, a batch, or d_v other than d, "
+                f"{', '.join(sorted(OF_ROWS))} are allowed; autograd gives the others"
+            )
+        call = call._replace(lse=shape.rows_of(lse).contiguous())
+        results = shape.query(output).contiguous(), shape.query(grad_output)
+        return shape.gradients(backend.attend_backward(self.data, call, *results, wanted))
 
     def call(
         self,
@@ -181,13 +202,28 @@ class AttentionPlan:
         Raises:
             ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
         """
+        return self._call(q, k, v, CallShape.of(q, k, v, self.groups), scale, out_dtype, edges, dropout)
+
+    def _call(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        shape: CallShape | None,
+        scale: float | None,
+        out_dtype: torch.dtype | None,
+        edges: BoundEdges | EdgeData | None,
+        dropout: Dropout | float,
+    ) -> Call:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("scale", scale)
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
         if edges is not None or isinstance(dropout, Dropout) or dropout != 0.0:
-            edges = self._bound(q, edges, dropout)
-        if q.dim() == 2:
+            edges = self._bound(q, k, shape, edges, dropout)
+        if shape is not None:
+            q, k, v = shape.query(q), shape.key(k), shape.key(v)
+        elif q.dim() == 2:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
         return Call(q, k, v, scale, out_dtype, None, edges)
 
@@ -206,15 +242,26 @@ class AttentionPlan:
             ValueError, TypeError: the plan was made without edge_data=True, or a tensor is wrong (length, device, type,
                 shape, NaN); the text names it, what it got and what is allowed.
         """
-        if self.edge_order is None:
-            raise ValueError("edges: this plan keeps no edge order; make it with plan_attention(..., edge_data=True)")
+        if not isinstance(data, EdgeData):
+            raise TypeError(f"edges: got {type(data).__name__}; an EdgeData is needed, or what bind_edges made of one")
+        if not REGISTRY[self.backend].takes_edges:
+            able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_edges)
+            raise ValueError(f"edges: backend {self.backend} takes none; these do: {able}")
+        if self.edge_order is None and belongs_to_edges(data):
+            raise ValueError(
+                "edges: this plan keeps no edge order, so that it takes no data of edges; make it with "
+                "plan_attention(..., edge_data=True)"
+            )
         waits = check_values or getattr(data, "types", None) is not None
         if waits and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ValueError(
                 "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
                 "before the capture with plan.bind_edges(data)"
             )
-        return bind(data, self.edge_order, REGISTRY[self.backend].edge_order(self.data), check_values, self.shape)
+        order = self.edge_order, REGISTRY[self.backend].edge_order(self.data)
+        if self.groups is not None:
+            return bind_groups(data, *order, self.shape, self.device, self.groups, check_values)
+        return bind(data, *order, self.shape, self.device, check_values)
 
     def require_backward(self) -> None:
         """Raise a ValueError if the plan lacks the arrays of its backend's backward pass."""
@@ -256,36 +303,41 @@ class AttentionPlan:
         spec = self.inputs
         dtype = "any type" if spec.dtype is None else str(spec.dtype).removeprefix("torch.")
         out = "" if spec.out_dtype in (None, spec.dtype) else f" -> {str(spec.out_dtype).removeprefix('torch.')}"
-        heads = f"{spec.num_heads} x {spec.head_dim or 'any'}"
+        per_row, members = (self.groups.rows, self.groups.size) if self.groups else (1, 1)
+        heads = f"{spec.num_heads * per_row} x {spec.head_dim or 'any'}"
         size = f"{self.nbytes / 2**20:.1f} MiB" if REGISTRY[self.backend].data_type else "format of another library"
         lines = [
             f"AttentionPlan({self.backend!r}, {self.shape[0]} x {self.shape[1]}, {self.device}, {dtype}, {heads}{out})",
             f"{size}"
             + ("; with the backward pass" if spec.backward else "")
+            + (f"; {members} query heads of each KV head" if members > 1 else "")
             + (f"; rows in order {self.order.method!r}" if self.order else "")
-            + (f"; takes data of {self.edge_order.num_edges} edges" if self.edge_order else ""),
+            + (f"; takes data of {self.edge_order.num_edges // members} edges" if self.edge_order else ""),
         ]
         if described := REGISTRY[self.backend].describe(self.data):
             lines.append(described)
         return "\n  ".join(lines)
 
     def _bound(
-        self, query: torch.Tensor, edges: BoundEdges | EdgeData | None, dropout: Dropout | float
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        shape: CallShape | None,
+        edges: BoundEdges | EdgeData | None,
+        dropout: Dropout | float,
     ) -> BoundEdges | None:
         """The checked edge data and dropout of a call; None for neither."""
         if edges is not None:
-            if self.edge_order is None:
-                raise ValueError(
-                    "edges: this plan takes no edge data, weights for it or a clamp; make it with "
-                    "plan_attention(..., edge_data=True)"
-                )
             if not isinstance(edges, BoundEdges):
                 edges = self.bind_edges(edges, check_values=False)
-            elif edges.order is not self.edge_order:
+            elif groups_of(edges) != self.groups or (edges.order is not self.edge_order and edges.order != self.shape):
                 raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
-            check_edges(edges, query)
-            edges = edges.with_wide_values(query.dtype)
-        dropout = make_dropout(dropout, query.device)
+            if shape is None:
+                check_edges(edges, q)
+            else:
+                edges = edges_of_call(edges, k, shape)
+            edges = edges.with_wide_values(q.dtype)
+        dropout = make_dropout(dropout, q.device)
         if dropout is None:
             return edges
         if not REGISTRY[self.backend].takes_dropout:
@@ -304,47 +356,3 @@ class AttentionPlan:
 def _is_traced() -> bool:
     """Whether torch.compile, make_fx or a FakeTensorMode is active."""
     return torch.compiler.is_compiling() or dispatch_modes() > 0
-
-
-def _check_tensors(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, graph_shape: tuple[int, int], device: torch.device
-) -> None:
-    """Raise for the first disagreement among q, k, v and the graph."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
-    heads_and_dim = q.shape[1:]
-    if (
-        q.dim() in (2, 3)
-        and q.shape[0] == graph_shape[0]
-        and k.shape == v.shape == (graph_shape[1], *heads_and_dim)
-        and heads_and_dim[-1]
-        and q.device == k.device == v.device == device
-        and k.dtype == v.dtype == q.dtype in DTYPES
-        and q.layout == k.layout == v.layout == torch.strided
-    ):
-        return  # the fast path: on small graphs a call is bound by the host
-    for name, tensor, rows, what in (("q", q, graph_shape[0], "rows"), ("k", k, graph_shape[1], "columns")):
-        if tensor.dim() not in (2, 3):
-            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; [N, d] or [N, H, d] is needed")
-        if tensor.shape[0] != rows:
-            raise ValueError(
-                f"{name}: got shape {tuple(tensor.shape)}, but the graph has {rows} {what}; they must agree"
-            )
-    if k.shape[1:] != q.shape[1:]:
-        raise ValueError(f"k: got shape {tuple(k.shape)}, but q has {tuple(q.shape)}; heads and d must agree")
-    if v.shape != k.shape:
-        raise ValueError(f"v: got shape {tuple(v.shape)}, but k has {tuple(k.shape)}; they must agree")
-    if q.shape[-1] == 0:
-        raise ValueError(f"q: got shape {tuple(q.shape)}; d must be at least 1")
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.device != device:
-            raise ValueError(
-                f"{name}: on {tensor.device}, but the graph was planned for {device}; q, k, v and plan must share it"
-            )
-        if tensor.layout != torch.strided:
-            raise ValueError(f"{name}: got layout {tensor.layout}; dense tensors are needed")
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"{name}: got {tensor.dtype}, but q is {q.dtype}; q, k and v must have one type")
-    if q.dtype not in DTYPES:
-        raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")

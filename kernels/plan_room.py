@@ -18,10 +18,13 @@ from .arguments import check_dtype, check_flag, check_integer, resolve_device
 from .attention import MOST_COLUMNS, plan_attention
 from .backends import REGISTRY
 from .backends.base import InputSpec
+from .call_shapes import DTYPES, HeadGroups
 from .errors import BackendUnavailableError
 from .formats.edge_order import EdgeOrder
 from .formats.gpu_csr import EdgeSource, PlanNumber
-from .plan import DTYPES, AttentionPlan
+from .formats.grouped_graph import grouped_ids
+from .formats.key_lists import KeyLists
+from .plan import AttentionPlan
 
 INTEGERS = (torch.int32, torch.int64)
 
@@ -49,6 +52,8 @@ class PlanRoom:
         dtype: torch.dtype,
         head_dim: int,
         num_heads: int = 1,
+        num_kv_heads: int | None = None,
+        num_lists: int = 1,
         out_dtype: torch.dtype | None = None,
         edge_data: bool = False,
         backward: bool = False,
@@ -57,11 +62,13 @@ class PlanRoom:
 
         Args:
             shape: (num_rows, num_cols), both at least 1; graphs with fewer rows are padded with rows without edges.
-            num_edges: largest number of edges of a graph, repeated ones included.
+            num_edges: largest number of edges of a graph, repeated ones and entries of -1 included.
             device: as for `plan_attention`; a GPU.
             dtype: type of q, k and v.
-            head_dim: columns of a head.
-            num_heads: number of heads.
+            head_dim: columns of a head, of the wider of k and v.
+            num_heads, num_kv_heads: as for `plan_attention`.
+            num_lists: lists of each query, for graphs that are KeyLists [num_rows, num_lists, k] with
+                num_lists = num_kv_heads; 1: other graphs.
             out_dtype: type of the output; None means `dtype`.
             edge_data: keep the edge order, so that calls can bring edge data.
             backward: make room for what the backward pass reads.
@@ -77,24 +84,31 @@ class PlanRoom:
         check_dtype("out_dtype", out_dtype, DTYPES)
         check_integer("head_dim", head_dim, 1, MOST_COLUMNS)
         check_integer("num_heads", num_heads, 1, MOST_COLUMNS)
+        check_integer("num_lists", num_lists, 1, MOST_COLUMNS)
         check_flag("edge_data", edge_data)
         check_flag("backward", backward)
         if reason := backend.unavailable(device):
             raise BackendUnavailableError(f"PlanRoom: backend fused3s cannot run: {reason}")
         if reason := backend.unsupported(dtype, head_dim):
             raise ValueError(f"PlanRoom: backend fused3s cannot run this: {reason}")
-        inputs = InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
-        self.shape, self.num_edges = tuple(shape), num_edges
-        self._made = backend.make_room(self.shape, num_edges, device, inputs)
+        groups = HeadGroups.of(num_heads, num_kv_heads, num_lists, MOST_COLUMNS)
+        if num_lists > 1 and edge_data:
+            raise ValueError("edge_data: got True, but KeyLists have no edge data; make a room for their edges")
+        rows, self._size = (1, 1) if groups is None else (groups.rows, groups.size)
+        inputs = InputSpec(dtype, head_dim, num_heads // rows, out_dtype, edge_data, backward)
+        self.shape, self.num_edges, self._num_lists = tuple(shape), num_edges, num_lists
+        planned = shape[0] * rows, shape[1] * num_lists
+        self._made = backend.make_room(planned, num_edges * self._size, device, inputs)
         self._source: EdgeSource | None = None
+        self._graph: Any = None
         none = torch.empty((2, 0), dtype=torch.int64, device=device)
         self._made.plan.fill(EdgeSource(none))
         data, order = self._made.unchecked(follows=False), None
         if edge_data:
             order = EdgeOrder(data.edge_ids)
-        self.plan = AttentionPlan(backend.name, self.shape, device, inputs, data, edge_order=order)
+        self.plan = AttentionPlan(backend.name, self.shape, device, inputs, data, edge_order=order, groups=groups)
 
-    def fill(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> None:
+    def fill(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | KeyLists) -> None:
         """Queue the kernels that build the plan of a graph in the arrays, on torch's current stream.
 
         Can be captured in a CUDA graph; a replay then plans the current contents of the captured `graph`. Edges with an
@@ -102,29 +116,44 @@ class PlanRoom:
 
         Args:
             graph: an edge_index [2, e] int32 or int64 on the room's device, columns of A, then rows, padded with pairs
-                of -1; or (indptr [num_rows + 1], indices [e]), padded after the last offset. e is at most `num_edges`.
+                of -1; or (indptr [num_rows + 1], indices [e]), padded after the last offset, but not with grouped
+                queries; or KeyLists. e, for KeyLists the number of their entries, is at most `num_edges`.
 
         Raises:
             ValueError, TypeError: the arrays have another shape, type or device, or too many edges.
         """
-        device = self.plan.device
-        if isinstance(graph, tuple):
-            indptr, indices = graph
-            _check_array("indptr", indptr, (self.shape[0] + 1,), device)
-            _check_array("indices", indices, (None,), device)
-            source = EdgeSource(indices.contiguous(), indptr.long().contiguous(), has_padding=True)
-        else:
-            _check_array("edge_index", graph, (2, None), device)
-            source = EdgeSource(graph if graph.stride(1) == 1 else graph.contiguous(), has_padding=True)
+        source = self._source_of(graph)
         if source.num_edges > self.num_edges:
             raise ValueError(
                 f"graph: got {source.num_edges} edges, but there is room for {self.num_edges}; make a PlanRoom with "
                 "more, or plan this graph with plan_attention"
             )
-        self._made.plan.fill(source)
-        self._source = source
+        planned = source
+        if self._size > 1:
+            ids = grouped_ids(source.ids, self.shape[0] * self._num_lists, self._size)
+            planned = EdgeSource(ids, has_padding=True)
+        self._made.plan.fill(planned)
+        self._source, self._graph = source, graph
         if self.plan.edge_order is not None:  # bound edge data belongs to the previous graph
             object.__setattr__(self.plan, "edge_order", replace(self.plan.edge_order))
+
+    def _source_of(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | KeyLists) -> EdgeSource:
+        """The edges of the caller's graph, checked but for the ids."""
+        device, rows, lists = self.plan.device, self.shape[0], self._num_lists
+        if isinstance(graph, KeyLists):
+            _check_array("KeyLists", graph.indices, (rows, None) if lists == 1 else (rows, lists, None), device)
+            return EdgeSource(graph.edges(self.shape[1]).edge_index, has_padding=True)
+        if lists > 1:
+            raise TypeError(f"graph: got {type(graph).__name__}; this room takes KeyLists [{rows}, {lists}, k]")
+        if not isinstance(graph, tuple):
+            _check_array("edge_index", graph, (2, None), device)
+            return EdgeSource(graph if graph.stride(1) == 1 else graph.contiguous(), has_padding=True)
+        if self._size > 1:
+            raise ValueError("graph: got (indptr, indices); with grouped queries, an edge_index or KeyLists is needed")
+        indptr, indices = graph
+        _check_array("indptr", indptr, (rows + 1,), device)
+        _check_array("indices", indices, (None,), device)
+        return EdgeSource(indices.contiguous(), indptr.long().contiguous(), has_padding=True)
 
     def check(self) -> None:
         """Wait for the last fill, also of a replay, and check the ids of its graph.
@@ -141,7 +170,9 @@ class PlanRoom:
                 f"and end with at most {self._source.num_edges}, the number of indices"
             )
         if bad_edge:
-            edge = self._source.num_edges - bad_edge
+            if isinstance(self._graph, KeyLists):
+                self._graph.check(num_cols)
+            edge = self._source.num_edges - -(-bad_edge // self._size)
             ids = self._source.ids[..., edge].tolist()
             allowed = f"columns 0 to {num_cols - 1} and rows 0 to {num_rows - 1} are allowed"
             raise ValueError(f"graph: edge {edge} is {ids} (column, row); {allowed}, and -1, -1 for no edge")
@@ -156,10 +187,9 @@ def plan_many(graphs: Sequence[tuple[Any, tuple[int, int]]], **options: Any) -> 
     """
     check = options.pop("check", None)
     plans = [plan_attention(graph, shape=shape, check=False, **options) for graph, shape in graphs]
-    if check:
-        for plan in plans:
-            REGISTRY[plan.backend].raise_graph_errors(plan.data)
-    return plans
+    if not check:
+        return plans
+    return [replace(plan, data=REGISTRY[plan.backend].settled(plan.data)) for plan in plans]
 
 
 def _check_array(name: str, array: Any, shape: tuple[int | None, ...], device: torch.device) -> None:

@@ -50,11 +50,11 @@ def names_in(tree: ast.expr) -> list[str]:
 
 
 def renamed(tree: ast.expr, names: Mapping[str, str]) -> str:
-    """The text of an expression with other names for its values."""
+    """The text of an expression with other names, or expressions, for its values."""
 
     class Rename(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.Name:
-            return ast.Name(names.get(node.id, node.id), node.ctx)
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return parse(names[node.id]) if node.id in names else node
 
     return ast.unparse(Rename().visit(ast.parse(ast.unparse(tree), mode="eval").body))
 

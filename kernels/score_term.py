@@ -5,8 +5,9 @@
     ScoreTerm("cap * tanh(s / cap)", cap=30.0)                            a soft cap
     ScoreTerm("s - slope * d", edge={"d": distance}, head={"slope": m})   distances, with a slope for each head
 
-`s` is scale * <q_i, k_ij>, with multiplier and bias where `EdgeData` has them; a clamp comes after the term. The
-kernels compile the expression and its derivatives, so that every value has a gradient, the same bits on every run.
+`s` is scale * <q_i, k_ij>, with multiplier and bias where `EdgeData` has them; a clamp comes after the term. All of
+them are one expression for the kernels (`whole_expression`), which compile it and its derivatives, so that every value
+has a gradient, the same bits on every run.
 """
 
 from collections.abc import Callable, Mapping
@@ -104,6 +105,32 @@ def _normalised(expression: str, names: tuple[tuple[str, tuple[str, ...]], ...])
     return text
 
 
+def whole_expression(term: ScoreTerm | None, has_multiplier: bool, has_bias: bool, has_clamp: bool) -> str:
+    """clamp(f(s * multiplier + bias), -c, c): the normalised expression of a term f with multiplier and bias as further
+    values of edges, and c as a further number. Without a term torch.compile can trace it.
+
+    Raises:
+        ValueError: there are too many numbers.
+    """
+    num_edge, num_numbers = (0, 0) if term is None else (len(term.values["edge"]), len(term.numbers))
+    text = f"{SCORE} * edge{num_edge}" if has_multiplier else SCORE
+    if has_bias:
+        text = f"{text} + edge{num_edge + has_multiplier}"
+    if term is not None:
+        text = _substituted(term.text, text)
+    if has_clamp:
+        if num_numbers == MOST_NUMBERS:
+            raise ValueError(f"score: got {num_numbers} numbers; at most {MOST_NUMBERS - 1} are allowed with a clamp")
+        text = f"clamp({text}, -{NUMBER}{num_numbers}, {NUMBER}{num_numbers})"
+    return text
+
+
+@lru_cache(1024)
+def _substituted(text: str, score: str) -> str:
+    """An expression with another one in place of the score."""
+    return renamed(parse(text), {SCORE: score})
+
+
 @dataclass(frozen=True, eq=False)
 class BoundScore:
     """A score term as backends take it.
@@ -113,7 +140,7 @@ class BoundScore:
         numbers: of number0, number1, ...
         row, column, head: [num_rows, 1 or H, n], [num_cols, 1 or H, n], [1, 1 or H, n] float32 or float64;
             None without values.
-        edge: [nnz, 1 or H, n] of q's type, in the order of the backend.
+        edge: [nnz, 1 or H, n] of q's type, in the order of the backend: values of the term, multiplier, bias.
     """
 
     text: str
@@ -125,34 +152,60 @@ class BoundScore:
 
 
 def bind_score(
-    term: ScoreTerm, lengths: Mapping[str, int], device: torch.device, edge_order: torch.Tensor, check_values: bool
+    term: ScoreTerm | None,
+    multiplier: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    clamp: float | None,
+    lengths: Mapping[str, int],
+    device: torch.device,
+    edge_order: torch.Tensor | None,
+    check_values: bool,
 ) -> BoundScore:
     """Check the values of a term and put those of a kind side by side.
 
     Args:
+        multiplier, bias: [E, 1 or H], checked.
+        clamp: c, checked.
         lengths: how many rows, columns and edges there are, by kind.
-        edge_order: [nnz], the caller's edge of each edge of a backend's format.
+        edge_order: [nnz], the caller's edge of each edge of a backend's format; may be None without values of edges.
         check_values: look for NaN and +inf, which waits for the GPU.
     """
-    if not isinstance(term, ScoreTerm):
+    if not isinstance(term, ScoreTerm | None):
         raise TypeError(f"score: got {type(term).__name__}; a ScoreTerm is needed")
     stacked = {}
-    for kind, values in term.values.items():
-        checked = [_checked(name, value, kind, lengths.get(kind), device) for name, value in values.items()]
-        if not checked:
-            stacked[kind] = None
-            continue
-        if kind != "edge":
-            checked = [value.to(torch.promote_types(value.dtype, torch.float32)) for value in checked]
-        num_heads = max(value.shape[1] for value in checked)
-        for name, value in zip(values, checked, strict=True):
-            if value.shape[1] not in (1, num_heads):
-                raise ValueError(f"{name}: got {value.shape[1]} heads, but another value has {num_heads}")
-            if check_values and bool((value.isnan() | (value == torch.inf)).any()):
-                raise ValueError(f"{name}: has a NaN or +inf; finite numbers and -inf are allowed")
-        together = torch.stack([value.expand(-1, num_heads) for value in checked], -1)
-        stacked[kind] = together.index_select(0, edge_order) if kind == "edge" else together
-    return BoundScore(term.text, tuple(term.numbers.values()), **stacked)
+    for kind in KINDS:
+        values = {} if term is None else term.values[kind]
+        checked = {name: _checked(name, value, kind, lengths.get(kind), device) for name, value in values.items()}
+        if check_values:
+            for name, value in checked.items():
+                if bool((value.isnan() | (value == torch.inf)).any()):
+                    raise ValueError(f"{name}: has a NaN or +inf; finite numbers and -inf are allowed")
+        if kind == "edge":
+            others = {"multiplier": multiplier, "bias": bias}
+            checked |= {name: value for name, value in others.items() if value is not None}
+        else:
+            checked = {
+                name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in checked.items()
+            }
+        together = _side_by_side(checked)
+        if kind == "edge" and together is not None:
+            together = together.index_select(0, edge_order)
+        stacked[kind] = together
+    numbers = [] if term is None else list(term.numbers.values())
+    given = multiplier is not None, bias is not None, clamp is not None
+    text = whole_expression(term, *given)
+    return BoundScore(text, tuple(numbers if clamp is None else [*numbers, clamp]), **stacked)
+
+
+def _side_by_side(values: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """[length, 1 or H, n] of n values [length, 1 or H]; None of none."""
+    if len(values) < 2:
+        return next((value.unsqueeze(2) for value in values.values()), None)
+    num_heads = max(value.shape[1] for value in values.values())
+    for name, value in values.items():
+        if value.shape[1] not in (1, num_heads):
+            raise ValueError(f"{name}: got {value.shape[1]} heads, but another value has {num_heads}")
+    return torch.stack([value.expand(-1, num_heads) for value in values.values()], -1)
 
 
 def _checked(name: str, value: Any, kind: str, length: int | None, device: torch.device) -> torch.Tensor:

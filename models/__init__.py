@@ -1,8 +1,9 @@
 """Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`; and layers that
-replace those of PyTorch Geometric and of DGL's examples: `FusedTransformerConv`, `FusedGATConv`,
-`FusedGATv2Conv`, `SparseMHA`.
+replace those of PyTorch Geometric and of DGL's examples: `FusedTransformerConv`, `FusedGATConv`, `FusedGATv2Conv`,
+`FusedAGNNConv`, `SparseMHA`.
 """
 
+from models.agnn import FusedAGNNConv
 from models.checkpoint import CheckpointError, load_checkpoint
 from models.execution import CudaGraphError, Execution, prepare_execution
 from models.fast import DenseUnavailableError, StaleWeightsError
@@ -19,6 +20,7 @@ __all__ = [
     "CudaGraphError",
     "DenseUnavailableError",
     "Execution",
+    "FusedAGNNConv",
     "FusedGATConv",
     "FusedGATv2Conv",
     "FusedTransformerConv",

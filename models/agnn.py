@@ -1,28 +1,81 @@
-"""AGNN layer of Thekumparampil et al. (2018, "Attention-based Graph Neural Network for Semi-supervised Learning"),
-Equation 3 of the Fused3S paper: softmax(beta cos(H, H^T) masked by A) H, where A has self loops.
+"""Drop-in replacement for `torch_geometric.nn.AGNNConv` (Thekumparampil et al. 2018, "Attention-based Graph Neural
+Network for Semi-supervised Learning"; Equation 3 of the Fused3S paper): same arguments, same state dict, same numbers.
 
-Cosine similarity is a dot product of rows of length 1, so that every attention backend computes it:
+    conv = FusedAGNNConv()
+    out = conv(x, edge_index)
 
-    plan = kernels.plan_attention(dgl.add_self_loop(dgl.remove_self_loop(graph)), dtype=h.dtype, head_dim=h.shape[1])
-    out = AGNNLayer()(h, plan)
+The output is softmax(beta cos(X, X^T) masked by A) X. A cosine is a dot product of rows of length 1, so that every
+attention backend computes it.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.graph_inputs import Attention
+from kernels import AttentionPlan
+from kernels.autocast import input_type
+from models.planned_edges import plan_edge_index, require_gradients
+from models.self_loops import edges_with_self_loops
 
 
-class AGNNLayer(nn.Module):
-    """One propagation with its learnable temperature beta, a scalar."""
+class FusedAGNNConv(nn.Module):
+    """AGNNConv with fused sparse attention.
 
-    def __init__(self, beta: float = 1.0) -> None:
+    Args:
+        requires_grad: whether beta is trained.
+        add_self_loops: replace the self-loops of the graph by one for each node.
+        backend: attention backend, see `kernels.list_backends`.
+        cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
+    """
+
+    def __init__(
+        self, requires_grad: bool = True, add_self_loops: bool = True, *, backend: str = "auto", cache: bool = True
+    ) -> None:
         super().__init__()
-        self.beta = nn.Parameter(torch.tensor(beta))
+        self.requires_grad = requires_grad
+        self.add_self_loops = add_self_loops
+        self.backend = backend
+        self.cache = cache
+        if requires_grad:
+            self.beta = nn.Parameter(torch.empty(1))
+        else:
+            self.register_buffer("beta", torch.empty(1))
+        self.reset_parameters()
 
-    def forward(self, h: Tensor, attention: Attention) -> Tensor:
-        """[N, d] -> [N, d] of the same type; a row of zeros has similarity 0 to all rows."""
-        unit = F.normalize(h, dim=1, eps=torch.finfo(h.dtype).tiny)  # the default, 1e-12, is 0 in float16
-        q, k, v = (tensor[:, None] for tensor in (self.beta * unit, unit, h))
-        return attention(q.to(h.dtype), k, v, scale=1.0, out_dtype=h.dtype)[:, 0]
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.beta)
+
+    def forward(self, x: Tensor, edge_index: Tensor | AttentionPlan) -> Tensor:
+        """[N, F] -> [N, F]; a row of zeros has similarity 0 to all rows.
+
+        Args:
+            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]. Plans
+                are cached per tensor, see `FusedTransformerConv.forward`. Or a plan, to whose graph no loops are added.
+
+        Raises:
+            RuntimeError: a gradient is needed, and the backend has no backward pass.
+        """
+        unit = F.normalize(x, dim=1, eps=max(1e-12, torch.finfo(x.dtype).tiny))  # PyG's 1e-12 is 0 in float16
+        query, key, value = (each[:, None] for each in ((self.beta * unit).to(x.dtype), unit, x))
+        return self._attend(query, key, value, edge_index)[:, 0]
+
+    @torch.compiler.disable
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, edge_index: Tensor | AttentionPlan) -> Tensor:
+        """[N, 1, F]. Not for torch.compile: the plan is looked up by the tensor."""
+        plan, num_nodes = edge_index, query.shape[0]
+        if not isinstance(plan, AttentionPlan):
+            if self.add_self_loops:
+                edge_index = edges_with_self_loops(edge_index, num_nodes, cache=self.cache)
+            plan = plan_edge_index(
+                edge_index,
+                (num_nodes, num_nodes),
+                backend=self.backend,
+                dtype=input_type(query.dtype, query.device.type),
+                head_dim=query.shape[2],
+                num_heads=1,
+                backward=torch.is_grad_enabled() and query.requires_grad,
+                cache=self.cache,
+            )
+        out = plan(query, key, value, scale=1.0)
+        require_gradients(out, query, plan.backend)
+        return out

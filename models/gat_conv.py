@@ -11,16 +11,23 @@ no key is gathered, and no tensor [E, H, C] is materialised. PyTorch Geometric i
 import torch
 from torch import Tensor, nn
 
-from kernels import EdgeData, ScoreTerm
-from models.attention_conv import AttentionConv, check_dropout, glorot_, softmax_of_targets
-from models.self_loops import FILLS, edge_list, edges_with_self_loops, features_with_self_loops
+from kernels import AttentionPlan, EdgeData, ScoreTerm
+from kernels.backends import REGISTRY
+from kernels.edge_data import edge_permutation
+from models.attention_conv import AttentionConv, check_dropout
+from models.edge_scores import weights_of_edges
+from models.joint_gat import SCORE, SCORE_OF_EDGES, GATCall
+from models.joint_parameters import joint_parameters
+from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
+from models.one_node import run_as_node, takes_plan
+from models.self_loops import check_fill_value, check_graph, edge_list
 
 
 class FusedGATConv(AttentionConv):
     """GATConv with fused sparse attention.
 
     Args:
-        in_channels: columns of x, or (columns of sources, columns of targets).
+        in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.
         out_channels: C, columns of a head.
         heads: H, number of heads.
         concat: True: H C output columns; False: the mean of the heads, C columns.
@@ -58,10 +65,8 @@ class FusedGATConv(AttentionConv):
     ) -> None:
         super().__init__()
         check_dropout(dropout)
-        if isinstance(fill_value, str) and fill_value not in FILLS:
-            raise ValueError(
-                f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed"
-            )
+        sources, targets = check_columns(in_channels)
+        check_fill_value(fill_value)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.heads = heads
@@ -77,25 +82,32 @@ class FusedGATConv(AttentionConv):
         width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
         self.lin = self.lin_src = self.lin_dst = self.lin_edge = None
         if isinstance(in_channels, int):
-            self.lin = nn.Linear(in_channels, width, bias=False)
+            self.lin = linear(in_channels, width, False, lazy=LazyGlorotLinear)
         else:
-            self.lin_src, self.lin_dst = (nn.Linear(columns, width, bias=False) for columns in in_channels)
+            self.lin_src = linear(sources, width, False, lazy=LazyGlorotLinear)
+            self.lin_dst = linear(targets, width, False, lazy=LazyGlorotLinear)
         self.att_src, self.att_dst = (nn.Parameter(torch.empty(1, heads, out_channels)) for _ in range(2))
         if edge_dim is not None:
             self.lin_edge = nn.Linear(edge_dim, width, bias=False)
         of_edges = None if edge_dim is None else nn.Parameter(torch.empty(1, heads, out_channels))
         self.register_parameter("att_edge", of_edges)
-        targets = in_channels if isinstance(in_channels, int) else in_channels[1]
-        self.res = nn.Linear(targets, out_width, bias=False) if residual else None
+        self.res = linear(targets, out_width, False, lazy=LazyGlorotLinear) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        layers = self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res  # in PyG's order: one seed, one draw
-        weights = [layer.weight for layer in layers if layer is not None]
-        for parameter in (*weights, self.att_src, self.att_dst, self.att_edge):
-            if parameter is not None:
-                glorot_(parameter)
+        for layer in (
+            self.lin,
+            self.lin_src,
+            self.lin_dst,
+            self.lin_edge,
+            self.res,
+        ):  # in PyG's order: one seed, one draw
+            if layer is not None:
+                reset_glorot(layer)
+        for vector in (self.att_src, self.att_dst, self.att_edge):
+            if vector is not None:
+                glorot_(vector)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -121,33 +133,71 @@ class FusedGATConv(AttentionConv):
             [N, H C], or [N, C] without concat; N counts targets.
         """
         source, target = (x, x) if isinstance(x, Tensor) else x
-        of_heads = (self.heads, self.out_channels)
         root = self.res(target) if self.res is not None and target is not None else None
-        values = (self.lin or self.lin_src)(source).unflatten(-1, of_heads)
-        row_scores = None
-        if target is not None:
-            shared = self.lin is not None and target is source
-            targets = values if shared else (self.lin or self.lin_dst)(target).unflatten(-1, of_heads)
-            row_scores = (targets * self.att_dst).sum(-1)
-        column_scores = (values * self.att_src).sum(-1)
+        check_graph(edge_index)
+        if size is None and edge_index.layout != torch.strided:
+            size = edge_index.shape[1], edge_index.shape[0]
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
-
-        features = edge_attr if self.lin_edge is not None else None
-        if features is not None and features.dim() == 1:
-            features = features[:, None]
-        edges = edge_index
-        if self.add_self_loops:
-            num_loops = min(shape if size is None else size)
-            edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache)
-            if features is not None:
-                features = features_with_self_loops(features, edge_index, num_loops, self.fill_value)
+        edges, features = self.edges_and_features(edge_index, edge_attr, min(shape if size is None else size))
         edge_scores = None if features is None else self._edge_scores(features)
-        scores = row_scores, column_scores, edge_scores
+        if not (return_attention_weights or target is None):
+            joint = joint_parameters((source, target), self._projections())
+            if joint is not None:
+                out = self._attend_as_node(source, target, *joint, edge_scores, edges, self.joint_bias(root))
+                return out if out.dim() == 2 else self.finish(out, root)
+        values, *scores = *self._values_and_scores(source, target), edge_scores
         out = self.finish(self._attend(values, *scores, edges, shape[0]), root)
         if not return_attention_weights:
             return out
-        return out, (edge_list(edges), self._weights(*scores, edges, shape[0]))
+        return out, weights_of_edges(self._scores_of_edges(*scores, edges), edges, shape, edge_index.layout)
+
+    def _projections(self) -> tuple[nn.Module, nn.Module]:
+        """Of sources and of targets."""
+        return (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
+
+    def _values_and_scores(self, source: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Values [sources, H, C], and the scores of rows [targets, H] and of columns [sources, H]."""
+        of_source, of_target = self._projections()
+        of_heads, row_scores = (self.heads, self.out_channels), None
+        values = of_source(source).unflatten(-1, of_heads)
+        if target is not None:
+            shared = of_source is of_target and target is source
+            targets = values if shared else of_target(target).unflatten(-1, of_heads)
+            row_scores = (targets * self.att_dst).sum(-1)
+        return values, row_scores, (values * self.att_src).sum(-1)
+
+    def _attend_as_node(
+        self,
+        source: Tensor,
+        target: Tensor,
+        dtype: torch.dtype,
+        weights: list[Tensor],
+        edge_scores: Tensor | None,
+        edge_index: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """[targets, H C] with a bias, else [targets, H, C]; as one autograd node where the backend has a backward pass
+        of its own, else [targets, H, C] without the bias.
+
+        Args:
+            dtype, weights: from `joint_parameters`.
+        """
+        of_source, of_target = weights
+        ends = (None, None) if target is source and of_target is of_source else (target, of_target)
+        given = source, of_source, self.att_src, *ends, self.att_dst
+        watched = given if edge_scores is None else (*given, edge_scores)
+        backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in watched)
+        plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
+        if not takes_plan(plan, target, source, dtype, self.out_channels):
+            return self._attend(*self._values_and_scores(source, target), edge_scores, plan, target.shape[0])
+        score, values = SCORE, None
+        if edge_scores is not None:
+            order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
+            score, values = SCORE_OF_EDGES, edge_scores.to(dtype).index_select(0, order).unsqueeze(-1)
+        call = GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate)
+        with torch.autocast(source.device.type, enabled=False):
+            return run_as_node(call, values, bias, *given)
 
     def _edge_scores(self, features: Tensor) -> Tensor:
         """[E, H]: <att_edge, W a_ij> of each head, by one product with att_edge W."""
@@ -161,7 +211,7 @@ class FusedGATConv(AttentionConv):
         row_scores: Tensor | None,
         column_scores: Tensor,
         edge_scores: Tensor | None,
-        edge_index: Tensor,
+        edges: Tensor | AttentionPlan,
         num_targets: int,
     ) -> Tensor:
         """[targets, H, C]."""
@@ -174,19 +224,14 @@ class FusedGATConv(AttentionConv):
         nothing = values.new_zeros(self.out_channels)  # of queries and keys, which the term does not read
         query, key = (nothing.expand(length, self.heads, -1) for length in (num_targets, len(values)))
         needs_gradients = any(each.requires_grad for each in given)
-        return self.attend(query, key, values, edge_index, EdgeData(score=term), needs_gradients)
+        return self.attend(query, key, values, edges, EdgeData(score=term), needs_gradients)
 
-    def _weights(
-        self,
-        row_scores: Tensor | None,
-        column_scores: Tensor,
-        edge_scores: Tensor | None,
-        edge_index: Tensor,
-        rows: int,
+    def _scores_of_edges(
+        self, row_scores: Tensor | None, column_scores: Tensor, edge_scores: Tensor | None, edge_index: Tensor
     ) -> Tensor:
-        """[E, H]: the softmax weights, without dropout."""
+        """[E, H]: what the term computes."""
         source, target = edge_list(edge_index).long()
         score = column_scores[source]
         for each in (None if row_scores is None else row_scores[target], edge_scores):
             score = score if each is None else score + each
-        return softmax_of_targets(nn.functional.leaky_relu(score, self.negative_slope), target, rows)
+        return nn.functional.leaky_relu(score, self.negative_slope)

@@ -10,23 +10,34 @@ tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from kernels import EdgeData
-from models.attention_conv import AttentionConv, check_dropout, glorot_, softmax_of_targets
-from models.self_loops import edge_list, edges_with_self_loops
+from kernels import AttentionPlan, EdgeData, ScoreTerm
+from kernels.side_by_side import RowParts
+from models.attention_conv import AttentionConv, check_dropout, warn_of_slower_layer
+from models.edge_scores import scores_of_edges, weights_of_edges
+from models.joint_gat import GATv2Call
+from models.joint_parameters import JointModule, joint_parameters
+from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
+from models.one_node import run_as_node, takes_plan
+from models.projections import Projections
+from models.self_loops import check_fill_value, edge_list
 
 
-class FusedGATv2Conv(AttentionConv):
+class FusedGATv2Conv(JointModule, AttentionConv):
     """GATv2Conv with fused sparse attention.
 
     Args:
-        in_channels: columns of x, or (columns of sources, columns of targets).
+        in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.
         out_channels: C, columns of a head.
         heads: H, number of heads.
         concat: True: H C output columns; False: the mean of the heads, C columns.
         negative_slope: of the leaky ReLU of the scores.
         dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
         add_self_loops: replace the self-loops of the graph by one for each node.
+        edge_dim: columns of edge_attr, any number; None for a layer without edge features. With them the scores are
+            computed in plain torch from [E, H, C], with a `kernels.SlowerBackendWarning` on a GPU.
+        fill_value: features of the added self-loops, see `FusedGATConv`.
         bias: whether the projections and the output have biases.
         share_weights: one projection for sources and targets.
         residual: whether a projection of the targets is added to the output.
@@ -46,8 +57,8 @@ class FusedGATv2Conv(AttentionConv):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
-        edge_dim: None = None,
-        fill_value: None = None,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
         bias: bool = True,
         share_weights: bool = False,
         residual: bool = False,
@@ -57,10 +68,7 @@ class FusedGATv2Conv(AttentionConv):
     ) -> None:
         super().__init__()
         check_dropout(dropout)
-        if edge_dim is not None:
-            raise ValueError(
-                f"edge_dim: got {edge_dim}; edge features of GATv2 are not fused, use torch_geometric.nn.GATv2Conv"
-            )
+        check_fill_value(fill_value)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.heads = heads
@@ -68,26 +76,29 @@ class FusedGATv2Conv(AttentionConv):
         self.negative_slope = negative_slope
         self.dropout = dropout
         self.add_self_loops = add_self_loops
+        self.edge_dim = edge_dim
+        self.fill_value = fill_value
         self.share_weights = share_weights
         self.residual = residual
         self.backend = backend
         self.cache = cache
-        sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        sources, targets = check_columns(in_channels)
         width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
-        self.lin_l = nn.Linear(sources, width, bias=bias)
-        self.lin_r = self.lin_l if share_weights else nn.Linear(targets, width, bias=bias)
+        self.lin_l = linear(sources, width, bias, lazy=LazyGlorotLinear)
+        self.lin_r = self.lin_l if share_weights else linear(targets, width, bias, lazy=LazyGlorotLinear)
         self.att = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.res = nn.Linear(targets, out_width, bias=False) if residual else None
+        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
+        self.res = linear(targets, out_width, False, lazy=LazyGlorotLinear) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
+        of_head = (heads, out_channels)
+        self._joint_parts, self._parts = (RowParts(of_head, of_head),), (RowParts(of_head), RowParts(of_head))
+        self.lay_parameters()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        layers = [each for each in (self.lin_l, self.lin_r, self.res) if each is not None]  # in PyG's order
-        for layer in layers:
-            glorot_(layer.weight)
-            if layer.bias is not None:
-                bound = layer.in_features**-0.5
-                nn.init.uniform_(layer.bias, -bound, bound)
+        for layer in (self.lin_l, self.lin_r, self.lin_edge, self.res):  # in PyG's order: one seed, one draw
+            if layer is not None:
+                reset_glorot(layer)
         glorot_(self.att)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -96,7 +107,7 @@ class FusedGATv2Conv(AttentionConv):
         self,
         x: Tensor | tuple[Tensor, Tensor],
         edge_index: Tensor,
-        edge_attr: None = None,
+        edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
         """Compute the features of the targets.
@@ -105,34 +116,99 @@ class FusedGATv2Conv(AttentionConv):
             x: [N, F], or ([sources, F], [targets, F']).
             edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources].
                 Plans are cached per tensor, see `FusedTransformerConv.forward`.
+            edge_attr: [E, edge_dim], or [E] for one column.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
 
         Returns:
             [N, H C], or [N, C] without concat; N counts targets.
         """
-        if edge_attr is not None:
-            raise ValueError(
-                "edge_attr: got some; this layer takes no edge features, torch_geometric.nn.GATv2Conv does"
-            )
+        if edge_attr is not None and self.lin_edge is None:
+            raise ValueError("edge_attr: got some, and the layer was made with edge_dim=None")
         source, target = (x, x) if isinstance(x, Tensor) else x
+        if self._is_lazy:
+            self.materialise((self.res, target), (self.lin_l, source), (self.lin_r, target))
+        edges, features = self.edges_and_features(edge_index, edge_attr, min(target.shape[0], source.shape[0]))
+        root = None if self.res is None else self.res(target)
+        if not (return_attention_weights or self.share_weights) and features is None:
+            inputs = (target,) if target is source else (target, source)
+            joint = joint_parameters(inputs, self.joint_layers())
+            if joint is not None:
+                out = self._attend_as_node(inputs, *joint, edges, self.joint_bias(root))
+                return out if out.dim() == 2 else self.finish(out, root)
+        queries, keys = self._queries_and_keys(source, target)
+        scores = None
+        if return_attention_weights or features is not None:
+            scores = self._edge_scores(queries, keys, features, edges)
+        if features is None:
+            out = self._attend(queries, keys, edges)
+        else:
+            out = self._attend_by_scores(queries, keys, scores, edges)
+        out = self.finish(out, root)
+        if not return_attention_weights:
+            return out
+        return out, weights_of_edges(scores, edges, (queries.shape[0], keys.shape[0]), edge_index.layout)
+
+    def _edge_scores(self, queries: Tensor, keys: Tensor, features: Tensor | None, edge_index: Tensor) -> Tensor:
+        """[E, H]: <a, leaky_relu(q_i + k_j + W e_ij)>."""
+        source, target = edge_list(edge_index).long()
+
+        def score(edges: slice) -> Tensor:
+            hidden = queries[target[edges]] + keys[source[edges]]
+            if features is not None:
+                hidden = hidden + self.lin_edge(features[edges]).view_as(hidden)
+            return (functional.leaky_relu(hidden, self.negative_slope) * self.att).sum(-1)
+
+        return scores_of_edges(score, source.shape[0], self.heads * self.out_channels)
+
+    @torch.compiler.disable
+    def _attend_by_scores(self, queries: Tensor, keys: Tensor, scores: Tensor, edge_index: Tensor) -> Tensor:
+        """[targets, H, C]: softmax of the scores [E, H], times the keys."""
+        if keys.is_cuda:
+            warn_of_slower_layer(
+                "FusedGATv2Conv with edge_attr computes its scores in plain torch: the fused kernels have no features "
+                "inside of the leaky ReLU. Softmax and weighted sum are fused"
+            )
+        term = ScoreTerm("score", edge={"score": scores.to(keys.dtype)})
+        needs_gradients = scores.requires_grad or keys.requires_grad
+        unread = queries.detach(), keys.detach()  # the term reads no products
+        return self.attend(*unread, keys, edge_index, EdgeData(score=term), needs_gradients)
+
+    def joint_layers(self) -> tuple[nn.Module, ...]:
+        return self.lin_r, self.lin_l
+
+    def _queries_and_keys(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """[targets, H, C] and [sources, H, C]."""
         of_heads = (self.heads, self.out_channels)
         keys = self.lin_l(source).unflatten(-1, of_heads)
         shared = self.share_weights and target is source
-        queries = keys if shared else self.lin_r(target).unflatten(-1, of_heads)
-        edges = edge_index
-        if self.add_self_loops:
-            edges = edges_with_self_loops(edge_index, min(len(queries), len(keys)), cache=self.cache)
-        out = self.finish(self._attend(queries, keys, edges), None if self.res is None else self.res(target))
-        if not return_attention_weights:
-            return out
-        ends = edge_list(edges).long()
-        hidden = nn.functional.leaky_relu(queries[ends[1]] + keys[ends[0]], self.negative_slope)
-        weights = softmax_of_targets((hidden * self.att).sum(-1), ends[1], len(queries))
-        return out, (edge_list(edges), weights)
+        return keys if shared else self.lin_r(target).unflatten(-1, of_heads), keys
+
+    def _attend_as_node(
+        self,
+        inputs: tuple[Tensor, ...],
+        dtype: torch.dtype,
+        parameters: list[Tensor],
+        edge_index: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """[targets, H C] with a bias, else [targets, H, C]; as one autograd node where the backend has a backward pass
+        of its own, else [targets, H, C] without the bias.
+
+        Args:
+            inputs: x, or those of the targets and of the sources.
+            dtype, parameters: from `joint_parameters`.
+        """
+        target, source, given = inputs[0], inputs[-1], (self.att, bias, *inputs, *parameters)
+        backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
+        plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
+        if not takes_plan(plan, target, source, dtype, self.out_channels):
+            return self._attend(*self._queries_and_keys(source, target), plan)
+        projections = Projections(self._joint_parts if len(inputs) == 1 else self._parts, self._memory, dtype)
+        return run_as_node(GATv2Call(plan, projections, self.negative_slope, self.dropout_rate), *given)
 
     @torch.compiler.disable
-    def _attend(self, queries: Tensor, keys: Tensor, edge_index: Tensor) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, edges: Tensor | AttentionPlan) -> Tensor:
         """[targets, H, C]; the keys are the values, too."""
         data = EdgeData(additive_weight=self.att[0].to(queries.dtype), additive_slope=self.negative_slope)
         needs_gradients = queries.requires_grad or keys.requires_grad
-        return self.attend(queries, keys, keys, edge_index, data, needs_gradients, scale=1.0)
+        return self.attend(queries, keys, keys, edges, data, needs_gradients, scale=1.0)

@@ -14,6 +14,7 @@ from kernels import AttentionPlan, BoundEdges
 from kernels.backends import REGISTRY
 from kernels.formats.csr import CSRPattern
 from kernels.formats.edge_order import EdgeOrder
+from kernels.score_term import whole_expression
 from models.laplacian import laplacian_encoding
 
 
@@ -47,7 +48,9 @@ class EdgeInputs:
     def bind_bias(self, bias: Tensor, clamp: float | None = None) -> BoundEdges:
         """A bias [nnz, H] and a clamp as the argument `edges` of the plan. Unlike `AttentionPlan.bind_edges` this
         neither checks nor waits, so a CUDA graph can capture it."""
-        return BoundEdges(self.order, bias, clamp=clamp)
+        score = whole_expression(None, has_multiplier=False, has_bias=True, has_clamp=clamp is not None)
+        numbers = () if clamp is None else (clamp,)
+        return BoundEdges(self.order, edge_values=bias.unsqueeze(2), score=score, score_numbers=numbers)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@
 The layers keep their parameters, as views of one memory (`JointMemory`); otherwise each call concatenates them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +136,40 @@ class JointMemory:
             joined.append((weight, bias))
             row += part.pitch
         return joined
+
+
+class JointModule(nn.Module):
+    """A module that keeps the parameters of `joint_layers()` in one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory = JointMemory()
+
+    def joint_layers(self) -> tuple[nn.Module, ...]:
+        """The linear layers, in the order of the joint columns."""
+        raise NotImplementedError
+
+    def lay_parameters(self) -> None:
+        """Move the parameters into the memory, after they were made or moved."""
+        self._is_lazy = any(isinstance(layer, nn.LazyLinear) for layer in self.children())
+        self._memory.lay(plain_parameters(self.joint_layers()))
+
+    def materialise(self, *calls: tuple[nn.Module | None, Tensor]) -> None:
+        """Make the parameters of lazy layers, in this order, by calls of each with an input of any length."""
+        with torch.no_grad():
+            for layer, x in calls:
+                if isinstance(layer, nn.LazyLinear):
+                    layer(x[:0])
+        self.lay_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "JointModule":
+        super()._apply(fn, recurse)  # `to`, `half`, `cuda` give each parameter separate memory
+        self.lay_parameters()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.lay_parameters()
 
 
 def _can_move(parameters: Sequence[Tensor]) -> bool:

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan, BoundEdges, EdgeData, plan_attention
+from kernels.backends import REGISTRY
+from kernels.edge_data import MAX_FEATURES, edge_permutation
+from models.self_loops import check_graph
 from models.tensor_memo import TensorMemo
 
-LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 _plans = TensorMemo()  # edge_index -> {shape and options: plan}, for all layers
 _bound = TensorMemo()  # edge features -> {their type in the call: BoundEdges of the latest plan}
 
@@ -41,11 +43,7 @@ def plan_edge_index(
     Raises:
         TypeError, ValueError: edge_index is not such a tensor, or has ids out of range.
     """
-    if not isinstance(edge_index, Tensor) or edge_index.layout not in LAYOUTS:
-        raise TypeError(
-            f"edge_index: got {type(edge_index).__name__}; an edge_index [2, E], an adj_t as torch.sparse CSR, CSC or "
-            "COO tensor, or an AttentionPlan is needed"
-        )
+    check_graph(edge_index)
     plans = _plans.results(edge_index) if cache else {}
     key = (shape, backend, dtype, head_dim, num_heads, edge_data)
     plan = plans.get(key)
@@ -75,8 +73,24 @@ def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, 
     results = _bound.results(features) if kept else {}
     bound = results.get(dtype)
     if bound is None or bound.order is not plan.edge_order:
-        bound = results[dtype] = plan.bind_edges(EdgeData(features=features.to(dtype)), check_values=False)
+        bound = results[dtype] = _bind(plan, features.to(dtype))
     return bound
+
+
+def _bind(plan: AttentionPlan, features: Tensor) -> BoundEdges:
+    columns = features.shape[1]
+    if columns <= MAX_FEATURES:
+        return plan.bind_edges(EdgeData(features=features), check_values=False)
+    if not REGISTRY[plan.backend].autograd:
+        able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_edges and backend.autograd)
+        raise ValueError(
+            f"edge_attr: got {columns} columns with backend {plan.backend}, which takes up to {MAX_FEATURES}; project "
+            f"them to {MAX_FEATURES}, or take a backend without this limit: {able}"
+        )
+    if features.shape[0] != (num_edges := plan.edge_order.num_edges):
+        raise ValueError(f"edge_attr: got shape {tuple(features.shape)}; [{num_edges}, {columns}] is needed")
+    order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
+    return BoundEdges(plan.edge_order, padded_features=features.index_select(0, order), num_features=columns)
 
 
 def values_as_features(edge_index: Tensor) -> Tensor | None:

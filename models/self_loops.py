@@ -6,7 +6,14 @@ from torch import Tensor
 from models.tensor_memo import TensorMemo
 
 FILLS = {"add": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}  # names of torch's reductions
+LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 _looped = TensorMemo()  # edge_index -> {number of loops: the same with loops}, so that its plan is cached, too
+
+
+def check_fill_value(fill_value: float | Tensor | str) -> None:
+    """Raise a ValueError for the name of an unknown reduction."""
+    if isinstance(fill_value, str) and fill_value not in FILLS:
+        raise ValueError(f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed")
 
 
 def edges_with_self_loops(edge_index: Tensor, num_nodes: int, *, cache: bool = True) -> Tensor:
@@ -15,7 +22,11 @@ def edges_with_self_loops(edge_index: Tensor, num_nodes: int, *, cache: bool = T
     Args:
         edge_index: [2, E] sources and targets, or a torch.sparse tensor whose rows are the targets.
         cache: return the same tensor again while `edge_index` lives unchanged.
+
+    Raises:
+        TypeError: edge_index is no such tensor.
     """
+    check_graph(edge_index)
     results = _looped.results(edge_index) if cache else {}
     looped = results.get(num_nodes)
     if looped is None:
@@ -51,3 +62,12 @@ def edge_list(edge_index: Tensor) -> Tensor:
     if edge_index.layout == torch.strided:
         return edge_index
     return edge_index.to_sparse_coo()._indices().flip(0)
+
+
+def check_graph(edge_index: Tensor) -> None:
+    """Raise a TypeError unless this is a dense tensor, or a torch.sparse tensor as an adj_t."""
+    if not isinstance(edge_index, Tensor) or edge_index.layout not in LAYOUTS:
+        raise TypeError(
+            f"edge_index: got {type(edge_index).__name__}; an edge_index [2, E], or an adj_t as torch.sparse CSR, CSC "
+            "or COO tensor, is needed; FusedTransformerConv and FusedAGNNConv also take an AttentionPlan"
+        )

@@ -9,9 +9,7 @@ PyTorch Geometric itself is not needed. With W = lin_edge.weight, an edge adds W
 and a_ij separately (`EdgeData.features`), so no tensor [E, H, C] is materialised.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +18,33 @@ from kernels import AttentionPlan, BoundEdges
 from kernels.autocast import input_type
 from kernels.edge_data import MAX_FEATURES
 from kernels.side_by_side import RowParts
+from models.attention_conv import check_dropout, warn_of_slower_layer
 from models.edge_attention import attend_edges
-from models.joint_layer import LayerCall, attend_jointly, takes_layer
-from models.joint_parameters import JointMemory, joint_parameters, plain_parameters
+from models.edge_scores import scores_of_edges, weights_of_edges
+from models.joint_layer import LayerCall, takes_edges
+from models.joint_parameters import JointModule, joint_parameters
+from models.lazy_linear import check_columns, linear
+from models.one_node import run_as_node, takes_plan
 from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
+from models.projections import Projections
+from models.self_loops import edge_list
 
 
-class FusedTransformerConv(nn.Module):
+class FusedTransformerConv(JointModule):
     """TransformerConv with fused sparse attention.
 
     Weights and biases of the projections are views of one memory, as in `torch.nn.LSTM`, so one GEMM needs no copy.
     Optimisers, `load_state_dict` and `state_dict` see separate parameters.
 
     Args:
-        in_channels: columns of x, or (columns of sources, columns of targets).
+        in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.
         out_channels: C, columns of a head.
         heads: H, number of heads.
         concat: True: H C output columns; False: the mean of the heads, C columns.
         beta: gate between the attention output and the root's term; needs `root_weight`.
         dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
-        edge_dim: columns of edge_attr, at most 16; None for a layer without edge features.
+        edge_dim: columns of edge_attr; None for a layer without edge features. More than 16 run as message passing in
+            plain torch on a GPU, with a `kernels.SlowerBackendWarning`.
         bias: whether the projections have biases.
         root_weight: whether the transformed features of the node itself are added.
         backend: attention backend, see `kernels.list_backends`.
@@ -65,16 +70,10 @@ class FusedTransformerConv(nn.Module):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: got {dropout}; a rate from 0 to below 1 is needed")
-        if min(sources, targets) < 1:
-            raise ValueError(f"in_channels: got {in_channels}; sizes of at least 1 are needed (no lazy -1)")
-        if edge_dim is not None and not 1 <= edge_dim <= MAX_FEATURES:
-            raise ValueError(
-                f"edge_dim: got {edge_dim}; None and 1 to {MAX_FEATURES} are allowed (for more, project edge_attr to "
-                f"{MAX_FEATURES} columns first, or use torch_geometric.nn.TransformerConv)"
-            )
+        check_dropout(dropout)
+        sources, targets = check_columns(in_channels)
+        if edge_dim is not None and edge_dim < 1:
+            raise ValueError(f"edge_dim: got {edge_dim}; None, or at least one column, is needed")
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.heads = heads
@@ -88,34 +87,21 @@ class FusedTransformerConv(nn.Module):
         self._scale = out_channels**-0.5
         width = heads * out_channels
         out_width = width if concat else out_channels
-        self.lin_key = nn.Linear(sources, width, bias=bias)
-        self.lin_query = nn.Linear(targets, width, bias=bias)
-        self.lin_value = nn.Linear(sources, width, bias=bias)
+        self.lin_key = linear(sources, width, bias)
+        self.lin_query = linear(targets, width, bias)
+        self.lin_value = linear(sources, width, bias)
         self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
-        self.lin_skip = nn.Linear(targets, out_width, bias=bias)  # also without root_weight, as in PyG's state dict
+        self.lin_skip = linear(targets, out_width, bias)  # also without root_weight, as in PyG's state dict
         self.lin_beta = nn.Linear(3 * out_width, 1, bias=False) if self.beta else None
         of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
         self._joint_parts = (RowParts(*of_root, of_head, of_head, of_head),)  # of all projections, where they share x
         self._parts = (RowParts(*of_root, of_head), RowParts(of_head, of_head))  # of the targets', of the sources'
-        self._memory = JointMemory()
-        self._lay_parameters()
+        self.lay_parameters()
         self.reset_parameters()  # a second draw, as in PyG's layer: the same seed gives the same weights
 
     def reset_parameters(self) -> None:
         for layer in self.children():
             layer.reset_parameters()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedTransformerConv":
-        super()._apply(fn, recurse)  # `to`, `half`, `cuda` give each parameter separate memory
-        self._lay_parameters()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._lay_parameters()
-
-    def _lay_parameters(self) -> None:
-        self._memory.lay(plain_parameters(self._joint_layers()))
 
     def plan(
         self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
@@ -140,7 +126,7 @@ class FusedTransformerConv(nn.Module):
         return plan_edge_index(
             edge_index,
             shape,
-            backend=self.backend,
+            backend=self._backend_for(edge_index),
             dtype=dtype,
             head_dim=self.out_channels,
             num_heads=self.heads,
@@ -149,13 +135,24 @@ class FusedTransformerConv(nn.Module):
             cache=self.cache,
         )
 
+    def _backend_for(self, edge_index: Tensor) -> str:
+        is_wide = self.edge_dim is not None and self.edge_dim > MAX_FEATURES
+        if not (is_wide and self.backend == "auto" and getattr(edge_index, "is_cuda", False)):
+            return self.backend
+        warn_of_slower_layer(
+            f"FusedTransformerConv with edge_dim={self.edge_dim} runs as message passing with the backend scatter: the "
+            f"fused kernels take up to {MAX_FEATURES} columns of edge features. A linear map of edge_attr to "
+            f"{MAX_FEATURES} columns in front of the layer avoids this"
+        )
+        return "scatter"
+
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor],
         edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | BoundEdges | None = None,
-        return_attention_weights: None = None,
-    ) -> Tensor:
+        return_attention_weights: bool | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
         """Compute the features of the targets.
 
         Args:
@@ -168,7 +165,8 @@ class FusedTransformerConv(nn.Module):
             edge_attr: [E, edge_dim] in the order of edge_index, or of the stored entries of adj_t; None: the values of
                 adj_t, if they have columns. Or `plan.bind_edges(EdgeData(features=edge_attr))`. A NaN gives NaN in the
                 row of its edge, as in PyG.
-            return_attention_weights: only None; the weights are never stored.
+            return_attention_weights: True or False, as in PyG's layer: also return (edge_index, weights [E, H] before
+                dropout). They are computed in plain torch, beside the attention; not with a plan.
 
         Returns:
             [N, H C], or [N, C] without concat; N counts targets.
@@ -177,22 +175,25 @@ class FusedTransformerConv(nn.Module):
             TypeError, ValueError: an argument is wrong.
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
-        if return_attention_weights is not None:
-            raise ValueError(
-                "return_attention_weights: the fused layer stores no attention weights; use "
-                "torch_geometric.nn.TransformerConv with the same state dict to look at them"
-            )
         source, target = (x, x) if isinstance(x, Tensor) else x
+        if self._is_lazy:
+            of_sources = ((layer, source) for layer in (self.lin_key, self.lin_value))
+            self.materialise((self.lin_query, target), *of_sources, (self.lin_skip, target))
         if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             edge_attr = values_as_features(edge_index)
         self._check_edge_attr(edge_attr)
+        if isinstance(return_attention_weights, bool):
+            return self._with_weights(source, target, edge_index, edge_attr)
         inputs = (target,) if source is target else (target, source)
-        joint = joint_parameters(inputs, self._joint_layers())
+        joint = joint_parameters(inputs, self.joint_layers())
         if joint is not None:
-            out, root = self._attend_jointly(inputs, *joint, edge_index, edge_attr)
-        else:
-            out, root = self._attend(source, target, edge_index, edge_attr)
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
+            return self._finish(*self._attend_jointly(inputs, *joint, edge_index, edge_attr))
+        return self._finish(*self._attend(source, target, edge_index, edge_attr))
+
+    def _finish(self, out: Tensor, root: Tensor | None) -> Tensor:
+        """The layer's output, given that of the heads [N, H, C] or [N, H C], and the root's term."""
+        if out.dim() == 3:
+            out = out.flatten(1) if self.concat else out.mean(dim=1)
         if root is None:
             return out
         if self.lin_beta is None:
@@ -200,7 +201,7 @@ class FusedTransformerConv(nn.Module):
         gate = self.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
         return gate * root + (1 - gate) * out
 
-    def _joint_layers(self) -> tuple[nn.Module, ...]:
+    def joint_layers(self) -> tuple[nn.Module, ...]:
         """The projections, those of targets first."""
         modules = self._modules  # attributes of a module are looked up in Python
         layers = modules["lin_query"], modules["lin_key"], modules["lin_value"]
@@ -226,17 +227,22 @@ class FusedTransformerConv(nn.Module):
             plan = self._plan(plan, (target.shape[0], source.shape[0]), dtype, backward)
         if isinstance(edge_attr, Tensor):
             edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
-        if not takes_layer(plan, inputs, dtype, self.out_channels, edge_attr):
+        is_one_node = takes_plan(plan, target, source, dtype, self.out_channels)
+        if not (is_one_node and takes_edges(edge_attr, dtype)):
             return self._attend(source, target, plan, edge_attr)
         adds_root = self.root_weight and self.concat and not self.beta
         dropout = self.dropout if self.training else 0.0
         parts = self._joint_parts if len(inputs) == 1 else self._parts
-        call = LayerCall(plan, parts, self._memory, dtype, self._scale, dropout, edge_attr, adds_root)
-        edge_layer = self.lin_edge
-        out = attend_jointly(call, inputs, parameters, None if edge_layer is None else edge_layer.weight)
+        projections = Projections(parts, self._memory, dtype)
+        call = LayerCall(plan, projections, self._scale, dropout, edge_attr, adds_root)
+        features = (
+            None if edge_attr is None or not edge_attr.padded_features.requires_grad else edge_attr.padded_features
+        )
+        edge_weight = None if self.lin_edge is None else self.lin_edge.weight
+        out = run_as_node(call, features, edge_weight, *inputs, *parameters)
         if adds_root:
             return out, None
-        return out if self.root_weight else (*out, None)
+        return out if self.root_weight else (out, None)
 
     def _attend(
         self,
@@ -246,11 +252,38 @@ class FusedTransformerConv(nn.Module):
         edge_attr: Tensor | BoundEdges | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output [N, H, C], and the root's term [N, H C] or [N, C], None without; layer by layer."""
-        of_heads = (self.heads, self.out_channels)
-        query = self.lin_query(target).unflatten(-1, of_heads)
-        key, value = (layer(source).unflatten(-1, of_heads) for layer in (self.lin_key, self.lin_value))
-        root = self.lin_skip(target) if self.root_weight else None
-        return self._attend_heads(query, key, value, edge_index, edge_attr), root
+        out = self._attend_heads(*self._project(source, target), edge_index, edge_attr)
+        return out, self.lin_skip(target) if self.root_weight else None
+
+    def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, [N, H, C] each."""
+        calls = (self.lin_query, target), (self.lin_key, source), (self.lin_value, source)
+        return tuple(layer(x).unflatten(-1, (self.heads, self.out_channels)) for layer, x in calls)
+
+    def _with_weights(
+        self, source: Tensor, target: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The output, and (edge_index, weights [E, H])."""
+        if not isinstance(edge_index, Tensor) or not isinstance(edge_attr, Tensor | None):
+            raise TypeError(
+                "return_attention_weights: got with a plan or bound edges; an edge_index and edge_attr as tensors are "
+                "needed, since the weights are in their order"
+            )
+        query, key, value = self._project(source, target)
+        out = self._finish(
+            self._attend_heads(query, key, value, edge_index, edge_attr),
+            self.lin_skip(target) if self.root_weight else None,
+        )
+        of_source, of_target = edge_list(edge_index).long()
+
+        def score(edges: slice) -> Tensor:
+            keys = key[of_source[edges]]
+            if self.lin_edge is not None:
+                keys = keys + self.lin_edge(edge_attr[edges]).view_as(keys)
+            return self._scale * (query[of_target[edges]] * keys).sum(-1)
+
+        scores = scores_of_edges(score, of_source.shape[0], self.heads * self.out_channels)
+        return out, weights_of_edges(scores, edge_index, (target.shape[0], source.shape[0]), edge_index.layout)
 
     def _attend_heads(
         self,
@@ -271,7 +304,7 @@ class FusedTransformerConv(nn.Module):
             if torch.compiler.is_compiling():
                 return attend_edges(
                     *(query, key, value, edge_index),
-                    backend=self.backend,
+                    backend=self._backend_for(edge_index),
                     cache=self.cache,
                     scale=scale,
                     features=None if weight is None else edge_attr.to(query.dtype),

@@ -246,14 +246,15 @@ def times(data: Data, spec: Spec) -> Figure | None:
     rows = data.pick(where)
     if not (rows["status"] == "ok").any():
         return None
+    where |= {"device": rows["device"].iloc[0]}
     series = spec.get("series") or [[name, {"series": name}, name] for name in in_order(rows["series"])]
     graphs, bar = distinct(rows), GROUP_WIDTH / len(series)
     figure, ((axes,),) = new_figure(min(max(WIDTH, 1 + 0.09 * len(series) * len(graphs)), MOST_WIDTH), 3.6)
     for nth, (name, selection, label) in enumerate(series):
-        found = data.pick(merged(where, selection)).drop_duplicates("data_sha256", keep="last").set_index("data_sha256")
-        found = found.reindex(graphs.index)
+        found = data.pick(merged(where, data.resolve(selection))).drop_duplicates("data_sha256", keep="last")
+        found = found.set_index("data_sha256").reindex(graphs.index)
         place = np.arange(len(graphs)) - GROUP_WIDTH / 2 + bar * (nth + 0.5)
-        good = (found["status"] == "ok").to_numpy()
+        good = found["status"].isin(["ok", "unchecked"]).to_numpy()
         shade = 0.45 + 0.55 * (nth + 1) / len(series) if [one for one, *_ in series].count(name) > 1 else 1
         hatches = [HATCH if kind != "real" else "" for kind in found["kind"][good]]
         axes.bar(place[good], found["value"][good], bar, color=colour(name), alpha=shade, label=label, hatch=hatches)

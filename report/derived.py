@@ -17,7 +17,8 @@ import pandas as pd
 from report.rows import select
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-CELL = ["device", "bench", "data_sha256", "dim", "heads", "dtype", "out_dtype", "series", "edges", "region", "l2"]
+CELL = ["device", "bench", "data_sha256", "dim", "heads", "kv_heads", "dtype", "out_dtype", "series", "edges"]
+CELL += ["region", "l2"]
 SAME_RUN = ["device", "bench", "data_sha256", "dim", "heads", "out_dtype", "launch", "l2", "plan", "region"]
 BEST_OTHER = "best other"
 OURS = ("fused3s",)
@@ -70,7 +71,9 @@ class PeakRates:
 
 def derived_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """All of them; each has the provenance of the row that it is computed from."""
-    return pd.concat([*achieved(rows), best_other(rows)], ignore_index=True)
+    plans = select(rows, {"metric": "plan_bytes"})
+    per_edge = plans.assign(metric="plan_bytes_per_edge", value=plans["value"] / plans["nnz"])
+    return pd.concat([*achieved(rows), best_other(rows), per_edge], ignore_index=True)
 
 
 def achieved(rows: pd.DataFrame) -> list[pd.DataFrame]:

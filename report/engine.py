@@ -135,12 +135,15 @@ def _value(data: Data, spec: Spec) -> str:
 
 
 def _ratio(data: Data, spec: Spec) -> str:
-    """The ratio of one pair; of several of a line of means, their geometric mean over real graphs."""
-    found = quiet(data.pairs(spec))
+    """The ratio of one pair, or the column of `Data.pairs` that `show` names; of several pairs of a line of means the
+    geometric mean of their ratios over real graphs."""
+    found, shown = quiet(data.pairs(spec)), spec.get("show", "ratio")
     if spec.get("mean"):
         found = real(found)
+        if shown != "ratio":
+            return ""
         return f"**{mean(found['ratio']):.2f}** (n = {len(found)})" if len(found) else "-"
-    return f"{found['ratio'].iloc[0]:{spec.get('form', '.2f')}}" if len(found) == 1 else "-"
+    return f"{found[shown].iloc[0]:{spec.get('form', '.2f')}}" if len(found) == 1 else "-"
 
 
 def _means(data: Data, spec: Spec) -> str:

@@ -1,7 +1,8 @@
 """The authors' values as rows of the same form, so that a table or claim compares ours with them like any two rows.
 
-    bench "codes"      their codes, built and run by this project on one NVIDIA H200 (published_codes_*.csv): sums of
-                       kernel durations, launched one at a time, so without the cost of a launch
+    bench "codes"      their codes, built and run by this project on one NVIDIA H200, and torch-harmonics on one H100
+                       (published_codes_*.csv): sums of kernel durations, launched one at a time, so without the cost
+                       of a launch
     bench "published"  times that they published for a GH200 and an A30, d = 128 (published_runtime_ms_*.csv); without a
                        hash of edges, so found by the name of the data set
 
@@ -23,6 +24,7 @@ CODES = {  # name in the CSV: our kernel of the same algorithm
     "DF-GNN tiling": "dfgnn_tiling",
     "DF-GNN hyper": "dfgnn_hyper",
     "Turbo-GNN": "turbo_gnn",
+    "torch-harmonics": "torch_harmonics",
 }
 COLUMNS = {
     "f3s_1tb1tcb": "F3S_splitR",
@@ -47,15 +49,17 @@ def published_rows() -> pd.DataFrame:
     for name, field in Row.model_fields.items():
         default = PLAIN.get(name, None if field.is_required() else field.default)
         table[name] = table[name].fillna(default) if name in table and default is not None else table.get(name, default)
-    whole = dict.fromkeys(("dim", "heads", "blocks", "nodes", "nnz", "graphs", "ranks"), int)
+    whole = dict.fromkeys(("dim", "heads", "kv_heads", "blocks", "nodes", "nnz", "graphs", "ranks"), int)
     return with_names(table.astype(whole | dict.fromkeys(("p10", "p90", "relative_error", "score_range"), float)))
 
 
 def _codes() -> pd.DataFrame:
     names = {"one head": "published_codes_nvidia-h200.csv", "default": "published_codes_heads.csv"}
+    names |= {"sphere": "published_codes_sphere.csv"}
     times = pd.concat([pd.read_csv(FOLDER / file).assign(config=name) for name, file in names.items()])
-    times = times.fillna({"heads": 1}).astype({"heads": int})
-    twice = times.duplicated(["code", "graph", "heads", "dim"]) & (times["code"] != "Turbo-GNN")  # it has two settings
+    times = times.fillna({"heads": 1, "region": NONE, "device": "NVIDIA H200"}).astype({"heads": int})
+    case = ["code", "graph", "heads", "dim", "region"]
+    twice = times.duplicated(case) & (times["code"] != "Turbo-GNN")  # it has two settings
     times = times[~twice]
     graph = pd.read_csv(FOLDER / "published_codes_graphs.csv").set_index("graph")
     of = graph.loc[times["graph"]].reset_index(drop=True)
@@ -63,13 +67,13 @@ def _codes() -> pd.DataFrame:
     return pd.DataFrame(
         {
             **{name: of[name] for name in ("dataset", "data_sha256", "nodes", "nnz")},
-            **{name: times[name].to_numpy() for name in ("dim", "heads", "commit", "config")},
+            **{name: times[name].to_numpy() for name in ("dim", "heads", "region", "device", "commit", "config")},
             "value": times["ms"].to_numpy(),
             "backend": times["code"].map(lambda code: CODES.get(code, code)).to_numpy(),
             "graphs": of["kind"].map(kinds).fillna(1).astype(int),
             "status": times["ms"].notna().map({True: "unchecked", False: "error"}).to_numpy(),
         }
-    ).assign(bench="codes", device="NVIDIA H200", data_source="official")
+    ).assign(bench="codes", data_source="official")
 
 
 def _times(gpu: str) -> pd.DataFrame:

@@ -4,7 +4,7 @@ Beside the columns of `bench.records.Row` the frame has
 
     kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
     label    name of the graph, with its kind unless that is real: "reddit (synthetic)"
-    group    single, batched, masks or huge: the figure that shows the graph; "more" for any other
+    group    single, batched, masks, huge or sphere: the figure that shows the graph; "more" for any other
     epoch    of a region "epoch 12", else NaN
     batch    whether the row is of a batch of graphs: "single" or "batched"
     series   backend, or step of the ablation, with the row order and the way a model is run: "fused3s+reorder"

@@ -29,6 +29,7 @@ from bench.places import check_folder
 from bench.provenance import provenance
 from bench.records import NOT_PUBLISHED
 from data.canonical import to_csr
+from data.errors import RectangularGraphError
 from data.graph import CsrTensors, to_tensor
 from data.loader import find_graph
 from report.datasets import write_markdown
@@ -125,7 +126,7 @@ def stats(
         for name in chosen:
             try:
                 off += _stats_of(name, source, root, path, seed, out)
-            except (data.DatasetMissingError, MemoryError) as error:
+            except (data.DatasetMissingError, RectangularGraphError, MemoryError) as error:
                 if len(chosen) == 1:
                     raise
                 errors.print(Text(f"{name}: skipped: {error}"))
@@ -138,6 +139,8 @@ def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, 
     entry, times = data.info(name), [time.perf_counter()]
     found_in, raw = find_graph(name, root=root, source=source, path=path, seed=seed)
     csr = to_csr(raw)
+    if csr.num_keys is not None:
+        raise RectangularGraphError(f"{name}: its keys are other nodes than its queries, and the tables are of one set")
     times.append(time.perf_counter())
     sizes = torch.tensor([csr.num_nodes])
     _ = CsrTensors(row_pointers=to_tensor(csr.indptr), columns=to_tensor(csr.col), graph_sizes=sizes).graph

@@ -41,7 +41,7 @@ class Call(NamedTuple):
         out_dtype: type of the output.
         lse: [num_rows, H] float32, output: the natural log-sum-exp of each row's scores. Only for backends with
             `writes_lse`; None if it is not wanted.
-        edges: edge data in the order of `Backend.edge_order`, with weights, clamp and dropout. Only for backends with
+        edges: edge data in the order of `Backend.edge_order`, with weights and dropout. Only for backends with
             `takes_edges`; backends with `takes_dropout` also get a dropout without edge data.
     """
 
@@ -75,7 +75,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         query: [num_rows, H, d]; key, value: [num_cols, H, d].
-        bias, multiplier, padded_features: in edge order and shape as the fields of `BoundEdges`.
+        padded_features: in edge order and shape as in `BoundEdges`.
         key_weight, value_weight: [H, d, r].
         type_weight: [T, H, d].
         row_values, column_values, edge_values, head_values: of a score term.
@@ -85,8 +85,6 @@ class Gradients(NamedTuple):
     query: torch.Tensor | None = None
     key: torch.Tensor | None = None
     value: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    multiplier: torch.Tensor | None = None
     padded_features: torch.Tensor | None = None
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
@@ -167,8 +165,13 @@ class Backend(ABC):
             UnsupportedGraphError: the backend cannot run this graph on `device`.
         """
 
-    def raise_graph_errors(self, data: Any) -> None:  # noqa: B027 (an optional method)
-        """Wait for `data` and raise a ValueError for ids out of range, if `build` deferred that check."""
+    def settled(self, data: Any) -> Any:
+        """`data` after waiting for it, in memory of its exact size if `build` had to reserve more.
+
+        Raises:
+            ValueError: an id of the graph is out of range, and `build` deferred that check.
+        """
+        return data
 
     def sorted_edges(self, data: Any) -> torch.Tensor | None:
         """[E] integers on the device of `data`: for each edge in CSR order its index in the graph given to `build`;
@@ -195,6 +198,7 @@ class Backend(ABC):
         grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
+        grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
         """Gradients of `attend`, for backends with `has_backward`.
 
@@ -206,6 +210,7 @@ class Backend(ABC):
             wanted: the fields of `Gradients` to compute.
             into: optional memory for the gradients of query, key and value if all three are wanted. A backend may
                 ignore it and return new tensors.
+            grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
         """
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 

@@ -15,7 +15,7 @@ from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
-from .cuda import LOG2E, MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
+from .cuda import MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
 from .feature_products import pack_features
 from .fused3s_data import Fused3SData
 from .fused3s_edges import (
@@ -29,12 +29,22 @@ from .fused3s_edges import (
 )
 from .fused3s_gradients import compile_gradients, launch_gradients
 from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
-from .fused3s_shapes import BIAS, COMMON_DIM, DROPOUT, KEY_FEATURES, MULTIPLIER, SLICE, VALUE_FEATURES
+from .fused3s_shapes import COMMON_DIM, EXPRESSION, KEY_FEATURES, SLICE, TILE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
-from .score_values import VALUES, Members, contiguous, forward_fits_tiles, terms_of
+from .score_values import (
+    MOST_TILE_VALUES,
+    VALUES,
+    Members,
+    contiguous,
+    forward_fits_tiles,
+    product_unit,
+    require_edge_arrays,
+    terms_of,
+)
 
 WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
+VALUE_BYTES = 4 * TILE[0] * TILE[1]  # of a value of edges in the shared memory of a warp, as in cuda/tile_terms.cuh
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
 
 
@@ -128,9 +138,8 @@ class Fused3SBackend(CudaBackend):
         _compile(made.bounded, device, inputs)
         return made
 
-    def raise_graph_errors(self, data: Fused3SData) -> None:
-        if data.progress is not None:
-            data.progress.raise_errors()
+    def settled(self, data: Fused3SData) -> Fused3SData:
+        return data if data.progress is None else data.progress.settled(data)
 
     def sorted_edges(self, data: Fused3SData) -> torch.Tensor | None:
         return data.edge_ids
@@ -176,23 +185,25 @@ class Fused3SBackend(CudaBackend):
         grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
+        grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
         data, dtype = data.ready(is_forward=False), call.query.dtype
         if (rounded := product_type(dtype)) == dtype:
-            return launch_gradients(data, call, output, grad_output, wanted, into)
-        found = launch_gradients(data, call.to(rounded), output, grad_output, wanted)
+            return launch_gradients(data, call, output, grad_output, wanted, into, grad_lse)
+        found = launch_gradients(data, call.to(rounded), output, grad_output, wanted, grad_lse=grad_lse)
         return Gradients(*[None if gradient is None else gradient.to(dtype) for gradient in found])
 
 
 def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges | None) -> bool:
     """Whether a call runs cuda/fused3s_edges.cu."""
-    if data.row_items is None or data.work_items is None:
-        return data.row_items is not None
-    terms = terms_of(edges)
-    if query.dtype == torch.float32 and terms & ~DROPOUT:
-        return True  # in float32 the kernel over KV tiles supports dropout alone
-    if edges is not None and edges.score is not None and not forward_fits_tiles(edges):
+    if data.work_items is None:
         return True
+    terms = terms_of(edges)
+    if not forward_fits_tiles(edges, query.dtype):
+        require_edge_arrays(data.row_items)
+        return True
+    if data.row_items is None:
+        return False
     tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
     return takes_edges(tuning, data.size, num_heads, dim, terms) is not False
 
@@ -233,13 +244,14 @@ def _forward_schedules(
         if inputs.dtype is None:
             instances.append(choose_instance(Element.FLOAT, torch.float32, widest, items, num_heads))
         if inputs.edge_data and dtype != torch.float32:  # edge data of float32 runs edge by edge
-            all_terms = BIAS | MULTIPLIER | KEY_FEATURES | VALUE_FEATURES
+            all_terms = EXPRESSION | KEY_FEATURES | VALUE_FEATURES
             instances.append(fused_instance(element, dtype, widest, items, terms=all_terms))
         return instances
 
     def form_of(items: int) -> ScheduleForm:
         sizes = instance_sizes(tuple(instances_of(items)), device_index)
-        if items > 1 and any(each.shared_bytes > gpu.block_shared_bytes for each in sizes):
+        of_values = MOST_TILE_VALUES * VALUE_BYTES * items if inputs.edge_data else 0
+        if items > 1 and any(each.shared_bytes + of_values > gpu.block_shared_bytes for each in sizes):
             return form_of(items // 2)
         return ScheduleForm(num_groups, items, gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * items)
 
@@ -310,8 +322,8 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
         # Scratch memory per call: a plan may run on several streams at once.
         partials = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_partials * warps, query.device)
-    limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * LOG2E
     strides = query.stride(), key.stride(), value.stride()
+    unit = product_unit(torch.float16, instance.arguments.terms)
     launch_kernel(
         kernel,
         (num_blocks, num_groups),
@@ -329,7 +341,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
             "row_ids": data.row_ids,
             **of_edges,
         },
-        _scalars(kernel, num_rows, num_heads, scale, itemsize, strides, limit, term_scalars(edges)),
+        _scalars(kernel, num_rows, num_heads, scale, unit, itemsize, strides, term_scalars(edges)),
         overlaps=True,
     )
     return output
@@ -341,9 +353,9 @@ def _scalars(
     num_rows: int,
     num_heads: int,
     scale: float,
+    unit: float,
     itemsize: int,
     strides: tuple[tuple[int, int, int], ...],
-    clamp_log2e: float,
     terms: Members,
 ) -> bytes:
     """The scalars of struct Params."""
@@ -351,8 +363,7 @@ def _scalars(
         num_rows=num_rows,
         num_heads=num_heads,
         sign_bits=(0x80008000 if itemsize == 2 else 0x80000000) if scale < 0 else 0,
-        scale_log2e=max(abs(scale) * LOG2E, LEAST_SCALE),
-        clamp_log2e=clamp_log2e,
+        product_scale=max(abs(scale) * unit, LEAST_SCALE),
         **stride_scalars(("query", "key", "value"), strides, itemsize),
         **(TERM_DEFAULTS | dict(terms)),
     )
@@ -363,14 +374,12 @@ def _edge_tensors(
 ) -> dict[str, torch.Tensor | None]:
     """Members of struct Params for edge data; queues the packing of feature weights."""
     places = {"tile_slots": data.tile_slots, "slot_edges": data.slot_edges, "slot_places": data.slot_places}
-    tensors = contiguous(edges, "bias", "multiplier", *VALUES) | places
+    tensors = contiguous(edges, *VALUES) | places
     if edges.padded_features is not None:
-        words = (
-            256 * -(-arguments.dim // 32),
-            128 * -(-arguments.dim // SLICE),
-        )  # PackedWeights of cuda/tile_features.cuh
+        # As PackedWeights of cuda/tile_features.cuh.
+        key_words, value_words = 256 * -(-arguments.dim // 32), 128 * -(-arguments.dim // SLICE)
         tensors["features"] = edges.padded_features.contiguous()
-        tensors["feature_weights"] = pack_features(PACK_FEATURES, edges, num_heads, *words)
+        tensors["feature_weights"] = pack_features(PACK_FEATURES, edges, num_heads, key_words, value_words)
     if edges.dropout is not None:
         tensors["dropout_seed"] = edges.dropout.seed
     return tensors

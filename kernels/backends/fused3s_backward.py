@@ -43,7 +43,7 @@ class BackwardArguments(NamedTuple):
         columns: True for the column pass (over A^T), False for the row pass.
         dim_warps: warps per team, which share the columns of a head; a work item goes to a team.
         warps: warps per thread block.
-        terms: bits of DROPOUT, CLAMP and EXPRESSION; the latter two in 16 bits alone.
+        terms: bits of DROPOUT and EXPRESSION; the latter in 16 bits alone.
     """
 
     element: Element
@@ -112,6 +112,7 @@ def launch_backward(
     grad_output: torch.Tensor,
     wanted: frozenset[str] = GRADIENTS,
     into: Memory | None = None,
+    grad_lse: torch.Tensor | None = None,
 ) -> Gradients:
     """Queue both passes on torch's current stream; only the row pass if neither "key" nor "value" is wanted.
 
@@ -122,7 +123,7 @@ def launch_backward(
             `input_element`.
         output: [num_rows, H, d] of the forward pass, fp16, bf16 or fp32.
         grad_output: [num_rows, H, d] fp16, bf16 or fp32, any strides.
-        wanted, into: see `Backend.attend_backward`.
+        wanted, into, grad_lse: see `Backend.attend_backward`.
     """
     query, key, value, scale, _, lse, edges = call
     dropout = None if edges is None else edges.dropout
@@ -149,6 +150,7 @@ def launch_backward(
         "grad_output": grad_output,
         "output": output,
         "lse": lse.contiguous(),
+        "lse_gradient": None if grad_lse is None else grad_lse.contiguous(),
         "row_stats": row_stats,
         "grad_query": grad_query,
         "grad_key": grad_key,
@@ -159,8 +161,6 @@ def launch_backward(
     if edges is not None and edges.score is not None:
         of_values = new_value_gradients(edges, query, data, wanted)
         tensors |= contiguous(edges, *VALUES) | gradient_members(of_values)
-    limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * LOG2E
-    numbers = limit, score_scalars(edges)
     passes = (
         (data.kv_tiles, data.row_work_items, data.row_splits, data.row_ids, grad_query),
         (data.column_tiles, data.column_work_items, data.column_splits, None, grad_key),
@@ -185,7 +185,7 @@ def launch_backward(
                 "semaphores": arrived,
                 "row_ids": row_ids,
             },
-            _scalars(kernel, sizes, gradient.stride(0) // dim, scale, itemsize, strides, mask, *numbers),
+            _scalars(kernel, sizes, gradient.stride(0) // dim, scale, itemsize, strides, mask, score_scalars(edges)),
             overlaps=True,
         )
     found = wanted_of(grad_query, grad_key, grad_value, wanted)
@@ -201,7 +201,6 @@ def _scalars(
     itemsize: int,
     strides: tuple[tuple[int, int, int], ...],
     mask: tuple[int, float],
-    clamp_log2e: float,
     terms: Members,
 ) -> bytes:
     """The scalars of struct Params; `mask`: (dropout threshold, factor of kept weights)."""
@@ -212,7 +211,6 @@ def _scalars(
         scale=scale,
         threshold=mask[0],
         rescale=mask[1],
-        clamp_log2e=clamp_log2e,
         **(SCORE_DEFAULTS | dict(terms)),
         **stride_scalars(("query", "key", "value", "grad"), strides, itemsize),
     )

@@ -14,7 +14,7 @@ from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 from ..tuning import MOST_LANES, tuning_for
 from .base import Call
-from .cuda import LOG2E, aligned_rows, check_out_dtype, load_bytes, refuse_gradients, stride_scalars
+from .cuda import aligned_rows, check_out_dtype, load_bytes, refuse_gradients, stride_scalars
 from .feature_products import (
     FEATURES,
     PACK_PAIR_FEATURES,
@@ -25,13 +25,13 @@ from .feature_products import (
 )
 from .fused3s_data import Fused3SData
 from .fused3s_shapes import KEY_FEATURES, VALUE_FEATURES
-from .score_values import SCORE_DEFAULTS, VALUES, Members, contiguous, score_scalars, terms_of
+from .score_values import SCORE_DEFAULTS, VALUES, Members, contiguous, product_unit, score_scalars, terms_of
 
 # As in cuda/lane_group.cuh:
 WARPS = 4
 LANE_DIMS = 8
 TERM_DEFAULTS = {  # scalars of struct Params without edge data
-    **{"bias_heads": 1, "multiplier_heads": 1, "dropout_threshold": 0, "dropout_rescale": 1.0},
+    **{"dropout_threshold": 0, "dropout_rescale": 1.0},
     **SCORE_DEFAULTS,
 }
 
@@ -128,9 +128,9 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
     """
     query, key, value, scale, out_dtype, lse, edges = call
     num_rows, num_heads, dim = query.shape
-    score = None if edges is None else edges.score
-    instance = edge_instance(query.dtype, out_dtype, dim, num_heads, terms_of(edges), score)
-    itemsize, unit = query.itemsize, score_unit(query.dtype)
+    score, terms = None if edges is None else edges.score, terms_of(edges)
+    instance = edge_instance(query.dtype, out_dtype, dim, num_heads, terms, score)
+    itemsize, unit = query.itemsize, product_unit(query.dtype, terms)
     check_out_dtype(out_dtype, query.dtype)
     refuse_gradients("fused3s", query, key, value)
     query, key, value = [lane_rows(num_heads, tensor) for tensor in (query, key, value)]
@@ -145,14 +145,13 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
         partial = query.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, query.device)
     of_edges = edge_tensors(edges)
-    if edges is not None and takes_pairs(num_heads, dim, query.dtype, terms_of(edges)):
+    if edges is not None and takes_pairs(num_heads, dim, query.dtype, terms):
         of_edges["feature_weights"] = pack_features(PACK_PAIR_FEATURES, edges, num_heads, PAIR_WORDS, PAIR_WORDS)
     elif edges is not None:
         if edges.key_weight is not None:  # u = W^T q
             of_edges["projected"] = project_query(query, edges.key_weight.contiguous())
         if edges.value_weight is not None:
             of_edges["feature_sums"] = feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
-    limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * unit
     strides = query.stride(), key.stride(), value.stride()
     launch_kernel(
         kernel,
@@ -171,7 +170,7 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
             "semaphores": arrived,
             **of_edges,
         },
-        _scalars(kernel, num_rows, num_items, num_heads, scale * unit, limit, itemsize, strides, term_scalars(edges)),
+        _scalars(kernel, num_rows, num_items, num_heads, scale * unit, itemsize, strides, term_scalars(edges)),
         overlaps=True,
     )
     if feature_sums is not None:  # O += W' s
@@ -186,7 +185,6 @@ def _scalars(
     num_items: int,
     num_heads: int,
     scale: float,
-    clamp: float,
     itemsize: int,
     strides: tuple[tuple[int, int, int], ...],
     terms: Members,
@@ -194,19 +192,15 @@ def _scalars(
     """The scalars of struct Params."""
     sizes = {"num_rows": num_rows, "num_items": num_items, "num_heads": num_heads}
     of_strides = stride_scalars(("query", "key", "value"), strides, itemsize)
-    return kernel.scalars(**sizes, scale=scale, clamp=clamp, **of_strides, **(TERM_DEFAULTS | dict(terms)))
+    return kernel.scalars(**sizes, scale=scale, **of_strides, **(TERM_DEFAULTS | dict(terms)))
 
 
 def term_scalars(edges: BoundEdges | None) -> Members:
-    """Scalars of struct Params other than TERM_DEFAULTS: heads of bias and multiplier (1 or H), DropoutParams, score
-    terms. Few, since every launch hashes them."""
+    """Scalars of struct Params other than TERM_DEFAULTS: DropoutParams, score terms. Few, since every launch hashes
+    them."""
     if edges is None:
         return ()
     scalars: dict[str, float] = {}
-    if edges.bias is not None:
-        scalars["bias_heads"] = edges.bias.shape[1]
-    if edges.multiplier is not None:
-        scalars["multiplier_heads"] = edges.multiplier.shape[1]
     if edges.dropout is not None:
         scalars["dropout_threshold"] = edges.dropout.threshold
         scalars["dropout_rescale"] = 1 / (1 - edges.dropout.rate)
@@ -217,17 +211,12 @@ def edge_tensors(edges: BoundEdges | None) -> dict[str, torch.Tensor | None]:
     """Pointers of struct Params of both edge kernels: edge data, and the seed of the dropout."""
     if edges is None:
         return {}
-    tensors = contiguous(edges, "bias", "multiplier", "types", "type_weight", "additive_weight", *VALUES)
+    tensors = contiguous(edges, "types", "type_weight", "additive_weight", *VALUES)
     if edges.features is not None:
         tensors["features"] = edges.padded_features.contiguous()
     if edges.dropout is not None:
         tensors["dropout_seed"] = edges.dropout.seed
     return tensors
-
-
-def score_unit(dtype: torch.dtype) -> float:
-    """kScoreUnit of cuda/score_terms.cuh."""
-    return 1.0 if dtype == torch.float32 else LOG2E
 
 
 def padded_call(call: Call) -> Call:

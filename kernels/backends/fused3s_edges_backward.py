@@ -14,16 +14,8 @@ from .cuda import stride_scalars
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients, wanted_of
 from .fused3s_data import Fused3SData
-from .fused3s_edges import (
-    TERM_DEFAULTS,
-    WARPS,
-    edge_tensors,
-    heads_of_lane_group,
-    lane_rows,
-    score_unit,
-    term_scalars,
-)
-from .score_values import Members, for_heads, gradient_members, new_value_gradients, summed_gradients, terms_of
+from .fused3s_edges import TERM_DEFAULTS, WARPS, edge_tensors, heads_of_lane_group, lane_rows, term_scalars
+from .score_values import Members, gradient_members, new_value_gradients, summed_gradients, terms_of
 
 SOURCE = "fused3s_edges_backward.cu"
 FEATURE_LANES = 4  # lanes per item in `gradients_of_features`
@@ -63,6 +55,7 @@ def launch_edge_backward(
     grad_output: torch.Tensor,
     wanted: frozenset[str],
     into: Memory | None = None,
+    grad_lse: torch.Tensor | None = None,
 ) -> Gradients:
     """Queue the kernels on torch's current stream. The gradients are bitwise reproducible.
 
@@ -73,7 +66,7 @@ def launch_edge_backward(
         output: [num_rows, H, d] of the forward pass, of query's type or float32.
         grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
         wanted: fields of `Gradients` to compute. `type_weight` uses plain torch and is not optimised.
-        into: see `Backend.attend_backward`.
+        into, grad_lse: see `Backend.attend_backward`.
     """
     query, key, value, scale, _, lse, edges = call
     num_rows, num_heads, dim = query.shape
@@ -90,9 +83,7 @@ def launch_edge_backward(
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     if into and edges is not None and edges.key_weight is not None:
         (grad_query,) = new_gradients(query)  # add_features needs contiguous rows
-    unit = score_unit(query.dtype)
-    limit = 0.0 if edges is None or edges.clamp is None else edges.clamp * unit
-    scalars = num_rows, num_heads, scale, limit, term_scalars(edges)
+    scalars = num_rows, num_heads, scale, term_scalars(edges)
     _launch(
         over_rows,
         {
@@ -105,6 +96,7 @@ def launch_edge_backward(
             "gathered_second": value,
             "output": output.contiguous(),
             "lse": lse.contiguous(),
+            "lse_gradient": None if grad_lse is None else grad_lse.contiguous(),
             "row_state": row_state,
             "first_gradient": grad_query,
             **({} if of_edges is None else of_edges.for_rows),
@@ -161,7 +153,6 @@ class _EdgeTensors:
             self.projected_grad = project_query(grad_output, edges.value_weight.contiguous())
             self.value_sums = query.new_empty((num_heads, num_rows, FEATURES))
         of_features = "padded_features" in wanted
-        self.bias, self.multiplier = of_edges("bias" in wanted), of_edges("multiplier" in wanted)
         self.score_weights = of_edges("type_weight" in wanted or (of_features and edges.key_weight is not None))
         self.value_weights = of_edges(of_features and edges.value_weight is not None)
         self.for_columns = edge_tensors(edges)
@@ -177,8 +168,6 @@ class _EdgeTensors:
             "key_feature_sums": self.key_sums,
             "value_feature_sums": self.value_sums,
             "additive_gradients": self.of_additive,
-            "bias_gradient": self.bias,
-            "multiplier_gradient": self.multiplier,
             "score_weights": self.score_weights,
             "value_weights": self.value_weights,
         }
@@ -191,8 +180,6 @@ class _EdgeTensors:
         if of_rows.query is not None and self.key_sums is not None:  # dq += W t
             add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
         makers = {
-            "bias": lambda: for_heads(self.bias, edges.bias),
-            "multiplier": lambda: for_heads(self.multiplier, edges.multiplier),
             "padded_features": lambda: _feature_gradient(
                 *(self.data.row_items, edges.padded_features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
@@ -245,13 +232,12 @@ def _scalars(
     num_rows: int,
     num_heads: int,
     scale: float,
-    clamp: float,
     terms: Members,
 ) -> bytes:
     """The scalars of struct Params; `strides`: of the tensors in BY_ROW."""
     sizes = {"num_rows": num_rows, "num_items": num_items, "num_heads": num_heads, "gradient_heads": gradient_heads}
     of_strides = stride_scalars(BY_ROW, strides, itemsize)
-    return kernel.scalars(**sizes, scale=scale, clamp=clamp, **of_strides, **(TERM_DEFAULTS | dict(terms)))
+    return kernel.scalars(**sizes, scale=scale, **of_strides, **(TERM_DEFAULTS | dict(terms)))
 
 
 def _feature_gradient(

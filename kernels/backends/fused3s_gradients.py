@@ -13,7 +13,7 @@ from .fused3s_backward import compile_backward, launch_backward
 from .fused3s_data import Fused3SData
 from .fused3s_edges import edge_columns, padded_call, takes_columns
 from .fused3s_edges_backward import compile_edge_backward, launch_edge_backward
-from .score_values import backward_fits_tiles
+from .score_values import backward_fits_tiles, require_edge_arrays
 
 
 def compile_gradients(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
@@ -36,15 +36,19 @@ def launch_gradients(
     grad_output: torch.Tensor,
     wanted: frozenset[str],
     into: Memory | None = None,
+    grad_lse: torch.Tensor | None = None,
 ) -> Gradients:
     """Queue the backward pass on torch's current stream; arguments as in `Backend.attend_backward`."""
     dim = call.query.shape[2]
     by_tile = data.column_work_items is not None and backward_fits_tiles(call.edges, call.query.dtype)
     if dim % 2 and (by_tile or not takes_columns(call)):  # as in the forward pass
         output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
-        return _without_padding(launch_gradients(data, padded_call(call), output, grad_output, wanted), dim)
+        found = launch_gradients(data, padded_call(call), output, grad_output, wanted, grad_lse=grad_lse)
+        return _without_padding(found, dim)
+    if not by_tile:
+        require_edge_arrays(data.column_items)
     launch = launch_backward if by_tile else launch_edge_backward
-    return launch(data, call, output, grad_output, wanted, into)
+    return launch(data, call, output, grad_output, wanted, into, grad_lse)
 
 
 def _without_padding(found: Gradients, dim: int) -> Gradients:

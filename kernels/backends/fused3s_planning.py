@@ -13,24 +13,26 @@ import torch
 
 from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor
-from ..formats.edge_list import EdgeList, check_ids
-from ..formats.edges import canonical_csr
+from ..formats.edge_list import EdgeList
 from ..formats.gpu_csr import COUNTS, MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource, PlanNumber
 from ..formats.gpu_plan import GPUPlan, PlanForm
+from ..formats.grouped_graph import check_graph
 from ..formats.schedule import ScheduleForm, most_tiles_of, windows_of
 from ..runtime.device import gpu_limits
-from ..runtime.launch import stream_handle
+from ..runtime.launch import next_waits, stream_handle
 from ..runtime.readback import Readback
 from ..runtime.semaphores import is_capturing
+from ..tensor_record import map_tensors
 from ..tuning import tuning_for
 from .base import InputSpec
 from .cuda import product_type
 from .fused3s_backward import pass_schedules
 from .fused3s_data import Fused3SData
 from .fused3s_edges import part_edges_for_heads
-from .fused3s_shapes import BIAS, COMMON_DIM, TILE, VALUE_FEATURES
+from .fused3s_shapes import COMMON_DIM, EXPRESSION, TILE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
 
+COMPACTED_EDGES = 1 << 16  # of graphs whose plan has memory to free: copies of fewer edges cost more than they free
 Graph = BSB | CSRPattern | EdgeList
 ForwardSchedule = Callable[[int], ScheduleForm]  # argument: upper bound of the KV tiles (`most_tiles_of`)
 
@@ -98,7 +100,7 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
     given = tuning_for(gpu_limits(device)), size, heads, dim
     calls = [takes_edges(*given), takes_edges(*given, backward=True) if inputs.backward else False]
     if inputs.edge_data:
-        calls += [takes_edges(*given, terms) for terms in (BIAS, VALUE_FEATURES)]
+        calls += [takes_edges(*given, terms) for terms in (EXPRESSION, VALUE_FEATURES)]
     if None in calls:
         return None
     by_edge, backward_by_edge, *with_terms = calls
@@ -138,7 +140,7 @@ class MadePlan:
         """The plan with exact sizes. Waits for the GPU and raises for ids out of range."""
         numbers = self.plan.numbers.tolist()
         self.check(numbers)
-        return _on_stream(self.exact(numbers), self.plan.device)
+        return _compacted(self.exact(numbers), self.plan.device)
 
     def check(self, numbers: list[int]) -> None:
         """Raise a ValueError for ids out of range; `numbers`: as in `exact`."""
@@ -188,6 +190,7 @@ class PlanProgress:
 
     def __init__(self, made: "MadePlan") -> None:
         self.exact: Fused3SData | None = None
+        self._device = made.plan.device
         self._forward_passes = 0
         self._made: MadePlan | None = made
         self._numbers: Readback | None = Readback(made.plan.csr.address_of_numbers, COUNTS, made.plan.device.index)
@@ -216,6 +219,12 @@ class PlanProgress:
             self._keep_exact(self._numbers.numbers())
         return self.exact
 
+    def settled(self, bounded: Fused3SData) -> Fused3SData:
+        """`bounded`; for a graph of many edges the exact plan in memory of its own. Waits for the GPU, and raises as
+        `plan` does."""
+        self.raise_errors()
+        return bounded if bounded.num_edges < COMPACTED_EDGES else _compacted(self.exact_plan(), self._device)
+
     def raise_errors(self) -> None:
         """Wait for the plan, and raise a ValueError if an id of the graph is out of range."""
         if self.exact is None:
@@ -227,18 +236,25 @@ class PlanProgress:
         self._made = self._numbers = None
 
 
+def _compacted(data: Fused3SData, device: torch.device) -> Fused3SData:
+    """An exact plan; for a graph of many edges a copy, so that the memory that was reserved for it becomes free."""
+    if data.num_edges >= COMPACTED_EDGES:
+        data = map_tensors(data, torch.clone)
+        if device.type == "cuda":
+            next_waits(device.index)  # the attention kernels read a plan before griddepcontrol.wait
+    return _on_stream(data, device)
+
+
 def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSource:
     """The edges of a graph as the planning kernels read them; raises for graphs that they do not support."""
     num_rows, num_cols = graph.shape
     if not (num_rows and num_cols):  # the kernels need at least one row and one column: plan one without an edge
-        if isinstance(graph, EdgeList):
-            check_ids(graph)
-        else:
-            canonical_csr(graph, device)
+        check_graph(graph, device)
         source = EdgeSource(torch.empty((2, 0), dtype=torch.int64, device=device))
     elif isinstance(graph, EdgeList):
         edge_index = graph.edge_index if graph.edge_index.device == device else graph.edge_index.to(device)
-        source = EdgeSource(edge_index if edge_index.stride(1) == 1 else edge_index.contiguous())
+        edge_index = edge_index if edge_index.stride(1) == 1 else edge_index.contiguous()
+        source = EdgeSource(edge_index, has_padding=graph.has_padding)
     else:
         arrays = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
         offsets, indices = (as_tensor(each).to(device) for each in arrays)
@@ -276,10 +292,8 @@ def _check_csr_arrays(offsets: torch.Tensor, indices: torch.Tensor, num_rows: in
 def _damage(graph: Graph | None, device: torch.device) -> ValueError:
     """The error for a graph with ids out of range."""
     try:
-        if isinstance(graph, EdgeList):
-            check_ids(graph)
-        elif graph is not None:
-            canonical_csr(graph, device)
+        if graph is not None:
+            check_graph(graph, device)
     except ValueError as error:
         return error
     return ValueError("graph: an offset or an id is out of range (its arrays were changed since it was planned)")

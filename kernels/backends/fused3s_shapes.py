@@ -17,7 +17,5 @@ def _term_bits() -> dict[str, int]:
 
 
 TERM_BITS = _term_bits()
-BIAS, MULTIPLIER, TYPES = TERM_BITS["bias"], TERM_BITS["multiplier"], TERM_BITS["types"]
-KEY_FEATURES, VALUE_FEATURES = TERM_BITS["key_features"], TERM_BITS["value_features"]
-CLAMP, DROPOUT = TERM_BITS["clamp"], TERM_BITS["dropout"]
-EXPRESSION, ADDITIVE = TERM_BITS["expression"], TERM_BITS["additive"]
+TYPES, KEY_FEATURES, VALUE_FEATURES = (TERM_BITS[name] for name in ("types", "key_features", "value_features"))
+DROPOUT, EXPRESSION, ADDITIVE = (TERM_BITS[name] for name in ("dropout", "expression", "additive"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..tuning import ALWAYS, NEVER, EdgeLimit, Tuning
-from .fused3s_shapes import ADDITIVE, DROPOUT, KEY_FEATURES, TYPES, VALUE_FEATURES
+from .fused3s_shapes import DROPOUT, KEY_FEATURES, VALUE_FEATURES
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def takes_edges(
         terms: bits of enum EdgeTerm.
         backward: decide for the backward pass, whose kernel over KV tiles supports no term but dropout.
     """
-    if terms & (TYPES | ADDITIVE) or (backward and terms & ~DROPOUT):
+    if backward and terms & ~DROPOUT:
         return True
     limit = _limit(tuning, num_heads, dim, terms, backward)
     if limit.tile_edges == ALWAYS:

@@ -43,7 +43,7 @@ class ReferenceBackend(Backend):
         query, key, value, scale, out_dtype, lse, edges = call
         output, log_sum_exp = edge_softmax_attention(query, key, value, data.row, data.col, scale, edges)
         if lse is not None:
-            lse.copy_(log_sum_exp.detach())
+            lse.copy_(log_sum_exp)
         return output.to(out_dtype)
 
 
@@ -87,10 +87,10 @@ def edge_softmax_attention(
     output = torch.zeros_like(query)
     for e in chunks:
         output = output.index_add(0, row[e], weight[e, :, None] * _edge_values(value, col, edges, e))
-    is_empty = total[..., None] == 0
-    # `where` twice: 0 / 0 would make the gradient of a row without weight NaN.
-    output = torch.where(is_empty, 0.0, output / torch.where(is_empty, 1.0, total[..., None]))
-    return output, maximum + torch.log(total)
+    is_empty = total == 0
+    total = torch.where(is_empty, 1.0, total)  # else the gradient of a row without weight is NaN
+    output = torch.where(is_empty[..., None], 0.0, output / total[..., None])
+    return output, torch.where(is_empty, -torch.inf, maximum + torch.log(total))
 
 
 def _edge_keys(key: torch.Tensor, col: torch.Tensor, edges: BoundEdges, chunk: slice) -> torch.Tensor:

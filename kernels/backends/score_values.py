@@ -2,35 +2,21 @@
 
 import torch
 
-from ..edge_data import NUMBERS, BoundEdges
+from ..edge_data import BoundEdges
 from ..score_source import uses_score
 from ..score_term import MOST_NUMBERS
+from .cuda import LOG2E
 from .fused3s_data import Fused3SData
-from .fused3s_shapes import (
-    ADDITIVE,
-    BIAS,
-    CLAMP,
-    DROPOUT,
-    EXPRESSION,
-    KEY_FEATURES,
-    MULTIPLIER,
-    TERM_BITS,
-    TYPES,
-    VALUE_FEATURES,
-)
+from .fused3s_shapes import ADDITIVE, DROPOUT, EXPRESSION, KEY_FEATURES, TYPES, VALUE_FEATURES
 
 Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Params; hashable
 # Fields of BoundEdges, and the bit of each in enum EdgeTerm.
 _FIELD_BITS = (
-    *(("bias", BIAS), ("multiplier", MULTIPLIER), ("types", TYPES), ("dropout", DROPOUT)),
-    *(("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
-    *(("score", EXPRESSION), ("additive_weight", ADDITIVE)),
-    *((name, TERM_BITS[name]) for name in NUMBERS),
+    *(("types", TYPES), ("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
+    *(("dropout", DROPOUT), ("score", EXPRESSION), ("additive_weight", ADDITIVE)),
 )
 VALUES = ("row_values", "column_values", "edge_values", "head_values")
-FURTHER_NUMBERS = tuple(name for name in NUMBERS if name != "clamp")
 SCORE_DEFAULTS: dict[str, float] = {  # members of cuda/score_term_params.cuh without a score term
-    **dict.fromkeys(FURTHER_NUMBERS, 0.0),
     **{name.replace("values", "value_heads"): 1 for name in VALUES},
     **{f"score_number_{i}": 0.0 for i in range(MOST_NUMBERS)},
     "additive_slope": 0.0,
@@ -46,11 +32,16 @@ def terms_of(edges: BoundEdges | None) -> int:
     return sum([bit for name, bit in _FIELD_BITS if getattr(edges, name) is not None])
 
 
+def product_unit(dtype: torch.dtype, terms: int) -> float:
+    """kProductUnit of cuda/score_terms.cuh."""
+    return 1.0 if dtype == torch.float32 or terms & EXPRESSION else LOG2E
+
+
 def score_scalars(edges: BoundEdges | None) -> Members:
     """Members of cuda/score_term_params.cuh other than SCORE_DEFAULTS: heads of values (1 or H), and numbers."""
     if edges is None:
         return ()
-    scalars = {name: number for name in FURTHER_NUMBERS if (number := getattr(edges, name)) is not None}
+    scalars: dict[str, float] = {}
     if edges.additive_weight is not None:
         scalars["additive_slope"] = edges.additive_slope
     if edges.score is not None:
@@ -60,27 +51,40 @@ def score_scalars(edges: BoundEdges | None) -> Members:
     return tuple(scalars.items())
 
 
-def forward_fits_tiles(edges: BoundEdges) -> bool:
-    """Whether the forward kernel over KV tiles takes a score term. It gathers K in any case, so not if the expression
-    does not read the score."""
-    of_edges = 0 if edges.edge_values is None else edges.edge_values.shape[2]
-    of_others = sum(each is not None for each in (edges.bias, edges.multiplier))
-    return uses_score(edges.score) and of_edges + of_others <= MOST_TILE_VALUES
-
-
-def backward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
-    """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a clamp and a score
-    term without values of edges."""
+def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
+    """Whether the forward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also features and a score
+    term. It gathers K in any case, so not if the expression does not read the score."""
     terms = terms_of(edges)
     if not terms & ~DROPOUT:
         return True
-    if terms & ~(DROPOUT | CLAMP | EXPRESSION) or dtype == torch.float32 or edges.edge_values is not None:
+    if terms & (TYPES | ADDITIVE) or dtype == torch.float32:
+        return False
+    of_edges = 0 if edges.edge_values is None else edges.edge_values.shape[2]
+    return edges.score is None or (uses_score(edges.score) and of_edges <= MOST_TILE_VALUES)
+
+
+def backward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
+    """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a score term that
+    has no values of edges."""
+    terms = terms_of(edges)
+    if not terms & ~DROPOUT:
+        return True
+    if terms & ~(DROPOUT | EXPRESSION) or dtype == torch.float32 or edges.edge_values is not None:
         return False
     if edges.score is None:
         return True
     sizes = [0 if (each := getattr(edges, name)) is None else each.shape[2] for name in VALUES]
     of_rows, of_columns, _, of_heads = sizes
     return uses_score(edges.score) and max(of_rows + of_heads, of_columns) <= MOST_VALUE_SUMS
+
+
+def require_edge_arrays(items: torch.Tensor | None) -> None:
+    """Raise a ValueError if a plan lacks the arrays of the edge-by-edge kernels."""
+    if items is None:
+        raise ValueError(
+            "edges: this call runs edge by edge (float32 with a score term, a term that reads no score, or types and "
+            "additive attention), and this plan has no arrays for it; make it with plan_attention(..., edge_data=True)"
+        )
 
 
 def new_value_gradients(

@@ -29,7 +29,7 @@
 //   records [kWarps][kRecords]    a KV tile      128                        128      128      128
 //   partial scores, with teams                   0                          0        0        1,024, in two buffers
 //   per warp                                     8,704                      16,896   33,280   16,896; 18,944 in a team
-//   score terms with values (tile_terms.cuh): a 16 x 16 matrix of float for each, 1,024 bytes per warp
+//   values of edges (tile_terms.cuh): a 16 x 16 matrix of float for each, 1,024 bytes per warp
 //   edge features, struct TileFeaturesMemory: 3,232 bytes per warp at kDim 64 and 256, 2,224 at 128
 //
 // Swizzle of K: one head, and float32. 16-bit head groups use the swizzle of V, for ldmatrix. A phase of ld.shared.v4
@@ -121,7 +121,7 @@ __device__ constexpr int max_warps() {
   constexpr int kMediumWarps = 8;
 #endif
   if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
-  constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kScoreTerms) != 0 ||
+  constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kExpression) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
   return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
 }
@@ -139,7 +139,7 @@ struct SharedMemoryOfTeams : SharedMemory<kDim, 1, kWarps, sizeof(float)> {
   PartialScores partial_scores[kWarps / kDimWarps][2][kDimWarps];  // [team][KV tile % 2][warp of the team]
 };
 
-// With edge data: the values of the score terms follow.
+// With edge data: the values of edges follow.
 template <int kDim, int kHeads, int kWarps, int kTerms>
 struct SharedMemoryOfTerms : SharedMemory<kDim, kHeads, kWarps> {
   TileTermsMemory<kTerms> terms[kWarps];
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
   static_assert((kTerms & kTypes) == 0, "types are fused3s_edges.cu's");
-  constexpr bool kTransforms = kTerms & kScoreTerms;
+  constexpr bool kTransforms = kTerms & kExpression;
   static_assert(sizeof(BlockPartial) <= kDimWarps * sizeof(Shared::ring[0]), "a partial fits the rings of a team");
   static_assert(sizeof(Shared::ring) % sizeof(Shared::records[0]) == 0, "record addresses by ^ and &");
 
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
                  kDimWarps > 1 ? max(0, min(kWidth, kDim - kWidth * dim_warp)) : kDim, lane);
   }
   Gather<kDim, kHeads, kBytes, kWidth> gather(p, lane, kWidth * dim_warp);
-  Rows rows(lane, kTransforms ? 1.0f : p.scale_log2e);  // with score terms, `Terms::apply` scales the scores
+  Rows rows(lane, kTransforms ? 1.0f : p.product_scale);  // with a score term, `Terms::apply` scales the scores
   const WindowRows window_rows{p.row_ids, p.num_rows};
 
   ring.wait_for_item();
@@ -243,7 +243,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   }
   using TermsMemory = SharedMemoryOfTerms<kDim, kHeads, kWarps, kTerms>;
   Terms terms(p, lane, reinterpret_cast<TermsMemory*>(smem)->terms[kTerms ? warp : 0]);
-  if constexpr (kTransforms) terms.start(range.x, count);
+  if constexpr (kTransforms) {
+    const int window = static_cast<int>(range.z);
+    terms.start(range.x, count, window < 0 ? p.num_rows : window_rows.of(window, lane % kTileM), ring.records);
+  }
   using FeaturesMemory = SharedMemoryOfFeatures<kDim, kHeads, kWarps, kTerms>;
   TileFeatures<kIn, kDim, kTerms> features(
       p, lane, reinterpret_cast<FeaturesMemory*>(smem)->features[kHasFeatures<kTerms> ? warp : 0]);
@@ -259,7 +262,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   for (int i = 0; i < count; ++i) {
     ring.wait();
     const u32 stage = ring.stage, record = ring.record;
-    if constexpr (kTransforms) terms.scatter();
+    if constexpr (kTransforms) {
+      terms.scatter();
+      terms.advance_columns(record, ring.next_record(), i + 1 < count);
+    }
     if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
     [[maybe_unused]] const auto key = reinterpret_cast<unsigned char*>(smem) + (stage - shared_address(smem));
     float limit[2][4];
@@ -283,7 +289,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         if constexpr (kTerms & kKeyFeatures) features.add_scores(score[0], i, key);
         if constexpr (kTransforms) {
           __syncwarp();  // the other lanes' values
-          terms.apply(score[0], row, record, rows.g, rows.t);
+          terms.apply(score[0], rows.g, rows.t);
         }
         mask_scores(score[0], record, rows.g, rows.t);
       }

@@ -1,7 +1,7 @@
 // Gradients of fused3s.cu on tensor cores, in two passes without atomics; bound by the gathers. P is computed again
 // from the LSE of the forward pass.
 //
-//   S = Q K^T    P = exp(scale * S - LSE) where A has an edge, else 0    dP = dO V^T    delta_i = <dO_i, O_i>
+//   S = Q K^T    P = exp(scale * S - LSE) where A has an edge, else 0    dP = dO V^T    delta_i = <dO_i, O_i> - dLSE_i
 //   dS = P o (dP - delta)    dQ = scale * dS K    dK = scale * dS^T Q    dV = P^T dO
 //
 //   pass     kColumns   windows of        own rows   gathered rows        X, Y        computes
@@ -72,7 +72,7 @@
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 __device__ constexpr int max_backward_warps() {
   constexpr int kWidth = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kWidth;
-  if (kTerms & kScoreTerms) return kColumns || kWidth > 64 ? 8 : 12;
+  if (kTerms & kExpression) return kColumns || kWidth > 64 ? 8 : 12;
   if (kIsWide<kIn>) return kWidth <= 16 ? 16 : kWidth <= 32 || (kIn == Element::kTF32 && !kColumns) ? 12 : 8;
   if (kWidth <= 64) return kColumns ? 12 : 16;
   if (kColumns || kDimWarps > 1) return 8;
@@ -93,7 +93,7 @@ struct BackwardMemory {
 
 // Sums of the gradients of a score term's values, for a row or column of the window.
 template <Element kIn, bool kColumns, int kTerms>
-constexpr int kNumValueSums = kColumns ? ScoreTerms<kIn, kTerms>::kColumnSums : ScoreTerms<kIn, kTerms>::kRowSums;
+constexpr int kNumValueSums = kColumns ? ScoreTerm<kIn, kTerms>::kColumnSums : ScoreTerm<kIn, kTerms>::kRowSums;
 
 // With kNumValueSums a FragmentPair of each warp comes last.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, int kTerms>
@@ -115,8 +115,8 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   using Window = GradientWindow<kIn, kDim, kColumns, kDimWarps, kTerms>;
   using Producer = PairGather<kIn, kDim, kDimWarps, kColumns>;
   using Shared = BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>;
-  static_assert((kTerms & ~(kDropout | kClamp | kExpression)) == 0, "the rest is fused3s_edges_backward.cu's");
-  static_assert(Window::Terms::kNumValues == 0, "values of edges are fused3s_edges_backward.cu's");
+  static_assert((kTerms & ~(kDropout | kExpression)) == 0, "the rest is fused3s_edges_backward.cu's");
+  static_assert(Window::Term::kEdgeValues == 0, "values of edges are fused3s_edges_backward.cu's");
   static_assert(!(kIsWide<kIn> && Window::kTransforms), "so are score terms of float32");
   static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");
   static_assert(alignof(Shared) >= sizeof(Shared::records[0]), "record addresses by ^ and &");
@@ -154,7 +154,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring.stage_of(1));
   gather(0, ring.record_of(0), ring.stage_of(0));
   if constexpr (Window::kDrops) window.start_dropout(lane_row);
-  if constexpr (Window::kTransforms) window.start_terms(min(lane_row, target.rows.num_rows - 1));
+  if constexpr (Window::kTransforms) window.start_term(lane_row, ring.records, count > 0);
 
   typename Producer::Pieces output;
   RowStats stats;
@@ -170,6 +170,9 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   if constexpr (!kColumns) {
     stats.delta = gather.row_products(output, ring.stage_of(1));
     if constexpr (kDimWarps > 1) stats.delta = own_team.add_up(stats.delta);
+    if (p.lse_gradient && has_row && stats.negative_lse != negative_infinity()) {
+      stats.delta -= __ldg(p.lse_gradient + row_head);
+    }
     window.set_stats(stats);
     // In a window shared by several teams, the first team writes the statistics.
     const uint4 split = ring.split();
@@ -186,6 +189,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     ring.wait();
     const u32 stage = ring.stage, record = ring.record;
     const int last_row = (i + 1 < count ? kTileKeys : num_keys) - 1;
+    if constexpr (Window::kTransforms) window.advance_values(record, ring.next_record(), i + 1 < count);
     float score[2][4], grad_weight[2][4];
     window.products(score, grad_weight, stage, last_row);
     if constexpr (kDimWarps > 1) own_team.add_up(score, grad_weight, i);

@@ -6,7 +6,7 @@
 // Statistics of a row of the softmax.
 struct RowStats {
   float negative_lse;  // -LSE * log2(e); -infinity for a row without weight, so that its exponentials are 0
-  float delta;         // <dO, O>
+  float delta;         // <dO, O>, less the gradient of the LSE
 };
 
 struct BackwardParams {
@@ -18,6 +18,7 @@ struct BackwardParams {
   const void* grad_output;     // [num_rows][H][kDim]  as query
   const void* output;          // [num_rows][H][kDim]  contiguous
   const float* lse;            // [num_rows][H]
+  const float* lse_gradient;   // [num_rows][H]  null for 0
   RowStats* row_stats;         // [num_rows][H]  written by the row pass for rows with an edge
   void* grad_query;            // [num_rows][gradient_heads][kDim]  the row pass writes H heads of each row
   void* grad_key;              // [num_cols][gradient_heads][kDim]  the column pass writes H heads of each row
@@ -47,8 +48,5 @@ struct BackwardParams {
   float scale;
   u32 threshold;  // as in DropoutParams
   float rescale;  // 1 / (1 - rate); 1 without dropout
-  float clamp_log2e;  // largest |s| * log2(e)
 #include "score_term_params.cuh"
 };
-
-__device__ __forceinline__ float score_limit(const BackwardParams& p) { return p.clamp_log2e; }

@@ -3,7 +3,7 @@
 //
 //   k_ij = w[type_ij] * k_j + W a_ij                      w: elementwise; a_ij: up to 16 features of the edge
 //   v_ij = v_j + W' a_ij
-//   s_ij = clamp(f(scale * m_ij * <q_i, k_ij> + b_ij))    score terms (score_terms.cuh)
+//   s_ij = f(scale * <q_i, k_ij>)                         f: the score term (score_terms.cuh)
 //
 // fused3s.cu computes 16 x 16 scores per head of a KV tile, whatever the number of edges in it. With about 16 edges per
 // KV tile, heads of up to 32 dimensions take fewer instructions edge by edge.
@@ -40,8 +40,6 @@ struct Params {
   float* lse;               // [num_rows][H]  log of the sum of exp(scores), -infinity without an edge; may be null
   float* partial;           // [num_parts][num_groups][kPartial]
   int* semaphores;          // [num_parts][num_groups]  0 before and after; a row's first part has the semaphore
-  const void* bias;         // [nnz][1 or H]
-  const void* multiplier;   // [nnz][1 or H]
   const u8* types;          // [nnz]
   const void* type_weight;  // [num_types][H][kDim]  contiguous
   const void* features;     // [nnz][16]
@@ -60,18 +58,14 @@ struct Params {
   int num_rows;
   int num_items;
   int num_heads;
-  int bias_heads;        // 1 or H
-  int multiplier_heads;  // 1 or H
-  float scale;           // times kScoreUnit
-  float clamp;           // largest |s|, times kScoreUnit
+  float scale;           // times kProductUnit
 #include "score_term_params.cuh"
 };
 
-__device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; }
-
 template <Element kIn>
 __device__ constexpr bool takes_pairs(int dim, int heads, int terms) {
-  return !kIsWide<kIn> && dim > 8 && dim <= 16 && (heads == 8 || heads == 4) && terms & (kKeyFeatures | kValueFeatures);
+  const bool has_features = terms & (kKeyFeatures | kValueFeatures);
+  return has_features && !kIsWide<kIn> && dim > 8 && dim <= 16 && (heads == 8 || heads == 4);
 }
 
 template <Element kIn, int kDim, int kHeads, int kTerms>
@@ -84,7 +78,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kV
   static constexpr bool kHasLaneFeatures = kHasFeatures && !kHasPairs;
   static constexpr bool kSumsPairs = kHasPairs && kTerms & kValueFeatures;
   static constexpr int kPackedSides = (kTerms & kKeyFeatures ? 1 : 0) + (kTerms & kValueFeatures ? 1 : 0);
-  static constexpr bool kUsesKey = ScoreTerms<kIn, kTerms>::kUsesScore;  // else no row of K is read
+  static constexpr bool kUsesKey = ScoreTerm<kIn, kTerms>::kUsesScore;  // else no row of K is read
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills. float32 rows in flight take twice as
   // many.
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
@@ -94,7 +88,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kV
 #if __CUDA_ARCH__ == 900
   static constexpr bool kTight = false;
 #else
-  static constexpr bool kTight = ScoreTerms<kIn, kTerms>::kNumValues > 1;  // bias and multiplier
+  static constexpr bool kTight = ScoreTerm<kIn, kTerms>::kEdgeValues > 1;
 #endif
   static constexpr int kMinBlocks = kIsLargest                         ? 2
                                     : kIsWide<kIn>                     ? (kIsLarge ? 3 : 4)
@@ -275,11 +269,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       next_key[i] = first + kUnroll + i < count ? __ldg(indices + kUnroll + i) : 0;
     }
     indices = opaque_pointer(indices + kUnroll);
-    ScoreTerms<kIn, kTerms> terms[kOwn];
+    ScoreTerm<kIn, kTerms> terms[kOwn];
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const int i = Group::own_edge(lane, j);
-      if (first + i < count) terms[j].load_values(p, first_edge + i, loaded_head, true);
+      if (first + i < count) terms[j].load_edge(p, first_edge + i, loaded_head);
     }
     float score[kUnroll];
 #pragma unroll
@@ -303,17 +297,20 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       } else {
         score[i] = dot(query, x);
       }
-      if constexpr (Group::kHasLaneFeatures && kTerms & kKeyFeatures) score[i] = add_dot(score[i], projected, features[i]);
+      if constexpr (Group::kHasLaneFeatures && kTerms & kKeyFeatures) {
+        score[i] = add_dot(score[i], projected, features[i]);
+      }
     }
-    if constexpr (Group::kHasPairs && kTerms & kKeyFeatures) pairs.add_scores(score, pair_words);
+    if constexpr (Group::kHasPairs && Group::kUsesKey && kTerms & kKeyFeatures) pairs.add_scores(score, pair_words);
     Group::sum_over_head(score, lane);
     float new_max = softmax.max;
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
-      const ScorePlace place{row, Group::own(edge_key, lane, j), loaded_head};
-      terms[j].load_place(p, place);
-      const float transformed = terms[j].apply(score_scale * score[j], place, p);
+      terms[j].load_row(p, row, loaded_head);
+      terms[j].load_column(p, Group::own(edge_key, lane, j), loaded_head);
+      terms[j].load_head(p, loaded_head);
+      const float transformed = terms[j].apply(score_scale * score[j], p);
       score[j] = exists ? transformed : negative_infinity();
       new_max = fmaxf(new_max, score[j]);
     }

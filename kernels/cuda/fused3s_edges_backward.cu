@@ -1,18 +1,16 @@
 // Gradients of fused3s_edges.cu edge by edge, in a pass over the rows of A and one over its columns; bound by the
 // gathers of two rows an edge in each. No pass stores the weights p: both recompute them from lse.
 //
-//   x_ij     = scale * m_ij * <q_i, k_ij> + b_ij             k_ij, v_ij as in fused3s_edges.cu
-//   p_ij     = exp(clamp(f(x_ij)) - lse_i)                   f: a score term, which multiplies ds by f' below
+//   p_ij     = exp(f(scale * <q_i, k_ij>) - lse_i)           f: the score term; k_ij, v_ij as in fused3s_edges.cu
 //   g_ij     = D_ij <dO_i, v_ij>                             D_ij = keep_ij / (1 - rate) with dropout, else 1
-//   ds_ij    = p_ij (g_ij - delta_i)                         delta_i = <dO_i, O_i>; 0 where |x_ij| > c
+//   ds_ij    = f' p_ij (g_ij - delta_i)                      delta_i = <dO_i, O_i> - dlse_i
 //
-//   dq_i     = scale * sum_j ds_ij m_ij k_ij = scale * (sum_j ds_ij m_ij w * k_j + W t_i)
-//   dk_j     = scale * sum_i ds_ij m_ij w * q_i
+//   dq_i     = scale * sum_j ds_ij k_ij = scale * (sum_j ds_ij w * k_j + W t_i)
+//   dk_j     = scale * sum_i ds_ij w * q_i
 //   dv_j     = sum_i D_ij p_ij dO_i
-//   db_ij    = ds_ij        dm_ij = ds_ij * scale * <q_i, k_ij>
-//   da_ij    = sum over heads of (scale * ds_ij m_ij u_i + D_ij p_ij u'_i)
+//   da_ij    = sum over heads of (scale * ds_ij u_i + D_ij p_ij u'_i)
 //
-//   u_i = W^T q_i           t_i = sum_j ds_ij m_ij a_ij      dW  = scale * sum_i q_i t_i^T
+//   u_i = W^T q_i           t_i = sum_j ds_ij a_ij           dW  = scale * sum_i q_i t_i^T
 //   u'_i = W'^T dO_i        s_i = sum_j D_ij p_ij a_ij       dW' = sum_i dO_i s_i^T
 //
 // One template for both passes. A lane group (lane_group.cuh) processes a row of A, or of A^T:
@@ -52,13 +50,12 @@ struct Params {
   const void* gathered_second;   // [..][H][kDim]  v or dO, as own_first
   const void* output;            // [num_rows][H][kDim]  O, contiguous; pass over rows
   const float* lse;              // [num_rows][H]  pass over rows
+  const float* lse_gradient;     // [num_rows][H]  pass over rows; null for 0
   float2* row_state;             // [num_rows][H]  lse * kScoreUnit and delta; written over rows, read over columns
   void* first_gradient;          // [rows][gradient_heads][kDim]  dq without W t, or dk; H heads of each row are written
   void* second_gradient;         // [rows][gradient_heads][kDim]  dv; H heads of each row; pass over columns
   float* partial;                // [num_parts][num_groups][kPartial]
   int* semaphores;               // [num_parts][num_groups]  0 before and after; a row's first part has the semaphore
-  const void* bias;              // [nnz][1 or H]
-  const void* multiplier;        // [nnz][1 or H]
   const u8* types;               // [nnz]
   const void* type_weight;       // [num_types][H][kDim]  contiguous
   const void* features;          // [nnz][16]
@@ -69,10 +66,8 @@ struct Params {
   // Written in the pass over rows, by instances with their terms. Gradients and weights may be null: not written.
   void* key_feature_sums;       // [H][num_rows][16]  scale * t
   void* value_feature_sums;     // [H][num_rows][16]  s
-  float* bias_gradient;        // [nnz][H]  ds
-  float* multiplier_gradient;  // [nnz][H]
-  float* score_weights;        // [nnz][H]  scale * ds * m
-  float* value_weights;        // [nnz][H]  D p
+  float* score_weights;  // [nnz][H]  scale * ds
+  float* value_weights;  // [nnz][H]  D p
   // Gradients of the values of a score term; those of heads of each row. Pass over rows, but for those of columns.
   float* row_value_gradients;     // [num_rows][H][n]
   float* head_value_gradients;    // [num_rows][H][n]
@@ -92,14 +87,9 @@ struct Params {
   int num_items;
   int num_heads;         // H
   int gradient_heads;    // H, or more if the rows of a gradient also hold other columns
-  int bias_heads;        // 1 or H
-  int multiplier_heads;  // 1 or H
   float scale;
-  float clamp;  // largest |s|, times kScoreUnit
 #include "score_term_params.cuh"
 };
-
-__device__ __forceinline__ float score_limit(const Params& p) { return p.clamp; }
 
 enum class Pass { kRows, kColumns };
 
@@ -114,16 +104,15 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures
   static constexpr int kLaneDims = Base::kLaneDims;
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
-  static constexpr bool kHasEdgeData =
-      kHasFeatures || kTerms & kTypes || ScoreTerms<kIn, kTerms>::kNumValues > 0;
+  using Term = ScoreTerm<kIn, kTerms>;
+  static constexpr bool kHasEdgeData = kHasFeatures || kTerms & kTypes || Term::kEdgeValues > 0;
   // Sums of a lane: dq and t and s, or dk and dv.
   static constexpr int kSecond = kLaneDims;  // first of dv, or of t
   static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // first of s
-  using Terms = ScoreTerms<kIn, kTerms>;
-  static constexpr bool kUsesScore = Terms::kUsesScore;  // else q and k are not read, and their gradients are 0
+  static constexpr bool kUsesScore = Term::kUsesScore;  // else q and k are not read, and their gradients are 0
   static constexpr int kValues = kPass == Pass::kColumns ? 2 * kLaneDims  // first of the values of score terms
                                                          : kThird + (kHasValueFeatures ? Base::kLaneFeatures : 0);
-  static constexpr int kAdditiveSums = kValues + (kPass == Pass::kColumns ? Terms::kColumnSums : Terms::kRowSums);
+  static constexpr int kAdditiveSums = kValues + (kPass == Pass::kColumns ? Term::kColumnSums : Term::kRowSums);
   static constexpr bool kSumsAdditive = kPass == Pass::kRows && kTerms & kAdditive;
   static constexpr int kSums = kAdditiveSums + (kSumsAdditive ? kLaneDims : 0);
   static constexpr int kLanePartial = divide_up(kSums, 4) * 4;  // whole float4
@@ -251,8 +240,8 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     Group::unpack(own_second, Group::load(second.row(row), first_dim, count > 0), first_dim);
   }
   constexpr bool kScalesScores = kIsWide<kIn> || kTerms & kAdditive;  // else the own rows
-  const float own_scale = kScalesScores ? 1.0f : p.scale * kScoreUnit<kIn>;
-  const float score_scale = kScalesScores ? p.scale * kScoreUnit<kIn> : 1.0f;
+  const float product_scale = p.scale * kProductUnit<kIn, kTerms>;
+  const float own_scale = kScalesScores ? 1.0f : product_scale, score_scale = kScalesScores ? product_scale : 1.0f;
   float additive[kLaneDims] = {};
   if constexpr (kTerms & kAdditive) {
     const i64 start = static_cast<i64>(loaded_head) * kDim + first_dim;
@@ -271,6 +260,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       row_delta += __shfl_xor_sync(kFullWarp, row_delta, distance);
     }
     row_lse = count > 0 ? __ldg(p.lse + row_head) : negative_infinity();
+    if (p.lse_gradient && row_lse != negative_infinity()) row_delta -= __ldg(p.lse_gradient + row_head);
     row_lse = row_lse == negative_infinity() ? -negative_infinity() : row_lse * kScoreUnit<kIn>;  // [3]
   }
 
@@ -324,14 +314,14 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       if constexpr (!kOverRows && Group::kHasEdgeData) next_edge[i] = next < count ? __ldg(edges + next) : 0;
     }
     indices = opaque_pointer(indices + kUnroll);
-    ScoreTerms<kIn, kTerms> terms[kOwn];
+    typename Group::Term terms[kOwn];
     float lse[kOwn], delta[kOwn];
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
       const i64 e = Group::own(edge, lane, j);
       lse[j] = row_lse, delta[j] = row_delta;
-      terms[j].load_values(p, e, loaded_head, exists);
+      if (exists) terms[j].load_edge(p, e, loaded_head);
       if constexpr (!kOverRows) {
         const char* const address = row_state + mul_wide_s32(Group::own(gathered, lane, j), state_bytes);
         const float2 state = exists ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
@@ -384,17 +374,19 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 
       const bool exists = first + Group::own_edge(lane, j) < count;
       const int own_gathered = Group::own(gathered, lane, j);
-      const ScorePlace place{kOverRows ? row : own_gathered, kOverRows ? own_gathered : row, loaded_head};
-      terms[j].load_place(p, place);
-      const float score = terms[j].apply(score_scale * product[0], place, p);
+      const int query_row = kOverRows ? row : own_gathered, key_row = kOverRows ? own_gathered : row;
+      terms[j].load_row(p, query_row, loaded_head);
+      terms[j].load_column(p, key_row, loaded_head);
+      terms[j].load_head(p, loaded_head);
+      const float score = terms[j].apply(score_scale * product[0], p);
       const float weight = exists ? exp_score<kIn>(score - lse[j]) : 0.0f;
       float kept = 1.0f;
       if constexpr (kTerms & kDropout) {
-        const u32 hash = kOverRows ? of_row : dropout_row(seed, place.row, loaded_head);
-        kept = keeps(hash, place.column, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
+        const u32 hash = kOverRows ? of_row : dropout_row(seed, query_row, loaded_head);
+        kept = keeps(hash, key_row, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
       }
       const float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
-      const float score_weight = terms[j].gradient(score_gradient, place, p);
+      const float score_weight = terms[j].gradient(score_gradient, p);
       if constexpr (kOverRows) {
         terms[j].template add_row_sums<Group::kValues>(sums);
       } else {
@@ -404,7 +396,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       if constexpr (kOverRows && Group::kHasEdgeData) {
         if (exists && has_head && lane_of_head < kBatch) {
           const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
-          terms[j].store_value_gradients(p, at);
+          terms[j].store_edge_gradients(p, at);
           if (kTerms & (kKeyFeatures | kTypes) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
           if (kTerms & kValueFeatures && p.value_weights) p.value_weights[at] = value_weight;
         }
@@ -454,14 +446,14 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     for (int d = 0; d < kLaneDims; ++d) gradient[d] = sums[Group::kSecond + d];
     Group::template store<kIn>(p.second_gradient, gradient_start, first_dim, writes, gradient);
     if (writes && lane_of_head == 0) {
-      Group::template store_sums<0, Group::Terms::kColumnSums>(p.column_value_gradients, row_head, sums);
+      Group::template store_sums<0, Group::Term::kColumnSums>(p.column_value_gradients, row_head, sums);
     }
   } else {
     if (writes && lane_of_head == 0) {
-      constexpr int kOfRows = kTerms & kExpression ? ScoreExpression::kRowValues : 0;
+      constexpr int kOfRows = Group::Term::kRowValues;
       p.row_state[row_head] = make_float2(row_lse, row_delta);
       Group::template store_sums<0, kOfRows>(p.row_value_gradients, row_head, sums);
-      Group::template store_sums<kOfRows, Group::Terms::kRowSums - kOfRows>(p.head_value_gradients, row_head, sums);
+      Group::template store_sums<kOfRows, Group::Term::kRowSums - kOfRows>(p.head_value_gradients, row_head, sums);
     }
     if constexpr (Group::kSumsAdditive) {
 #pragma unroll
@@ -510,7 +502,7 @@ __launch_bounds__(kWarps* kWarpSize, BackwardGroup<kIn, kDim, kHeads, kTerms, Pa
 
 struct FeatureParams {
   const Item* items;             // [num_items]  of the rows of A
-  const float* score_weights;    // [nnz][H]  scale * ds * m; with
+  const float* score_weights;    // [nnz][H]  scale * ds; with
   const float* projected_query;  // [H][num_rows][16]  u; both or neither are null
   const float* value_weights;    // [nnz][H]  D p; with
   const float* projected_grad;   // [H][num_rows][16]  u'; both or neither are null

@@ -51,8 +51,6 @@ struct Params {
   const int* tile_slots;       // [num_tiles + 3]  first slot of each KV tile; null without edge data
   const int* slot_edges;       // [nnz]  edge of each slot, CSR order
   const u8* slot_places;       // [nnz]  16 * row + key in the KV tile
-  const u16* bias;             // [nnz][1 or H]
-  const u16* multiplier;       // [nnz][1 or H]
   const u16* features;         // [nnz][16]  rows aligned to 16 bytes, zero past the last feature
   const uint4* feature_weights;  // [H]  PackedWeights (tile_features.cuh)
 #include "score_term_pointers.cuh"
@@ -65,15 +63,10 @@ struct Params {
   int value_row_bytes;
   int num_rows;
   int num_heads;
-  int bias_heads;        // 1 or H
-  int multiplier_heads;  // 1 or H
   u32 sign_bits;         // sign bits of a word of Q where the scale is negative, else 0: changes the signs in Q
-  float scale_log2e;     // |scale| * log2(e)
-  float clamp_log2e;     // largest |s| * log2(e)
+  float product_scale;   // |scale| * log2(e); |scale| with a score term
 #include "score_term_params.cuh"
 };
-
-__device__ __forceinline__ float score_limit(const Params& p) { return p.clamp_log2e; }
 
 // Bits of an element, for pointers to tensors.
 template <int kBytes>

@@ -3,6 +3,7 @@
 #include "common.cuh"
 #include "dropout.cuh"
 #include "fused3s_backward_params.cuh"
+#include "lane_values.cuh"
 #include "ptx/ld_shared.cuh"
 #include "ptx/math.cuh"
 #include "score_terms.cuh"
@@ -13,16 +14,17 @@ template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
   using Fragments = WindowFragments<kIn, kDim, kColumns, kDimWarps>;
   using S = typename Fragments::S;
-  using Terms = ScoreTerms<kIn, kTerms>;
-  static constexpr bool kTransforms = kTerms & kScoreTerms;
-  static constexpr int kValueSums = kColumns ? Terms::kColumnSums : Terms::kRowSums;
+  using Term = ScoreTerm<kIn, kTerms>;
+  static constexpr bool kTransforms = kTerms & kExpression;
+  static constexpr int kValueSums = kColumns ? Term::kColumnSums : Term::kRowSums;
   using Partial = GradientPartial<kDim, kColumns, kDimWarps, kValueSums>;
   using Fragments::g, Fragments::t, Fragments::lane, Fragments::kGrads, Fragments::kWeights;
   static constexpr bool kDrops = kTerms & kDropout;
 
   const BackwardParams& p;
   float negative_lse[2], delta[2];  // row pass
-  int own_place[2];                // score terms: the own rows g and g + 8
+  LaneValues<kColumns ? Term::kColumnValues : Term::kRowValues> own_values;  // score term
+  GatheredValues<kColumns ? Term::kRowValues : Term::kColumnValues> gathered_values;
   float value_sums[2][kMostValueSums] = {};
   i64 seed = 0;
   u32 own_hash[2];  // row pass: `dropout_row`; column pass: the column
@@ -37,10 +39,29 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
     for (int half = 0; half < 2; ++half) own_hash[half] = __shfl_sync(kFullWarp, hash, 8 * half + g);
   }
 
-  // lane_row: own row lane % 16, or any row where there is none.
-  __device__ __forceinline__ void start_terms(int lane_row) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) own_place[half] = __shfl_sync(kFullWarp, lane_row, 8 * half + g);
+  // lane_row: own row lane % 16, num_rows and more for none; record: of the first KV tile, if it exists.
+  __device__ __forceinline__ void start_term(int lane_row, u32 record, bool exists) {
+    own_values.load(kColumns ? of_columns() : of_rows(), min(lane_row, (kColumns ? p.num_cols : p.num_rows) - 1));
+    gathered_values.start(kColumns ? of_rows() : of_columns(), record, lane, exists);
+  }
+
+  // Loads the values of gathered rows for this iteration, or the next one.
+  __device__ __forceinline__ void advance_values(u32 record, u32 next_record, bool exists) {
+    gathered_values.advance(kColumns ? of_rows() : of_columns(), record, next_record, lane, exists);
+  }
+  __device__ __forceinline__ ValueSource of_rows() const { return {p.row_values, p.row_value_heads}; }
+  __device__ __forceinline__ ValueSource of_columns() const { return {p.column_values, p.column_value_heads}; }
+
+  // The score term of own row g + 8 * half and gathered row i.
+  __device__ __forceinline__ Term term_of(int half, int i) const {
+    Term term;
+    if constexpr (kColumns) {
+      own_values.of(term.values.column, 8 * half + g), gathered_values.of(term.values.row, i);
+    } else {
+      own_values.of(term.values.row, 8 * half + g), gathered_values.of(term.values.column, i);
+    }
+    term.load_head(p, blockIdx.y);
+    return term;
   }
 
   // Row pass. stats: statistics of own row lane % 16.
@@ -76,14 +97,10 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
           const float lse = kColumns ? __uint_as_float(e ? stats.z : stats.x) : negative_lse[half];
           const float subtracted = kColumns ? __uint_as_float(e ? stats.w : stats.y) : delta[half];
           float x;
-          Terms terms;
-          ScorePlace place{};
+          Term term;
           if constexpr (kTransforms) {
-            const int key = ld_shared_b32(record + sizeof(int) * (kTileN * tile + 2 * t + e));
-            const int row = kColumns ? key : own_place[half], column = kColumns ? own_place[half] : key;
-            place = {row, column, static_cast<int>(blockIdx.y)};
-            terms.load_place(p, place);
-            x = ex2_approx_ftz(terms.apply(score[tile][2 * half + e] * p.scale_log2e, place, p) + lse);
+            term = term_of(half, kTileN * tile + 2 * t + e);
+            x = ex2_approx_ftz(term.apply(score[tile][2 * half + e] * p.scale, p) + lse);
           } else {
             x = ex2_approx_ftz(fmaf(score[tile][2 * half + e], p.scale_log2e, lse));
           }
@@ -98,11 +115,11 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
           grad[half][e] = x * (of_weight - subtracted);
           if constexpr (kTransforms) {
             const bool is_edge = bits >> (16 * half + 8 * tile + 2 * t + e) & 1;  // old data may be NaN
-            grad[half][e] = terms.gradient(is_edge ? grad[half][e] : 0.0f, place, p);
+            grad[half][e] = term.gradient(is_edge ? grad[half][e] : 0.0f, p);
             if constexpr (kColumns) {
-              terms.template add_column_sums<0>(value_sums[half]);
+              term.template add_column_sums<0>(value_sums[half]);
             } else {
-              terms.template add_row_sums<0>(value_sums[half]);
+              term.template add_row_sums<0>(value_sums[half]);
             }
           }
         }

@@ -62,7 +62,11 @@ struct Ring {
     __syncwarp();  // [R3]
     gather(i + kStages, record ^ kStages * kRecord_bytes, stage);
     stage = 2 * stages + kStage_bytes - stage;
+    record = next_record();
+  }
+  // Of the KV tile of the next iteration; complete in this one.
+  __device__ __forceinline__ u32 next_record() const {
     constexpr u32 kMask = kRecords * kRecord_bytes - 1;
-    record = (record & ~kMask) | ((record + kRecord_bytes) & kMask);
+    return (record & ~kMask) | ((record + kRecord_bytes) & kMask);
   }
 };

@@ -1,30 +1,32 @@
-// Score terms (score_terms.cuh) of a KV tile, for instances of one head.
+// The score term (score_terms.cuh) of a KV tile, for instances of one head.
 //
 // Values of edges. The edges of a KV tile are consecutive slots. Each lane loads the values of its slots (lane, lane +
-// 32, ...) and stores them to a 16 x 16 matrix in shared memory for each term that has values, from which the lanes
-// read them as C fragments. Entries without an edge hold old data; the mask follows later. Edge and place of a slot are
-// loaded one KV tile ahead.
+// 32, ...) and stores them to a 16 x 16 matrix in shared memory for each value, from which the lanes read them as C
+// fragments. Entries without an edge hold old data; the mask follows later. Edge and place of a slot are loaded one KV
+// tile ahead.
 //
 // Swizzle: rows with bit 1 set swap their halves, so that rows g to g + 3 of a read cover all banks.
+//
+// Values of rows and columns: lane_values.cuh.
 #pragma once
 #include "common.cuh"
 #include "fused3s_params.cuh"
+#include "lane_values.cuh"
 #include "ptx/ld_shared.cuh"
 #include "score_terms.cuh"
 
 constexpr int kTileValues = kTileM * kTileKeys;  // of a matrix
 
-// Four floats in place of a matrix that the instance lacks.
+// Four floats in place of a matrix for an instance without values of edges.
 template <int kTerms>
 struct __align__(16) TileTermsMemory {
-  using Terms = ScoreTerms<Element::kHalf, kTerms>;
-  float values[kTileValues * Terms::kNumValues + 4 * (Terms::kMostValues - Terms::kNumValues)];
+  static constexpr int kEdgeValues = ScoreTerm<Element::kHalf, kTerms>::kEdgeValues;
+  float values[kEdgeValues > 0 ? kTileValues * kEdgeValues : 4];
 };
 
 template <Element kIn, int kTerms>
 struct TileTerms {
-  using Terms = ScoreTerms<kIn, kTerms>;
-  static constexpr bool kHasValues = Terms::kNumValues > 0;
+  using Term = ScoreTerm<kIn, kTerms>;
 
   const Params& p;
   const int lane;
@@ -32,12 +34,18 @@ struct TileTerms {
   const int* tile_slots;   // first slot of the next KV tile but one
   int first, next, after;  // first slot of the KV tile and of the two behind it
   int edge, place;         // of slot first + lane
+  LaneValues<Term::kRowValues> of_rows;
+  GatheredValues<Term::kColumnValues> of_columns;
 
   __device__ __forceinline__ TileTerms(const Params& p, int lane, TileTermsMemory<kTerms>& memory)
       : p(p), lane(lane), memory(memory) {}
 
-  __device__ __forceinline__ void start(int begin, int count) {
-    if constexpr (kHasValues) {
+  //   lane_row   row lane % 16 of the window in A; num_rows and more for none
+  //   record     of the first KV tile
+  __device__ __forceinline__ void start(int begin, int count, int lane_row, u32 record) {
+    of_rows.load({p.row_values, p.row_value_heads}, min(lane_row, p.num_rows - 1));
+    of_columns.start({p.column_values, p.column_value_heads}, record, lane, count > 0);
+    if constexpr (Term::kEdgeValues > 0) {
       tile_slots = p.tile_slots + begin;
       first = __ldg(tile_slots), next = __ldg(tile_slots + 1), after = __ldg(tile_slots + 2);
       tile_slots += 2;
@@ -48,15 +56,21 @@ struct TileTerms {
     if (slot < end) edge = __ldg(p.slot_edges + slot), place = __ldg(p.slot_places + slot);
   }
 
+  // Loads the values of columns for this iteration, or the next one.
+  __device__ __forceinline__ void advance_columns(u32 record, u32 next_record, bool exists) {
+    of_columns.advance({p.column_values, p.column_value_heads}, record, next_record, lane, exists);
+  }
+
   // Values of the KV tile's edges to shared memory; loads the next KV tile's slots. Before: __syncwarp since `apply`.
   __device__ __forceinline__ void scatter() {
-    if constexpr (kHasValues) {
+    if constexpr (Term::kEdgeValues > 0) {
       for (int slot = first + lane; slot < next; slot += kWarpSize) {
         if (slot != first + lane) load_slot(slot, next);
-        float* target = memory.values + (place ^ (place >> 5 & 1) << 3);
-        Terms terms;
-        terms.load_values(p, edge, blockIdx.y, true);
-        terms.for_each_value([&](float value) { *target = value, target += kTileValues; });
+        float* const target = memory.values + (place ^ (place >> 5 & 1) << 3);
+        Term term;
+        term.load_edge(p, edge, blockIdx.y);
+#pragma unroll
+        for (int i = 0; i < Term::kEdgeValues; ++i) target[kTileValues * i] = term.values.edge[i];
       }
       first = next, next = after, after = __ldg(++tile_slots);
       load_slot(first + lane, next);
@@ -65,40 +79,29 @@ struct TileTerms {
 
   // Scores of the lane, as C fragments of two n-tiles: from <q, k> to s, times log2(e). Before: __syncwarp since
   // `scatter`.
-  //   row      of A, for rows g and g + 8 of the window; num_rows and more for none
-  //   record   of the KV tile
-  __device__ __forceinline__ void apply(float (&score)[2][4], const int (&row)[2], u32 record, int g, int t) const {
+  __device__ __forceinline__ void apply(float (&score)[2][4], int g, int t) const {
+    Term term;
+    term.load_head(p, blockIdx.y);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      of_rows.of(term.values.row, 8 * half + g);
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
         const int at = (8 * half + g) * kTileKeys + ((kTileN * tile) ^ (g & 2) << 2) + 2 * t;
-        Terms terms[2];
-        load_pair(terms, memory.values + at);
+        float2 of_edges[at_least_one(Term::kEdgeValues)];  // of two neighbouring scores
+#pragma unroll
+        for (int i = 0; i < Term::kEdgeValues; ++i) {
+          of_edges[i] = *reinterpret_cast<const float2*>(memory.values + at + kTileValues * i);
+        }
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          ScorePlace place{};
-          if constexpr (Terms::kUsesPlace) {
-            const int key = ld_shared_b32(record + sizeof(int) * (kTileN * tile + 2 * t + e));
-            place = {row[half], key, static_cast<int>(blockIdx.y)};
-            terms[e].load_place(p, place);
-          }
+          of_columns.of(term.values.column, kTileN * tile + 2 * t + e);
+#pragma unroll
+          for (int i = 0; i < Term::kEdgeValues; ++i) term.values.edge[i] = e ? of_edges[i].y : of_edges[i].x;
           float& x = score[tile][2 * half + e];
-          x = terms[e].apply(x * p.scale_log2e, place, p);
+          x = term.apply(x * p.product_scale, p);
         }
       }
     }
-  }
-
-  // Values of two neighbouring scores.
-  __device__ static __forceinline__ void load_pair(Terms (&terms)[2], const float* source) {
-    float second[Terms::kMostValues];
-    int count = 0;
-    terms[0].for_each_value([&](float& value) {
-      const float2 pair = *reinterpret_cast<const float2*>(source + kTileValues * count);
-      value = pair.x, second[count++] = pair.y;
-    });
-    count = 0;
-    terms[1].for_each_value([&](float& value) { value = second[count++]; });
   }
 };

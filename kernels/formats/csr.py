@@ -71,17 +71,20 @@ def csr_from_edges(edges: EdgeList, edge_ids: bool = False) -> CSRPattern:
     """Pattern of an edge list on its device, rows and columns ascending. Waits for a GPU, to check the ids.
 
     Args:
-        edge_ids: keep the index of each edge in the list.
+        edge_ids: keep the index of each edge in the list, which then has no padding.
 
     Raises:
         ValueError: an id is out of range.
     """
     check_ids(edges)
     num_rows, num_cols = edges.shape
-    col, row = edges.edge_index.long()
+    edge_index = edges.edge_index
+    if edges.has_padding:
+        edge_index = edge_index[:, edge_index[0] != -1]
+    col, row = edge_index.long()
     order = torch.sort(row * num_cols + col, stable=True).indices  # below 2^62: both dimensions are below 2^31
     indptr = torch.searchsorted(row[order], torch.arange(num_rows + 1, device=row.device))
-    return CSRPattern(indptr, edges.edge_index[0][order], edges.shape, order if edge_ids else None)
+    return CSRPattern(indptr, edge_index[0][order], edges.shape, order if edge_ids else None)
 
 
 def csr_from_dgl(graph: Any, edge_ids: bool = False) -> CSRPattern:

@@ -1,6 +1,7 @@
 """Edge lists of graphs: the edges in the caller's order, repeated ones included."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,14 +14,18 @@ class EdgeList:
         edge_index: [2, E] int32 or int64 on any device. Row 0: keys, columns of A (sources of PyG and DGL); row 1:
             queries, rows of A (targets).
         shape: (num_rows, num_cols) of A.
+        has_padding: whether pairs of -1 are no edges.
+        origin: the caller's graph that this list was made of, which errors name; None for a list of the caller.
     """
 
     edge_index: torch.Tensor
     shape: tuple[int, int]
+    has_padding: bool = False
+    origin: Any = None
 
     @property
     def num_edges(self) -> int:
-        """E, repeated edges included."""
+        """E, repeated edges and padding included."""
         return self.edge_index.shape[1]
 
 
@@ -46,7 +51,12 @@ def check_ids(edges: EdgeList) -> None:
     """Raise a ValueError that names the row of edge_index with ids out of range. Waits for a GPU once."""
     if not edges.num_edges:
         return
-    bounds = torch.stack(edges.edge_index.aminmax(dim=1), 1).tolist()
+    ids = edges.edge_index
+    if edges.has_padding:
+        ids = ids[:, (ids != -1).any(0)]
+        if not ids.numel():
+            return
+    bounds = torch.stack(ids.aminmax(dim=1), 1).tolist()
     names = ("0 (sources)", edges.shape[1], "columns"), ("1 (targets)", edges.shape[0], "rows")
     for (low, high), (name, size, what) in zip(bounds, names, strict=True):
         if low < 0 or high >= size:

@@ -50,7 +50,7 @@ def edge_order(
     edge_ids = None
     if isinstance(graph, CSRPattern) and graph.edge_ids is not None:
         edge_ids = as_tensor(graph.edge_ids).to(device).long()
-        _check_edge_ids(edge_ids, as_tensor(graph.indices).numel())
+        check_edge_ids(edge_ids, as_tensor(graph.indices).numel())
     if sorted_edges is not None:
         return EdgeOrder(sorted_edges if edge_ids is None else edge_ids[sorted_edges])
     if isinstance(graph, EdgeList):
@@ -79,7 +79,7 @@ def _csr_order(row: torch.Tensor, col: torch.Tensor, num_cols: int) -> torch.Ten
     return edge[by_copy]
 
 
-def _check_edge_ids(edge_ids: torch.Tensor, num_edges: int) -> None:
+def check_edge_ids(edge_ids: torch.Tensor, num_edges: int) -> None:
     if edge_ids.shape != (num_edges,):
         raise ValueError(f"edge_ids: got shape {tuple(edge_ids.shape)}; [{num_edges}], the number of edges, is needed")
     occurs = torch.zeros(num_edges, dtype=torch.bool, device=edge_ids.device)

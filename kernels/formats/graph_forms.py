@@ -8,6 +8,7 @@ import torch
 from .bsb import BSB
 from .csr import MAX_DIM, SPARSE_LAYOUTS, CSRPattern, csr_pattern
 from .edge_list import EdgeList, edges_from_torch
+from .key_lists import KeyLists
 
 Graph = BSB | CSRPattern | EdgeList
 
@@ -16,7 +17,7 @@ def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> G
     """The record of a graph on its device, without a copy if possible.
 
     Args:
-        graph: an edge_index [2, E] or (indptr, indices), with `shape`; or a type that has a shape.
+        graph: an edge_index [2, E], (indptr, indices) or KeyLists, with `shape`; or a type that has a shape.
         edge_ids: keep the caller's edge indices if they differ from stored order.
 
     Raises:
@@ -28,6 +29,8 @@ def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> G
         return _from_arrays(graph, shape)
     if isinstance(graph, torch.Tensor) and graph.layout == torch.strided:
         return _from_edge_index(graph, shape)
+    if isinstance(graph, KeyLists):
+        return _from_lists(graph, shape)
     if isinstance(graph, (BSB, CSRPattern, EdgeList)):
         found = graph
     elif _is_coo_or_csc(graph):
@@ -78,6 +81,15 @@ def _from_arrays(arrays: tuple[Any, ...], shape: tuple[int, int] | None) -> CSRP
             "more than rows, are needed (sources and targets go into torch.stack([sources, targets]))"
         )
     return CSRPattern(indptr, indices, shape)
+
+
+def _from_lists(lists: KeyLists, shape: tuple[int, int] | None) -> EdgeList:
+    _require_shape("KeyLists", shape)
+    if len(lists.indices) != shape[0]:
+        raise ValueError(
+            f"KeyLists: got shape {tuple(lists.indices.shape)} for a graph of shape {shape}; {shape[0]} rows are needed"
+        )
+    return lists.edges(shape[1])
 
 
 def _require_shape(form: str, shape: tuple[int, int] | None) -> None:

@@ -7,7 +7,8 @@ from attention_cases import EDGE_CASES, dense_attention, mask_of
 from bench import checks
 from bench.checks import accuracy, compare, float64_attention, largest_row_error, row_errors
 from bench.edge_inputs import EdgeInputs
-from configs.bench import Shape
+from configs.bench import PLAIN_EDGES, Shape
+from kernels.formats.csr import CSRPattern
 
 
 @pytest.mark.parametrize("elements", [1000, 1 << 25])
@@ -57,22 +58,22 @@ def test_a_few_rows_at_a_time_use_the_memory_of_a_few_rows(monkeypatch):
     assert sizes == [(8, 80), (8, 80), (8, 0), (8, 0), (4, 0), (1, 500), (4, 12)]
 
 
-@pytest.mark.parametrize("kind", ["none", "bias", "bias_per_head", "low_rank_1", "low_rank_11", "types_4"])
+@pytest.mark.parametrize("kind", [*PLAIN_EDGES, "low_rank_1", "low_rank_11", "types_4"])
 @pytest.mark.parametrize("name", ["no_edges", "one_node_self_loop", "wide", "empty_rows_and_windows"])
 def test_heads_and_edge_data_agree_with_dense_attention(name, kind, monkeypatch):
     monkeypatch.setattr(checks, "ELEMENTS", 1000)
     monkeypatch.setattr(checks, "CHUNK_EDGES", 300)
     graph, shape = EDGE_CASES[name]().tocsr(), Shape(3, 70)  # two slices of V, the second partial
-    (rows, cols), edges = graph.shape, EdgeInputs.random(kind, Shape(3, 70), graph.nnz, torch.device("cpu"))
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(size, *shape).half() for size in (rows, cols, cols))
     indptr, indices = (torch.from_numpy(array.copy()) for array in (graph.indptr, graph.indices))
+    (rows, cols), edges = graph.shape, EdgeInputs.random(kind, shape, CSRPattern(indptr, indices, graph.shape))
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(size, *shape[:2]).half() for size in (rows, cols, cols))
     output = float64_attention(q, k, v, indptr.long(), indices, 0.3, edges)
     assert output.shape == q.shape
-    assert largest_row_error(output, dense_with_edges(q, k, v, graph, 0.3, edges)) < 1e-7
+    assert largest_row_error(output, dense_with_edges(q, k, v, graph, 0.3, edges, kind)) < 1e-7
 
 
-def dense_with_edges(q, k, v, graph, scale, edges):
+def dense_with_edges(q, k, v, graph, scale, edges, kind):
     """The formulas of `kernels.edge_data` with keys, values and biases of every pair of nodes: [N, H, d] float64."""
     q, k, v = q.double(), k.double(), v.double()
     row, col = map(torch.from_numpy, graph.nonzero())
@@ -85,7 +86,19 @@ def dense_with_edges(q, k, v, graph, scale, edges):
         values[row, col] += torch.einsum("er,hdr->ehd", edges.features.double(), edges.weight.double())
     if edges and edges.bias is not None:
         bias[row, col] = edges.bias.double().expand(-1, q.shape[1])
-    score = (torch.einsum("nhd,nmhd->nmh", q, keys) * scale + bias).masked_fill(~mask_of(graph)[..., None], -torch.inf)
+    score = torch.einsum("nhd,nmhd->nmh", q, keys) * scale + bias
+    if edges and edges.additive_weight is not None:  # GATv2
+        hidden = torch.nn.functional.leaky_relu(q[:, None] + k, 0.2)
+        score = torch.einsum("nmhd,hd->nmh", hidden, edges.additive_weight.double()) * scale
+    if kind == "column":
+        score = score + edges.column.double()
+    if kind == "edge":
+        score[row, col] += edges.edge.double()
+    if kind == "soft_cap":
+        score = torch.tanh(score / 2) * 2
+    if kind == "gat":
+        score = torch.nn.functional.leaky_relu(edges.row.double()[:, None] + edges.column.double(), 0.2)
+    score = score.masked_fill(~mask_of(graph)[..., None], -torch.inf)
     weight = torch.nan_to_num(torch.softmax(score, 1))
     return torch.einsum("nmh,nmhd->nhd", weight, values)
 

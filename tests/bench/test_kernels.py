@@ -26,7 +26,7 @@ def times(rows: list[Row]) -> list[Row]:
 
 
 def test_heads_and_edge_data_are_cases_of_their_own(tmp_path):
-    kinds = ("none", "bias_per_head", "low_rank_3", "types_4")
+    kinds = ("none", "bias_per_head", "low_rank_3", "types_4", "column", "edge", "soft_cap", "gat", "gatv2")
     status, rows = run(edges("reference, pyg", ", ".join(kinds)), tmp_path / "r.csv")
     assert status == 0
     assert {row.bench for row in rows} == {"edges"}
@@ -55,6 +55,19 @@ def test_bytes_follow_type_output_heads_and_edges(tmp_path, monkeypatch):
     assert nnz / 16 <= one / (2 * 8 * 4) <= nnz  # an edge once at most, and a column for each 16 edges at least
 
 
+def test_fewer_kv_heads_are_a_case_of_their_own(tmp_path):
+    settings = ("backends=[reference, pyg]", "shapes=[4x8, 4x8/2, 4x8/1]", "repeats=2", "out_dtype=float32")
+    status, rows = run(config("heads", *settings), tmp_path / "r.csv")
+    assert status == 0
+    assert {(row.heads, row.kv_heads, row.backend, row.status) for row in times(rows)} == {
+        (4, kv_heads, backend, "ok") for kv_heads in (0, 1, 2) for backend in ("reference", "pyg")
+    }
+    gathered = {row.kv_heads: row.value for row in rows if row.metric == "gathered_bytes"}
+    # Between the same columns of fewer heads, and each edge by itself.
+    assert gathered[0] / 4 < gathered[1] <= rows[0].nnz * 2 * 8 * 4
+    assert gathered[0] / 2 < gathered[2] <= 2 * rows[0].nnz * 2 * 8 * 4
+
+
 def test_wrong_edge_data_is_a_wrong_output(monkeypatch, tmp_path):
     bind = EdgeInputs.bind
     monkeypatch.setattr(EdgeInputs, "bind", lambda self, plan: bind(replace(self, bias=self.bias.roll(1, 0)), plan))
@@ -78,7 +91,7 @@ def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alon
     monkeypatch.setitem(REGISTRY, "anemoi", Anemoi())
     _, rows = run(edges("anemoi", "bias, low_rank_3", "shapes=[3x5]"), tmp_path / "r.csv")
     bias, features = times(rows)
-    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes features alone")
+    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes low_rank alone")
     assert features.status == "ok"
     assert all(one is kept[0] for one in seen)
 
@@ -157,3 +170,20 @@ def test_on_a_gpu(name, tmp_path):
 
     settings, device = config(name, "repeats=30"), torch.device("cuda", torch.cuda.current_device())
     assert run_bench(MEASURES[settings.measure], settings, tmp_path, tmp_path / "r.csv", [device]) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "graph"), [("sphere", "sphere-24x48-0.15"), ("nsa", "nsa-8192")])
+def test_both_passes_are_right_on_a_gpu(name, graph, tmp_path):
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    grouped = "4x16/1" if name == "nsa" else "4x16"
+    settings = config(name, "source=official", f"graphs=[{graph}]", f"shapes=[1x64, {grouped}]", "repeats=5")
+    _, rows = run(settings, tmp_path / "r.csv", on=[device])
+    times = [row for row in rows if row.metric == "time"]
+    theirs = {row.status for row in times if row.backend == "torch_harmonics"}
+    assert theirs <= {"ok", "unsupported", "unavailable"}
+    assert {row.status for row in times if row.backend != "torch_harmonics"} == {"ok"}
+    traced = [row.value for row in rows if row.metric == "kernel_time" and row.backend == "fused3s"]
+    assert len(traced) == (12 if name == "sphere" else 0)

@@ -7,10 +7,9 @@ import pytest
 
 import data
 from data.selection import Selection
-from data.sources.sequence_masks import BigBird, Longformer
-from data.synthetic.generate import NoSurrogate
+from data.sources.sequence_masks import BigBird, Longformer, SequenceMask
 
-NAMES = [name for name in data.names() if isinstance(data.info(name).synthetic, NoSurrogate)]
+NAMES = [name for name in data.names() if isinstance(data.info(name).official, SequenceMask)]
 
 
 def dense(mask) -> np.ndarray:

@@ -56,7 +56,7 @@ def test_plans(arguments, error, message):
         ({"q": rows()[:19]}, ValueError, r"q: got shape \(19, 2, 8\), but the graph has 20 rows"),
         ({"k": rows()[:19]}, ValueError, r"k: got shape \(19, 2, 8\), but the graph has 20 columns"),
         ({"v": rows()[:19]}, ValueError, r"v: got shape \(19, 2, 8\), but k has \(20, 2, 8\)"),
-        ({"q": torch.tensor(1.0)}, ValueError, r"q: got shape \(\); \[N, d\] or \[N, H, d\]"),
+        ({"q": torch.tensor(1.0)}, ValueError, r"q: got shape \(\); \[N, d\], \[N, H, d\] or \[B, N, H, d\]"),
         ({"k": rows()[:, :1]}, ValueError, r"k: got shape \(20, 1, 8\), but q has"),
         (dict.fromkeys("qkv", rows()[..., :0]), ValueError, "d must be at least 1"),
         ({"q": rows().to("meta")}, ValueError, "q: on meta, but the graph was planned for cpu"),

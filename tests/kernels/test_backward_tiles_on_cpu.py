@@ -231,9 +231,12 @@ def test_gradients_of_score_terms_in_every_schedule(monkeypatch, dim):
             return torch.randn(shape, generator=generator)
 
         edges = BoundEdges(
-            score=text, row_values=values(num_rows, 1, 2), column_values=values(num_cols, heads, 2),
-            head_values=values(1, heads, 2), clamp=3.0,
-        )  # fmt: skip
+            score=f"clamp({text}, -number0, number0)",
+            score_numbers=(3.0,),
+            row_values=values(num_rows, 1, 2),
+            column_values=values(num_cols, heads, 2),
+            head_values=values(1, heads, 2),
+        )
         query, key, value = inputs(graph, heads, dim, HALF, variant.strided)
         names = ("query", "key", "value", "row_values", "column_values", "head_values")
         given = (query, key, value, edges.row_values, edges.column_values, edges.head_values)

@@ -114,9 +114,9 @@ def test_strided_tensors_and_edge_data(monkeypatch, dtype):
     call = EdgeCall.make(EDGE_LISTS["wide"](), 2, 24, dtype, "all")
     strided = {name: torch.stack([torch.full_like(x, torch.nan), x], 1)[:, 1] for name, x in call.tensors.items()}
     strided["grad_output"] = call.tensors["grad_output"].transpose(0, 2).contiguous().transpose(0, 2)
-    multiplier = torch.stack([call.edges.multiplier, torch.full_like(call.edges.multiplier, torch.nan)], 2)[..., 0]
-    edges = replace(call.edges, bias=call.edges.bias.t().contiguous().t(), multiplier=multiplier)
-    assert not edges.bias.is_contiguous()
+    values = call.edges.edge_values  # [nnz, H, 2]
+    edges = replace(call.edges, edge_values=values.transpose(0, 2).contiguous().transpose(0, 2))
+    assert not edges.edge_values.is_contiguous()
     assert not strided[ROWS[0]].is_contiguous()
     assert_same_bits(replace(call, tensors=strided, edges=edges).run(monkeypatch), call.run(monkeypatch))
 
@@ -125,8 +125,8 @@ def test_strided_tensors_and_edge_data(monkeypatch, dtype):
 def test_scores_far_from_zero(monkeypatch, heads, dim):
     """Weights from 1 down to 0, and a log-sum-exp of hundreds, whose error is that of plain torch's scores."""
     call = EdgeCall.make(EDGE_LISTS["hub"](), heads, dim, FLOAT, "bias", part_edges=16)
-    for bias in (call.edges.bias - 300, call.edges.bias * 30 + 200):
-        shifted = replace(call, edges=replace(call.edges, bias=bias))
+    for bias in (call.edges.edge_values - 300, call.edges.edge_values * 30 + 200):
+        shifted = replace(call, edges=replace(call.edges, edge_values=bias))
         shifted.check(shifted.run(monkeypatch), "bias")
     long = replace(call, tensors=call.tensors | {"query": call.tensors["query"] * 20})
     long.check(long.run(monkeypatch), "long queries")

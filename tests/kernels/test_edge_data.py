@@ -20,7 +20,7 @@ from edge_cases import (
     qkv,
 )
 
-from kernels import AttentionPlan, BoundEdges, EdgeData, plan_attention, sparse_attention
+from kernels import AttentionPlan, BoundEdges, EdgeData, ScoreTerm, plan_attention, sparse_attention
 from kernels.backends import reference
 from kernels.backends.base import InputSpec
 from kernels.runtime.cuda_graph import capture
@@ -121,11 +121,11 @@ def test_all_ways_to_bring_edge_data_give_the_same(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bound_edges_take_other_weights_and_another_clamp(backend):
+def test_bound_edges_take_other_weights(backend):
     graph, tensors, data = whole_case()
     plan = planned(backend, graph)
     bound = plan.bind_edges(data)
-    for changed in ({"key_weight": -data.key_weight}, {"value_weight": None, "clamp": 0.5}, {"clamp": None}):
+    for changed in ({"key_weight": -data.key_weight}, {"value_weight": None}):
         other = replace(bound, **changed)
         assert other.padded_features is bound.padded_features
         output = plan(*tensors, edges=other)
@@ -133,8 +133,6 @@ def test_bound_edges_take_other_weights_and_another_clamp(backend):
         assert not torch.equal(output, plan(*tensors, edges=bound))
     with pytest.raises(ValueError, match=r"key_weight: got shape \(2, 11, 5\); \[H, d, r\] = \[2, 5, 11\] is needed"):
         plan(*tensors, edges=replace(bound, key_weight=data.key_weight.transpose(1, 2)))
-    with pytest.raises(ValueError, match=r"clamp: got -1\.0; a positive finite number is needed"):
-        plan(*tensors, edges=replace(bound, clamp=-1.0))
 
 
 def test_features_of_wider_rows_are_padded_with_zeros():
@@ -247,8 +245,15 @@ def test_a_call_takes_a_nan_to_the_rows_whose_edges_have_it(backend, name):
 
 NO_FEATURES = {"features": None, "key_weight": None, "value_weight": None}
 WRONG_CALLS = [
-    ({"bias": zeros(E).float()}, r"bias: got torch\.float32, but q is torch\.float64; they"),
-    ({"bias": zeros(E, 3)}, r"bias: got 3 heads, but q has 2; \[E\] or \[E, 2\] is needed"),
+    (
+        {"bias": zeros(E).float(), "multiplier": None},
+        r"bias, multiplier or values of edges: got torch\.float32, but q is torch\.float64; they",
+    ),
+    (
+        {"bias": zeros(E, 3)},
+        "bias, multiplier or values of edges: got 3 heads, but q has 2; those of one head or of 2 are needed",
+    ),
+    ({"bias": zeros(E, 3), "multiplier": zeros(E, 2)}, "multiplier: got 2 heads, but another value has 3"),
     ({"key_weight": None, "value_weight": None}, "features: got without a weight; key_weight or value_weight is"),
     (
         NO_FEATURES | {"key_weight": DATA.key_weight},
@@ -272,7 +277,8 @@ WRONG_CALLS = [
     ),
     ({"key_weight": DATA.key_weight.to("meta")}, "key_weight: on meta, but q is on cpu; they must share it"),
     ({"clamp": 0}, "clamp: got 0.0; a positive finite number is needed"),
-    ({"clamp": torch.inf}, "clamp: got inf; a positive finite number is needed"),
+    ({"clamp": -1.0}, "clamp: got -1.0; a positive finite number is needed"),
+    ({"clamp": torch.inf}, "clamp: got inf; a finite number is needed"),
 ]
 
 
@@ -282,14 +288,33 @@ def test_wrong_calls_are_named(changes, message):
         planned("reference", GRAPH)(*TENSORS, edges=replace(DATA, **changes))
 
 
-@pytest.mark.parametrize("data", [DATA, EdgeData(clamp=5.0), EdgeData(key_weight=zeros(2, 5, 3))])
-def test_a_plan_without_an_edge_order_takes_no_edge_data(data):
+@pytest.mark.parametrize(
+    "data", [DATA, EdgeData(bias=zeros(E)), EdgeData(score=ScoreTerm("s + b", edge={"b": zeros(E)}))]
+)
+def test_a_plan_without_an_edge_order_takes_no_data_of_edges(data):
     plan = plan_attention(GRAPH, backend="reference", device="cpu")
     remedy = re.escape("make it with plan_attention(..., edge_data=True)")
-    with pytest.raises(ValueError, match=f"edges: this plan takes no edge data, weights for it or a clamp; {remedy}"):
-        plan(*TENSORS, edges=data)
-    with pytest.raises(ValueError, match=f"edges: this plan keeps no edge order; {remedy}"):
-        plan.bind_edges(data)
+    for call in (lambda: plan(*TENSORS, edges=data), lambda: plan.bind_edges(data)):
+        with pytest.raises(ValueError, match=f"edges: this plan keeps no edge order, .* data of edges; {remedy}"):
+            call()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_plan_without_an_edge_order_takes_all_other_terms(backend):
+    num_rows, num_cols = GRAPH.shape
+    a, b, weight = (torch.linspace(-1, 2, n, dtype=DOUBLE) for n in (num_rows, 2 * num_cols, 10))
+    term = ScoreTerm("s * a + b", row={"a": a}, col={"b": b.view(num_cols, 2)})
+    data = EdgeData(score=term, clamp=0.9, additive_weight=weight.view(2, 5))
+    plan, with_order = (
+        plan_attention(GRAPH, backend=backend, device="cpu", edge_data=edge_data) for edge_data in (False, True)
+    )
+    bound = plan.bind_edges(data)
+    assert plan.edge_order is None
+    assert torch.equal(plan(*TENSORS, edges=bound), with_order(*TENSORS, edges=data))
+    assert torch.equal(with_order(*TENSORS, edges=bound), plan(*TENSORS, edges=data))  # of any plan of this shape
+    other = plan_attention(GRAPH[:, :-1], backend=backend, device="cpu")
+    with pytest.raises(ValueError, match="edges: bound by another plan"):
+        other(TENSORS[0], *(each[:-1] for each in TENSORS[1:]), edges=bound)
 
 
 def test_a_backend_without_edge_data_is_named():

@@ -38,7 +38,7 @@ class Case:
         bound = None
         if self.edges is not None:
             bound = plan.bind_edges(cast_floats(self.edges, dtype))
-            named = {name: getattr(bound, name) for name in ("bias", "multiplier", "padded_features")}
+            named = {name: getattr(bound, name) for name in ("edge_values", "padded_features")}
             named = {name: each.requires_grad_() for name, each in named.items() if each is not None}
             bound, leaves = replace(bound, **named), [*leaves, *named.values()]
         output = plan(*leaves[:3], scale=scale, edges=bound, dropout=Dropout(0.2, 7), **options)

@@ -95,3 +95,19 @@ def test_a_plan_survives_use_on_another_stream():
         torch.full((size // 4,), -1, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
     assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_settled_plan_holds_no_more_memory_than_it_needs(on_gpu):
+    graph = edge_list(400, 400, 1_000_000)  # full KV tiles
+    edges = graph.edge_index.cuda() if on_gpu else graph.edge_index
+    query, key, value = (torch.randn(400, 64, device="cuda", dtype=HALF) for _ in range(3))
+    options = {"shape": graph.shape, "device": "cuda", "dtype": HALF, "head_dim": 64, "backward": True}
+    expected = plan_attention(edges.cuda(), check=False, **options)(query, key, value)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    plan = plan_attention(edges, check=True, **options)
+    held = torch.cuda.memory_allocated() - before
+    assert held <= plan.nbytes + 512 * 32, "more than the arrays of the plan, each rounded up to 512 bytes"
+    assert held < graph.edge_index.shape[1]
+    assert torch.equal(plan(query, key, value), expected)

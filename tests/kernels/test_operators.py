@@ -1,6 +1,5 @@
 """The torch operators: torch's own checks of them, torch.compile without a graph break, export."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from baselines import REGISTRY
 from kernels import AttentionPlan, Dropout, plan_attention
-from kernels.edge_data import NUMBERS
+from kernels.backends.base import Gradients
 from models.graph_transformer import GraphTransformer
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
@@ -81,14 +80,14 @@ def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
     operands = case.plan._operands
     plan = (operands.tensors, operands.numbers, operands.layout, SCALE)
     if not with_edges:
-        return *plan, [], [False] * 13, [math.nan] * len(NUMBERS) + [0.2], 0.0, ""
+        return *plan, [], [False] * 11, [0.2], 0.0, ""
     seed = torch.tensor([5], device=case.plan.device)
-    data = replace(case.data, multiplier=None)
-    edges = case.plan.call(*case.tensors, edges=data, dropout=Dropout(0.3, seed)).edges
+    edges = case.plan.call(*case.tensors, edges=case.data, dropout=Dropout(0.3, seed)).edges
     given = [tensor.detach() for tensor in edges.tensors() if tensor is not None]
     for tensor in given:
         tensor.requires_grad_(tensor.is_floating_point())
-    return *plan, given, [tensor is not None for tensor in edges.tensors()], [edges.clamp, 0.2], 0.3, ""
+    is_given = [tensor is not None for tensor in edges.tensors()]
+    return *plan, given, is_given, [0.2, *edges.score_numbers], 0.3, edges.score
 
 
 def detached(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -120,8 +119,12 @@ def test_torchs_checks_of_both_operators_with_strided_inputs(backend, with_edges
     inputs, rest = [tensor.detach() for tensor in inputs], detached(rest)
     output, lse = torch.ops.fused3s.attention(*inputs, *rest, torch.float32, True)
     grad_output = heads_first(torch.randn_like(output))
-    wanted = [True, False, True, with_edges, False] + [with_edges] * 4
-    torch.library.opcheck(torch.ops.fused3s.attention_backward, (*inputs, *rest, output, lse, grad_output, wanted))
+    of_edges = {"edge_values", "padded_features", "value_weight", "type_weight"} if with_edges else set()
+    names = {"query", "value"} | of_edges
+    wanted = [name in names for name in Gradients._fields]
+    torch.library.opcheck(
+        torch.ops.fused3s.attention_backward, (*inputs, *rest, output, lse, grad_output, torch.randn_like(lse), wanted)
+    )
 
 
 def heads_first(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,46 +1,73 @@
-"""AGNN through the attention API, against DGL's own layer."""
+"""FusedAGNNConv against the AGNNConv of PyTorch Geometric, and against DGL's with a plan."""
 
 import pytest
 import torch
+from edge_cases import EDGE_LISTS
+from torch_geometric.nn import AGNNConv
 
 import kernels
 from fused3s_dgl import import_dgl
-from models.agnn import AGNNLayer
+from models import FusedAGNNConv
 
 BETA = 1.7
+pytestmark = pytest.mark.usefixtures("formula")
 
 
-@pytest.fixture
-def problem(make_graph):
-    """A graph with self loops, node features with a row of zeros, and the output of DGL's layer in float64."""
+def pair(requires_grad=True, add_self_loops=True, **options):
+    """PyG's layer and ours with its state, in float64."""
+    theirs, ours = AGNNConv(requires_grad, add_self_loops), FusedAGNNConv(requires_grad, add_self_loops, **options)
+    with torch.no_grad():
+        theirs.beta.fill_(BETA)
+    assert theirs.state_dict().keys() == ours.state_dict().keys()
+    ours.load_state_dict(theirs.state_dict())
+    assert len(list(ours.parameters())) == requires_grad
+    return theirs.double(), ours.double()
+
+
+def features(num_nodes):
+    x = torch.randn(num_nodes, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x[num_nodes // 2] = 0
+    return x
+
+
+def outputs_and_gradients(layer, x, graph):
+    x = x.clone().requires_grad_()
+    out = layer(x, graph)
+    leaves = [x, *layer.parameters()]
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)
+    of_x, *of_beta = torch.autograd.grad((out * weight).sum(), leaves)
+    # The gradient of a normalised row of zeros is a convention.
+    return out.detach(), of_x[x.detach().norm(dim=1) > 0], *of_beta
+
+
+@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "scatter", "dgl", "formula"])
+@pytest.mark.parametrize(("requires_grad", "add_self_loops"), [(True, True), (False, True), (True, False)])
+def test_equals_pygs_layer(backend, requires_grad, add_self_loops):
+    for name in ("hub", "repeated", "self_loops", "directed", "one_node_no_edge"):
+        graph = EDGE_LISTS[name]()
+        x, edge_index = features(graph.shape[0]), torch.stack([graph.col, graph.row])
+        theirs, ours = pair(requires_grad, add_self_loops, backend=backend)
+        expected = outputs_and_gradients(theirs, x, edge_index)
+        for mine, right in zip(outputs_and_gradients(ours, x, edge_index), expected, strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9)
+
+
+def test_initial_state_and_repr_are_pygs():
+    assert torch.equal(FusedAGNNConv().beta, AGNNConv().beta)
+    assert torch.equal(FusedAGNNConv(requires_grad=False).beta, torch.ones(1))
+    assert str(FusedAGNNConv()) == "FusedAGNNConv()"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_equals_dgls_layer_by_a_plan(make_graph, dtype):
     dgl = import_dgl()
     graph = dgl.add_self_loop(dgl.remove_self_loop(make_graph(num_nodes=83, num_edges=600)))
-    h = torch.randn(83, 16, generator=torch.Generator().manual_seed(1))
-    h[5] = 0
-    h = h.half().float()  # exact in 16 bits
-    expected = dgl.nn.pytorch.AGNNConv(init_beta=BETA).double()(graph, h.double()).detach()
-    return graph, h, expected
-
-
-@pytest.mark.parametrize("backend", ["reference", "dgl", "csr_unfused"])
-def test_equals_dgls_layer(problem, backend):
-    graph, h, expected = problem
-    plan = kernels.plan_attention(graph, backend=backend, device="cpu", dtype=h.dtype, head_dim=16)
+    x = features(83).to(dtype)
+    expected = dgl.nn.pytorch.AGNNConv(init_beta=BETA).double()(graph, x.double())
+    plan = kernels.plan_attention(graph, backend="scatter", device="cpu", dtype=dtype, head_dim=16)
+    _, ours = pair()
     with torch.no_grad():
-        out = AGNNLayer(BETA)(h, plan)
-    assert out.dtype == h.dtype
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_temperature_and_the_features_get_gradients(problem):
-    graph, h, _ = problem
-    plan = kernels.plan_attention(graph, backend="reference", device="cpu", dtype=torch.float64, head_dim=16)
-    layer, features = AGNNLayer(BETA).double(), h.double()[:, :16].requires_grad_()
-    conv = import_dgl().nn.pytorch.AGNNConv(init_beta=BETA).double()
-    weight = torch.randn(h.shape, dtype=torch.float64)
-    (layer(features, plan) * weight).sum().backward()
-    ours, features.grad = features.grad, None
-    (conv(graph, features) * weight).sum().backward()
-    torch.testing.assert_close(layer.beta.grad, conv.beta.grad.sum())
-    nonzero = h.norm(dim=1) > 0  # the gradient of a normalized row of zeros is a convention
-    torch.testing.assert_close(ours[nonzero], features.grad[nonzero])
+        out = ours.to(dtype)(x, plan)
+    assert out.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-3
+    torch.testing.assert_close(out.double(), expected.detach(), rtol=tolerance, atol=tolerance)

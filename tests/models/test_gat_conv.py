@@ -5,9 +5,11 @@ import torch
 from edge_cases import EDGE_LISTS
 from torch_geometric.nn import GATConv, GATv2Conv
 
-from models import FusedGATConv, FusedGATv2Conv
+from models import FusedGATConv, FusedGATv2Conv, edge_scores
 
-BACKENDS = ["reference", "csr_unfused", "scatter", "dgl"]
+pytestmark = pytest.mark.usefixtures("formula")
+BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
+BOTH = pytest.mark.parametrize("version", [1, 2])  # GATConv, GATv2Conv
 # concat, add_self_loops, bias, residual: every pair of values
 SWITCHES = [(True, True, True, True), (True, False, False, False), (False, True, False, False)]
 SWITCHES += [(False, False, True, True), (False, True, True, False), (True, False, True, True)]
@@ -51,33 +53,39 @@ def assert_same(theirs, ours, arguments, **options):
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
     assert gradients.keys() == expected_gradients.keys()
     for name, wanted in expected_gradients.items():
+        if wanted is None:
+            assert gradients[name] is None, name
+            continue
         got = torch.zeros_like(wanted) if gradients[name] is None else gradients[name]
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, msg=f"gradient of {name}")
 
 
+@pytest.mark.parametrize("backend", ["reference", "formula"])
 @pytest.mark.parametrize(("concat", "add_self_loops", "bias", "residual"), SWITCHES)
-def test_every_switch_has_pygs_weights_and_numbers(concat, add_self_loops, bias, residual):
+def test_every_switch_has_pygs_weights_and_numbers(concat, add_self_loops, bias, residual, backend):
     switches = {"concat": concat, "add_self_loops": add_self_loops, "bias": bias, "residual": residual}
     for heads, edge_dim in ((1, None), (3, None), (1, 5), (3, 20)):
-        theirs, ours = layers(7, 4, heads, edge_dim=edge_dim, **switches)
+        theirs, ours = layers(7, 4, heads, edge_dim=edge_dim, backend=backend, **switches)
         assert list(theirs.state_dict()) == list(ours.state_dict())
         for name, weight in theirs.state_dict().items():
             assert torch.equal(ours.state_dict()[name], weight), name
         assert_same(theirs, ours, Problem("hub", edge_dim=edge_dim).arguments)
 
 
+@pytest.mark.parametrize("backend", ["reference", "formula"])
 @pytest.mark.parametrize(("concat", "add_self_loops", "bias", "residual"), SWITCHES)
-def test_every_switch_of_gatv2(concat, add_self_loops, bias, residual):
+def test_every_switch_of_gatv2(concat, add_self_loops, bias, residual, backend):
     switches = {"concat": concat, "add_self_loops": add_self_loops, "bias": bias, "residual": residual}
-    for heads, share_weights in ((1, False), (3, False), (3, True)):
-        theirs, ours = layers(7, 4, heads, share_weights=share_weights, version=2, **switches)
+    for heads, share_weights, edge_dim in ((1, False, 20), (3, False, None), (3, True, None), (3, True, 5)):
+        options = {"share_weights": share_weights, "edge_dim": edge_dim, "version": 2, "backend": backend}
+        theirs, ours = layers(7, 4, heads, **options, **switches)
         assert list(theirs.state_dict()) == list(ours.state_dict())
         for name, weight in theirs.state_dict().items():
             assert torch.equal(ours.state_dict()[name], weight), name
-        assert_same(theirs, ours, Problem("hub").arguments)
+        assert_same(theirs, ours, Problem("hub", edge_dim=edge_dim).arguments)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@BOTH
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend(backend, version):
     for name in ("hub", "repeated", "one_node_no_edge", "self_loops", "directed"):
@@ -88,36 +96,116 @@ def test_every_backend(backend, version):
 
 
 @pytest.mark.parametrize("fill_value", ["add", "mean", "min", "max", "mul", 0.5, torch.tensor([0.1, 0.2, 0.3])])
-def test_features_of_self_loops(fill_value):
+@BOTH
+def test_features_of_self_loops(version, fill_value):
     problem = Problem("hub", edge_dim=3)
-    assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value), problem.arguments)
+    assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value, version=version), problem.arguments)
+    assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value, version=version), problem.arguments[:2])
 
 
-def test_sources_and_targets_of_their_own():
+@pytest.mark.parametrize("backend", ["reference", "formula"])
+def test_sources_and_targets_of_their_own(backend):
     generator = torch.Generator().manual_seed(1)
     x = tuple(torch.randn(size, 7, generator=generator, dtype=torch.float64) for size in (12, 5))
     edge_index = torch.stack(
         [torch.randint(12, (40,), generator=generator), torch.randint(5, (40,), generator=generator)]
     )
-    assert_same(*layers((7, 7), 4, 2, residual=True, version=2), (x, edge_index))
+    assert_same(*layers((7, 7), 4, 2, version=2, backend=backend), (x, edge_index))
+    assert_same(*layers((7, 7), 4, 2, residual=True, version=2, backend=backend), (x, edge_index))
     for in_channels in (7, (7, 7)):
-        assert_same(*layers(in_channels, 4, 2), (x, edge_index))
-        assert_same(*layers(in_channels, 4, 2, residual=True, add_self_loops=False), (x, edge_index))
-    theirs, ours = layers((7, 7), 4, 2, add_self_loops=False)
+        assert_same(*layers(in_channels, 4, 2, backend=backend), (x, edge_index))
+        assert_same(*layers(in_channels, 4, 2, residual=True, add_self_loops=False, backend=backend), (x, edge_index))
+    theirs, ours = layers((7, 7), 4, 2, add_self_loops=False, backend=backend)
     arguments = ((x[0], None), edge_index, None, (12, 5))
     torch.testing.assert_close(ours(*arguments), theirs(*arguments))
+    adj_t = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(40), (5, 12))
+    torch.testing.assert_close(ours((x[0], None), adj_t), theirs(*arguments))
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_attention_weights(version):
-    edge_dim = 3 if version == 1 else None
+@BOTH
+def test_on_a_backend_with_a_backward_pass_of_its_own_a_layer_is_one_autograd_node(version):
+    _, ours = layers(7, 4, 2, backend="formula", version=version)
+    x, edge_index, _ = Problem("hub").arguments
+    out = ours(x.requires_grad_(), edge_index)
+    behind = {
+        each.variable for each, _ in out.grad_fn.next_functions if each is not None
+    }  # AccumulateGrad, of leaves alone
+    assert behind == {x, *ours.parameters()}
+
+
+@BOTH
+def test_frozen_parameters_and_inputs_get_no_gradient(version):
+    theirs, ours = layers(7, 4, 2, backend="formula", version=version)
+    x, edge_index, _ = Problem("hub").arguments
+    names = [name for name, _ in ours.named_parameters()]
+    for frozen in [[name] for name in names] + [names[1:]]:
+        for layer in (theirs, ours):
+            for name, parameter in layer.named_parameters():
+                parameter.requires_grad_(name not in frozen)
+        assert_same(theirs, ours, (x, edge_index))
+
+
+@BOTH
+def test_weights_that_change_before_the_backward_pass_are_an_error(version):
+    _, ours = layers(7, 4, 2, backend="formula", version=version)
+    x, edge_index, _ = Problem("hub").arguments
+    for parameter in [each for name, each in ours.named_parameters() if "bias" not in name]:
+        loss = ours(x, edge_index).sum()
+        with torch.no_grad():
+            parameter.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@BOTH
+def test_second_derivatives_are_an_error(version):
+    _, ours = layers(7, 4, 2, backend="formula", version=version)
+    x, edge_index, _ = Problem("hub").arguments
+    (gradient,) = torch.autograd.grad(ours(x.requires_grad_(), edge_index).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        gradient.sum().backward()
+
+
+@BOTH
+@pytest.mark.parametrize("share", [True, False])
+def test_autocast(version, share):
+    """float32 weights under autocast; PyG's own error is the scale."""
+    in_channels = 7 if share else (7, 7)
+    theirs, ours = layers(in_channels, 8, 2, backend="formula", version=version, dtype=torch.float32)
+    exact, _ = layers(in_channels, 8, 2, version=version)
+    problem = Problem("hub", dtype=torch.float32)
+    expected = exact(problem.x.double(), problem.edge_index)
+    expected.square().sum().backward()
+    wanted, errors = gradients_together(exact), []
+    for layer in (ours, theirs):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = layer(problem.x, problem.edge_index)
+        assert out.dtype == torch.float32  # the bias's type
+        out.double().square().sum().backward()
+        pairs = (out.detach(), expected.detach()), (gradients_together(layer), wanted)
+        errors.append([float((got - right).norm() / right.norm()) for got, right in pairs])
+    assert all(mine <= 2 * max(other, 5e-3) for mine, other in zip(*errors, strict=True)), errors
+
+
+def gradients_together(layer):
+    """Of all parameters: a term of the targets alone cancels in the softmax but for the kinks, so its own is small."""
+    return torch.cat([parameter.grad.double().flatten() for _, parameter in sorted(layer.named_parameters())])
+
+
+@BOTH
+@pytest.mark.parametrize("edge_dim", [None, 3])
+def test_attention_weights(monkeypatch, version, edge_dim):
+    """In one chunk of edges or several."""
     problem = Problem("hub", edge_dim=edge_dim)
     theirs, ours = layers(7, 4, 2, edge_dim=edge_dim, version=version)
-    out, (edge_index, weights) = ours(*problem.arguments, return_attention_weights=True)
     expected, (their_index, their_weights) = theirs(*problem.arguments, return_attention_weights=True)
-    torch.testing.assert_close(out, expected)
-    assert torch.equal(edge_index, their_index)
-    torch.testing.assert_close(weights, their_weights)
+    for most in (edge_scores.MOST_ELEMENTS, 8 * 5):
+        monkeypatch.setattr(edge_scores, "MOST_ELEMENTS", most)
+        out, (edge_index, weights) = ours(*problem.arguments, return_attention_weights=True)
+        torch.testing.assert_close(out, expected)
+        assert torch.equal(edge_index, their_index)
+        torch.testing.assert_close(weights, their_weights)
+        assert_same(theirs, ours, problem.arguments)
 
 
 def test_plans_are_cached_with_the_self_loops():
@@ -151,10 +239,16 @@ def test_wrong_arguments():
         FusedGATConv(7, 4, fill_value="median")
     with pytest.raises(ValueError, match=r"dropout: got 1\.0"):
         FusedGATConv(7, 4, dropout=1.0)
+    x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
+    with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
+        FusedGATv2Conv(7, 4)(x, edge_index, edge_attr)
+    for layer in (FusedGATConv(7, 4), FusedGATv2Conv(7, 4, add_self_loops=False)):
+        with pytest.raises(TypeError, match=r"edge_index: got list; an edge_index \[2, E\]"):
+            layer(x, edge_index.tolist())
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("version", [1, 2])
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype, version):
     """Output and gradients against PyG's layer in float64."""
@@ -167,10 +261,5 @@ def test_on_a_gpu(dtype, version):
     out.square().sum().backward()
     allowed = 2e-2 if dtype == torch.bfloat16 else 1e-5
     assert (out - expected).norm() <= allowed * expected.norm()
-    found = dict(ours.named_parameters())
-    # Together: a term of the targets alone cancels in the softmax but for the kinks, so its gradient is small.
-    wanted, got = (
-        torch.cat([layer[name].grad.double().flatten() for name in found])
-        for layer in (dict(theirs.named_parameters()), found)
-    )
+    wanted, got = gradients_together(theirs), gradients_together(ours)
     assert (got - wanted).norm() <= 3 * allowed * wanted.norm()

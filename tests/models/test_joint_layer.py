@@ -134,7 +134,7 @@ def test_parameters_that_are_elsewhere_count(how):
     "change", [parametrizations.weight_norm, lambda layer: nn.Linear(4, 6, bias=False, dtype=torch.float64)]
 )
 def test_projections_that_are_not_plain_are_called(change, monkeypatch):
-    monkeypatch.setattr(transformer_conv, "attend_jointly", None)
+    monkeypatch.setattr(transformer_conv, "run_as_node", None)
     layer, other = pair()
     for each in (layer, other):
         torch.manual_seed(7)

@@ -1,11 +1,11 @@
-"""FusedTransformerConv with the kernels of `fused3s` on the CPU (tests/cuda_shim): the joint projection's strides, and
-gradients that the kernels write into rows which hold the root's, too."""
+"""Layers with the kernels of `fused3s` on the CPU (tests/cuda_shim): the joint projection's strides, and gradients that
+the kernels write into rows which hold those of the root or of scores, too."""
 
 import pytest
 import torch
 from attention_cases import EDGE_CASES
 
-from models.transformer_conv import FusedTransformerConv
+from models import FusedGATConv, FusedGATv2Conv, FusedTransformerConv
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM
@@ -91,3 +91,29 @@ def test_float32_weights_under_autocast_with_edge_attributes(heads, width):
     assert (out.double() - expected).norm() <= 1e-2 * expected.norm()
     mine, correct = (torch.cat([each.grad.double().flatten() for each in one.parameters()]) for one in (layer, exact))
     assert (mine - correct).norm() <= 1e-2 * correct.norm()
+
+
+@pytest.mark.usefixtures("unset_memory")
+@pytest.mark.parametrize("layer_type", [FusedGATConv, FusedGATv2Conv])
+@pytest.mark.parametrize(("heads", "width", "graph_name"), [(4, 8, "n_one_past_16"), (1, 40, "hub"), (3, 13, "wide")])
+def test_a_training_step_of_gat(layer_type, heads, width, graph_name):
+    """float32 weights, whose products are exact to float32's rounding in the kernels for edge data."""
+    graph = EDGE_CASES[graph_name]().tocoo()
+    num_targets, num_sources = graph.shape
+    options = {"heads": heads, "add_self_loops": num_targets == num_sources}
+    torch.manual_seed(0)
+    layer = layer_type(16, width, **options, backend="fused3s")
+    exact = layer_type(16, width, **options, backend="reference").double()
+    exact.load_state_dict(layer.state_dict())
+    edge_index = torch.stack([torch.from_numpy(graph.col), torch.from_numpy(graph.row)]).long()
+    x = torch.randn(num_sources, 16).requires_grad_()
+
+    def step(layer, x):
+        given = x if num_targets == num_sources else (x, x[:num_targets])
+        out = layer(given, edge_index)
+        return out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
+
+    with cuda_on_cpu(MODES["late"]):
+        found = step(layer, x)
+    for mine, correct in zip(found, step(exact, x.detach().double().requires_grad_()), strict=True):
+        torch.testing.assert_close(mine.double(), correct, rtol=1e-4, atol=1e-4)

@@ -1,5 +1,7 @@
 """FusedTransformerConv against the TransformerConv of PyTorch Geometric with the same weights."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ from attention_cases import EDGE_CASES
 from torch_geometric.nn import TransformerConv
 from torch_geometric.utils import to_edge_index
 
-from kernels import EdgeData
-from models import planned_edges
+from kernels import EdgeData, SlowerBackendWarning
+from models import edge_scores, planned_edges
+from models.attention_conv import warn_of_slower_layer
 from models.transformer_conv import FusedTransformerConv
 
 pytestmark = pytest.mark.usefixtures("formula")
@@ -85,6 +88,48 @@ def test_graphs_directed_and_bipartite(number, name):
     problem = Problem(name, edge_dim=edge_dim)
     theirs, ours = layers(7 if problem.is_square else (7, 7), 6, heads=2, edge_dim=edge_dim, beta=True, backend=backend)
     assert_same(theirs, ours, problem.arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:-1])
+def test_more_edge_features_than_kernels_take(backend):
+    theirs, ours = layers((7, 7), 6, heads=2, edge_dim=37, beta=True, backend=backend)
+    problem = Problem("wide", edge_dim=37)
+    assert_same(theirs, ours, problem.arguments)
+    assert_same_gradients(theirs, ours, problem.arguments)
+
+
+def test_a_slower_layer_warns_once():
+    with pytest.warns(SlowerBackendWarning, match="a reason of this test"):
+        warn_of_slower_layer("a reason of this test")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_slower_layer("a reason of this test")
+
+
+@pytest.mark.parametrize("wants_weights", [True, False])
+@pytest.mark.parametrize(("edge_dim", "name"), [(None, "wide"), (4, "empty_rows_and_windows"), (20, "hub")])
+def test_attention_weights(monkeypatch, edge_dim, name, wants_weights):
+    """With gradients, in one chunk of edges or several."""
+    problem = Problem(name, edge_dim=edge_dim)
+    theirs, ours = layers(7 if problem.is_square else (7, 7), 6, heads=2, edge_dim=edge_dim, beta=True)
+    expected, (their_index, their_weights) = theirs(*problem.arguments, return_attention_weights=wants_weights)
+    for most in (edge_scores.MOST_ELEMENTS, 12 * 5):
+        monkeypatch.setattr(edge_scores, "MOST_ELEMENTS", most)
+        out, (edge_index, weights) = ours(*problem.arguments, return_attention_weights=wants_weights)
+        assert torch.equal(edge_index, their_index)
+        for mine, right in ((out, expected), (weights, their_weights)):
+            torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-12)
+        mine, right = (
+            torch.autograd.grad(each.square().sum(), layer.lin_key.weight, retain_graph=True)[0]
+            for each, layer in ((weights, ours), (their_weights, theirs))
+        )
+        torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-12)
+
+
+def test_attention_weights_need_tensors():
+    conv = FusedTransformerConv(7, 5, heads=2, backend="reference")
+    with pytest.raises(TypeError, match="return_attention_weights: got with a plan"):
+        conv(X, conv.plan(EDGES, len(X)), return_attention_weights=True)
 
 
 def test_an_edge_index_is_planned_once_for_all_layers(planned):
@@ -237,11 +282,17 @@ ATTR = torch.zeros(2, 3)
         ({}, (X, [[0], [1]]), TypeError, "edge_index: got list"),
         ({"edge_dim": 3}, (X, EDGES), ValueError, "edge_attr: got none.*edge_dim=3"),
         ({"edge_dim": 2}, (X, EDGES, ATTR), ValueError, r"edge_attr: got shape \(2, 3\); \[E, 2\]"),
-        ({}, (X, EDGES, None, True), ValueError, "return_attention_weights: the fused layer stores no"),
+        (
+            {"edge_dim": 17, "backend": "formula"},
+            (X, EDGES, torch.zeros(2, 17)),
+            ValueError,
+            "17 columns with backend form",
+        ),
+        ({"edge_dim": 17}, (X, EDGES, torch.zeros(3, 17)), ValueError, r"edge_attr: got shape \(3, 17\); \[2, 17\] is"),
     ],
 )
 def test_wrong_calls_get_a_sentence(options, arguments, error, message):
-    conv = FusedTransformerConv(7, 5, heads=2, backend="reference", **options).eval()
+    conv = FusedTransformerConv(7, 5, heads=2, **{"backend": "reference"} | options).eval()
     with pytest.raises(error, match=message):
         conv(*arguments)
 

@@ -21,9 +21,10 @@ def config(name: str, *overrides: str) -> BenchConfig:
 
 
 def run(config: BenchConfig, path: Path, **options) -> tuple[int, list[Row]]:
-    """Exit status, and the rows that were added to the file."""
+    """Exit status, and the rows that were added to the file; on the CPU unless `on` names devices."""
     before = len(read_rows(path)) if path.exists() else 0
-    status = run_bench(MEASURES[config.measure], config, Path("c.yaml"), path, [CPU], **options)
+    options = {"on": [CPU]} | options
+    status = run_bench(MEASURES[config.measure], config, Path("c.yaml"), path, **options)
     return status, read_rows(path)[before:] if path.exists() else []
 
 

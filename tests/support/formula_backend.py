@@ -53,6 +53,7 @@ class FormulaBackend(ReferenceBackend):
         grad_output: torch.Tensor,
         wanted: frozenset[str],
         into: Memory | None = None,
+        grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
         self.wanted.append(wanted)
         assert data.counted.tolist() == [data.edges.row.numel()], "a plan without what the backward pass reads"
@@ -69,7 +70,10 @@ class FormulaBackend(ReferenceBackend):
             torch.testing.assert_close(output, result.detach().to(output.dtype))
             torch.testing.assert_close(call.lse, lse.detach().float())
             names = [name for name in Gradients._fields if name in wanted]
-            found = torch.autograd.grad(result, [leaves[name] for name in names], grad_output.to(result.dtype))
+            results, grads = [result], [grad_output.to(result.dtype)]
+            if grad_lse is not None:
+                results, grads = [result, lse], [*grads, grad_lse.to(lse.dtype)]
+            found = torch.autograd.grad(results, [leaves[name] for name in names], grads)
         return Gradients(**dict(zip(names, found, strict=True)))
 
 

@@ -21,9 +21,11 @@ def forward_instance(
     terms: int = 0,
     one_term: bool = False,
     dim_warps: int = 1,
+    score: str | None = None,
 ) -> KernelInstance:
     """`fused_instance` by the inputs' type; `one_term`: float32 with one TF32 term a product."""
-    return fused_instance(Element.TF32 if one_term else ELEMENTS[dtype], out_dtype, dim, items, heads, terms, dim_warps)
+    element = Element.TF32 if one_term else ELEMENTS[dtype]
+    return fused_instance(element, out_dtype, dim, items, heads, terms, dim_warps, score)
 
 
 def items_of(instance: KernelInstance) -> int:

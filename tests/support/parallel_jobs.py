@@ -59,7 +59,8 @@ class SplitBackend(ReferenceBackend):
         refuse_gradients(self.name, *call[:3])
         return super().attend(data, call)
 
-    def attend_backward(self, data, call, output, grad_output, wanted, into=None):
+    def attend_backward(self, data, call, output, grad_output, wanted, into=None, grad_lse=None):
+        assert grad_lse is None
         query, key, value, scale, _, lse, edges = call
         row, col = data.row, data.col
         q, k, v, grad, out = (each.double() for each in (query, key, value, grad_output, output))

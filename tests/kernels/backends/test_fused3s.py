@@ -14,7 +14,7 @@ from baselines import REGISTRY
 from kernels.backends import fused3s
 from kernels.backends.base import Call, InputSpec
 from kernels.backends.fused3s import heads_of_group
-from kernels.backends.fused3s_shapes import BIAS, MULTIPLIER
+from kernels.backends.fused3s_shapes import EXPRESSION
 from kernels.formats.csr import csr_pattern
 from kernels.runtime.device import GPULimits
 from kernels.runtime.jit import Element
@@ -82,7 +82,7 @@ def test_float32_plans_run_under_both_precisions(monkeypatch, make_graph, gpu, d
 def test_instances_with_two_warps_fit_every_gpu():
     instances = [
         forward_instance(HALF, FLOAT, dim, FEW_WARPS, terms=terms)
-        for dim, terms in product(range(2, 257, 2), (0, BIAS | MULTIPLIER))
+        for dim, terms in product(range(2, 257, 2), (0, EXPRESSION))
     ]
     sizes = sizes_alone(tuple(instances))
     assert max(each.shared_bytes for each in sizes) <= RTX_4090.block_shared_bytes

@@ -44,5 +44,5 @@ def test_expressions_compile_without_spills(score, arch):
     for each in by_source.values():
         for instance, report in compile_ptxas(each, arch).items():
             # The column pass of 128 columns a warp has all 255 registers without a term.
-            most = 64 if instance.function == "fused3s_backward" and instance.arguments.dim >= 128 else 0
+            most = 32 if instance.function == "fused3s_backward" and instance.arguments.dim >= 128 else 0
             assert report.spill_bytes <= most, f"{instance.name} spills {report.spill_bytes} bytes"

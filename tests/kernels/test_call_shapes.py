@@ -1,0 +1,366 @@
+"""Grouped queries, batches and values of another width, by every backend of the CPU against dense float64 attention."""
+
+from functools import partial
+
+import pytest
+import torch
+from edge_cases import EDGE_LISTS, FORMS, KINDS, edge_inputs, in_order, map_tensors
+from formula_backend import FormulaBackend
+from shape_cases import SHAPES, shaped, shaped_attention
+
+from baselines import REGISTRY
+from kernels import Dropout, EdgeData, ScoreTerm, plan_attention, sparse_attention
+
+DOUBLE, SCALE = torch.float64, 0.3
+AUTOGRAD = ["reference", "csr_unfused", "scatter", "dgl", "pyg"]
+BACKENDS = [*AUTOGRAD, "formula"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-9)
+
+
+@pytest.fixture(autouse=True)
+def formula(monkeypatch) -> FormulaBackend:
+    backend = FormulaBackend()
+    monkeypatch.setitem(REGISTRY, "formula", backend)
+    return backend
+
+
+def planned(graph, sizes, backend="reference", **options):
+    heads, kv_heads, dim, value_dim, batch = sizes
+    batch = max(1, batch)
+    given = {"num_heads": batch * heads, "num_kv_heads": batch * kv_heads, "head_dim": max(dim, value_dim)}
+    return plan_attention(graph, backend=backend, device="cpu", **(given | {"backward": True} | options))
+
+
+def edge_data(kind, num_edges, sizes) -> EdgeData:
+    """Biases and multipliers of all query heads, weights of the KV heads and of d and d_v columns."""
+    heads, kv_heads, dim, value_dim, _ = sizes
+    data = edge_inputs(kind, num_edges, heads, dim, DOUBLE)
+    wide = edge_inputs(kind, num_edges, heads, value_dim, DOUBLE).value_weight
+    parts = {"key_weight": data.key_weight, "value_weight": wide}
+    parts = {name: each[:kv_heads] for name, each in parts.items() if each is not None}
+    if data.type_weight is not None:
+        parts["type_weight"] = data.type_weight[:, :kv_heads]
+    return EdgeData(**(vars(data) | parts))
+
+
+def leaves_of(tensors, data):
+    leaf = lambda each: each.clone().requires_grad_() if each.is_floating_point() else each  # noqa: E731
+    return [leaf(each) for each in tensors], map_tensors(data, leaf)
+
+
+def gradients(function, tensors, data):
+    tensors, data = leaves_of(tensors, data)
+    output = function(*tensors, data)
+    factors = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
+    leaves = [each for each in (*tensors, *vars(data).values()) if isinstance(each, torch.Tensor)]
+    leaves = [each for each in leaves if each.requires_grad]
+    found = torch.autograd.grad((output * factors).sum(), leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if each is None else each for leaf, each in zip(leaves, found, strict=True)]
+
+
+@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", EDGE_LISTS)
+def test_output_and_lse_are_those_of_dense_attention(name, sizes):
+    graph = EDGE_LISTS[name]()
+    for form in ("torch_coo", "scipy_csr", "scipy_csc", "dgl", "bsb"):
+        plan = planned(FORMS[form](graph)[0], sizes)
+        tensors = shaped(graph.shape, sizes)
+        output, lse = plan(*tensors, scale=SCALE, return_lse=True)
+        expected, expected_lse = shaped_attention(graph, *tensors, EdgeData(), SCALE)
+        assert (output.shape, lse.shape, lse.dtype) == (expected.shape, expected_lse.shape, torch.float32)
+        close(output, expected, msg=lambda text, form=form: f"{form}: {text}")
+        torch.testing.assert_close(lse, expected_lse.float())
+        assert plan.shape == graph.shape
+
+
+@pytest.mark.parametrize("kind", ["none", *KINDS])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_are_those_of_dense_attention(backend, kind):
+    for name, form, sizes in (
+        ("repeated", "torch_csr", SHAPES["groups"]),
+        ("empty_rows_and_windows", "dgl", SHAPES["all"]),
+        ("wide", "scipy_csc", SHAPES["wide values"]),
+        ("hub", "bsb", SHAPES["one KV head"]),
+        ("tall", "torch_coo", SHAPES["a batch"]),
+    ):
+        graph = EDGE_LISTS[name]()
+        made, order = FORMS[form](graph)
+        plan = planned(made, sizes, backend, edge_data=kind != "none")
+        data = EdgeData() if kind == "none" else edge_data(kind, graph.num_edges, sizes)
+
+        def sparse(q, k, v, given, plan=plan, order=order):
+            return plan(q, k, v, scale=SCALE, edges=None if kind == "none" else in_order(given, order))
+
+        def dense(q, k, v, given, graph=graph):
+            return shaped_attention(graph, q, k, v, given, SCALE)[0]
+
+        tensors = shaped(graph.shape, sizes)
+        close(sparse(*tensors, data), dense(*tensors, data))
+        found, expected = (gradients(function, tensors, data) for function in (sparse, dense))
+        for left, right in zip(found, expected, strict=True):
+            close(left, right, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_score_terms_of_grouped_queries(backend):
+    """Values of query heads, of rows with and without heads, of KV heads for columns, and of edges."""
+    graph, (heads, kv_heads, batch) = EDGE_LISTS["repeated"](), (6, 2, 2)
+    made, order = FORMS["scipy_csc"](graph)
+    generator = torch.Generator().manual_seed(0)
+    (rows, cols), num_edges = graph.shape, graph.num_edges
+
+    def value(*size):
+        return torch.randn(*size, generator=generator, dtype=DOUBLE)
+
+    slope, row, rows_of_heads, col, edge = value(heads), value(rows), value(rows, heads), value(cols, kv_heads), None
+    edge = value(num_edges, heads)
+
+    def term(slope, row, row_heads, col, edge):
+        values = {"row": {"r": row, "rh": row_heads}, "col": {"c": col}, "edge": {"e": edge}, "head": {"m": slope}}
+        return EdgeData(score=ScoreTerm("s * rh + m * e + tanh(r + c)", **values))
+
+    def called(size, *values):
+        sizes = (heads, heads // size, 5, 5, batch)
+        q, k, v = shaped(graph.shape, (heads, kv_heads, 5, 5, batch))
+        if size == 1:
+            k, v = (each.repeat_interleave(heads // kv_heads, 2) for each in (k, v))
+        plan = planned(made, sizes, backend, edge_data=True)
+        leaves = [each.clone().requires_grad_() for each in values]
+        given = [*leaves[:3], leaves[3] if size > 1 else leaves[3].repeat_interleave(3, 1), leaves[4][order]]
+        output = plan(q, k, v, edges=term(*given))
+        factors = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
+        return output, torch.autograd.grad((output * factors).sum(), leaves)
+
+    (output, found), (expected, gradients) = (
+        called(size, slope, row, rows_of_heads, col, edge) for size in (heads // kv_heads, 1)
+    )
+    close(output, expected)
+    for left, right in zip(found, gradients, strict=True):
+        close(left, right)
+
+
+@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+def test_sparse_attention_reads_the_shapes(sizes):
+    graph = EDGE_LISTS["hub"]()
+    tensors = shaped(graph.shape, sizes)
+    made, _ = FORMS["torch_coo"](graph)
+    expected, _ = shaped_attention(graph, *tensors, EdgeData(), sizes[2] ** -0.5)
+    close(sparse_attention(*tensors, made), expected)
+    half = sparse_attention(*tensors, made, out_dtype=torch.float32)
+    assert half.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = sparse_attention(*(each.float() for each in tensors), made)
+    assert (cast.dtype, cast.shape) == (torch.bfloat16, expected.shape)
+    assert (cast.double() - expected).abs().max() < 0.05
+
+
+def test_two_dimensions_with_values_of_another_width():
+    graph = EDGE_LISTS["hub"]()
+    q, k, v = (each[:, 0] for each in shaped(graph.shape, SHAPES["narrow values"]))
+    plan = plan_attention(FORMS["torch_coo"](graph)[0], backend="reference", device="cpu")
+    output, lse = plan(q, k, v, return_lse=True)
+    expected, expected_lse = shaped_attention(graph, q, k, v, EdgeData(), 7**-0.5)
+    close(output, expected)
+    torch.testing.assert_close(lse, expected_lse.float())
+    assert output.is_contiguous()
+
+
+def test_any_number_of_heads_of_the_same_groups():
+    graph = EDGE_LISTS["directed"]()
+    plan = planned(FORMS["torch_coo"](graph)[0], (6, 2, 5, 5, 0))
+    for sizes in ((3, 1, 4, 4, 0), (9, 3, 2, 5, 2)):
+        tensors = shaped(graph.shape, sizes)
+        close(plan(*tensors, scale=SCALE), shaped_attention(graph, *tensors, EdgeData(), SCALE)[0])
+
+
+def test_a_batch_of_heads_first_is_not_copied():
+    """[B, H, N, d] in memory, as in torch's scaled_dot_product_attention."""
+    graph = EDGE_LISTS["directed"]()
+    plan = planned(FORMS["torch_coo"](graph)[0], (2, 2, 5, 5, 3))
+    tensors = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in shaped(graph.shape, (2, 2, 5, 5, 3))]
+    call = plan.call(*tensors)
+    assert [each.data_ptr() for each in call[:3]] == [each.data_ptr() for each in tensors]
+
+
+def test_one_kv_head_is_not_copied():
+    graph = EDGE_LISTS["directed"]()
+    tensors = shaped(graph.shape, (4, 1, 5, 5, 0))
+    call = planned(FORMS["torch_coo"](graph)[0], (4, 1, 5, 5, 0)).call(*tensors)
+    assert [each.data_ptr() for each in call[:3]] == [each.data_ptr() for each in tensors]
+    assert call.query.shape == (4 * graph.shape[0], 1, 5)
+
+
+@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+def test_dropout_is_the_same_for_all_backends(sizes):
+    graph = EDGE_LISTS["repeated"]()
+    made, _ = FORMS["torch_coo"](graph)
+    tensors = shaped(graph.shape, sizes)
+    expected = planned(made, sizes)(*tensors, dropout=Dropout(0.4, 3))
+    assert (expected != planned(made, sizes)(*tensors)).any()
+    for backend in BACKENDS[1:]:
+        close(planned(made, sizes, backend)(*tensors, dropout=Dropout(0.4, 3)), expected)
+
+
+@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+def test_the_backward_pass_without_autograd(sizes):
+    graph = EDGE_LISTS["repeated"]()
+    plan = planned(FORMS["torch_coo"](graph)[0], sizes, "formula")
+    leaves, _ = leaves_of(shaped(graph.shape, sizes), EdgeData())
+    output, lse = plan(*leaves, scale=SCALE, return_lse=True)
+    gradient = torch.randn_like(output)
+    expected = torch.autograd.grad(output, leaves, gradient)
+    given = [each.detach() for each in leaves]
+    found = plan.backward(gradient, *given, output.detach(), lse, scale=SCALE)[:3]
+    for left, right, leaf in zip(found, expected, leaves, strict=True):
+        assert left.shape == leaf.shape
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)  # the log-sum-exp is float32
+    if sizes != (2, 2, 5, 5, 0):
+        with pytest.raises(ValueError, match=r"wanted: got bias; .* key, query, value are allowed"):
+            plan.backward(gradient, *given, output.detach(), lse, wanted=("query", "bias"))
+
+
+@pytest.mark.parametrize("backend", ["formula", "scatter"])
+@pytest.mark.parametrize("name", ["groups", "all"])
+def test_compiled_calls(backend, name):
+    graph, sizes = EDGE_LISTS["repeated"](), SHAPES[name]
+    plan = planned(FORMS["torch_coo"](graph)[0], sizes, backend, edge_data=True)
+    tensors, data = leaves_of(shaped(graph.shape, sizes), edge_data("all", graph.num_edges, sizes))
+    edges = plan.bind_edges(data)
+
+    def function(q, k, v):
+        return plan(q, k, v, scale=SCALE, edges=edges) * 2
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    expected, output = function(*tensors), compiled(*tensors)
+    close(output, expected)
+    factors = torch.randn_like(expected)
+    found, right = (torch.autograd.grad(each, tensors, factors, retain_graph=True) for each in (output, expected))
+    for left, wanted in zip(found, right, strict=True):
+        close(left, wanted)
+    torch.compiler.reset()
+
+
+def tensors_for(**changes):
+    """q, k, v of 4 heads, 2 KV heads of 5 columns, and a batch of 2, over 20 nodes."""
+    shapes = {"q": (2, 20, 4, 5), "k": (2, 20, 2, 5), "v": (2, 20, 2, 5)} | changes
+    return [torch.randn(*shapes[name], dtype=DOUBLE) for name in "qkv"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k": (2, 20, 4, 5), "v": (2, 20, 4, 5)}, "k: got .* 2 query heads of each KV head; make it .*num_kv_heads=4"),
+        ({"k": (2, 20, 3, 5), "v": (2, 20, 3, 5)}, "k: got .* 2 query heads of each KV head"),
+        ({"v": (2, 20, 4, 5)}, r"v: got shape \(2, 20, 4, 5\), but k has .* heads must agree"),
+        ({"k": (1, 20, 2, 5)}, "k: got .* dimensions, batch and d must agree"),
+        ({"k": (20, 2, 5)}, "k: got .* dimensions, batch and d must agree"),
+        ({"k": (2, 20, 2, 6)}, "k: got .* dimensions, batch and d must agree"),
+        ({"k": (2, 19, 2, 5)}, "k: got .* but the graph has 20 columns"),
+        ({"v": (2, 20, 2, 0)}, "v: got .* d must be at least 1"),
+        ({"q": (0, 20, 4, 5), "k": (0, 20, 2, 5), "v": (0, 20, 2, 5)}, "q: got .* a batch of at least 1 is needed"),
+        ({"q": (1, 2, 20, 4, 5)}, r"q: got .* \[B, N, H, d\] is needed"),
+        ({"q": (20, 5), "k": (20, 5), "v": (20, 5)}, "k: got .* 2 query heads of each KV head"),
+    ],
+)
+def test_shapes_that_do_not_fit(changes, message):
+    plan = planned(FORMS["torch_coo"](EDGE_LISTS["no_edges"]())[0], (4, 2, 5, 5, 2))
+    with pytest.raises(ValueError, match=message):
+        plan(*tensors_for(**changes))
+
+
+def test_fewer_kv_heads_need_a_plan_for_them():
+    plan = plan_attention(FORMS["torch_coo"](EDGE_LISTS["no_edges"]())[0], backend="reference", device="cpu")
+    with pytest.raises(ValueError, match=r"k: got .*plan_attention\(\.\.\., num_heads=4, num_kv_heads=2\)"):
+        plan(*tensors_for())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_heads": 6, "num_kv_heads": 4}, ValueError, "num_kv_heads: got 4, but num_heads is 6; a divisor"),
+        ({"num_heads": 6, "num_kv_heads": 0}, ValueError, "num_kv_heads: got 0; 1 to"),
+        ({"num_heads": 6, "num_kv_heads": 2.0}, TypeError, r"num_kv_heads: got 2\.0; an integer"),
+        ({"num_heads": True, "num_kv_heads": 1}, TypeError, "num_heads: got True"),
+    ],
+)
+def test_numbers_of_heads_that_cannot_be(options, error, message):
+    with pytest.raises(error, match=message):
+        plan_attention(torch.zeros((2, 1), dtype=torch.int64), shape=(1, 1), device="cpu", **options)
+
+
+def test_a_divisor_of_heads_is_needed_without_a_plan():
+    q, k, v = tensors_for(k=(2, 20, 3, 5), v=(2, 20, 3, 5))
+    with pytest.raises(ValueError, match=r"k: got .* as many heads as q, or a divisor"):
+        sparse_attention(q, k, v, torch.zeros((2, 1), dtype=torch.int64), shape=(20, 20))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"bias": (30,)}, "bias: got .* but the graph has 33 edges"),
+        ({"bias": (33, 3)}, r"edges: got 3 heads; one head is needed, or .* a multiple of 2"),
+        ({"bias": (33, 2)}, "edges: got 2 heads, but the call has 4; those of one head or of 4"),
+        ({"bias": (33, 2), "multiplier": (33, 4)}, "bias: got 2 heads, but another value has 4"),
+        ({"features": (33, 2), "key_weight": (4, 5, 2)}, "key_weight: got .* belong to the KV heads, and there are 2"),
+        ({"features": (33, 2), "value_weight": (2, 6, 2)}, r"value_weight: got .* \[2, 5, 2\] is needed"),
+        ({"additive_weight": (4, 5)}, "additive_weight: got .* belong to the KV heads"),
+    ],
+)
+def test_edge_data_that_does_not_fit(data, message):
+    edges = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7])
+    plan = plan_attention(
+        edges, shape=(20, 20), backend="reference", device="cpu", num_heads=4, num_kv_heads=2, edge_data=True
+    )
+    data = EdgeData(**{name: torch.zeros(size, dtype=DOUBLE) for name, size in data.items()})
+    with pytest.raises(ValueError, match=message):
+        plan(*tensors_for(), edges=data)
+
+
+def test_errors_name_the_callers_edges():
+    edges = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7])
+    plan = plan_attention(
+        edges, shape=(20, 20), backend="reference", device="cpu", num_heads=4, num_kv_heads=2, edge_data=True
+    )
+    bias = torch.zeros(33, 4, dtype=DOUBLE)
+    bias[17, 3] = torch.nan
+    with pytest.raises(ValueError, match="bias: edge 17, column 3 is nan"):
+        plan.bind_edges(EdgeData(bias=bias))
+    edges[1, 30] = 20
+    with pytest.raises(ValueError, match=r"row 1 \(targets\) holds ids from 0 to 20; the graph of shape \(20, 20\)"):
+        plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", num_heads=4, num_kv_heads=2)
+    arrays = torch.tensor([0, 1, 2]), torch.tensor([1, 3])
+    with pytest.raises(ValueError, match="indices: row 1 holds column 3; allowed are 0 to 1"):
+        plan_attention(arrays, shape=(2, 2), backend="reference", device="cpu", num_heads=4, num_kv_heads=2)
+
+
+def test_data_bound_by_a_plan_of_other_groups():
+    """Without values of edges a plan of the same shape may have bound it, if the heads are grouped as here."""
+    edges, plans = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7]), []
+    for options in ({}, {"num_heads": 4, "num_kv_heads": 2}, {"num_heads": 4, "num_kv_heads": 1}):
+        plans.append(plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", **options))
+    data = EdgeData(score=ScoreTerm("s + x", row={"x": torch.zeros(20, dtype=DOUBLE)}))
+    bound = [plan.bind_edges(data) for plan in plans]
+    for wrong in (bound[0], bound[2]):
+        with pytest.raises(ValueError, match="edges: bound by another plan"):
+            plans[1](*tensors_for(), edges=wrong)
+    with pytest.raises(ValueError, match="edges: bound by another plan"):
+        plans[0](*tensors_for(k=(2, 20, 4, 5), v=(2, 20, 4, 5)), edges=bound[1])
+    tensors = tensors_for()
+    close(plans[1](*tensors, edges=bound[1]), plans[1](*tensors))
+
+
+def test_values_of_another_width_need_weights_of_their_width():
+    edges = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7])
+    plan = plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", edge_data=True)
+    q, k, v = (torch.randn(20, 2, dim, dtype=DOUBLE) for dim in (5, 5, 3))
+    data = EdgeData(features=torch.randn(33, 2, dtype=DOUBLE), value_weight=torch.randn(2, 5, 2, dtype=DOUBLE))
+    with pytest.raises(ValueError, match=r"value_weight: got .* 3 columns of a head are needed"):
+        plan(q, k, v, edges=data)
+
+
+def test_the_text_of_a_plan():
+    plan = planned(FORMS["torch_coo"](EDGE_LISTS["hub"]())[0], (6, 2, 5, 5, 0), edge_data=True)
+    assert "6 x 5" in repr(plan)
+    assert "3 query heads of each KV head" in repr(plan)
+    assert f"takes data of {EDGE_LISTS['hub']().num_edges} edges" in repr(plan)
