@@ -125,7 +125,7 @@ def test_parts_of_a_row_keep_their_edge_data(monkeypatch, kind):
     assert_edge_attention(output, graph, tensors, edges, -0.4, kind)
 
 
-@pytest.mark.parametrize(("heads", "dim", "features"), [(8, 8, False), (2, 64, True)])
+@pytest.mark.parametrize(("heads", "dim", "features"), [(8, 8, False), (2, 64, True), (4, 13, False), (8, 16, True)])
 def test_dropout_by_the_numbers_of_rows_in_the_graph(monkeypatch, heads, dim, features):
     """Weights are dropped after their sum, of features too; parts and the order of rows do not change the mask."""
     graph = GRAPHS["hub"]()
@@ -136,7 +136,9 @@ def test_dropout_by_the_numbers_of_rows_in_the_graph(monkeypatch, heads, dim, fe
     edges = BoundEdges(dropout=Dropout(0.3, torch.tensor([-(2**35) + 77])))
     if features:
         generator = torch.Generator().manual_seed(5)
-        of_edges, weight = (torch.randn(*shape, generator=generator).half() for shape in ((len(row), 16), (2, 64, 16)))
+        of_edges, weight = (
+            torch.randn(*shape, generator=generator).half() for shape in ((len(row), 16), (heads, dim, 16))
+        )
         edges = replace(edges, padded_features=of_edges, num_features=16, value_weight=weight)
     expected, expected_lse = edge_softmax_attention(*tensors, row, col.long(), 0.3, edges)
     for part_edges, mode in ((1000, "late"), (3, "random")):
@@ -171,3 +173,45 @@ def test_features_of_pairs_match_float64(monkeypatch, heads, dim, dtype, kind):
             error = (output.double() - expected).norm(dim=-1).max() / expected.norm(dim=-1).max().clamp(min=1e-30)
             assert error <= 2 * torch.finfo(dtype).eps + FLOOR, f"{label}: off by {error:.2e}"
             torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-4, msg=label)
+
+
+def test_features_of_pairs_far_from_zero(monkeypatch):
+    """u beyond the range of fp16, which the features bring back; views of a joint projection."""
+    call = EdgeCall.make(EDGE_LISTS["hub"](), 8, 16, HALF, "features")
+    weight, features = call.edges.key_weight * 4096, call.edges.padded_features / 4096
+    edges = replace(call.edges, key_weight=weight, padded_features=features, value_weight=call.edges.value_weight * 64)
+    query, key, value = torch.stack([call.tensors[each] * 8 for each in ROWS], 1).unbind(1)
+    assert (query[:, :, None].double() @ weight.double()).abs().max() > torch.finfo(HALF).max
+    with cuda_on_cpu(), poisoned_buffers(monkeypatch):
+        output = launch_edge_kernel(call.data, Call(query, key, value, 0.1, HALF, None, edges))
+    expected, _ = edge_softmax_attention(query, key, value, call.row, call.col, 0.1, edges)
+    error = (output.double() - expected).norm(dim=-1).max() / expected.norm(dim=-1).max()
+    assert error <= 2 * torch.finfo(HALF).eps + FLOOR, f"off by {error:.2e}"
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(4, 13), (8, 10)])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_heads_that_share_a_block_never_meet(monkeypatch, heads, dim, value):
+    graph = GRAPHS["hub"]()
+    tensors = inputs(graph, heads, dim, HALF)
+    expected, _ = run(monkeypatch, graph, tensors, 0.3, HALF, 16)
+    changed = [each.clone() for each in tensors]
+    for each in changed:
+        each[:, 1] = value
+    output, _ = run(monkeypatch, graph, changed, 0.3, HALF, 16)
+    others = torch.arange(heads) != 1
+    assert torch.equal(output[:, others], expected[:, others])
+    assert not output[:, 1].isfinite().all()
+
+
+def test_packed_heads_with_strides_that_do_not_fit_are_copied(monkeypatch):
+    """Heads 16 columns apart, and rows that start inside of a block."""
+    graph = GRAPHS["hub"]()
+    tensors = inputs(graph, 4, 13, HALF)
+    expected, _ = run(monkeypatch, graph, tensors, 0.3, HALF, 16)
+    apart = [torch.nn.functional.pad(each, (0, 3))[..., :13] for each in tensors]
+    shifted = [torch.nn.functional.pad(each.flatten(1), (1, 3))[:, 1:53].view(-1, 4, 13) for each in tensors]
+    for given in (apart, shifted):
+        assert not any(each.is_contiguous() for each in given)
+        output, _ = run(monkeypatch, graph, given, 0.3, HALF, 16)
+        assert torch.equal(output, expected)
