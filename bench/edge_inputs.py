@@ -124,8 +124,10 @@ class EdgeInputs:
 
     @property
     def is_of_edges(self) -> bool:
-        """Whether an edge has an entry of its own, so that a plan must keep the order of the edges."""
-        return any(one is not None for one in (self.bias, self.features, self.types, self.edge))
+        """Whether a plan must be made for data of edges: they have entries of their own, or the call goes edge by edge
+        since its score is not a function of <q, k>."""
+        given = self.bias, self.features, self.types, self.edge, self.additive_weight
+        return self.term is TERMS["gat"] or any(one is not None for one in given)
 
     @property
     def bytes_of_values(self) -> int:

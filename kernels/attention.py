@@ -201,7 +201,7 @@ def plan_attention(
     order = None
     if method != "none":
         if isinstance(pattern, EdgeList):
-            pattern = csr_from_edges(pattern, edge_data)
+            pattern = _sorted_edges(pattern, device, edge_data)
         order, perm = _row_order(csr_of(pattern), method, perm)
     if size > 1:
         pattern = grouped_edges(pattern, size)
@@ -209,9 +209,7 @@ def plan_attention(
             perm = grouped_rows(perm, size)
     if isinstance(pattern, EdgeList):
         if not (chosen.takes_edge_lists and device.type == "cuda" and perm is None):
-            if pattern.origin is not None:
-                check_graph(pattern, device)
-            pattern = csr_from_edges(pattern, edge_data)
+            pattern = _sorted_edges(pattern, device, edge_data)
         elif not pattern.edge_index.is_cuda:
             check_graph(pattern, device)
     if perm is not None:
@@ -313,6 +311,12 @@ def _checked_inputs(
     check_flag("edge_data", edge_data)
     check_flag("backward", backward)
     return InputSpec(dtype, head_dim, num_heads, out_dtype, edge_data, backward)
+
+
+def _sorted_edges(edges: EdgeList, device: torch.device, edge_ids: bool) -> CSRPattern:
+    if edges.origin is not None:  # errors name the caller's graph
+        check_graph(edges, device)
+    return csr_from_edges(edges, edge_ids)
 
 
 def _row_order(

@@ -141,7 +141,8 @@ class PlanRoom:
         """The edges of the caller's graph, checked but for the ids."""
         device, rows, lists = self.plan.device, self.shape[0], self._num_lists
         if isinstance(graph, KeyLists):
-            _check_array("KeyLists", graph.indices, (rows, None) if lists == 1 else (rows, lists, None), device)
+            is_flat = lists == 1 and graph.indices.dim() == 2
+            _check_array("KeyLists", graph.indices, (rows, None) if is_flat else (rows, lists, None), device)
             return EdgeSource(graph.edges(self.shape[1]).edge_index, has_padding=True)
         if lists > 1:
             raise TypeError(f"graph: got {type(graph).__name__}; this room takes KeyLists [{rows}, {lists}, k]")

@@ -41,6 +41,7 @@ from .score_values import (
     require_edge_arrays,
     terms_of,
 )
+from .slot_order import in_slot_order
 
 WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
@@ -373,12 +374,13 @@ def _edge_tensors(
     arguments: FusedArguments, data: Fused3SData, edges: BoundEdges, num_heads: int
 ) -> dict[str, torch.Tensor | None]:
     """Members of struct Params for edge data; queues the packing of feature weights."""
-    places = {"tile_slots": data.tile_slots, "slot_edges": data.slot_edges, "slot_places": data.slot_places}
-    tensors = contiguous(edges, *VALUES) | places
+    tensors = contiguous(edges, *VALUES) | {"tile_slots": data.tile_slots, "slot_places": data.slot_places}
+    if edges.edge_values is not None:
+        tensors["edge_values"] = in_slot_order(edges.edge_values, data.slot_edges)
     if edges.padded_features is not None:
         # As PackedWeights of cuda/tile_features.cuh.
         key_words, value_words = 256 * -(-arguments.dim // 32), 128 * -(-arguments.dim // SLICE)
-        tensors["features"] = edges.padded_features.contiguous()
+        tensors["features"] = in_slot_order(edges.padded_features, data.slot_edges)
         tensors["feature_weights"] = pack_features(PACK_FEATURES, edges, num_heads, key_words, value_words)
     if edges.dropout is not None:
         tensors["dropout_seed"] = edges.dropout.seed

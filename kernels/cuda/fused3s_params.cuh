@@ -49,10 +49,10 @@ struct Params {
   int* semaphores;             // [num_splits][num_groups][kWarps]  0 before and after
   const int* row_ids;          // [num_row_windows][16]  rows of Q and O of each window; null: 16 w, 16 w + 1, ...
   const int* tile_slots;       // [num_tiles + 3]  first slot of each KV tile; null without edge data
-  const int* slot_edges;       // [nnz]  edge of each slot, CSR order
   const u8* slot_places;       // [nnz]  16 * row + key in the KV tile
-  const u16* features;         // [nnz][16]  rows aligned to 16 bytes, zero past the last feature
+  const u16* features;         // [nnz][16]  of each slot; rows aligned to 16 bytes, zero past the last feature
   const uint4* feature_weights;  // [H]  PackedWeights (tile_features.cuh)
+  // Values of edges are those of each slot.
 #include "score_term_pointers.cuh"
   DropoutParams dropout;
   i64 query_head_stride;       // elements

@@ -69,7 +69,6 @@ struct __align__(16) TileFeaturesMemory {
   static constexpr bool kProjectedInRegisters = kDim == 128;
   unsigned char buffers[2][kBuffer_bytes];
   uint4 projected[kProjectedInRegisters ? 1 : 2][kProjectedInRegisters ? 1 : kWarpSize];
-  int edges[kBufferSlots];  // of the next KV tile
   int last;                 // TileFeatures::last of the next `prefetch`
   float projected_inverse;  // factor of TileFeatures::projected, fp16
   __align__(16) unsigned char scratch[kScratchInKey ? kChunk_bytes : sizeof(TileScratch)];
@@ -103,14 +102,8 @@ struct TileFeatures {
     __syncwarp();
     first = warp_uniform(first_slot(0)), next = warp_uniform(first_slot(min(1, count)));
     after = warp_uniform(first_slot(min(2, count)));
-    copy_edges(first, next);
-    cp_async_commit_group();
-    cp_async_wait_group<0>();
-    __syncwarp();
     copy_features(0, first, next);
     load_place(first, next);
-    __syncwarp();
-    copy_edges(next, after);
     copy_last(-1, count);
   }
   // Copies the first slot of KV tile i + 4, for the next `prefetch`.
@@ -128,38 +121,30 @@ struct TileFeatures {
     const u32 x = static_cast<int>(own) < end ? __ldg(p.slot_places + own) : 0;
     place = x % kTileN | x / 2 & (kTileM - 1) * kTileN | x % kTileKeys / kTileN * (kTileM * kTileN);
   }
-  // Copies the edges of slots `slot` to `end`, 32 at most.
-  __device__ __forceinline__ void copy_edges(int slot, int end) const {
-    const int own = slot + static_cast<int>(lane);
-    cp_async<sizeof(int)>(shared_address(memory.edges + lane), p.slot_edges + own, own < end ? 0 : -1);
-  }
   __device__ __forceinline__ unsigned char* buffer(int i) const { return memory.buffers[0] + i % 2 * kBuffer_bytes; }
   // Offset in a buffer of the lane's chunk of slot lane / 2; the same chunk in a row of `features`.
   __device__ __forceinline__ u32 own_chunk() const { return kChunk_bytes * lane ^ lane * 2 & kChunk_bytes; }
-  __device__ __forceinline__ const uint4* features_of(u32 edge) const {
-    return reinterpret_cast<const uint4*>(p.features) + (2 * edge + lane % 2);
+  __device__ __forceinline__ const uint4* features_of(i64 slot) const {
+    return reinterpret_cast<const uint4*>(p.features) + (2 * slot + lane % 2);
   }
-  // Copies the features of KV tile i for slots `slot` to `end`, 32 at most, whose edges are in memory.edges.
+  // Copies the features of KV tile i for slots `slot` to `end`, 32 at most.
   __device__ __forceinline__ void copy_features(int i, int slot, int end) const {
     const u32 target = shared_address(buffer(i)) + own_chunk();
     const int own = slot + static_cast<int>(lane / 2);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       if (step > 0 && end - slot <= kStepSlots) continue;
-      const int edge = memory.edges[kStepSlots * step + lane / 2];  // stale in a padding slot, which copies nothing
-      cp_async<kChunk_bytes>(target + kStep_bytes * step, features_of(edge),
+      cp_async<kChunk_bytes>(target + kStep_bytes * step, features_of(own + kStepSlots * step),
                              own + kStepSlots * step < end ? 0 : -1);
     }
   }
 
-  // One cp.async group: features of KV tile i + 1, edges of KV tile i + 2. Needs a __syncwarp since `accumulate` of KV
-  // tile i - 1.
+  // One cp.async group: features of KV tile i + 1. Needs a __syncwarp since `accumulate` of KV tile i - 1.
   __device__ __forceinline__ void prefetch(int i, int count) {
     lane = opaque(lane);  // recomputes the lane's offsets in every KV tile instead of keeping them in registers
     copy_features(i + 1, next, after);
     last = warp_uniform(memory.last);
     __syncwarp();  // the other lanes' reads
-    copy_edges(after, last);
     copy_last(i, count);
     cp_async_commit_group();
   }
@@ -177,7 +162,7 @@ struct TileFeatures {
     for (int step = 0; step < 2; ++step) {
       const int own = slot + kStepSlots * step + static_cast<int>(lane / 2);
       if (own < next) {
-        *reinterpret_cast<uint4*>(target + kStep_bytes * step) = __ldg(features_of(__ldg(p.slot_edges + own)));
+        *reinterpret_cast<uint4*>(target + kStep_bytes * step) = __ldg(features_of(own));
       }
     }
     load_place(slot, next);

@@ -2,8 +2,8 @@
 //
 // Values of edges. The edges of a KV tile are consecutive slots. Each lane loads the values of its slots (lane, lane +
 // 32, ...) and stores them to a 16 x 16 matrix in shared memory for each value, from which the lanes read them as C
-// fragments. Entries without an edge hold old data; the mask follows later. Edge and place of a slot are loaded one KV
-// tile ahead.
+// fragments. Entries without an edge hold old data; the mask follows later. Values and place of a lane's first slot are
+// loaded one KV tile ahead.
 //
 // Swizzle: rows with bit 1 set swap their halves, so that rows g to g + 3 of a read cover all banks.
 //
@@ -33,7 +33,8 @@ struct TileTerms {
   TileTermsMemory<kTerms>& memory;
   const int* tile_slots;   // first slot of the next KV tile but one
   int first, next, after;  // first slot of the KV tile and of the two behind it
-  int edge, place;         // of slot first + lane
+  int place;               // of slot first + lane
+  Term of_slot;            // its values of the edge
   LaneValues<Term::kRowValues> of_rows;
   GatheredValues<Term::kColumnValues> of_columns;
 
@@ -53,7 +54,9 @@ struct TileTerms {
     }
   }
   __device__ __forceinline__ void load_slot(int slot, int end) {
-    if (slot < end) edge = __ldg(p.slot_edges + slot), place = __ldg(p.slot_places + slot);
+    if (slot >= end) return;
+    place = __ldg(p.slot_places + slot);
+    of_slot.load_edge(p, slot, blockIdx.y);
   }
 
   // Loads the values of columns for this iteration, or the next one.
@@ -61,16 +64,14 @@ struct TileTerms {
     of_columns.advance({p.column_values, p.column_value_heads}, record, next_record, lane, exists);
   }
 
-  // Values of the KV tile's edges to shared memory; loads the next KV tile's slots. Before: __syncwarp since `apply`.
+  // Values of the KV tile's edges to shared memory; loads those of the next KV tile. Before: __syncwarp since `apply`.
   __device__ __forceinline__ void scatter() {
     if constexpr (Term::kEdgeValues > 0) {
       for (int slot = first + lane; slot < next; slot += kWarpSize) {
         if (slot != first + lane) load_slot(slot, next);
         float* const target = memory.values + (place ^ (place >> 5 & 1) << 3);
-        Term term;
-        term.load_edge(p, edge, blockIdx.y);
 #pragma unroll
-        for (int i = 0; i < Term::kEdgeValues; ++i) target[kTileValues * i] = term.values.edge[i];
+        for (int i = 0; i < Term::kEdgeValues; ++i) target[kTileValues * i] = of_slot.values.edge[i];
       }
       first = next, next = after, after = __ldg(++tile_slots);
       load_slot(first + lane, next);

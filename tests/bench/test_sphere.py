@@ -87,3 +87,15 @@ def test_gradients_with_a_value_of_the_column_are_those_of_dense_attention(monke
     for found in (float64_gradients, torch_gradients):
         for got, right in zip(found(q, k, v, grad, pattern, 0.4, column), expected, strict=True):
             torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gpu_that_cannot_be_traced_leaves_the_other_rows(monkeypatch):
+    def fails(run):
+        raise RuntimeError("the trace holds no kernel")
+
+    monkeypatch.setattr(backward, "trace_gpu", fails)
+    one = context(config("sphere", "source=official", f"graphs=[{RECTANGULAR}]", "shapes=[1x8]", "backends=[fused3s]"))
+    case, *_ = backward.cases(one.config, one.device)
+    row = backward._kernel_time(one, case, lambda: None, {"status": "ok", "relative_error": 0.0})
+    assert (row.metric, row.status) == ("kernel_time", "error")
+    assert "the trace holds no kernel" in row.reason

@@ -102,6 +102,25 @@ def test_gradients_are_those_of_dense_attention(backend, kind):
             close(left, right, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("backend", ["reference", "formula"])
+def test_the_log_sum_exp_has_a_gradient(backend, sizes):
+    graph = EDGE_LISTS["hub"]()
+    plan = planned(FORMS["torch_coo"](graph)[0], sizes, backend)
+    leaves, _ = leaves_of(shaped(graph.shape, sizes), EdgeData())
+    (output, lse), (wanted, wanted_lse) = (
+        plan(*leaves, scale=SCALE, return_lse=True),
+        shaped_attention(graph, *leaves, EdgeData(), SCALE),
+    )
+    factors = torch.randn_like(wanted_lse)
+    found, expected = (
+        torch.autograd.grad((each * factors).sum() + out.sum(), leaves)
+        for each, out in ((lse, output), (wanted_lse, wanted))
+    )
+    for left, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)  # the log-sum-exp is float32
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_score_terms_of_grouped_queries(backend):
     """Values of query heads, of rows with and without heads, of KV heads for columns, and of edges."""

@@ -27,8 +27,8 @@ def graph_with_a_hub() -> CSRPattern:
     return CSRPattern(indptr, mask.nonzero()[:, 1].int(), (NODES, NODES))
 
 
-# Heads, columns: tiles; edge by edge; odd columns, padded for features and for an odd number of heads, else not; of a plan
-# for other heads.
+# Heads, columns: tiles; edge by edge; odd columns, padded for features and for an odd number of heads, else not; of a
+# plan for other heads.
 @pytest.mark.parametrize(
     ("heads", "dim", "planned", "with_edges"),
     [

@@ -109,5 +109,5 @@ def test_a_settled_plan_holds_no_more_memory_than_it_needs(on_gpu):
     plan = plan_attention(edges, check=True, **options)
     held = torch.cuda.memory_allocated() - before
     assert held <= plan.nbytes + 512 * 32, "more than the arrays of the plan, each rounded up to 512 bytes"
-    assert held < graph.edge_index.shape[1]
+    assert held < 4 * graph.edge_index.shape[1]
     assert torch.equal(plan(query, key, value), expected)

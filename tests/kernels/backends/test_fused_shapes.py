@@ -110,15 +110,15 @@ def test_a_plan_does_not_wait(form):
         "lists": lambda: KeyLists(lists[:, 0]),
         "lists of KV heads": lambda: KeyLists(lists),
     }[form]()
-    options = {"shape": (2000, 3000), "check": False, "backward": True}
-    planned(graph, (8, 4, 32, 32, 0), HALF, **options)  # compiles
+    options, sizes = {"shape": (2000, 3000), "check": False, "backward": True}, (8, 4, 64, 64, 0)
+    planned(graph, sizes, HALF, **options)  # compiles
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        plan = planned(graph, (8, 4, 32, 32, 0), HALF, **options)
+        plan = planned(graph, sizes, HALF, **options)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    tensors = [each.to(GPU) for each in shaped((2000, 3000), (8, 4, 32, 32, 0), HALF)]
+    tensors = [each.to(GPU) for each in shaped((2000, 3000), sizes, HALF)]
     assert plan(*tensors).isfinite().all()
 
 
