@@ -11,8 +11,9 @@
 // Grid (num_items / kGroupsPerBlock, head groups). Each lane group processes one item (lane_group.cuh).
 //
 // Features. <q_i, W a_ij> = <u_i, a_ij> with u_i = W^T q_i, and sum_j p_ij W' a_ij = W' s_i with s_i = sum_j p_ij a_ij:
-// an edge costs 2 x 16 multiply-adds per head, and no tensor of edges has kDim columns. The 16 features are distributed
-// over the lanes of a head. The kernels of feature_products.cu compute u before this kernel, and add W' s after it.
+// an edge costs 2 x 16 multiply-adds per head, and no tensor of edges has kDim columns. For most shapes the 16 features
+// are distributed over the lanes of a head, and the kernels of feature_products.cu compute u before this kernel and add
+// W' s after it. For 4 or 8 heads of 10 to 16 dimensions in a group this kernel computes all of it (pair_features.cuh).
 //
 // Order that must not change
 //   [1]  Before griddepcontrol_wait only items and indices are read: the previous kernel may still write Q, K, V and
@@ -43,9 +44,9 @@ struct Params {
   const u8* types;          // [nnz]
   const void* type_weight;  // [num_types][H][kDim]  contiguous
   const void* features;     // [nnz][16]
-  const float* projected;   // [H][num_rows][16]  u; not of pairs
-  void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights; not of pairs
-  const uint4* feature_weights;  // [H][W, then W'][32]  packed by pack_features.cu; of pairs
+  const float* projected;   // [H][num_rows][16]  u; without pairs
+  void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights; without pairs
+  const uint4* feature_weights;  // [H][W, then W'][32]  packed by pack_features.cu; with pairs
   const void* additive_weight;  // [H][kDim]  a of additive attention
 #include "score_term_pointers.cuh"
   DropoutParams dropout;
@@ -62,19 +63,14 @@ struct Params {
 #include "score_term_params.cuh"
 };
 
-template <Element kIn>
-__device__ constexpr bool takes_pairs(int dim, int heads, int terms) {
-  const bool has_features = terms & (kKeyFeatures | kValueFeatures);
-  return has_features && !kIsWide<kIn> && dim > 8 && dim <= 16 && (heads == 8 || heads == 4);
-}
-
 template <Element kIn, int kDim, int kHeads, int kTerms>
 struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))> {
   using Base = LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))>;
   static constexpr int kLanes = Base::kLanes, kLaneDims = Base::kLaneDims, kLaneFeatures = Base::kLaneFeatures;
   static constexpr int kOwn = Base::kOwn;
   static constexpr bool kHasFeatures = kTerms & (kKeyFeatures | kValueFeatures);
-  static constexpr bool kHasPairs = takes_pairs<kIn>(kDim, kHeads, kTerms);  // pair_features.cuh
+  static constexpr bool kHasPairs =  // pair_features.cuh
+      kHasFeatures && !kIsWide<kIn> && kDim > 8 && kDim <= 16 && (kHeads == 8 || kHeads == 4);
   static constexpr bool kHasLaneFeatures = kHasFeatures && !kHasPairs;
   static constexpr bool kSumsPairs = kHasPairs && kTerms & kValueFeatures;
   static constexpr int kPackedSides = (kTerms & kKeyFeatures ? 1 : 0) + (kTerms & kValueFeatures ? 1 : 0);

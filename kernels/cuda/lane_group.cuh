@@ -5,9 +5,9 @@
 //                             head                0     0     1     1     2     2     3     3
 //                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
 //
-// Packed: 16-bit heads of up to 14 dimensions that 16-byte loads would not fill have one lane each, unless features take
-// the registers. Heads lie side by side, so a head may start inside of an aligned block of kLoad_bytes: its lane loads
-// all blocks that it touches, zeroes the dimensions of its neighbours, and stores the blocks that end in it.
+// Packed: 16-bit heads of up to 14 dimensions that 16-byte loads would not fill have one lane each, unless features
+// take the registers. Heads lie side by side, so a head may start inside of an aligned block of kLoad_bytes: its lane
+// loads all blocks that it touches, zeroes the dimensions of its neighbours, and stores the blocks that end in it.
 //
 //   kDim = 13, kHeads = 4     lane = head         0     1      2      3
 //                             elements of a row   0-15  12-27  24-39  36-51
@@ -57,7 +57,7 @@ struct LaneGroup {
   static constexpr bool kIsPacked = kMayPack && !kIsWide<kIn> && kDim < 15 && (kDim % 2 || (kDim > 8 && kDim % 8));
   static_assert(kDim <= 256 && (kIsPacked ? kDim > 1 && kHeads * kDim % 2 == 0 : kDim % 2 == 0),
                 "pairs of elements; other head dimensions are padded by the caller");
-  // Of a lane; in a packed group the dimensions before the first of a head, in its first block, are at most kMostBefore.
+  // Of a lane. In a packed group up to kMostBefore elements of the first block belong to the head before.
   static constexpr int kLoad_bytes = kIsPacked ? kBytes * power_of_two_in(kHeads * kDim, 4)
                                                : power_of_two_in(kDim * kBytes, 16);
   static constexpr int kLoadDims = kLoad_bytes / kBytes;
@@ -248,7 +248,8 @@ struct LaneItem {
 //   item_part    -1: a whole row
 //   parts        first part of the row, and number of parts
 //   semaphores   [num_parts][num_groups]  0 before and after; the semaphore of a row's first part counts its parts
-__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int first_lane, bool is_first) {
+__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int first_lane,
+                                             bool is_first) {
   __syncwarp();  // orders the other lanes' writes before the release
   int before = 0;
   if (item_part >= 0 && is_first) {

@@ -1,8 +1,9 @@
-// Packs the weights of low-rank edge features into B fragments, one 16-byte load per lane; zero past dim and past the last
-// feature. A thread packs one word. Grid (blocks of the words of a head, H). A null weight has no words. g = lane / 4,
-// t = lane % 4.
+// Packs the weights of low-rank edge features into B fragments, one 16-byte load per lane; zero past dim and past the
+// last feature. A thread packs one word. Grid (blocks of the words of a head, H). A null weight has no words.
+// g = lane / 4, t = lane % 4.
 //
-// pack_features, for tile_features.cuh. Layout of each head, with pairs = divide_up(dim, 32) and slices = divide_up(dim, 16):
+// pack_features, for tile_features.cuh. Layout of each head, with pairs = divide_up(dim, 32) and
+// slices = divide_up(dim, 16):
 //
 //   W    [pairs][2 n-tiles][32 lanes][4 words]   word w: dimensions 32 pair + 8t + 2w (+ 1), feature 8 n + g;
 //                                                the order of dimensions of Q and K (row_window.cuh)

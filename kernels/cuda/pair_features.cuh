@@ -1,20 +1,20 @@
-// Low-rank features edge by edge on tensor cores, for 8 or 4 heads of 10 to 16 columns: the 16 pairs of a row and a head in a
-// warp are the rows of A and C fragments.
+// Low-rank features edge by edge on tensor cores, for 8 or 4 heads of 10 to 16 columns: the 16 pairs of a row and a head
+// in a warp are the rows of A and C fragments.
 //
 //   lane 4 g + 2 x + half    pair g + 8 x: row 2 (g / kHeads) + x of the warp, head g % kHeads of the group;
 //                            dimensions 8 half to 8 half + 7
 //
 //   u  = W^T q    [pairs x features]    before the first round
-//   S += u a^T    [pairs x 8 edges]     once for every two rows: the four edges of a round of each; a pair uses those of
-//                                       its row, edges 2 half and 2 half + 1 in the registers of the pair's own lane
+//   S += u a^T    [pairs x 8 edges]     for every two rows the four edges of a round of each; a pair uses those of its
+//                                       row, of which edges 2 half and 2 half + 1 are in registers of its own lane
 //   s += P a      [pairs x features]    P: weight of an edge in the pairs of its row, else 0
 //   O += W' s     [pairs x dimensions]  after the last round
 //
 // A feature that is no finite number reaches all pairs of the warp: P has zeros, and 0 * NaN is NaN.
 //
 // The first and the last product have other weights for each head: a k-step a head, with zeros in A for the pairs of
-// other heads. The order of features and dimensions in fragments is that of memory: lane t = lane % 4 has features 4t to
-// 4t + 3 of both its pairs, in W' s dimensions 8 half + 4 x to + 3 (pack_features.cu).
+// other heads. Fragments have features and dimensions in the order of memory: lane t = lane % 4 has features 4t to 4t + 3
+// of both its pairs, and of W' s dimensions 8 half + 4 x to 8 half + 4 x + 3 (pack_features.cu).
 #pragma once
 #include "common.cuh"
 #include "elements.cuh"

@@ -1,5 +1,5 @@
-// movmatrix.sync.aligned.m8n8.trans.b16, by the PTX ISA manual: thread T has elements 2 (T % 4) and the next of row T / 4,
-// and gets those of the transposed matrix.
+// movmatrix.sync.aligned.m8n8.trans.b16, by the PTX ISA manual: thread T has elements 2 (T % 4) and the next of row
+// T / 4, and gets those of the transposed matrix.
 #pragma once
 #include "common.cuh"
 
