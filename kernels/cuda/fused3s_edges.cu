@@ -119,19 +119,18 @@ struct Softmax {
   float features[kLaneFeatures] = {};
   float max = negative_infinity();  // times kScoreUnit
   float sum = 0.0f;
-
-  float factor;  // of the last rescaling
+  float growth;  // factor of the last `grow`
 
   // Sets a new maximum and rescales; returns the shift of the exponents. [3]
   __device__ __forceinline__ float grow(float new_max) {
     const float shift = new_max == negative_infinity() ? 0.0f : new_max;
-    factor = exp_score<kIn>(max - shift);
+    growth = exp_score<kIn>(max - shift);
     max = new_max;
-    sum *= factor;
+    sum *= growth;
 #pragma unroll
-    for (int i = 0; i < kLaneDims; ++i) out[i] *= factor;
+    for (int i = 0; i < kLaneDims; ++i) out[i] *= growth;
 #pragma unroll
-    for (int i = 0; i < kLaneFeatures; ++i) features[i] *= factor;
+    for (int i = 0; i < kLaneFeatures; ++i) features[i] *= growth;
     return shift;
   }
 
@@ -315,7 +314,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 2));
     }
     const float shift = softmax.grow(new_max);
-    if constexpr (Group::kSumsPairs) pairs.rescale(softmax.factor);
+    if constexpr (Group::kSumsPairs) pairs.rescale(softmax.growth);
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       score[j] = exp_score<kIn>(score[j] - shift);
